@@ -1,0 +1,159 @@
+"""What a rank says while it runs, and how it travels.
+
+A rank sends `Frame`s (4-byte big-endian length, then msgpack) over its supervisor's unix socket. The
+supervisor merges the items of all ranks every 100-200 ms into one `Batch`, one Redis Stream entry.
+Browsers get the same `Batch`. Counters are cumulative since the rank started, so a lost or thinned
+item loses no byte: the next one carries the truth.
+
+Units: bytes, seconds, unix seconds for `time`. Version 1; a reader refuses another version.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict
+
+VERSION = 1
+
+Phase = Literal["setup", "step", "eval", "teardown"]
+Op = Literal[
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "barrier",
+]
+Axis = Literal["dp", "pp", "tp", "world"]
+
+
+class Cell(TypedDict):
+    """Cumulative counters of one (phase, op, axis) on one rank.
+
+    `payload_bytes` counts what the caller handed over: the FULL (gathered) buffer for all_gather,
+    reduce_scatter, gather and scatter. `algorithmic_bytes` is what a bandwidth-optimal algorithm makes
+    this rank send. Both are counted when the collective is issued; `busy_s` sums the durations of the
+    `completed` ones.
+    """
+
+    phase: Phase
+    op: Op
+    axis: Axis
+    group_size: int
+    count: int
+    completed: int
+    payload_bytes: int
+    algorithmic_bytes: int
+    busy_s: float
+
+
+class TrafficItem(TypedDict):
+    """Cells that changed since this rank's previous traffic item."""
+
+    kind: Literal["traffic"]
+    rank: int
+    time: float
+    cells: list[Cell]
+    dropped: int  # records the bounded buffer had to let go so far; the counters above stay exact
+
+
+class StepItem(TypedDict):
+    """An optimiser step just ended on this rank. `cells` holds every cell of phase "step", exact."""
+
+    kind: Literal["step"]
+    rank: int
+    time: float
+    step: int  # steps completed, from 1
+    steps: int  # steps asked for
+    step_s: float
+    tokens: int  # tokens of the global batch
+    loss: float | None  # global mean loss of this step; None on ranks that do not know it
+    grad_norm: float | None
+    learning_rate: float
+    cells: list[Cell]
+
+
+class EvalItem(TypedDict):
+    """Validation loss on the held-out slice after `step` steps."""
+
+    kind: Literal["eval"]
+    rank: int
+    time: float
+    step: int
+    loss: float
+
+
+class PhaseItem(TypedDict):
+    """The rank entered a phase (page: what is it doing now)."""
+
+    kind: Literal["phase"]
+    rank: int
+    time: float
+    phase: Phase
+
+
+class LogItem(TypedDict):
+    """Complete log lines of a rank; rank -1 is the launcher. `first` numbers lines from 0."""
+
+    kind: Literal["log"]
+    rank: int
+    time: float
+    first: int
+    lines: list[str]
+    skipped: NotRequired[int]  # lines dropped just before `first` because the log outran its bound
+
+
+class VerdictRow(TypedDict):
+    """Predicted against measured for one (phase, op, axis); payload bytes."""
+
+    phase: Phase
+    op: Op
+    axis: Axis
+    predicted_count: int
+    measured_count: int
+    predicted_bytes: int
+    measured_bytes: int
+
+
+class VerdictItem(TypedDict):
+    """A rank's own comparison at the end of its run, every phase."""
+
+    kind: Literal["verdict"]
+    rank: int
+    time: float
+    rows: list[VerdictRow]
+
+
+class GapItem(TypedDict):
+    """The supervisor had to drop `batches` batches (Redis away or too slow) before this one."""
+
+    kind: Literal["gap"]
+    time: float
+    batches: int
+
+
+Item = TrafficItem | StepItem | EvalItem | PhaseItem | LogItem | VerdictItem | GapItem
+
+
+class Frame(TypedDict):
+    """Rank -> supervisor."""
+
+    v: int
+    job: str
+    attempt: int
+    rank: int
+    items: list[Item]
+
+
+class Batch(TypedDict):
+    """Supervisor -> Redis Stream -> browser."""
+
+    v: int
+    job: str
+    attempt: int
+    time: float
+    items: list[Item]
