@@ -1,0 +1,58 @@
+# One word for each thing one does here; `make help` lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help up test lint format parity faults bench clean browser tools
+
+help: ## list the targets
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Meshboard needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
+
+# The stamps keep a second run off the network.
+$(VENV)/.run: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[web,worker,local]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[web,worker,local,dev]'
+	@touch $@
+
+up: $(VENV)/.run ## start everything on this machine; Ctrl-C stops it
+	@exec $(BIN)/python -m webapp.runner
+
+tools: # what the tests drive from outside Python
+	@sh tests/install_tools.sh
+
+test: $(VENV)/.dev tools ## the default test suite
+	$(BIN)/python -m pytest tests
+
+lint: $(VENV)/.dev ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_floors.py
+
+format: $(VENV)/.dev ## let ruff rewrite the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+parity: $(VENV)/.dev ## every layout against one process; prints the table
+	$(BIN)/python -m tests.parity
+
+faults: $(VENV)/.dev ## kill things and watch; prints the table
+	$(BIN)/python -m pytest tests/faults --run-slow
+
+bench: bench-metering bench-launch bench-latency ## every benchmark, as ratios
+
+bench-%: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.$*
+
+clean: ## remove the environment and all state (asks nothing: jobs and logs under var/ go too)
+	rm -rf $(VENV) var build *.egg-info .mypy_cache .ruff_cache .pytest_cache

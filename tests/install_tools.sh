@@ -1,0 +1,16 @@
+#!/bin/sh
+# Installs what the tests drive from outside Python: a browser, docker-compose (to check the file) and PostgreSQL.
+set -eu
+missing=""
+command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
+command -v docker-compose >/dev/null 2>&1 || missing="$missing docker-compose"
+ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$missing postgresql"
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+  echo "The tests need:$missing. As root: apt-get install --no-install-recommends$missing" >&2
+  exit 1
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+# shellcheck disable=SC2086
+apt-get install -y -qq --no-install-recommends $missing >/dev/null

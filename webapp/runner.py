@@ -1,0 +1,284 @@
+"""`make up`: the whole of Meshboard on one machine, in the foreground, state under var/.
+
+Starts Redis, migrates, then runs web, controller and one host worker on loopback; restarts what dies;
+on Ctrl-C stops them, the running jobs' supervisors included, and leaves no process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import redis
+
+from webapp.embedded_redis import RedisNotFoundError, find_redis_server, redis_command
+from webapp.processes import Child, Fleet
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_PORT = 8000
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
+
+
+class StartError(RuntimeError):
+    """Something a person has to mend before Meshboard can start."""
+
+
+def main() -> int:
+    state = Path(os.environ.get("MESHBOARD_STATE_DIR", ROOT / "var")).resolve()
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    try:
+        with single_instance(state):
+            run(state)
+    except (StartError, RedisNotFoundError) as error:
+        print(f"meshboard: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def run(state: Path) -> None:
+    """Start everything, wait for Ctrl-C, stop everything."""
+    started = time.monotonic()
+    find_redis_server()
+    port = web_port()
+    environment = web_environment(state, port)
+    host_env = host_environment(state, environment)
+    up_file = state / "up.json"
+    fleet = Fleet(log_dir=state / "log")
+    try:
+        if "MESHBOARD_REDIS_URL" not in os.environ:
+            fleet.start(embedded_redis(state, environment))
+        wait_for_redis(environment["MESHBOARD_REDIS_URL"], state)
+        manage(environment, "migrate", "--verbosity", "0")
+        manage(environment, "collectstatic", "--no-input", "--verbosity", "0")
+        login = json.loads(manage(environment, "meshboard_user", *known_credentials(up_file)))
+        for child in services(environment, host_env, port):
+            fleet.start(child)
+        wait_for_web(port, fleet)
+        url = f"http://127.0.0.1:{port}"
+        once = url + login.pop("one_time_url_path")
+        write_private(up_file, json.dumps({"url": url, **login, "pids": fleet.pids()}, indent=2))
+        print(f"\nMeshboard is up after {time.monotonic() - started:.1f} s: {url}")
+        print(f"  log in once:  {once}")
+        print(f"  or as {login['username']}, password in {os.path.relpath(up_file)}")
+        print(f"  logs:         {os.path.relpath(state / 'log')}/")
+        print("  Ctrl-C stops everything, running jobs too.\n", flush=True)
+        fleet.watch(on_restart=lambda: refresh_pids(up_file, fleet))
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("Stopping ...", flush=True)
+        fleet.stop(["web", "controller", "host"])
+        stop_jobs = [sys.executable, "-m", "workers.stop", host_env["MESHBOARD_RUN_DIR"]]
+        subprocess.run(stop_jobs, env=host_env, cwd=ROOT, check=False)
+        fleet.stop(["redis"])
+        forget_pids(up_file)
+        print("Everything has stopped.", flush=True)
+
+
+def services(environment: dict[str, str], host_env: dict[str, str], port: int) -> list[Child]:
+    """The three long-lived services; docker-compose.yml starts the same ones on their own machines."""
+    host = host_env["MESHBOARD_HOST_NAME"]
+    schedule = f"{environment['MESHBOARD_STATE_DIR']}/celerybeat-schedule"
+    web = (
+        f"uvicorn webapp.asgi:application --host 127.0.0.1 --port {port} --no-access-log"
+        " --timeout-graceful-shutdown 3 --ws-per-message-deflate false"
+    )
+    celery = "worker --pool threads --concurrency 2 --without-mingle --loglevel INFO"
+    controller = f"celery -A webapp.celery {celery} --queues controller --hostname controller@%h --beat --schedule"
+    host_worker = f"celery -A workers.app {celery} --queues host.{host} --hostname host-{host}@%h"
+    return [
+        Child("web", [sys.executable, "-m", *web.split()], environment, ROOT),
+        Child("controller", [sys.executable, "-m", *controller.split(), schedule], environment, ROOT),
+        Child("host", [sys.executable, "-m", *host_worker.split()], host_env, ROOT),
+    ]
+
+
+def web_environment(state: Path, port: int) -> dict[str, str]:
+    """Settings of web and controller: what the caller set, and defaults for the rest."""
+    redis_port = free_port()
+    password = secret(state / "redis_password")
+    defaults = {
+        "MESHBOARD_STATE_DIR": str(state),
+        "MESHBOARD_SECRET_KEY": secret(state / "secret_key"),
+        "MESHBOARD_ALLOWED_HOSTS": "127.0.0.1,localhost",
+        "MESHBOARD_REDIS_URL": f"redis://:{password}@127.0.0.1:{redis_port}/0",
+        "MESHBOARD_DATA_ROOT": str(state / "data"),
+        "MESHBOARD_HTTPS": "0",
+    }
+    given = {k: v for k, v in os.environ.items() if k in PASSED_ON or k.startswith("MESHBOARD_")}
+    environment = {**defaults, **given, "PYTHONUNBUFFERED": "1"}
+    Path(environment["MESHBOARD_DATA_ROOT"]).mkdir(parents=True, exist_ok=True)
+    return environment
+
+
+def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]:
+    """Settings of the host worker: Redis and its own directories, no database and no secret key."""
+    gpus = gpu_count()
+    keep = {k: v for k, v in environment.items() if k in (*PASSED_ON, "PYTHONUNBUFFERED")}
+    wanted = ("REDIS_URL", "DATA_ROOT", "HOST_NAME", "SLOTS", "DEVICE", "RUN_DIR")
+    given = {f"MESHBOARD_{k}": environment[f"MESHBOARD_{k}"] for k in wanted if f"MESHBOARD_{k}" in environment}
+    defaults = {
+        "MESHBOARD_HOST_NAME": socket.gethostname().split(".")[0] or "localhost",
+        "MESHBOARD_DEVICE": "cuda" if gpus else "cpu",
+        # Tiny models on gloo share cores well, and four ranks are the least that shows two axes.
+        "MESHBOARD_SLOTS": str(gpus or max(4, os.cpu_count() or 1)),
+        "MESHBOARD_RUN_DIR": str(state / "runs"),
+    }
+    return {**keep, **defaults, **given}
+
+
+def gpu_count() -> int:
+    """Number of NVIDIA GPUs the driver lists, 0 without a driver."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def embedded_redis(state: Path, environment: dict[str, str]) -> Child:
+    url = environment["MESHBOARD_REDIS_URL"]
+    password, _, port = url.removeprefix("redis://:").removesuffix("/0").partition("@127.0.0.1:")
+    return Child("redis", redis_command(state / "redis", int(port), password), environment, ROOT)
+
+
+def wait_for_redis(url: str, state: Path, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with contextlib.closing(redis.Redis.from_url(url, socket_timeout=2)) as client:
+                client.ping()
+            return  # noqa: TRY300 - the loop's only way out
+        except redis.RedisError as error:
+            if time.monotonic() > deadline:
+                raise StartError(f"Redis did not answer within {timeout_s:.0f} s ({error}); see {state}/log/") from None
+            time.sleep(0.05)
+
+
+def wait_for_web(port: int, fleet: Fleet, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        if not fleet.alive("web"):
+            break
+        time.sleep(0.05)
+    raise StartError(f"the web server did not start; the end of its log:\n{fleet.log_tail('web')}")
+
+
+def web_port() -> int:
+    """The port asked for, or 8000, or any free one when 8000 is taken.
+
+    Raises:
+        StartError: when MESHBOARD_PORT itself is taken or no port number.
+    """
+    asked = os.environ.get("MESHBOARD_PORT")
+    if asked is None:
+        if is_free(DEFAULT_PORT):
+            return DEFAULT_PORT
+        port = free_port()
+        print(f"Port {DEFAULT_PORT} is taken, using {port}. Set MESHBOARD_PORT to choose one.")
+        return port
+    if not asked.isascii() or not asked.isdigit() or not 1 <= int(asked) <= 65535:
+        raise StartError(f"MESHBOARD_PORT must be a port from 1 to 65535, got {asked!r}")
+    if not is_free(int(asked)):
+        raise StartError(f"MESHBOARD_PORT={asked} is taken by another program; choose another or leave it unset")
+    return int(asked)
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def single_instance(state: Path) -> Iterator[None]:
+    """Hold the state directory's lock; two runners on one database would fight over it."""
+    import fcntl
+
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (state / "up.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StartError(f"Meshboard already runs on {state}; stop it first, or set MESHBOARD_STATE_DIR") from None
+        yield
+
+
+def manage(environment: dict[str, str], *arguments: str) -> str:
+    """Run a management command and return its standard output.
+
+    Raises:
+        StartError: with the command's own last words.
+    """
+    argv = [sys.executable, "manage.py", *arguments]
+    done = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StartError(f"manage.py {arguments[0]} failed:\n{done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def known_credentials(up_file: Path) -> list[str]:
+    """Arguments that keep the password and token of an earlier run on the same data."""
+    if not up_file.exists():
+        return []
+    return ["--keep", str(up_file)]
+
+
+def secret(path: Path) -> str:
+    """A random secret kept in a 0600 file, made on first use."""
+    if not path.exists():
+        write_private(path, secrets.token_urlsafe(48))
+    return path.read_text().strip()
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a 0600 file by rename, so that nobody reads half of it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".new")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(text)
+    draft.replace(path)
+
+
+def refresh_pids(up_file: Path, fleet: Fleet) -> None:
+    write_private(up_file, json.dumps({**json.loads(up_file.read_text()), "pids": fleet.pids()}, indent=2))
+
+
+def forget_pids(up_file: Path) -> None:
+    if up_file.exists():
+        write_private(up_file, json.dumps({**json.loads(up_file.read_text()), "pids": {}}, indent=2))
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
