@@ -73,9 +73,7 @@ def _model(spec: JobSpec) -> list[Problem]:
         found.append(Problem("model.num_kv_heads", text))
     head_dim = model.hidden_size // model.num_heads
     if model.arch == "llama" and not model.hidden_size % model.num_heads and head_dim % 2:
-        text = (
-            f"RoPE rotates pairs, so the head size must be even: {model.hidden_size} / {model.num_heads} = {head_dim}"
-        )
+        text = f"RoPE needs an even head size: {model.hidden_size} / {model.num_heads} = {head_dim}"
         found.append(Problem("model.hidden_size", text))
     return found
 

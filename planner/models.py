@@ -54,9 +54,7 @@ PRESETS: dict[str, Preset] = dict(
     [
         _gpt("gpt-tiny", 4, 128, 4, 256, 512, "Bytes in, bytes out; several steps a second on one CPU core a rank"),
         _gpt("gpt-mini", 8, 256, 8, 256, 1024, "A small GPT that still trains on a CPU"),
-        _llama(
-            "llama-tiny", 4, 128, 8, 4, 352, 256, 2048, "The Llama block at CPU size: RoPE, SwiGLU, grouped queries"
-        ),
+        _llama("llama-tiny", 4, 128, 8, 4, 352, 256, 2048, "The Llama block at CPU size"),
         _llama("llama-mini", 8, 256, 8, 4, 704, 256, 2048, "A small Llama that still trains on a CPU"),
         _gpt("gpt2", 12, 768, 12, 50257, 1024, "GPT-2 124M"),
         _gpt("gpt2-medium", 24, 1024, 16, 50257, 1024, "GPT-2 355M"),

@@ -105,7 +105,7 @@ class JobSpec(_Strict):
     """All that was asked for. Frozen; stored with the job as JSON."""
 
     version: Literal[1] = SPEC_VERSION
-    name: str = Field(default="untitled", min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]+$")
+    name: str = Field(default="untitled", min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
     model: ModelSpec
     layout: Layout = Layout()
     train: TrainSpec = TrainSpec()
