@@ -186,7 +186,8 @@ def _data_step(tally: _Tally, spec: JobSpec, place: Coordinates) -> None:
         return
     units = local_units(spec, place)
     if layout.zero == 0:
-        for bucket_bytes in gradient_buckets([p.numel * FP32_BYTES for u in units for p in u.parameters]):
+        sizes = [p.numel * FP32_BYTES for _, p in gradient_order(units)]
+        for bucket_bytes in gradient_buckets(sizes):
             tally.add("all_reduce", "dp", layout.dp, bucket_bytes)
         return
     gathers = 2 * m if layout.zero == 3 else 1
@@ -194,6 +195,14 @@ def _data_step(tally: _Tally, spec: JobSpec, place: Coordinates) -> None:
     for unit in units:
         tally.add("all_gather", "dp", layout.dp, _gathered_bytes(spec, unit, _compute_bytes(spec)), gathers)
         tally.add("reduce_scatter", "dp", layout.dp, _gathered_bytes(spec, unit, FP32_BYTES), reduces)
+
+
+def gradient_order(units: list[Unit]) -> list[tuple[Unit, Parameter]]:
+    """Parameters about in the order in which backward finishes them: head, layers from the last, embedding."""
+    root = [(u, p) for u in units if u.name == "root" for p in u.parameters]
+    head = [(u, p) for u, p in root if p.name.startswith(("final_norm", "head"))]
+    layers = [(u, p) for u in reversed(units) if u.name != "root" for p in reversed(u.parameters)]
+    return [*head, *layers, *(pair for pair in root if pair not in head)]
 
 
 def gradient_buckets(sizes: list[int]) -> list[int]:

@@ -1,0 +1,80 @@
+"""`python -m workers.trainer`, one process a rank, started by torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from planner.spec import JobSpec, SpecError, parse_spec
+from workers.meter import Exporter, Recorder, metered_backend
+from workers.trainer.data import load_corpus
+from workers.trainer.errors import UserError
+from workers.trainer.loop import Trainer, train
+from workers.trainer.mesh import make_mesh
+from workers.trainer.parallelize import parallelize
+
+GROUP_TIMEOUT = timedelta(minutes=10)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers.trainer", description=__doc__)
+    parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
+    parser.add_argument("--data-root", type=Path, required=True, help="directory that training data is read below")
+    parser.add_argument("--job", default="local")
+    parser.add_argument("--attempt", type=int, default=1)
+    parser.add_argument("--telemetry", help="unix socket of the supervisor")
+    options = parser.parse_args()
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    try:
+        spec = parse_spec(json.loads(options.spec.read_text()))
+        if spec.layout.world_size != world:
+            raise UserError(f"layout: needs {spec.layout.world_size} ranks, torchrun started {world}")
+        recorder = Recorder(rank)
+        exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
+        try:
+            run(spec, rank, options.data_root, recorder, exporter)
+        finally:
+            if exporter is not None:
+                exporter.close()
+    except (UserError, SpecError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+def run(spec: JobSpec, rank: int, data_root: Path, recorder: Recorder, exporter: Exporter | None) -> None:
+    """Set up this rank, train, and take the process group down."""
+    device = _device(spec)
+    corpus = load_corpus(spec.train.data, data_root, spec.model.vocab_size, spec.train.seq_len)
+    dist.init_process_group(metered_backend(recorder, spec.resources.device), timeout=GROUP_TIMEOUT)
+    try:
+        mesh = make_mesh(spec.layout, rank, recorder.label)
+        part = parallelize(spec, mesh, device)
+        trainer = Trainer(spec, mesh, part, corpus, recorder, device)
+        train(trainer, exporter.send if exporter else lambda _item: None, lambda line: print(line, flush=True))
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(spec: JobSpec) -> torch.device:
+    if spec.resources.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("resources.device: cuda was asked for, but this host has no usable GPU")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+if __name__ == "__main__":
+    # A plain sys.exit would wait for gloo's threads of a broken group.
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,81 @@
+"""AdamW, warm-up and cosine, and what must happen to gradients between the last backward and the update."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from planner.spec import TrainSpec
+from workers.trainer.mesh import Mesh
+from workers.trainer.parallelize import Part
+
+BETAS = (0.9, 0.95)
+FINAL_LR_SHARE = 0.1
+
+
+def make_optimizer(part: Part, train: TrainSpec) -> torch.optim.Optimizer:
+    """AdamW over this rank's shards; weight decay on matrices only (GPT-3 appendix B)."""
+    parameters = list(part.decoder.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=BETAS)
+
+
+def learning_rate(step: int, train: TrainSpec) -> float:
+    """Rate of step `step` (from 0): linear warm-up, then a cosine down to a tenth at the last step."""
+    if step < train.warmup_steps:
+        return train.learning_rate * (step + 1) / train.warmup_steps
+    done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
+    share = FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * done))
+    return train.learning_rate * share
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that lies on this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
+    assert parameter.grad is not None
+    return local(parameter.grad)
+
+
+def finish_gradients(part: Part, mesh: Mesh) -> None:
+    """Sum what data parallelism could not: tensors tp replicates under SP, and the table tied across stages."""
+    if part.tp.sequence_parallel and mesh.tp is not None:
+        gradients = [local_gradient(p) for p in part.replicated]
+        flat = torch.cat([g.flatten() for g in gradients])
+        dist.all_reduce(flat, group=mesh.tp)
+        for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(summed.view_as(gradient))
+    if part.tied is not None:
+        dist.all_reduce(local_gradient(part.tied), group=mesh.embedding)
+
+
+def square_sum(part: Part, mesh: Mesh) -> torch.Tensor:
+    """This rank's share of the squared gradient norm, float64: what k ranks hold alike counts 1/k on each.
+
+    The sum over the world is the square of the norm a single process would see.
+    """
+    replicated = {id(p) for p in part.replicated}
+    copies_of_all = 1 if mesh.layout.zero else mesh.layout.dp
+    total = torch.zeros((), dtype=torch.float64, device=next(part.decoder.parameters()).device)
+    for parameter in part.decoder.parameters():
+        copies = copies_of_all * (mesh.layout.tp if id(parameter) in replicated else 1)
+        copies *= 2 if parameter is part.tied else 1
+        total += local_gradient(parameter).double().square().sum() / copies
+    return total
+
+
+def clip_gradients(part: Part, norm: float, limit: float) -> None:
+    """Scale every gradient so that the global norm is at most `limit`; 0 means no limit."""
+    if not limit or norm <= limit:
+        return
+    for parameter in part.decoder.parameters():
+        local_gradient(parameter).mul_(limit / norm)

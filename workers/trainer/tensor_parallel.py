@@ -1,0 +1,138 @@
+"""Tensor and sequence parallelism at Megatron's minimum of traffic (2104.04473 section 2.3, 2205.05198 section 4.2).
+
+A block enters its column-parallel products once and leaves its row-parallel one once, so a layer costs two sums
+forward and two backward. Hidden states are (batch, seq, hidden); under sequence parallelism each rank holds
+(batch, seq/tp, hidden) between blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+SEQ_DIM = 1
+
+
+def _all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    x = x.contiguous().clone()
+    dist.all_reduce(x, group=group)
+    return x
+
+
+def _gather_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """(batch, seq/tp, hidden) -> (batch, seq, hidden)"""
+    parts = x.new_empty((group.size(), *x.shape))
+    dist.all_gather_single(parts, x.contiguous(), group=group)
+    return parts.movedim(0, SEQ_DIM).flatten(SEQ_DIM, SEQ_DIM + 1)
+
+
+def _scatter_sum(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """(batch, seq, hidden) -> (batch, seq/tp, hidden), summed over the group"""
+    parts = x.unflatten(SEQ_DIM, (group.size(), -1)).movedim(SEQ_DIM, 0).contiguous()
+    out = torch.empty_like(parts[0])
+    dist.reduce_scatter_single(out, parts, group=group)
+    return out
+
+
+class _Enter(torch.autograd.Function):
+    """Before column-parallel products: every rank needs the whole input, and the input gradient is their sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, sequence_parallel: bool) -> torch.Tensor:
+        ctx.group, ctx.sequence_parallel = group, sequence_parallel
+        return _gather_sequence(x, group) if sequence_parallel else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        collective = _scatter_sum if ctx.sequence_parallel else _all_reduce
+        return collective(grad, ctx.group), None, None
+
+
+class _Leave(torch.autograd.Function):
+    """After a row-parallel product: sum the partial outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, sequence_parallel: bool) -> torch.Tensor:
+        ctx.group, ctx.sequence_parallel = group, sequence_parallel
+        return _scatter_sum(x, group) if sequence_parallel else _all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        return (_gather_sequence(grad, ctx.group) if ctx.sequence_parallel else grad), None, None
+
+
+class _VocabCrossEntropy(torch.autograd.Function):
+    """Sum of cross-entropy with logits divided over the vocabulary; the logits are never gathered.
+
+    logits (tokens, vocab/tp) fp32, targets (tokens,). Three sums of (tokens,): maximum, normaliser, target logit.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        first = group.rank() * logits.shape[-1]
+        largest = logits.amax(-1)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        shifted = logits - largest.unsqueeze(-1)
+        exponentials = shifted.exp()
+        normaliser = exponentials.sum(-1)
+        dist.all_reduce(normaliser, group=group)
+        local = targets - first
+        mine = (local >= 0) & (local < logits.shape[-1])
+        local = local.clamp(0, logits.shape[-1] - 1)
+        target_logit = shifted.gather(-1, local.unsqueeze(-1)).squeeze(-1) * mine
+        dist.all_reduce(target_logit, group=group)
+        ctx.save_for_backward(exponentials.div_(normaliser.unsqueeze(-1)), local, mine)
+        return (normaliser.log() - target_logit).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        softmax, local, mine = ctx.saved_tensors
+        result = softmax.clone()
+        result.scatter_add_(-1, local.unsqueeze(-1), -mine.to(result.dtype).unsqueeze(-1))
+        return result * grad, None, None
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """What a block needs to know of tp. `group` is None when tp is 1, and then nothing is sent."""
+
+    group: dist.ProcessGroup | None
+    degree: int = 1
+    index: int = 0
+    sequence_parallel: bool = False
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """Input of column-parallel products: (batch, seq[/tp], hidden) -> (batch, seq, hidden)."""
+        if self.group is None:
+            return x
+        return _Enter.apply(x, self.group, self.sequence_parallel)  # type: ignore[no-any-return]
+
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
+        """Partial sums of a row-parallel product: (batch, seq, hidden) -> (batch, seq[/tp], hidden)."""
+        if self.group is None:
+            return x
+        return _Leave.apply(x, self.group, self.sequence_parallel)  # type: ignore[no-any-return]
+
+    def embed(self, tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Rows of a table divided over the vocabulary, (vocab/tp, hidden): (batch, seq) -> (batch, seq[/tp], hidden)."""
+        if self.group is None:
+            return F.embedding(tokens, table)
+        local = tokens - self.index * table.shape[0]
+        mine = (local >= 0) & (local < table.shape[0])
+        partial = F.embedding(local.clamp(0, table.shape[0] - 1), table) * mine.unsqueeze(-1)
+        return self.leave(partial)
+
+    def sequence_part(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's part of a tensor over positions under sequence parallelism, all of it otherwise."""
+        return x.chunk(self.degree, dim)[self.index] if self.sequence_parallel else x
+
+    def loss_sum(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Sum of cross-entropy in fp32. logits (batch, seq, vocab/tp), targets (batch, seq)."""
+        flat, wanted = logits.flatten(0, 1).float(), targets.flatten()
+        if self.group is None:
+            return F.cross_entropy(flat, wanted, reduction="sum")
+        return _VocabCrossEntropy.apply(flat, wanted, self.group)  # type: ignore[no-any-return]
