@@ -26,7 +26,7 @@ def _all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 def _gather_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """(batch, seq/tp, hidden) -> (batch, seq, hidden)"""
     parts = x.new_empty((group.size(), *x.shape))
-    dist.all_gather_single(parts, x.contiguous(), group=group)
+    dist.all_gather_single(parts.flatten(0, 1), x.contiguous(), group=group)
     return parts.movedim(0, SEQ_DIM).flatten(SEQ_DIM, SEQ_DIM + 1)
 
 
@@ -34,7 +34,7 @@ def _scatter_sum(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """(batch, seq, hidden) -> (batch, seq/tp, hidden), summed over the group"""
     parts = x.unflatten(SEQ_DIM, (group.size(), -1)).movedim(SEQ_DIM, 0).contiguous()
     out = torch.empty_like(parts[0])
-    dist.reduce_scatter_single(out, parts, group=group)
+    dist.reduce_scatter_single(out, parts.flatten(0, 1), group=group)
     return out
 
 

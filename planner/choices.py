@@ -1,0 +1,37 @@
+"""Which options of the form are possible given the rest, and the reason for each that is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.layout import problems
+from planner.spec import JobSpec
+
+DEGREES = (1, 2, 4, 8)
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "dp": DEGREES,
+    "pp": DEGREES,
+    "tp": DEGREES,
+    "zero": (0, 1, 2, 3),
+    "sequence_parallel": (False, True),
+    "schedule": ("1f1b", "gpipe"),
+}
+
+
+def choices(spec: JobSpec, *, slots: int | None = None) -> dict[str, dict[str, str]]:
+    """{field: {option: reason}} for every option of the layout that would add a problem to those there are.
+
+    The option already chosen is never listed: what is wrong with it stands among the problems. Keys are text.
+    """
+    already = {p.field + p.message for p in problems(spec, slots=slots)}
+    impossible: dict[str, dict[str, str]] = {}
+    for field, options in OPTIONS.items():
+        for option in options:
+            if option == getattr(spec.layout, field):
+                continue
+            changed = spec.model_copy(update={"layout": spec.layout.model_copy(update={field: option})})
+            added = [p for p in problems(changed, slots=slots) if p.field + p.message not in already]
+            if added:
+                impossible.setdefault(field, {})[str(option).lower()] = "; ".join(p.message for p in added)
+    return impossible
