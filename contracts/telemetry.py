@@ -129,11 +129,11 @@ class VerdictItem(TypedDict):
 
 
 class GapItem(TypedDict):
-    """The supervisor had to drop `batches` batches (Redis away or too slow) before this one."""
+    """The supervisor had to drop `items` items (Redis away for long) before this one."""
 
     kind: Literal["gap"]
     time: float
-    batches: int
+    items: int
 
 
 Item = TrafficItem | StepItem | EvalItem | PhaseItem | LogItem | VerdictItem | GapItem

@@ -20,18 +20,18 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 
 
 def choices(spec: JobSpec, *, slots: int | None = None) -> dict[str, dict[str, str]]:
-    """{field: {option: reason}} for every option of the layout that would add a problem to those there are.
+    """{field: {option: reason}} for every option of the layout that would bring a problem to a field that has none.
 
     The option already chosen is never listed: what is wrong with it stands among the problems. Keys are text.
     """
-    already = {p.field + p.message for p in problems(spec, slots=slots)}
+    already = {p.field for p in problems(spec, slots=slots)}
     impossible: dict[str, dict[str, str]] = {}
     for field, options in OPTIONS.items():
         for option in options:
             if option == getattr(spec.layout, field):
                 continue
             changed = spec.model_copy(update={"layout": spec.layout.model_copy(update={field: option})})
-            added = [p for p in problems(changed, slots=slots) if p.field + p.message not in already]
+            added = [p for p in problems(changed, slots=slots) if p.field not in already]
             if added:
                 impossible.setdefault(field, {})[str(option).lower()] = "; ".join(p.message for p in added)
     return impossible

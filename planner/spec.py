@@ -6,6 +6,7 @@ Types and ranges of single fields are checked here by pydantic; what needs two f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -200,6 +201,7 @@ def _shown(value: object, *, quote: bool = True) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list"
-    text = str(value).encode("ascii", "backslashreplace").decode()
-    text = text if len(text) <= 60 else text[:57] + "..."
-    return f'"{text}"' if isinstance(value, str) and quote else text
+    text = json.dumps(value) if isinstance(value, str) else str(value)
+    if isinstance(value, str) and not quote:
+        text = text[1:-1]
+    return text if len(text) <= 60 else text[:57] + "..."

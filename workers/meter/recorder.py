@@ -110,8 +110,7 @@ class Recorder:
     def cells(self, phase: Phase | None = None) -> list[Cell]:
         """A snapshot of the counters, of one phase or all, sorted."""
         with self._lock:
-            kept = [_cell(c) for key, c in sorted(self._counters.items()) if phase in (None, key[0])]
-        return kept
+            return [_cell(c) for key, c in sorted(self._counters.items()) if phase in (None, key[0])]
 
 
 def _record(ticket: Ticket, duration_s: float) -> Record:

@@ -33,9 +33,7 @@ def main() -> int:
     options = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     try:
-        spec = parse_spec(json.loads(options.spec.read_text()))
-        if spec.layout.world_size != world:
-            raise UserError(f"layout: needs {spec.layout.world_size} ranks, torchrun started {world}")
+        spec = _spec(options.spec, world)
         recorder = Recorder(rank)
         exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
         try:
@@ -61,6 +59,13 @@ def run(spec: JobSpec, rank: int, data_root: Path, recorder: Recorder, exporter:
         train(trainer, exporter.send if exporter else lambda _item: None, lambda line: print(line, flush=True))
     finally:
         dist.destroy_process_group()
+
+
+def _spec(path: Path, world: int) -> JobSpec:
+    spec = parse_spec(json.loads(path.read_text()))
+    if spec.layout.world_size != world:
+        raise UserError(f"layout: needs {spec.layout.world_size} ranks, torchrun started {world}")
+    return spec
 
 
 def _device(spec: JobSpec) -> torch.device:

@@ -118,7 +118,7 @@ class TensorParallel:
         return _Leave.apply(x, self.group, self.sequence_parallel)  # type: ignore[no-any-return]
 
     def embed(self, tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """Rows of a table divided over the vocabulary, (vocab/tp, hidden): (batch, seq) -> (batch, seq[/tp], hidden)."""
+        """Look tokens (batch, seq) up in this rank's rows, (vocab/tp, hidden) -> (batch, seq[/tp], hidden)."""
         if self.group is None:
             return F.embedding(tokens, table)
         local = tokens - self.index * table.shape[0]

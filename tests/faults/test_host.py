@@ -1,0 +1,136 @@
+"""A host loses a part; nothing is orphaned and the report is true."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contracts.names import cancel_key
+from tests.support.host import Host, host
+from tests.support.processes import RedisServer, gone, wait_until
+from workers.attempts import read_json
+
+
+@pytest.fixture
+def machine(redis_service: RedisServer, tmp_path: Path) -> Iterator[Host]:
+    with host(redis_service, tmp_path) as made:
+        yield made
+
+
+def supervisor_pid(machine: Host, job: str) -> int:
+    path = machine.run_dir / job / "1" / "supervisor.pid"
+    pid: int = wait_until(lambda: read_json(path), "the supervisor writes its pid")["pid"]
+    return pid
+
+
+def rank_pid(machine: Host, job: str, rank: int) -> int:
+    for pid in machine.processes(job):
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if f"RANK={rank}".encode() in environment:
+            return pid
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def test_an_order_delivered_ten_times_starts_once_and_reports_its_end(machine: Host) -> None:
+    spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 3, "warmup_steps": 1}}
+    with machine.worker():
+        machine.order("repeated", spec=spec, times=10)
+        report = machine.exit_of("repeated")
+        assert (report["outcome"], report["reason"]) == ("succeeded", "finished after step 3")
+        assert [i["step"] for i in machine.items("repeated", "step") if i["rank"] == 0] == [1, 2, 3]
+        assert report["summary"] is not None
+        rows = [row for rows in report["summary"]["verdict"].values() for row in rows]
+        assert len(report["summary"]["verdict"]) == 2
+        assert sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows) == 0
+        assert sum(row["measured_bytes"] for row in rows) > 0
+        lines = [line for item in machine.items("repeated", "log") if item["rank"] == 0 for line in item["lines"]]
+        assert any(line.startswith("step 3/3 loss") for line in lines)
+        assert machine.processes("repeated") == []
+
+
+def test_killing_the_host_worker_lets_training_go_on_and_the_next_one_adopts_it(machine: Host) -> None:
+    with machine.worker() as worker:
+        machine.order("adopted")
+        machine.wait_for_steps("adopted")
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+        seen = max(i["step"] for i in machine.items("adopted", "step"))
+        machine.wait_for_steps("adopted", seen + 20)
+    heard = len(machine.events("host"))
+    with machine.worker():
+        after = machine.events("host")[heard]
+        assert [(r["job"], r["state"]) for r in after["attempts"]] == [("adopted", "running")]
+        seen = max(i["step"] for i in machine.items("adopted", "step"))
+        machine.wait_for_steps("adopted", seen + 5)
+
+
+def test_killing_the_supervisor_leaves_nothing_and_the_attempt_is_lost(machine: Host) -> None:
+    with machine.worker():
+        machine.order("headless")
+        machine.wait_for_steps("headless")
+        pids = machine.processes("headless")
+        assert len(pids) >= 3
+        os.kill(supervisor_pid(machine, "headless"), signal.SIGKILL)
+        killed = time.monotonic()
+        wait_until(lambda: all(gone(pid) for pid in pids), "every process is gone", 5)
+        assert time.monotonic() - killed < 1.0
+        assert machine.exit_of("headless", 10)["outcome"] == "lost"
+
+
+def test_killing_a_rank_names_the_rank_the_signal_and_its_last_lines(machine: Host) -> None:
+    with machine.worker():
+        machine.order("wounded")
+        machine.wait_for_steps("wounded", 3)
+        os.kill(rank_pid(machine, "wounded", 0), signal.SIGKILL)
+        report = machine.exit_of("wounded")
+        assert (report["outcome"], report["rank"], report["signal"]) == ("failed", 0, "SIGKILL")
+        assert report["reason"].startswith("rank 0 was killed by SIGKILL after step")
+        assert any(line.startswith("step ") for line in report["log_tail"])
+        assert machine.processes("wounded") == []
+
+
+def test_redis_restarted_mid_run_loses_no_step_log_or_byte(machine: Host) -> None:
+    with machine.worker():
+        machine.order("patient")
+        machine.wait_for_steps("patient", 3)
+        machine.server.stop()
+        time.sleep(2)  # the outage itself: training must not care
+        machine.server.start()
+        seen = max(i["step"] for i in machine.items("patient", "step"))
+        machine.wait_for_steps("patient", seen + 20)
+        steps = [i["step"] for i in machine.items("patient", "step") if i["rank"] == 1]
+        assert steps == list(range(1, len(steps) + 1))
+        assert machine.items("patient", "gap") == []
+
+
+def test_a_wrong_data_file_is_told_in_one_line(machine: Host) -> None:
+    spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"data": "nowhere.txt"}}
+    with machine.worker():
+        machine.order("dataless", spec=spec)
+        report = machine.exit_of("dataless")
+        assert report["exit_code"] == 2
+        assert report["reason"].endswith("error: train.data: there is no 'nowhere.txt' under the data root")
+
+
+def test_a_script_that_ignores_term_and_hides_its_children_is_gone_within_15_s(
+    redis_service: RedisServer, tmp_path: Path
+) -> None:
+    with host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.worker():
+        machine.order("stubborn")
+        wait_until(lambda: len(list(machine.data_root.glob("environment-*"))) == 2, "both ranks run")
+        pids = machine.processes("stubborn")
+        assert len(pids) >= 5, "torchrun, two ranks and their two hidden children"
+        redis_service.client().set(cancel_key("stubborn", 1), "1")
+        asked = time.monotonic()
+        report = machine.exit_of("stubborn", 20)
+        assert time.monotonic() - asked < 15
+        assert report["outcome"] == "cancelled"
+        assert [pid for pid in pids if not gone(pid)] == []
+        environment = (machine.data_root / "environment-0").read_text()
+        assert "MESHBOARD_REDIS_URL" not in environment
+        assert "test-password" not in environment

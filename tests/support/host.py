@@ -1,0 +1,118 @@
+"""A real host worker on a private Redis, driven by orders as the controller sends them."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from celery import Celery
+
+from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder
+from contracts.names import EVENTS_STREAM, TASK_LAUNCH, host_queue, telemetry_stream
+from contracts.telemetry import Item
+from planner.spec import parse_spec
+from tests.support.processes import ROOT, RedisServer, base_environment, celery, running, wait_until
+from workers.attempts import AttemptDir, attempt_dir
+from workers.processes import processes_of, sweep
+
+NAME = "testhost"
+
+SPEC: dict[str, Any] = {
+    "model": {"preset": "gpt-tiny"},
+    "layout": {"dp": 2},
+    "train": {"steps": 2000, "global_batch": 4, "seq_len": 32, "eval_every": 0},
+}
+
+
+class Host:
+    """What a test asks of a host, and reads from it."""
+
+    def __init__(self, server: RedisServer, folder: Path, trainer_module: str) -> None:
+        self.server, self.folder = server, folder
+        self.run_dir, self.data_root = folder / "runs", folder / "data"
+        self.data_root.mkdir(parents=True)
+        self.environment = {
+            **base_environment(),
+            "MESHBOARD_REDIS_URL": server.url,
+            "MESHBOARD_HOST_NAME": NAME,
+            "MESHBOARD_SLOTS": "4",
+            "MESHBOARD_RUN_DIR": str(self.run_dir),
+            "MESHBOARD_DATA_ROOT": str(self.data_root),
+            "MESHBOARD_TRAINER_MODULE": trainer_module,
+        }
+        self._sender = Celery(broker=server.url)
+        self._ordered: list[tuple[str, int]] = []
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The Celery worker, up and announced."""
+        argv = celery("workers.app", "--queues", host_queue(NAME), "--hostname", f"host-{NAME}@%h")
+        before = len(self.events("host"))
+        with running(argv, self.environment, self.folder / "worker.log", ROOT) as process:
+            wait_until(lambda: len(self.events("host")) > before, "the host announces itself")
+            yield process
+
+    def order(self, job: str, attempt: int = 1, spec: dict[str, Any] | None = None, times: int = 1) -> AttemptDir:
+        parsed = parse_spec(spec or SPEC)
+        slots = list(range(parsed.layout.world_size))
+        order = LaunchOrder(v=VERSION, job=job, attempt=attempt, spec=parsed.model_dump(), slots=slots)
+        for _ in range(times):
+            self._sender.send_task(TASK_LAUNCH, args=[order], queue=host_queue(NAME))
+        self._ordered.append((job, attempt))
+        return attempt_dir(self.run_dir, job, attempt)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        entries: Any = self.server.client().xrange(EVENTS_STREAM)
+        unpacked = [msgpack.unpackb(fields[b"b"]) for _, fields in entries]
+        return [event for event in unpacked if event["kind"] == kind]
+
+    def reports(self, job: str) -> list[AttemptReport]:
+        """What the controller would have read of a job, in order."""
+        found = [event["report"] for event in self.events("attempt")]
+        found += [report for event in self.events("host") for report in event["attempts"]]
+        return [report for report in found if report["job"] == job]
+
+    def items(self, job: str, kind: str, attempt: int = 1) -> list[Any]:
+        entries: Any = self.server.client().xrange(telemetry_stream(job, attempt))
+        batches = [msgpack.unpackb(fields[b"b"]) for _, fields in entries]
+        items: list[Item] = [item for batch in batches for item in batch["items"]]
+        return [item for item in items if item["kind"] == kind]
+
+    def wait_for_steps(self, job: str, steps: int = 1) -> None:
+        wait_until(lambda: [i for i in self.items(job, "step") if i["step"] >= steps], f"{job} makes {steps} steps")
+
+    def exit_of(self, job: str, timeout_s: float = 60.0) -> ExitReport:
+        def exited() -> ExitReport | None:
+            return next((r["exit"] for r in self.reports(job) if r["state"] == "exited"), None)
+
+        found = wait_until(exited, f"{job} has ended", timeout_s)
+        assert found is not None
+        return found
+
+    def processes(self, job: str, attempt: int = 1) -> list[int]:
+        return processes_of(job, attempt)
+
+    def reap(self) -> None:
+        from workers.attempts import read_json
+
+        for job, attempt in self._ordered:
+            recorded = read_json(attempt_dir(self.run_dir, job, attempt).supervisor)
+            if recorded is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    import os
+
+                    os.kill(recorded["pid"], 9)
+            sweep(job, attempt)
+
+
+@contextlib.contextmanager
+def host(server: RedisServer, folder: Path, trainer_module: str = "workers.trainer") -> Iterator[Host]:
+    made = Host(server, folder, trainer_module)
+    try:
+        yield made
+    finally:
+        made.reap()

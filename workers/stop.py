@@ -1,0 +1,40 @@
+"""`python -m workers.stop RUN_DIR`: end every attempt on this host and wait until nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from workers.attempts import attempts
+from workers.host import live_supervisors
+from workers.processes import sweep
+
+TIMEOUT_S = 20.0
+
+
+def main() -> int:
+    run_dir = Path(sys.argv[1])
+    live = live_supervisors(run_dir)
+    for _, pid in live:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    # A supervisor has done its duty once the exit report is on disk: it may wait long for Redis after that.
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline and any(a.supervisor_alive() and not a.exit.exists() for a, _ in live):
+        time.sleep(0.1)
+    for attempt, pid in live:
+        if attempt.supervisor_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    survivors = [pid for attempt in attempts(run_dir) for pid in sweep(attempt.job, attempt.attempt)]
+    if survivors:
+        print(f"could not end processes {survivors}", file=sys.stderr)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
