@@ -1,0 +1,1 @@
+"""The Django app: jobs, hosts, queue, scheduler, REST, pages, websockets, admin. No torch."""

@@ -1,0 +1,84 @@
+"""What a person or CI can do to a job; each action is one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth.models import AbstractBaseUser
+from django.db import transaction
+from django.db.models import Max
+from django.utils import timezone
+
+from jobs import lifecycle
+from jobs.models import Host, IdempotentRequest, Job, StateChange, Status
+from planner.estimate import estimate
+from planner.spec import JobSpec, parse_spec
+
+HOST_SILENT_AFTER = timedelta(seconds=30)
+
+
+class KeyReusedError(Exception):
+    """An Idempotency-Key came again with another body."""
+
+
+def live_hosts(device: str) -> Any:
+    """Hosts of a device that were heard of lately."""
+    return Host.objects.filter(device=device, last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
+
+
+def largest_host_slots(device: str) -> int | None:
+    """Slots of the largest live host of a device, None while none is known."""
+    found: int | None = live_hosts(device).aggregate(largest=Max("slots"))["largest"]
+    return found
+
+
+def checked_spec(data: object) -> JobSpec:
+    """Parse a spec against the hosts there are.
+
+    Raises:
+        SpecError: with every problem.
+    """
+    resources = data.get("resources") if isinstance(data, dict) else None
+    device = resources.get("device", "cpu") if isinstance(resources, dict) else "cpu"
+    return parse_spec(data, slots=largest_host_slots(device) if isinstance(device, str) else None)
+
+
+def submit(owner: AbstractBaseUser, data: object, *, key: str | None = None) -> tuple[Job, bool]:
+    """Queue a job. Returns it, and whether it is new (False when `key` and body were seen before).
+
+    Raises:
+        SpecError: the spec cannot run.
+        KeyReusedError: `key` was used for another body.
+    """
+    spec = checked_spec(data)
+    body_hash = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    with transaction.atomic():
+        if key is not None:
+            seen = IdempotentRequest.objects.filter(user=owner, key=key).select_related("job").first()
+            if seen is not None and seen.body_hash != body_hash:
+                raise KeyReusedError
+            if seen is not None:
+                return seen.job, False
+        job = Job.objects.create(owner=owner, name=spec.name, spec=spec.model_dump(), estimate=estimate(spec))
+        StateChange.objects.create(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
+        if key is not None:
+            IdempotentRequest.objects.create(user=owner, key=key, body_hash=body_hash, job=job)
+    return job, True
+
+
+def cancel(job: Job, by: str) -> bool:
+    """Ask a job to end; True when this call did. One that never reached a host is cancelled at once."""
+    reason = f"cancelled by {by}"
+    with transaction.atomic():
+        # Whether it had reached a host is decided by the database, not by what we read before.
+        if lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason, only_from=(Status.QUEUED,)):
+            return lifecycle.change(job.id, job.attempt, Status.CANCELLED, reason)
+        return lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason)
+
+
+def requeue(job: Job, by: str) -> bool:
+    """Run again as a new attempt; True when this call did."""
+    return lifecycle.requeue(job.id, f"queued again by {by}")

@@ -1,0 +1,121 @@
+"""The admin: jobs, hosts and queue. Status is shown, never edited; actions go through `jobs.actions`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from unfold.admin import ModelAdmin, TabularInline
+from unfold.decorators import display
+
+from jobs import actions
+from jobs.models import Attempt, Host, Job, StateChange, Status
+
+BADGES = {
+    Status.QUEUED: "info",
+    Status.STARTING: "info",
+    Status.RUNNING: "success",
+    Status.SUCCEEDED: "success",
+    Status.UNREACHABLE: "warning",
+    Status.CANCELLING: "warning",
+    Status.FAILED: "danger",
+    Status.LOST: "danger",
+}
+
+
+class ReadOnlyInline(TabularInline):  # type: ignore[misc]
+    extra = 0
+    can_delete = False
+
+    def has_add_permission(self, *_args: Any) -> bool:
+        return False
+
+    def has_change_permission(self, *_args: Any) -> bool:
+        return False
+
+
+class HistoryInline(ReadOnlyInline):
+    model = StateChange
+    fields = readonly_fields = ["attempt", "status", "reason", "at"]
+
+
+class AttemptInline(ReadOnlyInline):
+    model = Attempt
+    fields = readonly_fields = ["number", "host", "created"]
+
+
+@admin.register(Job)
+class JobAdmin(ModelAdmin):  # type: ignore[misc]
+    """The queue, in the order in which the scheduler takes it, and all that ended."""
+
+    list_display = ["name", "id", "owner", "state", "priority", "layout", "wait_reason", "created"]
+    list_editable = ["priority"]
+    list_filter = ["status", "owner"]
+    search_fields = ["id", "name", "owner__username"]
+    readonly_fields = [
+        "id",
+        "owner",
+        "name",
+        "status",
+        "attempt",
+        "wait_reason",
+        "spec",
+        "estimate",
+        "created",
+        "changed",
+    ]
+    inlines = [HistoryInline, AttemptInline]
+    actions = ["cancel", "requeue"]
+
+    @display(description="status", label=BADGES)
+    def state(self, job: Job) -> tuple[str, str]:
+        return job.status, job.get_status_display()
+
+    def layout(self, job: Job) -> str:
+        layout = job.spec["layout"]
+        return f"dp{layout['dp']} pp{layout['pp']} tp{layout['tp']} zero{layout['zero']}"
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        # A job that holds slots must be cancelled first: deleting its row would orphan its processes.
+        return obj is not None and obj.status in ("succeeded", "failed", "lost", "cancelled")
+
+    @admin.action(description="Cancel")
+    def cancel(self, request: HttpRequest, jobs: QuerySet[Job]) -> None:
+        self._each(request, jobs, actions.cancel, "cancelled")
+
+    @admin.action(description="Queue again")
+    def requeue(self, request: HttpRequest, jobs: QuerySet[Job]) -> None:
+        self._each(request, jobs, actions.requeue, "queued again")
+
+    def _each(self, request: HttpRequest, jobs: QuerySet[Job], act: Callable[[Job, str], bool], done: str) -> None:
+        names = [job.name for job in jobs if act(job, request.user.get_username())]
+        self.message_user(request, f"{len(names)} of {len(jobs)} {done}", messages.SUCCESS)
+
+
+@admin.register(Host)
+class HostAdmin(ModelAdmin):  # type: ignore[misc]
+    """Hosts announce themselves; a person may only drain them."""
+
+    list_display = ["name", "device_name", "slots", "free", "drained", "last_seen"]
+    readonly_fields = ["name", "slots", "device", "device_name", "memory_bytes", "boot_id", "last_seen"]
+    actions = ["drain", "undrain"]
+
+    def free(self, host: Host) -> int:
+        return host.slots - host.allocations.count()
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    @admin.action(description="Drain: finish what runs, take nothing new")
+    def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
+        self.message_user(request, f"{hosts.update(drained=True)} drained", messages.SUCCESS)
+
+    @admin.action(description="Take jobs again")
+    def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
+        self.message_user(request, f"{hosts.update(drained=False)} take jobs again", messages.SUCCESS)

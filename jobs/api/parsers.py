@@ -1,0 +1,37 @@
+"""JSON, strictly: no NaN, no endless nesting, at most 1 MB."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import IO, Any
+
+from django.conf import settings
+from rest_framework import status
+from rest_framework.exceptions import APIException, ParseError
+from rest_framework.parsers import BaseParser
+
+
+class TooLargeError(APIException):
+    status_code = status.HTTP_413_REQUEST_ENTITY_TOO_LARGE
+    default_detail = "the body is larger than 1 MB"
+
+
+class StrictJSONParser(BaseParser):
+    """Like DRF's, but bounded, and every failure is a 4xx."""
+
+    media_type = "application/json"
+
+    def parse(
+        self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        limit: int = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        raw = stream.read(limit + 1)
+        if len(raw) > limit:
+            raise TooLargeError
+        try:
+            return json.loads(raw.decode("utf-8"))
+        except RecursionError:
+            raise ParseError("the JSON is nested too deep") from None
+        except ValueError as error:
+            raise ParseError(f"not JSON: {error}") from None

@@ -1,0 +1,15 @@
+from django.urls import path
+from drf_spectacular.views import SpectacularAPIView
+
+from jobs.api import views
+
+urlpatterns = [
+    path("jobs", views.Jobs.as_view(), name="api-jobs"),
+    path("jobs/<str:job_id>", views.JobView.as_view(), name="api-job"),
+    path("jobs/<str:job_id>/cancel", views.Cancel.as_view(), name="api-cancel"),
+    path("jobs/<str:job_id>/requeue", views.Requeue.as_view(), name="api-requeue"),
+    path("plan", views.Plan.as_view(), name="api-plan"),
+    path("presets", views.Presets.as_view(), name="api-presets"),
+    path("hosts", views.Hosts.as_view(), name="api-hosts"),
+    path("schema", SpectacularAPIView.as_view(), name="api-schema"),
+]

@@ -1,0 +1,205 @@
+"""Thin views: check who asks, call the action, shape the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django.http import Http404
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.throttling import UserRateThrottle
+from rest_framework.views import APIView
+
+from jobs import actions, planning
+from jobs.api import serializers as shapes
+from jobs.api.errors import body
+from jobs.api.parsers import StrictJSONParser
+from jobs.models import Host, Job
+from jobs.present import job_brief, job_detail
+from planner.spec import JobSpec, Problem
+
+LONGEST_KEY = 200
+PAGE_LIMIT = 200
+REFUSALS = {
+    code: OpenApiResponse(shapes.ErrorsSerializer, description=text)
+    for code, text in {
+        400: "not JSON, or a senseless parameter",
+        401: "no token, or a wrong one",
+        403: "the session lacks its CSRF token",
+        404: "no such job, or not yours",
+        409: "the job's state does not allow it",
+        413: "the body is larger than 1 MB",
+        415: "the body is not application/json",
+        422: "the spec cannot run: every problem with its field and the arithmetic",
+        429: "too many submits; see Retry-After",
+    }.items()
+}
+SPEC_SCHEMA = {"application/json": JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")}
+
+
+def refusals(*codes: int) -> dict[int, OpenApiResponse]:
+    return {code: REFUSALS[code] for code in codes}
+
+
+def visible_jobs(user: Any) -> QuerySet[Job]:
+    """A job is its owner's and the staff's."""
+    jobs = Job.objects.select_related("owner")
+    return jobs if user.is_staff else jobs.filter(owner=user)
+
+
+def find_job(user: Any, job_id: str) -> Job:
+    """The job, or 404 alike for what is not there and what is not theirs."""
+    if "\x00" in job_id:
+        raise Http404("no such job")
+    job = visible_jobs(user).filter(id=job_id).first()
+    if job is None:
+        raise Http404("no such job")
+    return job
+
+
+def refuse(status: int, field: str, message: str) -> Response:
+    return Response(body([Problem(field, message)]), status=status)
+
+
+class SubmitThrottle(UserRateThrottle):
+    scope = "submit"
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        return request.method != "POST" or super().allow_request(request, view)
+
+
+class Jobs(APIView):
+    """List and submit."""
+
+    parser_classes = [StrictJSONParser]
+    throttle_classes = [SubmitThrottle]
+
+    @extend_schema(
+        operation_id="listJobs",
+        parameters=[OpenApiParameter("limit", int, description=f"at most {PAGE_LIMIT}; 50 unless told")],
+        responses={200: shapes.BriefSerializer(many=True), **refusals(400, 401)},
+    )
+    def get(self, request: Request) -> Response:
+        """Your jobs, newest first; staff see everybody's."""
+        limit = request.query_params.get("limit", "50")
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= PAGE_LIMIT):
+            return refuse(400, "limit", f"must be a whole number from 1 to {PAGE_LIMIT}")
+        return Response([job_brief(job) for job in visible_jobs(request.user)[: int(limit)]])
+
+    @extend_schema(
+        operation_id="submitJob",
+        request=SPEC_SCHEMA,
+        parameters=[
+            OpenApiParameter(
+                "Idempotency-Key", str, OpenApiParameter.HEADER, description="the same key and body: the same job"
+            )
+        ],
+        responses={
+            201: shapes.JobSerializer,
+            200: OpenApiResponse(shapes.JobSerializer, description="this key and body were submitted before"),
+            **refusals(400, 401, 403, 413, 415, 422, 429),
+        },
+    )
+    def post(self, request: Request) -> Response:
+        """Queue a job. A model may be given as {"preset": NAME}."""
+        key = request.headers.get("Idempotency-Key")
+        if key is not None and not (0 < len(key) <= LONGEST_KEY and key.isprintable()):
+            return refuse(400, "Idempotency-Key", f"must be 1 to {LONGEST_KEY} printable characters")
+        try:
+            job, is_new = actions.submit(request.user, request.data, key=key)
+        except actions.KeyReusedError:
+            return refuse(422, "Idempotency-Key", "was used before with another body")
+        return Response(job_detail(job), status=201 if is_new else 200)
+
+
+class JobView(APIView):
+    """One job."""
+
+    @extend_schema(operation_id="getJob", responses={200: shapes.JobSerializer, **refusals(401, 404)})
+    def get(self, request: Request, job_id: str) -> Response:
+        """Its state, history, estimate and, at the end, the exit report with predicted and measured bytes."""
+        return Response(job_detail(find_job(request.user, job_id)))
+
+
+class Cancel(APIView):
+    """End a job."""
+
+    parser_classes = [StrictJSONParser]
+
+    @extend_schema(
+        operation_id="cancelJob",
+        request=None,
+        responses={200: shapes.JobSerializer, **refusals(401, 403, 404, 409)},
+    )
+    def post(self, request: Request, job_id: str) -> Response:
+        """Ask for the end: every process is gone within 15 s."""
+        job = find_job(request.user, job_id)
+        if not actions.cancel(job, request.user.get_username()):
+            job.refresh_from_db()
+            return refuse(409, "status", f"a job that is {job.status} cannot be cancelled")
+        return Response(job_detail(find_job(request.user, job_id)))
+
+
+class Requeue(APIView):
+    """Run a job again."""
+
+    parser_classes = [StrictJSONParser]
+
+    @extend_schema(
+        operation_id="requeueJob",
+        request=None,
+        responses={200: shapes.JobSerializer, **refusals(401, 403, 404, 409)},
+    )
+    def post(self, request: Request, job_id: str) -> Response:
+        """A new attempt of a job that failed, was lost or cancelled."""
+        job = find_job(request.user, job_id)
+        if not actions.requeue(job, request.user.get_username()):
+            return refuse(409, "status", f"a job that is {job.status} cannot be queued again")
+        return Response(job_detail(find_job(request.user, job_id)))
+
+
+class Plan(APIView):
+    """Cost before running."""
+
+    parser_classes = [StrictJSONParser]
+
+    @extend_schema(
+        operation_id="plan",
+        request=SPEC_SCHEMA,
+        responses={200: shapes.PlanSerializer, **refusals(400, 401, 403, 413, 415)},
+    )
+    def post(self, request: Request) -> Response:
+        """Traffic (exact) and memory (an estimate) of a spec, or its problems."""
+        return Response(planning.plan(request.data))
+
+
+class Presets(APIView):
+    """Named models."""
+
+    @extend_schema(operation_id="listPresets", responses={200: shapes.PresetSerializer(many=True), **refusals(401)})
+    def get(self, request: Request) -> Response:
+        """Every preset with its exact parameter count."""
+        return Response(planning.presets())
+
+
+class Hosts(APIView):
+    """Where jobs run."""
+
+    @extend_schema(operation_id="listHosts", responses={200: shapes.HostSerializer(many=True), **refusals(401)})
+    def get(self, request: Request) -> Response:
+        """Every host that was ever heard of."""
+        return Response([_host(host) for host in Host.objects.order_by("name")])
+
+
+def _host(host: Host) -> dict[str, Any]:
+    return {
+        "name": host.name,
+        "device": host.device,
+        "device_name": host.device_name,
+        "slots": host.slots,
+        "free_slots": host.slots - host.allocations.count(),
+        "drained": host.drained,
+        "last_seen": host.last_seen.isoformat(),
+    }

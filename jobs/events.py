@@ -1,0 +1,125 @@
+"""Reads what hosts and supervisors say, and turns it into changes of state."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgpack
+import redis
+from django.conf import settings
+from django.utils import timezone
+
+from contracts.control import VERSION, AttemptReport, Event, HostEvent
+from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, host_queue
+from jobs import lifecycle
+from jobs.models import Attempt, Cursor, Host, Outbox, Status
+
+log = logging.getLogger(__name__)
+
+CURSOR = "events"
+CHUNK = 500
+
+OUTCOMES = {
+    "succeeded": Status.SUCCEEDED,
+    "failed": Status.FAILED,
+    "cancelled": Status.CANCELLED,
+    "lost": Status.LOST,
+}
+
+
+def connect() -> redis.Redis:
+    """A Redis connection with timeouts, for synchronous code."""
+    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=5, socket_connect_timeout=2)
+
+
+def drain(client: redis.Redis) -> int:
+    """Apply every event since the last one applied; returns how many. Applying one twice changes nothing."""
+    cursor, _ = Cursor.objects.get_or_create(name=CURSOR)
+    done = 0
+    while True:
+        entries: Any = client.xrange(EVENTS_STREAM, min=f"({cursor.position}", count=CHUNK)
+        for entry_id, fields in entries:
+            try:
+                apply(msgpack.unpackb(fields[b"b"]))
+            except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
+                log.warning("skipped a malformed event %s: %r", entry_id, error)
+            cursor.position = entry_id.decode()
+            done += 1
+        if entries:
+            cursor.save(update_fields=["position"])
+        if len(entries) < CHUNK:
+            return done
+
+
+def apply(event: Event) -> None:
+    """Take one event in."""
+    if event["v"] != VERSION:
+        raise ValueError(f"event version {event['v']}")
+    if event["kind"] == "host":
+        _apply_host(event)
+        return
+    _apply_report(event["report"], event["host"])
+
+
+def _apply_host(event: HostEvent) -> None:
+    Host.objects.update_or_create(
+        name=event["host"],
+        defaults={
+            "slots": event["slots"],
+            "device": event["device"],
+            "device_name": event["device_name"],
+            "memory_bytes": event["memory_bytes"],
+            "boot_id": event["boot_id"],
+            "last_seen": timezone.now(),
+        },
+    )
+    for report in event["attempts"]:
+        _apply_report(report, event["host"])
+
+
+def _apply_report(report: AttemptReport, host: str) -> None:
+    job_id, number = report["job"], report["attempt"]
+    attempt = Attempt.objects.filter(job_id=job_id, number=number, host__name=host).select_related("job").first()
+    if attempt is None:
+        # Not ours: another installation's, or deleted. Let the host forget it once it has ended.
+        if report["state"] == "exited":
+            _acknowledge(job_id, number, host)
+        return
+    if report["state"] == "exited":
+        _apply_exit(attempt, report)
+        _acknowledge(job_id, number, host)
+    elif report["state"] == "running" or attempt.job.status == Status.UNREACHABLE:
+        lifecycle.change(job_id, number, Status.RUNNING, "training", only_from=(Status.STARTING, Status.UNREACHABLE))
+
+
+def _apply_exit(attempt: Attempt, report: AttemptReport) -> None:
+    exit_report = report["exit"]
+    Attempt.objects.filter(pk=attempt.pk, exit=None).update(exit=exit_report)
+    job_id, number, reason = attempt.job_id, attempt.number, exit_report["reason"]
+    if lifecycle.change(job_id, number, Status.CANCELLED, reason, only_from=(Status.CANCELLING,)):
+        return
+    outcome = OUTCOMES[exit_report["outcome"]]
+    if outcome == Status.CANCELLED:
+        # The host ended it though the database never asked: a stale flag. Say so as a failure.
+        outcome = Status.FAILED
+    lifecycle.change(job_id, number, Status.RUNNING, "the host is back", only_from=(Status.UNREACHABLE,))
+    lifecycle.change(job_id, number, outcome, reason)
+
+
+def _acknowledge(job_id: str, number: int, host: str) -> None:
+    arguments = [job_id, number]
+    queue = host_queue(host)
+    if not Outbox.objects.filter(task=TASK_ACKNOWLEDGE, queue=queue, arguments=arguments).exists():
+        Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=queue, arguments=arguments)
+
+
+def known_attempts(client: redis.Redis) -> dict[str, set[tuple[str, int]]]:
+    """By host, the attempts of its latest heartbeat."""
+    latest: dict[str, set[tuple[str, int]]] = {}
+    entries: Any = client.xrevrange(EVENTS_STREAM, count=CHUNK)
+    for _, fields in entries:
+        event = msgpack.unpackb(fields[b"b"])
+        if event.get("kind") == "host" and event["host"] not in latest:
+            latest[event["host"]] = {(r["job"], r["attempt"]) for r in event["attempts"]}
+    return latest

@@ -1,0 +1,42 @@
+"""The local demo's user: made on first use, with a one-time login link each time. Prints JSON."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.management.base import BaseCommand, CommandParser
+from django.urls import reverse
+from knox.models import AuthToken
+from sesame.utils import get_query_string
+
+USERNAME = "admin"
+
+
+class Command(BaseCommand):
+    """`make up` runs this; deployments use createsuperuser."""
+
+    help = __doc__
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--keep", type=Path, help="JSON of an earlier run whose password and token go on")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        user, is_new = get_user_model().objects.get_or_create(
+            username=USERNAME, defaults={"is_staff": True, "is_superuser": True}
+        )
+        kept = json.loads(options["keep"].read_text()) if options["keep"] and not is_new else {}
+        password, token = kept.get("password"), kept.get("api_token")
+        if not password or not user.check_password(password):
+            password = secrets.token_urlsafe(15)
+            user.set_password(password)
+            user.save()
+        if not token or not AuthToken.objects.filter(user=user, token_key=token[:15]).exists():
+            AuthToken.objects.filter(user=user).delete()
+            _, token = AuthToken.objects.create(user=user, expiry=None)
+        once = reverse("login-once") + get_query_string(user)
+        answer = {"username": USERNAME, "password": password, "api_token": token, "one_time_url_path": once}
+        self.stdout.write(json.dumps(answer))

@@ -1,0 +1,1 @@
+"""The Django project, the controller's Celery app, and the one-command runner."""

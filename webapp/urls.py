@@ -1,0 +1,26 @@
+"""All routes of the web tier."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.contrib.auth.views import LoginView, LogoutView
+from django.urls import include, path
+from sesame.views import LoginView as OnceView
+
+from jobs import pages
+
+urlpatterns = [
+    path("", pages.job_list, name="job-list"),
+    path("jobs/new/", pages.job_new, name="job-new"),
+    path("jobs/<str:job_id>/", pages.job_page, name="job-detail"),
+    path("jobs/<str:job_id>/cancel/", pages.job_cancel, name="job-cancel"),
+    path("jobs/<str:job_id>/requeue/", pages.job_requeue, name="job-requeue"),
+    path("plan/", pages.plan, name="plan"),
+    path("login/", LoginView.as_view(template_name="login.html", redirect_authenticated_user=True), name="login"),
+    path("login/once/", OnceView.as_view(), name="login-once"),
+    path("logout/", LogoutView.as_view(), name="logout"),
+    path("api/v1/", include("jobs.api.urls")),
+    path("admin/", admin.site.urls),
+]
+
+handler500 = "jobs.pages.server_error"
