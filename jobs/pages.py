@@ -14,18 +14,22 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs import actions, planning
+from jobs import actions, planning, spec_form
 from jobs.api.views import find_job, visible_jobs
-from jobs.models import TERMINAL, Status
+from jobs.listing import layout_words, list_rows, model_words
+from jobs.models import TERMINAL, Job, Status
 from jobs.present import job_detail
-from planner.collectives import bus_factor
 from planner.spec import Problem, SpecError
 
 log = logging.getLogger(__name__)
 
 SHOWN_JOBS = 100
 AGAIN = (Status.FAILED, Status.LOST, Status.CANCELLED)
-OPS: tuple[Any, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv", "barrier")
+FIRST_RUN = {
+    "name": "my first run",
+    "layout": {"dp": 2, "tp": 2},
+    "train": {"steps": 200, "eval_every": 50},
+}
 
 
 @require_GET
@@ -34,20 +38,22 @@ def job_list(request: HttpRequest) -> HttpResponse:
     """Jobs of the user, or everybody's for staff. `?part=rows` gives the table alone, for refreshing."""
     jobs = visible_jobs(request.user)[:SHOWN_JOBS]
     template = "jobs/rows.html" if request.GET.get("part") == "rows" else "jobs/list.html"
-    return render(request, template, {"jobs": jobs, "shown_jobs": SHOWN_JOBS})
+    return render(request, template, {"rows": list_rows(list(jobs)), "shown_jobs": SHOWN_JOBS})
 
 
 @require_http_methods(["GET", "POST"])
 @login_required
 def job_new(request: HttpRequest) -> HttpResponse:
-    """The form. `?from=ID` starts from an earlier job's spec. Posted as the JSON of a spec in the field `spec`."""
+    """The form, filled in from an earlier job with `?from=ID`.
+
+    Posted as its fields, or as the JSON of a whole spec in the one field `spec`.
+    """
     if request.method == "GET":
-        earlier = find_job(request.user, request.GET["from"]).spec if "from" in request.GET else None
-        return _form(request, earlier, [])
-    try:
-        data = json.loads(request.POST.get("spec", ""))
-    except (ValueError, RecursionError):
-        return _form(request, None, [Problem("spec", "the form arrived empty or broken; please try again")])
+        source = find_job(request.user, request.GET["from"]) if "from" in request.GET else None
+        return _form(request, source.spec if source else FIRST_RUN, [], source)
+    data, broken = _posted_spec(request)
+    if broken:
+        return _form(request, FIRST_RUN, broken)
     try:
         job, _ = actions.submit(cast(User, request.user), data)
     except SpecError as error:
@@ -55,20 +61,44 @@ def job_new(request: HttpRequest) -> HttpResponse:
     return redirect("job-detail", job.id)
 
 
-def _form(request: HttpRequest, spec: Any, problems: list[Problem]) -> HttpResponse:
-    data = {"presets": planning.presets(), "spec": spec, "problems": [p._asdict() for p in problems]}
-    return render(request, "jobs/new.html", {"data": data}, status=422 if problems else 200)
+def _posted_spec(request: HttpRequest) -> tuple[Any, list[Problem]]:
+    if "spec" not in request.POST:
+        return spec_form.spec_from_form(request.POST.dict()), []
+    try:
+        return json.loads(request.POST["spec"]), []
+    except (ValueError, RecursionError):
+        return None, [Problem("spec", "the form arrived empty or broken; please try again")]
+
+
+def _form(request: HttpRequest, spec: Any, problems: list[Problem], source: Job | None = None) -> HttpResponse:
+    values = spec_form.values_from_spec(spec)
+    errors, other_errors = spec_form.errors_by_field(problems)
+    context = {
+        "values": values,
+        "options": spec_form.options_for(values),
+        "errors": errors,
+        "other_errors": other_errors,
+        "presets": spec_form.preset_cards(),
+        "source": source,
+    }
+    return render(request, "jobs/new.html", context, status=422 if problems else 200)
 
 
 @require_POST
 @login_required
 def plan(request: HttpRequest) -> HttpResponse:
-    """What the draft in the body would cost, as `jobs.planning.plan` says it."""
+    """What a draft would cost, as `jobs.planning.plan` says it, with the spec as it was understood.
+
+    The draft is a JSON body, or the fields of the submit form.
+    """
+    if request.content_type != "application/json":
+        data: Any = spec_form.spec_from_form(request.POST.dict())
+        return JsonResponse({**planning.plan(data), "spec": data})
     try:
         data = json.loads(request.body)
     except (ValueError, RecursionError) as error:
         return JsonResponse({"errors": [{"field": "request", "message": f"not JSON: {error}"}]}, status=400)
-    return JsonResponse(planning.plan(data))
+    return JsonResponse({**planning.plan(data), "spec": data})
 
 
 @require_GET
@@ -76,16 +106,15 @@ def plan(request: HttpRequest) -> HttpResponse:
 def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
     """One job, live."""
     job = find_job(request.user, job_id)
-    factors = {op: {n: bus_factor(op, n) for n in _group_sizes(job.spec)} for op in OPS}
-    data = {"job": job_detail(job), "busFactors": factors}
-    context = {"job": job, "data": data, "terminal": job.status in TERMINAL, "again": job.status in AGAIN}
+    context = {
+        "job": job,
+        "data": job_detail(job),
+        "layout_words": layout_words(job.spec["layout"]),
+        "model_words": model_words(job.spec["model"]),
+        "terminal": job.status in TERMINAL,
+        "again": job.status in AGAIN,
+    }
     return render(request, "jobs/detail.html", context)
-
-
-def _group_sizes(spec: dict[str, Any]) -> set[int]:
-    layout = spec["layout"]
-    world = layout["dp"] * layout["pp"] * layout["tp"]
-    return {2, world, layout["dp"], layout["pp"], layout["tp"]}
 
 
 @require_POST

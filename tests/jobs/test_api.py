@@ -152,18 +152,70 @@ def test_a_session_without_a_csrf_token_changes_nothing(owner: User) -> None:
     assert Job.objects.count() == 0
 
 
-def test_the_form_shows_every_problem_and_keeps_what_was_typed(owner: User, client: Any) -> None:
+def test_the_form_refuses_every_wrong_spec_beside_its_field(owner: User, client: Any) -> None:
     client.force_login(owner)
     for wrong in WRONG_SPECS:
         answer = client.post("/jobs/new/", {"spec": json.dumps(wrong.spec)})
         assert answer.status_code == 422, wrong.label
-        shown = answer.context["data"]
-        assert wrong.field in {p["field"] for p in shown["problems"]}
-        assert shown["spec"] == wrong.spec
+        beside, elsewhere = answer.context["errors"], answer.context["other_errors"]
+        assert wrong.words in beside.get(wrong.field, "") or any(wrong.words in line for line in elsewhere), wrong.label
     assert client.post("/jobs/new/", {"spec": "{"}).status_code == 422
     assert client.post("/jobs/new/", {}).status_code == 422
     assert Job.objects.count() == 0
     assert client.post("/jobs/new/", {"spec": json.dumps(GOOD)}).status_code == 302
+
+
+@pytest.mark.parametrize(
+    ("field", "typed", "words"),
+    [
+        ("layout.tp", "3", "num_heads 4 is not divisible by tp 3"),
+        ("layout.dp", "0", "at least 1"),
+        ("train.steps", "-1", "at least 1"),
+        ("train.steps", "1e9", "must be a whole number"),
+        ("train.steps", "4x", 'must be a whole number, got "4x"'),
+        ("train.seed", "9" * 6000, "must be a whole number"),
+        ("train.learning_rate", "NaN", "must be a number"),
+        ("train.learning_rate", "", "must be a number"),
+        ("train.data", "../secret", "leaves the data root"),
+        ("train.data", "a\x00b", "NUL"),
+        ("name", "", "at least 1 character"),
+        ("model.preset", "gpt-99", "there is no preset"),
+        ("layout.schedule", "zigzag", "must be 'gpipe' or '1f1b'"),
+    ],
+)
+def test_the_plain_form_shows_the_problem_and_keeps_what_was_typed(
+    owner: User, client: Any, field: str, typed: str, words: str
+) -> None:
+    client.force_login(owner)
+    filled = client.get("/jobs/new/").context["values"]
+    answer = client.post("/jobs/new/", {**filled, field: typed})
+    assert answer.status_code == 422
+    assert words in answer.context["errors"][field]
+    assert answer.context["values"][field] == typed
+    assert Job.objects.count() == 0
+
+
+def test_the_plain_form_submits_and_starts_from_an_earlier_job(owner: User, client: Any) -> None:
+    client.force_login(owner)
+    filled = client.get("/jobs/new/").context["values"]
+    answer = client.post("/jobs/new/", {**filled, "train.steps": "77", "layout.sequence_parallel": "true"})
+    job = Job.objects.get()
+    assert answer.headers["Location"] == f"/jobs/{job.id}/"
+    assert (job.spec["train"]["steps"], job.spec["layout"]["sequence_parallel"]) == (77, True)
+    again = client.get(f"/jobs/new/?from={job.id}").context["values"]
+    assert again == {**filled, "train.steps": "77", "layout.sequence_parallel": "true"}
+    client.post("/jobs/new/", again)
+    assert [j.spec for j in Job.objects.exclude(id=job.id)] == [job.spec]
+
+
+def test_the_plan_of_a_draft_says_how_it_was_understood(owner: User, client: Any) -> None:
+    client.force_login(owner)
+    filled = client.get("/jobs/new/").context["values"]
+    by_form = client.post("/plan/", filled).json()
+    by_json = client.post("/plan/", by_form["spec"], content_type="application/json").json()
+    assert by_form == by_json
+    assert by_form["problems"] == []
+    assert by_form["estimate"]["world_size"] == 4
 
 
 def test_a_hostile_name_is_inert(owner: User, client: Any) -> None:

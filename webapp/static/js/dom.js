@@ -1,54 +1,64 @@
-// Elements from data; text is always a text node, so nothing a job says can become markup.
-export function el(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "class") node.className = value;
-    else if (value === true) node.setAttribute(name, "");
-    else if (value !== false && value !== undefined) node.setAttribute(name, value);
+// Building DOM from text: nothing here ever parses HTML.
+
+/** el("td", {className: "number"}, "12") */
+export function el(name, properties = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (value === undefined || value === null) continue;
+    if (key in node) node[key] = value;
+    else node.setAttribute(key, value);
   }
   node.append(...children.filter((child) => child !== null && child !== undefined));
   return node;
 }
 
-export function svg(tag, attributes = {}, ...children) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
-
-export const byId = (id) => document.getElementById(id);
-
-export const pageData = () => JSON.parse(byId("page-data").textContent);
-
-/** columns: [{title, number?, cell: (row) => string | Node, className?: (row) => string}] */
-export function table(columns, rows, { caption } = {}) {
-  const head = el("tr", {}, ...columns.map((c) => el("th", { scope: "col", class: c.number ? "number" : "" }, c.title)));
-  const body = rows.map((row) =>
-    el("tr", { class: row.total ? "total" : "" }, ...columns.map((c) => {
-      const extra = c.className ? c.className(row) : "";
-      return el("td", { class: `${c.number ? "number" : ""} ${extra}`.trim() }, c.cell(row));
-    })),
-  );
-  const made = el("table", {}, el("thead", {}, head), el("tbody", {}, ...body));
-  if (caption) made.prepend(el("caption", { class: "visually-hidden" }, caption));
-  return el("div", { class: "table-wrap" }, made);
-}
-
-export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-
-/** A colour token as the canvas understands it: light-dark() resolved by the browser itself. */
-export function resolvedColor(name) {
-  const probe = el("span");
-  probe.style.color = `var(${name})`;
-  document.body.append(probe);
-  const found = getComputedStyle(probe).color;
-  probe.remove();
-  return found;
-}
-
+/** A small square of a token's colour: swatch("--axis-dp"). */
 export function swatch(token) {
-  const mark = el("span", { class: "swatch" });
-  mark.style.background = `var(${token})`;
-  return mark;
+  const square = el("span", { className: "swatch", ariaHidden: "true" });
+  square.style.setProperty("--swatch", `var(${token})`);
+  return square;
+}
+
+/** A stacked bar of parts [{token, value, title}]. */
+export function stackedBar(parts, label) {
+  const total = parts.reduce((sum, part) => sum + part.value, 0);
+  const bar = el("div", { className: "bar", role: "img", ariaLabel: label });
+  for (const part of parts) {
+    if (part.value <= 0) continue;
+    const span = el("span", { title: part.title });
+    span.style.width = `${(100 * part.value) / total}%`;
+    span.style.setProperty("--swatch", `var(${part.token})`);
+    bar.append(span);
+  }
+  return bar;
+}
+
+/** An embedded json_script as an object, or null. */
+export function embedded(id) {
+  const node = document.getElementById(id);
+  return node ? JSON.parse(node.textContent) : null;
+}
+
+/** True when the clipboard took it: it may be forbidden, or missing without https. */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** At most one call a frame, none while the page is hidden; the newest state is drawn. */
+export function eachFrame(draw) {
+  let wanted = false;
+  const run = () => {
+    wanted = false;
+    draw();
+  };
+  return () => {
+    if (wanted) return;
+    wanted = true;
+    requestAnimationFrame(run);
+  };
 }

@@ -1,44 +1,135 @@
-// Numbers and times as people read them, always with a unit.
-const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+// Numbers and times as text, units included. Pure functions.
 
-export function bytes(value) {
-  const sign = value < 0 ? "−" : "";
-  let size = Math.abs(value);
-  let unit = 0;
-  while (size >= 1024 && unit < BINARY.length - 1) {
-    size /= 1024;
-    unit += 1;
+const IEC = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+const SI = ["", "k", "M", "G", "T", "P", "E"];
+const MISSING = "–";
+const group = new Intl.NumberFormat("en-US");
+
+function scaled(value, base) {
+  let power = 0;
+  let rest = Math.abs(value);
+  // 999.5 would round to 1000: that belongs to the next unit.
+  while (rest >= base - 0.5 && power < SI.length - 1) {
+    rest /= base;
+    power += 1;
   }
-  const digits = unit === 0 ? 0 : size < 10 ? 2 : size < 100 ? 1 : 0;
-  return `${sign}${size.toFixed(digits)} ${BINARY[unit]}`;
+  return [Math.sign(value) * rest, power];
 }
 
-export const exactBytes = (value) => `${value < 0 ? "−" : ""}${count(Math.abs(value))} B`;
-
-export const rate = (value) => `${bytes(value)}/s`;
-
-export const count = (value) => Math.round(value).toLocaleString("en-GB").replaceAll(",", "\u202f");
-
-export function parameters(value) {
-  if (value >= 1e9) return `${(value / 1e9).toFixed(2)} B`;
-  if (value >= 1e6) return `${(value / 1e6).toFixed(1)} M`;
-  return count(value);
+function threeDigits(value) {
+  const size = Math.abs(value);
+  if (size === 0) return "0";
+  if (size >= 100) return value.toFixed(0);
+  if (size >= 10) return value.toFixed(1);
+  return value.toFixed(2);
 }
 
-export function seconds(value) {
-  if (value < 1e-3) return `${(value * 1e6).toFixed(0)} µs`;
-  if (value < 1) return `${(value * 1e3).toFixed(value < 0.01 ? 2 : 1)} ms`;
-  if (value < 60) return `${value.toFixed(1)} s`;
-  const minutes = Math.floor(value / 60);
-  if (minutes < 60) return `${minutes} min ${Math.round(value % 60)} s`;
-  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+const known = (value) => typeof value === "number" && Number.isFinite(value);
+
+/** 1536 -> "1.50 KiB" (powers of 1024). */
+export function bytes(value) {
+  if (!known(value)) return MISSING;
+  const [rest, power] = scaled(value, 1024);
+  return `${power === 0 ? String(Math.round(rest)) : threeDigits(rest)} ${IEC[power]}`;
 }
 
-const clock = new Intl.DateTimeFormat("en-GB", {
-  year: "numeric", month: "short", day: "numeric",
-  hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
+/** 1536 -> "1,536 B": for figures that must agree to the byte. */
+export function exactBytes(value) {
+  return known(value) ? `${group.format(value)} B` : MISSING;
+}
+
+/** Signed exact bytes: "+12 B", "0 B", "−3 B". */
+export function difference(value) {
+  if (!known(value)) return MISSING;
+  if (value === 0) return "0 B";
+  return `${value > 0 ? "+" : "−"}${group.format(Math.abs(value))} B`;
+}
+
+/** Bytes a second in powers of 1000, as links and nccl-tests are rated: "1.25 GB/s". */
+export function byteRate(value) {
+  if (!known(value)) return MISSING;
+  const [rest, power] = scaled(value, 1000);
+  return `${threeDigits(rest)} ${SI[power]}B/s`;
+}
+
+/** 124439808 -> "124M". */
+export function count(value) {
+  if (!known(value)) return MISSING;
+  const [rest, power] = scaled(value, 1000);
+  return power === 0 ? String(rest) : `${threeDigits(rest)}${SI[power]}`;
+}
+
+/** 124439808 -> "124,439,808". */
+export function integer(value) {
+  return known(value) ? group.format(value) : MISSING;
+}
+
+/** 12345.6 -> "12.3k tokens/s". */
+export function tokenRate(value) {
+  return known(value) ? `${count(value >= 1000 ? value : Number(threeDigits(value)))} tokens/s` : MISSING;
+}
+
+/** Seconds as "1.23 ms", "4.50 s", "3 min 05 s", "2 h 04 min". */
+export function duration(seconds) {
+  if (!known(seconds) || seconds < 0) return MISSING;
+  if (seconds < 1e-3) return `${threeDigits(seconds * 1e6)} µs`;
+  if (seconds < 1) return `${threeDigits(seconds * 1e3)} ms`;
+  if (seconds < 60) return `${threeDigits(seconds)} s`;
+  const whole = Math.round(seconds);
+  const two = (part) => String(part).padStart(2, "0");
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
+  return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+}
+
+/** Milliseconds with three digits, unit included. */
+export function milliseconds(seconds) {
+  return known(seconds) ? `${threeDigits(seconds * 1e3)} ms` : MISSING;
+}
+
+export function loss(value) {
+  return known(value) ? value.toFixed(4) : MISSING;
+}
+
+/** measured / predicted with enough digits that 1.0000 means it. */
+export function ratio(measured, predicted) {
+  if (!known(measured) || !known(predicted)) return MISSING;
+  if (predicted === 0) return measured === 0 ? "1.0000" : "∞";
+  return (measured / predicted).toFixed(4);
+}
+
+const clockFormat = new Intl.DateTimeFormat("en-GB", {
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  timeZoneName: "short",
+});
+const dateFormat = new Intl.DateTimeFormat("en-GB", {
+  year: "numeric",
+  month: "short",
+  day: "numeric",
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  timeZoneName: "short",
 });
 
-export const time = (when) => clock.format(new Date(when));
+/** A Date as "14:03:22 UTC", in the reader's zone; with the date when it is not today's. */
+export function clock(date, now = new Date()) {
+  return (date.toDateString() === now.toDateString() ? clockFormat : dateFormat).format(date);
+}
 
-export const zone = () => Intl.DateTimeFormat().resolvedOptions().timeZone;
+export function dateTime(date) {
+  return dateFormat.format(date);
+}
+
+const OP_NAMES = {
+  all_reduce: "all-reduce",
+  all_gather: "all-gather",
+  reduce_scatter: "reduce-scatter",
+  all_to_all: "all-to-all",
+};
+
+/** Collective as people write it: "all-reduce". */
+export function opName(op) {
+  return OP_NAMES[op] ?? op;
+}

@@ -1,245 +1,167 @@
-// The job page: telemetry into the store, the store onto the page, ten times a second at most.
-import { Chart } from "./charts.js";
-import { byId, el, pageData, swatch, table } from "./dom.js";
-import { bytes, count, exactBytes, rate, seconds, time, zone } from "./format.js";
-import { follow } from "./socket.js";
-import { Store, collectives, fidelity } from "./store.js";
+// The job page: ties the socket to the store, and the store to the widgets.
+import { predictionOf } from "./collectives.js";
+import { lossChart } from "./charts/loss.js";
+import { MOST_LINES, trafficChart } from "./charts/traffic.js";
+import { eachFrame, el, embedded } from "./dom.js";
+import { duration, integer, loss, opName, tokenRate } from "./format.js";
+import { showHeader } from "./jobheader.js";
+import { logView } from "./joblog.js";
+import { showCollectives, showComparison, showVerdicts } from "./jobtables.js";
+import { connect } from "./socket.js";
+import { createState, expectGap, foldBatch, foldSummary, secondsLeft } from "./store.js";
 
-const REDRAW_MS = 200;
-const SERIES = 16;
-const ESCAPES = /\u001b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|.)/g;
-
-const data = pageData();
-let job = data.job;
-const store = new Store();
+const $ = (id) => document.getElementById(id);
+let job = embedded("job");
+let state = createState();
 let paused = false;
-let dirty = true;
+const openAxes = new Set();
+const drawLoss = lossChart($("loss-chart"));
+const drawTraffic = trafficChart($("traffic-chart"));
+const showLogs = logView($("logs"));
+const predictedOf = predictionOf(job.estimate);
+const redraw = eachFrame(draw);
 
-const ranks = () => [...Array(Math.min(job.world_size, SERIES)).keys()];
-
-const trafficChart = new Chart(byId("traffic-chart"), {
-  series: ranks().map((rank) => ({ label: `rank ${rank}`, token: `--series-${rank}` })),
-  data: trafficData,
-  xLabel: `time (${zone()})`, yLabel: "payload bytes a second", yFormat: rate, xTime: true, yFromZero: true,
-});
-const lossChart = new Chart(byId("loss-chart"), {
-  series: [{ label: "training", token: "--series-0" }, { label: "validation", token: "--series-1", points: true }],
-  data: lossData,
-  xLabel: "step", yLabel: "loss (nats a token)", yFormat: (v) => v.toFixed(2),
-});
-
-function trafficData() {
-  const windowS = Number(byId("window").value);
-  const { x, series } = store.rates({ axis: byId("by-axis").value, op: byId("by-op").value, windowS, ranks: ranks() });
-  return [x, ...ranks().map((rank) => series.get(rank) ?? [])];
-}
-
-function lossData() {
-  const stride = Math.max(1, Math.ceil(store.losses.length / 1000));
-  const validation = new Map(store.evals);
-  const kept = store.losses.filter(([step], i) => i % stride === 0 || validation.has(step));
-  const xs = kept.map(([step]) => step);
-  return [xs, kept.map(([, loss]) => loss), xs.map((step) => validation.get(step) ?? null)];
-}
-
-function drawJob() {
-  const { status } = job;
-  byId("status").dataset.status = status;
-  byId("status").textContent = status;
-  const layout = job.spec.layout;
-  const parts = [`dp ${layout.dp} × pp ${layout.pp} × tp ${layout.tp}`];
-  if (layout.sequence_parallel) parts.push("sequence parallel");
-  if (layout.zero) parts.push(`ZeRO-${layout.zero}`);
-  parts.push(job.spec.model.preset ?? "custom model", job.host ? `on ${job.host}` : "no host yet", `attempt ${job.attempt}`, `id ${job.id}`);
-  byId("subtitle").textContent = parts.join(" · ");
-  byId("cancel").hidden = job.finished || status === "cancelling";
-  byId("requeue").hidden = !["failed", "lost", "cancelled"].includes(status);
-  byId("history").replaceChildren(...job.history.map((h) =>
-    el("li", {}, el("span", { class: "badge", "data-status": h.status }, h.status), " ", el("time", { datetime: h.at }, time(h.at)), h.reason ? ` – ${h.reason}` : "")));
-  drawNotice();
-}
-
-function drawNotice() {
-  const notice = byId("notice");
-  const exit = job.exit;
-  const gaps = store.gaps.map((g) => el("p", {}, `Gap: ${g.text}.`));
-  notice.className = "notice";
-  const content = [];
-  if (job.status === "queued") content.push(el("p", {}, `Waiting: ${job.wait_reason || "the scheduler has not looked yet"}`));
-  if (job.status === "starting") content.push(el("p", {}, `Starting on ${job.host}: processes come up and load torch; the first step takes some seconds.`));
-  if (job.status === "unreachable") {
-    notice.classList.add("warn");
-    content.push(el("p", {}, `${job.host} has not been heard of. Its ranks may well be training; nothing here is newer than the host's last word.`));
+function draw() {
+  drawProgress();
+  drawLoss(state.losses, state.evalLosses);
+  if (!paused) drawRates();
+  drawComparison();
+  const phase = $("phase").value;
+  showCollectives($("collectives"), state, phase ? [phase] : null);
+  showLogs(state.logs);
+  $("verdict-panel").hidden = state.verdicts.size === 0;
+  if (state.verdicts.size > 0) showVerdicts($("verdicts"), $("verdict-summary"), state);
+  $("gap").hidden = !state.lost;
+  if (state.lost) {
+    $("gap").textContent =
+      "A part of the history is no longer kept. Graphs show a break there; totals are counted by the ranks and stay exact.";
   }
-  if (exit && job.finished && job.status !== "succeeded") {
-    notice.classList.add(job.status === "cancelled" ? "warn" : "bad");
-    content.push(el("p", {}, exit.reason));
-    if (exit.log_tail.length) content.push(el("pre", {}, exit.log_tail.join("\n").replace(ESCAPES, "")));
-  }
-  notice.replaceChildren(...content, ...gaps);
-  notice.hidden = notice.childElementCount === 0;
+}
+
+function drawComparison() {
+  const off = showComparison($("fidelity-rows"), $("fidelity-note"), state, predictedOf, openAxes);
+  if (off === null) delete $("fidelity").dataset.difference;
+  else $("fidelity").dataset.difference = String(off);
+}
+
+function last(points) {
+  const step = Math.max(...points.keys());
+  return { step, loss: points.get(step) };
 }
 
 function drawProgress() {
-  const steps = job.spec.train.steps;
-  const done = store.progress?.step ?? job.exit?.summary?.steps ?? 0;
-  byId("progress").max = steps;
-  byId("progress").value = done;
-  const speed = store.tokensPerSecond();
-  const left = speed && !job.finished ? ((steps - done) * job.estimate.tokens_per_step) / speed : null;
-  const loss = store.losses.at(-1)?.[1];
-  const validation = store.evals.at(-1)?.[1];
-  const rows = [
-    ["step", `${count(done)}`, `of ${count(steps)}`],
-    ["speed", speed ? count(speed) : "–", "tokens/s"],
-    ["loss", loss?.toFixed(4) ?? "–", "nats a token"],
-    ["validation", validation?.toFixed(4) ?? "–", "nats a token"],
-    ["left", left === null ? "–" : seconds(left), job.finished ? "" : "about"],
-  ];
-  byId("figures").replaceChildren(...rows.map(([name, value, unit]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, " ", el("small", {}, unit)))));
-  byId("phase").textContent = job.finished ? "" : { setup: "setting up", step: "training", eval: "validating", teardown: "ending" }[store.phases.get(0)] ?? "";
-}
-
-function drawFidelity() {
-  const rows = fidelity(job.estimate, store.stepCells);
-  if (!rows.length) {
-    byId("fidelity").replaceChildren(el("p", { class: "hint" }, job.world_size === 1 ? "One rank sends nothing." : "The first finished step will fill this."));
-    return;
+  const { progress } = state;
+  if (state.losses.size > 0) $("figure-loss").textContent = loss(last(state.losses).loss);
+  if (state.evalLosses.size > 0) {
+    const newest = last(state.evalLosses);
+    $("figure-eval").textContent = loss(newest.loss);
+    $("figure-eval-step").textContent = `after step ${integer(newest.step)}`;
   }
-  const openRanks = byId("fidelity").querySelector("details")?.open ?? false;
-  const flat = rows.flatMap((row) => [...row.ranks.values()].map((r) => ({ axis: row.axis, ...r })));
-  const sums = rows.map((row) => total([...row.ranks.values()], { axis: row.axis }));
-  const all = total(flat, { axis: "all axes", total: true });
-  const steps = Math.min(...[...store.stepCells.values()].map((s) => s.step));
-  byId("fidelity").replaceChildren(
-    table(fidelityColumns(), [...sums, all], { caption: "payload bytes of all ranks" }),
-    el("p", { class: "hint" }, `${count(steps)} steps on each of ${store.stepCells.size} ranks; payload bytes of phase step.${verdictWords()}`),
-    el("details", { class: "reasons" }, el("summary", {}, "By rank"),
-      table([{ title: "rank", cell: (r) => `${r.rank}` }, ...fidelityColumns()], flat, { caption: "by rank" })),
-  );
-  byId("fidelity").querySelector("details").open = openRanks;
-  byId("fidelity").dataset.difference = String(all.measured - all.predicted);
+  const phases = new Set([...state.ranks.values()].map((rank) => rank.phase).filter(Boolean));
+  const { finished } = job;
+  $("figure-phase").textContent = phases.size > 0 && !finished ? `ranks are in: ${[...phases].join(", ")}` : "";
+  if (!progress) return;
+  const steps = progress.steps ?? job.spec.train.steps;
+  $("figure-step").textContent = `${integer(progress.step)} of ${integer(steps)}`;
+  $("progress").value = progress.step;
+  $("progress").max = steps;
+  $("figure-rate").textContent = tokenRate(progress.rate);
+  $("figure-step-time").textContent = progress.step_s ? `${duration(progress.step_s)} last step` : "";
+  $("figure-left").textContent = finished ? "–" : duration(secondsLeft(progress));
 }
 
-function fidelityColumns() {
-  return [
-    { title: "axis", cell: (r) => (r.total ? r.axis : el("span", {}, swatch(`--axis-${r.axis}`), r.axis)) },
-    { title: "predicted", number: true, cell: (r) => exactBytes(r.predicted) },
-    { title: "measured", number: true, cell: (r) => exactBytes(r.measured) },
-    { title: "difference", number: true, cell: (r) => exactBytes(r.measured - r.predicted), className: (r) => (r.measured === r.predicted ? "good" : "bad") },
-    { title: "calls predicted", number: true, cell: (r) => count(r.predictedCalls) },
-    { title: "calls measured", number: true, cell: (r) => count(r.measuredCalls), className: (r) => (r.measuredCalls === r.predictedCalls ? "" : "bad") },
-  ];
+function fillSelect(select, values, name) {
+  const known = new Set([...select.options].map((option) => option.value));
+  for (const value of values) if (!known.has(value)) select.append(el("option", { value }, name(value)));
 }
 
-function total(rows, extra) {
-  const sum = { predicted: 0, measured: 0, predictedCalls: 0, measuredCalls: 0, ...extra };
-  for (const row of rows) for (const name of ["predicted", "measured", "predictedCalls", "measuredCalls"]) sum[name] += row[name];
-  return sum;
+function drawRates() {
+  const bins = document.querySelector("[name=range]:checked").value === "whole" ? state.whole : state.recent;
+  const keys = new Set([...bins.rows.values()].flatMap((row) => [...row.keys()]));
+  fillSelect($("by-axis"), [...new Set([...keys].map((key) => key.split("/")[0]))].sort(), (axis) => `axis ${axis}`);
+  fillSelect($("by-op"), [...new Set([...keys].map((key) => key.split("/")[1]))].sort(), opName);
+  const [axis, op] = [$("by-axis").value, $("by-op").value];
+  const accepts = (key) => {
+    const [keyAxis, keyOp] = key.split("/");
+    return (!axis || axis === keyAxis) && (!op || op === keyOp);
+  };
+  const ranks = [...bins.rows.keys()].sort((a, b) => a - b);
+  drawTraffic(bins, ranks.slice(0, MOST_LINES), accepts);
+  const dropped = [...state.ranks.values()].reduce((sum, rank) => sum + rank.dropped, 0);
+  const notes = [];
+  if (state.recent.length > 0) notes.push(`Payload bytes issued per second, averaged over ${duration(bins.width)}.`);
+  if (ranks.length > MOST_LINES) notes.push(`Ranks 0–${MOST_LINES - 1} of ${ranks.length}; all count in the tables.`);
+  if (dropped > 0) notes.push(`${integer(dropped)} timing records dropped; byte counters are exact.`);
+  if (state.fromSummary) notes.push("The live stream of this run is gone; totals come from its stored summary.");
+  $("traffic-note").textContent = notes.join(" ");
 }
 
-function verdictWords() {
-  if (!store.verdicts.size) return "";
-  const rows = [...store.verdicts.values()].flat();
-  const wrong = rows.reduce((sum, r) => sum + Math.abs(r.measured_bytes - r.predicted_bytes), 0);
-  const calls = rows.reduce((sum, r) => sum + Math.abs(r.measured_count - r.predicted_count), 0);
-  return ` The run's own verdict over setup, steps and validations of ${store.verdicts.size} ranks: ${exactBytes(wrong)} and ${calls} calls apart.`;
-}
-
-function drawCollectives() {
-  const rows = collectives(store.cells, data.busFactors);
-  if (!rows.length) {
-    byId("collectives").replaceChildren(el("p", { class: "hint" }, "None yet."));
-    return;
-  }
-  const bandwidth = (v) => (v === null ? "–" : `${bytes(v)}/s`);
-  byId("collectives").replaceChildren(table([
-    { title: "collective", cell: (r) => r.op.replaceAll("_", "-") },
-    { title: "axis", cell: (r) => el("span", {}, swatch(`--axis-${r.axis}`), r.axis) },
-    { title: "group", number: true, cell: (r) => `${r.group_size} ranks` },
-    { title: "calls", number: true, cell: (r) => count(r.count) },
-    { title: "payload", number: true, cell: (r) => el("span", { title: exactBytes(r.payload_bytes) }, bytes(r.payload_bytes)) },
-    { title: "mean time", number: true, cell: (r) => (r.mean === null ? "–" : seconds(r.mean)) },
-    { title: "algorithm bandwidth", number: true, cell: (r) => bandwidth(r.algbw) },
-    { title: "bus bandwidth", number: true, cell: (r) => bandwidth(r.busbw) },
-  ], rows, { caption: "collectives by axis" }));
-  offer("by-axis", rows.map((r) => r.axis));
-  offer("by-op", rows.map((r) => r.op));
-  const dropped = [...store.dropped.values()].reduce((a, b) => a + b, 0);
-  if (dropped) byId("collectives").append(el("p", { class: "hint" }, `Times rest on fewer calls: ${count(dropped)} records did not fit the buffer. Counts and bytes are exact.`));
-}
-
-function offer(id, values) {
-  const select = byId(id);
-  for (const value of new Set(values)) {
-    if (![...select.options].some((o) => o.value === value)) select.append(el("option", { value }, value.replaceAll("_", "-")));
-  }
-}
-
-function drawLog() {
-  const select = byId("log-rank");
-  for (const rank of [...store.logs.keys()].sort((a, b) => a - b)) {
-    if (![...select.options].some((o) => Number(o.value) === rank)) select.append(el("option", { value: rank }, rank < 0 ? "launcher" : `rank ${rank}`));
-  }
-  if (!select.dataset.touched && store.logs.has(0)) select.value = "0";
-  const log = byId("log");
-  log.textContent = (store.logs.get(Number(select.value)) ?? []).join("\n").replace(ESCAPES, "") || "Nothing yet.";
-  if (byId("follow").checked) log.scrollTop = log.scrollHeight;
-}
-
-function draw() {
-  dirty = false;
-  drawProgress();
-  drawFidelity();
-  drawCollectives();
-  drawLog();
-  if (!paused) {
-    trafficChart.update();
-    lossChart.update();
-  }
-}
-
-function takeJob(next) {
-  if (next.attempt !== job.attempt) store.reset();
+function onJob(next) {
+  if (next.attempt !== job.attempt) state = createState();
   job = next;
-  if (job.exit?.summary && !store.stepCells.size) store.load(job.exit.summary);
-  drawJob();
-  dirty = true;
+  showHeader(job);
+  seedFromSummary();
+  redraw();
 }
 
-byId("cancel").addEventListener("click", () => byId("cancel-dialog").showModal());
-byId("keep").addEventListener("click", () => byId("cancel-dialog").close());
-byId("pause").addEventListener("click", () => {
-  paused = !paused;
-  byId("pause").setAttribute("aria-pressed", String(paused));
-  byId("pause").textContent = paused ? "Go on" : "Pause";
-});
-for (const id of ["by-axis", "by-op", "window"]) byId(id).addEventListener("change", () => trafficChart.update());
-byId("log-rank").addEventListener("change", () => {
-  byId("log-rank").dataset.touched = "1";
-  drawLog();
-});
-byId("copy-log").addEventListener("click", () => navigator.clipboard.writeText(byId("log").textContent));
+function seedFromSummary() {
+  if (job.exit?.summary && state.lastId === null) foldSummary(state, job.exit.summary);
+}
 
-takeJob(job);
-draw();
-setInterval(() => {
-  if (dirty) draw();
-}, REDRAW_MS);
+function onBatch(id, batch) {
+  foldBatch(state, id, batch);
+  redraw();
+}
 
-follow(job.id, {
-  entry: (batch) => {
-    store.add(batch);
-    dirty = true;
-  },
-  job: takeJob,
-  gap: () => {
-    store.gaps.push({ text: "older history was trimmed; totals are exact, the graph begins later" });
-    drawNotice();
-  },
-  state: (state, words) => {
-    const node = byId("connection");
-    node.dataset.state = state;
-    node.textContent = words;
-  },
+const CONNECTION = {
+  connecting: ["", "connecting"],
+  live: ["good", "live"],
+  delayed: ["warn", "delayed: Redis cannot be reached; training goes on"],
+  reconnecting: ["warn", "reconnecting"],
+  refused: ["bad", "not allowed: reload the page"],
+};
+
+function onConnection(name) {
+  const badge = $("connection");
+  const [tone, words] = CONNECTION[name];
+  badge.dataset.tone = tone;
+  if (badge.textContent !== words) badge.textContent = words;
+}
+
+function listen() {
+  for (const id of ["by-axis", "by-op", "phase"]) $(id).addEventListener("change", redraw);
+  for (const radio of document.querySelectorAll("[name=range]")) radio.addEventListener("change", redraw);
+  $("pause").addEventListener("click", (event) => {
+    paused = !paused;
+    event.currentTarget.textContent = paused ? "Go live" : "Pause";
+    event.currentTarget.setAttribute("aria-pressed", String(paused));
+    redraw();
+  });
+  $("fidelity").addEventListener("click", (event) => {
+    const axis = event.target.closest("button")?.dataset.axis;
+    if (!axis) return;
+    if (!openAxes.delete(axis)) openAxes.add(axis);
+    drawComparison();
+    $("fidelity").querySelector(`button[data-axis="${axis}"]`)?.focus();
+  });
+  const dialog = $("cancel-dialog");
+  $("cancel-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    dialog.showModal();
+  });
+  $("keep").addEventListener("click", () => dialog.close());
+  dialog.querySelector("button.primary").addEventListener("click", () => $("cancel-form").submit());
+}
+
+listen();
+if (job.finished) document.querySelector("[name=range][value=whole]").checked = true;
+showHeader(job);
+seedFromSummary();
+redraw();
+connect(`/ws/jobs/${job.id}/`, {
+  resume: () => ({ after: state.lastId ?? "0-0", attempt: job.attempt }),
+  onJob,
+  onGap: () => expectGap(state),
+  onBatch,
+  onState: onConnection,
 });

@@ -1,117 +1,149 @@
-// Draws an estimate: figures, rank grid, traffic and memory, each picture with its table.
-import { byId, el, svg, swatch, table } from "./dom.js";
-import { bytes, count, exactBytes, parameters } from "./format.js";
+// The submit page: asks the planner as one types, shows what the layout costs and what stands in its way.
+import { copyText, embedded } from "./dom.js";
+import { readRanks, showEstimate } from "./estimate.js";
+import { count } from "./format.js";
 
-const MOST_SQUARES = 1024;
-const MEMORY_TOKENS = {
-  parameters: "--series-0",
-  gradients: "--series-1",
-  optimizer: "--series-2",
-  gathered: "--series-3",
-  activations: "--series-4",
-  logits: "--series-5",
-};
+const DELAY_MS = 150;
+const form = document.getElementById("job-form");
+const panel = document.getElementById("estimate");
+const presets = embedded("presets");
+const status = document.getElementById("plan-status");
+let latest = null; // the newest request; older answers are dropped
+let spec = null; // as the server understood the form
 
-export function drawPlan(estimate) {
-  figures(estimate);
-  byId("grid").replaceChildren(grid(estimate));
-  byId("traffic").replaceChildren(...traffic(estimate));
-  byId("memory").replaceChildren(...memory(estimate));
+function showModel() {
+  const name = form.elements["model.preset"].value;
+  const custom = name === "";
+  document.getElementById("model-sizes").hidden = !custom;
+  const note = document.getElementById("preset-note");
+  const preset = presets[name];
+  note.textContent = preset ? `${preset.description} · ${count(preset.parameters)} parameters` : "Your own sizes.";
+  if (preset) for (const [key, value] of Object.entries(preset.sizes)) setField(`model.${key}`, value);
 }
 
-export function clearPlan() {
-  for (const id of ["grid", "traffic", "memory"]) byId(id).replaceChildren(el("p", { class: "hint" }, "–"));
-  byId("figures").replaceChildren();
+function setField(name, value) {
+  const control = form.elements[name];
+  if (!control) return;
+  if (control.type === "checkbox") control.checked = value;
+  else control.value = value;
 }
 
-function figures(estimate) {
-  const { dp, pp, tp } = estimate.axes;
-  const held = Math.max(...estimate.stages.map((s) => s.parameters));
-  const rows = [
-    ["ranks", `${count(estimate.world_size)}`, `dp ${dp} × pp ${pp} × tp ${tp}`],
-    ["model", parameters(estimate.model_parameters), "parameters"],
-    ["held per rank", parameters(held), "parameters at most"],
-    ["tokens a step", count(estimate.tokens_per_step), `micro-batch ${estimate.micro_batch_size}`],
-    ["peak memory", bytes(estimate.peak_memory_bytes), "a rank, estimate"],
-  ];
-  byId("figures").replaceChildren(...rows.map(([name, value, unit]) =>
-    el("div", {}, el("dt", {}, name), el("dd", {}, value, " ", el("small", {}, unit)))));
-}
-
-function grid(estimate) {
-  const { dp, pp, tp } = estimate.axes;
-  if (estimate.world_size > MOST_SQUARES) {
-    return el("p", { class: "hint" }, `${count(estimate.world_size)} ranks: too many to draw`);
+function holderOf(field) {
+  const parts = field.split(".");
+  while (parts.length > 0) {
+    const holder = form.querySelector(`[data-for="${CSS.escape(parts.join("."))}"]`);
+    if (holder && !holder.closest("[hidden]")) return holder;
+    parts.pop();
   }
-  const size = estimate.world_size > 128 ? 10 : 18;
-  const step = size + 2;
-  const width = pp * (tp * step + 10);
-  const picture = svg("svg", {
-    viewBox: `0 0 ${width} ${dp * step}`, width, height: dp * step, role: "img",
-    "aria-label": `${pp} stages of ${dp} by ${tp} ranks`,
-  });
-  for (let stage = 0; stage < pp; stage += 1) {
-    for (let d = 0; d < dp; d += 1) {
-      for (let t = 0; t < tp; t += 1) {
-        const rank = (stage * dp + d) * tp + t;
-        const square = svg("rect", {
-          x: stage * (tp * step + 10) + t * step, y: d * step, width: size, height: size, rx: 3,
-        }, svg("title", {}, `rank ${rank}: pp ${stage}, dp ${d}, tp ${t}`));
-        square.style.fill = `var(--series-${stage % 16})`;
-        picture.append(square);
-      }
+  return null;
+}
+
+function showProblems(problems) {
+  for (const place of form.querySelectorAll(".field .problem")) place.textContent = "";
+  for (const control of form.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
+  const elsewhere = [];
+  for (const { field, message } of problems) {
+    const holder = holderOf(field);
+    if (!holder) {
+      elsewhere.push(`${field}: ${message}`);
+      continue;
     }
+    const place = holder.querySelector(".problem");
+    place.textContent = [place.textContent, message].filter(Boolean).join("; ");
+    for (const control of holder.querySelectorAll("input, select")) control.setAttribute("aria-invalid", "true");
   }
-  return picture;
+  const other = document.getElementById("other-problems");
+  other.hidden = elsewhere.length === 0;
+  other.textContent = elsewhere.join("\n");
+  document.getElementById("submit").disabled = problems.length > 0;
 }
 
-function traffic(estimate) {
-  const axes = [...new Set(estimate.stages.flatMap((s) => Object.keys(s.step_bytes)))];
-  if (!axes.length) return [el("p", { class: "hint" }, "One rank sends nothing.")];
-  const most = Math.max(...estimate.stages.map((s) => sum(s.step_bytes)));
-  const columns = [
-    { title: "stage", cell: (r) => `${r.stage}` },
-    { title: "collective", cell: (r) => r.op.replaceAll("_", "-") },
-    { title: "axis", cell: (r) => el("span", {}, swatch(`--axis-${r.axis}`), r.axis) },
-    { title: "calls", number: true, cell: (r) => count(r.count) },
-    { title: "payload", number: true, cell: (r) => el("span", { title: exactBytes(r.payload_bytes) }, bytes(r.payload_bytes)) },
-  ];
-  const rows = estimate.stages.flatMap((s) => s.traffic.map((t) => ({ stage: s.stage, ...t })));
-  return [
-    ...estimate.stages.slice(0, 16).map((s) => bar(
-      `stage ${s.stage}: ${bytes(sum(s.step_bytes))}`,
-      axes.map((a) => [`--axis-${a}`, s.step_bytes[a] ?? 0, a]), most)),
-    table(columns, rows.slice(0, 64), { caption: "collectives of one rank in one step" }),
-  ];
-}
-
-function memory(estimate) {
-  const most = estimate.peak_memory_bytes;
-  const names = Object.keys(MEMORY_TOKENS);
-  const columns = [
-    { title: "component", cell: (n) => el("span", {}, swatch(MEMORY_TOKENS[n]), n) },
-    ...estimate.stages.slice(0, 4).map((s) => ({
-      title: `stage ${s.stage}`, number: true, cell: (n) => bytes(s.memory[n]),
-    })),
-  ];
-  return [
-    ...estimate.stages.slice(0, 16).map((s) => bar(
-      `stage ${s.stage}: ${bytes(s.memory_bytes)}`, names.map((n) => [MEMORY_TOKENS[n], s.memory[n], n]), most)),
-    table(columns, names, { caption: "memory by component" }),
-  ];
-}
-
-function bar(label, parts, most) {
-  const picture = svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", class: "bar", role: "img", "aria-label": label });
-  let x = 0;
-  for (const [token, size, name] of parts) {
-    const width = most ? (size / most) * 1000 : 0;
-    const part = svg("rect", { x, y: 0, width, height: 18 }, svg("title", {}, `${name}: ${bytes(size)}`));
-    part.style.fill = `var(${token})`;
-    picture.append(part);
-    x += width;
+/** A choice that cannot be is disabled and says why: as a tooltip, and in words below the choices. */
+function showChoices(choices) {
+  for (const holder of form.querySelectorAll("[data-for^='layout.']")) {
+    const options = choices[holder.dataset.for.slice("layout.".length)] ?? {};
+    const reasons = new Map();
+    for (const input of holder.querySelectorAll("input")) {
+      const value = input.type === "checkbox" ? "true" : input.value;
+      const reason = options[value] ?? null;
+      // The chosen value stays usable: its reason stands beside the field as a problem.
+      input.disabled = reason !== null && !input.checked;
+      const label = input.closest("label");
+      if (label) label.title = reason ?? "";
+      if (reason && !input.checked) reasons.set(reason, [...(reasons.get(reason) ?? []), value]);
+    }
+    const list = holder.querySelector(".reasons");
+    const lines = [...reasons].map(([reason, values]) => {
+      const line = document.createElement("li");
+      line.textContent = holder.querySelector("input[type=checkbox]") ? reason : `${values.join(", ")}: ${reason}`;
+      return line;
+    });
+    list?.replaceChildren(...lines);
   }
-  return el("div", {}, el("div", { class: "hint" }, label), picture);
 }
 
-const sum = (byAxis) => Object.values(byAxis).reduce((a, b) => a + b, 0);
+async function ask() {
+  latest?.abort();
+  const mine = new AbortController();
+  latest = mine;
+  panel.dataset.stale = "true";
+  try {
+    const answer = await fetch(form.dataset.planUrl, {
+      method: "POST",
+      body: new FormData(form),
+      headers: { Accept: "application/json" },
+      signal: mine.signal,
+    });
+    if (answer.redirected || answer.status === 403) throw new Error("you are logged out; open the page again");
+    if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
+    const plan = await answer.json();
+    if (mine !== latest) return;
+    spec = plan.spec;
+    showProblems(plan.problems);
+    showChoices(plan.choices);
+    panel.dataset.stale = String(!plan.estimate);
+    if (plan.estimate) showEstimate(panel, plan.estimate);
+    const number = plan.problems.length;
+    const text = number === 1 ? "One problem to solve first." : `${number} problems to solve first.`;
+    status.textContent = number ? text : "This can run.";
+    status.dataset.tone = number ? "bad" : "good";
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    status.textContent = `No estimate: ${error.message}.`;
+    status.dataset.tone = "bad";
+  }
+}
+
+let timer = null;
+function askSoon() {
+  clearTimeout(timer);
+  timer = setTimeout(ask, DELAY_MS);
+}
+
+function curl() {
+  const body = JSON.stringify(spec, null, 2).replaceAll("'", "'\\''");
+  return [
+    `curl --fail-with-body ${location.origin}/api/v1/jobs \\`,
+    `  -H "Authorization: Token $MESHBOARD_TOKEN" \\`,
+    `  -H 'Content-Type: application/json' \\`,
+    `  -d '${body}'`,
+  ].join("\n");
+}
+
+form.addEventListener("input", askSoon);
+form.elements["model.preset"].addEventListener("change", () => {
+  showModel();
+  askSoon();
+});
+document.getElementById("copy-curl").addEventListener("click", async () => {
+  if (!spec) return;
+  document.querySelector(".curl pre").textContent = curl();
+  document.querySelector(".curl").open = true;
+  const copied = await copyText(curl());
+  document.getElementById("copied").textContent = copied
+    ? "copied; it reads your API token from $MESHBOARD_TOKEN"
+    : "the browser forbids copying: select the text below";
+});
+readRanks(panel);
+showModel();
+ask();

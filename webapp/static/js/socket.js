@@ -1,52 +1,68 @@
-// The job's websocket: replays from the last stream id seen, for as long as the page is open.
+// A websocket that comes back: backoff with jitter, and replay from the last stream id it saw.
 import { decode } from "../vendor/msgpack/decode.mjs";
 
-const FIRST_PAUSE_MS = 500;
-const LONGEST_PAUSE_MS = 8000;
-const FORBIDDEN = 4403;
+const FIRST_DELAY_MS = 500;
+const LONGEST_DELAY_MS = 15_000;
+const REFUSED = new Set([4400, 4403]); // not understood, or not this user's job: trying again is no use
 
-/** handlers: entry(batch), job(job), gap(gap), state(text: "live" | "waiting" | "ended", words) */
-export function follow(jobId, handlers) {
-  let after = "0-0";
-  let attempt = null;
-  let pause = FIRST_PAUSE_MS;
+/**
+ * `resume()` gives the query to resume with; `onJob`, `onGap` and `onBatch(id, batch)` get what arrives;
+ * `onState` gets "connecting", "live", "delayed" (the server cannot reach Redis), "reconnecting" or "refused".
+ */
+export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
+  let delay = FIRST_DELAY_MS;
+  let timer = null;
+  let socket = null;
+  let closed = false;
 
-  function connect() {
-    const scheme = location.protocol === "https:" ? "wss" : "ws";
-    const query = new URLSearchParams({ after, ...(attempt === null ? {} : { attempt }) });
-    const socket = new WebSocket(`${scheme}://${location.host}/ws/jobs/${jobId}/?${query}`);
+  function open() {
+    timer = null;
+    const url = new URL(path, location.href);
+    url.protocol = location.protocol === "https:" ? "wss:" : "ws:";
+    for (const [name, value] of Object.entries(resume())) url.searchParams.set(name, value);
+    socket = new WebSocket(url);
     socket.binaryType = "arraybuffer";
-    socket.onopen = () => {
-      pause = FIRST_PAUSE_MS;
-      handlers.state("live", "live");
-    };
-    socket.onmessage = (event) => take(decode(new Uint8Array(event.data)));
-    socket.onclose = (event) => {
-      if (event.code === FORBIDDEN) {
-        handlers.state("ended", "you may not see this job any more; log in again");
+    socket.addEventListener("open", () => onState("live"));
+    socket.addEventListener("message", (event) => {
+      delay = FIRST_DELAY_MS; // a connection that delivers is a good one
+      take(decode(event.data));
+    });
+    socket.addEventListener("close", (event) => {
+      if (closed) return;
+      if (REFUSED.has(event.code)) {
+        onState("refused");
         return;
       }
-      handlers.state("waiting", `connection lost; trying again in ${(pause / 1000).toFixed(1)} s`);
-      setTimeout(connect, pause);
-      pause = Math.min(pause * 2, LONGEST_PAUSE_MS);
-    };
+      onState("reconnecting");
+      timer = setTimeout(open, delay * (0.75 + Math.random() / 2));
+      delay = Math.min(LONGEST_DELAY_MS, delay * 2);
+    });
   }
 
   function take(message) {
-    if (message.job) {
-      if (message.job.attempt !== attempt) after = "0-0";
-      attempt = message.job.attempt;
-      handlers.job(message.job);
-    }
-    if (message.gap) handlers.gap(message.gap);
-    if (message.stale) handlers.state("waiting", "live data is delayed: Redis cannot be reached; training goes on");
+    if (message.job) onJob(message.job);
+    if (message.gap) onGap(message.gap);
+    if (message.stale) onState("delayed");
     if (!message.entries) return;
-    handlers.state("live", "live");
-    for (const [id, packed] of message.entries) {
-      after = id;
-      handlers.entry(decode(packed));
-    }
+    onState("live");
+    for (const [id, packed] of message.entries) onBatch(id, decode(packed));
   }
 
-  connect();
+  function retryNow() {
+    if (timer === null) return;
+    clearTimeout(timer);
+    open();
+  }
+
+  addEventListener("online", retryNow);
+  document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && retryNow());
+  onState("connecting");
+  open();
+  return {
+    close() {
+      closed = true;
+      clearTimeout(timer);
+      socket?.close();
+    },
+  };
 }

@@ -1,181 +1,176 @@
-// Folds telemetry items into what the page shows. No DOM here: data in, data out.
-export const BIN_S = 0.5;
-const MAX_BINS = 14_400; // two hours
-const MAX_LINES = 5_000; // per log
+// Folds telemetry batches (contracts/telemetry.py) into what the page shows. Pure: no DOM, no clock.
+import { Bins } from "./rates.js";
 
-export const cellKey = (c) => `${c.phase}|${c.op}|${c.axis}|${c.group_size}`;
+export const VERSION = 1;
+export const LOG_LINES = 2000; // kept per rank in the page; the host keeps the files
+const LOSS_POINTS = 20_000;
 
-export class Store {
-  constructor() {
-    this.reset();
-  }
-
-  reset() {
-    this.cells = new Map(); // rank -> Map(key -> cell), latest
-    this.stepCells = new Map(); // rank -> {step, cells}, exact at the end of that step
-    this.bins = new Map(); // rank -> Map(bin -> Map("axis|op" -> bytes))
-    this.firstBin = null;
-    this.lastBin = null;
-    this.losses = []; // [step, loss]
-    this.evals = [];
-    this.logs = new Map(); // rank -> [line]
-    this.phases = new Map();
-    this.verdicts = new Map();
-    this.dropped = new Map();
-    this.gaps = [];
-    this.progress = null; // last step item of rank 0
-    this.speeds = [];
-  }
-
-  add(batch) {
-    for (const item of batch.items) this[`add_${item.kind}`]?.(item);
-  }
-
-  add_traffic(item) {
-    const known = this.cells.get(item.rank) ?? new Map();
-    const isFirst = known.size === 0;
-    const bin = Math.floor(item.time / BIN_S);
-    for (const cell of item.cells) {
-      const key = cellKey(cell);
-      const before = known.get(key);
-      known.set(key, cell);
-      // After trimmed history the first total says nothing about when its bytes moved.
-      if (!before && isFirst && this.gaps.length) continue;
-      this.addToBin(item.rank, bin, `${cell.axis}|${cell.op}`, cell.payload_bytes - (before?.payload_bytes ?? 0));
-    }
-    this.cells.set(item.rank, known);
-    this.dropped.set(item.rank, item.dropped);
-  }
-
-  addToBin(rank, bin, key, size) {
-    if (!this.bins.has(rank)) this.bins.set(rank, new Map());
-    const bins = this.bins.get(rank);
-    if (!bins.has(bin)) bins.set(bin, new Map());
-    const sums = bins.get(bin);
-    sums.set(key, (sums.get(key) ?? 0) + size);
-    if (bins.size > MAX_BINS) bins.delete(bins.keys().next().value);
-    this.firstBin = Math.min(this.firstBin ?? bin, bin);
-    this.lastBin = Math.max(this.lastBin ?? bin, bin);
-  }
-
-  add_step(item) {
-    this.stepCells.set(item.rank, { step: item.step, cells: item.cells });
-    if (item.rank !== 0) return;
-    this.progress = item;
-    if (item.loss !== null) this.losses.push([item.step, item.loss]);
-    this.speeds.push(item.tokens / item.step_s);
-    if (this.speeds.length > 20) this.speeds.shift();
-  }
-
-  add_eval(item) {
-    this.evals.push([item.step, item.loss]);
-  }
-
-  add_phase(item) {
-    this.phases.set(item.rank, item.phase);
-  }
-
-  add_verdict(item) {
-    this.verdicts.set(item.rank, item.rows);
-  }
-
-  add_gap(item) {
-    this.gaps.push({ time: item.time, text: `${item.items} items were dropped on the host while Redis was away` });
-  }
-
-  add_log(item) {
-    if (!this.logs.has(item.rank)) this.logs.set(item.rank, []);
-    const lines = this.logs.get(item.rank);
-    if (item.skipped) lines.push(`… ${item.skipped} lines left out: the log grew too fast …`);
-    lines.push(...item.lines);
-    if (lines.length > MAX_LINES) lines.splice(0, lines.length - MAX_LINES);
-  }
-
-  /** The stored summary of an attempt whose stream is gone. */
-  load(summary) {
-    for (const [rank, cells] of Object.entries(summary.cells)) {
-      this.cells.set(Number(rank), new Map(cells.map((c) => [cellKey(c), c])));
-      this.stepCells.set(Number(rank), { step: summary.steps, cells: cells.filter((c) => c.phase === "step") });
-    }
-    this.losses = summary.losses.map((p) => [p.step, p.loss]);
-    this.evals = summary.eval_losses.map((p) => [p.step, p.loss]);
-    for (const [rank, rows] of Object.entries(summary.verdict)) this.verdicts.set(Number(rank), rows);
-    if (summary.tokens_per_s) this.speeds = [summary.tokens_per_s];
-  }
-
-  tokensPerSecond() {
-    if (!this.speeds.length) return null;
-    return this.speeds.reduce((a, b) => a + b, 0) / this.speeds.length;
-  }
-
-  /** {x: [unix s], series: Map(rank -> [bytes/s])} over whole bins; the newest, still filling, is left out. */
-  rates({ axis = "", op = "", windowS = 0, ranks }) {
-    if (this.lastBin === null) return { x: [], series: new Map() };
-    const end = this.lastBin - 1;
-    const start = windowS ? Math.max(this.firstBin, end - windowS / BIN_S) : this.firstBin;
-    const stride = Math.max(1, Math.ceil((end - start + 1) / 1200));
-    const x = [];
-    for (let bin = start; bin <= end; bin += stride) x.push(bin * BIN_S);
-    const series = new Map();
-    for (const rank of ranks) {
-      const bins = this.bins.get(rank) ?? new Map();
-      const ys = [];
-      for (let bin = start; bin <= end; bin += stride) {
-        let sum = 0;
-        for (let i = 0; i < stride; i += 1) sum += matching(bins.get(bin + i), axis, op);
-        ys.push(sum / (stride * BIN_S));
-      }
-      series.set(rank, ys);
-    }
-    return { x, series };
-  }
-}
-
-function matching(sums, axis, op) {
-  let total = 0;
-  for (const [key, size] of sums ?? []) {
-    const [a, o] = key.split("|");
-    if ((!axis || a === axis) && (!op || o === op)) total += size;
-  }
-  return total;
-}
-
-/** Predicted and measured payload bytes and calls of whole steps, by axis and by rank. */
-export function fidelity(estimate, stepCells) {
-  const perStage = estimate.axes.dp * estimate.axes.tp;
-  const rows = new Map();
-  const add = (axis, rank, what, bytes, calls) => {
-    if (!rows.has(axis)) rows.set(axis, { axis, ranks: new Map() });
-    const ranks = rows.get(axis).ranks;
-    if (!ranks.has(rank)) ranks.set(rank, { rank, predicted: 0, measured: 0, predictedCalls: 0, measuredCalls: 0 });
-    ranks.get(rank)[what] += bytes;
-    ranks.get(rank)[`${what}Calls`] += calls;
+export function createState() {
+  return {
+    attempt: null,
+    lastId: null,
+    ranks: new Map(), // rank -> see rankState
+    losses: new Map(), // step -> loss
+    evalLosses: new Map(),
+    progress: null, // {step, steps, step_s, tokens, time, rate}
+    verdicts: new Map(), // rank -> rows
+    logs: new Map(), // rank -> {first, lines, skipped, next}
+    recent: new Bins(0.5, 121, "recent"),
+    whole: new Bins(0.5, 1200, "whole"),
+    gaps: 0,
+    lost: false, // some history could not be replayed
+    time: null, // newest telemetry
+    fromSummary: false,
   };
-  for (const [rank, { step, cells }] of [...stepCells].sort((a, b) => a[0] - b[0])) {
-    const stage = estimate.stages[Math.floor(rank / perStage)];
-    const own = estimate.rank_bytes[rank] ?? stage.step_bytes;
-    for (const [axis, size] of Object.entries(own)) add(axis, rank, "predicted", size * step, 0);
-    for (const row of stage.traffic) add(row.axis, rank, "predicted", 0, row.count * step);
-    for (const cell of cells) add(cell.axis, rank, "measured", cell.payload_bytes, cell.count);
-  }
-  return [...rows.values()].sort((a, b) => a.axis.localeCompare(b.axis));
 }
 
-/** Sums of all ranks by (op, axis, group size), with mean time and bandwidths. */
-export function collectives(cells, busFactors) {
-  const sums = new Map();
-  for (const ofRank of cells.values()) {
-    for (const cell of ofRank.values()) {
-      const key = `${cell.axis}|${cell.op}|${cell.group_size}`;
-      const sum = sums.get(key) ?? { ...cell, count: 0, completed: 0, payload_bytes: 0, busy_s: 0 };
-      for (const name of ["count", "completed", "payload_bytes", "busy_s"]) sum[name] += cell[name];
-      sums.set(key, sum);
-    }
+function rankState(state, rank) {
+  if (!state.ranks.has(rank)) {
+    const fresh = { phase: null, cells: new Map(), baseline: false, exactStep: 0, exactCells: [], dropped: 0 };
+    state.ranks.set(rank, { ...fresh, baseline: state.lost });
   }
-  return [...sums].sort((a, b) => a[0].localeCompare(b[0])).map(([, sum]) => {
-    const mean = sum.completed ? sum.busy_s / sum.completed : null;
-    const algbw = mean && sum.payload_bytes ? sum.payload_bytes / sum.count / mean : null;
-    const factor = busFactors[sum.op]?.[sum.group_size];
-    return { ...sum, mean, algbw, busbw: algbw !== null && factor !== undefined ? algbw * factor : null };
-  });
+  return state.ranks.get(rank);
+}
+
+/** The keys of `Bins`: enough to filter by axis and by collective. */
+export const binKey = (cell) => `${cell.axis}/${cell.op}`;
+const cellKey = (cell) => `${cell.phase}/${cell.axis}/${cell.op}/${cell.group_size}`;
+
+function foldCells(state, item) {
+  const rank = rankState(state, item.rank);
+  for (const cell of item.cells) {
+    const key = cellKey(cell);
+    const before = rank.cells.get(key);
+    // Step items and traffic items leave the rank by two doors: an older snapshot may arrive second.
+    if (before && (cell.count < before.count || cell.completed < before.completed)) continue;
+    rank.cells.set(key, cell);
+    // After a break the first value says what happened before it, too: no honest rate follows from it.
+    const known = before && !rank.stale?.has(key);
+    rank.stale?.delete(key);
+    if (!known && rank.baseline) continue;
+    const amount = cell.payload_bytes - (known ? before.payload_bytes : 0);
+    if (amount <= 0) continue;
+    state.recent.add(item.rank, binKey(cell), item.time, amount);
+    state.whole.add(item.rank, binKey(cell), item.time, amount);
+  }
+}
+
+/** History is missing up to `to`: mark it, and take the next value of each counter as a new baseline. */
+export function markGap(state, from, to) {
+  state.gaps += 1;
+  state.lost = true;
+  for (const rank of state.ranks.values()) {
+    rank.baseline = true;
+    rank.stale = new Set(rank.cells.keys());
+  }
+  if (from === null || to === null || to < from) return;
+  state.recent.hole(Math.max(from, to - 60), to);
+  state.whole.hole(from, to);
+}
+
+function thin(points) {
+  if (points.size <= LOSS_POINTS) return;
+  let odd = false;
+  for (const step of points.keys()) {
+    if (odd) points.delete(step);
+    odd = !odd;
+  }
+}
+
+function foldStep(state, item) {
+  const rank = rankState(state, item.rank);
+  rank.exactStep = item.step;
+  rank.exactCells = item.cells;
+  foldCells(state, item);
+  if (item.loss !== null) {
+    state.losses.set(item.step, item.loss);
+    thin(state.losses);
+  }
+  const before = state.progress;
+  if (before && item.step <= before.step) return;
+  const rate = item.step_s > 0 ? item.tokens / item.step_s : null;
+  // An average over about ten steps: a single step's time jumps too much to read.
+  const smooth = before?.rate && rate ? before.rate + (rate - before.rate) / Math.min(10, item.step) : rate;
+  const { step, steps, step_s, tokens, time, learning_rate, grad_norm } = item;
+  state.progress = { step, steps, step_s, tokens, time, learning_rate, grad_norm, rate: smooth };
+}
+
+function foldLog(state, item) {
+  if (!state.logs.has(item.rank)) state.logs.set(item.rank, { lines: [], next: 0, total: 0 });
+  const log = state.logs.get(item.rank);
+  const skipped = Math.max(item.first - log.next, item.skipped ?? 0);
+  if (skipped > 0) log.lines.push({ skipped });
+  const seen = Math.max(0, log.next - item.first);
+  for (const text of item.lines.slice(seen)) log.lines.push({ text });
+  log.next = Math.max(log.next, item.first + item.lines.length);
+  log.total = log.next;
+  if (log.lines.length > LOG_LINES) log.lines.splice(0, log.lines.length - LOG_LINES);
+}
+
+const FOLD = {
+  traffic(state, item) {
+    rankState(state, item.rank).dropped = item.dropped;
+    foldCells(state, item);
+  },
+  step: foldStep,
+  eval: (state, item) => state.evalLosses.set(item.step, item.loss),
+  phase(state, item) {
+    rankState(state, item.rank).phase = item.phase;
+  },
+  log: foldLog,
+  verdict: (state, item) => state.verdicts.set(item.rank, item.rows),
+  gap: (state, item) => markGap(state, state.time, item.time),
+};
+
+/** One Redis Stream entry. A batch of another attempt is refused: false. */
+export function foldBatch(state, id, batch) {
+  if (batch.v !== VERSION) throw new Error(`telemetry version ${batch.v}; this page reads ${VERSION}. Reload it.`);
+  if (state.attempt !== null && batch.attempt !== state.attempt) return false;
+  state.attempt = batch.attempt;
+  if (state.fromSummary) forgetCounters(state);
+  if (state.awaitsGapEnd) {
+    markGap(state, state.time, batch.time);
+    state.awaitsGapEnd = false;
+  }
+  for (const item of batch.items) FOLD[item.kind]?.(state, item);
+  state.lastId = id;
+  state.time = batch.time;
+  state.recent.advance(batch.time);
+  state.whole.advance(batch.time);
+  return true;
+}
+
+/** The server had to leave out entries: the next batch says up to when. */
+export function expectGap(state) {
+  state.awaitsGapEnd = true;
+}
+
+// The stream replays what the summary had condensed; losses stay, they are keyed by step.
+function forgetCounters(state) {
+  state.ranks.clear();
+  state.verdicts.clear();
+  state.fromSummary = false;
+}
+
+/** What is left of an attempt whose stream is gone (contracts.control.Summary). */
+export function foldSummary(state, summary) {
+  state.fromSummary = true;
+  for (const point of summary.losses) state.losses.set(point.step, point.loss);
+  for (const point of summary.eval_losses) state.evalLosses.set(point.step, point.loss);
+  for (const [name, cells] of Object.entries(summary.cells)) {
+    const rank = rankState(state, Number(name));
+    for (const cell of cells) rank.cells.set(cellKey(cell), cell);
+    rank.exactStep = summary.steps;
+    rank.exactCells = cells.filter((cell) => cell.phase === "step");
+  }
+  for (const [name, rows] of Object.entries(summary.verdict)) state.verdicts.set(Number(name), rows);
+  if (summary.steps > 0) {
+    state.progress = { step: summary.steps, steps: null, step_s: null, tokens: null, rate: summary.tokens_per_s };
+  }
+}
+
+/** Seconds left at the pace of the last steps, or null. */
+export function secondsLeft(progress) {
+  if (!progress?.rate || !progress.tokens || !progress.steps) return null;
+  return ((progress.steps - progress.step) * progress.tokens) / progress.rate;
 }

@@ -1,21 +1,39 @@
-// Light or dark: the system's choice until the reader makes one, which stays in this browser.
-const KEY = "meshboard-theme";
-const root = document.documentElement;
+// Runs before the page paints, so it is a classic script in the head: no flash of the other theme.
+(() => {
+  const KEY = "meshboard-theme";
+  const root = document.documentElement;
+  let saved = null;
+  try {
+    saved = localStorage.getItem(KEY);
+  } catch {
+    // Storage may be forbidden; the system's theme stays.
+  }
+  if (saved === "light" || saved === "dark") root.dataset.theme = saved;
 
-function apply(theme) {
-  if (theme) root.dataset.theme = theme;
-}
+  const isDark = () => {
+    if (root.dataset.theme) return root.dataset.theme === "dark";
+    return matchMedia("(prefers-color-scheme: dark)").matches;
+  };
 
-apply(localStorage.getItem(KEY));
-
-for (const button of document.querySelectorAll("[data-theme-toggle]")) {
-  button.addEventListener("click", () => {
-    const dark = root.dataset.theme
-      ? root.dataset.theme === "dark"
-      : matchMedia("(prefers-color-scheme: dark)").matches;
-    const next = dark ? "light" : "dark";
-    localStorage.setItem(KEY, next);
-    apply(next);
-    document.dispatchEvent(new Event("themechange"));
+  document.addEventListener("DOMContentLoaded", () => {
+    const button = document.getElementById("theme-toggle");
+    if (!button) return;
+    const show = () => {
+      button.textContent = isDark() ? "Light" : "Dark";
+      button.setAttribute("aria-label", `Switch to the ${isDark() ? "light" : "dark"} theme`);
+      document.dispatchEvent(new CustomEvent("themechange"));
+    };
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      root.dataset.theme = isDark() ? "light" : "dark";
+      try {
+        localStorage.setItem(KEY, root.dataset.theme);
+      } catch {
+        // The choice then lasts for this page only.
+      }
+      show();
+    });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+    show();
   });
-}
+})();

@@ -1,9 +1,15 @@
-// Server times are UTC; show them in the reader's zone, also in rows that htmx brings.
-import { time } from "./format.js";
+// Shows every <time datetime> in the reader's own zone, named; the server wrote UTC.
+import { clock, dateTime } from "./format.js";
 
-function localise() {
-  for (const node of document.querySelectorAll("time[datetime]")) node.textContent = time(node.dateTime);
+function localise(root) {
+  for (const node of root.querySelectorAll("time[datetime]:not([data-local])")) {
+    const date = new Date(node.dateTime);
+    if (Number.isNaN(date.getTime())) continue;
+    node.dataset.local = "true";
+    node.textContent = clock(date);
+    node.title = dateTime(date);
+  }
 }
 
-localise();
-document.addEventListener("htmx:afterSettle", localise);
+localise(document);
+document.addEventListener("htmx:afterSwap", (event) => localise(event.target.parentElement ?? document));

@@ -1,0 +1,43 @@
+"""Filters of the pages: look-ups, and numbers and times as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from django import template
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+register = template.Library()
+
+
+@register.filter
+def get(mapping: Mapping[str, Any] | None, key: str) -> Any:
+    """`mapping[key]`, or an empty text: keys here hold dots, which the template language reads as a path."""
+    return (mapping or {}).get(key, "")
+
+
+@register.filter
+def compact(number: int) -> str:
+    """124439808 -> '124M', three digits and a power of 1000."""
+    value, unit = float(number), ""
+    for unit in ("", "k", "M", "G", "T"):
+        if value < 999.5 or unit == "T":
+            break
+        value /= 1000
+    if not unit:
+        return str(number)
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f}{unit}"
+
+
+@register.filter
+def moment(when: datetime | str | None) -> SafeString | str:
+    """A <time> in UTC; js/times.js shows it in the reader's own zone."""
+    if not when:
+        return ""
+    instant = datetime.fromisoformat(when) if isinstance(when, str) else when
+    utc = instant.astimezone(UTC)
+    return format_html('<time datetime="{}">{} UTC</time>', utc.isoformat(), utc.strftime("%Y-%m-%d %H:%M:%S"))

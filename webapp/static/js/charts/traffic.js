@@ -1,0 +1,59 @@
+// Bytes a second of each rank over time. Up to 16 ranks have lines of their own.
+import uPlot from "../../vendor/uplot/uPlot.esm.js";
+import { byteRate, clock } from "../format.js";
+import { MARKERS, axis, color, keepFitting } from "./theme.js";
+
+const HEIGHT = 300;
+export const MOST_LINES = 16;
+
+export function trafficChart(container) {
+  let chart = null;
+  let shown = "";
+  let data = [[]];
+  let ranks = [];
+
+  function build() {
+    chart?.destroy();
+    const options = {
+      width: Math.max(200, Math.floor(container.clientWidth)),
+      height: HEIGHT,
+      cursor: { drag: { x: false, y: false } },
+      legend: { markers: MARKERS },
+      scales: { x: { time: true }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
+      axes: [axis(`time of day (${zone()})`, clockTicks, 36), axis("payload bytes per second", rates, 84)],
+      series: [
+        { label: "time", value: (_, value) => (value === null ? "–" : clock(new Date(value * 1000))) },
+        ...ranks.map((rank, index) => ({
+          label: `rank ${rank}`,
+          stroke: color(`--series-${index % MOST_LINES}`),
+          width: 1.5,
+          dash: index % 2 ? [6, 3] : undefined, // ranks of one group often send the same: both stay visible
+          points: { show: false },
+          value: (_, value) => (value === null ? "–" : byteRate(value)),
+        })),
+      ],
+    };
+    chart = new uPlot(options, data, container);
+  }
+
+  keepFitting(container, () => chart && build(), () => chart);
+  return (bins, wanted, accepts) => {
+    ranks = wanted;
+    data = [bins.times(), ...ranks.map((rank) => bins.rate(rank, accepts))];
+    if (data[0].length === 0) return;
+    container.querySelector(".waiting")?.remove();
+    if (!chart || shown !== ranks.join()) build();
+    else chart.setData(data);
+    shown = ranks.join();
+  };
+}
+
+const ticksFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const clockTicks = (_, ticks) => ticks.map((tick) => ticksFormat.format(new Date(tick * 1000)));
+
+function zone() {
+  const parts = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(new Date());
+  return parts.find((part) => part.type === "timeZoneName").value;
+}
+
+const rates = (_, ticks) => ticks.map((tick) => byteRate(tick));

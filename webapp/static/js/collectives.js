@@ -1,0 +1,105 @@
+// What the counters of many ranks say together. Pure functions over cells (contracts/telemetry.py).
+
+/** Bus bandwidth over algorithmic bandwidth: mirrors planner.collectives.bus_factor (a test compares them). */
+export function busFactor(op, groupSize) {
+  if (groupSize <= 1 || op === "barrier" || op === "recv") return 0;
+  if (op === "all_reduce") return (2 * (groupSize - 1)) / groupSize;
+  if (["all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"].includes(op)) {
+    return (groupSize - 1) / groupSize;
+  }
+  return 1;
+}
+
+const AXES = ["dp", "pp", "tp", "world"];
+
+export const byAxis = (a, b) => AXES.indexOf(a) - AXES.indexOf(b);
+
+/**
+ * One row for each (op, axis, group size), summed over ranks and the phases asked for.
+ * mean_s, algbw and busbw are averages over completed calls; null before the first completion.
+ */
+export function collectiveRows(cellsOfRanks, phases = null) {
+  const rows = new Map();
+  for (const cells of cellsOfRanks) {
+    for (const cell of cells) {
+      if (phases && !phases.includes(cell.phase)) continue;
+      const key = `${cell.axis} ${cell.op} ${cell.group_size}`;
+      let row = rows.get(key);
+      if (!row) {
+        row = { op: cell.op, axis: cell.axis, group_size: cell.group_size };
+        Object.assign(row, { count: 0, completed: 0, payload_bytes: 0, busy_s: 0 });
+        rows.set(key, row);
+      }
+      for (const name of ["count", "completed", "payload_bytes", "busy_s"]) row[name] += cell[name];
+    }
+  }
+  for (const row of rows.values()) {
+    row.mean_s = row.completed > 0 ? row.busy_s / row.completed : null;
+    const perCall = row.count > 0 ? row.payload_bytes / row.count : 0;
+    row.algbw = row.mean_s > 0 ? perCall / row.mean_s : null;
+    row.busbw = row.algbw === null ? null : row.algbw * busFactor(row.op, row.group_size);
+  }
+  return [...rows.values()].sort((a, b) => byAxis(a.axis, b.axis) || a.op.localeCompare(b.op));
+}
+
+/**
+ * Predicted beside measured payload bytes and calls of the steps done, by axis, with each rank's own line.
+ *
+ * `ranks`: rank -> {exactStep, exactCells} from its last step item; `predictedOf(rank)` gives the planner's
+ * {axis: {bytes, calls}} of one step. Measured collectives nobody predicted count too: an axis appears when
+ * either side has it.
+ */
+export function compareAxes(ranks, predictedOf) {
+  const axes = new Map();
+  const line = (axis, rank) => {
+    if (!axes.has(axis)) axes.set(axis, new Map());
+    const lines = axes.get(axis);
+    if (!lines.has(rank)) lines.set(rank, { rank, ...NOTHING });
+    return lines.get(rank);
+  };
+  for (const [rank, state] of ranks) {
+    if (!state.exactStep) continue;
+    for (const [axis, step] of Object.entries(predictedOf(rank))) {
+      line(axis, rank).predicted += step.bytes * state.exactStep;
+      line(axis, rank).predictedCalls += step.calls * state.exactStep;
+    }
+    for (const cell of state.exactCells) {
+      line(cell.axis, rank).measured += cell.payload_bytes;
+      line(cell.axis, rank).measuredCalls += cell.count;
+    }
+  }
+  return [...axes]
+    .map(([axis, lines]) => ({ axis, ...sum(lines.values()), ranks: [...lines.values()].sort((a, b) => a.rank - b.rank) }))
+    .sort((a, b) => byAxis(a.axis, b.axis));
+}
+
+const NOTHING = { predicted: 0, measured: 0, predictedCalls: 0, measuredCalls: 0 };
+
+/** Sums of predicted and measured bytes and calls. */
+export function sum(rows) {
+  const total = { ...NOTHING };
+  for (const row of rows) for (const name of Object.keys(NOTHING)) total[name] += row[name];
+  return total;
+}
+
+/** The planner's bytes and calls of one step by axis; ranks of a stage are alike but for those in `rank_bytes`. */
+export function predictionOf(estimate) {
+  const perStage = estimate.axes.dp * estimate.axes.tp;
+  return (rank) => {
+    const stage = estimate.stages[Math.floor(rank / perStage)];
+    const bytes = estimate.rank_bytes[rank] ?? stage.step_bytes;
+    const axes = {};
+    for (const row of stage.traffic) {
+      axes[row.axis] ??= { bytes: bytes[row.axis] ?? 0, calls: 0 };
+      axes[row.axis].calls += row.count;
+    }
+    return axes;
+  };
+}
+
+/** {pp, dp, tp} of a rank: tp innermost, pp outermost. */
+export function coordinates(rank, axes) {
+  const tp = rank % axes.tp;
+  const rest = Math.floor(rank / axes.tp);
+  return { pp: Math.floor(rest / axes.dp), dp: rest % axes.dp, tp };
+}

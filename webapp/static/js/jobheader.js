@@ -1,0 +1,56 @@
+// State, timeline, wait reason and failure of the job page's head, from the job as REST tells it.
+import { el } from "./dom.js";
+import { clock, dateTime } from "./format.js";
+import { plain } from "./joblog.js";
+
+const $ = (id) => document.getElementById(id);
+const AGAIN = new Set(["failed", "lost", "cancelled"]);
+const BAD = new Set(["failed", "lost"]);
+
+function time(text) {
+  const date = new Date(text);
+  return el("time", { dateTime: date.toISOString(), title: dateTime(date) }, clock(date));
+}
+
+function showTimeline(history) {
+  const lines = history.map((change) => {
+    const attempt = change.attempt > 1 ? ` (attempt ${change.attempt})` : "";
+    return el("li", { title: change.reason || null }, el("b", {}, change.status), `${attempt} `, time(change.at));
+  });
+  $("timeline").replaceChildren(...lines);
+}
+
+function ending(job) {
+  const { exit } = job;
+  const facts = [];
+  if (exit?.rank !== null && exit?.rank !== undefined) facts.push(`rank ${exit.rank}`);
+  if (exit?.signal) facts.push(exit.signal);
+  else if (exit?.exit_code) facts.push(`exit code ${exit.exit_code}`);
+  const head = el("p", {}, el("strong", {}, `${job.status[0].toUpperCase()}${job.status.slice(1)}: `));
+  head.append(exit?.reason || job.history.at(-1)?.reason || "the run ended without a report");
+  if (facts.length > 0) head.append(` (${facts.join(", ")})`);
+  const tail = BAD.has(job.status) ? (exit?.log_tail ?? []) : [];
+  return [head, ...(tail.length > 0 ? [el("pre", { tabIndex: 0 }, tail.map(plain).join("\n"))] : [])];
+}
+
+function showNotice(job) {
+  const box = $("notice");
+  const waits = job.status === "queued" && job.wait_reason;
+  const ended = BAD.has(job.status) || job.status === "cancelled";
+  box.hidden = !waits && !ended && job.status !== "unreachable";
+  if (box.hidden) return;
+  box.dataset.tone = BAD.has(job.status) ? "bad" : waits ? "info" : "warn";
+  if (waits) box.textContent = `Waiting: ${job.wait_reason}`;
+  else if (ended) box.replaceChildren(...ending(job));
+  else box.textContent = "The host has not been heard of for a while. Training may well go on; the page catches up.";
+}
+
+export function showHeader(job) {
+  const badge = $("status");
+  if (badge.textContent !== job.status) badge.textContent = job.status;
+  badge.dataset.status = job.status;
+  $("cancel-form").hidden = job.finished || job.status === "cancelling";
+  $("requeue-form").hidden = !AGAIN.has(job.status);
+  showTimeline(job.history);
+  showNotice(job);
+}
