@@ -20,7 +20,7 @@ export function trafficChart(container) {
       cursor: { drag: { x: false, y: false } },
       legend: { markers: MARKERS },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
-      axes: [axis(`time of day (${zone()})`, clockTicks, 36), axis("payload bytes per second", rates, 84)],
+      axes: [{ ...axis(`time of day (${zone()})`, clockTicks, 36), incrs: TIME_STEPS }, axis("payload bytes per second", rates, 84)],
       series: [
         { label: "time", value: (_, value) => (value === null ? "–" : clock(new Date(value * 1000))) },
         ...ranks.map((rank, index) => ({
@@ -48,6 +48,7 @@ export function trafficChart(container) {
   };
 }
 
+const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600];
 const ticksFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const clockTicks = (_, ticks) => ticks.map((tick) => ticksFormat.format(new Date(tick * 1000)));
 
