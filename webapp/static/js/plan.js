@@ -136,6 +136,8 @@ form.elements["model.preset"].addEventListener("change", () => {
   askSoon();
 });
 document.getElementById("copy-curl").addEventListener("click", async () => {
+  clearTimeout(timer);
+  await ask(); // what was typed a moment ago counts too
   if (!spec) return;
   document.querySelector(".curl pre").textContent = curl();
   document.querySelector(".curl").open = true;
