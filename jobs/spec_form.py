@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from planner.choices import DEGREES
 from planner.models import PRESETS, expand_preset, parameter_count
 from planner.spec import Layout, Problem, Resources, TrainSpec
 
@@ -35,11 +36,11 @@ _FIELDS = (
 _FLOATS = tuple(f"train.{name}" for name, field in TrainSpec.model_fields.items() if field.annotation is float)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 
-_DEGREES = ("1", "2", "3", "4", "6", "8", "16", "32", "64")
+_DEGREES = [(str(degree), str(degree)) for degree in DEGREES]
 _OPTIONS: dict[str, list[tuple[str, str]]] = {
-    "layout.dp": [(degree, degree) for degree in _DEGREES],
-    "layout.pp": [(degree, degree) for degree in _DEGREES],
-    "layout.tp": [(degree, degree) for degree in _DEGREES],
+    "layout.dp": _DEGREES,
+    "layout.pp": _DEGREES,
+    "layout.tp": _DEGREES,
     "layout.zero": [("0", "0 · plain DDP"), ("1", "1"), ("2", "2"), ("3", "3")],
     "layout.schedule": [("1f1b", "1F1B"), ("gpipe", "GPipe")],
     "model.arch": [("gpt", "GPT"), ("llama", "Llama")],

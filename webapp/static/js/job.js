@@ -86,7 +86,7 @@ function drawRates() {
     return (!axis || axis === keyAxis) && (!op || op === keyOp);
   };
   const ranks = [...bins.rows.keys()].sort((a, b) => a - b);
-  drawTraffic(bins, ranks.slice(0, MOST_LINES), accepts);
+  drawTraffic(bins, ranks.slice(0, MOST_LINES), accepts, !job.finished);
   const dropped = [...state.ranks.values()].reduce((sum, rank) => sum + rank.dropped, 0);
   const notes = [];
   if (state.recent.length > 0) notes.push(`Payload bytes issued per second, averaged over ${duration(bins.width)}.`);
@@ -124,6 +124,7 @@ const CONNECTION = {
 function onConnection(name) {
   const badge = $("connection");
   const [tone, words] = CONNECTION[name];
+  badge.hidden = job.finished && name === "live";
   badge.dataset.tone = tone;
   if (badge.textContent !== words) badge.textContent = words;
 }

@@ -29,7 +29,7 @@ export function showCollectives(body, state, phases) {
         el("td", { className: "number", title: exactBytes(row.payload_bytes) }, bytes(row.payload_bytes)),
         number(milliseconds(row.mean_s)),
         number(byteRate(row.algbw)),
-        el("td", { className: "number", title: `× ${busFactor(row.op, row.group_size).toFixed(3)}` }, byteRate(row.busbw)),
+        el("td", { className: "number", title: `× ${busFactor(row.op, row.group_size).toFixed(3)}` }, row.busbw > 0 ? byteRate(row.busbw) : "–"),
       ),
     ),
   );

@@ -37,9 +37,11 @@ export function trafficChart(container) {
   }
 
   keepFitting(container, () => chart && build(), () => chart);
-  return (bins, wanted, accepts) => {
+  return (bins, wanted, accepts, filling) => {
     ranks = wanted;
     data = [bins.times(), ...ranks.map((rank) => bins.rate(rank, accepts))];
+    // A bin that is still filling would read as a drop.
+    if (filling) for (const row of data) row.pop();
     if (data[0].length === 0) return;
     container.querySelector(".waiting")?.remove();
     if (!chart || shown !== ranks.join()) build();

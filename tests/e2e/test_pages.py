@@ -1,0 +1,122 @@
+"""The pages against a real installation: a dropped line, a page without script, the reader's own choices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import Browser, Page, WebSocketRoute, expect
+
+from tests.support.board import Board
+
+SPEC: dict[str, Any] = {
+    "name": "dropped line",
+    "model": {"preset": "gpt-tiny"},
+    "layout": {"dp": 2},
+    "train": {"steps": 80, "global_batch": 4, "seq_len": 64, "warmup_steps": 5, "eval_every": 0},
+}
+
+
+def test_a_dropped_socket_comes_back_and_loses_nothing(page: Page, running_board: Board) -> None:
+    lines: list[str] = []
+
+    def drop_twice(route: WebSocketRoute) -> None:
+        lines.append(route.url)
+        server = route.connect_to_server()
+        if len(lines) > 2:
+            return
+        passed = 0
+
+        def forward(message: str | bytes) -> None:
+            nonlocal passed
+            passed += 1
+            if passed <= 8:
+                route.send(message)
+            if passed == 8:
+                server.close()
+                route.close(code=1012)
+
+        server.on_message(forward)
+
+    page.route_web_socket("**/ws/jobs/**", drop_twice)
+    job = running_board.submit(SPEC)
+    page.goto(f"{running_board.url}/jobs/{job}/")
+    page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)
+    expect(page.locator("#fidelity-note")).to_contain_text("80 steps on each of 2 ranks")
+    assert len(lines) >= 3
+    assert "after=0-0" in lines[0]
+    assert "after=0-0" not in lines[2]
+    assert page.get_attribute("#fidelity", "data-difference") == "0"
+    text = page.locator("#log").text_content() or ""
+    steps = [line.split()[1] for line in text.splitlines() if line.startswith("step ")]
+    assert steps == [f"{step}/80" for step in range(1, 81)]
+    expect(page.locator("#gap")).to_be_hidden()
+
+
+def test_the_form_works_without_script(browser: Browser, running_board: Board) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(f"{running_board.url}/login/?next=/jobs/new/")
+    tab.fill("#id_username", running_board.up["username"])
+    tab.fill("#id_password", running_board.up["password"])
+    tab.click("main button.primary")
+    tab.fill("[data-field='name']", "no script")
+    tab.fill("[data-field='train.steps']", "many")
+    tab.click("#submit")
+    expect(tab.locator("[data-for='train.steps'] .problem")).to_have_text('must be a whole number, got "many"')
+    expect(tab.locator("[data-field='name']")).to_have_value("no script")
+    tab.fill("[data-field='train.steps']", "1000")
+    tab.click("#submit")
+    expect(tab.locator("h1")).to_have_text("no script")
+    expect(tab.locator("#status")).to_have_text("queued")
+    tab.click("#cancel")
+    expect(tab.locator("#status")).to_contain_text("cancel")
+    context.close()
+
+
+def test_the_theme_is_the_readers_choice_and_stays(page: Page, running_board: Board) -> None:
+    def background() -> str:
+        return str(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+
+    light = background()
+    page.click("#theme-toggle")
+    dark = background()
+    assert light != dark
+    page.reload()
+    assert background() == dark
+    expect(page.locator("#theme-toggle")).to_have_text("Light")
+
+
+def test_impossible_choices_say_why_to_everyone(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/jobs/new/")
+    holder = page.locator("[data-for='layout.tp']")
+    expect(holder.locator("input[value='8']")).to_be_disabled()
+    expect(holder.locator(".reasons")).to_contain_text("8: num_heads 4 is not divisible by tp 8")
+    assert "r-layout.tp" in (holder.get_attribute("aria-describedby") or "")
+
+
+def test_the_rank_grid_is_told_by_keyboard(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/jobs/new/")
+    page.locator(".rank-grid button").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("[data-show=ranks] .note")).to_have_text("rank 2: pp 0 · dp 1 · tp 0 · layers 0–3")  # noqa: RUF001
+
+
+def test_custom_sizes_start_from_the_preset_and_run_as_asked(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/jobs/new/")
+    page.select_option("#f-model\\.preset", "llama-tiny")
+    page.select_option("#f-model\\.preset", "")
+    expect(page.locator("[data-field='model.ffn_hidden_size']")).to_have_value("352")
+    page.fill("[data-field='model.num_layers']", "3")
+    page.locator("label", has=page.locator("[name='layout.dp'][value='1']")).click()
+    page.locator("label", has=page.locator("[name='layout.tp'][value='1']")).click()
+    expect(page.locator("#figures")).to_contain_text("dp 1 × pp 1 × tp 1")  # noqa: RUF001
+    expect(page.locator("[data-show=traffic]")).to_contain_text("nothing to send")
+    page.fill("[data-field='train.steps']", "1000")
+    page.click("#submit")
+    page.wait_for_url("**/jobs/*/")
+    job = page.url.rstrip("/").rsplit("/", 1)[1]
+    model = running_board.job(job)["spec"]["model"]
+    assert (model["num_layers"], model["preset"], model["arch"]) == (3, None, "llama")
+    running_board.call("POST", f"jobs/{job}/cancel")
+    running_board.wait_for(job, "cancelled")
