@@ -20,7 +20,7 @@ export function trafficChart(container) {
       cursor: { drag: { x: false, y: false } },
       legend: { markers: MARKERS },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
-      axes: [{ ...axis(`time of day (${zone()})`, clockTicks, 36), incrs: TIME_STEPS }, axis("payload bytes per second", rates, 84)],
+      axes: [{ ...axis(`time of day (${zone()})`, clockTicks, 36), incrs: TIME_STEPS, space: 72 }, axis("payload bytes per second", rates, 84)],
       series: [
         { label: "time", value: (_, value) => (value === null ? "–" : clock(new Date(value * 1000))) },
         ...ranks.map((rank, index) => ({
