@@ -11,7 +11,7 @@ function axes(xLabel, yLabel, yFormat, xTime, yBinary) {
   const line = resolvedColor("--line");
   const common = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, labelSize: 18 };
   return [
-    { ...common, label: xLabel, values: (_u, ticks) => ticks.map((v) => (xTime ? clock.format(v * 1000) : v)), ...(xTime ? { incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600] } : {}) },
+    { ...common, label: xLabel, space: 90, values: (_u, ticks) => ticks.map((v) => (xTime ? clock.format(v * 1000) : v)), ...(xTime ? { incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600] } : {}) },
     { ...common, label: yLabel, size: 84, labelGap: 6, ...(yBinary ? { incrs: BINARY_STEPS } : {}), values: (_u, ticks) => ticks.map((v) => yFormat(v)) },
   ];
 }
