@@ -1,4 +1,7 @@
-"""Counts and times every collective of a rank, and sends what it counted to the supervisor."""
+"""The meter: sees every collective of a rank, counts it exactly, and tells the supervisor.
+
+`group` wraps torch's process groups, `recorder` counts, `exporter` sends.
+"""
 
 from workers.meter.exporter import Exporter
 from workers.meter.group import metered_backend

@@ -1,4 +1,8 @@
-"""Sends what a rank counted to its supervisor, from a thread of its own, without ever making training wait."""
+"""Tells the supervisor what a rank counted, from a thread of its own: training never waits for it.
+
+Counters are cumulative, so traffic needs no queue: each frame carries the cells that changed since the last
+one, whenever that could be sent. Only the items handed to `send` wait, in a bounded queue.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +19,17 @@ from contracts.telemetry import VERSION, Cell, Frame, Item, TrafficItem
 from workers.meter.recorder import Recorder
 
 PERIOD_S = 0.1
-SEND_TIMEOUT_S = 2.0
-MAX_ITEMS = 10_000  # items waiting while the supervisor cannot be reached; the oldest go first
+MAX_WAITING = 10_000  # items, over a quarter of an hour of ten steps a second without a supervisor
+MAX_ITEMS_PER_FRAME = 200
+
+_CellKey = tuple[str, str, str]
 
 
 class Exporter:
-    """Every PERIOD_S sends the changed cells, and whatever `send` was given, as one `Frame`.
+    """Sends a `Frame` every PERIOD_S while there is something new.
 
-    A missing or broken socket is tried again each period. Cells are cumulative, so a frame that was never sent
-    costs resolution in time and no byte.
+    A missing or broken socket is tried again each period, and a fresh connection gets every cell again. When
+    the queue is full the oldest step item goes first: step numbers show the gap, and other kinds stay.
     """
 
     def __init__(self, recorder: Recorder, socket_path: str, job: str, attempt: int) -> None:
@@ -31,71 +37,125 @@ class Exporter:
         self._path = socket_path
         self._job = job
         self._attempt = attempt
-        self._items: deque[Item] = deque(maxlen=MAX_ITEMS)
-        self._sent: dict[tuple[str, str, str, int], tuple[int, int]] = {}
-        self._socket: socket.socket | None = None
-        self._closing = threading.Event()
+        self._lock = threading.RLock()  # reentrant: a signal handler may say a last word in the middle of `send`
+        self._waiting: deque[Item] = deque()
+        self._stopping = threading.Event()
+        self._deadline = float("inf")
+        self._flushed = False
+        self._connection: socket.socket | None = None
+        self._sent: dict[_CellKey, Cell] = {}
+        self._unsent = memoryview(b"")  # the rest of a frame that is under way
+        self._under_way: list[Item] = []
         self._thread = threading.Thread(target=self._run, name="meter-exporter", daemon=True)
         self._thread.start()
 
     def send(self, item: Item) -> None:
-        """Queue an item; never blocks."""
-        self._items.append(item)
+        """Queue an item for the next frame; never waits for the supervisor."""
+        with self._lock:
+            if len(self._waiting) >= MAX_WAITING:
+                steps = (place for place, held in enumerate(self._waiting) if held["kind"] == "step")
+                del self._waiting[next(steps, 0)]
+            self._waiting.append(item)
 
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Send everything still queued, then stop; gives up after `timeout_s`."""
-        self._closing.set()
-        self._thread.join(timeout_s)
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Send everything queued and the last counters, then stop. False when `timeout_s` was not enough."""
+        self._deadline = time.monotonic() + timeout_s
+        self._stopping.set()
+        self._thread.join(timeout_s + PERIOD_S)
+        return self._flushed
 
     def _run(self) -> None:
-        while not self._closing.wait(PERIOD_S):
-            self._flush()
-        deadline = time.monotonic() + SEND_TIMEOUT_S
-        while not self._flush() and time.monotonic() < deadline:
-            time.sleep(PERIOD_S)
-        if self._socket is not None:
-            self._socket.close()
+        while not self._stopping.wait(PERIOD_S):
+            self._send_what_is_new()
+        while not self._flushed and time.monotonic() < self._deadline:
+            self._flushed = self._send_what_is_new()
+            if not self._flushed and self._connection is None:
+                time.sleep(PERIOD_S)
+        if self._connection is not None:
+            self._connection.close()
 
-    def _flush(self) -> bool:
-        """Send what is new. False when it could not be delivered, and then it stays queued."""
-        _, dropped = self._recorder.drain()
-        changed = [cell for cell in self._recorder.cells() if self._sent.get(_key(cell)) != _mark(cell)]
-        items: list[Item] = [self._items.popleft() for _ in range(len(self._items))]
-        frame_items = list(items)
-        if changed:
-            now = time.time()
-            traffic = TrafficItem(kind="traffic", rank=self._recorder.rank, time=now, cells=changed, dropped=dropped)
-            frame_items.append(traffic)
-        if not frame_items:
-            return True
-        frame = Frame(v=VERSION, job=self._job, attempt=self._attempt, rank=self._recorder.rank, items=frame_items)
-        if not self._deliver(frame):
-            self._items.extendleft(reversed(items))
-            return False
-        self._sent.update((_key(cell), _mark(cell)) for cell in changed)
-        return True
-
-    def _deliver(self, frame: Frame) -> bool:
-        body: bytes = msgpack.packb(frame)
+    def _send_what_is_new(self) -> bool:
+        """True once nothing is left to send."""
         try:
-            if self._socket is None:
-                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._socket.settimeout(SEND_TIMEOUT_S)
-                self._socket.connect(self._path)
-            self._socket.sendall(struct.pack(">I", len(body)) + body)
+            if self._connection is None or _hung_up(self._connection):
+                self._disconnect()
+                self._connect()
+            self._push()
+            while self._next_frame():
+                self._push()
+                if not self._waiting:  # counters may have moved again: that is for the next period
+                    break
+        except TimeoutError:  # the supervisor reads slowly: go on with this frame later
+            return False
         except OSError:
-            # Half a frame may be under way: only a fresh connection is in a known state.
-            if self._socket is not None:
-                with contextlib.suppress(OSError):
-                    self._socket.close()
-            self._socket = None
+            self._disconnect()
             return False
         return True
 
+    def _connect(self) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(PERIOD_S)
+            connection.connect(self._path)
+        except OSError:
+            connection.close()
+            raise
+        self._connection = connection
 
-def _key(cell: Cell) -> tuple[str, str, str, int]:
-    return cell["phase"], cell["op"], cell["axis"], cell["group_size"]
+    def _disconnect(self) -> None:
+        """Forget the connection; whoever answers next hears every cell, and the frame that was under way."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.close()
+        self._connection = None
+        self._sent = {}
+        self._unsent = memoryview(b"")
+        with self._lock:
+            self._waiting.extendleft(reversed(self._under_way))
+        self._under_way = []
+
+    def _next_frame(self) -> bool:
+        """Put the next frame under way; False when there is nothing new."""
+        with self._lock:
+            items = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_ITEMS_PER_FRAME))]
+        self._under_way = list(items)
+        changed = [cell for cell in self._recorder.cells() if self._sent.get(_key(cell)) != cell]
+        if changed:
+            items.append(self._traffic(changed))
+            self._sent.update((_key(cell), cell) for cell in changed)
+        if not items:
+            return False
+        frame = Frame(v=VERSION, job=self._job, attempt=self._attempt, rank=self._recorder.rank, items=items)
+        body: bytes = msgpack.packb(frame)
+        self._unsent = memoryview(struct.pack(">I", len(body)) + body)
+        return True
+
+    def _traffic(self, cells: list[Cell]) -> TrafficItem:
+        return {
+            "kind": "traffic",
+            "rank": self._recorder.rank,
+            "time": time.time(),
+            "cells": cells,
+            "dropped": self._recorder.dropped,
+        }
+
+    def _push(self) -> None:
+        assert self._connection is not None
+        while self._unsent:
+            self._unsent = self._unsent[self._connection.send(self._unsent) :]
+        self._under_way = []
 
 
-def _mark(cell: Cell) -> tuple[int, int]:
-    return cell["count"], cell["completed"]
+def _hung_up(connection: socket.socket) -> bool:
+    """True when the supervisor closed its end; it never says anything, so there is nothing else to read."""
+    connection.settimeout(0)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    finally:
+        connection.settimeout(PERIOD_S)
+
+
+def _key(cell: Cell) -> _CellKey:
+    return cell["phase"], cell["op"], cell["axis"]

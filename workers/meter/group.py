@@ -1,226 +1,251 @@
-"""The process group that counts. The one room for torch's private distributed API; checked on torch 2.13.0.
+"""A process group that counts what passes through it.
 
-A Python subclass of `torch.distributed.ProcessGroup`, made by a registered backend, stands where the real group
-would: direct calls, DDP's C++ reducer, FSDP2, DTensor and pipelining all reach it. Overriding the c10d dispatcher
-instead deadlocks (the kernel would hold the GIL that gloo's thread wants).
-`tests/workers/meter` fails when torch gains a collective this module does not know.
+The one room for torch's private distributed API. Checked on torch 2.13.0: `Backend.register_backend` with the
+extended API, `ProcessGroup` as a base class, `_register_backend`, `_set_group_name` and `_set_group_desc`.
+tests/workers/meter/test_torch_api.py fails when the set of methods changes.
+
+A backend's creator may return a `ProcessGroup`; torch then uses it in place of its own. Ours wraps a plain
+group over the real backend. Calls from Python and, through pybind's trampolines, from C++ (DDP's reducer,
+functional collectives) arrive at the methods below. The trampolines lack some methods: C++ code that calls
+`_allgather_base` itself (Inductor's `all_gather_into_tensor_out`) is NOT seen. Nothing here is compiled.
 """
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
-from contracts.telemetry import Op
-from planner.spec import Device
-from workers.meter.recorder import Recorder, Ticket
+from contracts.telemetry import Axis, Op
+from workers.meter.completion import CompletedOnWait, DevicePoller
+from workers.meter.recorder import AXES, Pending, Recorder
 
-BACKEND = "metered"
+TORCH_CHECKED = "2.13.0"
 
-Tensors = torch.Tensor | Iterable["Tensors"]
-
-
-def metered_backend(recorder: Recorder, device: Device) -> str:
-    """Register the counting backend over gloo (cpu) or nccl (cuda).
-
-    Returns the name for `init_process_group(backend=...)`. Groups made later, by `new_group` or a mesh, count too.
-    """
-
-    def create(options: Any, _backend_options: object) -> dist.ProcessGroup:
-        return MeteredGroup(_real_group(options, device), options, recorder, device)
-
-    # Registering a name twice raises; a second recorder in one process replaces the first.
-    for names in (dist.Backend.backend_list, dist.Backend.backend_capability):
-        with contextlib.suppress(ValueError, KeyError):
-            names.remove(BACKEND) if isinstance(names, list) else names.pop(BACKEND)
-    with contextlib.suppress(AttributeError):
-        delattr(dist.Backend, BACKEND.upper())
-    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=[device])
-    return BACKEND
-
-
-def _real_group(options: Any, device: Device) -> dist.ProcessGroup:
-    """What torch itself would have made: a ProcessGroup over one gloo or nccl backend."""
-    group = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
-    kind: Any
-    backend: Any
-    if device == "cpu":
-        kind = dist.ProcessGroup.BackendType.GLOO
-        backend = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
-    else:
-        kind = dist.ProcessGroup.BackendType.NCCL
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = options.timeout
-        nccl.global_ranks_in_group = options.global_ranks_in_group
-        nccl.group_name = options.group_id
-        backend = dist.ProcessGroupNCCL(options.store, options.group_rank, options.group_size, nccl)
-        backend._enable_collectives_timing()
-    backend._set_sequence_number_for_group()
-    group._register_backend(torch.device(device), kind, backend)
-    group._set_default_backend(kind)
-    group._set_group_name(options.group_id)
-    return group
-
-
-def _bytes(tensors: Tensors) -> int:
-    """Bytes of a tensor, or of all tensors in nested lists."""
-    if isinstance(tensors, torch.Tensor):
-        return tensors.numel() * tensors.element_size()
-    return sum(_bytes(t) for t in tensors)
-
-
-Payload = Callable[["MeteredGroup", tuple[Any, ...]], int]
-
-
-def _first(_group: MeteredGroup, args: tuple[Any, ...]) -> int:
-    return _bytes(args[0])
-
-
-def _second(_group: MeteredGroup, args: tuple[Any, ...]) -> int:
-    return _bytes(args[1])
-
-
-def _gathered(group: MeteredGroup, args: tuple[Any, ...]) -> int:
-    return _bytes(args[1]) * group.size()
-
-
-def _scattered(group: MeteredGroup, args: tuple[Any, ...]) -> int:
-    return _bytes(args[0]) * group.size()
-
-
-def _nothing(_group: MeteredGroup, _args: tuple[Any, ...]) -> int:
-    return 0
-
-
-# Method of ProcessGroup -> (op, which argument is the payload). Outputs come before inputs.
-METERED: dict[str, tuple[Op, Payload]] = {
-    "allreduce": ("all_reduce", _first),
-    "allreduce_coalesced": ("all_reduce", _first),
-    "allgather": ("all_gather", _first),
-    "allgather_coalesced": ("all_gather", _gathered),
-    "_allgather_base": ("all_gather", _first),
-    "all_gather_single": ("all_gather", _first),
-    "all_gather_single_coalesced": ("all_gather", _first),
-    "allgather_into_tensor_coalesced": ("all_gather", _first),
-    "reduce_scatter": ("reduce_scatter", _second),
-    "_reduce_scatter_base": ("reduce_scatter", _second),
-    "reduce_scatter_single": ("reduce_scatter", _second),
-    "reduce_scatter_single_coalesced": ("reduce_scatter", _second),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", _second),
-    "alltoall": ("all_to_all", _second),
-    "alltoall_base": ("all_to_all", _second),
-    "all_to_all_single": ("all_to_all", _second),
-    "broadcast": ("broadcast", _first),
-    "reduce": ("reduce", _first),
-    "gather": ("gather", _gathered),
-    "scatter": ("scatter", _scattered),
-    "send": ("send", _first),
-    "recv": ("recv", _first),
-    "recv_anysource": ("recv", _first),
-    "barrier": ("barrier", _nothing),
+# method: (op, which positional argument is the payload, multiplied by the group's size).
+# The payload is the FULL (gathered) buffer: each rank holds it for all_gather (output) and reduce_scatter
+# (input); for gather and scatter only the root does, so it is counted as one rank's share times the size.
+METERED: dict[str, tuple[Op, int, bool]] = {
+    "allreduce": ("all_reduce", 0, False),
+    "allreduce_coalesced": ("all_reduce", 0, False),
+    "allgather": ("all_gather", 0, False),
+    "allgather_coalesced": ("all_gather", 0, False),
+    "_allgather_base": ("all_gather", 0, False),
+    "all_gather_single": ("all_gather", 0, False),
+    "all_gather_single_coalesced": ("all_gather", 0, False),
+    "allgather_into_tensor_coalesced": ("all_gather", 0, False),
+    "reduce_scatter": ("reduce_scatter", 1, False),
+    "_reduce_scatter_base": ("reduce_scatter", 1, False),
+    "reduce_scatter_single": ("reduce_scatter", 1, False),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 1, False),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1, False),
+    "alltoall": ("all_to_all", 1, False),
+    "alltoall_base": ("all_to_all", 1, False),
+    "all_to_all_single": ("all_to_all", 1, False),
+    "broadcast": ("broadcast", 0, False),
+    "reduce": ("reduce", 0, False),
+    "gather": ("gather", 1, True),
+    "scatter": ("scatter", 0, True),
+    "send": ("send", 0, False),
+    "recv": ("recv", 0, False),
+    "recv_anysource": ("recv", 0, False),
 }
+# Collectives without a tensor: counted with no payload.
+BARRIERS = ("barrier", "monitored_barrier")
+
+_NATIVE = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def metered_backend(recorder: Recorder, device: str) -> str:
+    """Register a counting backend over gloo ("cpu") or NCCL ("cuda"); the name is for `init_process_group`.
+
+    Groups and meshes made later without naming a backend are counted too. A group that a device mesh makes
+    for a named axis is labelled with it; a mesh axis as large as the world IS the default group, so label that.
+    """
+    if device not in _NATIVE:
+        raise ValueError(f"device must be one of {sorted(_NATIVE)}, got {device!r}")
+    name = f"metered_{_NATIVE[device]}"
+    if name in dist.Backend.backend_list:  # a second recorder in this process: groups keep the one they have
+        name += f"_{len(dist.Backend.backend_list)}"
+
+    def create(options: Any, backend_options: Any) -> MeteredGroup:
+        return MeteredGroup(_native_group(options, backend_options, device), options, recorder, device)
+
+    dist.Backend.register_backend(name, create, extended_api=True, devices=[device])
+    if device == "cuda":
+        _coalesce_metered_p2p()
+    return name
 
 
 class MeteredGroup(dist.ProcessGroup):
-    """Counts each call, hands it to the real group, and times it when its future is done."""
+    """Forwards each call to a plain group over the same backend object, and records it.
 
-    def __init__(self, inner: dist.ProcessGroup, options: Any, recorder: Recorder, device: Device) -> None:
-        super().__init__(options.group_rank, options.group_size)
-        self._inner = inner
+    The backend is registered here as well, so whatever is not a collective (name, devices, timeouts,
+    sequence numbers, shutdown) is answered by torch itself.
+    """
+
+    def __init__(self, native: Any, options: Any, recorder: Recorder, device: str) -> None:
+        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]  # the one subclasses may call
+        self._native = native
         self._recorder = recorder
-        self._name = options.group_id
-        self._timer = NcclTimer(recorder) if device == "cuda" else None
-        kind: Any = inner._get_backend(torch.device(device))
-        self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, kind)
-        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        self._group_size: int = options.group_size
+        self._name: str = options.group_id
+        self._futureless: set[str] = set()
+        self._coalesced: list[Pending] | None = None
+        self._poller: DevicePoller | None = None
+        where = torch.device(device)
+        kind = c10d.Backend.backend_type_map[_NATIVE[device]]
+        self._set_default_backend(kind)
+        self._register_backend(where, kind, native._get_backend(where))
+        if device == "cuda":
+            self._poller = DevicePoller()
+            recorder.add_poller(self._poller.poll)
+            native._enable_collectives_timing()
 
-    def getBackendName(self) -> str:  # noqa: N802 - the name torch calls
-        return BACKEND
+    def _set_group_name(self, name: c10d.GroupName) -> None:
+        self._name = name
+        super()._set_group_name(name)
+        self._native._set_group_name(name)
 
-    def abort(self) -> None:
-        self._inner.abort()
+    def _set_group_desc(self, desc: str) -> None:
+        super()._set_group_desc(desc)
+        self._native._set_group_desc(desc)
+        axis = desc.removeprefix("mesh_")
+        if axis != desc and axis in AXES:
+            self._recorder.label(self._name, cast(Axis, axis))
 
-    def shutdown(self) -> None:
-        if self._timer is not None:
-            self._timer.close()
-        self._inner.shutdown()
+    def get_group_store(self) -> c10d.Store:
+        """The store that this group's ranks meet in."""
+        return cast(c10d.Store, self._native.get_group_store())
 
-    def set_timeout(self, timeout: Any) -> None:
-        self._inner.set_timeout(timeout)
+    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+        """gloo's barrier that names the missing ranks; it blocks, so it is complete when it returns."""
+        pending = self._recorder.issue("barrier", self._name, self._group_size, 0)
+        self._native.monitored_barrier(*args, **kwargs)
+        pending()
 
-    def _call(self, method: str, op: Op, payload: Payload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        ticket = self._recorder.issued(op, self._name, self.size(), payload(self, args))
-        work = getattr(self._inner, method)(*args, **kwargs)
-        if self._timer is not None:
-            self._timer.watch(work, ticket)
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+        self._native._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        carried, self._coalesced = self._coalesced or [], None
+        work = self._native._end_coalescing(device)
+        if work is not None and self._poller is not None:
+            self._poller.watch_work(work, carried)
+        return work
+
+    def _run(self, method: str, op: Op, payload_bytes: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Issue the collective, and arrange that its end is recorded without anyone waiting for it."""
+        if self._poller is not None and self._coalesced is None and not _is_async(args, kwargs):
+            return self._run_on_current_stream(method, op, payload_bytes, args, kwargs)
+        pending = self._recorder.issue(op, self._name, self._group_size, payload_bytes)
+        work = getattr(self._native, method)(*args, **kwargs)
+        if self._coalesced is not None:  # ends with the whole batch
+            self._coalesced.append(pending)
             return work
-        try:
-            future = work.get_future()
-        except RuntimeError:
-            return WaitedWork(work, lambda: self._recorder.completed(ticket))
-        future.add_done_callback(lambda _future: self._recorder.completed(ticket))
+        if self._poller is not None:
+            self._poller.watch_work(work, [pending])
+            return work
+        # A synchronous caller waits at once, which says as much as a callback and spares gloo's thread the GIL.
+        if method not in self._futureless and _is_async(args, kwargs):
+            try:
+                work.get_future().add_done_callback(pending)
+            except RuntimeError:  # gloo has no future for some works
+                self._futureless.add(method)
+            else:
+                return work
+        return CompletedOnWait(work, pending)
+
+    def _run_on_current_stream(
+        self, method: str, op: Op, payload_bytes: int, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        assert self._poller is not None
+        timed: Callable[[], Any] = partial(torch.cuda.Event, enable_timing=True)
+        start, end = timed(), timed()
+        start.record()
+        pending = self._recorder.issue(op, self._name, self._group_size, payload_bytes)
+        work = getattr(self._native, method)(*args, **kwargs)
+        end.record()
+        self._poller.watch_events(start, end, pending)
         return work
 
 
-class WaitedWork(dist.Work):
-    """A work without a future (gloo's reduce-scatter finishes inside `wait`): timed when it was waited for."""
+def _metered(method: str, op: Op, payload: int, times_size: bool) -> Callable[..., Any]:
+    def collective(self: MeteredGroup, *args: Any, **kwargs: Any) -> Any:
+        payload_bytes = _num_bytes(args[payload]) * (self._group_size if times_size else 1)
+        return self._run(method, op, payload_bytes, args, kwargs)
 
-    def __init__(self, inner: Any, completed: Callable[[], None]) -> None:
-        super().__init__()
-        self._inner = inner
-        self._completed: Callable[[], None] | None = completed
-
-    def wait(self, *args: Any) -> bool:
-        done: bool = self._inner.wait(*args)
-        if self._completed is not None:
-            self._completed()
-            self._completed = None
-        return done
-
-    def is_completed(self) -> bool:
-        return bool(self._inner.is_completed())
+    collective.__name__ = method
+    return collective
 
 
-def _forward(method: str, op: Op, payload: Payload) -> Callable[..., Any]:
-    def call(self: MeteredGroup, *args: Any, **kwargs: Any) -> Any:
-        return self._call(method, op, payload, args, kwargs)
-
-    call.__name__ = method
-    return call
+def _barrier(self: MeteredGroup, *args: Any, **kwargs: Any) -> Any:
+    return self._run("barrier", "barrier", 0, args, kwargs)
 
 
-for _method, (_op, _payload) in METERED.items():
-    setattr(MeteredGroup, _method, _forward(_method, _op, _payload))
+for _method, _how in METERED.items():
+    setattr(MeteredGroup, _method, _metered(_method, *_how))
+setattr(MeteredGroup, "barrier", _barrier)  # noqa: B010 - torch types it as overloads
 
 
-class NcclTimer:
-    """Reads NCCL's own event times once a collective is done, without synchronising the device."""
+def _num_bytes(buffers: Any) -> int:
+    """Bytes of a tensor, or of tensors in lists of any depth."""
+    if isinstance(buffers, torch.Tensor):
+        return buffers.nbytes
+    return sum(map(_num_bytes, buffers))
 
-    POLL_S = 0.005
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._pending: queue.SimpleQueue[tuple[Any, Ticket] | None] = queue.SimpleQueue()
-        self._stopped = threading.Event()
-        threading.Thread(target=self._poll, name="nccl-timer", daemon=True).start()
+def _is_async(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the caller goes on before the end. Sends and receives carry no such choice: they may."""
+    options = kwargs.get("opts", args[-1] if args else None)
+    return bool(getattr(options, "asyncOp", True))
 
-    def watch(self, work: Any, ticket: Ticket) -> None:
-        self._pending.put((work, ticket))
 
-    def close(self) -> None:
-        self._stopped.set()
-        self._pending.put(None)
+def _native_group(options: Any, backend_options: Any, device: str) -> Any:
+    """The plain group torch would have made."""
+    group = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+    if device == "cuda":
+        backend_options = backend_options or dist.ProcessGroupNCCL.Options()
+        backend_options._timeout = options.timeout
+        backend_options.global_ranks_in_group = options.global_ranks_in_group
+        backend_options.group_name = options.group_id
+        backend: Any = dist.ProcessGroupNCCL(options.store, options.group_rank, options.group_size, backend_options)
+    else:
+        backend = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
+        backend.options.global_ranks_in_group = options.global_ranks_in_group
+        backend.options.group_name = options.group_id
+    backend._set_sequence_number_for_group()
+    kind = c10d.Backend.backend_type_map[_NATIVE[device]]
+    group._set_default_backend(kind)
+    group._register_backend(torch.device(device), kind, backend)
+    return group
 
-    def _poll(self) -> None:
-        while (entry := self._pending.get()) is not None:
-            work, ticket = entry
-            while not work.is_completed():
-                if self._stopped.wait(self.POLL_S):
-                    return
-            self._recorder.completed(ticket, work._get_duration() / 1e3)
+
+def _coalesce_metered_p2p() -> None:
+    """Let `batch_isend_irecv` group a metered group's operations, as NCCL needs.
+
+    torch asks `type(group) is ProcessGroup` and would otherwise issue them one by one, which can deadlock on
+    NCCL when two ranks send to each other.
+    """
+    original = c10d.batch_isend_irecv
+    if getattr(original, "coalesces_metered", False):
+        return
+
+    def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+        group = p2p_op_list[0].group or dist.group.WORLD
+        if not isinstance(group, MeteredGroup):
+            return original(p2p_op_list)
+        c10d._check_p2p_op_list(p2p_op_list)
+        with c10d._coalescing_manager(group, p2p_op_list[0].tensor.device, async_ops=True) as manager:
+            for operation in p2p_op_list:
+                peer = "group_dst" if operation.op is dist.isend else "group_src"
+                operation.op(operation.tensor, group=operation.group, tag=operation.tag, **{peer: operation.group_peer})
+        return cast(list[dist.Work], manager.works)
+
+    batch_isend_irecv.coalesces_metered = True  # type: ignore[attr-defined]  # marks the replacement
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv

@@ -1,19 +1,27 @@
-"""What one rank counted: exact cumulative counters, and a bounded buffer of single timed calls."""
+"""What one rank sent: exact cumulative counters, and the last records one by one.
+
+Counters are counted when a collective is issued and again when it completes, always in the cell (phase, op,
+axis) it was issued in. They never lose a byte. Records are kept in a bounded buffer: when nobody drains it,
+the oldest go and are counted in `dropped`.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, get_args
 
 from contracts.telemetry import Axis, Cell, Op, Phase
-from planner.collectives import bus_factor
+from planner.collectives import algorithmic_bytes
+
+AXES: frozenset[str] = frozenset(get_args(Axis))
+PHASES: frozenset[str] = frozenset(get_args(Phase))
 
 
 class Record(NamedTuple):
-    """One finished collective. `start` is monotonic seconds; the duration runs from issue to completion."""
+    """One completed collective. `start` is unix seconds, `duration_s` monotonic."""
 
     op: Op
     axis: Axis
@@ -25,108 +33,164 @@ class Record(NamedTuple):
     phase: Phase
 
 
-@dataclass(slots=True)
-class Counter:
-    """Totals of one (phase, op, axis, group size)."""
+class _Counters:
+    """Running totals of one (phase, op, axis, group size)."""
 
-    phase: Phase
-    op: Op
-    axis: Axis
-    group_size: int
-    count: int = 0
-    completed: int = 0
-    payload_bytes: int = 0
-    busy_s: float = 0.0
+    __slots__ = ("busy_s", "completed", "count", "payload_bytes")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.completed = 0
+        self.payload_bytes = 0
+        self.busy_s = 0.0
 
 
-class Ticket(NamedTuple):
-    """What `issued` hands to `completed`."""
+_Key = tuple[Phase, Op, Axis, int]
 
-    counter: Counter
-    group: str
-    payload_bytes: int
-    step: int
-    start: float
+
+class Pending:
+    """A collective on its way. Calling it (as a future's callback does) says that it is complete."""
+
+    __slots__ = ("_recorder", "counters", "group", "key", "payload_bytes", "started_s", "step")
+
+    def __init__(self, recorder: Recorder, key: _Key, counters: _Counters, group: str, payload_bytes: int) -> None:
+        self._recorder: Recorder | None = recorder
+        self.key = key
+        self.counters = counters
+        self.group = group
+        self.payload_bytes = payload_bytes
+        self.step = recorder.step
+        self.started_s = time.perf_counter()
+
+    def __call__(self, _future: object = None) -> None:
+        self.complete(time.perf_counter() - self.started_s)
+
+    def complete(self, duration_s: float) -> None:
+        """Count it once; later calls change nothing (a work may be waited for twice)."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder._complete(self, duration_s)
 
 
 class Recorder:
-    """Counts at issue, exactly; times at completion, up to `capacity` calls between two `drain`s.
-
-    Thread safe. Nothing here waits for anything but a lock held for a few instructions. When the buffer is full
-    the oldest record goes and is counted as dropped: durations then rest on fewer calls, counters stay exact.
-    """
+    """Counters and records of one rank. Thread safe: collectives end on the backend's own threads."""
 
     def __init__(self, rank: int, capacity: int = 65536) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1 record, got {capacity}")
         self.rank = rank
-        self.phase: Phase = "setup"
         self.step = 0
-        self.dropped = 0
+        self._phase: Phase = "setup"
         self._axes: dict[str, Axis] = {}
-        self._counters: dict[tuple[Phase, Op, Axis, int], Counter] = {}
-        self._records: deque[tuple[Ticket, float]] = deque()
+        self._cells: dict[_Key, _Counters] = {}
+        self._records: deque[tuple[Pending, float]] = deque()
         self._capacity = capacity
-        self._lock = threading.Lock()
+        self._dropped = 0
+        self._pollers: list[Callable[[], None]] = []
+        # Reentrant: a signal handler may take a snapshot while its own thread is counting.
+        self._lock = threading.RLock()
+        self._unix_offset_s = time.time() - time.perf_counter()
 
-    def label(self, group_name: str, axis: Axis) -> None:
-        """Say which mesh axis a process group belongs to; unlabelled groups count as "world"."""
-        self._axes[group_name] = axis
+    @property
+    def phase(self) -> Phase:
+        """The phase that collectives issued from now on are counted in."""
+        return self._phase
+
+    @property
+    def dropped(self) -> int:
+        """Records the bounded buffer had to let go so far."""
+        return self._dropped
 
     def set_phase(self, phase: Phase) -> None:
-        """Collectives issued from now on count towards `phase`."""
-        self.phase = phase
+        """Count what is issued from now on in `phase`; what is on its way stays where it was issued."""
+        if phase not in PHASES:
+            raise ValueError(f"phase must be one of {sorted(PHASES)}, got {phase!r}")
+        self._phase = phase
 
-    def issued(self, op: Op, group_name: str, group_size: int, payload_bytes: int) -> Ticket:
-        """Count a call at the moment it is handed to the library."""
-        axis = self._axes.get(group_name, "world")
-        key = (self.phase, op, axis, group_size)
-        with self._lock:
-            counter = self._counters.get(key)
-            if counter is None:
-                counter = self._counters[key] = Counter(*key)
-            counter.count += 1
-            counter.payload_bytes += payload_bytes
-        return Ticket(counter, group_name, payload_bytes, self.step, time.perf_counter())
+    def label(self, group_name: str, axis: Axis) -> None:
+        """Count the collectives of the group so named under `axis` from now on."""
+        if axis not in AXES:
+            raise ValueError(f"axis must be one of {sorted(AXES)}, got {axis!r}")
+        self._axes[group_name] = axis
 
-    def completed(self, ticket: Ticket, duration_s: float | None = None) -> None:
-        """Time a call; called from whichever thread saw it finish."""
-        if duration_s is None:
-            duration_s = time.perf_counter() - ticket.start
+    def axis_of(self, group_name: str) -> Axis:
+        """The axis of a group; "world" until it is labelled."""
+        return self._axes.get(group_name, "world")
+
+    def issue(self, op: Op, group_name: str, group_size: int, payload_bytes: int) -> Pending:
+        """Count a collective that is being issued now; call what is returned when it completes."""
+        key = (self._phase, op, self._axes.get(group_name, "world"), group_size)
         with self._lock:
+            counters = self._cells.get(key)
+            if counters is None:
+                counters = self._cells[key] = _Counters()
+            counters.count += 1
+            counters.payload_bytes += payload_bytes
+        return Pending(self, key, counters, group_name, payload_bytes)
+
+    def _complete(self, pending: Pending, duration_s: float) -> None:
+        counters = pending.counters
+        with self._lock:
+            counters.completed += 1
+            counters.busy_s += duration_s
             if len(self._records) >= self._capacity:
                 self._records.popleft()
-                self.dropped += 1
-            self._records.append((ticket, duration_s))
+                self._dropped += 1
+            self._records.append((pending, duration_s))
 
-    def drain(self) -> tuple[list[Record], int]:
-        """Take the buffered records, adding their times to the counters. Returns them and all drops so far."""
-        with self._lock:
-            taken = list(self._records)
-            self._records.clear()
-            for ticket, duration_s in taken:
-                ticket.counter.completed += 1
-                ticket.counter.busy_s += duration_s
-        return [_record(ticket, duration_s) for ticket, duration_s in taken], self.dropped
+    def add_poller(self, poll: Callable[[], None]) -> None:
+        """`poll` is called before each snapshot: it completes what a device finished without telling."""
+        self._pollers.append(poll)
 
     def cells(self, phase: Phase | None = None) -> list[Cell]:
-        """A snapshot of the counters, of one phase or all, sorted."""
+        """Snapshot of the cumulative counters, of one phase or of all, sorted by (phase, op, axis).
+
+        Groups of different sizes under one axis share a cell, which then shows the largest size.
+        """
+        for poll in self._pollers:
+            poll()
+        cells: dict[tuple[Phase, Op, Axis], Cell] = {}
         with self._lock:
-            return [_cell(c) for key, c in sorted(self._counters.items()) if phase in (None, key[0])]
+            for (cell_phase, op, axis, group_size), counters in sorted(self._cells.items(), key=_by_key):
+                if phase is not None and cell_phase != phase:
+                    continue
+                cell = cells.get((cell_phase, op, axis))
+                if cell is None:
+                    cell = cells[cell_phase, op, axis] = _empty_cell(cell_phase, op, axis)
+                cell["group_size"] = group_size
+                cell["count"] += counters.count
+                cell["completed"] += counters.completed
+                cell["payload_bytes"] += counters.payload_bytes
+                cell["algorithmic_bytes"] += algorithmic_bytes(op, counters.payload_bytes, group_size)
+                cell["busy_s"] += counters.busy_s
+        return list(cells.values())
+
+    def drain(self) -> tuple[list[Record], int]:
+        """Completed collectives since the last drain, oldest first, and how many were dropped so far."""
+        with self._lock:
+            kept, self._records = self._records, deque()
+            dropped = self._dropped
+        return [self._record(pending, duration_s) for pending, duration_s in kept], dropped
+
+    def _record(self, pending: Pending, duration_s: float) -> Record:
+        phase, op, axis, _ = pending.key
+        start = pending.started_s + self._unix_offset_s
+        return Record(op, axis, pending.group, pending.payload_bytes, start, duration_s, pending.step, phase)
 
 
-def _record(ticket: Ticket, duration_s: float) -> Record:
-    c = ticket.counter
-    return Record(c.op, c.axis, ticket.group, ticket.payload_bytes, ticket.start, duration_s, ticket.step, c.phase)
+def _by_key(item: tuple[_Key, _Counters]) -> _Key:
+    return item[0]
 
 
-def _cell(c: Counter) -> Cell:
-    return Cell(
-        phase=c.phase,
-        op=c.op,
-        axis=c.axis,
-        group_size=c.group_size,
-        count=c.count,
-        completed=c.completed,
-        payload_bytes=c.payload_bytes,
-        algorithmic_bytes=round(bus_factor(c.op, c.group_size) * c.payload_bytes),
-        busy_s=c.busy_s,
-    )
+def _empty_cell(phase: Phase, op: Op, axis: Axis) -> Cell:
+    return {
+        "phase": phase,
+        "op": op,
+        "axis": axis,
+        "group_size": 0,
+        "count": 0,
+        "completed": 0,
+        "payload_bytes": 0,
+        "algorithmic_bytes": 0,
+        "busy_s": 0.0,
+    }

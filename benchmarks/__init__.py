@@ -1,0 +1,1 @@
+"""Each benchmark prints ratios measured in one run: `python -m benchmarks.NAME`."""

@@ -1,0 +1,248 @@
+"""What metering costs: the same collectives and steps on a metered and a plain group, turn about in one run.
+
+    python -m benchmarks.metering [--blocks N]
+
+Two gloo ranks of one thread each. "On" is the metered group with its exporter sending to a reader; "off" is
+torch's own group, and so is "control", which shows how far two equal sides differ here. Sides take turns in the
+same processes on equal models, so that a slow moment hits all; figures are medians. The goal is 0.5% of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+# Registers torch's "fake" backend, whose collectives do nothing.
+from torch.testing._internal.distributed import fake_pg  # noqa: F401
+
+from workers.meter import Exporter, Recorder, metered_backend
+from workers.meter.group import MeteredGroup
+
+WORLD = 2
+GOAL = 0.005
+LAYERS, HIDDEN, HEADS, SEQ, BATCH, VOCAB = 4, 256, 4, 128, 4, 256
+STEPS_PER_TURN = 5
+CALLS_PER_TURN = 200
+WARM_UP_BLOCKS = 2
+
+
+class Transformer(nn.Module):
+    """A small decoder: (batch, seq) tokens to (batch, seq, VOCAB) logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, HIDDEN)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(HIDDEN, HEADS, 4 * HIDDEN, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(LAYERS)
+        )
+        self.head = nn.Linear(HIDDEN, VOCAB)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        for layer in self.layers:
+            x = layer(x, mask, is_causal=True)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def ddp(group: dist.ProcessGroup) -> nn.Module:
+    return DistributedDataParallel(Transformer(), process_group=group)
+
+
+def zero3(group: dist.ProcessGroup) -> nn.Module:
+    model, mesh = Transformer(), DeviceMesh.from_group(group, "cpu", mesh_dim_names=("dp",))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def train_step(model: nn.Module, group: dist.ProcessGroup, rank: int) -> Callable[[], None]:
+    """One optimiser step with the global loss, as a trainer makes it."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tokens = torch.randint(VOCAB, (BATCH, SEQ + 1), generator=torch.Generator().manual_seed(rank))
+
+    def step() -> None:
+        logits = model(tokens[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.all_reduce(loss.detach(), group=group)
+
+    return step
+
+
+def tiny_collective(group: dist.ProcessGroup) -> Callable[[], None]:
+    buffer = torch.zeros(1)
+    return lambda: dist.all_reduce(buffer, group=group)
+
+
+@contextmanager
+def exporting(recorder: Recorder, path: str) -> Iterator[None]:
+    exporter = Exporter(recorder, path, "bench", 1)
+    yield
+    if not exporter.close(10):
+        raise RuntimeError("the reader did not take what the exporter sent")
+
+
+def turn(run: Callable[[], None], times: int) -> list[float]:
+    """Seconds of each run."""
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def compare(
+    sides: dict[str, Callable[[], None]], recorder: Recorder, path: str, blocks: int, times: int
+) -> dict[str, Any]:
+    """Median seconds of each side, and the ratios of "on" and of "control" to "off" in each block of turns."""
+    taken: dict[str, list[float]] = {side: [] for side in sides}
+    blocks_of_medians = []
+    num_calls = 0
+    for block in range(WARM_UP_BLOCKS + blocks):
+        medians = {}
+        for side in rotated(list(sides), block):
+            dist.barrier()
+            before = calls(recorder)
+            with exporting(recorder, path) if side == "on" else nullcontext():
+                seconds = turn(sides[side], times)
+            if side == "on":
+                num_calls = calls(recorder) - before
+            medians[side] = statistics.median(seconds)
+            if block >= WARM_UP_BLOCKS:
+                taken[side] += seconds
+        if block >= WARM_UP_BLOCKS:
+            blocks_of_medians.append(medians)
+    return {
+        "seconds": {side: statistics.median(all_s) for side, all_s in taken.items()},
+        "ratios": {side: [m[side] / m["off"] for m in blocks_of_medians] for side in sides},
+        "calls": num_calls / times,
+    }
+
+
+def rotated(sides: list[str], by: int) -> list[str]:
+    by %= len(sides)
+    return sides[by:] + sides[:by]
+
+
+def calls(recorder: Recorder) -> int:
+    return sum(cell["count"] for cell in recorder.cells() if cell["op"] != "barrier")
+
+
+def own_cost_s() -> float:
+    """Seconds of the meter's own work for one collective, over a backend that does nothing."""
+    nothing = dist.new_group(backend="fake")
+    options = SimpleNamespace(group_rank=0, group_size=WORLD, group_id="own")
+    sides = [MeteredGroup(nothing, options, Recorder(0), "cpu"), nothing]
+    buffers, how = [torch.zeros(1)], dist.AllreduceOptions()
+    how.asyncOp = False
+    medians = [statistics.median(turn(lambda g=g: g.allreduce(buffers, how).wait(), 5000)) for g in sides]  # type: ignore[misc]
+    return medians[0] - medians[1]
+
+
+def rank_main(rank: int, store: str, path: str, blocks: int, output: str) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    recorder = Recorder(rank)
+    backend = metered_backend(recorder, "cpu")
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    groups = {"on": dist.new_group(), "off": dist.new_group(backend="gloo"), "control": dist.new_group(backend="gloo")}
+    said: dict[str, Any] = {}
+    tiny = {side: tiny_collective(group) for side, group in groups.items()}
+    said["collective"] = compare(tiny, recorder, path, blocks, CALLS_PER_TURN)
+    for name, parallel in (("DDP", ddp), ("ZeRO-3", zero3)):
+        steps = {side: train_step(parallel(group), group, rank) for side, group in groups.items()}
+        said[name] = compare(steps, recorder, path, blocks, STEPS_PER_TURN)
+    said["own_s"] = own_cost_s()
+    if rank == 0:
+        Path(output).write_text(json.dumps(said))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def read_everything(listener: socket.socket) -> None:
+    """A supervisor that reads and forgets."""
+
+    def read(connection: socket.socket) -> None:
+        while connection.recv(1 << 16):
+            pass
+
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=read, args=(connection,), daemon=True).start()
+
+
+def ratio(ratios: list[float]) -> str:
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.4f} [{low:.4f} to {high:.4f}]"
+
+
+def report(said: dict[str, Any]) -> list[str]:
+    one = said["collective"]["seconds"]
+    added_s = one["on"] - one["off"]
+    lines = [
+        "ratios are medians [quartiles] over paired turns; control/off, plain against plain, is the noise of this run",
+        f"one tiny all-reduce: on {one['on'] * 1e6:.1f} us, off {one['off'] * 1e6:.1f} us, "
+        f"on/off {ratio(said['collective']['ratios']['on'])}, "
+        f"control/off {ratio(said['collective']['ratios']['control'])}",
+        f"added to a collective: {added_s * 1e6:.1f} us by the clock; the meter itself {said['own_s'] * 1e6:.1f} us",
+    ]
+    for name in ("DDP", "ZeRO-3"):
+        step = said[name]
+        seconds = step["seconds"]
+        share = max(added_s, said["own_s"]) * step["calls"] / seconds["off"]
+        lines += [
+            f"{name} step: on {seconds['on'] * 1e3:.2f} ms, off {seconds['off'] * 1e3:.2f} ms, "
+            f"on/off {ratio(step['ratios']['on'])}, control/off {ratio(step['ratios']['control'])}",
+            f"{name} step: {step['calls']:.0f} collectives, their added time is {share:.3%} of it "
+            f"(goal {GOAL:.1%}: {'met' if share <= GOAL else 'MISSED'})",
+        ]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=20, help="pairs of turns measured (default 20)")
+    blocks = parser.parse_args().blocks
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        path, store, output = f"{folder}/s", f"{folder}/store", f"{folder}/output.json"
+        listener.bind(path)
+        listener.listen()
+        threading.Thread(target=read_everything, args=(listener,), daemon=True).start()
+        ranks = [context.Process(target=rank_main, args=(rank, store, path, blocks, output)) for rank in range(WORLD)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        if any(process.exitcode for process in ranks):
+            raise SystemExit(f"ranks ended with {[process.exitcode for process in ranks]}")
+        print("\n".join(report(json.loads(Path(output).read_text()))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,329 @@
+"""Run by four real gloo ranks: what each check did, and what the meter counted meanwhile, as JSON.
+
+python -m tests.workers.meter.ranks RANK WORLD_SIZE PORT OUTPUT
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from workers.meter import Recorder, metered_backend
+
+Counted = dict[str, list[Any]]
+CHECKS: list[Callable[[Recorder, int, int], dict[str, Any]]] = []
+SLOW_S = 0.3
+
+
+def check(function: Callable[[Recorder, int, int], dict[str, Any]]) -> Callable[[Recorder, int, int], dict[str, Any]]:
+    CHECKS.append(function)
+    return function
+
+
+def totals(recorder: Recorder) -> dict[str, list[Any]]:
+    return {
+        f"{c['op']} {c['axis']} {c['group_size']}": [c["count"], c["completed"], c["payload_bytes"], c["busy_s"]]
+        for c in recorder.cells()
+    }
+
+
+@contextmanager
+def counting(recorder: Recorder) -> Iterator[Counted]:
+    """Fills what it yields with {"op axis size": [count, completed, payload bytes, busy seconds]} of the block."""
+    counted: Counted = {}
+    before = totals(recorder)
+    yield counted
+    deadline = time.monotonic() + 10
+    while any(count != completed for count, completed, *_ in totals(recorder).values()):
+        assert time.monotonic() < deadline, "a collective never completed"
+        time.sleep(0.001)
+    for key, after in totals(recorder).items():
+        change = [b - a for a, b in zip(before.get(key, [0, 0, 0, 0]), after, strict=True)]
+        if change[0]:
+            counted[key] = change
+
+
+def tensor(rank: int, size: int = 8) -> torch.Tensor:
+    return torch.arange(size, dtype=torch.float32) + rank
+
+
+def each_op(world: int, rank: int) -> dict[str, tuple[Callable[..., Any], Callable[[], bool]]]:
+    """op -> (run it, is its result right). Every payload is 8 floats a rank."""
+    mine, summed = tensor(rank), sum(tensor(r) for r in range(world))
+    everything = torch.cat([tensor(r) for r in range(world)])
+    reduced, copied, gathered = mine.clone(), mine.clone(), torch.empty(8 * world)
+    rooted, shard, lists = mine.clone(), torch.empty(8), [torch.empty(8) for _ in range(world)]
+    wide, list_shard = torch.stack([tensor(r) for r in range(world)]).flatten() + rank, torch.empty(8)
+    exchanged, taken = torch.empty(8), torch.empty(8)
+    to_gather = [torch.empty(8) for _ in range(world)] if rank == 0 else None
+    to_scatter = [tensor(r) * 3 for r in range(world)] if rank == 0 else None
+    share = world * tensor(rank) + sum(range(world))  # slice `rank` of the sum of everyone's `wide`
+    sent_to_me = torch.cat([tensor(r)[rank * 2 : rank * 2 + 2] for r in range(world)])
+    exchange_lists = [torch.empty(2) for _ in range(world)]
+    return {
+        "all_reduce": (lambda **k: dist.all_reduce(reduced, **k), lambda: reduced.equal(summed)),
+        "broadcast": (lambda **k: dist.broadcast(copied, 1, **k), lambda: copied.equal(tensor(1))),
+        "reduce": (lambda **k: dist.reduce(rooted, 0, **k), lambda: rank != 0 or rooted.equal(summed)),
+        "all_gather": (lambda **k: dist.all_gather_single(gathered, mine, **k), lambda: gathered.equal(everything)),
+        "all_gather list": (
+            lambda **k: dist.all_gather(lists, mine, **k),
+            lambda: torch.cat(lists).equal(everything),
+        ),
+        "reduce_scatter": (lambda **k: dist.reduce_scatter_single(shard, wide, **k), lambda: shard.equal(share)),
+        "reduce_scatter list": (
+            lambda **k: dist.reduce_scatter(list_shard, list(wide.split(8)), **k),
+            lambda: list_shard.equal(share),
+        ),
+        "all_to_all": (
+            lambda **k: dist.all_to_all_single(exchanged, mine, **k),
+            lambda: exchanged.equal(sent_to_me),
+        ),
+        "all_to_all list": (
+            lambda **k: dist.all_to_all(exchange_lists, list(mine.split(2)), **k),
+            lambda: torch.cat(exchange_lists).equal(sent_to_me),
+        ),
+        "gather": (
+            lambda **k: dist.gather(mine, to_gather, 0, **k),
+            lambda: to_gather is None or torch.cat(to_gather).equal(everything),
+        ),
+        "scatter": (
+            lambda **k: dist.scatter(taken, to_scatter, 0, **k),
+            lambda: taken.equal(tensor(rank) * 3),
+        ),
+        "barrier": (lambda **k: dist.barrier(**k), lambda: True),
+    }
+
+
+@check
+def collectives(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    for mode in ("sync", "async"):
+        for op, (run, is_right) in each_op(world, rank).items():
+            with counting(recorder) as counted:
+                if mode == "sync":
+                    run()
+                else:
+                    run(async_op=True).wait()
+            said[f"{mode} {op}"] = {"counted": counted, "right": is_right()}
+    return said
+
+
+@check
+def coalesced(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    reduced = [tensor(rank), tensor(rank)]
+    summed = sum(tensor(r) for r in range(world))
+    with counting(recorder) as said["all_reduce"], dist.distributed_c10d._coalescing_manager():
+        for t in reduced:
+            dist.all_reduce(t)
+    said["all_reduce right"] = all(t.equal(summed) for t in reduced)
+    outputs = [torch.empty(8 * world), torch.empty(8 * world)]
+    with counting(recorder) as said["all_gather"], dist.distributed_c10d._coalescing_manager():
+        for output in outputs:
+            dist.all_gather_single(output, tensor(rank))
+    everything = torch.cat([tensor(r) for r in range(world)])
+    said["all_gather right"] = all(output.equal(everything) for output in outputs)
+    return said
+
+
+@check
+def functional(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
+    """What DTensor and compiled code call: C++ operators that find the group by its name."""
+    said: dict[str, Any] = {}
+    ops, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
+    summed = sum(tensor(r) for r in range(world))
+    with counting(recorder) as said["all_reduce"]:
+        reduced = ops.wait_tensor(ops.all_reduce(tensor(rank), "sum", name))
+    with counting(recorder) as said["all_gather"]:
+        gathered = ops.wait_tensor(ops.all_gather_into_tensor(tensor(rank), world, name))
+    with counting(recorder) as said["reduce_scatter"]:
+        shard = ops.wait_tensor(ops.reduce_scatter_tensor(tensor(rank), "sum", world, name))
+    with counting(recorder) as said["all_to_all"]:
+        ops.wait_tensor(ops.all_to_all_single(tensor(rank), [2] * world, [2] * world, name))
+    with counting(recorder) as said["broadcast"]:
+        ops.wait_tensor(ops.broadcast(tensor(rank), 0, name))
+    said["right"] = (
+        reduced.equal(summed)
+        and gathered.equal(torch.cat([tensor(r) for r in range(world)]))
+        and shard.equal(summed[rank * 2 : rank * 2 + 2])
+    )
+    return said
+
+
+@check
+def point_to_point(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    peer, received = rank ^ 1, torch.empty(8)
+    with counting(recorder) as said["isend irecv"]:
+        works = [dist.isend(tensor(rank), peer), dist.irecv(received, peer)]
+        for work in works:
+            work.wait()
+    said["right"] = received.equal(tensor(peer))
+    batched = torch.empty(8)
+    with counting(recorder) as said["batch"]:
+        mine = tensor(rank)
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, batched, peer)]):
+            work.wait()
+    said["batch right"] = batched.equal(tensor(peer))
+    anyone = torch.empty(8)
+    with counting(recorder) as said["blocking, from anyone"]:
+        if rank % 2:
+            dist.recv(anyone)
+        else:
+            dist.send(tensor(rank), peer)
+    said["anyone right"] = rank % 2 == 0 or bool(anyone.equal(tensor(int(anyone[0]))))
+    return said
+
+
+@check
+def objects(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    gathered: list[Any] = [None] * world
+    with counting(recorder) as said["counted"]:
+        dist.all_gather_object(gathered, {"rank": rank})
+    said["right"] = gathered == [{"rank": r} for r in range(world)]
+    return said
+
+
+@check
+def axes(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
+    """A mesh names its axes, a plain group is "world" until it is labelled."""
+    said: dict[str, Any] = {}
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+    with counting(recorder) as said["mesh"]:
+        dist.all_reduce(tensor(rank), group=mesh.get_group("tp"))
+        dist.all_reduce(tensor(rank), group=mesh.get_group("tp"))
+        dist.all_reduce(tensor(rank), group=mesh.get_group("dp"))
+    half = dist.new_group([0, 1]), dist.new_group([2, 3])
+    mine = half[rank // 2]
+    with counting(recorder) as said["unlabelled"]:
+        dist.all_reduce(tensor(rank), group=mine)
+    recorder.label(mine.group_name, "pp")
+    with counting(recorder) as said["labelled"]:
+        dist.all_reduce(tensor(rank), group=mine)
+    return said
+
+
+@check
+def late_rank(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
+    """Rank 0 comes late: for the others the collective lasts as long as they wait."""
+    said: dict[str, Any] = {}
+    dist.barrier()
+    with counting(recorder) as said["counted"]:
+        start = time.perf_counter()
+        if rank == 0:
+            time.sleep(SLOW_S)
+        dist.all_reduce(tensor(rank))
+        said["wall_s"] = time.perf_counter() - start
+    return said
+
+
+@check
+def phases(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
+    """A collective that ends in another phase is completed in its own."""
+    peer, received = rank ^ 1, torch.empty(8)
+    recorder.set_phase("step")
+    work = dist.irecv(received, peer)
+    recorder.set_phase("eval")
+    dist.send(tensor(rank), peer)
+    work.wait()
+    cells = {f"{c['phase']} {c['op']}": [c["count"], c["completed"], c["payload_bytes"]] for c in recorder.cells()}
+    recorder.set_phase("setup")
+    return {key: cells.get(key) for key in ("step recv", "eval recv", "step send", "eval send")}
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64))
+
+
+def batch(rank: int) -> torch.Tensor:
+    return torch.randn(4, 64, generator=torch.Generator().manual_seed(rank))
+
+
+def mean_gradients(world: int) -> list[torch.Tensor]:
+    """What one process computes from every rank's batch."""
+    whole = model()
+    (sum(whole(batch(r)).pow(2).mean() for r in range(world)) / world).backward()
+    return [parameter.grad for parameter in whole.parameters()]
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def num_bytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+@check
+def ddp(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    replica = DistributedDataParallel(model())
+    with counting(recorder) as said["counted"]:
+        replica(batch(rank)).pow(2).mean().backward()
+    said["bytes"] = num_bytes(replica)
+    said["right"] = all(map(close, [p.grad for p in replica.parameters()], mean_gradients(world)))
+    return said
+
+
+@check
+def zero3(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    sharded = model()
+    said["bytes"] = num_bytes(sharded)
+    for layer in sharded:
+        fully_shard(layer, reshard_after_forward=True)
+    fully_shard(sharded, reshard_after_forward=True)
+    with counting(recorder) as said["counted"]:
+        sharded(batch(rank)).pow(2).mean().backward()
+    gradients = [p.grad.full_tensor() for p in sharded.parameters()]
+    said["right"] = all(map(close, gradients, mean_gradients(world)))
+    return said
+
+
+@check
+def tensor_parallel(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+    split = parallelize_module(model(), mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    whole = model()
+    same = batch(0)
+    with counting(recorder) as said["counted"]:
+        output = split(same)
+        output.pow(2).mean().backward()
+    whole(same).pow(2).mean().backward()
+    said["output_bytes"] = output.nbytes
+    gradients = [p.grad.full_tensor() for p in split.parameters()]
+    said["right"] = close(output, whole(same)) and all(map(close, gradients, [p.grad for p in whole.parameters()]))
+    return said
+
+
+def main() -> None:
+    rank, world, port, output = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    torch.set_num_threads(1)
+    recorder = Recorder(rank)
+    backend = metered_backend(recorder, "cpu")
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    said = {run.__name__: run(recorder, rank, world) for run in CHECKS}
+    said["records"] = [record._asdict() for record in recorder.drain()[0]]
+    dist.barrier()
+    dist.destroy_process_group()
+    output.write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What can be shown of the NCCL path without a GPU: who is asked, when, and what one batch carries.
+
+The device's own timing needs NCCL and is not covered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
+from torch.distributed import distributed_c10d as c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from workers.meter.completion import DevicePoller
+from workers.meter.group import MeteredGroup, _coalesce_metered_p2p
+from workers.meter.recorder import Recorder
+
+
+class DeviceWork:
+    """Ends when the device says so, like a CUDA event; must never be waited for."""
+
+    done = False
+
+    def is_completed(self) -> bool:
+        return self.done
+
+    def _get_duration(self) -> float:
+        assert self.done, "asked for a duration before the end"
+        return 250.0
+
+
+def test_a_device_work_completes_at_the_first_poll_after_its_end():
+    recorder, poller = Recorder(rank=0), DevicePoller()
+    recorder.add_poller(poller.poll)
+    early, late = DeviceWork(), DeviceWork()
+    poller.watch_work(late, [recorder.issue("all_reduce", "0", 2, 8)])
+    poller.watch_work(early, [recorder.issue("broadcast", "0", 2, 8)])
+    early.done = True
+    assert {c["op"]: c["completed"] for c in recorder.cells()} == {"all_reduce": 0, "broadcast": 1}
+    late.done = True
+    assert {c["op"]: (c["completed"], c["busy_s"]) for c in recorder.cells()} == {
+        "all_reduce": (1, 0.25),
+        "broadcast": (1, 0.25),
+    }
+
+
+@pytest.fixture
+def poller() -> Iterator[DevicePoller]:
+    """Watches a metered default group over torch's fake backend: coalescing is torch's own, transfers are none."""
+    poller = DevicePoller()
+
+    def create(options: Any, _backend_options: object) -> MeteredGroup:
+        native = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+        kind = dist.ProcessGroup.BackendType.GLOO
+        native._set_default_backend(kind)
+        plain = FakeProcessGroup._create_internal(options.group_rank, options.group_size)
+        native._register_backend(torch.device("cpu"), kind, plain)
+        group = MeteredGroup(native, options, Recorder(rank=0), "cpu")
+        group._poller = poller
+        return group
+
+    original = c10d.batch_isend_irecv
+    dist.Backend.register_backend("metered_fake", create, extended_api=True, devices=["cpu"])
+    dist.init_process_group("metered_fake", store=FakeStore(), rank=0, world_size=2)
+    _coalesce_metered_p2p()
+    yield poller
+    dist.destroy_process_group()
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = original
+
+
+def test_a_batch_of_sends_and_receives_is_one_work_that_ends_as_a_whole(poller):
+    operations = [dist.P2POp(dist.isend, torch.ones(4), 1), dist.P2POp(dist.irecv, torch.ones(8), 1)]
+    works = dist.batch_isend_irecv(operations)
+    ((watched, carried),) = poller._works
+    assert works == [watched]
+    assert [(pending.key[1], pending.payload_bytes) for pending in carried] == [("send", 16), ("recv", 32)]

@@ -1,0 +1,213 @@
+"""The exporter on a real unix socket: nothing counted is lost, and training never waits."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from workers.meter import exporter as exporter_module
+from workers.meter.exporter import Exporter
+from workers.meter.recorder import Recorder
+
+
+class Supervisor:
+    """Listens like the real one and keeps every whole frame it read."""
+
+    def __init__(self, path: Path, reads: bool = True) -> None:
+        self.frames: list[dict[str, Any]] = []
+        self._reads = reads
+        self._path = path
+        self._connections: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        return [item for frame in list(self.frames) for item in frame["items"]]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [item for item in self.items if item["kind"] == kind]
+
+    def cells(self) -> dict[tuple[str, str, str], dict[str, Any]]:
+        """The last that was said of each cell."""
+        return {(c["phase"], c["op"], c["axis"]): c for item in self.of_kind("traffic") for c in item["cells"]}
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._connections.append(connection)
+            if self._reads:
+                self._read(connection)
+
+    def _read(self, connection: socket.socket) -> None:
+        buffer = b""
+        while True:
+            try:
+                data = connection.recv(65536)
+            except OSError:
+                return
+            if not data:
+                return
+            buffer += data
+            while len(buffer) >= 4 and len(buffer) >= 4 + (size := struct.unpack(">I", buffer[:4])[0]):
+                self.frames.append(msgpack.unpackb(buffer[4 : 4 + size]))
+                buffer = buffer[4 + size :]
+
+    def kill(self) -> None:
+        for closing in (self._listener, *self._connections):
+            with contextlib.suppress(OSError):
+                closing.shutdown(socket.SHUT_RDWR)
+            closing.close()
+        self._thread.join(5)
+        self._path.unlink(missing_ok=True)
+
+
+def eventually(true: Callable[[], Any], timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own paths are too long for a unix socket
+        yield Path(folder) / "s"
+
+
+def evaluation(step: int) -> Any:
+    return {"kind": "eval", "rank": 0, "time": 0.0, "step": step, "loss": 1.0}
+
+
+def step_item(step: int) -> Any:
+    return {"kind": "step", "rank": 0, "time": 0.0, "step": step, "cells": []}
+
+
+def test_a_frame_carries_the_contract_and_only_the_cells_that_changed(path):
+    supervisor, recorder = Supervisor(path), Recorder(rank=3)
+    exporter = Exporter(recorder, str(path), "job1", 2)
+    recorder.issue("all_reduce", "0", 2, 100)()
+    eventually(lambda: supervisor.cells())
+    recorder.issue("broadcast", "0", 2, 8)()
+    eventually(lambda: len(supervisor.cells()) == 2)
+    assert exporter.close(5)
+    frame = supervisor.frames[0]
+    assert {key: frame[key] for key in ("v", "job", "attempt", "rank")} == {
+        "v": 1,
+        "job": "job1",
+        "attempt": 2,
+        "rank": 3,
+    }
+    said = [[cell["op"] for cell in item["cells"]] for item in supervisor.of_kind("traffic")]
+    assert said == [["all_reduce"], ["broadcast"]]
+    supervisor.kill()
+
+
+def test_close_delivers_everything_that_was_queued(path):
+    supervisor, recorder = Supervisor(path), Recorder(rank=0)
+    exporter = Exporter(recorder, str(path), "job", 1)
+    for step in range(1000):
+        exporter.send(evaluation(step))
+    recorder.issue("barrier", "0", 2, 0)()
+    assert exporter.close(5)
+    eventually(lambda: len(supervisor.of_kind("eval")) >= 1000 and supervisor.cells())
+    assert [item["step"] for item in supervisor.of_kind("eval")] == list(range(1000))
+    assert supervisor.cells()["setup", "barrier", "world"] == recorder.cells()[0]
+    supervisor.kill()
+
+
+def test_a_supervisor_that_dies_and_returns_ends_with_exact_counters(path):
+    first, recorder = Supervisor(path), Recorder(rank=0)
+    exporter = Exporter(recorder, str(path), "job", 1)
+    recorder.issue("all_reduce", "0", 2, 100)()
+    recorder.issue("broadcast", "0", 2, 8)()  # said once to the first, and never again by itself
+    eventually(lambda: len(first.cells()) == 2)
+    first.kill()
+    for step in range(50):  # while nobody listens
+        recorder.issue("all_reduce", "0", 2, 100)()
+        exporter.send(evaluation(step))
+    second = Supervisor(path)
+    eventually(lambda: len(second.of_kind("eval")) >= 50)
+    recorder.issue("all_reduce", "0", 2, 1)()
+    assert exporter.close(5)
+    eventually(lambda: second.cells().get(("setup", "all_reduce", "world"), {}).get("count") == 52)
+    assert list(second.cells().values()) == recorder.cells()
+    assert second.cells()["setup", "all_reduce", "world"]["payload_bytes"] == 5101
+    assert [item["step"] for item in second.of_kind("eval")] == list(range(50))
+    second.kill()
+
+
+def test_a_returned_supervisor_is_told_again_even_when_nothing_changes(path):
+    first, recorder = Supervisor(path), Recorder(rank=0)
+    exporter = Exporter(recorder, str(path), "job", 1)
+    recorder.issue("all_reduce", "0", 2, 100)()
+    eventually(lambda: first.cells())
+    first.kill()
+    second = Supervisor(path)
+    eventually(lambda: second.cells())
+    assert list(second.cells().values()) == recorder.cells()
+    assert exporter.close(5)
+    second.kill()
+
+
+def test_training_starts_before_the_socket_exists(path):
+    recorder = Recorder(rank=0)
+    exporter = Exporter(recorder, str(path), "job", 1)
+    recorder.issue("all_reduce", "0", 2, 100)()
+    exporter.send(evaluation(1))
+    supervisor = Supervisor(path)
+    assert exporter.close(5)
+    eventually(lambda: supervisor.of_kind("eval") and supervisor.cells())
+    supervisor.kill()
+
+
+def test_nobody_reading_blocks_neither_counting_nor_sending_nor_the_end(path):
+    supervisor, recorder = Supervisor(path, reads=False), Recorder(rank=0)
+    exporter = Exporter(recorder, str(path), "job", 1)
+    padding = "x" * 1000
+    slowest_s = 0.0
+    for step in range(3 * exporter_module.MAX_WAITING):  # 30 MB, far more than a socket holds
+        start = time.perf_counter()
+        exporter.send(step_item(step) | {"padding": padding})
+        recorder.issue("send", "0", 2, 1)()
+        slowest_s = max(slowest_s, time.perf_counter() - start)
+    assert slowest_s < 1  # the socket would have blocked for ever
+    assert len(exporter._waiting) <= exporter_module.MAX_WAITING
+    start = time.perf_counter()
+    assert not exporter.close(0.3)
+    assert time.perf_counter() - start < 2
+    assert recorder.cells()[0]["count"] == 3 * exporter_module.MAX_WAITING
+    supervisor.kill()
+
+
+def test_a_full_queue_lets_steps_go_and_keeps_what_happens_once(path, monkeypatch):
+    monkeypatch.setattr(exporter_module, "MAX_WAITING", 10)
+    exporter = Exporter(Recorder(rank=0), str(path), "job", 1)
+    exporter.send({"kind": "phase", "rank": 0, "time": 0.0, "phase": "step"})
+    for step in range(40):
+        exporter.send(step_item(step))
+        if step % 10 == 0:
+            exporter.send(evaluation(step))
+    exporter.send({"kind": "verdict", "rank": 0, "time": 0.0, "rows": []})
+    supervisor = Supervisor(path)
+    assert exporter.close(5)
+    eventually(lambda: supervisor.of_kind("verdict"))
+    assert [item["kind"] for item in supervisor.items if item["kind"] != "step"] == ["phase", *["eval"] * 4, "verdict"]
+    assert [item["step"] for item in supervisor.of_kind("step")] == [36, 37, 38, 39]
+    supervisor.kill()

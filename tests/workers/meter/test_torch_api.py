@@ -1,0 +1,75 @@
+"""What `workers.meter` takes from torch's private API is all there is, so nothing passes by uncounted."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from workers.meter.completion import FORWARDED, CompletedOnWait
+from workers.meter.group import BARRIERS, METERED, TORCH_CHECKED, MeteredGroup
+
+# Move nothing between ranks: names, sizes, timeouts, stores, hooks, life cycle, making other groups.
+NOT_COLLECTIVES = {
+    "BackendType",
+    "CUSTOM",
+    "GLOO",
+    "MPI",
+    "NCCL",
+    "UCC",
+    "UNDEFINED",
+    "XCCL",
+    "_backend_id",
+    "_device_types",
+    "_enable_collectives_timing",
+    "_end_coalescing",
+    "_get_backend",
+    "_get_backend_name",
+    "_get_sequence_number_for_group",
+    "_has_hooks",
+    "_id",
+    "_pybind11_conduit_v1_",
+    "_register_backend",
+    "_register_on_completion_hook",
+    "_set_default_backend",
+    "_set_group_desc",
+    "_set_group_name",
+    "_set_sequence_number_for_group",
+    "_start_coalescing",
+    "_wait_for_pending_works",
+    "abort",
+    "bound_device_id",
+    "boxed",
+    "get_group_store",
+    "group_desc",
+    "group_name",
+    "merge_remote_group",
+    "name",
+    "rank",
+    "set_timeout",
+    "shutdown",
+    "size",
+    "split_group",
+    "unbox",
+    "use_pg_for_symm_mem_rendezvous",
+}
+
+
+def methods(cls: type) -> set[str]:
+    return {name for name in dir(cls) if not (name.startswith("__") and name.endswith("__"))}
+
+
+def test_every_collective_of_this_torch_is_counted():
+    assert torch.__version__.split("+")[0] == TORCH_CHECKED
+    assert methods(dist.ProcessGroup) == NOT_COLLECTIVES | set(METERED) | set(BARRIERS)
+
+
+def test_every_counted_method_is_overridden():
+    for method in (*METERED, *BARRIERS):
+        assert getattr(MeteredGroup, method) is not getattr(dist.ProcessGroup, method), method
+
+
+def test_a_work_completed_on_wait_answers_like_the_work_it_wraps():
+    boxing = {"_pybind11_conduit_v1_", "boxed", "unbox"}
+    assert methods(dist.Work) == {*FORWARDED, "wait", *boxing}
+    for method in (*FORWARDED, "wait"):
+        assert getattr(CompletedOnWait, method) is not getattr(dist.Work, method), method
