@@ -7,7 +7,7 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Max
 from django.utils import timezone
@@ -46,7 +46,7 @@ def checked_spec(data: object) -> JobSpec:
     return parse_spec(data, slots=largest_host_slots(device) if isinstance(device, str) else None)
 
 
-def submit(owner: AbstractBaseUser, data: object, *, key: str | None = None) -> tuple[Job, bool]:
+def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, bool]:
     """Queue a job. Returns it, and whether it is new (False when `key` and body were seen before).
 
     Raises:

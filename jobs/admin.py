@@ -26,7 +26,7 @@ BADGES = {
 }
 
 
-class ReadOnlyInline(TabularInline):  # type: ignore[misc]
+class ReadOnlyInline(TabularInline):
     extra = 0
     can_delete = False
 
@@ -48,7 +48,7 @@ class AttemptInline(ReadOnlyInline):
 
 
 @admin.register(Job)
-class JobAdmin(ModelAdmin):  # type: ignore[misc]
+class JobAdmin(ModelAdmin):
     """The queue, in the order in which the scheduler takes it, and all that ended."""
 
     list_display = ["name", "id", "owner", "state", "priority", "layout", "wait_reason", "created"]
@@ -99,7 +99,7 @@ class JobAdmin(ModelAdmin):  # type: ignore[misc]
 
 
 @admin.register(Host)
-class HostAdmin(ModelAdmin):  # type: ignore[misc]
+class HostAdmin(ModelAdmin):
     """Hosts announce themselves; a person may only drain them."""
 
     list_display = ["name", "device_name", "slots", "free", "drained", "last_seen"]

@@ -95,7 +95,7 @@ def _apply_report(report: AttemptReport, host: str) -> None:
 
 def _apply_exit(attempt: Attempt, report: AttemptReport) -> None:
     exit_report = report["exit"]
-    Attempt.objects.filter(pk=attempt.pk, exit=None).update(exit=exit_report)
+    Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=exit_report)
     job_id, number, reason = attempt.job_id, attempt.number, exit_report["reason"]
     if lifecycle.change(job_id, number, Status.CANCELLED, reason, only_from=(Status.CANCELLING,)):
         return

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from typing import Any
+from typing import Any, cast
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
@@ -48,7 +49,7 @@ def job_new(request: HttpRequest) -> HttpResponse:
     except (ValueError, RecursionError):
         return _form(request, None, [Problem("spec", "the form arrived empty or broken; please try again")])
     try:
-        job, _ = actions.submit(request.user, data)  # type: ignore[arg-type]  # login_required: never anonymous
+        job, _ = actions.submit(cast(User, request.user), data)
     except SpecError as error:
         return _form(request, data, error.problems)
     return redirect("job-detail", job.id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from django.db import transaction
 from django.utils import timezone
 
@@ -31,7 +33,7 @@ def schedule() -> int:
                 blocked.setdefault(device, job)
             if reason != job.wait_reason:
                 Job.objects.filter(id=job.id, status=Status.QUEUED).update(wait_reason=reason[:500])
-                transaction.on_commit(lambda job_id=job.id: lifecycle.announce(job_id))
+                transaction.on_commit(partial(lifecycle.announce, job.id))
     return placed
 
 

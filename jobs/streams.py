@@ -74,7 +74,8 @@ class Hub:
                 self._positions[stream] = last[0][0].decode() if last else "0-0"
                 for watch in self._watches.get(stream, set()):
                     watch.fall_behind()
-        found: Any = await self.redis.xread(dict(self._positions), count=CHUNK, block=BLOCK_MS)
+        positions: Any = dict(self._positions)
+        found: Any = await self.redis.xread(positions, count=CHUNK, block=BLOCK_MS)
         for name, entries in found or []:
             stream = name.decode()
             if stream not in self._positions:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _busy = threading.Lock()
 
 
-@shared_task(name=TASK_TICK)  # type: ignore[untyped-decorator]
+@shared_task(name=TASK_TICK)
 def tick() -> None:
     """Drain events, schedule, reconcile, send. A tick that finds another at work leaves at once."""
     if not _busy.acquire(blocking=False):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-SPEC_VERSION = 1
+SPEC_VERSION: Literal[1] = 1
 
 Arch = Literal["gpt", "llama"]
 Schedule = Literal["gpipe", "1f1b"]

@@ -26,7 +26,7 @@ class Collective(NamedTuple):
     op: Op
     axis: Axis
     group_size: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody wants of a collective
     payload_bytes: int
 
 

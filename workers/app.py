@@ -38,7 +38,7 @@ app.conf.update(
 reporter = Reporter(settings)
 
 
-@app.task(name=TASK_LAUNCH)  # type: ignore[untyped-decorator]
+@app.task(name=TASK_LAUNCH)
 def launch(order: dict[str, Any]) -> None:
     """Start the supervisor of an attempt, once however often the order is delivered."""
     typed: LaunchOrder = order  # type: ignore[assignment]  # JSON of our own controller
@@ -59,7 +59,7 @@ def launch(order: dict[str, Any]) -> None:
     reporter.wake()
 
 
-@app.task(name=TASK_ACKNOWLEDGE)  # type: ignore[untyped-decorator]
+@app.task(name=TASK_ACKNOWLEDGE)
 def acknowledge(job: str, attempt: int) -> None:
     """The controller has stored this attempt's exit report; it need not be repeated."""
     target = attempt_dir(settings.run_dir, job, attempt)
@@ -67,11 +67,11 @@ def acknowledge(job: str, attempt: int) -> None:
         target.acknowledged.touch()
 
 
-@worker_ready.connect  # type: ignore[untyped-decorator]
+@worker_ready.connect
 def _start(**_: object) -> None:
     reporter.start()
 
 
-@worker_shutdown.connect  # type: ignore[untyped-decorator]
+@worker_shutdown.connect
 def _stop(**_: object) -> None:
     reporter.stop()

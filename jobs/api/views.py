@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
@@ -59,6 +60,11 @@ def find_job(user: Any, job_id: str) -> Job:
     return job
 
 
+def _user(request: Request) -> User:
+    assert isinstance(request.user, User), "every view requires a login"
+    return request.user
+
+
 def refuse(status: int, field: str, message: str) -> Response:
     return Response(body([Problem(field, message)]), status=status)
 
@@ -108,7 +114,7 @@ class Jobs(APIView):
         if key is not None and not (0 < len(key) <= LONGEST_KEY and key.isprintable()):
             return refuse(400, "Idempotency-Key", f"must be 1 to {LONGEST_KEY} printable characters")
         try:
-            job, is_new = actions.submit(request.user, request.data, key=key)
+            job, is_new = actions.submit(_user(request), request.data, key=key)
         except actions.KeyReusedError:
             return refuse(422, "Idempotency-Key", "was used before with another body")
         return Response(job_detail(job), status=201 if is_new else 200)

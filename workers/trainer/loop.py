@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry import Cell, EvalItem, Item, Phase, PhaseItem, StepItem, VerdictItem, VerdictRow
+from contracts.telemetry import Axis, Cell, EvalItem, Item, Op, Phase, PhaseItem, StepItem, VerdictItem, VerdictRow
 from planner.spec import JobSpec
-from planner.traffic import eval_traffic, num_evals, setup_traffic, step_traffic
+from planner.traffic import Collective, eval_traffic, num_evals, setup_traffic, step_traffic
 from workers.meter.recorder import Recorder
 from workers.trainer.data import Corpus
 from workers.trainer.mesh import Mesh
@@ -20,6 +20,7 @@ from workers.trainer.parallelize import Part
 from workers.trainer.pipeline_parallel import Boundary, actions, run_forward, run_step
 
 Send = Callable[[Item], None]
+Key = tuple[Phase, Op, Axis]
 
 
 @dataclass(frozen=True)
@@ -168,8 +169,8 @@ def _step_item(trainer: Trainer, index: int, result: StepResult, elapsed: float)
 
 def verdict(spec: JobSpec, rank: int, cells: list[Cell]) -> list[VerdictRow]:
     """Compare what a finished run counted with what `planner.traffic` says, for every (phase, op, axis) of either."""
-    predicted: dict[tuple[str, str, str], tuple[int, int]] = {}
-    phases = (
+    predicted: dict[Key, tuple[int, int]] = {}
+    phases: tuple[tuple[Phase, int, list[Collective]], ...] = (
         ("setup", 1, setup_traffic(spec, rank)),
         ("step", spec.train.steps, step_traffic(spec, rank)),
         ("eval", num_evals(spec), eval_traffic(spec, rank)),
@@ -178,7 +179,7 @@ def verdict(spec: JobSpec, rank: int, cells: list[Cell]) -> list[VerdictRow]:
         for c in collectives if times else []:
             count, payload = predicted.get((phase, c.op, c.axis), (0, 0))
             predicted[phase, c.op, c.axis] = count + times * c.count, payload + times * c.payload_bytes
-    measured: dict[tuple[str, str, str], tuple[int, int]] = {}
+    measured: dict[Key, tuple[int, int]] = {}
     for cell in cells:
         key = cell["phase"], cell["op"], cell["axis"]
         count, payload = measured.get(key, (0, 0))
@@ -188,9 +189,9 @@ def verdict(spec: JobSpec, rank: int, cells: list[Cell]) -> list[VerdictRow]:
         (want_count, want_bytes), (got_count, got_bytes) = predicted.get(key, (0, 0)), measured.get(key, (0, 0))
         rows.append(
             VerdictRow(
-                phase=key[0],  # type: ignore[typeddict-item]  # keys come from cells and collectives
-                op=key[1],  # type: ignore[typeddict-item]
-                axis=key[2],  # type: ignore[typeddict-item]
+                phase=key[0],
+                op=key[1],
+                axis=key[2],
                 predicted_count=want_count,
                 measured_count=got_count,
                 predicted_bytes=want_bytes,

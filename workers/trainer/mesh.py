@@ -47,7 +47,9 @@ class Mesh:
 def make_mesh(layout: Layout, rank: int, label: Label) -> Mesh:
     """Create every group; all ranks call this with the same layout. `label(group name, axis)` tells the meter."""
 
-    def own(axis: MeshAxis, pick: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda ranks: ranks):  # type: ignore[no-untyped-def]
+    def own(
+        axis: MeshAxis, pick: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda ranks: ranks
+    ) -> dist.ProcessGroup | None:
         if getattr(layout, axis) == 1:
             return None
         mine = None

@@ -47,7 +47,7 @@ class _Enter(torch.autograd.Function):
         return _gather_sequence(x, group) if sequence_parallel else x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         collective = _scatter_sum if ctx.sequence_parallel else _all_reduce
         return collective(grad, ctx.group), None, None
 
@@ -61,7 +61,7 @@ class _Leave(torch.autograd.Function):
         return _scatter_sum(x, group) if sequence_parallel else _all_reduce(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return (_gather_sequence(grad, ctx.group) if ctx.sequence_parallel else grad), None, None
 
 
@@ -89,7 +89,7 @@ class _VocabCrossEntropy(torch.autograd.Function):
         return (normaliser.log() - target_logit).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         softmax, local, mine = ctx.saved_tensors
         result = softmax.clone()
         result.scatter_add_(-1, local.unsqueeze(-1), -mine.to(result.dtype).unsqueeze(-1))

@@ -1,0 +1,205 @@
+"""REST: who may do what, and that nothing sent to it makes it fall over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.cache import cache
+from rest_framework.test import APIClient
+
+from jobs.models import Host, Job
+from tests.planner.wrong_specs import GOOD, WRONG_SPECS, Wrong
+
+Api = Callable[[User | None], APIClient]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_throttle() -> None:
+    cache.clear()
+
+
+def submit(client: APIClient, spec: Any = GOOD, **headers: str) -> Any:
+    return client.post("/api/v1/jobs", spec, format="json", headers=headers or None)
+
+
+def test_submit_read_list_and_cancel(owner: User, api: Api) -> None:
+    client = api(owner)
+    made = submit(client)
+    assert made.status_code == 201
+    job = made.json()
+    assert (job["status"], job["world_size"], job["owner"]) == ("queued", 4, "owner")
+    assert job["estimate"]["stages"][0]["step_bytes"]["tp"] > 0
+    assert client.get(f"/api/v1/jobs/{job['id']}").json()["history"][0]["reason"] == "submitted"
+    assert [j["id"] for j in client.get("/api/v1/jobs").json()] == [job["id"]]
+    assert client.post(f"/api/v1/jobs/{job['id']}/cancel").json()["status"] == "cancelled"
+    again = client.post(f"/api/v1/jobs/{job['id']}/cancel")
+    assert again.status_code == 409
+    assert again.json()["errors"][0]["message"] == "a job that is cancelled cannot be cancelled"
+    assert client.post(f"/api/v1/jobs/{job['id']}/requeue").json()["attempt"] == 2
+
+
+@pytest.mark.parametrize("wrong", WRONG_SPECS, ids=lambda w: w.label)
+def test_a_wrong_spec_is_422_and_names_the_field(owner: User, api: Api, wrong: Wrong) -> None:
+    answer = submit(api(owner), wrong.spec)
+    assert answer.status_code == 422
+    found = [e["message"] for e in answer.json()["errors"] if e["field"] == wrong.field]
+    assert any(wrong.words in message for message in found), answer.json()
+    assert Job.objects.count() == 0
+
+
+def test_more_ranks_than_the_largest_host_is_refused(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
+    make_host(slots=2)
+    answer = submit(api(owner))
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["message"].endswith("= 4 ranks, but the largest cpu host has 2 slots")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", 422),
+        (b"{", 400),
+        (b"\xff\xfe", 400),
+        (b"[" * 100_000, 400),
+        (b'{"train": {"learning_rate": NaN}}', 422),
+        (b'{"name": "\\ud800"}', 422),
+        (b'{"layout": {"dp": ' + b"9" * 5000 + b"}}", 400),
+        (b"null", 422),
+        (b" " * (10 * 2**20), 413),
+    ],
+    ids=["empty", "half", "no utf-8", "deep", "NaN", "surrogate", "5000 digits", "null", "10 MB"],
+)
+def test_strange_bodies_are_refused_and_never_a_500(owner: User, api: Api, body: bytes, code: int) -> None:
+    for path in ("/api/v1/jobs", "/api/v1/plan"):
+        answer = api(owner).post(path, body, content_type="application/json")
+        expected = 200 if path.endswith("plan") and code == 422 else code
+        assert answer.status_code == expected, answer.content[:300]
+        assert answer.json().get("errors") or answer.json()["problems"]
+
+
+def test_another_content_type_is_415(owner: User, api: Api) -> None:
+    assert api(owner).post("/api/v1/jobs", "a=b", content_type="application/x-www-form-urlencoded").status_code == 415
+
+
+def test_the_same_key_and_body_give_the_same_job(owner: User, stranger: User, api: Api) -> None:
+    client = api(owner)
+    first = submit(client, **{"Idempotency-Key": "k1"})
+    second = submit(client, **{"Idempotency-Key": "k1"})
+    assert (first.status_code, second.status_code) == (201, 200)
+    assert first.json()["id"] == second.json()["id"]
+    assert submit(client, {**GOOD, "name": "other"}, **{"Idempotency-Key": "k1"}).status_code == 422
+    assert submit(client, **{"Idempotency-Key": "x" * 201}).status_code == 400
+    assert submit(api(stranger), **{"Idempotency-Key": "k1"}).status_code == 201
+    assert Job.objects.count() == 2
+
+
+ROUTES = [
+    ("get", "/api/v1/jobs"),
+    ("post", "/api/v1/jobs"),
+    ("get", "/api/v1/jobs/{id}"),
+    ("post", "/api/v1/jobs/{id}/cancel"),
+    ("post", "/api/v1/jobs/{id}/requeue"),
+    ("post", "/api/v1/plan"),
+    ("get", "/api/v1/presets"),
+    ("get", "/api/v1/hosts"),
+    ("get", "/api/v1/schema"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_nothing_works_without_a_login(owner: User, api: Api, method: str, path: str) -> None:
+    job = submit(api(owner)).json()["id"]
+    for client in (APIClient(), APIClient(headers={"Authorization": "Token wrong"})):
+        assert getattr(client, method)(path.format(id=job)).status_code == 401
+    in_url = getattr(APIClient(), method)(path.format(id=job) + "?token=whatever")
+    assert in_url.status_code == 401
+
+
+@pytest.mark.parametrize(("method", "path"), [r for r in ROUTES if "{id}" in r[1]])
+def test_a_job_is_its_owners_and_the_staffs(
+    owner: User, stranger: User, staff: User, api: Api, method: str, path: str
+) -> None:
+    job = submit(api(owner)).json()["id"]
+    assert getattr(api(stranger), method)(path.format(id=job)).status_code == 404
+    assert getattr(api(owner), method)(path.format(id="nosuchjob")).status_code == 404
+    assert getattr(api(staff), method)(path.format(id=job)).status_code in (200, 409)
+
+
+PAGES = ["/", "/jobs/new/", "/jobs/{id}/", "/jobs/{id}/cancel/", "/jobs/{id}/requeue/", "/plan/"]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_pages_send_strangers_to_the_login(owner: User, stranger: User, api: Api, client: Any, path: str) -> None:
+    job = submit(api(owner)).json()["id"]
+    method = "post" if path.count("/") > 3 or path == "/plan/" else "get"
+    answer = getattr(client, method)(path.format(id=job))
+    assert answer.status_code == 302
+    assert answer.url.startswith("/login/?next=")
+    if "{id}" in path:
+        client.force_login(stranger)
+        assert getattr(client, method)(path.format(id=job)).status_code == 404
+
+
+def test_a_session_without_a_csrf_token_changes_nothing(owner: User) -> None:
+    client = APIClient(enforce_csrf_checks=True)
+    client.force_login(owner)
+    assert client.post("/api/v1/jobs", GOOD, format="json").status_code == 403
+    assert client.post("/jobs/new/", {"spec": json.dumps(GOOD)}).status_code in (400, 403, 415)
+    assert Job.objects.count() == 0
+
+
+def test_the_form_shows_every_problem_and_keeps_what_was_typed(owner: User, client: Any) -> None:
+    client.force_login(owner)
+    for wrong in WRONG_SPECS:
+        answer = client.post("/jobs/new/", {"spec": json.dumps(wrong.spec)})
+        assert answer.status_code == 422, wrong.label
+        shown = answer.context["data"]
+        assert wrong.field in {p["field"] for p in shown["problems"]}
+        assert shown["spec"] == wrong.spec
+    assert client.post("/jobs/new/", {"spec": "{"}).status_code == 422
+    assert client.post("/jobs/new/", {}).status_code == 422
+    assert Job.objects.count() == 0
+    assert client.post("/jobs/new/", {"spec": json.dumps(GOOD)}).status_code == 302
+
+
+def test_a_hostile_name_is_inert(owner: User, client: Any) -> None:
+    client.force_login(owner)
+    name = "<img src=x onerror=alert(1)></script>"
+    client.post("/jobs/new/", {"spec": json.dumps({**GOOD, "name": name})})
+    job = Job.objects.get()
+    for path in ("/", f"/jobs/{job.id}/"):
+        text = client.get(path).content.decode()
+        assert "<img src=x" not in text
+        assert "script-src 'self'" in client.get(path).headers["Content-Security-Policy"]
+
+
+def test_too_many_submits_are_told_when_to_come_back(owner: User, api: Api) -> None:
+    client = api(owner)
+    codes = [submit(client, {}).status_code for _ in range(61)]
+    assert codes[:60] == [422] * 60
+    answer = submit(client)
+    assert answer.status_code == 429
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+def test_planning_answers_with_cost_or_with_problems(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
+    make_host(slots=4)
+    fine = api(owner).post("/api/v1/plan", GOOD, format="json").json()
+    assert fine["problems"] == []
+    assert fine["estimate"]["world_size"] == 4
+    too_large = api(owner).post("/api/v1/plan", {**GOOD, "layout": {"dp": 4, "tp": 2}}, format="json").json()
+    assert [p["field"] for p in too_large["problems"]] == ["layout"]
+    assert too_large["estimate"]["world_size"] == 8, "planning beyond today's hosts is allowed"
+
+
+def test_the_openapi_document_lists_every_route(owner: User, api: Api) -> None:
+    import yaml
+
+    document = yaml.safe_load(api(owner).get("/api/v1/schema", HTTP_ACCEPT="application/vnd.oai.openapi").content)
+    paths = {path for path in document["paths"] if path.startswith("/api/v1/")}
+    assert {path.format(id="{job_id}") for _, path in ROUTES} - {"/api/v1/schema"} <= paths
+    assert "422" in document["paths"]["/api/v1/jobs"]["post"]["responses"]

@@ -1,0 +1,246 @@
+"""Only legal histories, whoever races whom."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.db import connection
+from django.utils import timezone
+
+from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key
+from jobs import actions, lifecycle
+from jobs.events import drain
+from jobs.lifecycle import MAY_BECOME
+from jobs.models import TERMINAL, Attempt, Host, Job, Outbox, SlotAllocation, StateChange, Status
+from jobs.reconcile import reconcile
+from jobs.scheduler import schedule
+from tests.jobs.conftest import attempt_event, host_event, say
+from tests.planner.wrong_specs import GOOD
+
+
+def submitted(owner: User, **changes: Any) -> Job:
+    job, _ = actions.submit(owner, {**GOOD, **changes})
+    return job
+
+
+def status(job: Job) -> str:
+    job.refresh_from_db()
+    return job.status
+
+
+@pytest.mark.parametrize("terminal", TERMINAL)
+def test_a_terminal_status_never_changes(owner: User, terminal: Status) -> None:
+    job = submitted(owner)
+    Job.objects.filter(id=job.id).update(status=terminal)
+    assert not any(lifecycle.change(job.id, 1, to, "tried") for to in Status)
+    assert status(job) == terminal
+
+
+def test_only_listed_changes_are_made(owner: User) -> None:
+    for before in Status:
+        for after in Status:
+            job = submitted(owner)
+            Job.objects.filter(id=job.id).update(status=before)
+            assert lifecycle.change(job.id, 1, after, "tried") == (after in MAY_BECOME[before]), (before, after)
+
+
+def test_a_message_about_an_earlier_attempt_changes_nothing(
+    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
+) -> None:
+    make_host()
+    job = submitted(owner)
+    schedule()
+    say(live_redis, attempt_event(job.id, 1, "exited", "failed"))
+    drain(live_redis)
+    assert status(job) == Status.FAILED
+    assert actions.requeue(job, "tester")
+    schedule()
+    assert (status(job), job.attempt) == (Status.STARTING, 2)
+    say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+    say(live_redis, attempt_event(job.id, 1, "running"))
+    drain(live_redis)
+    assert status(job) == Status.STARTING
+    assert Attempt.objects.get(job=job, number=1).exit["outcome"] == "failed"
+
+
+def test_a_whole_life_is_written_down_and_gives_its_slots_back(
+    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
+) -> None:
+    make_host()
+    job = submitted(owner)
+    schedule()
+    assert SlotAllocation.objects.count() == 4
+    assert Outbox.objects.get(task=TASK_LAUNCH).queue == "host.host-a"
+    say(live_redis, attempt_event(job.id, 1, "running"))
+    say(live_redis, {"kind": "nonsense", "v": 1})
+    say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+    drain(live_redis)
+    history = list(StateChange.objects.filter(job=job).values_list("status", flat=True))
+    assert history == ["queued", "starting", "running", "succeeded"]
+    assert SlotAllocation.objects.count() == 0
+    assert Outbox.objects.filter(task=TASK_ACKNOWLEDGE, arguments=[job.id, 1]).count() == 1
+    assert drain(live_redis) == 0
+
+
+def test_the_queue_goes_by_priority_then_age_and_says_why_each_waits(
+    owner: User, make_host: Callable[..., Host]
+) -> None:
+    first = submitted(owner, name="first")
+    schedule()
+    first.refresh_from_db()
+    assert first.wait_reason == "no cpu host is connected"
+    make_host()
+    later, urgent = submitted(owner, name="later"), submitted(owner, name="urgent")
+    Job.objects.filter(id=urgent.id).update(priority=5)
+    assert schedule() == 1
+    assert [status(job) for job in (first, later, urgent)] == ["queued", "queued", "starting"]
+    assert first.wait_reason == "needs 4 slots on one cpu host; host-a has 0 of 4 free (urgent holds 4)"
+    assert later.wait_reason == f"waits behind first ({first.id}), which is next for a cpu host"
+
+
+def test_a_job_that_fits_no_host_does_not_hold_up_those_that_do(owner: User, make_host: Callable[..., Host]) -> None:
+    large = submitted(owner, name="large", layout={"dp": 4, "tp": 2})
+    make_host()
+    small = submitted(owner, name="small")
+    schedule()
+    assert [status(large), status(small)] == ["queued", "starting"]
+    assert large.wait_reason == "needs 8 slots on one cpu host; the largest has 4"
+
+
+def test_a_drained_host_takes_nothing_new(owner: User, make_host: Callable[..., Host]) -> None:
+    make_host()
+    Host.objects.update(drained=True)
+    job = submitted(owner)
+    schedule()
+    job.refresh_from_db()
+    assert job.wait_reason == "every cpu host is drained and takes no new jobs"
+
+
+def test_a_silent_host_makes_its_jobs_unreachable_and_its_return_makes_them_run(
+    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
+) -> None:
+    make_host()
+    job = submitted(owner)
+    schedule()
+    say(live_redis, attempt_event(job.id, 1, "running"))
+    drain(live_redis)
+    Host.objects.update(last_seen=timezone.now() - timedelta(seconds=31))
+    reconcile(live_redis)
+    assert status(job) == Status.UNREACHABLE
+    say(live_redis, host_event(attempts=[{"job": job.id, "attempt": 1, "state": "running"}]))
+    drain(live_redis)
+    reconcile(live_redis)
+    assert status(job) == Status.RUNNING
+    Host.objects.update(last_seen=timezone.now() - timedelta(minutes=16))
+    reconcile(live_redis)
+    assert status(job) == Status.LOST
+    assert SlotAllocation.objects.count() == 0
+
+
+def test_an_order_lost_on_the_way_is_sent_again_and_a_forgotten_run_is_lost(
+    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
+) -> None:
+    make_host()
+    job = submitted(owner)
+    schedule()
+    Outbox.objects.all().delete()
+    say(live_redis, host_event())
+    reconcile(live_redis)
+    assert Outbox.objects.count() == 0, "too early to tell"
+    Attempt.objects.update(ordered=timezone.now() - timedelta(seconds=16))
+    reconcile(live_redis)
+    reconcile(live_redis)
+    assert Outbox.objects.get().arguments[0]["slots"] == [0, 1, 2, 3]
+    say(live_redis, attempt_event(job.id, 1, "running"))
+    drain(live_redis)
+    Attempt.objects.update(ordered=timezone.now() - timedelta(seconds=16))
+    reconcile(live_redis)
+    assert status(job) == Status.LOST
+
+
+def test_cancelling_raises_the_flag_again_after_redis_was_emptied(
+    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
+) -> None:
+    make_host()
+    job = submitted(owner)
+    schedule()
+    assert actions.cancel(job, "tester")
+    reconcile(live_redis)
+    live_redis.flushall()
+    reconcile(live_redis)
+    assert live_redis.exists(cancel_key(job.id, 1))
+    say(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
+    drain(live_redis)
+    assert status(job) == Status.CANCELLED
+    assert not actions.cancel(job, "tester")
+
+
+def test_a_queued_job_survives_an_emptied_redis(
+    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
+) -> None:
+    job = submitted(owner)
+    live_redis.flushall()
+    make_host()
+    assert schedule() == 1
+    assert status(job) == Status.STARTING
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_cancel_racing_an_exit_ends_in_one_terminal_state(
+    make_host: Callable[..., Host], live_redis: redis.Redis
+) -> None:
+    owner = User.objects.create_user("racer")
+    make_host(slots=4)
+    for _ in range(25):
+        job = submitted(owner)
+        schedule()
+        say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+        both = [lambda job=job: actions.cancel(job, "racer"), lambda: drain(live_redis)]
+        run_together(both)
+        say(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
+        drain(live_redis)
+        assert status(job) in TERMINAL
+        ends = StateChange.objects.filter(job=job, status__in=TERMINAL)
+        assert ends.count() == 1
+        assert SlotAllocation.objects.count() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_schedulers_at_once_start_a_job_once(make_host: Callable[..., Host]) -> None:
+    owner = User.objects.create_user("racer")
+    make_host(slots=4)
+    for _ in range(10):
+        job = submitted(owner)
+        run_together([schedule, schedule])
+        assert Attempt.objects.filter(job=job).count() == 1
+        assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1
+        Outbox.objects.all().delete()
+        lifecycle.change(job.id, 1, Status.FAILED, "make room")
+
+
+def run_together(calls: list[Callable[[], Any]]) -> None:
+    """Run the calls in threads that start at one signal; raise what any of them raised."""
+    gate = threading.Barrier(len(calls))
+    errors: list[BaseException] = []
+
+    def run(call: Callable[[], Any]) -> None:
+        gate.wait()
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []

@@ -1,0 +1,158 @@
+"""Every wrong spec names its field and shows the arithmetic; every right one can be costed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.choices import OPTIONS, choices
+from planner.estimate import estimate
+from planner.layout import Coordinates, axis_ranks, coordinates, problems, rank_of
+from planner.memory import memory
+from planner.models import PRESETS, parameter_count
+from planner.spec import JobSpec, Layout, SpecError, parse_fields, parse_spec
+from planner.traffic import gradient_buckets, shard_rows, step_traffic
+from tests.planner.wrong_specs import GOOD, WRONG_SPECS, Wrong
+
+
+@pytest.mark.parametrize("wrong", WRONG_SPECS, ids=lambda w: w.label)
+def test_a_wrong_spec_names_the_field_and_shows_the_arithmetic(wrong: Wrong) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(wrong.spec)
+    messages = [p.message for p in caught.value.problems if p.field == wrong.field]
+    assert any(wrong.words in message for message in messages), caught.value.problems
+
+
+def test_every_problem_is_told_at_once() -> None:
+    bad = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 0, "tp": "2"}, "train": {"steps": -1, "data": ""}}
+    with pytest.raises(SpecError) as caught:
+        parse_spec(bad)
+    assert {p.field for p in caught.value.problems} == {"layout.dp", "layout.tp", "train.steps", "train.data"}
+
+
+def test_more_ranks_than_slots_shows_the_product() -> None:
+    with pytest.raises(SpecError, match=r"dp 2 x pp 1 x tp 2 = 4 ranks, but the largest cpu host has 2 slots"):
+        parse_spec(GOOD, slots=2)
+    assert parse_spec(GOOD, slots=4).layout.world_size == 4
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_none_are_refused(value: float) -> None:
+    with pytest.raises(SpecError, match=r"train\.learning_rate: must be a finite number"):
+        parse_spec({**GOOD, "train": {"learning_rate": value}})
+
+
+@pytest.mark.parametrize("junk", [None, 3, "spec", [], [[]], {}, {"\ud800": 1}, {"model": {"preset": "\ud800"}}])
+def test_junk_is_refused_not_crashed_on(junk: object) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(junk)
+    assert all(p.message.isprintable() for p in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [("gpt2", 124_439_808), ("gpt2-xl", 1_557_611_200), ("llama3-8b", 8_030_261_248)],
+)
+def test_parameter_counts_equal_the_published_ones(preset: str, expected: int) -> None:
+    assert parameter_count(PRESETS[preset].model) == expected
+
+
+def test_a_size_beside_a_preset_makes_a_custom_model() -> None:
+    spec = parse_fields({"model": {"preset": "gpt-tiny", "num_layers": 8}})
+    assert (spec.model.preset, spec.model.num_layers, spec.model.hidden_size) == (None, 8, 128)
+    assert parse_fields({"model": {"preset": "gpt-tiny"}}).model.preset == "gpt-tiny"
+
+
+layouts = st.builds(
+    Layout,
+    dp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2, 4]),
+    tp=st.sampled_from([1, 2, 4]),
+    zero=st.integers(0, 3),
+    sequence_parallel=st.booleans(),
+    schedule=st.sampled_from(["gpipe", "1f1b"]),
+)
+
+
+@given(layouts)
+def test_ranks_and_coordinates_are_one_to_one(layout: Layout) -> None:
+    places = [coordinates(rank, layout) for rank in range(layout.world_size)]
+    assert [rank_of(place, layout) for place in places] == list(range(layout.world_size))
+    assert len(set(places)) == layout.world_size
+    assert coordinates(0, layout) == Coordinates(0, 0, 0)
+    for axis in ("pp", "dp", "tp"):
+        groups = {axis_ranks(rank, axis, layout) for rank in range(layout.world_size)}
+        assert sorted(r for group in groups for r in group) == list(range(layout.world_size))
+
+
+def spec_of(layout: Layout, preset: str, micro_batches: int) -> JobSpec:
+    return parse_fields(
+        {
+            "model": {"preset": preset},
+            "layout": layout.model_dump(),
+            "train": {"global_batch": 16 * micro_batches, "micro_batches": micro_batches},
+        }
+    )
+
+
+@settings(max_examples=150, derandomize=True)
+@given(layouts, st.sampled_from(["gpt-tiny", "llama-tiny", "llama-mini"]), st.sampled_from([1, 2, 4]))
+def test_every_valid_layout_can_be_costed_and_its_parts_add_up(layout: Layout, preset: str, m: int) -> None:
+    spec = spec_of(layout, preset, m)
+    if problems(spec):
+        return
+    made = estimate(spec)
+    assert len(made["stages"]) == layout.pp
+    for stage in made["stages"]:
+        assert stage["memory_bytes"] == sum(stage["memory"].values())
+        assert sum(stage["step_bytes"].values()) == sum(row["payload_bytes"] for row in stage["traffic"])
+        assert all(row["algorithmic_bytes"] <= 2 * row["payload_bytes"] for row in stage["traffic"])
+    assert made["peak_memory_bytes"] == max(stage["memory_bytes"] for stage in made["stages"])
+
+
+@settings(max_examples=60, derandomize=True)
+@given(layouts, st.sampled_from([2, 4]))
+def test_what_is_sent_down_the_pipe_is_received(layout: Layout, m: int) -> None:
+    spec = spec_of(layout, "llama-tiny", m)
+    if problems(spec):
+        return
+    rows = [row for rank in range(layout.world_size) for row in step_traffic(spec, rank)]
+    sent = [(r.count, r.payload_bytes) for r in rows if r.op == "send"]
+    received = [(r.count, r.payload_bytes) for r in rows if r.op == "recv"]
+    assert [sum(column) for column in zip(*sent, strict=True)] == [
+        sum(column) for column in zip(*received, strict=True)
+    ]
+
+
+def test_more_zero_never_holds_more_state() -> None:
+    def state(zero: int) -> int:
+        spec = spec_of(Layout(dp=4, zero=zero), "gpt-mini", 1)
+        parts = memory(spec, 0)
+        return parts["parameters"] + parts["gradients"] + parts["optimizer"]
+
+    held = [state(zero) for zero in range(4)]
+    assert held == sorted(held, reverse=True)
+    assert held[3] < held[0] / 3
+
+
+def test_choices_name_what_would_break_and_leave_out_what_would_not() -> None:
+    found = choices(parse_spec(GOOD), slots=4)
+    assert found["dp"]["4"] == "dp 4 x pp 1 x tp 2 = 8 ranks, but the largest cpu host has 4 slots"
+    assert "num_heads 4 is not divisible by tp 8" in found["tp"]["8"]
+    assert set(found) <= set(OPTIONS)
+    assert "zero" not in found
+    assert "1" not in found["dp"]
+
+
+def test_buckets_close_at_25_mib_and_lose_nothing() -> None:
+    sizes = [10 * 2**20, 16 * 2**20, 1, 30 * 2**20, 5]
+    assert gradient_buckets(sizes) == [26 * 2**20, 30 * 2**20 + 1, 5]
+    assert gradient_buckets([]) == []
+
+
+@given(st.integers(1, 500), st.integers(1, 16))
+def test_shards_cover_every_row_once(rows: int, degree: int) -> None:
+    assert sum(shard_rows(rows, degree, index) for index in range(degree)) == rows

@@ -1,0 +1,22 @@
+"""Django settings of tests and type checks: a throw-away database, and no Redis until a test starts one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+_FOLDER = Path(tempfile.mkdtemp(prefix="meshboard-tests-"))
+os.environ.setdefault("MESHBOARD_SECRET_KEY", "only-for-tests-and-type-checks-0123456789-0123456789")
+os.environ.setdefault("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
+os.environ.setdefault("MESHBOARD_STATE_DIR", str(_FOLDER))
+os.environ.setdefault("MESHBOARD_HTTPS", "0")
+
+from webapp.settings import *  # noqa: E402, F403
+from webapp.settings import DATABASES  # noqa: E402
+
+# A file, not memory: servers and threads of a test must see the same rows.
+DATABASES["default"]["TEST"] = {"NAME": str(_FOLDER / "test.sqlite3")}
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+CHANNEL_LAYERS = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}

@@ -1,0 +1,25 @@
+"""Vendored files are what they say, and pages keep script and style out of the markup."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+VENDOR = ROOT / "webapp" / "static" / "vendor"
+
+
+def test_every_vendored_file_has_the_hash_its_readme_gives() -> None:
+    readme = (VENDOR / "README.md").read_text()
+    stated = dict(re.findall(r"\| `([^`]+)` \| `([0-9a-f]{64})` \|", readme))
+    files = {str(f.relative_to(VENDOR)): f for f in VENDOR.rglob("*") if f.is_file() and f.name != "README.md"}
+    assert set(stated) == set(files)
+    assert {name: hashlib.sha256(f.read_bytes()).hexdigest() for name, f in files.items()} == stated
+
+
+def test_templates_hold_no_inline_script_style_or_handler() -> None:
+    for template in (ROOT / "templates").rglob("*.html"):
+        text = template.read_text()
+        assert not re.search(r"<script(?![^>]*\bsrc=)[^>]*>", text), template
+        assert not re.search(r"<style|\sstyle=|\son[a-z]+=", text), template
