@@ -128,7 +128,7 @@ def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]
     """Settings of the host worker: Redis and its own directories, no database and no secret key."""
     gpus = gpu_count()
     keep = {k: v for k, v in environment.items() if k in (*PASSED_ON, "PYTHONUNBUFFERED")}
-    wanted = ("REDIS_URL", "DATA_ROOT", "HOST_NAME", "SLOTS", "DEVICE", "RUN_DIR")
+    wanted = ("REDIS_URL", "DATA_ROOT", "HOST_NAME", "SLOTS", "DEVICE", "RUN_DIR", "TRAINER_MODULE")
     given = {f"MESHBOARD_{k}": environment[f"MESHBOARD_{k}"] for k in wanted if f"MESHBOARD_{k}" in environment}
     defaults = {
         "MESHBOARD_HOST_NAME": socket.gethostname().split(".")[0] or "localhost",

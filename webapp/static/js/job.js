@@ -20,7 +20,7 @@ const ranks = () => [...Array(Math.min(job.world_size, SERIES)).keys()];
 const trafficChart = new Chart(byId("traffic-chart"), {
   series: ranks().map((rank) => ({ label: `rank ${rank}`, token: `--series-${rank}` })),
   data: trafficData,
-  xLabel: `time (${zone()})`, yLabel: "payload bytes a second", yFormat: rate, xTime: true, yFromZero: true,
+  xLabel: `time (${zone()})`, yLabel: "payload bytes a second", yFormat: rate, xTime: true, yFromZero: true, yBinary: true,
 });
 const lossChart = new Chart(byId("loss-chart"), {
   series: [{ label: "training", token: "--series-0" }, { label: "validation", token: "--series-1", points: true }],
@@ -110,10 +110,12 @@ function drawFidelity() {
   const flat = rows.flatMap((row) => [...row.ranks.values()].map((r) => ({ axis: row.axis, ...r })));
   const sums = rows.map((row) => total([...row.ranks.values()], { axis: row.axis }));
   const all = total(flat, { axis: "all axes", total: true });
-  const steps = Math.min(...[...store.stepCells.values()].map((s) => s.step));
+  const done = [...store.stepCells.values()].map((s) => s.step);
+  const [least, most] = [Math.min(...done), Math.max(...done)];
+  const steps = least === most ? count(least) : `${count(least)} to ${count(most)}`;
   byId("fidelity").replaceChildren(
     table(fidelityColumns(), [...sums, all], { caption: "payload bytes of all ranks" }),
-    el("p", { class: "hint" }, `${count(steps)} steps on each of ${store.stepCells.size} ranks; payload bytes of phase step.${verdictWords()}`),
+    el("p", { class: "hint" }, `${steps} steps on each of ${store.stepCells.size} ranks; payload bytes of phase step.${verdictWords()}`),
     el("details", { class: "reasons" }, el("summary", {}, "By rank"),
       table([{ title: "rank", cell: (r) => `${r.rank}` }, ...fidelityColumns()], flat, { caption: "by rank" })),
   );

@@ -16,7 +16,7 @@ const LAYOUT = [
   ["layout.schedule", "Pipeline schedule", ["1f1b", "gpipe"], "text"],
 ];
 const TRAIN = [
-  ["train.global_batch", "Global batch, sequences", "int", 8],
+  ["train.global_batch", "Batch, sequences", "int", 8],
   ["train.micro_batches", "Micro-batches a step", "int", 2],
   ["train.seq_len", "Sequence, tokens", "int", 128],
   ["train.steps", "Steps", "int", 200],
@@ -24,7 +24,7 @@ const TRAIN = [
   ["train.warmup_steps", "Warm-up, steps", "int", 10],
   ["train.grad_clip", "Clip norm, 0 is off", "float", 1],
   ["train.weight_decay", "Weight decay", "float", 0.1],
-  ["train.eval_every", "Validate every, steps", "int", 50],
+  ["train.eval_every", "Validate each, steps", "int", 50],
   ["train.seed", "Seed", "int", 1234],
   ["train.precision", "Precision", ["fp32", "bf16"], "fp32"],
   ["resources.device", "Device", ["cpu", "cuda"], "cpu"],

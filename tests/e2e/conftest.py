@@ -1,0 +1,50 @@
+"""One installation and one browser for all browser tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.support.board import Board, board
+
+
+@pytest.fixture(scope="module")
+def running_board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+    with board(tmp_path_factory.mktemp("board")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    assert chromium, "run tests/install_tools.sh first"
+    # Playwright's own loop would make Django refuse its synchronous ORM in this thread.
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+    del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
+
+
+@pytest.fixture
+def page(browser: Browser, running_board: Board) -> Iterator[Page]:
+    """A logged-in page whose console must stay silent."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    opened = context.new_page()
+    complaints: list[str] = []
+    opened.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.goto(f"{running_board.url}/login/")
+    opened.fill("#id_username", running_board.up["username"])
+    opened.fill("#id_password", running_board.up["password"])
+    opened.click("main button.primary")
+    opened.wait_for_url(f"{running_board.url}/")
+    yield opened
+    context.close()
+    assert complaints == []

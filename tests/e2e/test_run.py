@@ -1,0 +1,143 @@
+"""A newcomer's first minutes, in a real browser against a real run."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from playwright.sync_api import Browser, Page, expect
+
+from tests.support.board import Board
+from tests.support.processes import gone, wait_until
+
+LONG: dict[str, Any] = {
+    "name": "long",
+    "model": {"preset": "llama-tiny"},
+    "layout": {"dp": 2, "tp": 2},
+    "train": {"steps": 5000, "global_batch": 4, "seq_len": 64, "eval_every": 0},
+}
+
+
+def test_the_one_time_link_logs_in_once(browser: Browser, running_board: Board) -> None:
+    link = re.search(r"http\S+/login/once/\S+", (running_board.state / "runner.log").read_text())
+    assert link
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.goto(link[0])
+    assert tab.url == f"{running_board.url}/"
+    expect(tab.get_by_text("No job yet")).to_be_visible()
+    context.close()
+    second = browser.new_context()
+    refused = second.new_page().goto(link[0])
+    assert refused is not None
+    assert refused.status == 403
+    second.close()
+
+
+def picture(page: Page) -> str:
+    """The traffic graph as it is drawn now."""
+    drawn: str = page.evaluate("document.querySelector('#traffic-chart canvas').toDataURL()")
+    return drawn
+
+
+def test_submit_through_the_form_watch_it_move_and_the_difference_read_0(page: Page, running_board: Board) -> None:
+    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+    page.goto(f"{running_board.url}/jobs/new/")
+    expect(page.locator("#figures")).to_contain_text("dp 2 \u00d7 pp 1 \u00d7 tp 2")
+    expect(page.locator("label", has=page.locator("[name='layout.tp'][value='8']"))).to_have_attribute(
+        "title", re.compile("num_heads 4 is not divisible by tp 8")
+    )
+    page.fill("[data-field='name']", "first dp2 x tp2")
+    page.fill("[data-field='train.steps']", "120")
+    page.fill("[data-field='train.eval_every']", "40")
+    page.fill("[data-field='train.seq_len']", "999")
+    expect(page.locator("[data-for='train.seq_len'] .problem")).to_contain_text("max_seq_len 512")
+    expect(page.locator("#submit")).to_be_disabled()
+    page.fill("[data-field='train.seq_len']", "64")
+    expect(page.locator("#submit")).to_be_enabled()
+    page.click("#submit")
+
+    page.wait_for_selector("#fidelity[data-difference]", timeout=60_000)
+    before = picture(page)
+    wait_until(lambda: picture(page) != before, "the graph moves", 15)
+    page.select_option("#by-axis", "tp")
+    page.select_option("#by-op", "all_reduce")
+    expect(page.locator("#connection")).to_have_text("live")
+
+    page.reload()  # leaving and coming back loses nothing
+    page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)
+    expect(page.locator("#fidelity")).to_contain_text("120 steps on each of 4 ranks")
+    assert page.get_attribute("#fidelity", "data-difference") == "0"
+    expect(page.locator("#fidelity")).to_contain_text("verdict over setup, steps and validations of 4 ranks: 0 B and 0")
+    for axis in ("dp", "tp", "world"):
+        expect(page.locator("#fidelity > .table-wrap tr", has_text=axis)).to_contain_text("0 B")
+    log = page.locator("#log")
+    expect(log).to_contain_text("step 120/120 loss")
+    expect(page.locator("#collectives")).to_contain_text("all-reduce")
+    job = running_board.job(page.url.rstrip("/").rsplit("/", 1)[1])
+    losses = [point["loss"] for point in job["exit"]["summary"]["losses"]]
+    assert len(losses) == 120
+    assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
+
+
+def test_cancel_from_the_page_ends_every_process_within_15_s(page: Page, running_board: Board) -> None:
+    first = running_board.submit(LONG)
+    second = running_board.submit({**LONG, "name": "behind"})
+    page.goto(f"{running_board.url}/jobs/{second}/")
+    expect(page.locator("#notice")).to_contain_text(
+        "needs 4 slots on one cpu host; here has 0 of 4 free (long holds 4)"
+    )
+    page.goto(f"{running_board.url}/jobs/{first}/")
+    page.wait_for_selector("#status[data-status=running]", timeout=60_000)
+    pids = running_board.processes(first)
+    assert len(pids) >= 5
+    page.click("#cancel")
+    page.click("#keep")
+    page.click("#cancel")
+    asked = time.monotonic()
+    page.click("#cancel-dialog button.primary")
+    wait_until(lambda: all(gone(pid) for pid in pids), "every process is gone", 15)
+    assert time.monotonic() - asked < 15
+    page.wait_for_selector("#status[data-status=cancelled]", timeout=15_000)
+    expect(page.locator("#notice")).to_contain_text("cancelled on request")
+    running_board.wait_for(second, "starting", "running")
+    running_board.call("POST", f"jobs/{second}/cancel")
+    running_board.wait_for(second, "cancelled")
+
+
+def test_copy_as_curl_is_a_call_that_works(page: Page, running_board: Board) -> None:
+    import os
+    import subprocess
+
+    page.goto(f"{running_board.url}/jobs/new/")
+    page.fill("[data-field='name']", "it's curl")
+    page.fill("[data-field='train.steps']", "1000")
+    page.wait_for_selector("#figures dd")
+    page.click("#copy-curl")
+    expect(page.locator("#copied")).to_contain_text("copied")
+    command = page.evaluate("navigator.clipboard.readText()")
+    environment = {**os.environ, "MESHBOARD_TOKEN": running_board.up["api_token"]}
+    answer = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=True).stdout
+    assert '"name":"it\'s curl"' in answer
+    job = re.search(r'"id":"([a-z2-7]{10})"', answer)
+    assert job
+    running_board.call("POST", f"jobs/{job[1]}/cancel")
+    running_board.wait_for(job[1], "cancelled")
+
+
+def test_a_phone_can_read_every_page(page: Page, running_board: Board) -> None:
+    jobs = running_board.call("GET", "jobs")
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path in ("/", "/jobs/new/", f"/jobs/{jobs[-1]['id']}/"):
+        page.goto(running_board.url + path)
+        expect(page.locator("main .card").first).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+
+
+def test_secrets_stay_out_of_every_log(running_board: Board) -> None:
+    up = running_board.up
+    logs = [running_board.log(name) for name in ("web", "controller", "host", "redis")]
+    for secret in (up["password"], up["api_token"], (running_board.state / "redis_password").read_text()):
+        assert not any(secret in log for log in logs)
+    assert (running_board.state / "up.json").stat().st_mode & 0o777 == 0o600

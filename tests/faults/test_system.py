@@ -1,0 +1,109 @@
+"""Plugs pulled on a whole installation: the page's data tells the truth about it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.board import Board, board
+from tests.support.processes import gone, wait_until
+from workers.attempts import read_json
+
+ENDLESS: dict[str, Any] = {
+    "name": "endless",
+    "model": {"preset": "gpt-tiny"},
+    "layout": {"dp": 2},
+    "train": {"steps": 100_000, "global_batch": 4, "seq_len": 32, "eval_every": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+    with board(tmp_path_factory.mktemp("faults")) as made:
+        yield made
+
+
+@pytest.fixture
+def running_job(installation: Board) -> Iterator[str]:
+    job = installation.submit(ENDLESS)
+    installation.wait_for(job, "running")
+    installation.wait_for_line(job, "step 2/")
+    yield job
+    if installation.job(job)["status"] not in ("failed", "lost", "cancelled"):
+        installation.call("POST", f"jobs/{job}/cancel")
+        installation.wait_for(job, "cancelled")
+    assert installation.processes(job) == []
+
+
+def statuses(installation: Board, job: str) -> list[str]:
+    return [change["status"] for change in installation.job(job)["history"]]
+
+
+def test_killing_the_host_worker_leaves_the_job_running(installation: Board, running_job: str) -> None:
+    worker = installation.up["pids"]["host"]
+    os.killpg(worker, signal.SIGKILL)
+    wait_until(lambda: installation.up["pids"]["host"] != worker, "the runner starts another host worker")
+    before = len(installation.log("host"))
+    wait_until(lambda: "ready" in installation.log("host")[before:], "the new worker is ready")
+    step = wait_until(lambda: last_step(installation, running_job), "a step is logged")
+    wait_until(lambda: last_step(installation, running_job) > step + 10, "training goes on")
+    assert statuses(installation, running_job) == ["queued", "starting", "running"]
+
+
+def last_step(installation: Board, job: str) -> int:
+    log = next((installation.state / "runs" / job / "1" / "logs").rglob("attempt_*/0/stdout.log"))
+    lines = [line for line in log.read_text().splitlines() if line.startswith("step ")]
+    return int(lines[-1].split()[1].split("/")[0]) if lines else 0
+
+
+def test_killing_the_controller_and_the_web_changes_nothing(installation: Board, running_job: str) -> None:
+    pids = installation.up["pids"]
+    for name in ("controller", "web"):
+        os.killpg(pids[name], signal.SIGKILL)
+    wait_until(
+        lambda: {n: installation.up["pids"][n] for n in ("controller", "web")}.items().isdisjoint(pids.items()),
+        "both are started again",
+    )
+    installation.wait_for(running_job, "running")
+    assert statuses(installation, running_job) == ["queued", "starting", "running"]
+
+
+def test_killing_the_supervisor_makes_the_job_lost(installation: Board, running_job: str) -> None:
+    attempt = installation.state / "runs" / running_job / "1"
+    pids = installation.processes(running_job)
+    os.kill(read_json(attempt / "supervisor.pid")["pid"], signal.SIGKILL)
+    wait_until(lambda: all(gone(pid) for pid in pids), "nothing is left", 1)
+    job = installation.wait_for(running_job, "lost", timeout_s=40)
+    assert "supervisor died" in job["exit"]["reason"]
+
+
+def test_killing_a_rank_fails_the_job_with_rank_signal_and_last_lines(installation: Board, running_job: str) -> None:
+    victim = next(
+        pid
+        for pid in installation.processes(running_job)
+        if b"RANK=0" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    )
+    os.kill(victim, signal.SIGKILL)
+    end = installation.wait_for(running_job, "failed")["exit"]
+    assert (end["rank"], end["signal"]) == (0, "SIGKILL")
+    assert end["reason"].startswith("rank 0 was killed by SIGKILL after step ")
+    assert any(line.startswith("step ") for line in end["log_tail"])
+
+
+def test_redis_killed_mid_run_leaves_training_alone_and_everything_recovers(
+    installation: Board, running_job: str
+) -> None:
+    redis_pid = installation.up["pids"]["redis"]
+    step = last_step(installation, running_job)
+    os.killpg(redis_pid, signal.SIGKILL)
+    wait_until(lambda: installation.up["pids"]["redis"] != redis_pid, "Redis is started again")
+    wait_until(lambda: last_step(installation, running_job) > step + 20, "training goes on")
+    installation.call("POST", f"jobs/{running_job}/cancel")
+    end = installation.wait_for(running_job, "cancelled")
+    assert statuses(installation, running_job) == ["queued", "starting", "running", "cancelling", "cancelled"]
+    assert end["exit"]["summary"]["steps"] >= step + 20

@@ -1,0 +1,199 @@
+"""The websocket of a job, on a real uvicorn and a real Redis stream."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import redis
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from contracts.names import telemetry_stream
+from jobs import actions, lifecycle
+from jobs.models import Job, Status
+from tests.planner.wrong_specs import GOOD
+from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
+from webapp.runner import free_port, is_free
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Server:
+    """A web process over the test's own database."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def url(self, job: str, query: str = "") -> str:
+        return f"ws://127.0.0.1:{self.port}/ws/jobs/{job}/{query}"
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@pytest.fixture
+def server(redis_service: RedisServer, tmp_path: Path) -> Iterator[Server]:
+    port = free_port()
+    environment = {
+        **base_environment(),
+        "MESHBOARD_SECRET_KEY": settings.SECRET_KEY,
+        "MESHBOARD_REDIS_URL": redis_service.url,
+        "MESHBOARD_STATE_DIR": str(tmp_path),
+        "MESHBOARD_DATABASE_URL": f"sqlite:///{connection.settings_dict['NAME']}",
+        "MESHBOARD_HTTPS": "0",
+    }
+    uvicorn = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--port", str(port)]
+    with running([*uvicorn, "--timeout-graceful-shutdown", "1"], environment, tmp_path / "web.log", ROOT):
+        wait_until(lambda: not is_free(port), "the web server listens")
+        yield Server(port)
+
+
+@pytest.fixture
+def job() -> Job:
+    made, _ = actions.submit(User.objects.create_user("owner"), GOOD)
+    return made
+
+
+def cookie_of(username: str) -> dict[str, str]:
+    client = Client()
+    client.force_login(User.objects.get(username=username))
+    jar: SimpleCookie = client.cookies
+    return {"Cookie": f"sessionid={jar['sessionid'].value}"}
+
+
+def put(client: redis.Redis, job: Job, number: int, maxlen: int | None = None) -> str:
+    item = {"kind": "log", "rank": 0, "time": 0.0, "first": number, "lines": [f"line {number}"]}
+    batch = {"v": 1, "job": job.id, "attempt": 1, "time": 0.0, "items": [item]}
+    entry: Any = client.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb(batch)}, maxlen=maxlen, approximate=False)
+    return str(entry.decode())
+
+
+async def read(socket: Any, lines: int) -> tuple[list[int], list[str], list[dict[str, Any]]]:
+    """Until `lines` log lines came: their numbers, the stream ids, and the other messages."""
+    numbers: list[int] = []
+    ids: list[str] = []
+    others: list[dict[str, Any]] = []
+    while len(numbers) < lines:
+        message = msgpack.unpackb(await asyncio.wait_for(socket.recv(), 15))
+        if "entries" not in message:
+            others.append(message)
+            continue
+        for entry_id, packed in message["entries"]:
+            ids.append(entry_id)
+            numbers += [item["first"] for item in msgpack.unpackb(packed)["items"]]
+    return numbers, ids, others
+
+
+def test_history_is_replayed_then_live_entries_follow_without_gap_or_repetition(
+    server: Server, redis_service: RedisServer, job: Job
+) -> None:
+    client = redis_service.client()
+    for number in range(700):
+        put(client, job, number)
+    headers = cookie_of("owner")
+
+    async def watch() -> None:
+        async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
+            first, _, others = await read(socket, 700)
+            assert others[0]["job"]["id"] == job.id
+            for number in range(700, 760):
+                put(client, job, number)
+            rest, ids, _ = await read(socket, 60)
+            assert first + rest == list(range(760))
+        after = f"?attempt=1&after={ids[-11]}"
+        async with connect(server.url(job.id, after), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
+            again, _, _ = await read(socket, 10)
+            assert again == list(range(750, 760))
+
+    asyncio.run(watch())
+
+
+def test_trimmed_history_is_said_to_be_a_gap(server: Server, redis_service: RedisServer, job: Job) -> None:
+    client = redis_service.client()
+    seen = put(client, job, 0)
+    for number in range(1, 50):
+        put(client, job, number, maxlen=10)
+    headers = cookie_of("owner")
+
+    async def watch() -> None:
+        url = server.url(job.id, f"?attempt=1&after={seen}")
+        async with connect(url, origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
+            numbers, ids, others = await read(socket, 10)
+            assert numbers == list(range(40, 50))
+            assert {"gap": {"after": seen, "first": ids[0]}} in others
+
+    asyncio.run(watch())
+
+
+def test_a_change_of_state_reaches_the_socket(server: Server, job: Job) -> None:
+    headers = cookie_of("owner")
+
+    async def watch() -> None:
+        async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
+            assert msgpack.unpackb(await socket.recv())["job"]["status"] == "queued"
+            await asyncio.to_thread(lifecycle.change, job.id, 1, Status.STARTING, "placed")
+            message = msgpack.unpackb(await asyncio.wait_for(socket.recv(), 10))
+            assert message["job"]["status"] == "starting"
+
+    asyncio.run(watch())
+
+
+@pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://127.0.0.1.evil.example"])
+def test_a_foreign_origin_is_refused(server: Server, job: Job, origin: str | None) -> None:
+    headers = cookie_of("owner")
+
+    async def watch() -> None:
+        async with connect(server.url(job.id), origin=origin, additional_headers=headers):  # type: ignore[arg-type]
+            raise AssertionError("connected")
+
+    with pytest.raises(InvalidStatus) as refused:
+        asyncio.run(watch())
+    assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("who", "query", "code"), [("stranger", "", 4403), (None, "", 4403), ("owner", "?after=yesterday", 4400)]
+)
+def test_who_may_not_see_is_cut_off(server: Server, job: Job, who: str | None, query: str, code: int) -> None:
+    User.objects.create_user("stranger")
+    headers = cookie_of(who) if who else {}
+
+    async def watch() -> None:
+        async with connect(server.url(job.id, query), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
+            while True:
+                await asyncio.wait_for(socket.recv(), 10)
+
+    with pytest.raises(ConnectionClosed) as closed:
+        asyncio.run(watch())
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == code
+
+
+def test_logging_out_closes_the_open_socket(server: Server, job: Job) -> None:
+    from django.contrib.sessions.models import Session
+
+    headers = cookie_of("owner")
+
+    async def watch() -> None:
+        async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
+            await socket.recv()
+            await asyncio.to_thread(Session.objects.all().delete)
+            while True:
+                await asyncio.wait_for(socket.recv(), 30)
+
+    with pytest.raises(ConnectionClosed) as closed:
+        asyncio.run(watch())
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 4403
