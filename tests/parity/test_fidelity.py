@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from planner.spec import JobSpec, parse_spec
+from planner.parse import parse_spec
+from planner.spec import JobSpec
 from planner.traffic import step_traffic
 from tests.parity.cases import SIZES
 from tests.parity.compare import Run, run_specs

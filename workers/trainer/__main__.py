@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from planner.spec import JobSpec, SpecError, parse_spec
+from planner.parse import parse_spec
+from planner.spec import JobSpec, SpecError
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.trainer.data import load_corpus
 from workers.trainer.errors import UserError

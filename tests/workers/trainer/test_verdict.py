@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from contracts.telemetry import Phase, VerdictRow
-from planner.spec import parse_spec
+from planner.parse import parse_spec
 from planner.traffic import eval_traffic, num_evals, setup_traffic, step_traffic
 from workers.meter import Recorder
 from workers.trainer.loop import verdict
