@@ -15,7 +15,8 @@ from django.utils import timezone
 from jobs import lifecycle
 from jobs.models import Host, IdempotentRequest, Job, StateChange, Status
 from planner.estimate import estimate
-from planner.spec import JobSpec, parse_spec
+from planner.parse import parse_spec
+from planner.spec import JobSpec
 
 HOST_SILENT_AFTER = timedelta(seconds=30)
 

@@ -9,7 +9,8 @@ from planner.choices import choices
 from planner.estimate import estimate
 from planner.layout import problems
 from planner.models import PRESETS, parameter_count
-from planner.spec import Problem, SpecError, parse_fields
+from planner.parse import parse_fields
+from planner.spec import Problem, SpecError
 
 
 def plan(data: object) -> dict[str, Any]:

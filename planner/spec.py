@@ -1,16 +1,14 @@
 """The one job specification: the form, REST, the command line and the trainer all read this.
 
-Types and ranges of single fields are checked here by pydantic; what needs two fields is checked by
-`planner.layout.problems`. `parse_spec` does both and reports every problem at once.
+Types and ranges of single fields are stated here for pydantic; what needs two fields is checked by
+`planner.layout.problems`. `planner.parse` does both and reports every problem at once.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 SPEC_VERSION: Literal[1] = 1
 
@@ -116,92 +114,3 @@ class JobSpec(_Strict):
     def micro_batch_size(self) -> int:
         """Sequences in one micro-batch of one dp replica."""
         return self.train.global_batch // (self.layout.dp * self.train.micro_batches)
-
-
-def parse_spec(data: object, *, slots: int | None = None) -> JobSpec:
-    """Turn untrusted JSON into a spec that can run.
-
-    A model may be given as `{"preset": "gpt-tiny"}`; single sizes beside the preset override it.
-    `slots`: how many slots the largest host has, when known.
-
-    Raises:
-        SpecError: with every problem found, each naming its field and showing the arithmetic.
-    """
-    from planner.layout import problems
-
-    spec = parse_fields(data)
-    found = problems(spec, slots=slots)
-    if found:
-        raise SpecError(found)
-    return spec
-
-
-def parse_fields(data: object) -> JobSpec:
-    """Like `parse_spec`, but only what each field says by itself; rules across fields are not checked.
-
-    Raises:
-        SpecError: with every field that is wrong.
-    """
-    from planner.models import PRESETS, expand_preset
-
-    if not isinstance(data, Mapping):
-        raise SpecError([Problem("spec", f"must be an object, got {_shown(data)}")])
-    expanded: dict[str, Any] = {str(key): value for key, value in data.items()}
-    model = expanded.get("model")
-    if isinstance(model, Mapping):
-        name = model.get("preset")
-        if isinstance(name, str) and name not in PRESETS:
-            known = ", ".join(PRESETS)
-            raise SpecError([Problem("model.preset", f"there is no preset {_shown(name)}; there are {known}")])
-        expanded["model"] = expand_preset(model)
-    try:
-        return JobSpec.model_validate(expanded)
-    except ValidationError as error:
-        raise SpecError([_problem(e) for e in error.errors(include_url=False)]) from None
-
-
-_MESSAGES = {
-    "missing": "is required",
-    "extra_forbidden": "is not a known field",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "string_unicode": "must be valid Unicode text",
-    "string_pattern_mismatch": "must not hold control characters",
-    "model_type": "must be an object",
-    "dict_type": "must be an object",
-    "greater_than": "must be more than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-    "string_too_short": "must have at least {min_length} character",
-    "string_too_long": "must have at most {max_length} characters",
-    "literal_error": "must be {expected}",
-}
-
-
-def _problem(error: Any) -> Problem:
-    """pydantic's error in our words, with the value that was given."""
-    field = ".".join(str(part) for part in error["loc"]) or "spec"
-    text = _MESSAGES.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
-    if error["type"] == "missing":
-        return Problem(field, text)
-    return Problem(_shown(field, quote=False), f"{text}, got {_shown(error['input'])}")
-
-
-def _shown(value: object, *, quote: bool = True) -> str:
-    """A value as JSON would write it, short and safe to print whatever it holds."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return "null"
-    if isinstance(value, Mapping):
-        return "an object"
-    if isinstance(value, list):
-        return "a list"
-    text = json.dumps(value) if isinstance(value, str) else str(value)
-    if isinstance(value, str) and not quote:
-        text = text[1:-1]
-    return text if len(text) <= 60 else text[:57] + "..."

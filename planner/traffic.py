@@ -62,8 +62,8 @@ def step_traffic(spec: JobSpec, rank: int) -> list[Collective]:
     place = coordinates(rank, spec.layout)
     _tensor_forward(tally, spec, place)
     _tensor_backward(tally, spec, place)
-    _pipeline_forward(tally, spec, place)
-    _pipeline_backward(tally, spec, place)
+    _pipeline(tally, spec, place, backward=False)
+    _pipeline(tally, spec, place, backward=True)
     _data_step(tally, spec, place)
     _replicated_gradients(tally, spec, place)
     _tied_gradients(tally, spec, place)
@@ -77,7 +77,7 @@ def eval_traffic(spec: JobSpec, rank: int) -> list[Collective]:
     tally = _Tally()
     place = coordinates(rank, spec.layout)
     _tensor_forward(tally, spec, place)
-    _pipeline_forward(tally, spec, place)
+    _pipeline(tally, spec, place, backward=False)
     if spec.layout.zero:
         gathers = spec.train.micro_batches if spec.layout.zero == 3 else 1
         for unit in local_units(spec, place):
@@ -165,18 +165,13 @@ def _boundary_bytes(spec: JobSpec) -> int:
     return _hidden_bytes(spec) // (spec.layout.tp if spec.layout.sequence_parallel else 1)
 
 
-def _pipeline_forward(tally: _Tally, spec: JobSpec, place: Coordinates) -> None:
+def _pipeline(tally: _Tally, spec: JobSpec, place: Coordinates, *, backward: bool) -> None:
+    """Hidden states go on to the next stage, gradients back to the one before: one each a micro-batch."""
     _, first, last = _stage_shape(spec, place)
+    sends, receives = (not first, not last) if backward else (not last, not first)
     m = spec.train.micro_batches
-    tally.add("send", "pp", spec.layout.pp, _boundary_bytes(spec), 0 if last else m)
-    tally.add("recv", "pp", spec.layout.pp, _boundary_bytes(spec), 0 if first else m)
-
-
-def _pipeline_backward(tally: _Tally, spec: JobSpec, place: Coordinates) -> None:
-    _, first, last = _stage_shape(spec, place)
-    m = spec.train.micro_batches
-    tally.add("send", "pp", spec.layout.pp, _boundary_bytes(spec), 0 if first else m)
-    tally.add("recv", "pp", spec.layout.pp, _boundary_bytes(spec), 0 if last else m)
+    tally.add("send", "pp", spec.layout.pp, _boundary_bytes(spec), m * sends)
+    tally.add("recv", "pp", spec.layout.pp, _boundary_bytes(spec), m * receives)
 
 
 def _data_step(tally: _Tally, spec: JobSpec, place: Coordinates) -> None:

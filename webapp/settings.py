@@ -173,7 +173,7 @@ STORAGES = {
 }
 
 CONTENT_SECURITY_POLICY = {
-    "EXCLUDE_URL_PREFIXES": ["/admin/"],  # unfold's Alpine needs unsafe-eval; the admin gets a policy of its own
+    "EXCLUDE_URL_PREFIXES": ["/admin/"],  # unfold's Alpine evaluates expressions; staff only
     "DIRECTIVES": {
         "default-src": [NONE],
         "script-src": [SELF],

@@ -126,6 +126,17 @@ def test_copy_as_curl_is_a_call_that_works(page: Page, running_board: Board) -> 
     running_board.wait_for(job[1], "cancelled")
 
 
+def test_an_idle_page_keeps_its_one_socket(page: Page, running_board: Board) -> None:
+    opened: list[str] = []
+    page.on("websocket", lambda socket: opened.append(socket.url))
+    jobs = running_board.call("GET", "jobs")
+    page.goto(f"{running_board.url}/jobs/{jobs[-1]['id']}/")
+    expect(page.locator("#connection")).to_have_text("live")
+    page.wait_for_timeout(11_000)  # the idleness itself: a socket timeout of 5 s would show
+    assert len(opened) == 1
+    expect(page.locator("#connection")).to_have_text("live")
+
+
 def test_a_phone_can_read_every_page(page: Page, running_board: Board) -> None:
     jobs = running_board.call("GET", "jobs")
     page.set_viewport_size({"width": 390, "height": 844})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from planner.spec import JobSpec, parse_spec
+from planner.parse import parse_spec
+from planner.spec import JobSpec
 
 STEPS = 5
 

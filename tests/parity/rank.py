@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from planner.spec import JobSpec, parse_spec
+from planner.parse import parse_spec
+from planner.spec import JobSpec
 from workers.meter import Recorder, metered_backend
 from workers.trainer.data import load_corpus
 from workers.trainer.loop import Trainer, train

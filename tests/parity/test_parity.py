@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.parity.cases import CORE, Case, all_cases
-from tests.parity.compare import TOLERANCE, Result, Run, compare, run_all, run_specs
+from tests.parity.compare import TOLERANCE, Result, compare, run_all, run_specs
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +20,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Result]:
 def test_a_layout_equals_one_process_and_sends_what_was_predicted(results: dict[Case, Result], case: Case) -> None:
     result = results[case]
     assert result.gradient_difference < TOLERANCE
+    assert result.norm_difference < TOLERANCE
     assert result.loss_difference < TOLERANCE
     assert (result.wrong_bytes, result.wrong_calls) == (0, 0)
     assert result.over_minimum == pytest.approx(dict.fromkeys(result.over_minimum, 1.0), abs=0.005)
 
 
-def test_the_comparison_sees_a_wrong_gradient_a_wrong_loss_and_a_wrong_byte(tmp_path: Path) -> None:
+def test_the_comparison_sees_a_wrong_gradient_norm_loss_byte_and_call(tmp_path: Path) -> None:
     case = Case("llama", "dp2")
     good = run_specs({"case": case.spec}, tmp_path)["case"]
     assert compare(case, good, good).passed
@@ -38,23 +38,16 @@ def test_the_comparison_sees_a_wrong_gradient_a_wrong_loss_and_a_wrong_byte(tmp_
 
     assert not compare(case, good._replace(losses=[loss * 1.0001 for loss in good.losses]), good).passed
 
-    verdict = next(item for item in good.items[1] if item["kind"] == "verdict")
-    verdict["rows"][0]["measured_bytes"] += 1
+    assert not compare(case, good._replace(norms=[norm * 1.0001 for norm in good.norms]), good).passed
+
+    doubled = [[dict(cell, algorithmic_bytes=2 * cell["algorithmic_bytes"]) for cell in cells] for cells in good.cells]
+    assert compare(case, good._replace(cells=doubled), good).over_minimum == pytest.approx({"dp": 2.0})  # type: ignore[arg-type]
+    assert not compare(case, good._replace(cells=doubled), good).passed  # type: ignore[arg-type]
+
+    row = next(item for item in good.items[1] if item["kind"] == "verdict")["rows"][0]
+    row["measured_bytes"] += 1
     assert compare(case, good, good).wrong_bytes == 1
-
-
-def test_uneven_shards_are_predicted_to_the_byte(tmp_path: Path) -> None:
-    """Sizes that dp does not divide make FSDP2 pad; the prediction knows."""
-    from planner.spec import parse_spec
-    from tests.parity.cases import SIZES
-
-    model = {**SIZES["gpt"], "hidden_size": 60, "ffn_hidden_size": 100, "num_heads": 4, "num_kv_heads": 4}
-    layout = {"dp": 4, "tp": 2, "zero": 3, "sequence_parallel": True}
-    train = {"steps": 2, "global_batch": 8, "micro_batches": 2, "seq_len": 32, "eval_every": 2, "warmup_steps": 1}
-    spec = parse_spec({"model": model, "layout": layout, "train": train})
-    run: Run = run_specs({"case": spec}, tmp_path)["case"]
-    rows = [row for items in run.items for item in items if item["kind"] == "verdict" for row in item["rows"]]
-    assert rows
-    assert [r for r in rows if r["measured_bytes"] != r["predicted_bytes"]] == []
-    assert [r for r in rows if r["measured_count"] != r["predicted_count"]] == []
-    assert all(torch.isfinite(torch.tensor(run.losses)))
+    row["measured_bytes"] -= 1
+    row["measured_count"] -= 1
+    assert (compare(case, good, good).wrong_bytes, compare(case, good, good).wrong_calls) == (0, 1)
+    assert not compare(case, good, good).passed

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from planner.spec import JobSpec, SpecError, parse_spec
+from planner.parse import parse_spec
+from planner.spec import JobSpec, SpecError
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.trainer.data import load_corpus
 from workers.trainer.errors import UserError
@@ -56,13 +57,25 @@ def run(spec: JobSpec, rank: int, data_root: Path, recorder: Recorder, exporter:
         mesh = make_mesh(spec.layout, rank, recorder.label)
         part = parallelize(spec, mesh, device)
         trainer = Trainer(spec, mesh, part, corpus, recorder, device)
-        train(trainer, exporter.send if exporter else lambda _item: None, lambda line: print(line, flush=True))
+        train(trainer, exporter.send if exporter else lambda _item: None, _say)
     finally:
         dist.destroy_process_group()
 
 
+def _say(line: str) -> None:
+    # One write: print would send the newline by itself, and lines of ranks that share a pipe would mix.
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def _spec(path: Path, world: int) -> JobSpec:
-    spec = parse_spec(json.loads(path.read_text()))
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"--spec: cannot read {str(path)!r}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UserError(f"--spec: {str(path)!r} is not JSON: {error}") from None
+    spec = parse_spec(content)
     if spec.layout.world_size != world:
         raise UserError(f"layout: needs {spec.layout.world_size} ranks, torchrun started {world}")
     return spec

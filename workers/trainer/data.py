@@ -66,17 +66,23 @@ def load_corpus(data: str, root: Path, vocab_size: int, seq_len: int) -> Corpus:
         return Corpus(_cached(root, _stdlib_name(), _stdlib_files()), vocab_size, seq_len, data)
     path = _inside(root, data)
     try:
-        if path.is_dir():
-            tokens: Tokens = np.frombuffer(_read_all(_text_files(path)), dtype=np.uint8)
-        elif path.suffix == ".bin":
-            if path.stat().st_size % 2:
-                raise UserError(f"train.data: {data!r} has {path.stat().st_size} bytes, not a whole number of uint16")
-            tokens = np.memmap(path, dtype=np.uint16, mode="r") if path.stat().st_size else np.empty(0, np.uint16)
-        else:
-            tokens = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
+        tokens = _open(path, data)
     except OSError as error:
         raise UserError(f"train.data: cannot read {data!r}: {error.strerror or error}") from None
     return Corpus(tokens, vocab_size, seq_len, data)
+
+
+def _open(path: Path, data: str) -> Tokens:
+    if path.is_dir():
+        return np.frombuffer(_read_all(_text_files(path)), dtype=np.uint8)
+    # Opening a FIFO would wait for a writer for ever, and a device is nobody's training data.
+    if not path.is_file():
+        raise UserError(f"train.data: {data!r} is neither a regular file nor a directory")
+    kind = np.dtype(np.uint16 if path.suffix == ".bin" else np.uint8)
+    size = path.stat().st_size
+    if size % kind.itemsize:
+        raise UserError(f"train.data: {data!r} has {size} bytes, not a whole number of uint16")
+    return np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, kind)
 
 
 def _inside(root: Path, data: str) -> Path:
@@ -104,7 +110,7 @@ def _text_files(folder: Path, suffix: str = "") -> Iterator[Path]:
         folders[:] = sorted(f for f in folders if f not in SKIPPED_FOLDERS and not f.startswith("."))
         for name in sorted(files):
             path = Path(here, name)
-            if name.endswith(suffix) and not name.startswith(".") and not path.is_symlink():
+            if name.endswith(suffix) and not name.startswith(".") and not path.is_symlink() and path.is_file():
                 yield path
 
 
@@ -124,12 +130,19 @@ def _read_all(files: Iterator[Path]) -> bytes:
 def _cached(root: Path, name: str, files: Iterator[Path]) -> Tokens:
     """Gather the files once into a cache that all ranks map; the first to come writes it, by rename."""
     folder = root / ".cache"
-    folder.mkdir(parents=True, exist_ok=True)
     target = folder / name
-    with (folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.exists():
+                draft = target.with_suffix(".new")
+                draft.write_bytes(_read_all(files))
+                draft.replace(target)
+    except OSError as error:
         if not target.exists():
-            draft = target.with_suffix(".new")
-            draft.write_bytes(_read_all(files))
-            draft.replace(target)
+            raise UserError(
+                f"train.data: cannot keep {name} in the data root's .cache ({error.strerror or error}); make the data "
+                "root writable for one run, or put the file there"
+            ) from None
     return np.memmap(target, dtype=np.uint8, mode="r")

@@ -1,0 +1,69 @@
+"""Predicted equals measured also where sizes are awkward: padded shards, several buckets, bf16, clipping off."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from planner.parse import parse_spec
+from planner.spec import JobSpec
+from planner.traffic import step_traffic
+from tests.parity.cases import SIZES
+from tests.parity.compare import Run, run_specs
+
+UNEVEN_BY_DP4 = {**SIZES["gpt"], "hidden_size": 30, "ffn_hidden_size": 50, "num_heads": 3, "num_kv_heads": 3}
+UNEVEN_BY_DP2_TP2 = {**SIZES["gpt"], "hidden_size": 36, "ffn_hidden_size": 50}
+OVER_25_MIB = {**SIZES["gpt"], "hidden_size": 576, "ffn_hidden_size": 2304}
+
+
+def spec(model: dict[str, Any], layout: dict[str, Any], **train: Any) -> JobSpec:
+    settings = {"steps": 2, "global_batch": 8, "micro_batches": 2, "seq_len": 32, "eval_every": 2, "warmup_steps": 1}
+    return parse_spec({"model": model, "layout": layout, "train": {**settings, **train}})
+
+
+SPECS = {
+    "shards that dp pads": spec(UNEVEN_BY_DP4, {"dp": 4, "zero": 1}),
+    "shards that dp pads after tp": spec(UNEVEN_BY_DP2_TP2, {"dp": 2, "tp": 2, "zero": 3, "sequence_parallel": True}),
+    "gradients over several buckets": spec(OVER_25_MIB, {"dp": 2, "pp": 2}, eval_every=0, steps=1),
+    "bf16, ZeRO-1 through a pipeline": spec(SIZES["gpt"], {"pp": 2, "dp": 2, "zero": 1}, precision="bf16"),
+    "bf16, ZeRO-3 with tp": spec(SIZES["llama"], {"dp": 2, "tp": 2, "zero": 3}, precision="bf16"),
+    "bf16, replicas and tp with sp": spec(
+        SIZES["llama"], {"dp": 2, "tp": 2, "sequence_parallel": True}, precision="bf16"
+    ),
+    "no clipping, no validation": spec(
+        SIZES["llama"], {"pp": 2, "tp": 2, "schedule": "gpipe"}, grad_clip=0.0, eval_every=0, micro_batches=1
+    ),
+    "the batch of one process in bf16": spec(SIZES["llama"], {}, precision="bf16"),
+    "the batch of one process": spec(SIZES["llama"], {}),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    return run_specs(SPECS, tmp_path_factory.mktemp("fidelity"))
+
+
+@pytest.mark.parametrize("name", [name for name, s in SPECS.items() if s.layout.world_size > 1])
+def test_every_rank_sends_what_was_predicted(runs: dict[str, Run], name: str) -> None:
+    rows = [row for items in runs[name].items for item in items if item["kind"] == "verdict" for row in item["rows"]]
+    assert {row["phase"] for row in rows} >= {"setup", "step"}
+    assert [row for row in rows if row["measured_bytes"] != row["predicted_bytes"]] == []
+    assert [row for row in rows if row["measured_count"] != row["predicted_count"]] == []
+    assert all(map(math.isfinite, runs[name].losses))
+
+
+def test_several_buckets_were_really_used() -> None:
+    for rank in range(4):
+        over_dp = [c for c in step_traffic(SPECS["gradients over several buckets"], rank) if c.axis == "dp"]
+        assert [(c.op, c.count) for c in over_dp] == [("all_reduce", 2)]
+
+
+def test_bf16_trains_as_fp32_does_to_its_own_precision(runs: dict[str, Run]) -> None:
+    whole, half = runs["the batch of one process"], runs["the batch of one process in bf16"]
+    assert half.losses == pytest.approx(whole.losses, rel=5e-3)
+    assert half.losses != whole.losses
+    for name in ("bf16, ZeRO-3 with tp", "bf16, replicas and tp with sp"):
+        assert runs[name].losses == pytest.approx(whole.losses, rel=5e-3)
+        assert runs[name].norms == pytest.approx(whole.norms, rel=5e-2)

@@ -1,0 +1,138 @@
+"""The decoders against torch's own layers and against what defines them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from planner.models import Unit, parameter_count, stage_units
+from planner.spec import ModelSpec
+from workers.trainer.model import Attention, Block, Decoder, initialise, rotate
+from workers.trainer.tensor_parallel import TensorParallel
+
+ALONE = TensorParallel(None)
+
+
+def spec(arch: str, **changes: object) -> ModelSpec:
+    kv_heads, tied = (4, True) if arch == "gpt" else (2, False)
+    sizes = {"num_layers": 3, "hidden_size": 32, "num_heads": 4, "num_kv_heads": kv_heads, "ffn_hidden_size": 48}
+    more = {"arch": arch, "vocab_size": 256, "max_seq_len": 24, "tied_embeddings": tied}
+    return ModelSpec.model_validate({**sizes, **more, **changes})
+
+
+def built(model: ModelSpec, seed: int = 1) -> tuple[Decoder, list[Unit]]:
+    layers = range(model.num_layers)
+    decoder = Decoder(model, layers, ALONE, torch.float32, first=True, last=True)
+    units = stage_units(model, layers, first=True, last=True)
+    for unit in units:
+        initialise(decoder, unit, model, ALONE, seed)
+    return decoder, units
+
+
+@pytest.mark.parametrize("arch", ["gpt", "llama"])
+def test_the_model_has_the_parameters_the_planner_counts(arch: str) -> None:
+    model = spec(arch)
+    decoder, units = built(model)
+    listed = {
+        (p.name if unit.name == "root" else f"{unit.name}.{p.name}"): p.shape for unit in units for p in unit.parameters
+    }
+    assert {name: tuple(p.shape) for name, p in decoder.named_parameters()} == listed
+    assert sum(p.numel() for p in decoder.parameters()) == parameter_count(model)
+
+
+@pytest.mark.parametrize("arch", ["gpt", "llama"])
+def test_no_position_sees_a_later_token(arch: str) -> None:
+    decoder, _ = built(spec(arch))
+    tokens = torch.randint(256, (2, 20), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[:, 12] = (changed[:, 12] + 1) % 256
+    before, after = decoder(tokens), decoder(changed)
+    assert torch.equal(before[:, :12], after[:, :12])
+    assert not torch.allclose(before[:, 12:], after[:, 12:], atol=1e-4)
+
+
+def test_a_gpt_block_is_torchs_pre_norm_layer() -> None:
+    model = spec("gpt")
+    block = Block(model, ALONE)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.normal_(0.0, 0.2, generator=generator)
+    h = model.hidden_size
+    other = nn.TransformerEncoderLayer(
+        h, model.num_heads, model.ffn_hidden_size, 0.0, "gelu", batch_first=True, norm_first=True
+    )
+    attention = block.attention
+    pairs: list[tuple[torch.Tensor, torch.Tensor | None]] = [
+        (other.norm1.weight, block.attention_norm.weight),
+        (other.norm1.bias, block.attention_norm.bias),
+        (other.norm2.weight, block.mlp_norm.weight),
+        (other.norm2.bias, block.mlp_norm.bias),
+        (other.self_attn.in_proj_weight, torch.cat([attention.q.weight, attention.k.weight, attention.v.weight])),
+        (other.self_attn.in_proj_bias, torch.cat([attention.q.bias, attention.k.bias, attention.v.bias])),
+        (other.self_attn.out_proj.weight, attention.out.weight),
+        (other.self_attn.out_proj.bias, attention.out.bias),
+        (other.linear1.weight, block.mlp.up.weight),
+        (other.linear1.bias, block.mlp.up.bias),
+        (other.linear2.weight, block.mlp.down.weight),
+        (other.linear2.bias, block.mlp.down.bias),
+    ]
+    with torch.no_grad():
+        for theirs, ours in pairs:
+            assert ours is not None
+            theirs.copy_(ours)
+    x = torch.randn(2, 10, h, generator=generator)
+    mask = nn.Transformer.generate_square_subsequent_mask(10)
+    torch.testing.assert_close(block(x), other(x, src_mask=mask, is_causal=True), rtol=1e-4, atol=1e-5)
+
+
+def test_grouped_heads_equal_whole_heads_with_keys_and_values_repeated() -> None:
+    grouped, whole = Attention(spec("llama"), ALONE), Attention(spec("llama", num_kv_heads=4), ALONE)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in grouped.parameters():
+            parameter.normal_(0.0, 0.2, generator=generator)
+        whole.q.weight.copy_(grouped.q.weight)
+        whole.out.weight.copy_(grouped.out.weight)
+        for theirs, ours in ((whole.k, grouped.k), (whole.v, grouped.v)):
+            heads = ours.weight.unflatten(0, (2, 8))
+            theirs.weight.copy_(heads.repeat_interleave(2, 0).flatten(0, 1))
+    x = torch.randn(2, 10, 32, generator=generator)
+    torch.testing.assert_close(grouped(x), whole(x), rtol=1e-4, atol=1e-5)
+
+
+def test_rotary_scores_depend_on_the_distance_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(8, generator=generator).expand(1, 1, 12, 8) for _ in range(2))
+    scores = rotate(q)[0, 0] @ rotate(k)[0, 0].T
+    for distance in range(-11, 12):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
+    assert abs(float(scores[0, 0] - scores[0, 5])) > 1e-3
+
+
+@pytest.mark.parametrize("arch", ["gpt", "llama"])
+def test_parts_of_any_layout_start_from_the_whole_models_values(arch: str) -> None:
+    model = spec(arch)
+    whole = dict(built(model)[0].named_parameters())
+    for stage, layers in enumerate((range(2), range(2, 3))):
+        first, last = stage == 0, stage == 1
+        units = stage_units(model, layers, first=first, last=last)
+        parts = []
+        for index in range(2):
+            tp = TensorParallel(None, 2, index)
+            decoder = Decoder(model, layers, tp, torch.float32, first=first, last=last)
+            for unit in units:
+                initialise(decoder, unit, model, tp, seed=1)
+            parts.append(dict(decoder.named_parameters()))
+        for unit in units:
+            for p in unit.parameters:
+                name = p.name if unit.name == "root" else f"{unit.name}.{p.name}"
+                wanted = whole["embedding.weight" if name == "head.weight" and arch == "gpt" else name]
+                pair = [part[name] for part in parts]
+                joined = pair[0] if p.tp_dim is None else torch.cat(pair, p.tp_dim)
+                assert torch.equal(joined, wanted), name
+    assert not torch.equal(
+        whole["embedding.weight"], dict(built(model, seed=2)[0].named_parameters())["embedding.weight"]
+    )

@@ -1,0 +1,94 @@
+"""The command as torchrun starts it: it learns, its traffic is as predicted, and mistakes are told in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+LEARNS: dict[str, Any] = {
+    "model": {"preset": "gpt-tiny", "hidden_size": 64, "ffn_hidden_size": 256},
+    "layout": {"dp": 2, "zero": 3},
+    "train": {
+        "steps": 150,
+        "global_batch": 16,
+        "micro_batches": 2,
+        "seq_len": 64,
+        "learning_rate": 5e-3,
+        "warmup_steps": 5,
+        "eval_every": 75,
+    },
+}
+
+
+def run(*launcher: str, spec: Path, data_root: Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, *launcher, "-m", "workers.trainer", "--spec", str(spec), "--data-root", str(data_root)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240)
+
+
+def written(folder: Path, spec: object) -> Path:
+    path = folder / "spec.json"
+    path.write_text(json.dumps(spec))
+    return path
+
+
+def test_the_loss_falls_on_the_standard_library_and_every_byte_was_predicted(tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
+    endpoint = ("--rdzv-endpoint", "127.0.0.1:0")
+    done = run(*torchrun, *endpoint, spec=written(tmp_path, LEARNS), data_root=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [float(x) for x in re.findall(r"^step \d+/150 loss ([\d.]+)", done.stdout, re.MULTILINE)]
+    validation = [float(x) for x in re.findall(r"validation loss ([\d.]+)", done.stdout)]
+    assert len(losses) == 150
+    assert len(validation) == 2
+    # Knowing nothing of 256 bytes costs ln 256 = 5.55; a tied table starts a little better, as spaces repeat.
+    # The corpus' bytes by their frequency alone cost 3.25: below that, the model has learned from context.
+    assert 5.2 < losses[0] < 5.7
+    assert sum(losses[-10:]) / 10 < 3.2
+    assert validation[1] < 3.25
+    assert validation[1] < validation[0] < losses[0]
+    reports = re.findall(
+        r"^fidelity: measured ([\d,]+) B, predicted minus measured (\d+) B, (\d+) calls$", done.stdout, re.MULTILINE
+    )
+    assert len(reports) == 2
+    assert all(int(measured.replace(",", "")) > 0 for measured, _, _ in reports)
+    assert {(wrong_bytes, wrong_calls) for _, wrong_bytes, wrong_calls in reports} == {("0", "0")}
+
+
+ALONE = {**LEARNS, "layout": {}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        pytest.param({**ALONE, "train": {"data": "../secret.txt"}}, "train.data", id="outside the data root"),
+        pytest.param({**ALONE, "train": {"data": "absent.txt"}}, "there is no 'absent.txt'", id="missing data"),
+        pytest.param({**ALONE, "train": {"data": "short.txt"}}, "'short.txt' has 5 tokens", id="too little data"),
+        pytest.param(LEARNS, "layout: needs 2 ranks, torchrun started 1", id="another world size"),
+        pytest.param({**ALONE, "layout": {"dp": 0}}, "layout.dp: must be at least 1", id="a spec that cannot run"),
+        pytest.param(None, "spec: must be an object, got null", id="not a spec"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, spec: object, message: str) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    done = run(spec=written(tmp_path, spec), data_root=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_an_unreadable_spec_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = run(spec=tmp_path / "absent.json", data_root=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: --spec: cannot read")
