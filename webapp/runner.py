@@ -35,8 +35,9 @@ class StartError(RuntimeError):
 
 def main() -> int:
     state = Path(os.environ.get("MESHBOARD_STATE_DIR", ROOT / "var")).resolve()
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    # SIGINT too: a shell that starts us in the background has it ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         with single_instance(state):
             run(state)
