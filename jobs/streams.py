@@ -16,6 +16,8 @@ import redis.asyncio
 from django.conf import settings
 from redis.exceptions import RedisError
 
+from contracts.names import TELEMETRY_MAXLEN
+
 log = logging.getLogger(__name__)
 
 CHUNK = 200
@@ -149,13 +151,17 @@ class Watch:
                 return
 
     async def trimmed_before(self) -> str | None:
-        """The first id the stream still has, when what lay between it and our position was trimmed away."""
+        """The first id the stream still has, when what lay between it and our position was trimmed away.
+
+        Redis before 7 does not count what it trimmed: from the beginning, a full stream is taken for a trimmed one.
+        """
         info: Any = await self._hub.redis.xinfo_stream(self.stream)
-        first = info["first-entry"]
-        if first is None:
+        if info["first-entry"] is None:
             return None
-        first_id: str = first[0].decode()
-        return first_id if self.position != "0-0" and _order(first_id) > _order(self.position) else None
+        first: str = info["first-entry"][0].decode()
+        if self.position == "0-0":
+            return first if info["length"] >= TELEMETRY_MAXLEN else None
+        return first if _order(first) > _order(self.position) else None
 
 
 def _order(entry_id: str) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from django.test import Client
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from contracts.names import telemetry_stream
+from contracts.names import TELEMETRY_MAXLEN, telemetry_stream
 from jobs import actions, lifecycle
 from jobs.models import Job, Status
 from tests.planner.wrong_specs import GOOD
@@ -133,6 +133,23 @@ def test_trimmed_history_is_said_to_be_a_gap(server: Server, redis_service: Redi
             numbers, ids, others = await read(socket, 10)
             assert numbers == list(range(40, 50))
             assert {"gap": {"after": seen, "first": ids[0]}} in others
+
+    asyncio.run(watch())
+
+
+def test_who_comes_late_to_a_full_stream_is_told_that_the_beginning_is_gone(
+    server: Server, redis_service: RedisServer, job: Job
+) -> None:
+    pipeline = redis_service.client().pipeline(transaction=False)
+    for _ in range(TELEMETRY_MAXLEN + 200):
+        pipeline.xadd(telemetry_stream(job.id, 1), {"b": b"x"}, maxlen=TELEMETRY_MAXLEN)
+    pipeline.execute()
+    headers = cookie_of("owner")
+
+    async def watch() -> None:
+        async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
+            messages = [msgpack.unpackb(await asyncio.wait_for(socket.recv(), 15)) for _ in range(2)]
+            assert "gap" in messages[1]
 
     asyncio.run(watch())
 
