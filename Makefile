@@ -47,7 +47,7 @@ parity: $(VENV)/.dev ## every layout against one process; prints the table
 	$(BIN)/python -m tests.parity
 
 faults: $(VENV)/.dev ## kill things and watch; prints the table
-	$(BIN)/python -m pytest tests/faults --run-slow
+	$(BIN)/python -m pytest tests/faults -v --no-header
 
 bench: bench-metering bench-launch bench-latency ## every benchmark, as ratios
 

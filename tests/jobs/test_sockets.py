@@ -154,6 +154,39 @@ def test_who_comes_late_to_a_full_stream_is_told_that_the_beginning_is_gone(
     asyncio.run(watch())
 
 
+def test_a_page_recovers_from_a_restart_of_redis(server: Server, redis_service: RedisServer, job: Job) -> None:
+    headers = cookie_of("owner")
+    for number in range(5):
+        put(redis_service.client(), job, number)
+
+    async def watch() -> list[int]:
+        """As the browser does: connect again after the last id seen whenever the line drops."""
+        seen: list[int] = []
+        after, restarted = "0-0", False
+        while len(seen) < 10:
+            url = server.url(job.id, f"?attempt=1&after={after}")
+            try:
+                async with connect(url, origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
+                    while len(seen) < 10:
+                        numbers, ids, _ = await read(socket, 1)
+                        seen += numbers
+                        after = ids[-1]
+                        if len(seen) == 5 and not restarted:
+                            restarted = True
+                            await asyncio.to_thread(restart)
+            except (ConnectionClosed, InvalidStatus):
+                await asyncio.sleep(0.2)
+        return seen
+
+    def restart() -> None:
+        redis_service.stop()
+        redis_service.start()
+        for number in range(5, 10):
+            put(redis_service.client(), job, number)
+
+    assert asyncio.run(asyncio.wait_for(watch(), 60)) == list(range(10))
+
+
 def test_a_change_of_state_reaches_the_socket(server: Server, job: Job) -> None:
     headers = cookie_of("owner")
 

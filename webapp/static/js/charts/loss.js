@@ -27,7 +27,7 @@ export function lossChart(container) {
           label: "train",
           stroke: color("--series-0"),
           width: 1.5,
-          points: { show: data[0].length < 2 },
+          points: { show: () => data[0].length < 2 },
           value: (_, value) => loss(value),
         },
         {
