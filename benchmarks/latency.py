@@ -21,7 +21,7 @@ SPEC["train"] |= {"warmup_steps": 0, "eval_every": 0}
 WATCH_FRAMES = """() => {
   window.seen = [];
   const look = () => {
-    const cells = document.querySelectorAll("#collectives tbody tr td:nth-child(4)");
+    const cells = document.querySelectorAll("#collectives tr td:nth-child(4)");
     const calls = [...cells].reduce((sum, cell) => sum + Number(cell.textContent.replace(/\\D/g, "")), 0);
     const last = window.seen.at(-1);
     if (!last || last[0] !== calls) window.seen.push([calls, (performance.timeOrigin + performance.now()) / 1000]);
