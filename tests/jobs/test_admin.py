@@ -1,0 +1,81 @@
+"""The admin: staff steer the queue there, and nobody writes a status by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from jobs import actions
+from jobs.models import Host, Job, Status
+from jobs.scheduler import schedule
+from tests.planner.wrong_specs import GOOD
+
+JOBS, HOSTS = "/admin/jobs/job/", "/admin/jobs/host/"
+
+
+@pytest.fixture
+def admin(client: Any, db: None) -> Any:
+    client.force_login(User.objects.create_superuser("root", password="root-password"))
+    return client
+
+
+@pytest.fixture
+def job(owner: User) -> Job:
+    made, _ = actions.submit(owner, GOOD)
+    return made
+
+
+def act(client: Any, page: str, action: str, *keys: Any) -> str:
+    answer = client.post(page, {"action": action, "_selected_action": keys}, follow=True)
+    assert answer.status_code == 200
+    return str(answer.content.decode())
+
+
+def test_cancel_and_queue_again(admin: Any, job: Job) -> None:
+    assert "1 of 1 cancelled" in act(admin, JOBS, "cancel", job.id)
+    job.refresh_from_db()
+    assert job.status == Status.CANCELLED
+    assert "1 of 1 queued again" in act(admin, JOBS, "requeue", job.id)
+    job.refresh_from_db()
+    assert (job.status, job.attempt) == (Status.QUEUED, 2)
+    assert "0 of 1 queued again" in act(admin, JOBS, "requeue", job.id)
+
+
+def test_priority_is_edited_and_status_is_not(admin: Any, job: Job) -> None:
+    page = f"{JOBS}{job.id}/change/"
+    form = {"priority": "7", "status": "succeeded", "name": "renamed", "_save": "Save"}
+    for inline in ("history", "attempts"):
+        form |= {f"{inline}-TOTAL_FORMS": "0", f"{inline}-INITIAL_FORMS": "0"}
+    assert admin.post(page, form).status_code == 302
+    job.refresh_from_db()
+    assert (job.priority, job.status, job.name) == (7, Status.QUEUED, "good")
+
+
+def test_a_job_that_holds_slots_cannot_be_deleted(admin: Any, job: Job, make_host: Callable[..., Host]) -> None:
+    make_host()
+    schedule()
+    assert admin.post(f"{JOBS}{job.id}/delete/", {"post": "yes"}).status_code == 403
+    assert Job.objects.filter(id=job.id).exists()
+
+
+def test_hosts_are_drained_and_take_jobs_again(admin: Any, make_host: Callable[..., Host]) -> None:
+    host = make_host()
+    assert "1 drained" in act(admin, HOSTS, "drain", host.pk)
+    host.refresh_from_db()
+    assert host.drained
+    act(admin, HOSTS, "undrain", host.pk)
+    host.refresh_from_db()
+    assert not host.drained
+    assert admin.get(f"{HOSTS}add/").status_code == 403
+
+
+def test_who_is_not_staff_is_sent_away(client: Any, owner: User, job: Job) -> None:
+    client.force_login(owner)
+    for page in (JOBS, HOSTS, f"{JOBS}{job.id}/change/"):
+        assert client.get(page).status_code == 302
+    assert client.post(JOBS, {"action": "cancel", "_selected_action": [job.id]}).status_code == 302
+    job.refresh_from_db()
+    assert job.status == Status.QUEUED
