@@ -11,14 +11,15 @@ from django.conf import settings
 from django.utils import timezone
 
 from contracts.control import VERSION, AttemptReport, Event, HostEvent
-from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, host_queue
+from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, cancel_key, host_queue
 from jobs import lifecycle
-from jobs.models import Attempt, Cursor, Host, Outbox, Status
+from jobs.models import TERMINAL, Attempt, Cursor, Host, Outbox, Status
 
 log = logging.getLogger(__name__)
 
 CURSOR = "events"
 CHUNK = 500
+CANCEL_FLAG_S = 3600  # raised again each tick while it is needed
 
 OUTCOMES = {
     "succeeded": Status.SUCCEEDED,
@@ -41,7 +42,7 @@ def drain(client: redis.Redis) -> int:
         entries: Any = client.xrange(EVENTS_STREAM, min=f"({cursor.position}", count=CHUNK)
         for entry_id, fields in entries:
             try:
-                apply(msgpack.unpackb(fields[b"b"]))
+                apply(msgpack.unpackb(fields[b"b"]), client)
             except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
                 log.warning("skipped a malformed event %s: %r", entry_id, error)
             cursor.position = entry_id.decode()
@@ -52,17 +53,17 @@ def drain(client: redis.Redis) -> int:
             return done
 
 
-def apply(event: Event) -> None:
+def apply(event: Event, client: redis.Redis) -> None:
     """Take one event in."""
     if event["v"] != VERSION:
         raise ValueError(f"event version {event['v']}")
     if event["kind"] == "host":
-        _apply_host(event)
+        _apply_host(event, client)
         return
-    _apply_report(event["report"], event["host"])
+    _apply_report(event["report"], event["host"], client)
 
 
-def _apply_host(event: HostEvent) -> None:
+def _apply_host(event: HostEvent, client: redis.Redis) -> None:
     Host.objects.update_or_create(
         name=event["host"],
         defaults={
@@ -75,10 +76,10 @@ def _apply_host(event: HostEvent) -> None:
         },
     )
     for report in event["attempts"]:
-        _apply_report(report, event["host"])
+        _apply_report(report, event["host"], client)
 
 
-def _apply_report(report: AttemptReport, host: str) -> None:
+def _apply_report(report: AttemptReport, host: str, client: redis.Redis) -> None:
     job_id, number = report["job"], report["attempt"]
     attempt = Attempt.objects.filter(job_id=job_id, number=number, host__name=host).select_related("job").first()
     if attempt is None:
@@ -89,6 +90,9 @@ def _apply_report(report: AttemptReport, host: str) -> None:
     if report["state"] == "exited":
         _apply_exit(attempt, report)
         _acknowledge(job_id, number, host)
+    elif attempt.job.status in TERMINAL or attempt.job.attempt != number:
+        # A host came back with ranks that were given up: they must not share slots with what runs now.
+        client.set(cancel_key(job_id, number), "1", ex=CANCEL_FLAG_S)
     elif report["state"] == "running" or attempt.job.status == Status.UNREACHABLE:
         lifecycle.change(job_id, number, Status.RUNNING, "training", only_from=(Status.STARTING, Status.UNREACHABLE))
 

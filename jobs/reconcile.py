@@ -11,13 +11,12 @@ from django.utils import timezone
 from contracts.names import cancel_key
 from jobs import lifecycle
 from jobs.actions import HOST_SILENT_AFTER
-from jobs.events import known_attempts
+from jobs.events import CANCEL_FLAG_S, known_attempts
 from jobs.models import ON_A_HOST, Attempt, Job, Status
 from jobs.scheduler import order_launch
 
 ORDER_AGAIN_AFTER = timedelta(seconds=15)
 LOST_AFTER = timedelta(minutes=15)
-CANCEL_FLAG_S = 3600
 
 
 def reconcile(client: redis.Redis) -> None:

@@ -143,6 +143,28 @@ def test_a_silent_host_makes_its_jobs_unreachable_and_its_return_makes_them_run(
     assert SlotAllocation.objects.count() == 0
 
 
+def test_a_host_that_returns_with_ranks_given_up_is_told_to_end_them(
+    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
+) -> None:
+    make_host()
+    job = submitted(owner)
+    schedule()
+    lifecycle.change(job.id, 1, Status.LOST, "given up")
+    say(live_redis, host_event(attempts=[{"job": job.id, "attempt": 1, "state": "running"}]))
+    drain(live_redis)
+    assert live_redis.exists(cancel_key(job.id, 1))
+    assert status(job) == Status.LOST
+    live_redis.delete(cancel_key(job.id, 1))
+    actions.requeue(job, "tester")
+    schedule()
+    say(live_redis, attempt_event(job.id, 1, "running"))
+    say(live_redis, attempt_event(job.id, 2, "running"))
+    drain(live_redis)
+    assert live_redis.exists(cancel_key(job.id, 1))
+    assert not live_redis.exists(cancel_key(job.id, 2))
+    assert status(job) == Status.RUNNING
+
+
 def test_an_order_lost_on_the_way_is_sent_again_and_a_forgotten_run_is_lost(
     owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
 ) -> None:
