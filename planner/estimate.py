@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TypedDict
 
 from contracts.telemetry import Axis, Op
@@ -10,7 +11,7 @@ from planner.layout import Coordinates, rank_of, stage_layers
 from planner.memory import held_parameters, memory
 from planner.models import parameter_count
 from planner.spec import JobSpec
-from planner.traffic import step_traffic
+from planner.traffic import local_units, step_traffic
 
 
 class TrafficRow(TypedDict):
@@ -56,7 +57,8 @@ def estimate(spec: JobSpec) -> Estimate:
     ZeRO with sequence parallelism, where the last shard of a tensor may be short.
     """
     layout = spec.layout
-    stages = [_stage(spec, stage) for stage in range(layout.pp)]
+    traffic = {stage: _traffic(spec, Coordinates(stage, 0, 0)) for stage in _unlike_stages(layout.pp)}
+    stages = [_stage(spec, stage, traffic[_alike(stage, layout.pp)]) for stage in range(layout.pp)]
     return Estimate(
         world_size=layout.world_size,
         axes={"pp": layout.pp, "dp": layout.dp, "tp": layout.tp},
@@ -69,10 +71,17 @@ def estimate(spec: JobSpec) -> Estimate:
     )
 
 
-def _stage(spec: JobSpec, stage: int) -> StageEstimate:
-    layers = stage_layers(spec.model.num_layers, spec.layout.pp)[stage]
-    components = memory(spec, stage)
-    traffic = [
+def _alike(stage: int, pp: int) -> int:
+    """A stage that sends the same: those between the ends hold equally many layers and nothing else."""
+    return stage if stage in (0, pp - 1) else 1
+
+
+def _unlike_stages(pp: int) -> list[int]:
+    return sorted({_alike(stage, pp) for stage in range(pp)})
+
+
+def _traffic(spec: JobSpec, place: Coordinates) -> list[TrafficRow]:
+    return [
         TrafficRow(
             op=c.op,
             axis=c.axis,
@@ -81,8 +90,13 @@ def _stage(spec: JobSpec, stage: int) -> StageEstimate:
             payload_bytes=c.payload_bytes,
             algorithmic_bytes=algorithmic_bytes(c.op, c.payload_bytes, c.group_size),
         )
-        for c in step_traffic(spec, rank_of(Coordinates(stage, 0, 0), spec.layout))
+        for c in step_traffic(spec, rank_of(place, spec.layout))
     ]
+
+
+def _stage(spec: JobSpec, stage: int, traffic: list[TrafficRow]) -> StageEstimate:
+    layers = stage_layers(spec.model.num_layers, spec.layout.pp)[stage]
+    components = memory(spec, stage)
     return StageEstimate(
         stage=stage,
         layers=[layers.start, layers.stop],
@@ -106,12 +120,26 @@ def _exceptions(spec: JobSpec, stages: list[StageEstimate]) -> dict[str, dict[st
     if not (layout.zero and (layout.sequence_parallel or layout.pp > 1)):
         return {}
     found = {}
-    for stage in stages:
-        for dp in range(1, layout.dp):
-            first = rank_of(Coordinates(stage["stage"], dp, 0), layout)
-            by_axis: dict[str, int] = {}
-            for c in step_traffic(spec, first):
-                by_axis[c.axis] = by_axis.get(c.axis, 0) + c.payload_bytes
-            if by_axis != stage["step_bytes"]:
-                found.update({str(first + tp): by_axis for tp in range(layout.tp)})
+    for twin in _unlike_stages(layout.pp):
+        usual = stages[twin]["step_bytes"]
+        alike = [stage for stage in range(layout.pp) if _alike(stage, layout.pp) == twin]
+        for replicas in _alike_replicas(spec, twin):
+            by_axis = _by_axis(_traffic(spec, Coordinates(twin, replicas.start, 0)))
+            if by_axis == usual:
+                continue
+            places = (Coordinates(stage, dp, tp) for stage in alike for dp in replicas for tp in range(layout.tp))
+            found.update({str(rank_of(place, layout)): by_axis for place in places})
     return found
+
+
+def _alike_replicas(spec: JobSpec, stage: int) -> list[range]:
+    """Runs of dp indices that hold equally many rows of every tensor, and so send alike.
+
+    `shard_rows` gives full shards, then at most one short shard, then empty ones: only their ends can differ.
+    """
+    dp = spec.layout.dp
+    edges = {0, dp}
+    for rows in {p.shape[0] for unit in local_units(spec, Coordinates(stage, 0, 0)) for p in unit.parameters}:
+        full, rest = divmod(rows, -(-rows // dp))
+        edges |= {full, full + (rest > 0)}
+    return [range(start, stop) for start, stop in pairwise(sorted(edges))]

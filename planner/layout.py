@@ -8,6 +8,7 @@ from planner.spec import JobSpec, Layout, Problem
 
 MeshAxis = Literal["pp", "dp", "tp"]
 MESH_AXES: tuple[MeshAxis, ...] = ("pp", "dp", "tp")  # outermost first: tp ranks are neighbours
+MAX_RANKS = 65536  # an estimate may have a row for each
 
 
 class Coordinates(NamedTuple):
@@ -132,7 +133,10 @@ def _training(spec: JobSpec) -> list[Problem]:
 
 def _world(spec: JobSpec, slots: int | None) -> list[Problem]:
     layout = spec.layout
+    product = f"dp {layout.dp} x pp {layout.pp} x tp {layout.tp} = {layout.world_size} ranks"
+    if layout.world_size > MAX_RANKS:
+        largest = max(MESH_AXES, key=lambda axis: int(getattr(layout, axis)))
+        return [Problem(f"layout.{largest}", f"{product}, more than the {MAX_RANKS} that can be planned")]
     if slots is None or layout.world_size <= slots:
         return []
-    product = f"dp {layout.dp} x pp {layout.pp} x tp {layout.tp} = {layout.world_size} ranks"
     return [Problem("layout", f"{product}, but the largest {spec.resources.device} host has {slots} slots")]

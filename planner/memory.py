@@ -26,7 +26,8 @@ def memory(spec: JobSpec, stage: int) -> dict[str, int]:
 
     Parameters, gradients and Adam's moments are fp32. Under ZeRO all of them are sharded at rest (1910.02054 section
     5); stages 1 and 2 also keep the gathered parameters from the first forward to the last backward, stage 1 the
-    whole gradients too, stage 3 two units at a time. Activations: Korthikanti et al. (2205.05198) equations 1-4 without
+    whole gradients too, stage 3 two units at a time. Plain data parallelism keeps every bucket's flat copy of its
+    gradients until the last all-reduce is done. Activations: Korthikanti et al. (2205.05198) equations 1-4 without
     dropout, times the micro-batches in flight (GPipe all, 1F1B pp - stage).
     """
     layout, train = spec.layout, spec.train
@@ -35,12 +36,13 @@ def memory(spec: JobSpec, stage: int) -> dict[str, int]:
     held = held_parameters(spec, stage)
     whole = sum(units)
     gathered = {0: 0, 1: whole, 2: whole, 3: sum(sorted(units)[-2:])}[layout.zero] * compute
-    whole_gradients = {0: 0, 1: whole, 2: max(units), 3: max(units)}[layout.zero] * FP32_BYTES
+    buckets = whole if layout.dp > 1 else 0
+    passing_gradients = {0: buckets, 1: whole, 2: max(units), 3: max(units)}[layout.zero] * FP32_BYTES
     layers = len(stage_layers(spec.model.num_layers, layout.pp)[stage])
     in_flight = _in_flight(spec, stage)
     return {
         "parameters": held * FP32_BYTES,
-        "gradients": held * FP32_BYTES + whole_gradients,
+        "gradients": held * FP32_BYTES + passing_gradients,
         "optimizer": ADAM_MOMENTS * held * FP32_BYTES,
         "gathered": gathered,
         "activations": layers * in_flight * _layer_activation_bytes(spec, compute),

@@ -8,9 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from planner.estimate import estimate
 from planner.layout import problems
 from planner.models import PRESETS, expand_preset
 from planner.spec import JobSpec, Problem, SpecError
+
+LARGEST_BYTES = 2**63 - 1  # what msgpack and a database integer hold
 
 
 def parse_spec(data: object, *, slots: int | None = None) -> JobSpec:
@@ -23,7 +26,7 @@ def parse_spec(data: object, *, slots: int | None = None) -> JobSpec:
         SpecError: with every problem found, each naming its field and showing the arithmetic.
     """
     spec = parse_fields(data)
-    found = problems(spec, slots=slots)
+    found = problems(spec, slots=slots) or _oversize(spec)
     if found:
         raise SpecError(found)
     return spec
@@ -39,16 +42,33 @@ def parse_fields(data: object) -> JobSpec:
         raise SpecError([Problem("spec", f"must be an object, got {_shown(data)}")])
     expanded: dict[str, Any] = {str(key): value for key, value in data.items()}
     model = expanded.get("model")
+    found: list[Problem] = []
     if isinstance(model, Mapping):
         name = model.get("preset")
         if isinstance(name, str) and name not in PRESETS:
             known = ", ".join(PRESETS)
-            raise SpecError([Problem("model.preset", f"there is no preset {_shown(name)}; there are {known}")])
+            found.append(Problem("model.preset", f"there is no preset {_shown(name)}; there are {known}"))
+            # Any known sizes will do for the rest to be checked as well.
+            model = {**model, "preset": next(iter(PRESETS))}
         expanded["model"] = expand_preset(model)
     try:
-        return JobSpec.model_validate(expanded)
+        spec = JobSpec.model_validate(expanded)
     except ValidationError as error:
-        raise SpecError([_problem(e) for e in error.errors(include_url=False)]) from None
+        found += [_problem(e) for e in error.errors(include_url=False)]
+    if found:
+        raise SpecError(found)
+    return spec
+
+
+def _oversize(spec: JobSpec) -> list[Problem]:
+    """Sizes, each allowed by itself, whose product no message between processes can carry."""
+    stages = estimate(spec)["stages"]
+    needed = max(stage["memory_bytes"] for stage in stages)
+    sent = max((row["payload_bytes"] for stage in stages for row in stage["traffic"]), default=0)
+    if max(needed, sent) <= LARGEST_BYTES:
+        return []
+    text = f"a rank would need {needed:.1e} bytes of memory and move {sent:.1e} in a step"
+    return [Problem("model", f"{text}; at most {LARGEST_BYTES:.1e} can be planned")]
 
 
 _MESSAGES = {
@@ -92,7 +112,9 @@ def _shown(value: object, *, quote: bool = True) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list"
-    text = json.dumps(value) if isinstance(value, str) else str(value)
+    if isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to write the longest ones out
+        return f"a number of {value.bit_length()} bits"
+    text = json.dumps(value) if isinstance(value, str | float) else str(value)
     if isinstance(value, str) and not quote:
         text = text[1:-1]
     return text if len(text) <= 60 else text[:57] + "..."
