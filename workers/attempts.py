@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,13 +103,18 @@ def claim(run_dir: Path, order: LaunchOrder) -> AttemptDir | None:
     known = [int(path.name) for path in target.path.parent.iterdir() if path.name.isdigit()]
     if any(number > order["attempt"] for number in known):
         return None
+    # Made aside and renamed: a worker killed halfway leaves no claim, so the order is carried out when it comes again.
+    draft = AttemptDir(Path(tempfile.mkdtemp(prefix=".claim-", dir=target.path.parent)))
+    draft.logs.mkdir()
+    write_json(draft.spec, order["spec"])
+    write_json(draft.order, order)
     try:
-        target.path.mkdir(mode=0o700)
-    except FileExistsError:
-        return None
-    target.logs.mkdir()
-    write_json(target.spec, order["spec"])
-    write_json(target.order, order)
+        draft.path.rename(target.path)  # refused by the kernel where another claim, never empty, stands
+    except OSError as error:
+        shutil.rmtree(draft.path)
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return None
+        raise
     return target
 
 

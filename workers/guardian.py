@@ -13,7 +13,9 @@ import selectors
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
+from workers.attempts import write_json
 from workers.processes import COOKIE, sweep
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -31,8 +33,12 @@ def namespace_prefix() -> list[str]:
 
 
 def main() -> int:
-    """argv: FD of a pipe, then the command. A byte on the pipe means TERM; its end, that the supervisor is gone."""
-    lifeline, command = int(sys.argv[1]), sys.argv[2:]
+    """argv: FD of a pipe, a file for the command's exit code (-N: signal N), the command.
+
+    A byte on the pipe means TERM; its end, that the supervisor is gone. Our own exit status says nothing: unshare
+    2.38 does not pass on how its child died.
+    """
+    lifeline, ended, command = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.set_inheritable(lifeline, False)
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -53,7 +59,8 @@ def main() -> int:
             status = _reap(child.pid)
             if status is not None:
                 _end(child.pid)
-                return os.waitstatus_to_exitcode(status) & 0xFF
+                write_json(ended, os.waitstatus_to_exitcode(status))
+                return 0
 
 
 def _terminate(pid: int) -> None:

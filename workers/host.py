@@ -67,7 +67,8 @@ class Reporter:
         """Write the exit report of every attempt whose supervisor is gone without one. True if there was any."""
         found = False
         for attempt in attempts(self._settings.run_dir):
-            if attempt.exit.exists() or attempt.supervisor_alive() or not _had_time(attempt):
+            # In this order: a supervisor found dead has already written its report, if it ever will.
+            if attempt.supervisor_alive() or attempt.exit.exists() or not _had_time(attempt):
                 continue
             survivors = sweep(attempt.job, attempt.attempt)
             reason = "the supervisor died without an exit report; its ranks were ended with it"

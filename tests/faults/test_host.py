@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import pytest
+from celery import Celery
 
-from contracts.names import cancel_key
-from tests.support.host import Host, host
-from tests.support.processes import RedisServer, gone, wait_until
+from contracts.names import TASK_LAUNCH, cancel_key, host_queue
+from contracts.telemetry import VERSION
+from tests.support.host import NAME, Host, host
+from tests.support.processes import ROOT, RedisServer, gone, wait_until
 from workers.attempts import read_json
 
 
@@ -34,6 +42,14 @@ def rank_pid(machine: Host, job: str, rank: int) -> int:
         if f"RANK={rank}".encode() in environment:
             return pid
     raise AssertionError(f"no process of rank {rank}")
+
+
+def arguments(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+
+
+def module_pid(machine: Host, job: str, module: str) -> int:
+    return next(pid for pid in machine.processes(job) if arguments(pid)[1:3] == ["-m", module])
 
 
 def test_an_order_delivered_ten_times_starts_once_and_reports_its_end(machine: Host) -> None:
@@ -94,6 +110,31 @@ def test_killing_a_rank_names_the_rank_the_signal_and_its_last_lines(machine: Ho
         assert machine.processes("wounded") == []
 
 
+@pytest.mark.parametrize("module", ["workers.launch", "workers.guardian"])
+def test_killing_torchrun_or_its_guardian_ends_every_rank_and_says_so(machine: Host, module: str) -> None:
+    with machine.worker():
+        machine.order("beheaded")
+        machine.wait_for_steps("beheaded", 3)
+        pids = machine.processes("beheaded")
+        os.kill(module_pid(machine, "beheaded", module), signal.SIGKILL)
+        wait_until(lambda: all(gone(pid) for pid in pids), "every process is gone", 5)
+        report = machine.exit_of("beheaded", 10)
+        assert (report["outcome"], report["rank"], report["signal"]) == ("failed", None, "SIGKILL")
+        assert report["reason"].startswith("torchrun was killed by SIGKILL after step ")
+
+
+def test_stopping_the_host_ends_its_attempts_with_a_report(machine: Host) -> None:
+    with machine.worker():
+        machine.order("stopped")
+        machine.wait_for_steps("stopped")
+        pids = machine.processes("stopped")
+        stop = [sys.executable, "-m", "workers.stop", str(machine.run_dir)]
+        subprocess.run(stop, cwd=ROOT, timeout=30, check=True)
+        assert [pid for pid in pids if not gone(pid)] == []
+        report = machine.exit_of("stopped", 10)
+        assert (report["outcome"], report["reason"]) == ("failed", "the host was stopped")
+
+
 def test_redis_restarted_mid_run_loses_no_step_log_or_byte(machine: Host) -> None:
     with machine.worker():
         machine.order("patient")
@@ -134,3 +175,59 @@ def test_a_script_that_ignores_term_and_hides_its_children_is_gone_within_15_s(
         environment = (machine.data_root / "environment-0").read_text()
         assert "MESHBOARD_REDIS_URL" not in environment
         assert "test-password" not in environment
+
+
+def frame(job: str, attempt: int, rank: int, item_rank: int, phase: str) -> bytes:
+    item = {"kind": "phase", "rank": item_rank, "time": 1.0, "phase": phase}
+    body: bytes = msgpack.packb({"v": VERSION, "job": job, "attempt": attempt, "rank": rank, "items": [item]})
+    return struct.pack(">I", len(body)) + body
+
+
+def test_frames_for_another_job_attempt_or_rank_are_refused(redis_service: RedisServer, tmp_path: Path) -> None:
+    foreign = {
+        "another job": frame("others", 1, 0, 0, "eval"),
+        "another attempt": frame("guarded", 2, 0, 0, "eval"),
+        "no such rank": frame("guarded", 1, 2, 2, "eval"),
+        "an item of another rank": frame("guarded", 1, 0, 1, "eval"),
+        "no frame at all": struct.pack(">I", 4) + b"\xc1\xc1\xc1\xc1",
+        "larger than any frame": struct.pack(">I", 2**31),
+    }
+    with host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.worker():
+        machine.order("guarded")
+        wait_until(lambda: (machine.data_root / "environment-0").exists(), "rank 0 runs")
+        words = arguments(rank_pid(machine, "guarded", 0))
+        address = words[words.index("--telemetry") + 1]
+        answers = {}
+        for what, sent in foreign.items():
+            with socket.socket(socket.AF_UNIX) as rank:
+                rank.settimeout(10)
+                rank.connect(address)
+                rank.sendall(sent)
+                answers[what] = rank.recv(1)
+        assert answers == dict.fromkeys(foreign, b""), "each is cut off"
+        with socket.socket(socket.AF_UNIX) as rank:
+            rank.connect(address)
+            rank.sendall(frame("guarded", 1, 0, 0, "teardown"))
+            wait_until(lambda: machine.items("guarded", "phase"), "a frame of its own arrives")
+        assert [item["phase"] for item in machine.items("guarded", "phase")] == ["teardown"]
+
+
+class Bomb:
+    """Unpickling it makes a directory."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = str(target)
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (self._target,)
+
+
+def test_a_pickled_message_is_refused_and_the_worker_goes_on(machine: Host) -> None:
+    crater = machine.folder / "crater"
+    sender = Celery(broker=machine.server.url)
+    with machine.worker():
+        sender.send_task(TASK_LAUNCH, args=[Bomb(crater)], queue=host_queue(NAME), serializer="pickle")
+        machine.order("afterwards", spec={"model": {"preset": "gpt-tiny"}, "train": {"steps": 1, "warmup_steps": 0}})
+        assert machine.exit_of("afterwards")["outcome"] == "succeeded"
+        assert not crater.exists()
+        assert "ContentDisallowed" in (machine.folder / "worker.log").read_text()

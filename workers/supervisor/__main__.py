@@ -49,6 +49,7 @@ class Supervisor:
         )
         self.ended_by: Outcome | None = None  # set when we, not the training, ended it
         self.reason = ""
+        self._started = False
 
     async def run(self) -> None:
         started = time.time()
@@ -59,6 +60,9 @@ class Supervisor:
             server = await asyncio.start_unix_server(self._serve, folder / "telemetry", limit=MAX_FRAME_BYTES)
             self.training = Training(self.attempt, self.order, self.settings, str(folder / "telemetry"))
             await self.training.start()
+            self._started = True
+            if self.ended_by is not None:
+                self._stop()
             tasks = [
                 asyncio.create_task(work)
                 for work in (self._publish_forever(), self._tail_forever(), self._beat(), self._watch_cancel())
@@ -80,7 +84,11 @@ class Supervisor:
     def _end(self, outcome: Outcome, reason: str) -> None:
         if self.ended_by is None:
             self.ended_by, self.reason = outcome, reason
-            self._stopping = asyncio.create_task(self.training.stop())
+            if self._started:
+                self._stop()
+
+    def _stop(self) -> None:
+        self._stopping = asyncio.create_task(self.training.stop())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Frames of one rank. Whoever speaks for another job, attempt or rank is cut off."""
@@ -182,7 +190,7 @@ class Supervisor:
             reason=reason,
             exit_code=failure.get("exit_code", code),
             rank=rank,
-            signal=failure.get("signal"),
+            signal=failure["signal"] if failure else _signal_name(code),
             log_tail=tail,
             started=started,
             finished=time.time(),
@@ -195,7 +203,9 @@ class Supervisor:
         if code == 0:
             return "succeeded", f"finished after step {self.board.steps}"
         if not failure:
-            return "failed", f"torchrun ended with {code} after step {self.board.steps}"
+            killed_by = _signal_name(code)
+            how = f"was killed by {killed_by}" if killed_by else f"ended with exit code {code}"
+            return "failed", f"torchrun {how} after step {self.board.steps}"
         rank = failure["rank"]
         if failure["signal"]:
             return "failed", f"rank {rank} was killed by {failure['signal']} after step {self.board.steps}"
@@ -203,11 +213,17 @@ class Supervisor:
         return "failed", f"rank {rank} ended with exit code {failure['exit_code']}: {said.strip()[:300]}"
 
 
+def _signal_name(code: int) -> str | None:
+    return signal.Signals(-code).name if code < 0 else None
+
+
 def main() -> int:
     attempt = AttemptDir(Path(sys.argv[1]).resolve())
     identity = process_id(os.getpid())
     assert identity is not None
     write_json(attempt.supervisor, identity._asdict())
+    if attempt.exit.exists():  # so late that the host worker has reported this attempt lost: it must not run after all
+        return 1
     asyncio.run(Supervisor(attempt, host_settings()).run())
     return 0
 

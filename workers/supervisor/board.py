@@ -9,6 +9,7 @@ from contracts.control import LossPoint, Summary
 from contracts.telemetry import VERSION, Batch, Cell, EvalItem, GapItem, Item, StepItem, TrafficItem, VerdictRow
 
 MAX_WAITING = 20_000
+MAX_LOG_CHARS = 32 * 2**20  # of all log items that wait
 MAX_POINTS = 500
 SPEED_STEPS = 20
 
@@ -19,12 +20,14 @@ class Board:
     """Collects items of all ranks between two batches.
 
     Cells are cumulative, so a newer one replaces an older one: while Redis is away traffic is thinned and nothing is
-    lost. Other items wait, up to MAX_WAITING; the oldest are dropped and counted as a gap.
+    lost. Other items wait, up to MAX_WAITING and MAX_LOG_CHARS; the oldest are dropped and counted as
+    a gap.
     """
 
     def __init__(self, job: str, attempt: int) -> None:
         self._job, self._attempt = job, attempt
         self._waiting: deque[Item] = deque()
+        self._log_chars = 0
         self._lost = 0
         self._traffic: dict[int, dict[CellKey, Cell]] = {}
         self._dropped: dict[int, int] = {}
@@ -51,8 +54,12 @@ class Board:
         elif item["kind"] == "verdict":
             self._verdict[str(item["rank"])] = item["rows"]
         self._waiting.append(item)
-        if len(self._waiting) > MAX_WAITING:
-            self._waiting.popleft()
+        self._log_chars += _log_chars(item)
+        self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        while len(self._waiting) > MAX_WAITING or self._log_chars > MAX_LOG_CHARS:
+            self._log_chars -= _log_chars(self._waiting.popleft())
             self._lost += 1
 
     def _add_traffic(self, item: TrafficItem) -> None:
@@ -84,6 +91,7 @@ class Board:
             dropped = self._dropped.get(rank, 0)
             items.append(TrafficItem(kind="traffic", rank=rank, time=now, cells=list(cells.values()), dropped=dropped))
         self._waiting.clear()
+        self._log_chars = 0
         self._traffic.clear()
         self._lost = 0
         if not items:
@@ -103,10 +111,9 @@ class Board:
                     self._traffic.setdefault(item["rank"], {}).setdefault(key, cell)
             else:
                 self._waiting.append(item)
+                self._log_chars += _log_chars(item)
         self._waiting.extend(newer)
-        while len(self._waiting) > MAX_WAITING:
-            self._waiting.popleft()
-            self._lost += 1
+        self._drop_oldest()
 
     def summary(self) -> Summary:
         """What stays with the job when the stream is gone."""
@@ -123,3 +130,7 @@ class Board:
 
 def _point(item: EvalItem) -> LossPoint:
     return LossPoint(step=item["step"], loss=item["loss"], time=item["time"])
+
+
+def _log_chars(item: Item) -> int:
+    return sum(map(len, item["lines"])) if item["kind"] == "log" else 0

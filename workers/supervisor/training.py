@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ class Training:
         self._socket = telemetry_socket
         self._lifeline = -1
         self._failure = attempt.path / "failure.json"
+        self._ended = attempt.path / "torchrun.json"
 
     async def start(self) -> None:
         """Start the guardian with torchrun below it."""
         read_end, self._lifeline = os.pipe()
-        guardian = [sys.executable, "-m", "workers.guardian", str(read_end), *self._torchrun()]
+        guardian = [sys.executable, "-m", "workers.guardian", str(read_end), str(self._ended), *self._torchrun()]
         launcher_log = (self._attempt.logs / "launcher.log").open("ab")
         try:
             self.process = await asyncio.create_subprocess_exec(
@@ -54,11 +56,12 @@ class Training:
         os.write(self._lifeline, b"t")
 
     async def wait(self) -> int:
-        """The exit code of torchrun; nothing of the attempt is left when this returns."""
-        code = await self.process.wait()
+        """The exit code of torchrun, -N when signal N ended it; nothing of the attempt is left when this returns."""
+        await self.process.wait()
         self._close_lifeline()
         sweep(self._attempt.job, self._attempt.attempt)
-        return code
+        code: int | None = read_json(self._ended)
+        return -signal.SIGKILL if code is None else code  # no word of it: killed together with its guardian
 
     async def stop(self) -> None:
         """TERM, TERM_GRACE_S, KILL."""
