@@ -1,4 +1,4 @@
-"""Bytes one rank needs, by component. Model state is exact for our trainer; activations are an estimate."""
+"""Bytes one rank needs, by component: an estimate. Model state is counted from the shapes; nothing is measured yet."""
 
 from __future__ import annotations
 
