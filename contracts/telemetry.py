@@ -28,7 +28,7 @@ Op = Literal[
     "recv",
     "barrier",
 ]
-Axis = Literal["dp", "pp", "tp", "world"]
+Axis = Literal["dp", "pp", "cp", "ep", "tp", "world"]
 
 
 class Cell(TypedDict):

@@ -8,8 +8,9 @@ from jobs.actions import largest_host_slots
 from planner.choices import choices
 from planner.estimate import estimate
 from planner.layout import problems
-from planner.models import PRESETS, parameter_count
+from planner.models import parameter_count
 from planner.parse import parse_fields
+from planner.presets import PRESETS
 from planner.spec import Problem, SpecError
 
 

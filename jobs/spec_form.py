@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.choices import DEGREES
-from planner.models import PRESETS, expand_preset, parameter_count
+from planner.models import parameter_count
+from planner.presets import PRESETS, expand_preset
 from planner.spec import Layout, Problem, Resources, TrainSpec
 
 DEFAULT_PRESET = "gpt-tiny"

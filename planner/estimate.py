@@ -1,4 +1,4 @@
-"""Everything the submit page and the API say of a spec before it runs."""
+"""Everything the submit page, the command line and the API say of a spec before it runs."""
 
 from __future__ import annotations
 
@@ -6,30 +6,41 @@ from itertools import pairwise
 from typing import TypedDict
 
 from contracts.telemetry import Axis, Op
+from planner.cluster import Basis, Cluster, span
+from planner.clusters import CLUSTERS, DEFAULT_CLUSTER
 from planner.collectives import algorithmic_bytes
-from planner.layout import Coordinates, rank_of, stage_layers
+from planner.layout import Coordinates, axis_group, rank_of, stage_of
 from planner.memory import held_parameters, memory
-from planner.models import parameter_count
+from planner.models import active_parameter_count, parameter_count
+from planner.runnable import not_runnable
 from planner.spec import JobSpec
-from planner.traffic import local_units, step_traffic
+from planner.timing import Timing, step_time
+from planner.traffic import Collective, local_units, step_traffic
+
+FRAGMENTATION = 0.05  # of what is allocated: an allowance
 
 
 class TrafficRow(TypedDict):
-    """All calls of one op on one axis in one step of one rank."""
+    """All calls of one op on one group in one step of one rank.
+
+    `between_nodes`: the group spans nodes, so at least a part of its bytes leaves the node.
+    """
 
     op: Op
     axis: Axis
     group_size: int
+    stride: int
     count: int
     payload_bytes: int
     algorithmic_bytes: int
+    between_nodes: bool
 
 
 class StageEstimate(TypedDict):
-    """One rank of a pipeline stage; the ranks of a stage send alike."""
+    """One rank of a pipeline stage; the ranks of a stage send alike. `layers`: first and last + 1 of each chunk."""
 
     stage: int
-    layers: list[int]
+    layers: list[list[int]]
     parameters: int
     memory: dict[str, int]
     memory_bytes: int
@@ -37,69 +48,136 @@ class StageEstimate(TypedDict):
     step_bytes: dict[str, int]
 
 
+class TimePart(TypedDict):
+    """A part of the step: compute, recompute, an axis' exposed communication, bubble, optimizer."""
+
+    name: str
+    seconds: float
+
+
+class TimeEstimate(TypedDict):
+    """Parts add up to `step_s`. Utilisation is a share of the dense peak of all ranks."""
+
+    step_s: float
+    parts: list[TimePart]
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    model_flops: float
+    hardware_flops: float
+    mfu: float
+    hfu: float
+    tokens_per_s: float
+    basis: Basis
+
+
+class ClusterEstimate(TypedDict):
+    """Where the ranks stand. `crossing`: which axes meet over the network."""
+
+    name: str
+    accelerator: str
+    per_node: int
+    nodes: int
+    memory_bytes: int
+    reserved_bytes: int
+    crossing: dict[str, bool]
+
+
 class Estimate(TypedDict):
-    """Traffic is exact, memory an estimate. Sizes in bytes."""
+    """Traffic is exact for what the trainer runs, memory and time are estimates. Sizes in bytes."""
 
     world_size: int
     axes: dict[str, int]
     model_parameters: int
+    active_parameters: int
     micro_batch_size: int
+    micro_batches: int
     tokens_per_step: int
     stages: list[StageEstimate]
     peak_memory_bytes: int
     rank_bytes: dict[str, dict[str, int]]
+    exact_traffic: bool
+    cluster: ClusterEstimate
+    fits: bool
+    time: TimeEstimate
 
 
-def estimate(spec: JobSpec) -> Estimate:
-    """Cost of a valid spec by stage.
+def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
+    """Cost of a valid spec by stage, on `cluster` (by default the one named for the spec's device).
 
     `rank_bytes` holds, by rank, the ranks whose payload bytes of a step differ from their stage's first rank, by axis:
     ZeRO with sequence parallelism, where the last shard of a tensor may be short.
     """
     layout = spec.layout
-    traffic = {stage: _traffic(spec, Coordinates(stage, 0, 0)) for stage in _unlike_stages(layout.pp)}
-    stages = [_stage(spec, stage, traffic[_alike(stage, layout.pp)]) for stage in range(layout.pp)]
+    cluster = cluster or default_cluster(spec)
+    twins = _twins(spec)
+    traffic = {twin: _traffic(spec, Coordinates(pp=twin), cluster) for twin in set(twins)}
+    stages = [_stage(spec, stage, traffic[twins[stage]], cluster) for stage in range(layout.pp)]
+    peak = max(stage["memory_bytes"] for stage in stages)
     return Estimate(
         world_size=layout.world_size,
-        axes={"pp": layout.pp, "dp": layout.dp, "tp": layout.tp},
+        axes={axis: getattr(layout, axis) for axis in ("pp", "dp", "cp", "ep", "tp")},
         model_parameters=parameter_count(spec.model),
+        active_parameters=active_parameter_count(spec.model),
         micro_batch_size=spec.micro_batch_size,
+        micro_batches=spec.train.micro_batches,
         tokens_per_step=spec.train.global_batch * spec.train.seq_len,
         stages=stages,
-        peak_memory_bytes=max(stage["memory_bytes"] for stage in stages),
-        rank_bytes=_exceptions(spec, stages),
+        peak_memory_bytes=peak,
+        rank_bytes=_exceptions(spec, twins, stages, cluster),
+        exact_traffic=not not_runnable(spec),
+        cluster=_where(spec, cluster),
+        fits=peak <= cluster.accelerator.memory_bytes,
+        time=_time(step_time(spec, cluster), cluster),
     )
 
 
-def _alike(stage: int, pp: int) -> int:
-    """A stage that sends the same: those between the ends hold equally many layers and nothing else."""
-    return stage if stage in (0, pp - 1) else 1
+def default_cluster(spec: JobSpec) -> Cluster:
+    """The named cluster that stands for the spec's device."""
+    return CLUSTERS[DEFAULT_CLUSTER[spec.resources.device]]
 
 
-def _unlike_stages(pp: int) -> list[int]:
-    return sorted({_alike(stage, pp) for stage in range(pp)})
+def rank_memory(spec: JobSpec, stage: int, cluster: Cluster) -> dict[str, int]:
+    """`planner.memory.memory`, and the allowance for what the device keeps for itself and for fragmentation."""
+    parts = memory(spec, stage)
+    parts["allowance"] = cluster.accelerator.reserved_bytes + round(FRAGMENTATION * sum(parts.values()))
+    return parts
 
 
-def _traffic(spec: JobSpec, place: Coordinates) -> list[TrafficRow]:
-    return [
-        TrafficRow(
-            op=c.op,
-            axis=c.axis,
-            group_size=c.group_size,
-            count=c.count,
-            payload_bytes=c.payload_bytes,
-            algorithmic_bytes=algorithmic_bytes(c.op, c.payload_bytes, c.group_size),
-        )
-        for c in step_traffic(spec, rank_of(place, spec.layout))
-    ]
+def _twins(spec: JobSpec) -> list[int]:
+    """For each stage, the first that holds as much of the model and so sends the same."""
+    first: dict[tuple[object, ...], int] = {}
+    twins = []
+    for index in range(spec.layout.pp):
+        stage = stage_of(spec.model, spec.layout, index)
+        moe = spec.model.moe.dense_layers if spec.model.moe else 0
+        kinds = tuple((len(chunk), sum(i >= moe for i in chunk)) for chunk in stage.chunks)
+        twins.append(first.setdefault((kinds, stage.first, stage.last), index))
+    return twins
 
 
-def _stage(spec: JobSpec, stage: int, traffic: list[TrafficRow]) -> StageEstimate:
-    layers = stage_layers(spec.model.num_layers, spec.layout.pp)[stage]
-    components = memory(spec, stage)
+def _traffic(spec: JobSpec, place: Coordinates, cluster: Cluster) -> list[TrafficRow]:
+    return [_row(c, cluster) for c in step_traffic(spec, rank_of(place, spec.layout))]
+
+
+def _row(c: Collective, cluster: Cluster) -> TrafficRow:
+    return TrafficRow(
+        op=c.op,
+        axis=c.axis,
+        group_size=c.group_size,
+        stride=c.stride,
+        count=c.count,
+        payload_bytes=c.payload_bytes,
+        algorithmic_bytes=algorithmic_bytes(c.op, c.payload_bytes, c.group_size),
+        between_nodes=span(c.group_size, c.stride, cluster.per_node).nodes > 1,
+    )
+
+
+def _stage(spec: JobSpec, stage: int, traffic: list[TrafficRow], cluster: Cluster) -> StageEstimate:
+    components = rank_memory(spec, stage, cluster)
     return StageEstimate(
         stage=stage,
-        layers=[layers.start, layers.stop],
+        layers=[[chunk.start, chunk.stop] for chunk in stage_of(spec.model, spec.layout, stage).chunks],
         parameters=held_parameters(spec, stage),
         memory=components,
         memory_bytes=sum(components.values()),
@@ -115,31 +193,80 @@ def _by_axis(traffic: list[TrafficRow]) -> dict[str, int]:
     return totals
 
 
-def _exceptions(spec: JobSpec, stages: list[StageEstimate]) -> dict[str, dict[str, int]]:
+def _where(spec: JobSpec, cluster: Cluster) -> ClusterEstimate:
+    layout = spec.layout
+    crossing = {}
+    for axis in ("tp", "cp", "ep", "dp", "pp"):
+        group = axis_group(layout, axis)
+        if group.size > 1:
+            crossing[axis] = span(group.size, group.stride, cluster.per_node).nodes > 1
+    return ClusterEstimate(
+        name=cluster.name,
+        accelerator=cluster.accelerator.name,
+        per_node=cluster.per_node,
+        nodes=-(-layout.world_size // cluster.per_node),
+        memory_bytes=cluster.accelerator.memory_bytes,
+        reserved_bytes=cluster.accelerator.reserved_bytes,
+        crossing=crossing,
+    )
+
+
+def _time(timing: Timing, cluster: Cluster) -> TimeEstimate:
+    parts = [TimePart(name="compute", seconds=timing.compute_s)]
+    if timing.recompute_s:
+        parts.append(TimePart(name="recompute", seconds=timing.recompute_s))
+    parts += [TimePart(name=axis, seconds=s) for axis, s in timing.exposed_s.items() if s > 0]
+    parts += [TimePart(name="bubble", seconds=timing.bubble_s), TimePart(name="optimizer", seconds=timing.optimizer_s)]
+    return TimeEstimate(
+        step_s=timing.step_s,
+        parts=parts,
+        forward_s=timing.forward_s,
+        backward_input_s=timing.backward_input_s,
+        backward_weight_s=timing.backward_weight_s,
+        model_flops=float(timing.model_flops),
+        hardware_flops=float(timing.hardware_flops),
+        mfu=timing.mfu,
+        hfu=timing.hfu,
+        tokens_per_s=timing.tokens_per_s,
+        basis=cluster.basis,
+    )
+
+
+def _exceptions(
+    spec: JobSpec, twins: list[int], stages: list[StageEstimate], cluster: Cluster
+) -> dict[str, dict[str, int]]:
     layout = spec.layout
     if not (layout.zero and (layout.sequence_parallel or layout.pp > 1)):
         return {}
     found = {}
-    for twin in _unlike_stages(layout.pp):
+    for twin in sorted(set(twins)):
         usual = stages[twin]["step_bytes"]
-        alike = [stage for stage in range(layout.pp) if _alike(stage, layout.pp) == twin]
-        for replicas in _alike_replicas(spec, twin):
-            by_axis = _by_axis(_traffic(spec, Coordinates(twin, replicas.start, 0)))
+        alike = [stage for stage in range(layout.pp) if twins[stage] == twin]
+        for shards in _alike_shards(spec, twin):
+            by_axis = _by_axis(_traffic(spec, _shard_place(spec, twin, shards.start), cluster))
             if by_axis == usual:
                 continue
-            places = (Coordinates(stage, dp, tp) for stage in alike for dp in replicas for tp in range(layout.tp))
-            found.update({str(rank_of(place, layout)): by_axis for place in places})
+            for replica in range(layout.dp_replicas):
+                for index in shards:
+                    place = _shard_place(spec, twin, replica * layout.shard_ranks + index)
+                    ranks = (place._replace(pp=stage, tp=tp) for stage in alike for tp in range(layout.tp))
+                    found.update({str(rank_of(rank, layout)): by_axis for rank in ranks})
     return found
 
 
-def _alike_replicas(spec: JobSpec, stage: int) -> list[range]:
-    """Runs of dp indices that hold equally many rows of every tensor, and so send alike.
+def _shard_place(spec: JobSpec, stage: int, index: int) -> Coordinates:
+    dp, cp = divmod(index, spec.layout.cp)
+    return Coordinates(pp=stage, dp=dp, cp=cp)
+
+
+def _alike_shards(spec: JobSpec, stage: int) -> list[range]:
+    """Runs of shard indices that hold equally many rows of every tensor, and so send alike.
 
     `shard_rows` gives full shards, then at most one short shard, then empty ones: only their ends can differ.
     """
-    dp = spec.layout.dp
-    edges = {0, dp}
-    for rows in {p.shape[0] for unit in local_units(spec, Coordinates(stage, 0, 0)) for p in unit.parameters}:
-        full, rest = divmod(rows, -(-rows // dp))
+    degree = spec.layout.shard_ranks
+    edges = {0, degree}
+    for rows in {p.shape[0] for unit in local_units(spec, stage) for p in unit.parameters}:
+        full, rest = divmod(rows, -(-rows // degree))
         edges |= {full, full + (rest > 0)}
-    return [range(start, stop) for start, stop in pairwise(sorted(edges))]
+    return [range(start, stop) for start, stop in pairwise(sorted(edge for edge in edges if edge <= degree))]

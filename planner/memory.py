@@ -1,78 +1,110 @@
-"""Bytes one rank needs, by component: an estimate. Model state is counted from the shapes; nothing is measured yet."""
+"""Bytes one rank needs, by component: an estimate from the shapes, in the order in which a step needs them."""
 
 from __future__ import annotations
 
-from planner.layout import Coordinates, stage_layers
-from planner.spec import JobSpec
-from planner.traffic import local_units, shard_rows
+from functools import cache
 
-FP32_BYTES = 4
-ADAM_MOMENTS = 2
+from planner.activations import TRAINER_PRECISIONS, layer_activation_bytes, logit_bytes
+from planner.in_flight import chunks_in_flight
+from planner.models import Unit
+from planner.precision import Mix, mix_of
+from planner.spec import JobSpec
+from planner.traffic.data import shard_group
+from planner.traffic.shapes import held, hidden_bytes, is_expert_unit, local_units, shard_rows
+
+COMPONENTS = ("parameters", "gradients", "optimizer", "gathered", "activations", "logits")
+
+
+def model_state(parameters: float, mix: Mix, *, zero: int, degree: int) -> float:
+    """Bytes a rank keeps of weights, gradients and optimiser (ZeRO 1910.02054 figure 1, table 1).
+
+    Stage 1 divides the optimiser over `degree` ranks, 2 the gradients too, 3 the weights too.
+    """
+    weights = mix.weights / (degree if zero == 3 else 1)
+    gradients = mix.gradients / (degree if zero >= 2 else 1)
+    return parameters * (weights + gradients + mix.optimizer / (degree if zero else 1))
 
 
 def held_parameters(spec: JobSpec, stage: int) -> int:
     """Parameter elements that a rank of the stage holds, after tp and, under ZeRO, dp; the largest shard."""
-    layout = spec.layout
-    total = 0
-    for unit in local_units(spec, Coordinates(stage, 0, 0)):
-        for p in unit.parameters:
-            rows = shard_rows(p.shape[0], layout.dp, 0) if layout.zero else p.shape[0]
-            total += rows * (p.numel // p.shape[0])
-    return total
+    return sum(shard for _, shard in _units(spec, stage))
 
 
 def memory(spec: JobSpec, stage: int) -> dict[str, int]:
-    """Bytes by component on a rank of `stage`.
+    """Bytes by component on a rank of pipeline stage `stage`.
 
-    Parameters, gradients and Adam's moments are fp32. Under ZeRO all of them are sharded at rest (1910.02054 section
-    5); stages 1 and 2 also keep the gathered parameters from the first forward to the last backward, stage 1 the
-    whole gradients too, stage 3 two units at a time. Plain data parallelism keeps every bucket's flat copy of its
-    gradients until the last all-reduce is done. Activations: Korthikanti et al. (2205.05198) equations 1-4 without
-    dropout, times the micro-batches in flight (GPipe all, 1F1B pp - stage).
+    In the trainer's precisions ZeRO shards weights, gradients and moments at rest; stages 1 and 2 also keep the
+    gathered weights from the first forward to the last backward, stage 1 the whole gradients too, stage 3 two units at
+    a time. Plain data parallelism keeps every bucket's flat copy of its gradients until the last all-reduce is done.
+    With master weights apart (2104.04473, 1910.02054) each ZeRO stage shards what its definition says.
     """
-    layout, train = spec.layout, spec.train
-    compute = 2 if train.precision == "bf16" else FP32_BYTES
-    units = [sum(p.numel for p in u.parameters) for u in local_units(spec, Coordinates(stage, 0, 0))]
-    held = held_parameters(spec, stage)
-    whole = sum(units)
-    gathered = {0: 0, 1: whole, 2: whole, 3: sum(sorted(units)[-2:])}[layout.zero] * compute
-    buckets = whole if layout.dp > 1 else 0
-    passing_gradients = {0: buckets, 1: whole, 2: max(units), 3: max(units)}[layout.zero] * FP32_BYTES
-    layers = len(stage_layers(spec.model.num_layers, layout.pp)[stage])
-    in_flight = _in_flight(spec, stage)
+    mix = mix_of(spec.train.precision)
+    units = _units(spec, stage)
+    whole, shards = sum(numel for numel, _ in units), sum(shard for _, shard in units)
+    largest = max(numel for numel, _ in units)
+    two_largest = sum(sorted(numel for numel, _ in units)[-2:])
+    state = _sharded_at_rest if spec.train.precision in TRAINER_PRECISIONS else _master_apart
+    weights, gradients, optimizer, gathered = state(spec, mix, whole, shards, largest, two_largest)
     return {
-        "parameters": held * FP32_BYTES,
-        "gradients": held * FP32_BYTES + passing_gradients,
-        "optimizer": ADAM_MOMENTS * held * FP32_BYTES,
+        "parameters": weights,
+        "gradients": gradients,
+        "optimizer": optimizer,
         "gathered": gathered,
-        "activations": layers * in_flight * _layer_activation_bytes(spec, compute),
-        "logits": _logit_bytes(spec, compute) if stage == layout.pp - 1 else 0,
+        "activations": _activations(spec, stage),
+        "logits": _head(spec, stage),
     }
 
 
-def _in_flight(spec: JobSpec, stage: int) -> int:
-    layout, m = spec.layout, spec.train.micro_batches
-    if layout.pp == 1:
-        return 1
-    return m if layout.schedule == "gpipe" else min(m, layout.pp - stage)
+State = tuple[int, int, int, int]
 
 
-def _layer_activation_bytes(spec: JobSpec, compute: int) -> int:
-    """What backward keeps of one layer and micro-batch: inputs of norms and products; scores are not kept by SDPA.
-
-    Outside tp: residual, two norm outputs and their fp32 copies; inside, divided by tp: q, k, v, the attention output
-    and the MLP's inner tensors.
-    """
-    model, layout = spec.model, spec.layout
-    tokens = spec.micro_batch_size * spec.train.seq_len
-    kv = model.num_kv_heads * (model.hidden_size // model.num_heads)
-    outside = tokens * model.hidden_size * (4 * compute + 2 * FP32_BYTES)
-    inner_tensors = 3 if model.arch == "llama" else 2
-    inside = tokens * (2 * model.hidden_size + 2 * kv + inner_tensors * model.ffn_hidden_size) * compute
-    return outside // (layout.tp if layout.sequence_parallel else 1) + inside // layout.tp
+def _sharded_at_rest(spec: JobSpec, mix: Mix, whole: int, shards: int, largest: int, two_largest: int) -> State:
+    zero = spec.layout.zero
+    buckets = whole if spec.layout.replica_ranks > 1 else 0
+    passing = {0: buckets, 1: whole, 2: largest, 3: largest}[zero]
+    gathered = {0: 0, 1: whole, 2: whole, 3: two_largest}[zero]
+    gradients = (shards + passing) * mix.gradients
+    return shards * mix.weights, gradients, shards * mix.optimizer, gathered * mix.compute
 
 
-def _logit_bytes(spec: JobSpec, compute: int) -> int:
-    """Logits in the compute type, in fp32, and their gradient; the loss runs one micro-batch at a time."""
-    tokens = spec.micro_batch_size * spec.train.seq_len
-    return tokens * (spec.model.vocab_size // spec.layout.tp) * (compute + 2 * FP32_BYTES)
+def _master_apart(spec: JobSpec, mix: Mix, whole: int, shards: int, largest: int, two_largest: int) -> State:
+    zero = spec.layout.zero
+    weights = (shards if zero == 3 else whole) * mix.weights
+    gradients = (shards + largest if zero >= 2 else whole) * mix.gradients
+    optimizer = (shards if zero else whole) * mix.optimizer
+    return weights, gradients, optimizer, two_largest * mix.weights if zero == 3 else 0
+
+
+def _units(spec: JobSpec, stage: int) -> list[tuple[int, int]]:
+    """(elements, elements of the largest shard) of each unit."""
+    layout = spec.layout
+    degrees = {experts: shard_group(layout, experts=experts).size if layout.zero else 1 for experts in (False, True)}
+    return [_unit_sizes(unit, degrees[is_expert_unit(unit)]) for unit in local_units(spec, stage)]
+
+
+@cache
+def _unit_sizes(unit: Unit, degree: int) -> tuple[int, int]:
+    numel = sum(p.numel for p in unit.parameters)
+    return numel, sum(shard_rows(p.shape[0], degree, 0) * (p.numel // p.shape[0]) for p in unit.parameters)
+
+
+def _activations(spec: JobSpec, stage: int) -> int:
+    """Layers in flight, and under full recompute the working set of the one that is computed again."""
+    own = held(spec, stage)
+    dense = own.num_layers - own.num_moe_layers
+    layers = dense * layer_activation_bytes(spec)
+    if own.num_moe_layers:
+        layers += own.num_moe_layers * layer_activation_bytes(spec, moe=True)
+    chunks = len(own.stage.chunks)
+    total = layers * chunks_in_flight(spec.layout, stage, spec.train.micro_batches) // chunks
+    if spec.layout.recompute == "full":
+        total += layer_activation_bytes(spec, moe=own.num_moe_layers > 0, recompute="none")
+    return total
+
+
+def _head(spec: JobSpec, stage: int) -> int:
+    """Logits, and the final norm's input and output, of the one micro-batch whose loss is computed."""
+    own = held(spec, stage)
+    if not own.stage.last:
+        return 0
+    return logit_bytes(spec) + 2 * hidden_bytes(spec)

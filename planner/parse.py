@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from planner.estimate import estimate
 from planner.layout import problems
-from planner.models import PRESETS, expand_preset
+from planner.presets import PRESETS, expand_preset
 from planner.spec import JobSpec, Problem, SpecError
 
 LARGEST_BYTES = 2**63 - 1  # what msgpack and a database integer hold

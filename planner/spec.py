@@ -13,8 +13,20 @@ from pydantic import BaseModel, ConfigDict, Field
 SPEC_VERSION: Literal[1] = 1
 
 Arch = Literal["gpt", "llama"]
-Schedule = Literal["gpipe", "1f1b"]
-Precision = Literal["fp32", "bf16"]
+Schedule = Literal[
+    "naive",
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "looped_bfs",
+    "interleaved_zero_bubble",
+    "zbv",
+    "dualpipev",
+]
+Recompute = Literal["none", "selective", "full"]
+ContextMethod = Literal["ring", "all_gather"]
+AttentionKernel = Literal["fused", "unfused"]
+Precision = Literal["fp32", "bf16", "bf16_weights", "bf16_gradients", "fp8"]
 Device = Literal["cpu", "cuda"]
 
 Degree = Annotated[int, Field(ge=1, le=65536)]
@@ -35,11 +47,32 @@ class SpecError(ValueError):
         self.problems = problems
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class ModelSpec(_Strict):
+class MoeSpec(Strict):
+    """Mixture of experts: the MLP of every layer but the first `dense_layers`, several times over with a router."""
+
+    num_experts: int = Field(ge=2, le=4096, description="routed experts a layer")
+    experts_per_token: int = Field(ge=1, le=256, description="experts a token is sent to (top-k)")
+    expert_ffn_hidden_size: int = Field(ge=1, le=4_194_304)
+    shared_experts: int = Field(default=0, ge=0, le=64, description="experts that every token visits")
+    dense_layers: int = Field(default=0, ge=0, le=1024, description="first layers with a dense MLP")
+    router_bias: bool = Field(default=False, description="a bias an expert in the router (DeepSeek-V3)")
+
+
+class MlaSpec(Strict):
+    """Multi-head latent attention (DeepSeek-V2 2405.04434 section 2.1): low-rank queries, keys and values."""
+
+    q_rank: int = Field(ge=1, le=65536)
+    kv_rank: int = Field(ge=1, le=65536)
+    nope_head_dim: int = Field(ge=1, le=4096, description="query/key size a head without position")
+    rope_head_dim: int = Field(ge=2, le=4096, description="query/key size with position; the key's is shared by heads")
+    value_head_dim: int = Field(ge=1, le=4096)
+
+
+class ModelSpec(Strict):
     """Shape of a decoder-only transformer.
 
     gpt: LayerNorm, GELU, learned positions, biases. llama: RMSNorm, RoPE, SwiGLU, GQA, no biases.
@@ -55,24 +88,51 @@ class ModelSpec(_Strict):
     vocab_size: int = Field(ge=256, le=4_194_304, description="byte-level data needs 256")
     max_seq_len: int = Field(ge=1, le=16_777_216)
     tied_embeddings: bool
+    moe: MoeSpec | None = None
+    mla: MlaSpec | None = None
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
 
 
-class Layout(_Strict):
-    """How the ranks divide the work. Rank order: tp innermost, then dp, pp outermost."""
+class Layout(Strict):
+    """How the ranks divide the work. Rank order: tp innermost, then cp, dp, and pp outermost.
+
+    Experts are divided over `ep` neighbours among the dp x cp ranks, so ep adds no ranks.
+    """
 
     dp: Degree = Field(default=1, description="data parallel degree")
     pp: Degree = Field(default=1, description="pipeline parallel degree (stages)")
     tp: Degree = Field(default=1, description="tensor parallel degree")
+    cp: Degree = Field(default=1, description="context parallel degree: parts of each sequence")
+    ep: Degree = Field(default=1, description="expert parallel degree: experts over dp x cp ranks")
     zero: int = Field(default=0, ge=0, le=3, description="ZeRO stage; 0 is plain DDP")
+    dp_replicas: Degree = Field(default=1, description="HSDP: ZeRO shards inside each of so many replicas")
     sequence_parallel: bool = Field(default=False, description="shard norms and residual along sequence over tp")
+    regather: bool = Field(default=False, description="SP keeps inputs divided and gathers them again in backward")
+    scatter_gather: bool = Field(default=False, description="each tp rank sends its part over a stage boundary")
     schedule: Schedule = Field(default="1f1b", description="pipeline schedule, used when pp > 1")
+    virtual_stages: int = Field(default=1, ge=1, le=64, description="chunks of layers a stage holds")
+    cp_method: ContextMethod = Field(default="ring", description="how cp ranks see each other's keys and values")
+    recompute: Recompute = Field(default="none", description="activations computed again in backward")
 
     @property
     def world_size(self) -> int:
-        return self.dp * self.pp * self.tp
+        return self.dp * self.pp * self.tp * self.cp
+
+    @property
+    def replica_ranks(self) -> int:
+        """Ranks that hold the same parameters, but for ZeRO: gradients are summed over dp x cp."""
+        return self.dp * self.cp
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks that ZeRO divides model state over: those of one HSDP replica, all dp x cp without HSDP."""
+        return self.replica_ranks // self.dp_replicas
 
 
-class TrainSpec(_Strict):
+class TrainSpec(Strict):
     """What is trained on and for how long. Sizes in sequences and tokens."""
 
     global_batch: int = Field(default=8, ge=1, le=1_000_000, description="sequences per optimiser step")
@@ -83,7 +143,10 @@ class TrainSpec(_Strict):
     warmup_steps: int = Field(default=10, ge=0, le=100_000_000)
     weight_decay: float = Field(default=0.1, ge=0, le=10)
     grad_clip: float = Field(default=1.0, ge=0, le=1e6, description="largest gradient norm; 0 is off")
-    precision: Precision = "fp32"
+    precision: Precision = Field(default="fp32", description="see planner.precision for what is held in which type")
+    attention: AttentionKernel = Field(default="fused", description="unfused keeps every score (before FlashAttention)")
+    overlap: bool = Field(default=True, description="gradients travel while backward still runs")
+    dropout: bool = Field(default=False, description="with dropout, whose masks are kept for backward")
     seed: int = Field(default=1234, ge=0, le=2**63 - 1)
     data: str = Field(
         default="stdlib",
@@ -94,13 +157,13 @@ class TrainSpec(_Strict):
     eval_every: int = Field(default=25, ge=0, le=100_000_000, description="steps between validations; 0 is off")
 
 
-class Resources(_Strict):
+class Resources(Strict):
     """What kind of slot the ranks need, one slot each."""
 
     device: Device = "cpu"
 
 
-class JobSpec(_Strict):
+class JobSpec(Strict):
     """All that was asked for. Frozen; stored with the job as JSON."""
 
     version: Literal[1] = SPEC_VERSION

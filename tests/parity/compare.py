@@ -114,7 +114,7 @@ def whole_gradients(spec: JobSpec, parts: list[dict[str, torch.Tensor]]) -> dict
                 name = prefix + parameter.name
                 by_tp = []
                 for tp in range(layout.tp):
-                    ranks = [rank_of(Coordinates(stage, dp, tp), layout) for dp in range(layout.dp)]
+                    ranks = [rank_of(Coordinates(pp=stage, dp=dp, tp=tp), layout) for dp in range(layout.dp)]
                     by_tp.append(joined([parts[r][name] for r in ranks], 0 if layout.zero else None))
                 gradient = joined(by_tp, parameter.tp_dim)
                 if name == "head.weight" and spec.model.tied_embeddings:

@@ -12,8 +12,9 @@ from planner.choices import OPTIONS, choices
 from planner.estimate import estimate
 from planner.layout import Coordinates, axis_ranks, coordinates, problems, rank_of
 from planner.memory import memory
-from planner.models import PRESETS, parameter_count
+from planner.models import parameter_count
 from planner.parse import parse_fields, parse_spec
+from planner.presets import PRESETS
 from planner.spec import JobSpec, Layout, SpecError
 from planner.traffic import Collective, gradient_buckets, shard_rows, step_traffic
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS, Wrong

@@ -54,9 +54,9 @@ NUMBERS = [
 
 FIELDS = [
     Wrong("layout.zero", 4, "layout.zero", "at most 3, got 4"),
-    Wrong("layout.schedule", "zigzag", "layout.schedule", "'gpipe' or '1f1b'"),
+    Wrong("layout.schedule", "zigzag", "layout.schedule", "'gpipe', '1f1b', "),
     Wrong("layout.sequence_parallel", "yes", "layout.sequence_parallel", "true or false"),
-    Wrong("layout.cp", 2, "layout.cp", "not a known field"),
+    Wrong("layout.sp", 2, "layout.sp", "not a known field"),
     Wrong("layout", 3, "layout", "must be an object"),
     Wrong("model", "gpt-tiny", "model", "must be an object"),
     Wrong("model", {}, "model.arch", "is required"),
@@ -69,7 +69,7 @@ FIELDS = [
     Wrong("train.learning_rate", "fast", "train.learning_rate", "must be a number"),
     Wrong("train.grad_clip", -1, "train.grad_clip", "at least 0"),
     Wrong("train.seed", -1, "train.seed", "at least 0"),
-    Wrong("train.precision", "fp8", "train.precision", "'fp32' or 'bf16'"),
+    Wrong("train.precision", "fp4", "train.precision", "'fp32', 'bf16', "),
     Wrong("train.data", "", "train.data", "at least 1 character"),
     Wrong("train.data", "/etc/passwd", "train.data", "leaves the data root"),
     Wrong("train.data", "a/../../b", "train.data", "leaves the data root"),
@@ -83,8 +83,8 @@ FIELDS = [
 
 ARITHMETIC = [
     Wrong("layout.tp", 3, "layout.tp", "num_heads 4 is not divisible by tp 3: 4 = 1 x 3 + 1"),
-    Wrong("layout.pp", 3, "layout.pp", "num_layers 4 is not divisible by pp 3: 4 = 1 x 3 + 1"),
-    Wrong("layout.pp", 4, "train.micro_batches", "2 micro-batches < pp 4"),
+    Wrong("layout.pp", 8, "layout.pp", "pp 8 stages need a layer each, and num_layers is 4"),
+    Wrong("layout.pp", 4, "train.micro_batches", "1F1B needs 4 micro-batches or more on pp 4: 2 micro-batches < 4"),
     Wrong("layout.dp", 3, "train.global_batch", "dp 3 x micro_batches 2 = 6: 8 = 1 x 6 + 2"),
     Wrong("layout", {"dp": 1, "zero": 2}, "layout.zero", "dp, which is 1"),
     Wrong("layout", {"sequence_parallel": True}, "layout.sequence_parallel", "tp, which is 1"),

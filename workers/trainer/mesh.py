@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from contracts.telemetry import Axis
-from planner.layout import MESH_AXES, Coordinates, MeshAxis, axis_ranks, coordinates
+from planner.layout import Coordinates, MeshAxis, axis_ranks, coordinates
 from planner.spec import Layout
 
 Label = Callable[[str, Axis], None]
@@ -61,7 +61,6 @@ def make_mesh(layout: Layout, rank: int, label: Label) -> Mesh:
             label(mine.group_name, axis)
         return mine
 
-    groups = {axis: own(axis) for axis in MESH_AXES if axis != "pp"}
     return Mesh(
         layout=layout,
         rank=rank,
@@ -69,5 +68,6 @@ def make_mesh(layout: Layout, rank: int, label: Label) -> Mesh:
         forward=own("pp"),
         backward=own("pp"),
         embedding=own("pp", lambda ranks: (ranks[0], ranks[-1])),
-        **groups,
+        dp=own("dp"),
+        tp=own("tp"),
     )

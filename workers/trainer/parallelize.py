@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from planner.layout import stage_layers
+from planner.layout import stage_of
 from planner.models import Unit, stage_units
 from planner.spec import JobSpec
 from planner.traffic import gradient_order
@@ -36,7 +36,7 @@ def parallelize(spec: JobSpec, mesh: Mesh, device: torch.device) -> Part:
     layout, model = spec.layout, spec.model
     dtype = torch.bfloat16 if spec.train.precision == "bf16" else torch.float32
     tp = TensorParallel(mesh.tp, layout.tp, mesh.place.tp, layout.sequence_parallel)
-    layers = stage_layers(model.num_layers, layout.pp)[mesh.place.pp]
+    (layers,) = stage_of(model, layout, mesh.place.pp).chunks
     units = stage_units(model, layers, first=mesh.is_first, last=mesh.is_last)
 
     with torch.device("meta"):

@@ -66,6 +66,7 @@ class Boundary:
         return buffer
 
     def _send(self, x: torch.Tensor, stage: int, group: dist.ProcessGroup | None) -> None:
+        self._sends = [(work, kept) for work, kept in self._sends if not work.is_completed()]
         x = x.detach().contiguous()
         work = dist.isend(x, self._mesh.stage_rank(stage), group=group)
         assert work is not None

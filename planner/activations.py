@@ -1,0 +1,80 @@
+"""Bytes of activations that backward keeps of one layer and micro-batch, tensor by tensor.
+
+For the layers of 2205.05198 (16-bit, dropout, every score kept) the sum is its equations 1 to 4. The trainer's own
+precisions keep norm inputs in fp32; a test compares the sum with what autograd really saves.
+"""
+
+from __future__ import annotations
+
+from planner.precision import FP32_BYTES, mix_of
+from planner.spec import JobSpec
+from planner.traffic.shapes import micro_batch_tokens
+
+TRAINER_PRECISIONS = ("fp32", "bf16")
+
+
+def layer_activation_bytes(spec: JobSpec, *, moe: bool = False, recompute: str | None = None) -> int:
+    """What one layer keeps from a micro-batch's forward to its backward, on one rank. Full recompute: its input.
+
+    `recompute` asks for another policy than the layout's: "none" is a layer's working set while it is recomputed.
+    """
+    layout = spec.layout
+    policy = layout.recompute if recompute is None else recompute
+    divided = layout.tp if layout.sequence_parallel else 1
+    hidden = micro_batch_tokens(spec) * spec.model.hidden_size
+    compute = mix_of(spec.train.precision).compute
+    if policy == "full":
+        return hidden * compute // divided
+    norm_inputs = 2 * hidden * _norm_bytes(spec)
+    product_inputs = 2 * hidden * compute
+    masks = 2 * hidden * spec.train.dropout
+    gathered = divided if layout.regather else 1
+    kept = norm_inputs // divided + product_inputs // gathered + masks // divided
+    return kept + _attention(spec, compute, policy) + (_experts if moe else _mlp)(spec, compute)
+
+
+def _norm_bytes(spec: JobSpec) -> int:
+    return FP32_BYTES if spec.train.precision in TRAINER_PRECISIONS else mix_of(spec.train.precision).compute
+
+
+def _attention(spec: JobSpec, compute: int, recompute: str) -> int:
+    """Queries, keys, values and output; scores, their softmax and its dropout where they are kept."""
+    model, tp, train = spec.model, spec.layout.tp, spec.train
+    tokens, heads = micro_batch_tokens(spec), model.num_heads // tp
+    if model.mla:
+        mla = model.mla
+        latent = mla.q_rank + mla.kv_rank + mla.rope_head_dim
+        query = heads * (mla.nope_head_dim + mla.rope_head_dim)
+        width = 2 * latent + 2 * query + 2 * heads * mla.value_head_dim
+    else:
+        width = 2 * heads * model.head_dim + 2 * max(1, model.num_kv_heads // tp) * model.head_dim
+    kept = tokens * width * compute
+    if train.attention == "fused":
+        return kept + tokens * heads * FP32_BYTES  # each query's log-sum-exp
+    if recompute == "selective":
+        return kept
+    scores = tokens * train.seq_len * heads
+    return kept + scores * (2 * compute + 1 if train.dropout else compute)
+
+
+def _mlp(spec: JobSpec, compute: int) -> int:
+    """GELU's input and output; for SwiGLU gate, its SiLU, up and their product."""
+    tensors = 4 if spec.model.arch == "llama" else 2
+    return micro_batch_tokens(spec) * tensors * (spec.model.ffn_hidden_size // spec.layout.tp) * compute
+
+
+def _experts(spec: JobSpec, compute: int) -> int:
+    """Each token once for each of its experts: dispatched input, inner tensors, output; and the router's logits."""
+    moe, h = spec.model.moe, spec.model.hidden_size
+    assert moe is not None
+    tokens = micro_batch_tokens(spec)
+    inner = 4 * moe.expert_ffn_hidden_size // spec.layout.tp
+    routed = tokens * moe.experts_per_token * (2 * h + inner) * compute
+    shared = tokens * moe.shared_experts * inner * compute
+    return routed + shared + tokens * moe.num_experts * FP32_BYTES
+
+
+def logit_bytes(spec: JobSpec) -> int:
+    """Logits in the compute type, in fp32, and their gradient; the loss runs one micro-batch at a time."""
+    compute = mix_of(spec.train.precision).compute
+    return micro_batch_tokens(spec) * (spec.model.vocab_size // spec.layout.tp) * (compute + 2 * FP32_BYTES)

@@ -1,0 +1,136 @@
+"""The exact collectives one rank issues, from the layout and the parameter shapes alone.
+
+This mirrors `workers/trainer`, module by module; `make parity` holds the two against each other and against
+what the meter counts, to the byte. What the trainer does not run yet (`planner.runnable`) follows the papers named in
+each module. Bytes are payload bytes: what is handed to the library.
+"""
+
+from __future__ import annotations
+
+from planner.layout import Coordinates, Group, axis_group, coordinates
+from planner.precision import FP32_BYTES
+from planner.spec import JobSpec
+from planner.traffic.context import context_backward, context_forward
+from planner.traffic.data import (
+    BUCKET_BYTES,
+    data_gather,
+    data_step,
+    gradient_buckets,
+    gradient_order,
+    held_numel,
+)
+from planner.traffic.expert import experts
+from planner.traffic.pipeline import pipeline
+from planner.traffic.shapes import held, local_units, shard_rows
+from planner.traffic.tally import Collective, Tally
+from planner.traffic.tensor import tensor_backward, tensor_forward
+
+__all__ = [
+    "BUCKET_BYTES",
+    "Collective",
+    "eval_traffic",
+    "gradient_buckets",
+    "gradient_order",
+    "local_units",
+    "num_evals",
+    "setup_traffic",
+    "shard_rows",
+    "stage_traffic",
+    "step_traffic",
+]
+
+STATISTIC_BYTES = 8  # loss and gradient norm travel as float64
+
+
+def setup_traffic(spec: JobSpec, rank: int) -> list[Collective]:
+    """Before the first step: one barrier. Parameters start equal by seed, so nothing is broadcast."""
+    tally = Tally()
+    coordinates(rank, spec.layout)
+    tally.add("barrier", "world", axis_group(spec.layout, "world"), 0)
+    return tally.rows()
+
+
+def step_traffic(spec: JobSpec, rank: int) -> list[Collective]:
+    """One optimiser step: forward and backward of every micro-batch, gradients, clipping, the reported loss."""
+    return _step(spec, coordinates(rank, spec.layout))
+
+
+def stage_traffic(spec: JobSpec, stage: int) -> list[Collective]:
+    """A step of the first rank of a pipeline stage."""
+    return _step(spec, Coordinates(pp=stage))
+
+
+def _step(spec: JobSpec, place: Coordinates) -> list[Collective]:
+    tally = Tally()
+    own = held(spec, place.pp)
+    tensor_forward(tally, spec, own)
+    tensor_backward(tally, spec, own)
+    pipeline(tally, spec, place.pp, backward=False)
+    pipeline(tally, spec, place.pp, backward=True)
+    if spec.layout.cp > 1:
+        context_forward(tally, spec, own)
+        context_backward(tally, spec, own)
+    experts(tally, spec, own, backward=False)
+    experts(tally, spec, own, backward=True)
+    data_step(tally, spec, place.pp)
+    _replicated_gradients(tally, spec, place)
+    _tied_gradients(tally, spec, place)
+    tally.add("all_reduce", "world", axis_group(spec.layout, "world"), 2 * STATISTIC_BYTES)
+    return tally.rows()
+
+
+def eval_traffic(spec: JobSpec, rank: int) -> list[Collective]:
+    """One validation: a forward of as many micro-batches as a step has, and the loss."""
+    tally = Tally()
+    place = coordinates(rank, spec.layout)
+    own = held(spec, place.pp)
+    tensor_forward(tally, spec, own)
+    pipeline(tally, spec, place.pp, backward=False)
+    if spec.layout.cp > 1:
+        context_forward(tally, spec, own)
+    experts(tally, spec, own, backward=False)
+    if spec.layout.zero:
+        data_gather(tally, spec, place.pp, spec.train.micro_batches if spec.layout.zero == 3 else 1)
+    tally.add("all_reduce", "world", axis_group(spec.layout, "world"), STATISTIC_BYTES)
+    return tally.rows()
+
+
+def num_evals(spec: JobSpec) -> int:
+    """How many validations a whole run makes: every `eval_every` steps, and after the last."""
+    train = spec.train
+    if not train.eval_every:
+        return 0
+    return -(-train.steps // train.eval_every)
+
+
+def _replicated_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
+    """Under SP the tensors that tp replicates saw only their part of the sequence: one all-reduce sums them."""
+    if not spec.layout.sequence_parallel:
+        return
+    index = shard_index(spec, place)
+    replicated = [p for u in local_units(spec, place.pp) for p in u.parameters if p.tp_dim is None]
+    tally.add(
+        "all_reduce",
+        "tp",
+        axis_group(spec.layout, "tp"),
+        sum(held_numel(spec, p, index) for p in replicated) * FP32_BYTES,
+    )
+
+
+def _tied_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
+    """A tied table on two stages: first and last sum its gradient (Megatron's embedding group)."""
+    stage = held(spec, place.pp).stage
+    if not spec.model.tied_embeddings or stage.first == stage.last:
+        return
+    table = next(p for u in local_units(spec, place.pp) for p in u.parameters if p.name in _TIED)
+    pipe = axis_group(spec.layout, "pp")
+    ends = Group(2, (pipe.size - 1) * pipe.stride)
+    tally.add("all_reduce", "pp", ends, held_numel(spec, table, shard_index(spec, place)) * FP32_BYTES)
+
+
+def shard_index(spec: JobSpec, place: Coordinates) -> int:
+    """This rank's index among those that ZeRO divides a tensor over."""
+    return (place.dp * spec.layout.cp + place.cp) % spec.layout.shard_ranks
+
+
+_TIED = ("embedding.weight", "head.weight")

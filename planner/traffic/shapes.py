@@ -1,0 +1,88 @@
+"""What one rank holds and handles, as the axes' traffic needs it: shards of tensors, bytes of hidden states."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from planner.layout import Stage, stage_of
+from planner.models import Parameter, Unit, is_moe_layer, stage_units
+from planner.precision import mix_of
+from planner.spec import JobSpec, ModelSpec
+
+
+class Held(NamedTuple):
+    """A rank's part of the model, as its traffic sees it."""
+
+    stage: Stage
+    num_layers: int
+    num_moe_layers: int
+
+
+def held(spec: JobSpec, pp: int) -> Held:
+    """What pipeline rank `pp` holds."""
+    stage = stage_of(spec.model, spec.layout, pp)
+    num_moe = sum(is_moe_layer(spec.model, i) for i in stage.layers) if spec.model.moe else 0
+    return Held(stage, sum(len(chunk) for chunk in stage.chunks), num_moe)
+
+
+def micro_batch_tokens(spec: JobSpec) -> int:
+    """Tokens of one micro-batch that this rank's cp part holds."""
+    return spec.micro_batch_size * spec.train.seq_len // spec.layout.cp
+
+
+def hidden_bytes(spec: JobSpec) -> int:
+    """One micro-batch's hidden states, (batch, seq/cp, hidden) in the compute type."""
+    return micro_batch_tokens(spec) * spec.model.hidden_size * mix_of(spec.train.precision).compute
+
+
+def local_units(spec: JobSpec, pp: int) -> tuple[Unit, ...]:
+    """The units of a stage with tensors divided by tp and ep, as data parallelism meets them.
+
+    With ep, a layer's experts are a unit of their own: their gradients are summed over fewer ranks.
+    """
+    layout = spec.layout
+    return _local_units(spec.model, stage_of(spec.model, layout, pp), layout.tp, layout.ep)
+
+
+@cache
+def _local_units(model: ModelSpec, stage: Stage, tp: int, ep: int) -> tuple[Unit, ...]:
+    units: list[Unit] = []
+    # One chunk after the other would repeat the root; its place is last, whatever chunk it came with.
+    whole = [u for chunk in stage.chunks for u in stage_units(model, chunk, first=False, last=False)]
+    whole += stage_units(model, range(0), first=stage.first, last=stage.last)
+    for unit in whole:
+        parts = _sharded(unit.parameters, model.num_kv_heads, tp, ep)
+        if ep == 1:
+            units.append(Unit(unit.name, parts))
+            continue
+        units.append(Unit(unit.name, tuple(p for p in parts if not p.is_expert)))
+        if experts := tuple(p for p in parts if p.is_expert):
+            units.append(Unit(f"{unit.name}.experts", experts))
+    return tuple(units)
+
+
+@cache
+def _sharded(parameters: tuple[Parameter, ...], num_kv_heads: int, tp: int, ep: int) -> tuple[Parameter, ...]:
+    return tuple(_shard(p, num_kv_heads, tp, ep) for p in parameters)
+
+
+def _shard(parameter: Parameter, num_kv_heads: int, tp: int, ep: int) -> Parameter:
+    shape = list(parameter.shape)
+    if parameter.tp_dim is not None:
+        is_kv = parameter.name.startswith(("attention.k.", "attention.v."))
+        shape[parameter.tp_dim] //= min(tp, num_kv_heads) if is_kv else tp  # beyond the heads, each is held by several
+    if parameter.is_expert:
+        shape[0] //= ep
+    return parameter._replace(shape=tuple(shape))
+
+
+def is_expert_unit(unit: Unit) -> bool:
+    """Whether all of a unit's tensors are experts divided by ep."""
+    return unit.name.endswith(".experts")
+
+
+def shard_rows(rows: int, degree: int, index: int) -> int:
+    """Rows of dim 0 that shard `index` of `degree` holds: FSDP2 cuts like torch.chunk, so the last may be short."""
+    chunk = -(-rows // degree)
+    return max(0, min(chunk, rows - index * chunk))

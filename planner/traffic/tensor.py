@@ -1,0 +1,49 @@
+"""Tensor and sequence parallelism: sums around each half of a layer (Megatron 2104.04473 section 3.2)."""
+
+from __future__ import annotations
+
+from planner.layout import axis_group
+from planner.precision import FP32_BYTES
+from planner.spec import JobSpec
+from planner.traffic.shapes import Held, hidden_bytes, micro_batch_tokens
+from planner.traffic.tally import Tally
+
+
+def tensor_forward(tally: Tally, spec: JobSpec, held: Held) -> None:
+    """Two sums a layer (attention out, MLP down) and one for the vocabulary-parallel embedding.
+
+    With sequence parallelism each sum is a reduce-scatter, and an all-gather stands before each column-parallel
+    product: two a layer and one for the head. The loss needs three sums of (batch, seq) in fp32.
+    """
+    layout, m = spec.layout, spec.train.micro_batches
+    if layout.tp == 1:
+        return
+    _sums(tally, spec, m * (2 * held.num_layers + held.stage.first), m * (2 * held.num_layers + held.stage.last))
+    if held.stage.last:
+        tally.add("all_reduce", "tp", axis_group(layout, "tp"), micro_batch_tokens(spec) * FP32_BYTES, 3 * m)
+
+
+def tensor_backward(tally: Tally, spec: JobSpec, held: Held) -> None:
+    """The conjugate of the forward: an input gradient is summed before each column-parallel product.
+
+    Full recompute repeats the layers' forward first: 6 sums a layer instead of 4 (2104.04473 section 3.5). Inputs
+    kept divided are gathered again (2205.05198 section 4.2.2).
+    """
+    layout, m, layers = spec.layout, spec.train.micro_batches, held.num_layers
+    if layout.tp == 1:
+        return
+    _sums(tally, spec, m * (2 * layers + held.stage.last), m * (2 * layers + held.stage.first))
+    if layout.regather:
+        tally.add("all_gather", "tp", axis_group(layout, "tp"), hidden_bytes(spec), m * (2 * layers + held.stage.last))
+    if layout.recompute == "full":
+        _sums(tally, spec, m * 2 * layers, m * 2 * layers)
+
+
+def _sums(tally: Tally, spec: JobSpec, sums: int, gathers: int) -> None:
+    """`sums` of the hidden states; `gathers` are their all-gathers, which only sequence parallelism needs."""
+    layout, size = spec.layout, hidden_bytes(spec)
+    if not layout.sequence_parallel:
+        tally.add("all_reduce", "tp", axis_group(layout, "tp"), size, sums)
+        return
+    tally.add("reduce_scatter", "tp", axis_group(layout, "tp"), size, sums)
+    tally.add("all_gather", "tp", axis_group(layout, "tp"), size, gathers)
