@@ -19,7 +19,7 @@ def layer_activation_bytes(spec: JobSpec, *, moe: bool = False, recompute: str |
     `recompute` asks for another policy than the layout's: "none" is a layer's working set while it is recomputed.
     """
     layout = spec.layout
-    policy = layout.recompute if recompute is None else recompute
+    policy = recompute or layout.recompute
     divided = layout.tp if layout.sequence_parallel else 1
     hidden = micro_batch_tokens(spec) * spec.model.hidden_size
     compute = mix_of(spec.train.precision).compute

@@ -10,14 +10,12 @@ from planner.cluster import Basis, Cluster, span
 from planner.clusters import CLUSTERS, DEFAULT_CLUSTER
 from planner.collectives import algorithmic_bytes
 from planner.layout import Coordinates, axis_group, rank_of, stage_of
-from planner.memory import held_parameters, memory
+from planner.memory import FRAGMENTATION, held_parameters, memory
 from planner.models import active_parameter_count, parameter_count
 from planner.runnable import not_runnable
 from planner.spec import JobSpec
 from planner.timing import Timing, step_time
 from planner.traffic import Collective, local_units, step_traffic
-
-FRAGMENTATION = 0.05  # of what is allocated: an allowance
 
 
 class TrafficRow(TypedDict):

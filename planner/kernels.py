@@ -46,13 +46,14 @@ Kernel = Gemm | Pass | Flash
 class Work(NamedTuple):
     """Kernels of a layer's forward, of the backward of its inputs, and of the backward of its weights.
 
-    `scores` are those of the forward that selective recompute repeats.
+    `scores` are those of the forward that selective recompute repeats, `attention` those that need keys and values.
     """
 
     forward: tuple[Kernel, ...]
     backward_input: tuple[Kernel, ...]
     backward_weight: tuple[Kernel, ...]
     scores: tuple[Kernel, ...] = ()
+    attention: tuple[Kernel, ...] = ()
 
 
 def layer_work(spec: JobSpec, *, moe: bool = False) -> Work:
@@ -65,6 +66,7 @@ def layer_work(spec: JobSpec, *, moe: bool = False) -> Work:
         backward_input=(*(Gemm(g.m, g.k, g.n, g.batch) for g in products), *scores[1], *passes_backward),
         backward_weight=tuple(Gemm(g.n, g.k, g.m, g.batch) for g in products),
         scores=scores[0] if spec.train.attention == "unfused" else (),
+        attention=(*scores[0], *scores[1]),
     )
 
 

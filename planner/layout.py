@@ -126,7 +126,7 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
     return [
         *_model(spec),
         *_tensor(spec),
-        *_pipeline(spec),
+        *pipeline_problems(spec),
         *_context(spec),
         *_experts(spec),
         *_data(spec),
@@ -189,7 +189,8 @@ def _tensor(spec: JobSpec) -> list[Problem]:
 CHUNKED = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", *V_SCHEDULES)
 
 
-def _pipeline(spec: JobSpec) -> list[Problem]:
+def pipeline_problems(spec: JobSpec) -> list[Problem]:
+    """What the schedule asks of stages and micro-batches."""
     layout, m = spec.layout, spec.train.micro_batches
     v, pp = layout.virtual_stages, layout.pp
     if pp == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from planner.activations import TRAINER_PRECISIONS, layer_activation_bytes, logit_bytes
 from planner.in_flight import chunks_in_flight
@@ -12,6 +13,7 @@ from planner.spec import JobSpec
 from planner.traffic.data import shard_group
 from planner.traffic.shapes import held, hidden_bytes, is_expert_unit, local_units, shard_rows
 
+FRAGMENTATION = 0.05  # of what is allocated: an allowance
 COMPONENTS = ("parameters", "gradients", "optimizer", "gathered", "activations", "logits")
 
 
@@ -38,24 +40,34 @@ def memory(spec: JobSpec, stage: int) -> dict[str, int]:
     a time. Plain data parallelism keeps every bucket's flat copy of its gradients until the last all-reduce is done.
     With master weights apart (2104.04473, 1910.02054) each ZeRO stage shards what its definition says.
     """
-    mix = mix_of(spec.train.precision)
-    units = _units(spec, stage)
-    whole, shards = sum(numel for numel, _ in units), sum(shard for _, shard in units)
-    largest = max(numel for numel, _ in units)
-    two_largest = sum(sorted(numel for numel, _ in units)[-2:])
-    state = _sharded_at_rest if spec.train.precision in TRAINER_PRECISIONS else _master_apart
-    weights, gradients, optimizer, gathered = state(spec, mix, whole, shards, largest, two_largest)
+    weights, gradients, optimizer, gathered = state_bytes(spec, stage)
     return {
         "parameters": weights,
         "gradients": gradients,
         "optimizer": optimizer,
         "gathered": gathered,
-        "activations": _activations(spec, stage),
-        "logits": _head(spec, stage),
+        "activations": activation_bytes(spec, stage),
+        "logits": head_bytes(spec, stage),
     }
 
 
-State = tuple[int, int, int, int]
+class State(NamedTuple):
+    """Bytes of model state on one rank: what every micro-batch shares."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int
+
+
+def state_bytes(spec: JobSpec, stage: int) -> State:
+    """Model state of a rank of the stage, under the layout's ZeRO and precision."""
+    mix = mix_of(spec.train.precision)
+    units = _units(spec, stage)
+    whole, shards = sum(numel for numel, _ in units), sum(shard for _, shard in units)
+    largest = sorted(numel for numel, _ in units)[-2:]
+    state = _sharded_at_rest if spec.train.precision in TRAINER_PRECISIONS else _master_apart
+    return state(spec, mix, whole, shards, largest[-1], sum(largest))
 
 
 def _sharded_at_rest(spec: JobSpec, mix: Mix, whole: int, shards: int, largest: int, two_largest: int) -> State:
@@ -64,7 +76,7 @@ def _sharded_at_rest(spec: JobSpec, mix: Mix, whole: int, shards: int, largest: 
     passing = {0: buckets, 1: whole, 2: largest, 3: largest}[zero]
     gathered = {0: 0, 1: whole, 2: whole, 3: two_largest}[zero]
     gradients = (shards + passing) * mix.gradients
-    return shards * mix.weights, gradients, shards * mix.optimizer, gathered * mix.compute
+    return State(shards * mix.weights, gradients, shards * mix.optimizer, gathered * mix.compute)
 
 
 def _master_apart(spec: JobSpec, mix: Mix, whole: int, shards: int, largest: int, two_largest: int) -> State:
@@ -72,7 +84,7 @@ def _master_apart(spec: JobSpec, mix: Mix, whole: int, shards: int, largest: int
     weights = (shards if zero == 3 else whole) * mix.weights
     gradients = (shards + largest if zero >= 2 else whole) * mix.gradients
     optimizer = (shards if zero else whole) * mix.optimizer
-    return weights, gradients, optimizer, two_largest * mix.weights if zero == 3 else 0
+    return State(weights, gradients, optimizer, two_largest * mix.weights if zero == 3 else 0)
 
 
 def _units(spec: JobSpec, stage: int) -> list[tuple[int, int]]:
@@ -88,7 +100,7 @@ def _unit_sizes(unit: Unit, degree: int) -> tuple[int, int]:
     return numel, sum(shard_rows(p.shape[0], degree, 0) * (p.numel // p.shape[0]) for p in unit.parameters)
 
 
-def _activations(spec: JobSpec, stage: int) -> int:
+def activation_bytes(spec: JobSpec, stage: int) -> int:
     """Layers in flight, and under full recompute the working set of the one that is computed again."""
     own = held(spec, stage)
     dense = own.num_layers - own.num_moe_layers
@@ -102,7 +114,7 @@ def _activations(spec: JobSpec, stage: int) -> int:
     return total
 
 
-def _head(spec: JobSpec, stage: int) -> int:
+def head_bytes(spec: JobSpec, stage: int) -> int:
     """Logits, and the final norm's input and output, of the one micro-batch whose loss is computed."""
     own = held(spec, stage)
     if not own.stage.last:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from contracts.telemetry import Axis
 from planner.cluster import Cluster, collective_seconds, kernel_seconds, span
 from planner.flops import hardware_flops, model_flops
 from planner.kernels import Kernel, Pass, Work, embedding_work, head_work, layer_work
+from planner.layout import V_SCHEDULES, stage_of
 from planner.memory import held_parameters
 from planner.precision import FP32_BYTES, mix_of
-from planner.spec import JobSpec
-from planner.traffic import Collective, stage_traffic
+from planner.spec import JobSpec, Layout, ModelSpec
+from planner.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.traffic.shapes import Held, held
 
 ADAM_PASSES = 7  # moments and weights read and written, gradient read: fp32 each
@@ -47,29 +49,29 @@ class Timing(NamedTuple):
 
 
 class Halves(NamedTuple):
-    """Seconds of a piece of the model: forward, backward of inputs, backward of weights, what recompute repeats."""
+    """Seconds of a piece of the model: forward, backward of inputs, backward of weights, what recompute repeats.
+
+    `attention_s`: the part of forward and backward that is attention over keys and values.
+    """
 
     forward_s: float
     backward_input_s: float
     backward_weight_s: float
     recompute_s: float = 0.0
+    attention_s: float = 0.0
 
     @property
     def total_s(self) -> float:
         return self.forward_s + self.backward_input_s + self.backward_weight_s + self.recompute_s
 
 
-class StageTime(NamedTuple):
-    """One stage: compute of a micro-batch, seconds a micro-batch waits by axis, and what the step as a whole adds."""
+class Pace(NamedTuple):
+    """The slowest stage on one micro-batch: its compute, its waits by axis, both together; and all stages in turn."""
 
     halves: Halves
     waits: dict[Axis, float]
-    step_waits: dict[Axis, float]
-    optimizer_s: float
-
-    @property
-    def micro_batch_s(self) -> float:
-        return self.halves.total_s + sum(self.waits.values())
+    micro_batch_s: float
+    once_s: float
 
 
 def step_time(spec: JobSpec, cluster: Cluster) -> Timing:
@@ -83,22 +85,20 @@ class Timer:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._pieces: dict[tuple[object, ...], tuple[Halves, ...]] = {}
+        self._paces: dict[tuple[object, ...], Pace] = {}
+        self._sums: dict[tuple[object, ...], tuple[dict[Axis, float], float, float, float]] = {}
 
     def step(self, spec: JobSpec) -> Timing:
         """Time of one optimiser step: the pace of the slowest stage, filling and draining through all of them."""
-        m, stages = spec.train.micro_batches, unlike_stages(spec)
-        times = {index: self.stage(spec, index) for index in stages}
-        slowest = max(times.values(), key=lambda stage: stage.micro_batch_s)
-        once = sum(times[index].micro_batch_s * number for index, number in stages.items())
-        bubble = _bubble(spec, slowest, once)
-        exposed: dict[Axis, float] = defaultdict(float)
-        for axis, seconds in slowest.waits.items():
-            exposed[axis] += m * seconds
-        for axis in {axis for stage in times.values() for axis in stage.step_waits}:
-            exposed[axis] += max(stage.step_waits.get(axis, 0.0) for stage in times.values())
-        optimizer = max(stage.optimizer_s for stage in times.values())
-        halves = slowest.halves
-        compute = m * (halves.total_s - halves.recompute_s)
+        m, pace = spec.train.micro_batches, self._pace(spec)
+        halves = pace.halves
+        others, gathers, reduces, optimizer = self._parameters(spec)
+        exposed = {axis: m * seconds for axis, seconds in pace.waits.items()}
+        for axis, seconds in others.items():
+            exposed[axis] = exposed.get(axis, 0.0) + seconds
+        if gathers or reduces:
+            exposed["dp"] = _exposed_dp(spec, halves, gathers, reduces)
+        compute, bubble = m * (halves.total_s - halves.recompute_s), _bubble(spec, pace)
         total = compute + m * halves.recompute_s + sum(exposed.values()) + bubble + optimizer
         model, hardware = model_flops(spec), hardware_flops(spec)
         peak = spec.layout.world_size * self.cluster.accelerator.peak(mix_of(spec.train.precision).gemm) * total
@@ -106,7 +106,7 @@ class Timer:
             step_s=total,
             compute_s=compute,
             recompute_s=m * halves.recompute_s,
-            exposed_s=dict(exposed),
+            exposed_s=exposed,
             bubble_s=bubble,
             optimizer_s=optimizer,
             forward_s=halves.forward_s,
@@ -119,18 +119,68 @@ class Timer:
             tokens_per_s=spec.train.global_batch * spec.train.seq_len / total,
         )
 
-    def stage(self, spec: JobSpec, index: int) -> StageTime:
-        """Times of pipeline stage `index`."""
-        own = held(spec, index)
-        halves = self._compute(spec, own)
-        waits, step_waits = self._waits(spec, index, halves)
-        return StageTime(halves, waits, step_waits, self._optimizer(spec, index))
+    def _pace(self, spec: JobSpec) -> Pace:
+        """The slowest stage, and one micro-batch through all of them."""
+        layout, train = spec.layout, spec.train
+        key = (
+            *(layout.tp, layout.cp, layout.ep, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES),
+            *(layout.sequence_parallel, layout.regather, layout.scatter_gather, layout.recompute, layout.cp_method),
+            *(layout.dp, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
+            spec.model,
+        )
+        if key not in self._paces:
+            stages = {index: self._stage(spec, index) for index in unlike_stages(spec)}
+            slowest = max(stages.values(), key=_micro_batch_s)
+            once = sum(_micro_batch_s(stages[index]) * number for index, number in unlike_stages(spec).items())
+            self._paces[key] = Pace(*slowest, _micro_batch_s(slowest), once)
+        return self._paces[key]
+
+    def _stage(self, spec: JobSpec, index: int) -> tuple[Halves, dict[Axis, float]]:
+        """Compute of one micro-batch on stage `index`, and the seconds it waits by axis."""
+        halves = self._compute(spec, held(spec, index))
+        waits: dict[Axis, float] = defaultdict(float)
+        for row in micro_batch_traffic(spec, index):
+            if row.op != "recv":  # the sender's time is counted
+                waits[row.axis] += self._row_seconds(row) / spec.train.micro_batches
+        if "cp" in waits and spec.layout.cp_method == "ring":
+            waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next part travels meanwhile
+        return halves, dict(waits)
+
+    def _parameters(self, spec: JobSpec) -> tuple[dict[Axis, float], float, float, float]:
+        """Seconds a step where most is needed: by axis but dp, of dp's gathers, of its sums, of the optimiser."""
+        layout, train = spec.layout, spec.train
+        repeats = train.micro_batches if layout.zero >= 2 else 1
+        key = (
+            *(layout.tp, layout.cp, layout.ep, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES),
+            *(layout.sequence_parallel, layout.dp, layout.dp_replicas, layout.zero, repeats, train.precision),
+            spec.model,
+        )
+        if key not in self._sums:
+            parts = [self._stage_parameters(spec, index) for index in unlike_stages(spec)]
+            axes = {axis for others, *_ in parts for axis in others}
+            others = {axis: max(part[0].get(axis, 0.0) for part in parts) for axis in axes}
+            gathers, reduces, optimizer = (max(column) for column in zip(*(part[1:] for part in parts), strict=True))
+            self._sums[key] = others, gathers, reduces, optimizer
+        return self._sums[key]
+
+    def _stage_parameters(self, spec: JobSpec, index: int) -> tuple[dict[Axis, float], float, float, float]:
+        others: dict[Axis, float] = defaultdict(float)
+        gathers = reduces = 0.0
+        for row in step_end_traffic(spec, index):
+            seconds = self._row_seconds(row)
+            if row.axis != "dp":
+                others[row.axis] += seconds
+            elif row.op == "all_gather":
+                gathers += seconds
+            else:
+                reduces += seconds
+        return dict(others), gathers, reduces, self._optimizer(spec, index)
 
     def _compute(self, spec: JobSpec, own: Held) -> Halves:
         layer, moe, embedding, head = self._piece(spec)
         dense = own.num_layers - own.num_moe_layers
         parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, own.stage.last)]
-        return Halves(*(sum(part[i] * number for part, number in parts) for i in range(4)))
+        return Halves(*(sum(part[i] * number for part, number in parts) for i in range(5)))
 
     def _piece(self, spec: JobSpec) -> tuple[Halves, ...]:
         """Layer, layer with experts, embedding and head: of one micro-batch on one rank."""
@@ -148,7 +198,7 @@ class Timer:
         return self._pieces[key]
 
     def _layer(self, spec: JobSpec, work: Work) -> Halves:
-        halves = self._halves(spec, work)
+        halves = self._halves(spec, work)._replace(attention_s=self._seconds(spec, work.attention))
         if spec.layout.recompute == "full":
             return halves._replace(recompute_s=halves.forward_s)
         if spec.layout.recompute == "selective":
@@ -165,30 +215,6 @@ class Timer:
         device = sum(kernel_seconds(k, accelerator, mix.gemm, mix.compute) for k in kernels)
         return max(device, len(kernels) * accelerator.launch_s)
 
-    def _waits(self, spec: JobSpec, index: int, halves: Halves) -> tuple[dict[Axis, float], dict[Axis, float]]:
-        """(seconds a micro-batch, seconds a step) by axis that compute does not hide."""
-        m = spec.train.micro_batches
-        waits: dict[Axis, float] = defaultdict(float)
-        step_waits: dict[Axis, float] = defaultdict(float)
-        gathers = reduces = 0.0
-        for row in stage_traffic(spec, index):
-            seconds = self._row_seconds(row)
-            if row.op == "recv":
-                continue  # the sender's time is counted
-            if row.axis in ("tp", "cp", "ep") or row.op == "send":
-                waits[row.axis] += seconds / m
-            elif row.axis != "dp":
-                step_waits[row.axis] += seconds
-            elif row.op == "all_gather":
-                gathers += seconds
-            else:
-                reduces += seconds
-        if "cp" in waits and spec.layout.cp_method == "ring":
-            waits["cp"] = max(0.0, waits["cp"] - RING_HIDES * halves.total_s)
-        if gathers or reduces:
-            step_waits["dp"] += _exposed_dp(spec, halves, gathers, reduces)
-        return dict(waits), dict(step_waits)
-
     def _row_seconds(self, row: Collective) -> float:
         place = span(row.group_size, row.stride, self.cluster.per_node)
         return row.count * collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
@@ -198,31 +224,40 @@ class Timer:
         return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES)
 
 
-RING_HIDES = 0.5  # of a layer's compute is attention that a ring can hide behind, at long sequences
-
-
 def unlike_stages(spec: JobSpec) -> dict[int, int]:
     """{a stage: how many hold as much of the model as it does}"""
+    layout = spec.layout
+    return _unlike_stages(spec.model, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES)
+
+
+@cache
+def _unlike_stages(model: ModelSpec, pp: int, virtual_stages: int, is_v: bool) -> dict[int, int]:
+    layout = Layout(pp=pp, virtual_stages=virtual_stages, schedule="zbv" if is_v else "1f1b")
+    dense = model.moe.dense_layers if model.moe else 0
     kinds: dict[tuple[object, ...], int] = {}
     counts: dict[int, int] = defaultdict(int)
-    for index in range(spec.layout.pp):
-        own = held(spec, index)
-        key = (tuple(len(chunk) for chunk in own.stage.chunks), own.num_moe_layers, own.stage.first, own.stage.last)
-        counts[kinds.setdefault(key, index)] += 1
+    for index in range(pp):
+        stage = stage_of(model, layout, index)
+        chunks = tuple((len(chunk), sum(i >= dense for i in chunk)) for chunk in stage.chunks)
+        counts[kinds.setdefault((chunks, stage.first, stage.last), index)] += 1
     return dict(counts)
 
 
-def _bubble(spec: JobSpec, slowest: StageTime, once: float) -> float:
-    """Seconds the slowest stage idles. `once`: one micro-batch through all stages, forward and backward."""
+def _micro_batch_s(stage: tuple[Halves, dict[Axis, float]]) -> float:
+    halves, waits = stage
+    return halves.total_s + sum(waits.values())
+
+
+def _bubble(spec: JobSpec, pace: Pace) -> float:
+    """Seconds the slowest stage idles while the pipe fills and drains."""
     layout, m = spec.layout, spec.train.micro_batches
-    others = once - slowest.micro_batch_s
+    others = pace.once_s - pace.micro_batch_s
     if layout.schedule == "naive":
         return m * others
     if layout.schedule in ("interleaved_zero_bubble", "zbv", "dualpipev"):
         # Weight gradients fill the gap: once where a stage keeps p micro-batches (2401.10241 section 3), twice in a V.
         fills = 2 if layout.schedule == "interleaved_zero_bubble" else 3
-        share = slowest.halves.backward_weight_s / slowest.micro_batch_s
-        others = max(0.0, others * (1 - fills * share))
+        others *= max(0.0, 1 - fills * pace.halves.backward_weight_s / pace.micro_batch_s)
     return others / layout.virtual_stages
 
 

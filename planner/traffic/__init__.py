@@ -32,10 +32,11 @@ __all__ = [
     "gradient_buckets",
     "gradient_order",
     "local_units",
+    "micro_batch_traffic",
     "num_evals",
     "setup_traffic",
     "shard_rows",
-    "stage_traffic",
+    "step_end_traffic",
     "step_traffic",
 ]
 
@@ -55,28 +56,45 @@ def step_traffic(spec: JobSpec, rank: int) -> list[Collective]:
     return _step(spec, coordinates(rank, spec.layout))
 
 
-def stage_traffic(spec: JobSpec, stage: int) -> list[Collective]:
-    """A step of the first rank of a pipeline stage."""
-    return _step(spec, Coordinates(pp=stage))
+def micro_batch_traffic(spec: JobSpec, stage: int) -> list[Collective]:
+    """What a stage sends for all micro-batches of a step, but for dp: in proportion to their number."""
+    tally = Tally()
+    _micro_batches(tally, spec, stage)
+    return tally.rows()
+
+
+def step_end_traffic(spec: JobSpec, stage: int) -> list[Collective]:
+    """What the first rank of a stage sends for parameters: gradients, gathered weights, clipping, the loss."""
+    tally = Tally()
+    _parameters(tally, spec, Coordinates(pp=stage))
+    return tally.rows()
 
 
 def _step(spec: JobSpec, place: Coordinates) -> list[Collective]:
     tally = Tally()
-    own = held(spec, place.pp)
+    _micro_batches(tally, spec, place.pp)
+    _parameters(tally, spec, place)
+    return tally.rows()
+
+
+def _micro_batches(tally: Tally, spec: JobSpec, stage: int) -> None:
+    own = held(spec, stage)
     tensor_forward(tally, spec, own)
     tensor_backward(tally, spec, own)
-    pipeline(tally, spec, place.pp, backward=False)
-    pipeline(tally, spec, place.pp, backward=True)
+    pipeline(tally, spec, stage, backward=False)
+    pipeline(tally, spec, stage, backward=True)
     if spec.layout.cp > 1:
         context_forward(tally, spec, own)
         context_backward(tally, spec, own)
     experts(tally, spec, own, backward=False)
     experts(tally, spec, own, backward=True)
+
+
+def _parameters(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
     data_step(tally, spec, place.pp)
     _replicated_gradients(tally, spec, place)
     _tied_gradients(tally, spec, place)
     tally.add("all_reduce", "world", axis_group(spec.layout, "world"), 2 * STATISTIC_BYTES)
-    return tally.rows()
 
 
 def eval_traffic(spec: JobSpec, rank: int) -> list[Collective]:

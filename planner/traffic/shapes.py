@@ -8,7 +8,7 @@ from typing import NamedTuple
 from planner.layout import Stage, stage_of
 from planner.models import Parameter, Unit, is_moe_layer, stage_units
 from planner.precision import mix_of
-from planner.spec import JobSpec, ModelSpec
+from planner.spec import JobSpec, Layout, ModelSpec, Schedule
 
 
 class Held(NamedTuple):
@@ -21,9 +21,15 @@ class Held(NamedTuple):
 
 def held(spec: JobSpec, pp: int) -> Held:
     """What pipeline rank `pp` holds."""
-    stage = stage_of(spec.model, spec.layout, pp)
-    num_moe = sum(is_moe_layer(spec.model, i) for i in stage.layers) if spec.model.moe else 0
-    return Held(stage, sum(len(chunk) for chunk in stage.chunks), num_moe)
+    layout = spec.layout
+    return _held(spec.model, layout.pp, layout.virtual_stages, layout.schedule, pp)
+
+
+@cache
+def _held(model: ModelSpec, pp: int, virtual_stages: int, schedule: Schedule, index: int) -> Held:
+    stage = stage_of(model, Layout(pp=pp, virtual_stages=virtual_stages, schedule=schedule), index)
+    num_moe = sum(is_moe_layer(model, i) for i in stage.layers) if model.moe else 0
+    return Held(stage, len(stage.layers), num_moe)
 
 
 def micro_batch_tokens(spec: JobSpec) -> int:
@@ -42,7 +48,7 @@ def local_units(spec: JobSpec, pp: int) -> tuple[Unit, ...]:
     With ep, a layer's experts are a unit of their own: their gradients are summed over fewer ranks.
     """
     layout = spec.layout
-    return _local_units(spec.model, stage_of(spec.model, layout, pp), layout.tp, layout.ep)
+    return _local_units(spec.model, held(spec, pp).stage, layout.tp, layout.ep)
 
 
 @cache
