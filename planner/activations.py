@@ -14,7 +14,11 @@ TRAINER_PRECISIONS = ("fp32", "bf16")
 
 
 def layer_activation_bytes(spec: JobSpec, *, moe: bool = False, recompute: str | None = None) -> int:
-    """What one layer keeps from a micro-batch's forward to its backward, on one rank. Full recompute: its input.
+    """What one layer keeps from a micro-batch's forward to its backward, on one rank.
+
+    Full recompute keeps a layer's input. Selective drops what costs no product: the scores (2205.05198 section 5), and
+    where attention is fused and has none, the norms' and the MLP activation's outputs. With sequence parallelism a
+    norm's output can only be dropped when inputs are gathered again.
 
     `recompute` asks for another policy than the layout's: "none" is a layer's working set while it is recomputed.
     """
@@ -26,11 +30,12 @@ def layer_activation_bytes(spec: JobSpec, *, moe: bool = False, recompute: str |
     if policy == "full":
         return hidden * compute // divided
     norm_inputs = 2 * hidden * _norm_bytes(spec)
-    product_inputs = 2 * hidden * compute
     masks = 2 * hidden * spec.train.dropout
     gathered = divided if layout.regather else 1
+    light = policy == "selective" and spec.train.attention == "fused"
+    product_inputs = 0 if light and gathered == divided else 2 * hidden * compute
     kept = norm_inputs // divided + product_inputs // gathered + masks // divided
-    return kept + _attention(spec, compute, policy) + (_experts if moe else _mlp)(spec, compute)
+    return kept + _attention(spec, compute, policy) + (_experts if moe else _mlp)(spec, compute, light=light)
 
 
 def _norm_bytes(spec: JobSpec) -> int:
@@ -57,18 +62,23 @@ def _attention(spec: JobSpec, compute: int, recompute: str) -> int:
     return kept + scores * (2 * compute + 1 if train.dropout else compute)
 
 
-def _mlp(spec: JobSpec, compute: int) -> int:
-    """GELU's input and output; for SwiGLU gate, its SiLU, up and their product."""
-    tensors = 4 if spec.model.arch == "llama" else 2
+def _mlp(spec: JobSpec, compute: int, *, light: bool) -> int:
+    """GELU's input and output; for SwiGLU gate, its SiLU, up and their product. `light` keeps what comes in."""
+    tensors = _inner_tensors(spec, light=light)
     return micro_batch_tokens(spec) * tensors * (spec.model.ffn_hidden_size // spec.layout.tp) * compute
 
 
-def _experts(spec: JobSpec, compute: int) -> int:
+def _inner_tensors(spec: JobSpec, *, light: bool) -> int:
+    tensors = 4 if spec.model.arch == "llama" else 2
+    return tensors // 2 if light else tensors
+
+
+def _experts(spec: JobSpec, compute: int, *, light: bool) -> int:
     """Each token once for each of its experts: dispatched input, inner tensors, output; and the router's logits."""
     moe, h = spec.model.moe, spec.model.hidden_size
     assert moe is not None
     tokens = micro_batch_tokens(spec)
-    inner = 4 * moe.expert_ffn_hidden_size // spec.layout.tp
+    inner = _inner_tensors(spec, light=light) * moe.expert_ffn_hidden_size // spec.layout.tp
     routed = tokens * moe.experts_per_token * (2 * h + inner) * compute
     shared = tokens * moe.shared_experts * inner * compute
     return routed + shared + tokens * moe.num_experts * FP32_BYTES

@@ -75,7 +75,7 @@ class Span(NamedTuple):
 
 def span(degree: int, stride: int, per_node: int) -> Span:
     """Placement of a group of `degree` ranks that are `stride` apart, ranks filling node after node."""
-    inside = min(degree, max(1, per_node // stride))
+    inside = min(degree, -(-per_node // stride))
     return Span(inside, -(-degree // inside))
 
 

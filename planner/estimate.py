@@ -47,7 +47,7 @@ class StageEstimate(TypedDict):
 
 
 class TimePart(TypedDict):
-    """A part of the step: compute, recompute, an axis' exposed communication, bubble, optimizer."""
+    """A part of the step: compute, recompute, an axis' exposed communication, launch, bubble, optimizer."""
 
     name: str
     seconds: float
@@ -214,6 +214,8 @@ def _time(timing: Timing, cluster: Cluster) -> TimeEstimate:
     if timing.recompute_s:
         parts.append(TimePart(name="recompute", seconds=timing.recompute_s))
     parts += [TimePart(name=axis, seconds=s) for axis, s in timing.exposed_s.items() if s > 0]
+    if timing.launch_s:
+        parts.append(TimePart(name="launch", seconds=timing.launch_s))
     parts += [TimePart(name="bubble", seconds=timing.bubble_s), TimePart(name="optimizer", seconds=timing.optimizer_s)]
     return TimeEstimate(
         step_s=timing.step_s,

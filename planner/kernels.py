@@ -46,13 +46,13 @@ Kernel = Gemm | Pass | Flash
 class Work(NamedTuple):
     """Kernels of a layer's forward, of the backward of its inputs, and of the backward of its weights.
 
-    `scores` are those of the forward that selective recompute repeats, `attention` those that need keys and values.
+    `repeated` are those of the forward that selective recompute repeats, `attention` those that need keys and values.
     """
 
     forward: tuple[Kernel, ...]
     backward_input: tuple[Kernel, ...]
     backward_weight: tuple[Kernel, ...]
-    scores: tuple[Kernel, ...] = ()
+    repeated: tuple[Kernel, ...] = ()
     attention: tuple[Kernel, ...] = ()
 
 
@@ -65,7 +65,7 @@ def layer_work(spec: JobSpec, *, moe: bool = False) -> Work:
         forward=(*products, *scores[0], *passes_forward),
         backward_input=(*(Gemm(g.m, g.k, g.n, g.batch) for g in products), *scores[1], *passes_backward),
         backward_weight=tuple(Gemm(g.n, g.k, g.m, g.batch) for g in products),
-        scores=scores[0] if spec.train.attention == "unfused" else (),
+        repeated=scores[0] if spec.train.attention == "unfused" else tuple(passes_forward[i] for i in _LIGHT),
         attention=(*scores[0], *scores[1]),
     )
 
@@ -112,6 +112,7 @@ def _expert_products(spec: JobSpec) -> Iterator[Gemm]:
 
 
 Halves = tuple[tuple[Kernel, ...], tuple[Kernel, ...]]
+_LIGHT = (0, 2, 4)  # of the passes of `_passes`: both norms and the MLP's activation
 
 
 def _unfused(spec: JobSpec) -> Halves:

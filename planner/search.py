@@ -31,6 +31,7 @@ SCHEDULES: tuple[tuple[Schedule, int], ...] = (
     ("zbv", 2),
     ("dualpipev", 2),
 )
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 FIXABLE = ("dp", "pp", "tp", "cp", "ep", "zero", "schedule", "virtual_stages", "recompute", "sequence_parallel")
 
 
@@ -187,10 +188,7 @@ class _Finder:
         sequence_parallel = self.constraints.fixed.get("sequence_parallel", degrees["tp"] > 1)
         fields = {**degrees, "schedule": schedule, "virtual_stages": chunks, "sequence_parallel": sequence_parallel}
         sizes = self._micro_batch_sizes(degrees["dp"])
-        usual: tuple[Recompute, ...] = ("none", "full")
-        if self.spec.train.attention == "unfused":
-            usual = ("none", "selective", "full")
-        policies = self._options("recompute", usual)
+        policies = self._options("recompute", RECOMPUTES)
         layouts = [self.spec.layout.model_copy(update={**_PLAIN, **fields, "recompute": r}) for r in policies]
         probes = sorted({0, min(1, degrees["pp"] - 1), degrees["pp"] - 1})
         first = self._candidate(layouts[0], sizes[0])

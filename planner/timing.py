@@ -29,13 +29,14 @@ ADAM_PASSES = 7  # moments and weights read and written, gradient read: fp32 eac
 class Timing(NamedTuple):
     """Seconds of one step of the slowest stage by what they are spent on; the parts add up to `step_s`.
 
-    `exposed_s` counts of each axis only what compute does not hide.
+    `exposed_s` counts of each axis only what compute does not hide, `launch_s` what the device waits for its host.
     """
 
     step_s: float
     compute_s: float
     recompute_s: float
     exposed_s: dict[Axis, float]
+    launch_s: float
     bubble_s: float
     optimizer_s: float
     forward_s: float
@@ -51,7 +52,8 @@ class Timing(NamedTuple):
 class Halves(NamedTuple):
     """Seconds of a piece of the model: forward, backward of inputs, backward of weights, what recompute repeats.
 
-    `attention_s`: the part of forward and backward that is attention over keys and values.
+    `attention_s`: the part of forward and backward that is attention over keys and values. `launch_s`: what the device
+    waits because its host launches the kernels of a half more slowly than they run.
     """
 
     forward_s: float
@@ -59,6 +61,7 @@ class Halves(NamedTuple):
     backward_weight_s: float
     recompute_s: float = 0.0
     attention_s: float = 0.0
+    launch_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -66,7 +69,7 @@ class Halves(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """The slowest stage on one micro-batch: its compute, its waits by axis, both together; and all stages in turn."""
+    """The slowest stage on one micro-batch: its compute, its waits by axis, all together; and all stages in turn."""
 
     halves: Halves
     waits: dict[Axis, float]
@@ -99,7 +102,8 @@ class Timer:
         if gathers or reduces:
             exposed["dp"] = _exposed_dp(spec, halves, gathers, reduces)
         compute, bubble = m * (halves.total_s - halves.recompute_s), _bubble(spec, pace)
-        total = compute + m * halves.recompute_s + sum(exposed.values()) + bubble + optimizer
+        launch = m * halves.launch_s
+        total = compute + m * halves.recompute_s + sum(exposed.values()) + launch + bubble + optimizer
         model, hardware = model_flops(spec), hardware_flops(spec)
         peak = spec.layout.world_size * self.cluster.accelerator.peak(mix_of(spec.train.precision).gemm) * total
         return Timing(
@@ -107,6 +111,7 @@ class Timer:
             compute_s=compute,
             recompute_s=m * halves.recompute_s,
             exposed_s=exposed,
+            launch_s=launch,
             bubble_s=bubble,
             optimizer_s=optimizer,
             forward_s=halves.forward_s,
@@ -180,7 +185,7 @@ class Timer:
         layer, moe, embedding, head = self._piece(spec)
         dense = own.num_layers - own.num_moe_layers
         parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, own.stage.last)]
-        return Halves(*(sum(part[i] * number for part, number in parts) for i in range(5)))
+        return Halves(*(sum(part[i] * number for part, number in parts) for i in range(6)))
 
     def _piece(self, spec: JobSpec) -> tuple[Halves, ...]:
         """Layer, layer with experts, embedding and head: of one micro-batch on one rank."""
@@ -199,21 +204,25 @@ class Timer:
 
     def _layer(self, spec: JobSpec, work: Work) -> Halves:
         halves = self._halves(spec, work)._replace(attention_s=self._seconds(spec, work.attention))
-        if spec.layout.recompute == "full":
-            return halves._replace(recompute_s=halves.forward_s)
-        if spec.layout.recompute == "selective":
-            return halves._replace(recompute_s=self._seconds(spec, work.scores))
-        return halves
+        if spec.layout.recompute == "none":
+            return halves
+        again = work.forward if spec.layout.recompute == "full" else work.repeated
+        repeated = self._seconds(spec, again)
+        return halves._replace(recompute_s=repeated, launch_s=halves.launch_s + self._launch(again, repeated))
 
     def _halves(self, spec: JobSpec, work: Work) -> Halves:
         parts = (work.forward, work.backward_input, work.backward_weight)
-        return Halves(*(self._seconds(spec, kernels) for kernels in parts))
+        forward, backward_input, backward_weight = (self._seconds(spec, kernels) for kernels in parts)
+        seconds = (forward, backward_input, backward_weight)
+        launch = sum(self._launch(kernels, s) for kernels, s in zip(parts, seconds, strict=True))
+        return Halves(forward, backward_input, backward_weight, launch_s=launch)
 
     def _seconds(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
-        """The device's time, or the host's to launch the kernels where that is longer."""
         mix, accelerator = mix_of(spec.train.precision), self.cluster.accelerator
-        device = sum(kernel_seconds(k, accelerator, mix.gemm, mix.compute) for k in kernels)
-        return max(device, len(kernels) * accelerator.launch_s)
+        return sum(kernel_seconds(k, accelerator, mix.gemm, mix.compute) for k in kernels)
+
+    def _launch(self, kernels: Sequence[Kernel], device_s: float) -> float:
+        return max(0.0, len(kernels) * self.cluster.accelerator.launch_s - device_s)
 
     def _row_seconds(self, row: Collective) -> float:
         place = span(row.group_size, row.stride, self.cluster.per_node)
@@ -245,7 +254,7 @@ def _unlike_stages(model: ModelSpec, pp: int, virtual_stages: int, is_v: bool) -
 
 def _micro_batch_s(stage: tuple[Halves, dict[Axis, float]]) -> float:
     halves, waits = stage
-    return halves.total_s + sum(waits.values())
+    return halves.total_s + halves.launch_s + sum(waits.values())
 
 
 def _bubble(spec: JobSpec, pace: Pace) -> float:

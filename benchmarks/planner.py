@@ -1,0 +1,128 @@
+"""How far the planner's step times are from published ones, and how fast it searches.
+
+    python -m benchmarks.planner
+
+Zero-shot means that no constant was fitted on the table's own rows: for each table the two efficiencies of the
+accelerator are fitted on the other one, for vTrain's on both. What is fitted on vTrain's rows is fitted on one half and
+tested on the other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from itertools import product
+from statistics import mean, median
+
+from planner.cluster import Cluster
+from planner.clusters import ACCELERATORS, CLUSTERS
+from planner.presets import PRESETS
+from planner.search import Constraints, search
+from planner.spec import JobSpec, TrainSpec
+from planner.timing import Timer
+from tests.planner.published import Row, korthikanti_table_5, megatron_table_1, vtrain_rows
+
+GRID = {
+    "gemm_efficiency": [0.70 + 0.01 * i for i in range(15)],
+    "memory_efficiency": [0.55 + 0.05 * i for i in range(8)],
+}
+VTRAIN_GRID = {
+    "gemm_efficiency": [0.55, 0.62, 0.7, 0.78],
+    "memory_efficiency": [0.6, 0.7, 0.8],
+    "launch_s": [90e-6, 95e-6, 100e-6, 105e-6, 110e-6],
+    "node_efficiency": [0.3, 0.4, 0.6, 0.8],
+}
+
+
+def with_constants(cluster: Cluster, constants: dict[str, float]) -> Cluster:
+    """The cluster with other constants of its accelerator, or of its node's link (`node_efficiency`)."""
+    rest = dict(constants)
+    node = cluster.node
+    if "node_efficiency" in rest:
+        node = node.model_copy(update={"efficiency": rest.pop("node_efficiency")})
+    accelerator = cluster.accelerator.model_copy(update=rest)
+    return cluster.model_copy(update={"accelerator": accelerator, "node": node})
+
+
+def errors(rows: Iterable[Row], cluster: Cluster) -> list[float]:
+    """Relative errors of the step time, signed."""
+    timer = Timer(cluster)
+    return [timer.step(row.spec).step_s / row.seconds - 1 for row in rows]
+
+
+def fit(rows: Sequence[Row], cluster: Cluster, grid: dict[str, list[float]]) -> Cluster:
+    """The cluster with those constants of the grid that bring the least mean error on `rows`."""
+    names = list(grid)
+    choices = (with_constants(cluster, dict(zip(names, values, strict=True))) for values in product(*grid.values()))
+    return min(choices, key=lambda choice: mean(map(abs, errors(rows, choice))))
+
+
+def by_layer_shape(rows: Sequence[Row], cluster: Cluster) -> dict[tuple[int, ...], float]:
+    """Measured over predicted, the median for each (hidden, tp, micro-batch): what a profile of single layers gives."""
+    ratios: dict[tuple[int, ...], list[float]] = {}
+    for row, off in zip(rows, errors(rows, cluster), strict=True):
+        ratios.setdefault(shape(row), []).append(1 / (1 + off))
+    return {key: median(values) for key, values in ratios.items()}
+
+
+def shape(row: Row) -> tuple[int, ...]:
+    return row.spec.model.hidden_size, row.spec.layout.tp, row.spec.micro_batch_size
+
+
+def line(label: str, off: Sequence[float], rows: Sequence[Row], claim: str = "") -> None:
+    size = [abs(x) for x in off]
+    worst = max(range(len(off)), key=lambda i: size[i])
+    print(
+        f"{label:<58} {len(off):>5} {mean(size):>7.1%} {median(size):>7.1%} {off[worst]:>+7.1%}"
+        f"  {rows[worst].label:<34} {claim}"
+    )
+
+
+def accuracy() -> None:
+    megatron, korthikanti, vtrain = megatron_table_1(), korthikanti_table_5(), list(vtrain_rows())
+    big = CLUSTERS["a100-80gb"]
+    small = CLUSTERS["a100-40gb"]
+    print(f"{'step time against published':<58} {'rows':>5} {'mean':>7} {'median':>7} {'worst':>7}  worst row")
+    calculon = "Calculon claims 3.65% mean, 8.87% worst"
+    line("Megatron table 1, constants as shipped", errors(megatron, big), megatron, calculon)
+    other = fit(korthikanti, big, GRID)
+    line("Megatron table 1, zero-shot (fitted on Korthikanti)", errors(megatron, other), megatron)
+    line("Korthikanti table 5, constants as shipped", errors(korthikanti, big), korthikanti)
+    other = fit(megatron, big, GRID)
+    line("Korthikanti table 5, zero-shot (fitted on Megatron)", errors(korthikanti, other), korthikanti)
+    line("vTrain one node, zero-shot", errors(vtrain, small), vtrain, "vTrain claims 8.4% on one node")
+    random.Random(0).shuffle(vtrain)
+    train, test = vtrain[: len(vtrain) // 2], vtrain[len(vtrain) // 2 :]
+    host = fit(train[::3], small, {"launch_s": VTRAIN_GRID["launch_s"]})
+    line("vTrain, host's launch time fitted on the other half", errors(test, host), test)
+    fitted = fit(train[::6], small, VTRAIN_GRID)
+    line("vTrain, four constants fitted on the other half", errors(test, fitted), test)
+    factors = by_layer_shape(train, fitted)
+    off = [(1 + e) * factors[shape(row)] - 1 for row, e in zip(test, errors(test, fitted), strict=True)]
+    line(f"vTrain, and {len(factors)} layer shapes measured on the other half", off, test)
+    a = fitted.accelerator
+    print(
+        f"  fitted: gemm {a.gemm_efficiency}, memory {a.memory_efficiency}, launch {a.launch_s * 1e6:.0f} us,"
+        f" node link {fitted.node.efficiency}; shipped: {small.accelerator.gemm_efficiency},"
+        f" {small.accelerator.memory_efficiency}, {small.accelerator.launch_s * 1e6:.0f} us, {small.node.efficiency}"
+    )
+
+
+def speed() -> None:
+    print(f"\n{'search':<58} {'considered':>10} {'fit':>7} {'seconds':>8}")
+    for preset, cluster, world, batch, seq in (
+        ("llama3-405b", "h100", 16384, 2048, 8192),
+        ("megatron-1t", "a100-80gb", 3072, 3072, 2048),
+        ("mixtral-8x7b", "h100", 128, 1024, 4096),
+        ("llama3-8b", "h200", 64, 512, 8192),
+    ):
+        train = TrainSpec(global_batch=batch, seq_len=seq, precision="bf16_weights")
+        spec = JobSpec(model=PRESETS[preset].model, train=train)
+        result = search(spec, CLUSTERS[cluster], Constraints(world))
+        label = f"{preset} on {world:,} x {ACCELERATORS[CLUSTERS[cluster].accelerator.name].name}"
+        print(f"{label:<58} {result.considered:>10,} {result.fitting:>7,} {result.seconds:>8.2f}")
+
+
+if __name__ == "__main__":
+    accuracy()
+    speed()

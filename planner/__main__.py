@@ -1,0 +1,156 @@
+"""The planner on the command line: python -m planner estimate | search | explain."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from planner.advice import neighbours, suggestions
+from planner.clusters import CLUSTERS
+from planner.estimate import Estimate, estimate
+from planner.explain import explain
+from planner.parse import parse_fields, parse_spec
+from planner.presets import PRESETS
+from planner.report import estimate_text, explain_text, search_text
+from planner.search import FIXABLE, Constraints, search
+from planner.spec import JobSpec, Layout, SpecError, TrainSpec
+from planner.templates import TEMPLATES
+
+LAYOUT_FLAGS = tuple(name for name in Layout.model_fields)
+TRAIN_FLAGS = ("global_batch", "micro_batches", "seq_len", "precision", "attention")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status 0; 2 for a spec that cannot be, with every problem on stderr."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except SpecError as error:
+        for problem in error.problems:
+            print(f"{problem.field}: {problem.message}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m planner", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, run, words in (
+        ("estimate", _estimate, "memory, traffic and time of one layout"),
+        ("search", _search, "rank every layout on so many ranks"),
+        ("explain", _explain, "every term of each figure, with formula and source"),
+    ):
+        command = commands.add_parser(name, help=words, description=words)
+        command.set_defaults(run=run)
+        _add_spec(command)
+        command.add_argument("--json", action="store_true", help="JSON instead of text")
+        if name == "search":
+            command.add_argument("--ranks", type=int, required=True, help="ranks to lay out")
+            command.add_argument("--max-micro-batch", type=int, default=16, help="sequences (default 16)")
+            command.add_argument("--max-memory-gib", type=float, help="cap below the device's memory")
+            command.add_argument("--limit", type=int, default=10, help="layouts to print (default 10)")
+        if name == "explain":
+            command.add_argument("--stage", type=int, default=0, help="pipeline stage (default 0)")
+    return parser
+
+
+def _add_spec(command: argparse.ArgumentParser) -> None:
+    source = command.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", choices=sorted(PRESETS), metavar="PRESET", help="one of: " + ", ".join(PRESETS))
+    source.add_argument("--spec", type=Path, metavar="FILE", help="a job spec as JSON; - is standard input")
+    source.add_argument("--template", choices=sorted(TEMPLATES), help="a published layout")
+    command.add_argument("--cluster", choices=sorted(CLUSTERS), help="hardware (default: for the spec's device)")
+    for name in LAYOUT_FLAGS:
+        command.add_argument(f"--{name.replace('_', '-')}", help=Layout.model_fields[name].description)
+    for name in TRAIN_FLAGS:
+        command.add_argument(f"--{name.replace('_', '-')}", help=TrainSpec.model_fields[name].description)
+
+
+def _data(options: argparse.Namespace) -> dict[str, Any]:
+    if options.template:
+        data: dict[str, Any] = json.loads(json.dumps(TEMPLATES[options.template].spec))
+    elif options.spec:
+        text = sys.stdin.read() if str(options.spec) == "-" else options.spec.read_text()
+        data = json.loads(text)
+    else:
+        data = {"model": {"preset": options.model}, "resources": {"device": "cuda"}}
+        model = PRESETS[options.model].model
+        data["train"] = {"precision": "bf16", "seq_len": min(2048, model.max_seq_len)}
+    for section, names in (("layout", LAYOUT_FLAGS), ("train", TRAIN_FLAGS)):
+        given = {name: _value(getattr(options, name)) for name in names if getattr(options, name) is not None}
+        if given:
+            data[section] = {**data.get(section, {}), **given}
+    return data
+
+
+def _value(text: str) -> Any:
+    """A flag's text as JSON would read it: numbers and true/false; all else stays text for the parser to judge."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _cluster_name(options: argparse.Namespace, spec: JobSpec) -> str:
+    if options.cluster:
+        return str(options.cluster)
+    if options.template:
+        return TEMPLATES[options.template].cluster
+    return "cpu" if spec.resources.device == "cpu" else "h100"
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    spec = parse_spec(_data(options))
+    cluster = CLUSTERS[_cluster_name(options, spec)]
+    made: Estimate = estimate(spec, cluster)
+    advice = suggestions(spec, cluster)
+    if options.json:
+        print(json.dumps({**made, "suggestions": [{"change": n.change, "reason": n.reason} for n in advice]}))
+    else:
+        print(estimate_text(spec, made, advice))
+    return 0
+
+
+def _search(options: argparse.Namespace) -> int:
+    data = _data(options)
+    fixed = {name: _value(getattr(options, name)) for name in FIXABLE if getattr(options, name) is not None}
+    data["layout"] = {}
+    data.get("train", {}).pop("micro_batches", None)
+    spec = parse_fields(data)
+    cluster = CLUSTERS[_cluster_name(options, spec)]
+    memory = round(options.max_memory_gib * 2**30) if options.max_memory_gib else None
+    constraints = Constraints(options.ranks, fixed, options.max_micro_batch, memory)
+    result = search(spec, cluster, constraints, limit=options.limit)
+    near = neighbours(result.best[0].spec, cluster) if result.best else []
+    if options.json:
+        rows = [
+            {
+                "layout": f.spec.layout.model_dump(),
+                "micro_batches": f.spec.train.micro_batches,
+                "step_s": f.timing.step_s,
+                "mfu": f.timing.mfu,
+                "memory_bytes": f.memory_bytes,
+            }
+            for f in result.best
+        ]
+        counts = {"considered": result.considered, "fitting": result.fitting, "refused": result.refused}
+        print(json.dumps({"best": rows, **counts, "seconds": result.seconds}))
+    else:
+        print(search_text(result, near, cluster))
+    return 0 if result.best else 1
+
+
+def _explain(options: argparse.Namespace) -> int:
+    spec = parse_spec(_data(options))
+    if not 0 <= options.stage < spec.layout.pp:
+        print(f"--stage: must be from 0 to {spec.layout.pp - 1}, got {options.stage}", file=sys.stderr)
+        return 2
+    made = explain(spec, CLUSTERS[_cluster_name(options, spec)], stage=options.stage)
+    print(json.dumps(made) if options.json else explain_text(made))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

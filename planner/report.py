@@ -1,0 +1,111 @@
+"""Estimates, searches and explanations as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.advice import Neighbour
+from planner.cluster import Cluster
+from planner.estimate import Estimate
+from planner.explain import Explanation
+from planner.search import SearchResult
+from planner.spec import JobSpec
+
+GIB = 2**30
+
+
+def size(num_bytes: float) -> str:
+    """Bytes with a binary unit, three digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.4g} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds with a unit that suits."""
+    if seconds >= 1:
+        return f"{seconds:.3f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) -> str:
+    """What one layout costs."""
+    where, timed = made["cluster"], made["time"]
+    axes = " x ".join(f"{axis} {degree}" for axis, degree in made["axes"].items() if axis != "ep")
+    lines = [
+        f"{spec.model.preset or 'custom model'}: {made['model_parameters']:,} parameters",
+        f"{made['world_size']:,} ranks ({axes}) on {where['nodes']:,} x {where['per_node']} {where['accelerator']}",
+        f"micro-batch {made['micro_batch_size']} sequences x {made['micro_batches']},"
+        f" {made['tokens_per_step']:,} tokens a step",
+        "",
+        f"memory  {size(made['peak_memory_bytes'])} of {size(where['memory_bytes'])} on the fullest rank (estimate)"
+        + ("" if made["fits"] else "  DOES NOT FIT"),
+    ]
+    fullest = max(made["stages"], key=lambda stage: stage["memory_bytes"])
+    lines += [f"  {name:<12} {size(value):>12}" for name, value in fullest["memory"].items() if value]
+    lines += [f"  try {n.change}: {n.reason}" for n in advice]
+    kind = "exact" if made["exact_traffic"] else "estimate: the trainer does not run this layout yet"
+    lines += ["", f"traffic  payload of one rank of stage {fullest['stage']} and step ({kind})"]
+    for row in fullest["traffic"]:
+        group = f"{row['axis']} of {row['group_size']}"
+        crossing = "between nodes" if row["between_nodes"] else "inside a node"
+        op = row["op"].replace("_", "-")
+        lines.append(f"  {group:<12} {op:<15} {row['count']:>9,} x {size(row['payload_bytes']):>12}  {crossing}")
+    lines += ["", f"time  {duration(timed['step_s'])} a step (estimate from {timed['basis']})"]
+    lines += [f"  {part['name']:<12} {duration(part['seconds']):>12}" for part in timed["parts"]]
+    lines.append(
+        f"  MFU {timed['mfu']:.1%}  HFU {timed['hfu']:.1%}  {timed['tokens_per_s']:,.0f} tokens/s"
+        f"  {1e12 / timed['tokens_per_s'] / 86400:,.1f} days for 1e12 tokens"
+    )
+    return "\n".join(lines)
+
+
+def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluster) -> str:
+    """The best layouts, and why the neighbours of the first were not taken."""
+    lines = [
+        f"{result.considered:,} layouts considered in {result.seconds:.2f} s, {result.fitting:,} fit {cluster.name}",
+        *(f"  refused {count:,}: {reason}" for reason, count in sorted(result.refused.items())),
+        "",
+        f"{'step':>10} {'MFU':>6} {'memory':>10}  tp  cp  pp    dp  ep zero  b    m  schedule, recompute",
+    ]
+    for f in result.best:
+        x = f.spec.layout
+        chunks = f" x {x.virtual_stages}" if x.virtual_stages > 1 else ""
+        schedule = f"{x.schedule}{chunks}" if x.pp > 1 else "-"
+        lines.append(
+            f"{duration(f.timing.step_s):>10} {f.timing.mfu:>6.1%} {size(f.memory_bytes):>10} {x.tp:>3} {x.cp:>3}"
+            f" {x.pp:>3} {x.dp:>5} {x.ep:>3} {x.zero:>4} {f.spec.micro_batch_size:>2} {f.spec.train.micro_batches:>4}"
+            f"  {schedule}, {x.recompute}"
+        )
+    if not result.best:
+        lines.append("nothing fits")
+    if near:
+        lines += ["", "one choice away from the first:"]
+        lines += [f"  {n.change:<24} {n.reason}" for n in near]
+    return "\n".join(lines)
+
+
+def explain_text(explanations: Sequence[Explanation]) -> str:
+    """Every term with its formula, its numbers and its source."""
+    lines: list[str] = []
+    for e in explanations:
+        lines += [f"{e['figure']} = {_value(e['value'], e['unit'])}  ({e['kind']})"]
+        for term in e["terms"]:
+            lines.append(f"  {term['name']:<34} {_value(term['value'], term['unit']):>16}  {term['formula']}")
+            if term["numbers"]:
+                lines.append(f"  {'':<34} {'':>16}  = {term['numbers']}")
+            lines.append(f"  {'':<34} {'':>16}  {term['source']}")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "B":
+        return size(value)
+    if unit == "s":
+        return duration(value)
+    if unit == "":
+        return f"{value:.1%}"
+    return f"{value:.4g} {unit}" if isinstance(value, float) else f"{value:,} {unit}"

@@ -1,0 +1,166 @@
+"""The planner reproduces what the papers print."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+import pytest
+
+from planner.activations import layer_activation_bytes
+from planner.clusters import CLUSTERS
+from planner.flops import hardware_flops, model_flops
+from planner.in_flight import chunks_in_flight
+from planner.memory import model_state
+from planner.models import active_parameter_count, parameter_count
+from planner.precision import mix_of
+from planner.presets import PRESETS
+from planner.spec import JobSpec
+from planner.timing import Timer
+from tests.planner.published import Row, gpt, korthikanti_table_5, megatron_run, megatron_table_1
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [
+        ("gpt2", 124_439_808),
+        ("gpt2-xl", 1_557_611_200),
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+        ("llama3-1b", 1_235_814_400),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("mixtral-8x22b", 140_630_071_296),
+        ("deepseek-v3", 671_026_419_200),
+    ],
+)
+def test_parameter_counts_equal_the_published_ones(preset: str, expected: int) -> None:
+    assert parameter_count(PRESETS[preset].model) == expected
+
+
+def test_only_the_experts_a_token_meets_are_active() -> None:
+    assert active_parameter_count(PRESETS["mixtral-8x7b"].model) == 12_879_925_248
+    assert round(active_parameter_count(PRESETS["deepseek-v3"].model) / 1e9, 1) == 37.6
+    assert active_parameter_count(PRESETS["gpt2"].model) == parameter_count(PRESETS["gpt2"].model)
+
+
+# 2104.04473 table 1, billions
+@pytest.mark.parametrize(
+    ("preset", "printed"),
+    [
+        ("1.7b", "1.7"),
+        ("3.6b", "3.6"),
+        ("7.5b", "7.5"),
+        ("18b", "18.4"),
+        ("39b", "39.1"),
+        ("76b", "76.1"),
+        ("145b", "145.6"),
+        ("310b", "310.1"),
+        ("530b", "529.6"),
+        ("1t", "1008.0"),
+    ],
+)
+def test_megatron_parameters_to_the_printed_digit(preset: str, printed: str) -> None:
+    assert f"{parameter_count(PRESETS[f'megatron-{preset}'].model) / 1e9:.1f}" == printed
+
+
+def test_gpt3_has_the_parameters_of_its_shapes() -> None:
+    assert parameter_count(PRESETS["gpt3-175b"].model) == 174_604_259_328
+
+
+# 1910.02054 table 1: ranks, parameters in billions, GB of stages 1, 2, 3 as printed
+@pytest.mark.parametrize(
+    ("ranks", "billions", "printed"),
+    [
+        (1, 7.5, ("120", "120", "120")),
+        (1, 128, ("2048", "2048", "2048")),
+        (1, 1000, ("16000", "16000", "16000")),
+        (4, 7.5, ("52.5", "41.3", "30")),
+        (4, 128, ("896", "704", "512")),
+        (4, 1000, ("7000", "5500", "4000")),
+        (64, 7.5, ("31.4", "16.6", "1.88")),
+        (64, 128, ("536", "284", "32")),
+        (64, 1000, ("4187", "2218", "250")),
+        (1024, 7.5, ("30.1", "15.1", "0.12")),
+    ],
+)
+def test_zero_table_1_to_the_printed_digit(ranks: int, billions: float, printed: tuple[str, ...]) -> None:
+    for zero, text in enumerate(printed, start=1):
+        gigabytes = model_state(billions, mix_of("bf16_gradients"), zero=zero, degree=ranks)
+        digits = len(text.partition(".")[2])
+        # The paper rounds 41.25 up and cuts 4187.5 and 2218.75: allow either neighbour of the last digit.
+        assert abs(gigabytes - float(text)) <= 0.76 * 10**-digits
+
+
+# 2205.05198 figure 1: layers, hidden, heads, pp, chunks, micro-batch; GiB with tp alone, and with SP and selective
+@pytest.mark.parametrize(
+    ("layers", "hidden", "heads", "pp", "chunks", "micro_batch", "tp_alone", "both"),
+    [(48, 6144, 64, 1, 1, 4, 59.25, 9.5625), (105, 20480, 128, 35, 3, 1, 114.02, 23.08)],
+)
+def test_activations_of_korthikanti_figure_1(
+    layers: int, hidden: int, heads: int, pp: int, chunks: int, micro_batch: int, tp_alone: float, both: float
+) -> None:
+    def gib(*, sequence_parallel: bool) -> float:
+        spec = megatron_run(
+            gpt(layers, hidden, heads),
+            tp=8,
+            pp=pp,
+            chunks=chunks,
+            micro_batch=micro_batch,
+            gpus=8 * pp,
+            batch=pp * 8 * micro_batch,
+            recompute="selective" if sequence_parallel else "none",
+            sequence_parallel=sequence_parallel,
+        )
+        in_flight = chunks_in_flight(spec.layout, 0, spec.train.micro_batches)
+        return layers / pp / chunks * in_flight * layer_activation_bytes(spec) / GIB
+
+    assert gib(sequence_parallel=False) == pytest.approx(tp_alone, rel=1e-3)
+    assert gib(sequence_parallel=True) == pytest.approx(both, rel=1e-3)
+
+
+def errors(rows: list[Row]) -> list[float]:
+    timer = Timer(CLUSTERS["a100-80gb"])
+    return [abs(timer.step(row.spec).step_s / row.seconds - 1) for row in rows]
+
+
+def test_iteration_times_of_megatron_table_1() -> None:
+    off = errors(megatron_table_1())
+    assert mean(off) < 0.05
+    assert max(off) < 0.10
+
+
+def test_iteration_times_of_korthikanti_table_5() -> None:
+    off = errors(korthikanti_table_5())
+    assert mean(off) < 0.05
+    assert max(off) < 0.10
+
+
+def test_flops_are_those_of_megatron_equation_3() -> None:
+    for row in megatron_table_1():
+        spec = row.spec
+        h, layers, v, s = spec.model.hidden_size, spec.model.num_layers, spec.model.vocab_size, spec.train.seq_len
+        full = 96 * spec.train.global_batch * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
+        assert hardware_flops(spec) == pytest.approx(full, rel=1e-12)
+
+
+def test_mfu_leaves_recompute_out() -> None:
+    """The published 52% of the 1T run is HFU; its MFU is about 39%."""
+    row = megatron_table_1()[-1]
+    peak = 312e12 * row.spec.layout.world_size * row.seconds
+    assert hardware_flops(row.spec) / peak == pytest.approx(0.522, abs=0.001)
+    assert model_flops(row.spec) / peak == pytest.approx(0.392, abs=0.002)
+
+
+def test_selective_recompute_repeats_only_the_scores() -> None:
+    """2205.05198 equations 7 and 8: attention's forward, 4 b s^2 h a layer, comes on top of the model's FLOPs."""
+    spec: JobSpec = korthikanti_table_5()[1].spec
+    h, layers, v, s = spec.model.hidden_size, spec.model.num_layers, spec.model.vocab_size, spec.train.seq_len
+    once = 72 * spec.train.global_batch * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h))
+    again = 4 * spec.train.global_batch * s**2 * layers * h
+    assert model_flops(spec) == pytest.approx(once, rel=1e-12)
+    assert hardware_flops(spec) == pytest.approx(once + again, rel=1e-12)
