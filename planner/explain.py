@@ -12,11 +12,11 @@ from planner.cluster import Cluster
 from planner.collectives import bus_factor
 from planner.estimate import default_cluster, rank_memory
 from planner.flops import hardware_flops, model_flops
-from planner.in_flight import chunks_in_flight
 from planner.memory import FRAGMENTATION, held_parameters, state_bytes
 from planner.models import embedding_parameters, head_parameters, layer_parameters, parameter_count
 from planner.precision import mix_of
 from planner.runnable import not_runnable
+from planner.schedules import chunks_in_flight
 from planner.spec import JobSpec
 from planner.timing import Timing, step_time
 from planner.traffic import step_traffic

@@ -208,7 +208,7 @@ def pipeline_problems(spec: JobSpec) -> list[Problem]:
         found.append(Problem("layout.virtual_stages", f"{layout.schedule} has two chunks a stage, not {v}"))
     if v == 1 and layout.schedule == "interleaved_1f1b":
         found.append(Problem("layout.virtual_stages", "interleaved 1F1B needs 2 chunks a stage or more, not 1"))
-    least = {"1f1b": pp, "interleaved_1f1b": pp, "interleaved_zero_bubble": pp, "zbv": pp, "dualpipev": 2 * pp}
+    least = {"1f1b": pp, "interleaved_1f1b": pp, "interleaved_zero_bubble": pp, "dualpipev": 2 * pp}
     needed = least.get(layout.schedule, 1)
     if m < needed:
         label = SCHEDULE_NAMES[layout.schedule]

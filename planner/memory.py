@@ -6,9 +6,9 @@ from functools import cache
 from typing import NamedTuple
 
 from planner.activations import TRAINER_PRECISIONS, layer_activation_bytes, logit_bytes
-from planner.in_flight import chunks_in_flight
 from planner.models import Unit
 from planner.precision import Mix, mix_of
+from planner.schedules import chunks_in_flight
 from planner.spec import JobSpec
 from planner.traffic.data import shard_group
 from planner.traffic.shapes import held, hidden_bytes, is_expert_unit, local_units, shard_rows

@@ -19,6 +19,7 @@ from planner.kernels import Kernel, Pass, Work, embedding_work, head_work, layer
 from planner.layout import V_SCHEDULES, stage_of
 from planner.memory import held_parameters
 from planner.precision import FP32_BYTES, mix_of
+from planner.schedules import bubble_ratio
 from planner.spec import JobSpec, Layout, ModelSpec
 from planner.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.traffic.shapes import Held, held
@@ -258,16 +259,13 @@ def _micro_batch_s(stage: tuple[Halves, dict[Axis, float]]) -> float:
 
 
 def _bubble(spec: JobSpec, pace: Pace) -> float:
-    """Seconds the slowest stage idles while the pipe fills and drains."""
-    layout, m = spec.layout, spec.train.micro_batches
-    others = pace.once_s - pace.micro_batch_s
-    if layout.schedule == "naive":
-        return m * others
-    if layout.schedule in ("interleaved_zero_bubble", "zbv", "dualpipev"):
-        # Weight gradients fill the gap: once where a stage keeps p micro-batches (2401.10241 section 3), twice in a V.
-        fills = 2 if layout.schedule == "interleaved_zero_bubble" else 3
-        others *= max(0.0, 1 - fills * pace.halves.backward_weight_s / pace.micro_batch_s)
-    return others / layout.virtual_stages
+    """Seconds the slowest stage idles while the pipe fills and drains through the others."""
+    if spec.layout.pp == 1:
+        return 0.0
+    halves = pace.halves
+    inputs = halves.backward_input_s + halves.recompute_s
+    ratio = bubble_ratio(spec.layout, spec.train.micro_batches, halves.forward_s, inputs, halves.backward_weight_s)
+    return (pace.once_s - pace.micro_batch_s) * ratio
 
 
 def _exposed_dp(spec: JobSpec, halves: Halves, gathers: float, reduces: float) -> float:

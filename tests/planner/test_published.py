@@ -9,11 +9,11 @@ import pytest
 from planner.activations import layer_activation_bytes
 from planner.clusters import CLUSTERS
 from planner.flops import hardware_flops, model_flops
-from planner.in_flight import chunks_in_flight
 from planner.memory import model_state
 from planner.models import active_parameter_count, parameter_count
 from planner.precision import mix_of
 from planner.presets import PRESETS
+from planner.schedules import chunks_in_flight
 from planner.spec import JobSpec
 from planner.timing import Timer
 from tests.planner.published import Row, gpt, korthikanti_table_5, megatron_run, megatron_table_1

@@ -1,0 +1,155 @@
+"""Schedules: torch's own lists, published bubbles, and what every order must keep."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from planner.layout import pipeline_problems
+from planner.parse import parse_fields
+from planner.schedules import Action, actions, bubble_ratio, chunks_in_flight, simulate
+from planner.spec import Layout, Schedule
+
+CASES: list[tuple[Schedule, int]] = [
+    ("naive", 1),
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("interleaved_1f1b", 2),
+    ("interleaved_1f1b", 3),
+    ("looped_bfs", 2),
+    ("interleaved_zero_bubble", 1),
+    ("interleaved_zero_bubble", 2),
+    ("zbv", 2),
+    ("dualpipev", 2),
+]
+
+
+def layout_of(schedule: Schedule, pp: int, v: int) -> Layout:
+    return Layout(pp=pp, schedule=schedule, virtual_stages=v)
+
+
+def keeps_the_rules(layout: Layout, m: int) -> bool:
+    spec = parse_fields(
+        {
+            "model": {"preset": "megatron-1t"},
+            "layout": layout.model_dump(),
+            "train": {"global_batch": m, "micro_batches": m},
+        }
+    )
+    return not pipeline_problems(spec)
+
+
+# A private interface of torch, checked with 2.13: the classes' own generators of one rank's list.
+_TORCH = {
+    "looped_bfs": "ScheduleLoopedBFS",
+    "interleaved_1f1b": "ScheduleInterleaved1F1B",
+    "interleaved_zero_bubble": "ScheduleInterleavedZeroBubble",
+    "zbv": "ScheduleZBVZeroBubble",
+    "dualpipev": "ScheduleDualPipeV",
+}
+
+
+def torch_list(schedule: Schedule, rank: int, pp: int, v: int, m: int) -> list[Action]:
+    """The list torch makes, from the numbers its generator reads; an overlapped pair is its two actions."""
+    rounds = max(1, m // pp)
+    numbers = SimpleNamespace(
+        pp_group_size=pp,
+        n_local_stages=v,
+        _n_microbatches=m,
+        number_of_rounds=rounds,
+        microbatches_per_round=m // rounds,
+        num_stages=pp * v,
+        _num_stages=pp * v,
+        _stages=[SimpleNamespace(stage_index=c) for c in range(rank, pp * v, pp)],
+        rank=rank,
+    )
+    made: list[Any] = getattr(torch_schedules, _TORCH[schedule])._calculate_single_rank_operations(numbers, rank)
+    flat = [sub for action in made if action is not None for sub in (action.sub_actions or (action,))]
+    return [Action(a.computation_type.value, a.microbatch_index, a.stage_index) for a in flat]
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+@pytest.mark.parametrize(("schedule", "v"), [(s, v) for s, v in CASES if s in _TORCH])
+def test_lists_equal_torchs_own(schedule: Schedule, v: int, pp: int) -> None:
+    assert torch.__version__.startswith("2.13")
+    for m in (pp, 2 * pp, 4 * pp):
+        layout = layout_of(schedule, pp, v)
+        if not keeps_the_rules(layout, m):
+            continue
+        for rank in range(pp):
+            assert actions(layout, rank, m) == torch_list(schedule, rank, pp, v, m), (m, rank)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.sampled_from(CASES), st.integers(2, 9), st.integers(1, 30))
+def test_every_rule_abiding_schedule_runs_each_action_once_and_never_deadlocks(
+    case: tuple[Schedule, int], pp: int, m: int
+) -> None:
+    schedule, v = case
+    layout = layout_of(schedule, pp, v)
+    if not keeps_the_rules(layout, m):
+        return
+    timeline = simulate(layout, m, forward_s=1.0, inputs_s=1.0, weights_s=1.0, transfer_s=0.1)
+    done = Counter((cell.kind, cell.chunk, cell.micro_batch) for cell in timeline.cells)
+    for chunk in range(pp * v):
+        for i in range(m):
+            assert done["F", chunk, i] == 1
+            whole, inputs, weights = (done[kind, chunk, i] for kind in ("B", "I", "W"))
+            assert (whole, inputs, weights) in ((1, 0, 0), (0, 1, 1))
+    assert max(timeline.busy_s) <= timeline.step_s
+    assert len(done) == len(timeline.cells)
+
+
+@pytest.mark.parametrize(("pp", "m"), [(2, 4), (4, 8), (8, 16)])
+def test_bubbles_equal_the_published_ones(pp: int, m: int) -> None:
+    """Idle over ideal: 1F1B and GPipe (p - 1) / m, interleaved (p - 1) / (v m); naive leaves one rank at work."""
+
+    def ratio(schedule: Schedule, v: int) -> float:
+        t = simulate(layout_of(schedule, pp, v), m, forward_s=1 / v, inputs_s=1 / v, weights_s=1 / v)
+        return t.step_s / max(t.busy_s) - 1
+
+    assert ratio("gpipe", 1) == pytest.approx((pp - 1) / m)
+    assert ratio("1f1b", 1) == pytest.approx((pp - 1) / m)
+    assert ratio("interleaved_1f1b", 2) == pytest.approx((pp - 1) / (2 * m))
+    assert ratio("looped_bfs", 2) == pytest.approx((pp - 1) / (2 * m))
+    assert ratio("naive", 1) == pytest.approx(pp - 1)
+    # 2401.10241 section 3: (p - 1) (F + I - W), of m (F + I + W)
+    assert ratio("interleaved_zero_bubble", 1) == pytest.approx((pp - 1) / (3 * m))
+    assert ratio("zbv", 2) == pytest.approx((pp - 1) / (6 * m))
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(st.sampled_from(CASES), st.integers(2, 9), st.integers(1, 30))
+def test_in_flight_is_what_the_lists_keep(case: tuple[Schedule, int], pp: int, m: int) -> None:
+    schedule, v = case
+    layout = layout_of(schedule, pp, v)
+    if not keeps_the_rules(layout, m):
+        return
+    timeline = simulate(layout, m, forward_s=1.0, inputs_s=1.0, weights_s=1.0)
+    assert tuple(chunks_in_flight(layout, rank, m) for rank in range(pp)) == timeline.in_flight
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(
+    st.sampled_from(CASES),
+    st.integers(2, 8),
+    st.integers(2, 4),
+    st.sampled_from([(1.0, 1.0, 1.0), (1.0, 2.0, 1.0), (1.0, 1.2, 0.8)]),
+)
+def test_the_bubble_a_search_uses_is_the_simulated_one(
+    case: tuple[Schedule, int], pp: int, rounds: int, work: tuple[float, float, float]
+) -> None:
+    schedule, v = case
+    layout, m = layout_of(schedule, pp, v), rounds * pp
+    f, i, w = work
+    t = simulate(layout, m, forward_s=f / v, inputs_s=i / v, weights_s=w / v)
+    idle = t.step_s - max(t.busy_s)
+    told = bubble_ratio(layout, m, f, i, w) * (pp - 1) * sum(work)
+    assert told == pytest.approx(idle, rel=0.05, abs=0.02 * max(t.busy_s))
