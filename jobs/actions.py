@@ -16,7 +16,8 @@ from jobs import lifecycle
 from jobs.models import Host, IdempotentRequest, Job, StateChange, Status
 from planner.estimate import estimate
 from planner.parse import parse_spec
-from planner.spec import JobSpec
+from planner.runnable import not_runnable
+from planner.spec import JobSpec, SpecError
 
 HOST_SILENT_AFTER = timedelta(seconds=30)
 
@@ -44,7 +45,10 @@ def checked_spec(data: object) -> JobSpec:
     """
     resources = data.get("resources") if isinstance(data, dict) else None
     device = resources.get("device", "cpu") if isinstance(resources, dict) else "cpu"
-    return parse_spec(data, slots=largest_host_slots(device) if isinstance(device, str) else None)
+    spec = parse_spec(data, slots=largest_host_slots(device) if isinstance(device, str) else None)
+    if refused := not_runnable(spec):
+        raise SpecError(refused)
+    return spec
 
 
 def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, bool]:

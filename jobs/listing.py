@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from contracts.names import telemetry_stream
 from jobs.events import connect
 from jobs.models import ON_A_HOST, TERMINAL, Attempt, Job
+from planner.layout import SCHEDULE_NAMES
 
 log = logging.getLogger(__name__)
 
@@ -20,14 +21,14 @@ NEWEST_ENTRIES = 10
 
 def layout_words(layout: Mapping[str, Any]) -> str:
     """'pp2 x dp2 x tp2 · zero-1 · sp · 1F1B'; '1 rank' without any parallelism."""
-    axes = [f"{axis}{layout[axis]}" for axis in ("pp", "dp", "tp") if layout[axis] > 1]
+    axes = [f"{axis}{layout[axis]}" for axis in ("pp", "dp", "cp", "ep", "tp") if layout.get(axis, 1) > 1]
     words = [" x ".join(axes) or "1 rank"]
     if layout["zero"]:
         words.append(f"zero-{layout['zero']}")
     if layout["sequence_parallel"]:
         words.append("sp")
     if layout["pp"] > 1:
-        words.append({"1f1b": "1F1B", "gpipe": "GPipe"}[layout["schedule"]])
+        words.append(SCHEDULE_NAMES[layout["schedule"]])
     return " · ".join(words)
 
 

@@ -75,7 +75,7 @@ class Job(models.Model):
     @property
     def world_size(self) -> int:
         layout: dict[str, Any] = self.spec["layout"]
-        return int(layout["dp"] * layout["pp"] * layout["tp"])
+        return int(layout["dp"] * layout["pp"] * layout["tp"] * layout.get("cp", 1))  # cp: not in the oldest specs
 
 
 class Attempt(models.Model):

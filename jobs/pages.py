@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from collections.abc import Callable
 from typing import Any, cast
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from jobs import actions, planning, spec_form
+from jobs.api.errors import body
 from jobs.api.views import find_job, visible_jobs
 from jobs.listing import layout_words, list_rows, model_words
 from jobs.models import TERMINAL, Job, Status
 from jobs.present import job_detail
+from planner.clusters import CLUSTERS
 from planner.spec import Problem, SpecError
+from planner.templates import TEMPLATES
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +48,12 @@ def job_list(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 @login_required
 def job_new(request: HttpRequest) -> HttpResponse:
-    """The form, filled in from an earlier job with `?from=ID`.
+    """The form, filled in from an earlier job (`?from=ID`), a template (`?template=NAME`) or JSON (`?spec=...`).
 
     Posted as its fields, or as the JSON of a whole spec in the one field `spec`.
     """
     if request.method == "GET":
-        source = find_job(request.user, request.GET["from"]) if "from" in request.GET else None
-        return _form(request, source.spec if source else FIRST_RUN, [], source)
+        return _filled_form(request)
     data, broken = _posted_spec(request)
     if broken:
         return _form(request, FIRST_RUN, broken)
@@ -59,6 +62,25 @@ def job_new(request: HttpRequest) -> HttpResponse:
     except SpecError as error:
         return _form(request, data, error.problems)
     return redirect("job-detail", job.id)
+
+
+def _filled_form(request: HttpRequest) -> HttpResponse:
+    asked = request.GET
+    if "from" in asked:
+        source = find_job(request.user, asked["from"])
+        return _form(request, source.spec, [], source=source)
+    if "template" in asked:
+        template = TEMPLATES.get(asked["template"])
+        if template is None:
+            raise Http404("no such template")
+        twin = "twin" in asked
+        return _form(request, template.twin if twin else template.spec, [], cluster="" if twin else template.cluster)
+    if "spec" in asked:
+        try:
+            return _form(request, json.loads(asked["spec"]), [], cluster=asked.get("cluster", ""))
+        except (ValueError, RecursionError):
+            return _form(request, FIRST_RUN, [Problem("spec", "the link holds no readable layout")])
+    return _form(request, FIRST_RUN, [])
 
 
 def _posted_spec(request: HttpRequest) -> tuple[Any, list[Problem]]:
@@ -70,7 +92,9 @@ def _posted_spec(request: HttpRequest) -> tuple[Any, list[Problem]]:
         return None, [Problem("spec", "the form arrived empty or broken; please try again")]
 
 
-def _form(request: HttpRequest, spec: Any, problems: list[Problem], source: Job | None = None) -> HttpResponse:
+def _form(
+    request: HttpRequest, spec: Any, problems: list[Problem], *, source: Job | None = None, cluster: str = ""
+) -> HttpResponse:
     values = spec_form.values_from_spec(spec)
     errors, other_errors = spec_form.errors_by_field(problems)
     context = {
@@ -80,6 +104,10 @@ def _form(request: HttpRequest, spec: Any, problems: list[Problem], source: Job 
         "other_errors": other_errors,
         "presets": spec_form.preset_cards(),
         "source": source,
+        "templates": TEMPLATES,
+        "clusters": CLUSTERS,
+        "cluster": cluster,
+        "more": spec_form.uses_more_options(values),
     }
     return render(request, "jobs/new.html", context, status=422 if problems else 200)
 
@@ -89,16 +117,59 @@ def _form(request: HttpRequest, spec: Any, problems: list[Problem], source: Job 
 def plan(request: HttpRequest) -> HttpResponse:
     """What a draft would cost, as `jobs.planning.plan` says it, with the spec as it was understood.
 
-    The draft is a JSON body, or the fields of the submit form.
+    The draft is a JSON body, or the fields of the submit form. `cluster` may name hardware to plan for.
     """
     if request.content_type != "application/json":
         data: Any = spec_form.spec_from_form(request.POST.dict())
-        return JsonResponse({**planning.plan(data), "spec": data})
+        return JsonResponse({**planning.plan(data, request.POST.get("cluster")), "spec": data})
+    data, broken = _json_body(request)
+    if broken:
+        return broken
+    return JsonResponse({**planning.plan(data, request.GET.get("cluster")), "spec": data})
+
+
+@require_POST
+@login_required
+def plan_search(request: HttpRequest) -> HttpResponse:
+    """Every layout on so many ranks, ranked: `jobs.planning.searched` of a JSON body."""
+    return _answered(request, planning.searched)
+
+
+@require_POST
+@login_required
+def plan_explain(request: HttpRequest) -> HttpResponse:
+    """Every term of a draft's figures: a JSON body of `spec`, `cluster` and `stage`."""
+
+    def answer(data: Any) -> Any:
+        asked = data if isinstance(data, dict) else {}
+        return planning.explained(asked.get("spec"), asked.get("cluster"), asked.get("stage", 0))
+
+    return _answered(request, answer)
+
+
+def _answered(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpResponse:
+    data, broken = _json_body(request)
+    if broken:
+        return broken
     try:
-        data = json.loads(request.body)
+        return JsonResponse(answer(data), safe=False)
+    except SpecError as error:
+        return JsonResponse(body(error.problems), status=422)
+
+
+def _json_body(request: HttpRequest) -> tuple[Any, HttpResponse | None]:
+    try:
+        return json.loads(request.body), None
     except (ValueError, RecursionError) as error:
-        return JsonResponse({"errors": [{"field": "request", "message": f"not JSON: {error}"}]}, status=400)
-    return JsonResponse({**planning.plan(data), "spec": data})
+        return None, JsonResponse(body([Problem("request", f"not JSON: {error}")]), status=400)
+
+
+@require_GET
+@login_required
+def what_if(request: HttpRequest) -> HttpResponse:
+    """Layouts side by side, and the search for better ones."""
+    context = {"presets": spec_form.preset_cards(), "clusters": CLUSTERS, "precisions": planning.precisions()}
+    return render(request, "jobs/what_if.html", context)
 
 
 @require_GET

@@ -8,12 +8,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.choices import DEGREES
+from planner.layout import SCHEDULE_NAMES
 from planner.models import parameter_count
+from planner.precision import MIXES
 from planner.presets import PRESETS, expand_preset
 from planner.spec import Layout, Problem, Resources, TrainSpec
 
 DEFAULT_PRESET = "gpt-tiny"
-_CHECKBOXES = ("layout.sequence_parallel", "model.tied_embeddings")
+_CHECKBOXES = (
+    "layout.sequence_parallel",
+    "layout.regather",
+    "layout.scatter_gather",
+    "model.tied_embeddings",
+    "train.dropout",
+)
+_YES_NO = ("train.overlap",)
 _SIZES = (
     "arch",
     "num_layers",
@@ -25,7 +34,18 @@ _SIZES = (
     "max_seq_len",
     "tied_embeddings",
 )
-_TEXT = ("name", "model.preset", "model.arch", "layout.schedule", "train.precision", "train.data", "resources.device")
+_TEXT = (
+    "name",
+    "model.preset",
+    "model.arch",
+    "layout.schedule",
+    "layout.cp_method",
+    "layout.recompute",
+    "train.precision",
+    "train.attention",
+    "train.data",
+    "resources.device",
+)
 _FIELDS = (
     "name",
     "model.preset",
@@ -33,6 +53,16 @@ _FIELDS = (
     *(f"layout.{field}" for field in Layout.model_fields),
     *(f"train.{field}" for field in TrainSpec.model_fields),
     *(f"resources.{field}" for field in Resources.model_fields),
+)
+_MORE = (
+    "layout.cp",
+    "layout.ep",
+    "layout.dp_replicas",
+    "layout.regather",
+    "layout.scatter_gather",
+    "train.attention",
+    "train.overlap",
+    "train.dropout",
 )
 _FLOATS = tuple(f"train.{name}" for name, field in TrainSpec.model_fields.items() if field.annotation is float)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
@@ -42,10 +72,16 @@ _OPTIONS: dict[str, list[tuple[str, str]]] = {
     "layout.dp": _DEGREES,
     "layout.pp": _DEGREES,
     "layout.tp": _DEGREES,
+    "layout.cp": _DEGREES,
+    "layout.ep": _DEGREES,
     "layout.zero": [("0", "0 · plain DDP"), ("1", "1"), ("2", "2"), ("3", "3")],
-    "layout.schedule": [("1f1b", "1F1B"), ("gpipe", "GPipe")],
+    "layout.schedule": list(SCHEDULE_NAMES.items()),
+    "layout.recompute": [("none", "none"), ("selective", "selective"), ("full", "full")],
+    "layout.cp_method": [("ring", "ring"), ("all_gather", "all-gather")],
     "model.arch": [("gpt", "GPT"), ("llama", "Llama")],
-    "train.precision": [("fp32", "fp32"), ("bf16", "bf16")],
+    "train.precision": [(name, name.replace("_", " ")) for name in MIXES],
+    "train.attention": [("fused", "fused"), ("unfused", "unfused")],
+    "train.overlap": [("true", "while backward runs"), ("false", "afterwards")],
     "resources.device": [("cpu", "CPU"), ("cuda", "GPU")],
 }
 
@@ -63,6 +99,8 @@ def spec_from_form(form: Mapping[str, str]) -> dict[str, Any]:
             continue
         if name in _CHECKBOXES:
             _put(spec, name, form.get(name) in ("true", "on"))
+        elif name in _YES_NO and form.get(name) in ("true", "false"):
+            _put(spec, name, form[name] == "true")
         elif name == "model.preset":
             _put(spec, name, preset or None)
         elif name in form:
@@ -96,6 +134,12 @@ def options_for(values: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
         known = any(value == current for value, _ in offered)
         options[name] = offered if known or not current else [*offered, (current, current)]
     return options
+
+
+def uses_more_options(values: Mapping[str, str]) -> bool:
+    """Whether a field of the folded part of the form differs from its default."""
+    usual = values_from_spec(None)
+    return any(values[name] != usual[name] for name in _MORE)
 
 
 def errors_by_field(problems: list[Problem]) -> tuple[dict[str, str], list[str]]:

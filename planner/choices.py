@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.layout import problems
+from planner.layout import SCHEDULE_NAMES, V_SCHEDULES, problems
 from planner.spec import JobSpec
 
 DEGREES = (1, 2, 4, 8)
@@ -13,10 +13,14 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "dp": DEGREES,
     "pp": DEGREES,
     "tp": DEGREES,
+    "cp": DEGREES,
+    "ep": DEGREES,
     "zero": (0, 1, 2, 3),
     "sequence_parallel": (False, True),
-    "schedule": ("1f1b", "gpipe"),
+    "schedule": tuple(SCHEDULE_NAMES),
+    "recompute": ("none", "selective", "full"),
 }
+CHUNKS = {"interleaved_1f1b": 2, "looped_bfs": 2, **dict.fromkeys(V_SCHEDULES, 2)}  # a stage, when a schedule is chosen
 
 
 def choices(spec: JobSpec, *, slots: int | None = None) -> dict[str, dict[str, str]]:
@@ -30,7 +34,10 @@ def choices(spec: JobSpec, *, slots: int | None = None) -> dict[str, dict[str, s
         for option in options:
             if option == getattr(spec.layout, field):
                 continue
-            changed = spec.model_copy(update={"layout": spec.layout.model_copy(update={field: option})})
+            update = {field: option}
+            if field == "schedule" and spec.layout.pp > 1:
+                update["virtual_stages"] = CHUNKS.get(option, 1)
+            changed = spec.model_copy(update={"layout": spec.layout.model_copy(update=update)})
             added = [p for p in problems(changed, slots=slots) if p.field not in already]
             if added:
                 impossible.setdefault(field, {})[str(option).lower()] = "; ".join(p.message for p in added)

@@ -12,7 +12,7 @@ from planner.cluster import Cluster
 from planner.collectives import bus_factor
 from planner.estimate import default_cluster, rank_memory
 from planner.flops import hardware_flops, model_flops
-from planner.memory import FRAGMENTATION, held_parameters, state_bytes
+from planner.memory import FRAGMENTATION, state_bytes, updated_parameters
 from planner.models import embedding_parameters, head_parameters, layer_parameters, parameter_count
 from planner.precision import mix_of
 from planner.runnable import not_runnable
@@ -81,7 +81,7 @@ def _parameters(spec: JobSpec) -> Explanation:
 def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     layout, mix = spec.layout, mix_of(spec.train.precision)
     parts = rank_memory(spec, stage, cluster)
-    numel, own = held_parameters(spec, stage), held(spec, stage)
+    numel, own = updated_parameters(spec, stage), held(spec, stage)
     flight = chunks_in_flight(layout, stage, spec.train.micro_batches)
     chunks = len(own.stage.chunks)
     each = layer_activation_bytes(spec)

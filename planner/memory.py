@@ -28,7 +28,13 @@ def model_state(parameters: float, mix: Mix, *, zero: int, degree: int) -> float
 
 
 def held_parameters(spec: JobSpec, stage: int) -> int:
-    """Parameter elements that a rank of the stage holds, after tp and, under ZeRO, dp; the largest shard."""
+    """Parameter elements that a rank of the stage keeps between steps, after tp and ZeRO; the largest shard."""
+    mix = mix_of(spec.train.precision)
+    return state_bytes(spec, stage).weights // mix.weights
+
+
+def updated_parameters(spec: JobSpec, stage: int) -> int:
+    """Parameter elements whose optimiser state a rank of the stage holds; the largest shard."""
     return sum(shard for _, shard in _units(spec, stage))
 
 

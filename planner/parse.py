@@ -26,7 +26,7 @@ def parse_spec(data: object, *, slots: int | None = None) -> JobSpec:
         SpecError: with every problem found, each naming its field and showing the arithmetic.
     """
     spec = parse_fields(data)
-    found = problems(spec, slots=slots) or _oversize(spec)
+    found = problems(spec, slots=slots) or oversize(spec)
     if found:
         raise SpecError(found)
     return spec
@@ -60,7 +60,7 @@ def parse_fields(data: object) -> JobSpec:
     return spec
 
 
-def _oversize(spec: JobSpec) -> list[Problem]:
+def oversize(spec: JobSpec) -> list[Problem]:
     """Sizes, each allowed by itself, whose product no message between processes can carry."""
     stages = estimate(spec)["stages"]
     needed = max(stage["memory_bytes"] for stage in stages)

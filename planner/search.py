@@ -8,6 +8,7 @@ and looped BFS are tried only on request: 1F1B and its interleaved form idle as 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ class Constraints(NamedTuple):
     max_micro_batch: int = MAX_MICRO_BATCH
     max_memory_bytes: int | None = None
     runnable: bool = False
+    max_seconds: float = math.inf
 
 
 class Found(NamedTuple):
@@ -54,7 +56,10 @@ class Found(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """`best` by time. `pareto`: more time always buys less memory. `refused`: how many layouts, by reason."""
+    """`best` by time. `pareto`: more time always buys less memory. `refused`: how many layouts, by reason.
+
+    `complete` is False when `max_seconds` ended the search: then not all layouts were considered.
+    """
 
     best: list[Found]
     pareto: list[Found]
@@ -62,6 +67,7 @@ class SearchResult(NamedTuple):
     fitting: int
     refused: dict[str, int]
     seconds: float
+    complete: bool
 
 
 def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: int = 20) -> SearchResult:
@@ -73,7 +79,7 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
     check(constraints)
     started = time.perf_counter()
     finder = _Finder(spec, cluster, constraints)
-    fitting = sorted(finder.find(), key=lambda found: (found.timing.step_s, found.memory_bytes))
+    fitting = sorted(finder.find(), key=_rank)
     return SearchResult(
         best=fitting[:limit],
         pareto=pareto(fitting),
@@ -81,7 +87,15 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
         fitting=len(fitting),
         refused=dict(finder.refused),
         seconds=time.perf_counter() - started,
+        complete=not finder.is_late(),
     )
+
+
+def _rank(found: Found) -> tuple[float, int, int, int]:
+    """By time; of equals the one that needs less memory, then the one with fewer axes and chunks."""
+    x = found.spec.layout
+    axes = sum(degree > 1 for degree in (x.tp, x.cp, x.pp, x.ep))
+    return float(f"{found.timing.step_s:.4g}"), found.memory_bytes, axes, x.virtual_stages
 
 
 def check(constraints: Constraints) -> None:
@@ -134,11 +148,20 @@ class _Finder:
         self.capacity = constraints.max_memory_bytes or cluster.accelerator.memory_bytes
         self.timer = Timer(cluster)
         self.refused: Counter[str] = Counter()
+        self._deadline = time.perf_counter() + constraints.max_seconds
+        self._late = False
+
+    def is_late(self) -> bool:
+        """Whether the time allowed ended the search."""
+        return self._late
 
     def find(self) -> Iterator[Found]:
         for degrees in self._degrees():
             for zero in self._options("zero", (0, 1, 2, 3) if degrees["dp"] * degrees["cp"] > 1 else (0,)):
                 for schedule, chunks in self._schedules(degrees["pp"]):
+                    if time.perf_counter() > self._deadline:
+                        self._late = True
+                        return
                     yield from self._family({**degrees, "zero": zero}, schedule, chunks)
 
     def _options(self, field: str, usual: Sequence[Any]) -> Sequence[Any]:

@@ -72,7 +72,7 @@ TEMPLATES: dict[str, Template] = {
         "Megatron-LM, 2104.04473 section 5",
         "a100-80gb",
         _megatron("GPT-3 175B as Megatron ran it", "megatron-175b", {"tp": 8, "pp": 16, "dp": 8}, 1536, 192),
-        _twin("GPT-3 175B", "gpt-tiny", {**_PIPE, "dp": 2}),
+        _twin("GPT-3 175B", "gpt-tiny", _PIPE),
     ),
     "megatron-530b": Template(
         "Megatron 530B, TP 8 x PP 35 x DP 9",
@@ -92,7 +92,7 @@ TEMPLATES: dict[str, Template] = {
         _MEGATRON_SOURCE,
         "a100-80gb",
         _megatron("Megatron 1T", "megatron-1t", {"tp": 8, "pp": 64, "dp": 6}, 3072, 512),
-        _twin("Megatron 1T", "gpt-mini", {"pp": 4, "tp": 2}, micro_batches=4),
+        _twin("Megatron 1T", "gpt-mini", {"pp": 4}, micro_batches=4),
     ),
     **{
         f"zero{stage}-7.5b": Template(
@@ -109,14 +109,14 @@ TEMPLATES: dict[str, Template] = {
         _LLAMA_SOURCE,
         "h100",
         _llama("Llama 3 405B, 8,192 GPUs", {"tp": 8, "pp": 16, "dp": 64}, 2048, 32, 8192),
-        _twin("Llama 3 405B", "llama-tiny", {**_PIPE, "dp": 2, "sequence_parallel": True, "zero": 1}),
+        _twin("Llama 3 405B", "llama-tiny", {**_PIPE, "sequence_parallel": True}),
     ),
     "llama3-405b-16k": Template(
         "Llama 3 405B on 16,384 GPUs, TP 8 x PP 16 x DP 128",
         _LLAMA_SOURCE,
         "h100",
         _llama("Llama 3 405B, 16,384 GPUs", {"tp": 8, "pp": 16, "dp": 128}, 2048, 16, 8192),
-        _twin("Llama 3 405B", "llama-tiny", {**_PIPE, "dp": 2, "sequence_parallel": True, "zero": 1}),
+        _twin("Llama 3 405B", "llama-tiny", {"dp": 2, "tp": 2, "sequence_parallel": True, "zero": 1}),
     ),
     "llama3-405b-long": Template(
         "Llama 3 405B, 131,072 tokens a sequence, TP 8 x CP 16 x PP 16 x DP 8",
@@ -129,6 +129,6 @@ TEMPLATES: dict[str, Template] = {
             16,
             131072,
         ),
-        _twin("Llama 3 405B long", "llama-tiny", {"tp": 2, "pp": 2, "sequence_parallel": True}, seq_len=512),
+        _twin("Llama 3 405B long", "llama-tiny", {**_PIPE, "sequence_parallel": True}, seq_len=512),
     ),
 }

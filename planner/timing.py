@@ -17,7 +17,7 @@ from planner.cluster import Cluster, collective_seconds, kernel_seconds, span
 from planner.flops import hardware_flops, model_flops
 from planner.kernels import Kernel, Pass, Work, embedding_work, head_work, layer_work
 from planner.layout import V_SCHEDULES, stage_of
-from planner.memory import held_parameters
+from planner.memory import updated_parameters
 from planner.precision import FP32_BYTES, mix_of
 from planner.schedules import bubble_ratio
 from planner.spec import JobSpec, Layout, ModelSpec
@@ -230,7 +230,7 @@ class Timer:
         return row.count * collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
 
     def _optimizer(self, spec: JobSpec, index: int) -> float:
-        moved = ADAM_PASSES * FP32_BYTES * held_parameters(spec, index)
+        moved = ADAM_PASSES * FP32_BYTES * updated_parameters(spec, index)
         return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES)
 
 

@@ -50,7 +50,84 @@ class PlanSerializer(serializers.Serializer[object]):
 
     estimate = serializers.DictField(allow_null=True)
     problems = ErrorSerializer(many=True)
+    not_runnable = ErrorSerializer(many=True, help_text="fields that can be planned, but not run yet")
     choices = serializers.DictField(help_text="{field: {option: reason}} for options that cannot be chosen")
+    suggestions = serializers.ListField(
+        child=serializers.DictField(), required=False, help_text="where it does not fit: what would, one choice away"
+    )
+    timeline = serializers.DictField(required=False, allow_null=True, help_text="the pipeline schedule as cells")
+    matrix = serializers.ListField(
+        child=serializers.ListField(child=serializers.IntegerField()),
+        required=False,
+        allow_null=True,
+        help_text="[sender][receiver] algorithmic bytes of a step, for up to 64 ranks",
+    )
+
+
+class SearchSerializer(serializers.Serializer[object]):
+    """What to search. The layout in `spec` is ignored: `fixed` holds what must stay."""
+
+    spec = serializers.DictField(help_text="model, train and resources of a job spec")
+    ranks = serializers.IntegerField(min_value=1, max_value=65536)
+    cluster = serializers.CharField(required=False, help_text="a name of /clusters")
+    fixed = serializers.DictField(required=False, help_text="layout fields with the value they must have")
+    max_micro_batch = serializers.IntegerField(required=False, min_value=1, max_value=1024)
+    max_memory_bytes = serializers.IntegerField(required=False, min_value=1, max_value=2**60)
+    runnable = serializers.BooleanField(required=False, help_text="only layouts that can be submitted today")
+    limit = serializers.IntegerField(required=False, min_value=1, max_value=100)
+
+
+class SearchResultSerializer(serializers.Serializer[object]):
+    """The best layouts by time; the Pareto front of time and memory; why neighbours of the first were not taken."""
+
+    best = serializers.ListField(child=serializers.DictField())
+    pareto = serializers.ListField(child=serializers.DictField())
+    neighbours = serializers.ListField(child=serializers.DictField())
+    considered = serializers.IntegerField()
+    fitting = serializers.IntegerField()
+    refused = serializers.DictField(child=serializers.IntegerField(), help_text="how many layouts, by reason")
+    seconds = serializers.FloatField()
+    complete = serializers.BooleanField(help_text="false when the time allowed ended the search")
+    cluster = serializers.DictField()
+
+
+class ExplainSerializer(serializers.Serializer[object]):
+    """A spec, and the pipeline stage whose rank is explained."""
+
+    spec = serializers.DictField()
+    cluster = serializers.CharField(required=False)
+    stage = serializers.IntegerField(required=False, min_value=0)
+
+
+class ExplanationSerializer(serializers.Serializer[object]):
+    figure = serializers.CharField()
+    value = serializers.FloatField()
+    unit = serializers.CharField(allow_blank=True)
+    kind = serializers.CharField(help_text="counted, exact or estimated")
+    terms = serializers.ListField(child=serializers.DictField())
+
+
+class ClusterSerializer(serializers.Serializer[object]):
+    """Hardware; see planner.cluster for each field and its unit."""
+
+    id = serializers.CharField()
+    name = serializers.CharField()
+    device = serializers.CharField()
+    accelerator = serializers.DictField()
+    per_node = serializers.IntegerField()
+    node = serializers.DictField()
+    network = serializers.DictField()
+    base_s = serializers.FloatField()
+    basis = serializers.CharField()
+
+
+class TemplateSerializer(serializers.Serializer[object]):
+    id = serializers.CharField()
+    title = serializers.CharField()
+    source = serializers.CharField()  # type: ignore[assignment]  # the API's name, whatever DRF keeps there
+    cluster = serializers.CharField()
+    spec = serializers.DictField()
+    twin = serializers.DictField()
 
 
 class PresetSerializer(serializers.Serializer[object]):

@@ -39,6 +39,8 @@ REFUSALS = {
 }
 SPEC_SCHEMA = {"application/json": JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")}
 
+CLUSTER = OpenApiParameter("cluster", str, description="a name of /clusters; by default the one for the spec's device")
+
 
 def refusals(*codes: int) -> dict[int, OpenApiResponse]:
     return {code: REFUSALS[code] for code in codes}
@@ -174,11 +176,62 @@ class Plan(APIView):
     @extend_schema(
         operation_id="plan",
         request=SPEC_SCHEMA,
+        parameters=[CLUSTER],
         responses={200: shapes.PlanSerializer, **refusals(400, 401, 403, 413, 415)},
     )
     def post(self, request: Request) -> Response:
-        """Traffic (exact) and memory (an estimate) of a spec, or its problems."""
-        return Response(planning.plan(request.data))
+        """Traffic (exact where the trainer runs the layout), memory and time (estimates) of a spec, or its problems."""
+        return Response(planning.plan(request.data, request.query_params.get("cluster")))
+
+
+class PlanSearch(APIView):
+    """The best layouts."""
+
+    parser_classes = [StrictJSONParser]
+    throttle_classes = [SubmitThrottle]
+
+    @extend_schema(
+        operation_id="searchPlans",
+        request=shapes.SearchSerializer,
+        responses={200: shapes.SearchResultSerializer, **refusals(400, 401, 403, 413, 415, 422, 429)},
+    )
+    def post(self, request: Request) -> Response:
+        """Every layout of a model and batch on so many ranks, ranked by time under memory; none is launched."""
+        return Response(planning.searched(request.data))
+
+
+class PlanExplain(APIView):
+    """Where a figure comes from."""
+
+    parser_classes = [StrictJSONParser]
+
+    @extend_schema(
+        operation_id="explainPlan",
+        request=shapes.ExplainSerializer,
+        responses={200: shapes.ExplanationSerializer(many=True), **refusals(400, 401, 403, 413, 415, 422)},
+    )
+    def post(self, request: Request) -> Response:
+        """Each figure of the estimate with its terms: formula, numbers, source."""
+        data = request.data if isinstance(request.data, dict) else {}
+        return Response(planning.explained(data.get("spec"), data.get("cluster"), data.get("stage", 0)))
+
+
+class Clusters(APIView):
+    """Hardware to plan for."""
+
+    @extend_schema(operation_id="listClusters", responses={200: shapes.ClusterSerializer(many=True), **refusals(401)})
+    def get(self, request: Request) -> Response:
+        """Every named cluster, with all the planner assumes of it."""
+        return Response(planning.clusters())
+
+
+class Templates(APIView):
+    """Published layouts."""
+
+    @extend_schema(operation_id="listTemplates", responses={200: shapes.TemplateSerializer(many=True), **refusals(401)})
+    def get(self, request: Request) -> Response:
+        """Layouts as they were published, each with a twin of CPU size."""
+        return Response(planning.templates())
 
 
 class Presets(APIView):

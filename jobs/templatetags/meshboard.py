@@ -21,9 +21,9 @@ def get(mapping: Mapping[str, Any] | None, key: str) -> Any:
 
 @register.filter
 def compact(number: int) -> str:
-    """124439808 -> '124M', three digits and a power of 1000."""
+    """Parameters as the field counts them, three digits: 124439808 -> "124M", 405853388800 -> "406B"."""
     value, unit = float(number), ""
-    for unit in ("", "k", "M", "G", "T"):
+    for unit in ("", "k", "M", "B", "T"):
         if value < 999.5 or unit == "T":
             break
         value /= 1000

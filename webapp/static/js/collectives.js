@@ -10,7 +10,7 @@ export function busFactor(op, groupSize) {
   return 1;
 }
 
-const AXES = ["dp", "pp", "tp", "world"];
+const AXES = ["dp", "pp", "cp", "ep", "tp", "world"];
 
 export const byAxis = (a, b) => AXES.indexOf(a) - AXES.indexOf(b);
 
@@ -99,7 +99,10 @@ export function predictionOf(estimate) {
 
 /** {pp, dp, tp} of a rank: tp innermost, pp outermost. */
 export function coordinates(rank, axes) {
-  const tp = rank % axes.tp;
-  const rest = Math.floor(rank / axes.tp);
-  return { pp: Math.floor(rest / axes.dp), dp: rest % axes.dp, tp };
+  const degree = { cp: 1, ...axes }; // jobs planned before there was cp have none
+  const tp = rank % degree.tp;
+  const outside = Math.floor(rank / degree.tp);
+  const cp = outside % degree.cp;
+  const rest = Math.floor(outside / degree.cp);
+  return { pp: Math.floor(rest / degree.dp), dp: rest % degree.dp, cp, tp };
 }

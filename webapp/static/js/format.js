@@ -59,6 +59,11 @@ export function count(value) {
   return power === 0 ? String(rest) : `${threeDigits(rest)}${SI[power]}`;
 }
 
+/** Parameters as the field counts them: 405853388800 -> "406B". */
+export function parameters(value) {
+  return count(value).replace("G", "B");
+}
+
 /** 124439808 -> "124,439,808". */
 export function integer(value) {
   return known(value) ? group.format(value) : MISSING;

@@ -1,13 +1,18 @@
 // The submit page: asks the planner as one types, shows what the layout costs and what stands in its way.
-import { copyText, embedded } from "./dom.js";
-import { readRanks, showEstimate } from "./estimate.js";
-import { count } from "./format.js";
+import { copyText, el, embedded } from "./dom.js";
+import { showEstimate } from "./estimate.js";
+import { explainButtons } from "./explain.js";
+import { parameters } from "./format.js";
+import { readRanks } from "./pictures/ranks.js";
 
 const DELAY_MS = 150;
 const form = document.getElementById("job-form");
 const panel = document.getElementById("estimate");
 const presets = embedded("presets");
 const status = document.getElementById("plan-status");
+const cluster = document.getElementById("f-cluster");
+const compare = document.getElementById("compare");
+compare.dataset.base = compare.getAttribute("href");
 let latest = null; // the newest request; older answers are dropped
 let spec = null; // as the server understood the form
 
@@ -17,7 +22,7 @@ function showModel() {
   document.getElementById("model-sizes").hidden = !custom;
   const note = document.getElementById("preset-note");
   const preset = presets[name];
-  note.textContent = preset ? `${preset.description} · ${count(preset.parameters)} parameters` : "Your own sizes.";
+  note.textContent = preset ? `${preset.description} · ${parameters(preset.parameters)} parameters` : "Your own sizes.";
   if (preset) for (const [key, value] of Object.entries(preset.sizes)) setField(`model.${key}`, value);
 }
 
@@ -38,7 +43,7 @@ function holderOf(field) {
   return null;
 }
 
-function showProblems(problems) {
+function showProblems(problems, blocked) {
   for (const place of form.querySelectorAll(".field .problem")) place.textContent = "";
   for (const control of form.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
   const elsewhere = [];
@@ -52,10 +57,14 @@ function showProblems(problems) {
     place.textContent = [place.textContent, message].filter(Boolean).join("; ");
     for (const control of holder.querySelectorAll("input, select")) control.setAttribute("aria-invalid", "true");
   }
+  for (const { field, message } of blocked) {
+    const place = holderOf(field)?.querySelector(".problem");
+    if (place) place.textContent = [place.textContent, message].filter(Boolean).join("; ");
+  }
   const other = document.getElementById("other-problems");
   other.hidden = elsewhere.length === 0;
   other.textContent = elsewhere.join("\n");
-  document.getElementById("submit").disabled = problems.length > 0;
+  document.getElementById("submit").disabled = problems.length > 0 || blocked.length > 0;
 }
 
 /** A choice that cannot be is disabled and says why: as a tooltip, and in words below the choices. */
@@ -99,19 +108,46 @@ async function ask() {
     const plan = await answer.json();
     if (mine !== latest) return;
     spec = plan.spec;
-    showProblems(plan.problems);
+    showProblems(plan.problems, plan.not_runnable);
     showChoices(plan.choices);
     panel.dataset.stale = String(!plan.estimate);
-    if (plan.estimate) showEstimate(panel, plan.estimate);
-    const number = plan.problems.length;
-    const text = number === 1 ? "One problem to solve first." : `${number} problems to solve first.`;
-    status.textContent = number ? text : "This can run.";
-    status.dataset.tone = number ? "bad" : "good";
+    if (plan.estimate) showEstimate(panel, plan);
+    compare.href = `${compare.dataset.base}#${encodeURIComponent(JSON.stringify({ spec, cluster: cluster.value }))}`;
+    tellStatus(plan);
   } catch (error) {
     if (error.name === "AbortError") return;
     status.textContent = `No estimate: ${error.message}.`;
     status.dataset.tone = "bad";
   }
+}
+
+function tellStatus(plan) {
+  const number = plan.problems.length;
+  const problems = number === 1 ? "One problem to solve first." : `${number} problems to solve first.`;
+  const planned = "Planned only: the trainer does not run this yet.";
+  status.textContent = number ? problems : plan.not_runnable.length ? planned : "This can run.";
+  status.dataset.tone = number ? "bad" : plan.not_runnable.length ? "warn" : "good";
+}
+
+const CHUNKS = { interleaved_1f1b: "2", looped_bfs: "2", zbv: "2", dualpipev: "2" };
+
+/** A schedule brings the number of chunks it needs; a degree typed by hand becomes a choice of its own. */
+function follow(event) {
+  const { target } = event;
+  if (target.name === "layout.schedule") setField("layout.virtual_stages", CHUNKS[target.value] ?? "1");
+  if (target.dataset.other === undefined || !/^\d+$/.test(target.value.trim())) return;
+  const value = String(Number(target.value));
+  const radios = [...form.querySelectorAll(`input[type=radio][name="${CSS.escape(target.dataset.other)}"]`)];
+  const chosen = radios.find((radio) => radio.value === value) ?? addedRadio(target, value);
+  chosen.disabled = false;
+  chosen.checked = true;
+}
+
+function addedRadio(target, value) {
+  target.parentElement.querySelector("label.added")?.remove();
+  const radio = el("input", { type: "radio", name: target.dataset.other, value });
+  target.before(el("label", { className: "added" }, radio, el("span", {}, value)));
+  return radio;
 }
 
 let timer = null;
@@ -130,7 +166,12 @@ function curl() {
   ].join("\n");
 }
 
-form.addEventListener("input", askSoon);
+form.addEventListener("input", (event) => {
+  follow(event);
+  askSoon();
+});
+cluster.addEventListener("change", askSoon);
+explainButtons(panel, document.getElementById("explain"), form.dataset.explainUrl, () => ({ spec, cluster: cluster.value }));
 form.elements["model.preset"].addEventListener("change", () => {
   showModel();
   askSoon();

@@ -1,0 +1,63 @@
+// Memory of each stage's rank as a bar against what the device has, with a table of its parts.
+import { el } from "../dom.js";
+import { bytes, exactBytes } from "../format.js";
+import { cell, columns, rowHead, scrolling, stageHead, th } from "./table.js";
+
+const ORDER = ["parameters", "gradients", "optimizer", "gathered", "activations", "logits", "allowance"];
+const token = (name) => `--series-${ORDER.indexOf(name)}`;
+
+export function memoryPicture(estimate, suggestions) {
+  const { stages, cluster } = estimate;
+  const shown = columns(stages);
+  const names = ORDER.filter((name) => stages.some((s) => s.memory[name] > 0));
+  const most = Math.max(cluster.memory_bytes, ...stages.map((s) => s.memory_bytes));
+  const bars = shown.map((s) => el("div", { className: "memory-line" }, label(s, stages), bar(s, names, cluster, most)));
+  const rows = names.map((name) =>
+    el("tr", {}, rowHead(token(name), name), ...shown.map((s) => cell(bytes(s.memory[name] ?? 0), exactBytes(s.memory[name] ?? 0)))),
+  );
+  rows.push(el("tr", {}, rowHead(null, "together"), ...shown.map((s) => cell(bytes(s.memory_bytes), exactBytes(s.memory_bytes)))));
+  return [
+    verdict(estimate, suggestions),
+    ...bars,
+    scrolling([th("component"), ...stageHead(shown, stages)], rows),
+    el("p", { className: "note" }, `Model state is counted; activations follow their tensors; the allowance stands for context and fragmentation.`),
+  ];
+}
+
+const label = (stage, all) => el("span", { className: "memory-label" }, all.length > 1 ? `stage ${stage.stage}` : "a rank");
+
+function bar(stage, names, cluster, most) {
+  const title = `${bytes(stage.memory_bytes)} of ${bytes(cluster.memory_bytes)}`;
+  const line = el("div", { className: "bar memory-bar", role: "img", ariaLabel: title, title });
+  for (const name of names) {
+    const value = stage.memory[name] ?? 0;
+    if (value <= 0) continue;
+    const part = el("span", { title: `${name}: ${bytes(value)}` });
+    part.style.width = `${(100 * value) / most}%`;
+    part.style.setProperty("--swatch", `var(${token(name)})`);
+    line.append(part);
+  }
+  const limit = el("i", { className: "capacity", title: `${cluster.accelerator}: ${bytes(cluster.memory_bytes)}` });
+  limit.style.left = `${(100 * cluster.memory_bytes) / most}%`;
+  line.append(limit);
+  return line;
+}
+
+function verdict(estimate, suggestions) {
+  const { cluster, peak_memory_bytes: peak } = estimate;
+  const has = `${bytes(peak)} of ${bytes(cluster.memory_bytes)}`;
+  if (estimate.fits) {
+    const free = 1 - peak / cluster.memory_bytes;
+    return el("p", { className: "verdict" }, el("b", {}, has), ` on the fullest rank: fits, ${(100 * free).toFixed(0)} % free`);
+  }
+  const box = el("div", { className: "message", role: "status" }, el("p", {}, el("b", {}, `Needs ${has}.`)));
+  box.dataset.tone = "bad";
+  const fits = suggestions ?? [];
+  if (fits.length === 0) {
+    box.append(el("p", {}, "Nothing one choice away fits; search on the page “What if”."));
+    return box;
+  }
+  box.append(el("p", {}, "One choice away, these fit:"));
+  box.append(el("ul", {}, ...fits.map((n) => el("li", {}, el("b", {}, n.change), `: ${n.reason}`))));
+  return box;
+}

@@ -1,0 +1,75 @@
+// Every rank as a square: coloured by pipeline stage, or by the node it stands on.
+import { coordinates } from "../collectives.js";
+import { el } from "../dom.js";
+import { integer } from "../format.js";
+
+const MOST_SQUARES = 512;
+const NUMBERED = 64;
+const SERIES = 16;
+
+export function rankGrid(estimate) {
+  const grid = squares(estimate);
+  const { nodes } = estimate.cluster;
+  if (nodes <= 1) return [grid, note(estimate)];
+  const toggle = el("label", { className: "check" }, el("input", { type: "checkbox", checked: grid.dataset.by === "node" }), " coloured by node");
+  toggle.firstChild.addEventListener("change", (event) => {
+    grid.dataset.by = event.target.checked ? "node" : "stage";
+    for (const square of grid.querySelectorAll("button")) colour(square, grid.dataset.by);
+  });
+  return [toggle, grid, note(estimate)];
+}
+
+function colour(square, by) {
+  square.style.setProperty("--swatch", `var(--series-${Number(square.dataset[by]) % SERIES})`);
+}
+
+function squares(estimate) {
+  const { world_size: world, axes, cluster } = estimate;
+  const shown = Math.min(world, MOST_SQUARES);
+  const grid = el("div", { className: "rank-grid" });
+  grid.dataset.by = "stage";
+  grid.classList.toggle("many", world > NUMBERED);
+  for (let first = 0; first < shown; first += axes.tp) {
+    const group = el("div", { className: "replica" });
+    for (let rank = first; rank < Math.min(first + axes.tp, shown); rank += 1) {
+      const { pp, dp, cp, tp } = coordinates(rank, axes);
+      const layers = estimate.stages[pp].layers.map(([from, to]) => (to - from === 1 ? from : `${from}–${to - 1}`)).join(", ");
+      const node = Math.floor(rank / cluster.per_node);
+      const part = axes.cp > 1 ? ` · cp ${cp}` : "";
+      const text = `rank ${rank}: pp ${pp} · dp ${dp}${part} · tp ${tp} · node ${node} · layers ${layers}`;
+      const square = el("button", { type: "button", title: text, ariaLabel: text, tabIndex: rank === 0 ? 0 : -1 }, String(rank));
+      square.dataset.stage = pp;
+      square.dataset.node = node;
+      colour(square, "stage");
+      group.append(square);
+    }
+    grid.append(group);
+  }
+  return grid;
+}
+
+function note(estimate) {
+  const hidden = estimate.world_size - MOST_SQUARES;
+  const rest = hidden > 0 ? ` The other ${integer(hidden)} ranks repeat the pattern.` : "";
+  const stages = estimate.axes.pp > 1 ? "One colour a pipeline stage; " : "";
+  return el("p", { className: "note", ariaLive: "polite" }, `${stages}squares side by side are one tp group.${rest}`);
+}
+
+/** Arrow keys walk the grid; what is focused or hovered is told below it. */
+export function readRanks(panel) {
+  const place = panel.querySelector('[data-show="ranks"]');
+  const tell = (event) => {
+    const square = event.target.closest?.(".rank-grid button");
+    if (square) place.querySelector(".note").textContent = square.title;
+  };
+  for (const kind of ["mouseover", "focusin", "click"]) place.addEventListener(kind, tell);
+  place.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    const all = [...place.querySelectorAll(".rank-grid button")];
+    const next = all[all.indexOf(document.activeElement) + step];
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
+  });
+}

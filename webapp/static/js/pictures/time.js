@@ -1,0 +1,40 @@
+// Where a step's time goes: one bar and its table, utilisation and days for a round number of tokens.
+import { el, stackedBar } from "../dom.js";
+import { count, duration, tokenRate } from "../format.js";
+import { cell, rowHead, scrolling, th } from "./table.js";
+
+const AXES = ["tp", "cp", "ep", "pp", "dp", "world"];
+const TOKENS = 1e12;
+
+const token = (name) => (AXES.includes(name) ? `--axis-${name}` : `--part-${name}`);
+const label = (name) => (AXES.includes(name) ? `${name} not hidden` : name);
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
+export function timePicture(estimate) {
+  const { time, cluster } = estimate;
+  const parts = time.parts.filter((part) => part.seconds > 0);
+  const bar = stackedBar(
+    parts.map((part) => ({ token: token(part.name), value: part.seconds, title: `${label(part.name)}: ${duration(part.seconds)}` })),
+    "Seconds of a step by what they are spent on",
+  );
+  const rows = parts.map((part) =>
+    el("tr", {}, rowHead(token(part.name), label(part.name)), cell(duration(part.seconds)), cell(percent(part.seconds / time.step_s))),
+  );
+  const days = TOKENS / time.tokens_per_s / 86400;
+  const figures = el(
+    "dl",
+    { className: "figures small" },
+    figure("a step", duration(time.step_s)),
+    figure("MFU", percent(time.mfu), "model FLOPs over the peak of all ranks; recompute not counted"),
+    figure("HFU", percent(time.hfu), "with what is computed twice"),
+    figure("speed", tokenRate(time.tokens_per_s)),
+    figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days.toFixed(days < 100 ? 1 : 0)} days` : duration(days * 86400)),
+  );
+  const basis =
+    time.basis === "calibrated"
+      ? `Rests on a calibration of ${cluster.name}.`
+      : `Rests on data sheets of ${cluster.name}: calibrate a host for figures of your own.`;
+  return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, basis)];
+}
+
+const figure = (name, value, title) => el("div", { title }, el("dt", {}, name), el("dd", {}, value));
