@@ -16,7 +16,7 @@ from planner.parse import parse_fields, parse_spec
 from planner.presets import PRESETS
 from planner.report import estimate_text, explain_text, search_text
 from planner.search import FIXABLE, Constraints, search
-from planner.spec import JobSpec, Layout, SpecError, TrainSpec
+from planner.spec import JobSpec, Layout, Problem, SpecError, TrainSpec
 from planner.templates import TEMPLATES
 
 LAYOUT_FLAGS = tuple(name for name in Layout.model_fields)
@@ -72,8 +72,7 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
     if options.template:
         data: dict[str, Any] = json.loads(json.dumps(TEMPLATES[options.template].spec))
     elif options.spec:
-        text = sys.stdin.read() if str(options.spec) == "-" else options.spec.read_text()
-        data = json.loads(text)
+        data = _read(options.spec)
     else:
         data = {"model": {"preset": options.model}, "resources": {"device": "cuda"}}
         model = PRESETS[options.model].model
@@ -82,6 +81,18 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
         given = {name: _value(getattr(options, name)) for name in names if getattr(options, name) is not None}
         if given:
             data[section] = {**data.get(section, {}), **given}
+    return data
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(sys.stdin.read() if str(path) == "-" else path.read_text())
+    except OSError as error:
+        raise SpecError([Problem("--spec", f"cannot read {str(path)!r}: {error.strerror or error}")]) from None
+    except ValueError as error:
+        raise SpecError([Problem("--spec", f"{str(path)!r} is not JSON: {error}")]) from None
+    if not isinstance(data, dict):
+        raise SpecError([Problem("--spec", "must hold an object")])
     return data
 
 

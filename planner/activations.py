@@ -29,7 +29,7 @@ def layer_activation_bytes(spec: JobSpec, *, moe: bool = False, recompute: str |
     compute = mix_of(spec.train.precision).compute
     if policy == "full":
         return hidden * compute // divided
-    norm_inputs = 2 * hidden * _norm_bytes(spec)
+    norm_inputs = 2 * hidden * _norm_bytes(spec) * (2 if _is_unfused_rms_norm(spec) else 1)
     masks = 2 * hidden * spec.train.dropout
     gathered = divided if layout.regather else 1
     light = policy == "selective" and spec.train.attention == "fused"
@@ -42,6 +42,11 @@ def _norm_bytes(spec: JobSpec) -> int:
     return FP32_BYTES if spec.train.precision in TRAINER_PRECISIONS else mix_of(spec.train.precision).compute
 
 
+def _is_unfused_rms_norm(spec: JobSpec) -> bool:
+    """torch's RMSNorm on a CPU keeps the normalised values beside its input (checked with 2.13)."""
+    return spec.model.arch == "llama" and spec.resources.device == "cpu" and spec.train.precision in TRAINER_PRECISIONS
+
+
 def _attention(spec: JobSpec, compute: int, recompute: str) -> int:
     """Queries, keys, values and output; scores, their softmax and its dropout where they are kept."""
     model, tp, train = spec.model, spec.layout.tp, spec.train
@@ -52,7 +57,9 @@ def _attention(spec: JobSpec, compute: int, recompute: str) -> int:
         query = heads * (mla.nope_head_dim + mla.rope_head_dim)
         width = 2 * latent + 2 * query + 2 * heads * mla.value_head_dim
     else:
-        width = 2 * heads * model.head_dim + 2 * max(1, model.num_kv_heads // tp) * model.head_dim
+        # On a CPU each key/value head is repeated for the queries it serves.
+        kv_heads = heads if spec.resources.device == "cpu" else max(1, model.num_kv_heads // tp)
+        width = 2 * (heads + kv_heads) * model.head_dim
     kept = tokens * width * compute
     if train.attention == "fused":
         return kept + tokens * heads * FP32_BYTES  # each query's log-sum-exp

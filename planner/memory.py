@@ -88,9 +88,10 @@ def _sharded_at_rest(spec: JobSpec, mix: Mix, whole: int, shards: int, largest: 
 def _master_apart(spec: JobSpec, mix: Mix, whole: int, shards: int, largest: int, two_largest: int) -> State:
     zero = spec.layout.zero
     weights = (shards if zero == 3 else whole) * mix.weights
-    gradients = (shards + largest if zero >= 2 else whole) * mix.gradients
+    gradients = (min(whole, shards + largest) if zero >= 2 else whole) * mix.gradients
     optimizer = (shards if zero else whole) * mix.optimizer
-    return State(weights, gradients, optimizer, two_largest * mix.weights if zero == 3 else 0)
+    gathered = min(two_largest, whole - shards) if zero == 3 else 0  # a rank's own shard is not held twice
+    return State(weights, gradients, optimizer, gathered * mix.weights)
 
 
 def _units(spec: JobSpec, stage: int) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from planner.layout import pipeline_problems, problems
 from planner.memory import FRAGMENTATION, activation_bytes, head_bytes, state_bytes
 from planner.runnable import not_runnable
 from planner.spec import JobSpec, Layout, Problem, Recompute, Schedule, SpecError
-from planner.timing import Timer, Timing
+from planner.timing import Timer, Timing, unlike_stages
 
 MAX_CP = 64
 MAX_MICRO_BATCH = 16
@@ -132,6 +132,12 @@ def needed_bytes(spec: JobSpec, cluster: Cluster) -> int:
     return _allowed(max(_stage_bytes(spec, stage) for stage in range(spec.layout.pp)), cluster)
 
 
+def fullest_stages(spec: JobSpec) -> list[int]:
+    """Stages one of which needs most: along those that hold alike, what is in flight only rises or only falls."""
+    counts = unlike_stages(spec)
+    return sorted({0, spec.layout.pp - 1, *counts, *(first + number - 1 for first, number in counts.items())})
+
+
 def _stage_bytes(spec: JobSpec, stage: int) -> int:
     return sum(state_bytes(spec, stage)) + activation_bytes(spec, stage) + head_bytes(spec, stage)
 
@@ -213,8 +219,8 @@ class _Finder:
         sizes = self._micro_batch_sizes(degrees["dp"])
         policies = self._options("recompute", RECOMPUTES)
         layouts = [self.spec.layout.model_copy(update={**_PLAIN, **fields, "recompute": r}) for r in policies]
-        probes = sorted({0, min(1, degrees["pp"] - 1), degrees["pp"] - 1})
         first = self._candidate(layouts[0], sizes[0])
+        probes = fullest_stages(first)
         states = [sum(state_bytes(first, stage)) for stage in probes]
         if _allowed(max(states), self.cluster) > self.capacity:
             self.refused["memory: model state alone"] += len(sizes) * len(layouts)

@@ -180,7 +180,7 @@ def test_the_form_refuses_every_wrong_spec_beside_its_field(owner: User, client:
         ("train.data", "a\x00b", "NUL"),
         ("name", "", "at least 1 character"),
         ("model.preset", "gpt-99", "there is no preset"),
-        ("layout.schedule", "zigzag", "must be 'gpipe' or '1f1b'"),
+        ("layout.schedule", "zigzag", "must be 'naive', 'gpipe', '1f1b', "),
     ],
 )
 def test_the_plain_form_shows_the_problem_and_keeps_what_was_typed(

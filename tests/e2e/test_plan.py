@@ -1,0 +1,76 @@
+"""Planning in a real browser: pictures, explanations, templates, side by side, search."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page, expect
+
+from tests.support.board import Board
+
+
+def test_the_submit_page_draws_what_a_published_layout_costs(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/jobs/new/?template=gpt3-175b-megatron")
+    panel = page.locator("#estimate")
+    expect(panel.locator('[data-show="world"]')).to_have_text("1,024 ranks")
+    expect(panel.locator('[data-show="parameters"]')).to_have_text("175B")
+    expect(panel.locator('[data-show="memory"]')).to_contain_text("of 80.0 GiB")
+    expect(panel.locator('[data-show="traffic"]')).to_contain_text("between nodes")
+    expect(panel.locator('[data-section="traffic"] [data-kind]')).to_have_text("estimate")
+    assert panel.locator(".schedule rect:not(.idle)").count() == 2 * 16 * 32
+    expect(page.locator("#plan-status")).to_have_text("Planned only: the trainer does not run this yet.")
+    expect(page.locator("#submit")).to_be_disabled()
+
+
+def test_every_figure_is_explained_one_click_away(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/jobs/new/")
+    expect(page.locator("#plan-status")).to_have_text("This can run.")
+    expect(page.locator('[data-section="traffic"] [data-kind]')).to_have_text("exact")
+    for figure in ("step time", "memory", "traffic"):
+        page.click(f'[data-explain="{figure}"]')
+        dialog = page.locator("#explain[open]")
+        expect(dialog.locator("h2")).to_contain_text(f"{figure} = ")
+        assert dialog.locator("tbody tr").count() >= 2
+        expect(dialog.locator("tbody .source").first).not_to_be_empty()
+        dialog.locator("button").click()
+        expect(page.locator("#explain")).to_be_hidden()
+
+
+def test_a_degree_can_be_typed_and_a_schedule_brings_its_chunks(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/jobs/new/?template=megatron-1t")
+    expect(page.locator('[data-show="world"]')).to_have_text("3,072 ranks")
+    page.fill('[data-other="layout.dp"]', "12")
+    expect(page.locator('[data-show="world"]')).to_have_text("6,144 ranks")
+    page.locator('label:has(input[value="interleaved_1f1b"])').click()
+    expect(page.locator('[name="layout.virtual_stages"]')).to_have_value("2")
+    expect(page.locator('[data-show="schedule"]')).to_contain_text("Idle:")
+
+
+def test_layouts_stand_side_by_side_and_a_search_adds_one(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/what-if/")
+    lanes = page.locator(".lane")
+    expect(lanes).to_have_count(2)
+    expect(lanes.nth(0)).to_contain_text("of 80.0 GiB")
+    expect(page.locator('.lane[data-best="true"]')).to_have_count(1)
+    page.fill("#s-fixed", "tp=2 zero=1")
+    page.click("#search")
+    expect(page.locator("#search-status")).to_contain_text("layouts considered in", timeout=20_000)
+    first = page.locator(".search-results tbody tr").first
+    first.locator("button").click()
+    expect(lanes).to_have_count(3)
+    expect(lanes.nth(2).locator('[data-name="tp"]')).to_have_value("2")
+    expect(lanes.nth(2)).to_contain_text("MFU")
+    address = page.url
+    page.goto("about:blank")
+    page.goto(address)
+    expect(lanes).to_have_count(3)
+    lanes.nth(2).locator("header button").click()
+    expect(lanes).to_have_count(2)
+    page.fill("#s-fixed", "colour=3")
+    page.click("#search")
+    expect(page.locator("#search-status")).to_contain_text("layout.colour: is not a known field")
+
+
+def test_a_lane_with_a_wrong_layout_tells_why(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/what-if/")
+    lane = page.locator(".lane").first
+    lane.locator('[data-name="tp"]').fill("3")
+    expect(lane).to_contain_text("num_heads 32 is not divisible by tp 3: 32 = 10 x 3 + 2")

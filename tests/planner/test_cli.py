@@ -1,0 +1,63 @@
+"""python -m planner, as somebody without torch or Django would use it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.__main__ import main
+from planner.templates import TEMPLATES
+
+
+def test_it_needs_neither_torch_nor_django() -> None:
+    code = "import planner.__main__, sys; print([m for m in ('torch', 'django', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_estimate_tells_memory_traffic_and_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "--model", "llama3-8b", "--dp", "8", "--zero", "3", "--global-batch", "64"]) == 0
+    text = capsys.readouterr().out
+    for words in ("8,030,261,248 parameters", "memory ", "dp of 8      all-gather", "MFU", "days for 1e12 tokens"):
+        assert words in text
+
+
+def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "--model", "gpt2", "--dp", "2", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["model_parameters"] == 124_439_808
+    assert made["world_size"] == 2
+
+
+def test_a_wrong_layout_is_refused_with_its_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "--model", "gpt2", "--tp", "5", "--seq-len", "1024"]) == 2
+    assert "layout.tp: num_heads 12 is not divisible by tp 5: 12 = 2 x 5 + 2" in capsys.readouterr().err
+
+
+def test_search_ranks_and_explains_its_refusals(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "--model", "llama3-8b", "--ranks", "16", "--global-batch", "64", "--zero", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "layouts considered" in text
+    assert "one choice away from the first:" in text
+
+
+def test_a_spec_file_and_an_unreadable_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = tmp_path / "spec.json"
+    good.write_text(json.dumps({"model": {"preset": "gpt-tiny"}}))
+    assert main(["explain", "--spec", str(good)]) == 0
+    assert "gradients" in capsys.readouterr().out
+    assert main(["estimate", "--spec", str(tmp_path / "missing.json")]) == 2
+    assert "--spec" in capsys.readouterr().err
+    good.write_text("{")
+    assert main(["estimate", "--spec", str(good)]) == 2
+    assert "not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_template_can_be_planned(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "--template", name]) == 0
+    assert "DOES NOT FIT" not in capsys.readouterr().out

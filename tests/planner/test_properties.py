@@ -1,0 +1,198 @@
+"""What must hold for every layout, whatever its degrees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.clusters import CLUSTERS
+from planner.estimate import estimate
+from planner.explain import explain
+from planner.layout import coordinates, problems, rank_of, stage_of
+from planner.matrix import traffic_matrix
+from planner.memory import memory
+from planner.parse import parse_fields, parse_spec
+from planner.schedules import chunks_in_flight
+from planner.spec import JobSpec, Problem, SpecError
+from planner.timing import step_time
+from planner.traffic import step_traffic
+
+repeatable = settings(derandomize=True, deadline=None, max_examples=200)
+
+degree = st.sampled_from([1, 2, 4])
+layouts = st.fixed_dictionaries(
+    {
+        "dp": degree,
+        "pp": degree,
+        "tp": degree,
+        "cp": st.sampled_from([1, 1, 2]),
+        "ep": st.sampled_from([1, 1, 2]),
+        "zero": st.integers(0, 3),
+        "dp_replicas": st.sampled_from([1, 1, 1, 2]),
+        "sequence_parallel": st.booleans(),
+        "schedule": st.sampled_from(
+            ["naive", "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"]
+        ),
+        "virtual_stages": st.sampled_from([1, 2]),
+        "cp_method": st.sampled_from(["ring", "all_gather"]),
+        "recompute": st.sampled_from(["none", "selective", "full"]),
+    }
+)
+specs = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from([{"preset": name} for name in ("gpt-mini", "llama-mini", "mixtral-tiny")]),
+        "layout": layouts,
+        "train": st.fixed_dictionaries(
+            {
+                "global_batch": st.just(64),
+                "micro_batches": st.sampled_from([1, 4, 8]),
+                "precision": st.sampled_from(["fp32", "bf16", "bf16_weights", "bf16_gradients", "fp8"]),
+                "attention": st.sampled_from(["fused", "unfused"]),
+            }
+        ),
+    }
+)
+
+
+def valid(data: dict[str, Any]) -> JobSpec | None:
+    spec = parse_fields(data)
+    return None if problems(spec) else spec
+
+
+@repeatable
+@given(specs)
+def test_ranks_and_coordinates_are_one_to_one_with_cp(data: dict[str, Any]) -> None:
+    layout = parse_fields(data).layout
+    ranks = range(layout.world_size)
+    assert [rank_of(coordinates(rank, layout), layout) for rank in ranks] == list(ranks)
+
+
+@repeatable
+@given(specs)
+def test_every_valid_layout_is_costed_and_its_parts_add_up(data: dict[str, Any]) -> None:
+    spec = valid(data)
+    if spec is None:
+        return
+    made = estimate(spec, CLUSTERS["h100"])
+    timed = made["time"]
+    assert sum(part["seconds"] for part in timed["parts"]) == pytest.approx(timed["step_s"])
+    assert all(part["seconds"] >= 0 for part in timed["parts"])
+    assert 0 < timed["mfu"] <= timed["hfu"] <= 1
+    held = sorted(i for stage in range(spec.layout.pp) for i in stage_of(spec.model, spec.layout, stage).layers)
+    assert held == list(range(spec.model.num_layers))
+    for stage in made["stages"]:
+        assert stage["memory_bytes"] == sum(stage["memory"].values())
+        assert sum(stage["step_bytes"].values()) == sum(row["payload_bytes"] for row in stage["traffic"])
+
+
+@settings(repeatable, max_examples=80)
+@given(specs)
+def test_what_is_sent_is_received_and_groups_agree(data: dict[str, Any]) -> None:
+    """Sends equal receives on each axis; every rank of a collective's group makes as many calls."""
+    spec = valid(data)
+    if spec is None:
+        return
+    sent: dict[str, int] = {}
+    for rank in range(spec.layout.world_size):
+        for row in step_traffic(spec, rank):
+            sign = {"send": 1, "recv": -1}.get(row.op, 0)
+            sent[row.axis] = sent.get(row.axis, 0) + sign * row.payload_bytes
+    assert set(sent.values()) <= {0}
+
+
+@settings(repeatable, max_examples=80)
+@given(specs)
+def test_the_matrix_holds_every_byte_a_rank_sends(data: dict[str, Any]) -> None:
+    spec = valid(data)
+    if spec is None:
+        return
+    matrix = traffic_matrix(spec)
+    assert matrix is not None
+    made = estimate(spec, CLUSTERS["h100"])
+    for rank, row in enumerate(matrix):
+        assert row[rank] == 0
+        if str(rank) in made["rank_bytes"]:
+            continue
+        stage = made["stages"][coordinates(rank, spec.layout).pp]
+        expected = sum(r["algorithmic_bytes"] for r in stage["traffic"])
+        # An all-to-all's share for each peer is rounded down.
+        assert expected - 64 <= sum(row) <= expected
+
+
+@repeatable
+@given(specs)
+def test_more_zero_never_costs_memory(data: dict[str, Any]) -> None:
+    held = []
+    for zero in range(4):
+        spec = valid({**data, "layout": {**data["layout"], "zero": zero, "dp_replicas": 1, "dp": 4}})
+        if spec is None:
+            return
+        held.append(max(sum(memory(spec, stage).values()) for stage in range(spec.layout.pp)))
+    assert held == sorted(held, reverse=True)
+
+
+@repeatable
+@given(specs)
+def test_recompute_never_keeps_more_nor_runs_faster(data: dict[str, Any]) -> None:
+    made = {}
+    for recompute in ("none", "selective", "full"):
+        spec = valid({**data, "layout": {**data["layout"], "recompute": recompute}})
+        if spec is None:
+            return
+        kept = max(memory(spec, stage)["activations"] for stage in range(spec.layout.pp))
+        made[recompute] = kept, step_time(spec, CLUSTERS["h100"]).compute_s, spec
+    assert made["selective"][0] <= made["none"][0]
+    assert made["none"][1] == pytest.approx(made["selective"][1]) == pytest.approx(made["full"][1])
+    spec = made["full"][2]
+    # Full recompute keeps a layer's working set too, so it can only save where several layers are in flight.
+    if chunks_in_flight(spec.layout, 0, spec.train.micro_batches) > spec.layout.virtual_stages:
+        assert made["full"][0] <= made["none"][0]
+
+
+@settings(repeatable, max_examples=60)
+@given(specs)
+def test_the_terms_of_an_explanation_add_up_to_its_figure(data: dict[str, Any]) -> None:
+    spec = valid(data)
+    if spec is None:
+        return
+    made = estimate(spec, CLUSTERS["h100"])
+    told = {e["figure"]: e for e in explain(spec, CLUSTERS["h100"])}
+    for figure in ("parameters", "memory", "traffic", "step time"):
+        assert sum(term["value"] for term in told[figure]["terms"]) == pytest.approx(told[figure]["value"])
+    assert told["parameters"]["value"] == made["model_parameters"]
+    assert told["memory"]["value"] == made["stages"][0]["memory_bytes"]
+    assert told["traffic"]["value"] == sum(made["stages"][0]["step_bytes"].values())
+    assert told["step time"]["value"] == made["time"]["step_s"]
+    assert all(term["formula"] and term["source"] for e in told.values() for term in e["terms"])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def refusal(data: object) -> list[Problem] | None:
+    try:
+        parse_spec(data)
+    except SpecError as error:
+        return error.problems
+    return None
+
+
+@repeatable
+@given(specs, st.sampled_from(["model", "layout", "train"]), st.text(max_size=10), json_values)
+def test_every_invalid_spec_gets_an_error_that_names_a_field(
+    data: dict[str, Any], section: str, name: str, value: object
+) -> None:
+    changed = {**data, section: {**data[section], name: value}}
+    found = refusal(changed)
+    if found is None:
+        assert problems(parse_spec(changed)) == []
+        return
+    assert found
+    assert all(p.field and p.message for p in found)

@@ -1,0 +1,125 @@
+"""The search: what it returns is valid and fits, obeys its constraints, and says what it refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.advice import neighbours, suggestions
+from planner.clusters import CLUSTERS
+from planner.layout import problems
+from planner.parse import parse_fields
+from planner.presets import PRESETS
+from planner.runnable import not_runnable
+from planner.search import Constraints, needed_bytes, search
+from planner.spec import JobSpec, Layout, SpecError, TrainSpec
+from planner.timing import step_time
+
+H100 = CLUSTERS["h100"]
+
+
+def seed(preset: str, batch: int, seq_len: int) -> JobSpec:
+    train = TrainSpec(global_batch=batch, seq_len=seq_len, precision="bf16_weights")
+    return JobSpec(model=PRESETS[preset].model, train=train)
+
+
+def test_405b_on_16384_gpus_finds_layouts_that_fit_and_says_how_many_it_considered() -> None:
+    found = search(seed("llama3-405b", 2048, 8192), H100, Constraints(16384))
+    assert found.complete
+    assert found.considered > 10_000
+    assert found.considered == found.fitting + sum(found.refused.values())
+    assert found.best[0].timing.mfu > 0.4
+    assert all(f.spec.layout.world_size == 16384 for f in found.best)
+    times = [f.timing.step_s for f in found.best]
+    assert times == pytest.approx(sorted(times), rel=1e-3)
+
+
+@settings(derandomize=True, deadline=None, max_examples=12)
+@given(
+    st.sampled_from(["gpt2", "llama3-8b", "mixtral-8x7b", "megatron-39b"]),
+    st.sampled_from([1, 4, 16, 48]),
+    st.sampled_from(["h100", "a100-40gb"]),
+)
+def test_every_layout_found_passes_validation_fits_and_costs_what_it_says(
+    preset: str, ranks: int, cluster: str
+) -> None:
+    hardware = CLUSTERS[cluster]
+    found = search(seed(preset, 96, 1024), hardware, Constraints(ranks, max_micro_batch=4), limit=100)
+    for f in [*found.best, *found.pareto]:
+        assert problems(f.spec) == []
+        assert f.memory_bytes == needed_bytes(f.spec, hardware) <= hardware.accelerator.memory_bytes
+        assert f.timing.step_s == pytest.approx(step_time(f.spec, hardware).step_s)
+        assert f.spec.micro_batch_size <= 4
+    front = [(f.timing.step_s, f.memory_bytes) for f in found.pareto]
+    assert front == sorted(front)
+    assert [memory for _, memory in front] == sorted((memory for _, memory in front), reverse=True)
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"tp": 8, "zero": 1},
+        {"pp": 4, "schedule": "gpipe"},
+        {"pp": 4, "schedule": "looped_bfs", "virtual_stages": 2},
+        {"recompute": "full", "cp": 2},
+        {"dp": 64},
+    ],
+    ids=str,
+)
+def test_what_the_user_fixes_stays(fixed: dict[str, Any]) -> None:
+    found = search(seed("llama3-8b", 256, 8192), H100, Constraints(64, fixed))
+    assert found.best
+    for f in found.best:
+        assert {name: getattr(f.spec.layout, name) for name in fixed} == fixed
+
+
+def test_only_what_can_run_when_asked() -> None:
+    spec = parse_fields({"model": {"preset": "llama-mini"}, "train": {"global_batch": 16}})
+    found = search(spec, CLUSTERS["cpu"], Constraints(4, runnable=True), limit=100)
+    assert found.best
+    assert all(not not_runnable(f.spec) for f in found.best)
+
+
+def test_senseless_constraints_are_refused_by_name() -> None:
+    with pytest.raises(SpecError) as caught:
+        search(seed("gpt2", 8, 128), H100, Constraints(0, {"colour": 3}, max_micro_batch=0))
+    assert [p.field for p in caught.value.problems] == ["world_size", "max_micro_batch", "fixed.colour"]
+
+
+def test_a_search_that_runs_out_of_time_says_so() -> None:
+    found = search(seed("llama3-405b", 2048, 8192), H100, Constraints(16384, max_seconds=0.0))
+    assert not found.complete
+
+
+def test_nothing_fits_a_model_that_is_too_large() -> None:
+    found = search(seed("megatron-1t", 8, 2048), H100, Constraints(1))
+    assert found.best == []
+    assert found.refused
+
+
+def test_what_does_not_fit_is_told_with_what_would() -> None:
+    train = TrainSpec(global_batch=64, micro_batches=8, seq_len=4096, precision="bf16_weights")
+    spec = seed("llama3-8b", 64, 4096).model_copy(update={"layout": Layout(dp=8), "train": train})
+    assert needed_bytes(spec, H100) > H100.accelerator.memory_bytes
+    advised = suggestions(spec, H100)
+    assert advised
+    for near in advised:
+        assert problems(near.spec) == []
+        assert needed_bytes(near.spec, H100) <= H100.accelerator.memory_bytes
+        assert near.spec.layout.world_size == 8
+    assert any(near.change.startswith("ZeRO") for near in advised)
+
+
+def test_neighbours_that_break_a_rule_carry_its_arithmetic() -> None:
+    spec = parse_fields({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}, "train": {"global_batch": 8}})
+    near = {n.change: n for n in neighbours(spec, CLUSTERS["cpu"])}
+    assert near["tp 2, dp 2"].fits
+    assert near["ZeRO-1"].step_s is not None
+    assert near["cp 2, dp 2"].fits
+    odd = parse_fields({"model": {"preset": "gpt-tiny", "num_heads": 1, "num_kv_heads": 1}, "layout": {"dp": 2}})
+    refused = {n.change: n for n in neighbours(odd, CLUSTERS["cpu"])}["tp 2, dp 1"]
+    assert (refused.fits, refused.step_s, refused.memory_bytes) == (False, None, None)
+    assert "num_heads 1 is not divisible by tp 2: 1 = 0 x 2 + 1" in refused.reason
