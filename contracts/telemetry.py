@@ -10,7 +10,7 @@ Units: bytes, seconds, unix seconds for `time`. Version 1; a reader refuses anot
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 VERSION = 1
 
@@ -128,6 +128,15 @@ class VerdictItem(TypedDict):
     rows: list[VerdictRow]
 
 
+class ProfileItem(TypedDict):
+    """What a calibration measured, as `planner.profile.HostProfile` in JSON; rank 0 sends it once."""
+
+    kind: Literal["profile"]
+    rank: int
+    time: float
+    profile: dict[str, Any]
+
+
 class GapItem(TypedDict):
     """The supervisor had to drop `items` items (Redis away for long) before this one."""
 
@@ -136,7 +145,7 @@ class GapItem(TypedDict):
     items: int
 
 
-Item = TrafficItem | StepItem | EvalItem | PhaseItem | LogItem | VerdictItem | GapItem
+Item = TrafficItem | StepItem | EvalItem | PhaseItem | LogItem | VerdictItem | ProfileItem | GapItem
 
 
 class Frame(TypedDict):

@@ -14,6 +14,7 @@ from pydantic import Field
 from contracts.telemetry import Op
 from planner.kernels import Flash, Gemm, Kernel, Pass
 from planner.precision import GemmType
+from planner.profile import HostProfile
 from planner.spec import Device, Strict
 
 Positive = Annotated[float, Field(gt=0)]
@@ -64,6 +65,7 @@ class Cluster(Strict):
     network: Link
     base_s: Positive = Field(default=8e-6, description="start of a collective")
     basis: Basis = "data sheet"
+    profile: HostProfile | None = Field(default=None, description="what a calibration measured")
 
 
 class Span(NamedTuple):

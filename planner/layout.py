@@ -124,6 +124,7 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
     `slots`: slots of the largest host, when known. What can be planned but not run yet: `planner.runnable`.
     """
     return [
+        *_calibration(spec),
         *_model(spec),
         *_tensor(spec),
         *pipeline_problems(spec),
@@ -133,6 +134,18 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
         *_training(spec),
         *_world(spec, slots),
     ]
+
+
+def _calibration(spec: JobSpec) -> list[Problem]:
+    """A calibration lays out plain ranks of one named host."""
+    if spec.kind != "calibrate":
+        return []
+    found = []
+    if spec.resources.host is None:
+        found.append(Problem("resources.host", "a calibration measures one host: name it"))
+    if spec.layout != Layout(dp=spec.layout.dp):
+        found.append(Problem("layout", "a calibration takes dp ranks and no other axis or option"))
+    return found
 
 
 def _indivisible(field: str, what: str, size: int, by: str, degree: int) -> list[Problem]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from contracts.telemetry import Op
-from planner.spec import Device
+from planner.spec import Arch, Device, Strict
 
 PROFILE_VERSION: Literal[1] = 1
 
@@ -19,11 +19,7 @@ Count = Annotated[int, Field(ge=1)]
 MeasuredPrecision = Literal["fp32", "bf16"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class GemmPoint(_Strict):
+class GemmPoint(Strict):
     """(m, k) x (k, n) matrix product: 2 m n k FLOP in the median `seconds`."""
 
     ranks: Count
@@ -34,7 +30,7 @@ class GemmPoint(_Strict):
     seconds: Seconds
 
 
-class StreamPoint(_Strict):
+class StreamPoint(Strict):
     """An elementwise kernel that reads and writes `num_bytes` in all; the smallest ones show an operator's overhead."""
 
     ranks: Count
@@ -42,21 +38,40 @@ class StreamPoint(_Strict):
     seconds: Seconds
 
 
-class AttentionPoint(_Strict):
-    """Causal scaled dot-product attention, (batch, heads, seq, head_dim): forward, and forward with backward."""
+class LayerPoint(Strict):
+    """One transformer layer of the trainer on a tp rank: (micro_batch, seq_len, hidden) in the median seconds."""
 
     ranks: Count
     precision: MeasuredPrecision
-    batch: Count
-    heads: Count
-    seq: Count
-    head_dim: Count
-    forward_seconds: Seconds
-    step_seconds: Seconds
+    arch: Arch
+    hidden_size: Count
+    num_heads: Count
+    num_kv_heads: Count
+    ffn_hidden_size: Count
+    tp: Count
+    micro_batch: Count
+    seq_len: Count
+    forward_s: Seconds
+    backward_s: Seconds
 
 
-class OptimizerPoint(_Strict):
-    """One AdamW step over `num_parameters` fp32 elements in `num_tensors` tensors."""
+class EndsPoint(Strict):
+    """Embedding, final norm, head and loss of the trainer on a tp rank."""
+
+    ranks: Count
+    precision: MeasuredPrecision
+    arch: Arch
+    hidden_size: Count
+    vocab_size: Count
+    tp: Count
+    micro_batch: Count
+    seq_len: Count
+    forward_s: Seconds
+    backward_s: Seconds
+
+
+class OptimizerPoint(Strict):
+    """Gradient norm, clipping, AdamW step and clearing over `num_parameters` fp32 elements in `num_tensors` tensors."""
 
     ranks: Count
     num_parameters: Count
@@ -64,8 +79,13 @@ class OptimizerPoint(_Strict):
     seconds: Seconds
 
 
-class CollectivePoint(_Strict):
-    """One collective; `payload_bytes` in the convention of `planner.collectives` (the full buffer)."""
+class CollectivePoint(Strict):
+    """What one call adds to compute, `ranks` ranks at work in groups of `group_size`.
+
+    `payload_bytes` as in `planner.collectives`.
+    """
+
+    ranks: Count
 
     op: Op
     group_size: Annotated[int, Field(ge=2)]
@@ -73,7 +93,7 @@ class CollectivePoint(_Strict):
     seconds: Seconds
 
 
-class HostProfile(_Strict):
+class HostProfile(Strict):
     """Everything one calibration of a host measured."""
 
     version: Literal[1] = PROFILE_VERSION
@@ -81,10 +101,12 @@ class HostProfile(_Strict):
     device_name: str
     torch_version: str
     cores: Count
+    slots: Count
     memory_bytes: Count
     measured_at: str = Field(description="ISO 8601 with its zone")
     gemm: tuple[GemmPoint, ...] = Field(min_length=1)
     stream: tuple[StreamPoint, ...] = Field(min_length=1)
-    attention: tuple[AttentionPoint, ...] = ()
+    layers: tuple[LayerPoint, ...] = ()
+    ends: tuple[EndsPoint, ...] = ()
     optimizer: tuple[OptimizerPoint, ...] = ()
     collectives: tuple[CollectivePoint, ...] = ()

@@ -28,6 +28,7 @@ ContextMethod = Literal["ring", "all_gather"]
 AttentionKernel = Literal["fused", "unfused"]
 Precision = Literal["fp32", "bf16", "bf16_weights", "bf16_gradients", "fp8"]
 Device = Literal["cpu", "cuda"]
+JobKind = Literal["train", "calibrate"]
 
 Degree = Annotated[int, Field(ge=1, le=65536)]
 
@@ -161,12 +162,14 @@ class Resources(Strict):
     """What kind of slot the ranks need, one slot each."""
 
     device: Device = "cpu"
+    host: str | None = Field(default=None, min_length=1, max_length=100, description="only this host; any by default")
 
 
 class JobSpec(Strict):
     """All that was asked for. Frozen; stored with the job as JSON."""
 
     version: Literal[1] = SPEC_VERSION
+    kind: JobKind = Field(default="train", description="calibrate measures a host for the planner and trains nothing")
     name: str = Field(default="untitled", min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
     model: ModelSpec
     layout: Layout = Layout()

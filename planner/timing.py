@@ -13,6 +13,7 @@ from functools import cache
 from typing import NamedTuple
 
 from contracts.telemetry import Axis
+from planner.calibration import Calibration
 from planner.cluster import Cluster, collective_seconds, kernel_seconds, span
 from planner.flops import hardware_flops, model_flops
 from planner.kernels import Kernel, Pass, Work, embedding_work, head_work, layer_work
@@ -88,13 +89,14 @@ class Timer:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.calibration = Calibration(cluster.profile) if cluster.profile else None
         self._pieces: dict[tuple[object, ...], tuple[Halves, ...]] = {}
         self._paces: dict[tuple[object, ...], Pace] = {}
         self._sums: dict[tuple[object, ...], tuple[dict[Axis, float], float, float, float]] = {}
 
     def step(self, spec: JobSpec) -> Timing:
         """Time of one optimiser step: the pace of the slowest stage, filling and draining through all of them."""
-        m, pace = spec.train.micro_batches, self._pace(spec)
+        m, pace = spec.train.micro_batches, self._pace(spec, self._ranks_at_work(spec))
         halves = pace.halves
         others, gathers, reduces, optimizer = self._parameters(spec)
         exposed = {axis: m * seconds for axis, seconds in pace.waits.items()}
@@ -102,7 +104,7 @@ class Timer:
             exposed[axis] = exposed.get(axis, 0.0) + seconds
         if gathers or reduces:
             exposed["dp"] = _exposed_dp(spec, halves, gathers, reduces)
-        compute, bubble = m * (halves.total_s - halves.recompute_s), _bubble(spec, pace)
+        compute, bubble = m * (halves.total_s - halves.recompute_s), self._bubble(spec, pace)
         launch = m * halves.launch_s
         total = compute + m * halves.recompute_s + sum(exposed.values()) + launch + bubble + optimizer
         model, hardware = model_flops(spec), hardware_flops(spec)
@@ -125,29 +127,40 @@ class Timer:
             tokens_per_s=spec.train.global_batch * spec.train.seq_len / total,
         )
 
-    def _pace(self, spec: JobSpec) -> Pace:
-        """The slowest stage, and one micro-batch through all of them."""
+    def _ranks_at_work(self, spec: JobSpec) -> int:
+        return min(spec.layout.world_size, self.cluster.per_node)
+
+    def _bubble(self, spec: JobSpec, pace: Pace) -> float:
+        """What the slowest stage idles. On shared cores the others run faster meanwhile, so only what lasts longer than
+        all ranks' work together counts."""
+        if self.calibration is None:
+            return _bubble(spec, pace)
+        m, alone = spec.train.micro_batches, self._pace(spec, 1)
+        return max(0.0, m * alone.micro_batch_s + _bubble(spec, alone) - m * pace.micro_batch_s)
+
+    def _pace(self, spec: JobSpec, ranks: int) -> Pace:
+        """The slowest stage, and one micro-batch through all of them, with so many ranks at work on a node."""
         layout, train = spec.layout, spec.train
         key = (
             *(layout.tp, layout.cp, layout.ep, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES),
             *(layout.sequence_parallel, layout.regather, layout.scatter_gather, layout.recompute, layout.cp_method),
             *(layout.dp, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
-            spec.model,
+            *(spec.model, ranks),
         )
         if key not in self._paces:
-            stages = {index: self._stage(spec, index) for index in unlike_stages(spec)}
+            stages = {index: self._stage(spec, index, ranks) for index in unlike_stages(spec)}
             slowest = max(stages.values(), key=_micro_batch_s)
             once = sum(_micro_batch_s(stages[index]) * number for index, number in unlike_stages(spec).items())
             self._paces[key] = Pace(*slowest, _micro_batch_s(slowest), once)
         return self._paces[key]
 
-    def _stage(self, spec: JobSpec, index: int) -> tuple[Halves, dict[Axis, float]]:
+    def _stage(self, spec: JobSpec, index: int, ranks: int) -> tuple[Halves, dict[Axis, float]]:
         """Compute of one micro-batch on stage `index`, and the seconds it waits by axis."""
-        halves = self._compute(spec, held(spec, index))
+        halves = self._compute(spec, held(spec, index), ranks)
         waits: dict[Axis, float] = defaultdict(float)
         for row in micro_batch_traffic(spec, index):
             if row.op != "recv":  # the sender's time is counted
-                waits[row.axis] += self._row_seconds(row) / spec.train.micro_batches
+                waits[row.axis] += self._row_seconds(row, ranks) / spec.train.micro_batches
         if "cp" in waits and spec.layout.cp_method == "ring":
             waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next part travels meanwhile
         return halves, dict(waits)
@@ -173,7 +186,7 @@ class Timer:
         others: dict[Axis, float] = defaultdict(float)
         gathers = reduces = 0.0
         for row in step_end_traffic(spec, index):
-            seconds = self._row_seconds(row)
+            seconds = self._row_seconds(row, self._ranks_at_work(spec))
             if row.axis != "dp":
                 others[row.axis] += seconds
             elif row.op == "all_gather":
@@ -182,26 +195,39 @@ class Timer:
                 reduces += seconds
         return dict(others), gathers, reduces, self._optimizer(spec, index)
 
-    def _compute(self, spec: JobSpec, own: Held) -> Halves:
-        layer, moe, embedding, head = self._piece(spec)
+    def _compute(self, spec: JobSpec, own: Held, ranks: int) -> Halves:
+        layer, moe, embedding, head = self._piece(spec, ranks)
         dense = own.num_layers - own.num_moe_layers
         parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, own.stage.last)]
         return Halves(*(sum(part[i] * number for part, number in parts) for i in range(6)))
 
-    def _piece(self, spec: JobSpec) -> tuple[Halves, ...]:
+    def _piece(self, spec: JobSpec, ranks: int) -> tuple[Halves, ...]:
         """Layer, layer with experts, embedding and head: of one micro-batch on one rank."""
         layout, train = spec.layout, spec.train
         key = (
             *(layout.tp, layout.cp, layout.ep, layout.sequence_parallel, layout.recompute, spec.model),
-            *(spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
+            *(ranks, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
         )
         if key not in self._pieces:
             moe = Halves(0, 0, 0)
             if spec.model.moe:
                 moe = self._layer(spec, layer_work(spec, moe=True))
             ends = (self._halves(spec, embedding_work(spec)), self._halves(spec, head_work(spec)))
-            self._pieces[key] = (self._layer(spec, layer_work(spec)), moe, *ends)
+            pieces = (self._layer(spec, layer_work(spec)), moe, *ends)
+            self._pieces[key] = self._measured(spec, pieces, ranks)
         return self._pieces[key]
+
+    def _measured(self, spec: JobSpec, pieces: tuple[Halves, ...], ranks: int) -> tuple[Halves, ...]:
+        """Pieces whose shape a calibration measured, with its figures; its layers recompute nothing."""
+        if self.calibration is None or spec.layout.recompute != "none":
+            return pieces
+        layer, moe, embedding, head = pieces
+        if found := self.calibration.layer(spec, ranks):
+            layer = Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2)
+        if found := self.calibration.ends(spec, ranks):
+            head = Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2)
+            embedding = Halves(0, 0, 0)
+        return layer, moe, embedding, head
 
     def _layer(self, spec: JobSpec, work: Work) -> Halves:
         halves = self._halves(spec, work)._replace(attention_s=self._seconds(spec, work.attention))
@@ -225,11 +251,19 @@ class Timer:
     def _launch(self, kernels: Sequence[Kernel], device_s: float) -> float:
         return max(0.0, len(kernels) * self.cluster.accelerator.launch_s - device_s)
 
-    def _row_seconds(self, row: Collective) -> float:
+    def _row_seconds(self, row: Collective, ranks: int) -> float:
+        if self.calibration is not None and row.count:
+            each = self.calibration.collective_s(row.op, row.group_size, row.payload_bytes / row.count, ranks)
+            if each is not None:
+                return row.count * each
         place = span(row.group_size, row.stride, self.cluster.per_node)
         return row.count * collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
 
     def _optimizer(self, spec: JobSpec, index: int) -> float:
+        if self.calibration is not None:
+            measured = self.calibration.optimizer_s(updated_parameters(spec, index), self._ranks_at_work(spec))
+            if measured is not None:
+                return measured
         moved = ADAM_PASSES * FP32_BYTES * updated_parameters(spec, index)
         return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES)
 
@@ -271,7 +305,7 @@ def _bubble(spec: JobSpec, pace: Pace) -> float:
 def _exposed_dp(spec: JobSpec, halves: Halves, gathers: float, reduces: float) -> float:
     """Gradient sums hide behind backward, gathers behind forward: of one micro-batch, of all of them where ZeRO
     repeats them. The first gather and the last sum have nothing to hide behind."""
-    if not spec.train.overlap:
+    if not spec.train.overlap or spec.resources.device == "cpu":  # a CPU's ranks send with the cores they compute on
         return gathers + reduces
     m, zero = spec.train.micro_batches, spec.layout.zero
     backward = halves.total_s - halves.forward_s

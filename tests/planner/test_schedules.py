@@ -141,7 +141,7 @@ def test_in_flight_is_what_the_lists_keep(case: tuple[Schedule, int], pp: int, m
     st.sampled_from(CASES),
     st.integers(2, 8),
     st.integers(2, 4),
-    st.sampled_from([(1.0, 1.0, 1.0), (1.0, 2.0, 1.0), (1.0, 1.2, 0.8)]),
+    st.tuples(*[st.floats(0.2, 3.0)] * 3),
 )
 def test_the_bubble_a_search_uses_is_the_simulated_one(
     case: tuple[Schedule, int], pp: int, rounds: int, work: tuple[float, float, float]
@@ -149,7 +149,9 @@ def test_the_bubble_a_search_uses_is_the_simulated_one(
     schedule, v = case
     layout, m = layout_of(schedule, pp, v), rounds * pp
     f, i, w = work
+    assert keeps_the_rules(layout, m)
     t = simulate(layout, m, forward_s=f / v, inputs_s=i / v, weights_s=w / v)
     idle = t.step_s - max(t.busy_s)
     told = bubble_ratio(layout, m, f, i, w) * (pp - 1) * sum(work)
-    assert told == pytest.approx(idle, rel=0.05, abs=0.02 * max(t.busy_s))
+    few = schedule == "zbv" and m < 2 * pp - 1  # then durations are told apart to a twentieth only
+    assert told == pytest.approx(idle, rel=0.1 if few else 1e-6)

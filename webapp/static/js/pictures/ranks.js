@@ -35,8 +35,9 @@ function squares(estimate) {
       const { pp, dp, cp, tp } = coordinates(rank, axes);
       const layers = estimate.stages[pp].layers.map(([from, to]) => (to - from === 1 ? from : `${from}–${to - 1}`)).join(", ");
       const node = Math.floor(rank / cluster.per_node);
+      const where = cluster.nodes > 1 ? ` · node ${node}` : "";
       const part = axes.cp > 1 ? ` · cp ${cp}` : "";
-      const text = `rank ${rank}: pp ${pp} · dp ${dp}${part} · tp ${tp} · node ${node} · layers ${layers}`;
+    X
       const square = el("button", { type: "button", title: text, ariaLabel: text, tabIndex: rank === 0 ? 0 : -1 }, String(rank));
       square.dataset.stage = pp;
       square.dataset.node = node;

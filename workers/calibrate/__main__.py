@@ -1,0 +1,125 @@
+"""`python -m workers.calibrate`, one process a rank, started by torchrun like the trainer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from contracts.telemetry import PhaseItem, ProfileItem
+from planner.profile import HostProfile
+from workers.calibrate.collectives import collective_points
+from workers.calibrate.compute import ends_points, gemm_points, layer_points, optimizer_points, stream_points
+from workers.meter import Exporter, Recorder
+
+GROUP_TIMEOUT = timedelta(minutes=10)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers.calibrate", description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--out", type=Path, help="file to write the profile to")
+    parser.add_argument("--job", default="local")
+    parser.add_argument("--attempt", type=int, default=1)
+    parser.add_argument("--telemetry", help="unix socket of the supervisor")
+    options, _ = parser.parse_known_args()  # the launcher gives the trainer's arguments too
+    rank = int(os.environ.get("RANK", "0"))
+    exporter = Exporter(Recorder(rank), options.telemetry, options.job, options.attempt) if options.telemetry else None
+    try:
+        if exporter is not None:
+            exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
+        profile = run(options.device)
+        if profile is not None and options.out is not None:
+            options.out.write_text(profile.model_dump_json(indent=1))
+        if profile is not None and exporter is not None:
+            told = profile.model_dump(mode="json")
+            exporter.send(ProfileItem(kind="profile", rank=rank, time=time.time(), profile=told))
+    finally:
+        if exporter is not None:
+            exporter.close()
+    return 0
+
+
+def run(device_type: str) -> HostProfile | None:
+    """Measure everything; the profile on rank 0, None elsewhere."""
+    device = torch.device(device_type)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl", timeout=GROUP_TIMEOUT)
+    try:
+        return _measure(device)
+    finally:
+        dist.destroy_process_group()
+
+
+def _measure(device: torch.device) -> HostProfile | None:
+    world, started = dist.get_world_size(), time.monotonic()
+    say = _say if dist.get_rank() == 0 else _stay_silent
+    counts = [n for n in (1, 2, 4, 8, 16) if n < world] + [world]
+    found: dict[str, list[object]] = {name: [] for name in ("gemm", "stream", "layers", "ends", "optimizer")}
+    kinds = (
+        ("gemm", gemm_points),
+        ("stream", stream_points),
+        ("layers", layer_points),
+        ("ends", ends_points),
+        ("optimizer", optimizer_points),
+    )
+    for place, ranks in enumerate(counts, start=1):
+        for name, measure in kinds:
+            say(f"{place}/{len(counts)}: {name} with {ranks} of {world} ranks at work, {_elapsed(started)}")
+            found[name] += list(measure(device, ranks))
+    collectives = list(collective_points(device, counts, say))
+    say(f"measured in {_elapsed(started)}")
+    if dist.get_rank() != 0:
+        return None
+    return HostProfile.model_validate(
+        {
+            "device": device.type,
+            "device_name": _device_name(device),
+            "torch_version": torch.__version__,
+            "cores": os.cpu_count() or 1,
+            "slots": world,
+            "memory_bytes": _memory_bytes(device, world),
+            "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            **{name: tuple(points) for name, points in found.items()},
+            "collectives": tuple(collectives),
+        }
+    )
+
+
+def _elapsed(started: float) -> str:
+    return f"{time.monotonic() - started:.0f} s"
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+
+
+def _memory_bytes(device: torch.device, world: int) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // world
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _stay_silent(line: str) -> None:
+    """Rank 0 speaks for all."""
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # gloo's threads of a broken group would keep a plain exit waiting
