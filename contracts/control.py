@@ -43,6 +43,7 @@ class Summary(TypedDict):
     eval_losses: list[LossPoint]
     cells: dict[str, list[Cell]]  # by rank, as text: JSON keys
     verdict: dict[str, list[VerdictRow]]  # by rank
+    profile: NotRequired[dict[str, Any]]  # of a calibration: `planner.profile.HostProfile` as JSON
 
 
 class ExitReport(TypedDict):

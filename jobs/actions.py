@@ -13,11 +13,12 @@ from django.db.models import Max
 from django.utils import timezone
 
 from jobs import lifecycle
+from jobs.hardware import cluster_for
 from jobs.models import Host, IdempotentRequest, Job, StateChange, Status
 from planner.estimate import estimate
 from planner.parse import parse_spec
 from planner.runnable import not_runnable
-from planner.spec import JobSpec, SpecError
+from planner.spec import JobSpec, Problem, SpecError
 
 HOST_SILENT_AFTER = timedelta(seconds=30)
 
@@ -67,11 +68,32 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
                 raise KeyReusedError
             if seen is not None:
                 return seen.job, False
-        job = Job.objects.create(owner=owner, name=spec.name, spec=spec.model_dump(), estimate=estimate(spec))
+        planned = estimate(spec, cluster_for(None, spec))
+        job = Job.objects.create(owner=owner, name=spec.name, spec=spec.model_dump(), estimate=planned)
         StateChange.objects.create(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
         if key is not None:
             IdempotentRequest.objects.create(user=owner, key=key, body_hash=body_hash, job=job)
     return job, True
+
+
+def calibrate(owner: User, host: Host) -> Job:
+    """Queue a calibration of a host on all its slots.
+
+    Raises:
+        SpecError: the host is drained.
+    """
+    if host.drained:
+        raise SpecError([Problem("host", f"{host.name} is drained and takes no new jobs")])
+    data = {
+        "kind": "calibrate",
+        "name": f"calibrate {host.name}",
+        "model": {"preset": "gpt-tiny"},
+        "layout": {"dp": host.slots},
+        "train": {"global_batch": host.slots, "micro_batches": 1},
+        "resources": {"device": host.device, "host": host.name},
+    }
+    job, _ = submit(owner, data)
+    return job
 
 
 def cancel(job: Job, by: str) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
 import msgpack
 import redis
 from django.conf import settings
+from django.db import transaction
 from django.utils import timezone
 
 from contracts.control import VERSION, AttemptReport, Event, HostEvent
 from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, cancel_key, host_queue
 from jobs import lifecycle
 from jobs.models import TERMINAL, Attempt, Cursor, Host, Outbox, Status
+from planner.profile import HostProfile
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +102,7 @@ def _apply_report(report: AttemptReport, host: str, client: redis.Redis) -> None
 
 def _apply_exit(attempt: Attempt, report: AttemptReport) -> None:
     exit_report = report["exit"]
+    profile = exit_report["summary"].pop("profile", None) if exit_report["summary"] else None
     Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=exit_report)
     job_id, number, reason = attempt.job_id, attempt.number, exit_report["reason"]
     if lifecycle.change(job_id, number, Status.CANCELLED, reason, only_from=(Status.CANCELLING,)):
@@ -108,7 +112,24 @@ def _apply_exit(attempt: Attempt, report: AttemptReport) -> None:
         # The host ended it though the database never asked: a stale flag. Say so as a failure.
         outcome = Status.FAILED
     lifecycle.change(job_id, number, Status.RUNNING, "the host is back", only_from=(Status.UNREACHABLE,))
+    if outcome == Status.SUCCEEDED and attempt.job.spec.get("kind") == "calibrate":
+        _finish_calibration(attempt, profile, reason)
+        return
     lifecycle.change(job_id, number, outcome, reason)
+
+
+def _finish_calibration(attempt: Attempt, profile: object, reason: str) -> None:
+    """The host's new profile and the job's end together; a senseless profile is a failure and changes nothing."""
+    try:
+        checked = HostProfile.model_validate_json(json.dumps(profile))
+    except ValueError as error:
+        text = f"the host sent no usable profile: {str(error)[:300]}"
+        lifecycle.change(attempt.job_id, attempt.number, Status.FAILED, text)
+        return
+    with transaction.atomic():
+        if lifecycle.change(attempt.job_id, attempt.number, Status.SUCCEEDED, reason):
+            told = checked.model_dump(mode="json")
+            Host.objects.filter(pk=attempt.host_id).update(profile=told, profiled=timezone.now())
 
 
 def _acknowledge(job_id: str, number: int, host: str) -> None:

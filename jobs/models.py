@@ -46,6 +46,8 @@ class Host(models.Model):
     boot_id = models.CharField(max_length=64)
     last_seen = models.DateTimeField()
     drained = models.BooleanField(default=False, help_text="takes no new jobs")
+    profile = models.JSONField(null=True, editable=False, help_text="what its last calibration measured")
+    profiled = models.DateTimeField(null=True, editable=False)
 
     def __str__(self) -> str:
         return self.name

@@ -18,10 +18,10 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from jobs import actions, planning, spec_form
 from jobs.api.errors import body
 from jobs.api.views import find_job, visible_jobs
+from jobs.hardware import hardware
 from jobs.listing import layout_words, list_rows, model_words
 from jobs.models import TERMINAL, Job, Status
 from jobs.present import job_detail
-from planner.clusters import CLUSTERS
 from planner.spec import Problem, SpecError
 from planner.templates import TEMPLATES
 
@@ -105,7 +105,7 @@ def _form(
         "presets": spec_form.preset_cards(),
         "source": source,
         "templates": TEMPLATES,
-        "clusters": CLUSTERS,
+        "hardware": hardware(),
         "cluster": cluster,
         "more": spec_form.uses_more_options(values),
     }
@@ -168,7 +168,7 @@ def _json_body(request: HttpRequest) -> tuple[Any, HttpResponse | None]:
 @login_required
 def what_if(request: HttpRequest) -> HttpResponse:
     """Layouts side by side, and the search for better ones."""
-    context = {"presets": spec_form.preset_cards(), "clusters": CLUSTERS, "precisions": planning.precisions()}
+    context = {"presets": spec_form.preset_cards(), "hardware": hardware(), "precisions": planning.precisions()}
     return render(request, "jobs/what_if.html", context)
 
 

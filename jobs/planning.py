@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.actions import largest_host_slots
+from jobs.hardware import cluster_for, measured_cluster
+from jobs.models import Host
 from planner.advice import Neighbour, neighbours, suggestions
 from planner.choices import choices
 from planner.cluster import Cluster
 from planner.clusters import CLUSTERS
-from planner.estimate import default_cluster, estimate
+from planner.estimate import estimate
 from planner.explain import explain
 from planner.layout import problems
 from planner.matrix import traffic_matrix
@@ -33,7 +35,7 @@ def plan(data: object, cluster_name: str | None = None) -> dict[str, Any]:
     """Everything about a draft that the page shows; `estimate` is null while the draft has problems."""
     try:
         spec = parse_fields(data)
-        cluster = named_cluster(cluster_name, spec)
+        cluster = cluster_for(cluster_name, spec)
     except SpecError as error:
         return {"estimate": None, "problems": _told(error.problems), "not_runnable": [], "choices": {}}
     slots = largest_host_slots(spec.resources.device)
@@ -55,19 +57,6 @@ def plan(data: object, cluster_name: str | None = None) -> dict[str, Any]:
         "timeline": timeline(spec, cluster),
         "matrix": traffic_matrix(spec),
     }
-
-
-def named_cluster(name: str | None, spec: JobSpec) -> Cluster:
-    """A cluster by name, or the one for the spec's device.
-
-    Raises:
-        SpecError: there is no such cluster.
-    """
-    if not name:
-        return default_cluster(spec)
-    if name not in CLUSTERS:
-        raise SpecError([Problem("cluster", f"there is no cluster {name[:60]!r}; there are {', '.join(CLUSTERS)}")])
-    return CLUSTERS[name]
 
 
 def timeline(spec: JobSpec, cluster: Cluster) -> dict[str, Any] | None:
@@ -107,7 +96,7 @@ def explained(data: object, cluster_name: str | None, stage: object) -> list[Any
         SpecError: the draft cannot be planned, or has no such stage.
     """
     spec = parse_fields(data)
-    cluster = named_cluster(cluster_name, spec)
+    cluster = cluster_for(cluster_name, spec)
     found = problems(spec) or oversize(spec)
     if found:
         raise SpecError(found)
@@ -144,7 +133,7 @@ def searched(data: object) -> dict[str, Any]:
         raise SpecError(found)
     fixed = dict(data.get("fixed", {}))
     spec = parse_fields(_seed(data["spec"], fixed))
-    cluster = named_cluster(data.get("cluster"), spec)
+    cluster = cluster_for(data.get("cluster"), spec)
     constraints = Constraints(
         world_size=data["ranks"],
         fixed=fixed,
@@ -220,8 +209,12 @@ def presets() -> list[dict[str, Any]]:
 
 
 def clusters() -> list[dict[str, Any]]:
-    """Every named cluster with all that is assumed of it."""
-    return [{"id": name, **cluster.model_dump()} for name, cluster in CLUSTERS.items()]
+    """Every named cluster and every measured host, with all that is assumed of it."""
+    known = dict(CLUSTERS)
+    for host in Host.objects.filter(profile__isnull=False):
+        if measured := measured_cluster(host):
+            known[f"host:{host.name}"] = measured
+    return [{"id": name, **cluster.model_dump(exclude={"profile"})} for name, cluster in known.items()]
 
 
 def templates() -> list[dict[str, Any]]:

@@ -43,13 +43,20 @@ def _place(job: Job, ahead: Job | None) -> str:
     hosts = list(live_hosts(device).order_by("name"))
     if not hosts:
         return f"no {device} host is connected"
+    wanted = job.spec["resources"].get("host")
+    if wanted is not None:
+        hosts = [host for host in hosts if host.name == wanted]
+        if not hosts:
+            return f"{wanted}, the one host it asks for, is not connected"
+        if hosts[0].drained:
+            return f"{wanted}, the one host it asks for, is drained and takes no new jobs"
     open_hosts = [host for host in hosts if not host.drained]
     if not open_hosts:
         return f"every {device} host is drained and takes no new jobs"
     largest = max(host.slots for host in open_hosts)
     if need > largest:
         return f"needs {need} slots on one {device} host; the largest has {largest}"
-    if ahead is not None:
+    if ahead is not None and wanted is None:
         return f"waits behind {ahead.name} ({ahead.id}), which is next for a {device} host"
     free = {host: _free_slots(host) for host in open_hosts}
     fitting = [host for host in open_hosts if len(free[host]) >= need]

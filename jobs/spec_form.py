@@ -103,6 +103,8 @@ def spec_from_form(form: Mapping[str, str]) -> dict[str, Any]:
             _put(spec, name, form[name] == "true")
         elif name == "model.preset":
             _put(spec, name, preset or None)
+        elif name == "resources.host":
+            _put(spec, name, form.get(name, "").strip() or None)
         elif name in form:
             _put(spec, name, form[name] if name in _TEXT else _number(form[name], whole=name not in _FLOATS))
     return spec

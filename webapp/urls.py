@@ -7,7 +7,7 @@ from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
-from jobs import pages
+from jobs import host_pages, learn_pages, pages
 
 urlpatterns = [
     path("", pages.job_list, name="job-list"),
@@ -18,6 +18,11 @@ urlpatterns = [
     path("plan/", pages.plan, name="plan"),
     path("plan/search/", pages.plan_search, name="plan-search"),
     path("plan/explain/", pages.plan_explain, name="plan-explain"),
+    path("learn/", learn_pages.learn, name="learn"),
+    path("learn/numbers/", learn_pages.numbers, name="learn-numbers"),
+    path("hosts/", host_pages.hosts, name="hosts"),
+    path("hosts/<str:name>/", host_pages.host, name="host"),
+    path("hosts/<str:name>/calibrate/", host_pages.calibrate, name="host-calibrate"),
     path("what-if/", pages.what_if, name="what-if"),
     path("login/", LoginView.as_view(template_name="login.html", redirect_authenticated_user=True), name="login"),
     path("login/once/", OnceView.as_view(), name="login-once"),

@@ -145,3 +145,23 @@ class HostSerializer(serializers.Serializer[object]):
     free_slots = serializers.IntegerField()
     drained = serializers.BooleanField()
     last_seen = serializers.DateTimeField()
+    calibrated = serializers.DateTimeField(allow_null=True, help_text="when it was last measured")
+
+
+class ProfileSerializer(serializers.Serializer[object]):
+    """A calibration; see planner.profile for each point and its unit."""
+
+    version = serializers.IntegerField()
+    device = serializers.CharField()
+    device_name = serializers.CharField()
+    torch_version = serializers.CharField()
+    cores = serializers.IntegerField()
+    slots = serializers.IntegerField()
+    memory_bytes = serializers.IntegerField()
+    measured_at = serializers.DateTimeField()
+    gemm = serializers.ListField(child=serializers.DictField())
+    stream = serializers.ListField(child=serializers.DictField())
+    layers = serializers.ListField(child=serializers.DictField())
+    ends = serializers.ListField(child=serializers.DictField())
+    optimizer = serializers.ListField(child=serializers.DictField())
+    collectives = serializers.ListField(child=serializers.DictField())

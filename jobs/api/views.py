@@ -8,6 +8,7 @@ from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.permissions import IsAdminUser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.throttling import UserRateThrottle
@@ -28,8 +29,8 @@ REFUSALS = {
     for code, text in {
         400: "not JSON, or a senseless parameter",
         401: "no token, or a wrong one",
-        403: "the session lacks its CSRF token",
-        404: "no such job, or not yours",
+        403: "the session lacks its CSRF token, or the user the right",
+        404: "no such thing, or not yours",
         409: "the job's state does not allow it",
         413: "the body is larger than 1 MB",
         415: "the body is not application/json",
@@ -252,6 +253,42 @@ class Hosts(APIView):
         return Response([_host(host) for host in Host.objects.order_by("name")])
 
 
+class HostCalibrate(APIView):
+    """Measure a host."""
+
+    parser_classes = [StrictJSONParser]
+    permission_classes = [IsAdminUser]
+
+    @extend_schema(
+        operation_id="calibrateHost",
+        request=None,
+        responses={201: shapes.JobSerializer, **refusals(401, 403, 404, 422)},
+    )
+    def post(self, request: Request, name: str) -> Response:
+        """Queue a job that measures the host on all its slots; the planner then uses what it found. Staff only."""
+        job = actions.calibrate(_user(request), _find_host(name))
+        return Response(job_detail(job), status=201)
+
+
+class HostProfileView(APIView):
+    """What a calibration measured."""
+
+    @extend_schema(operation_id="getHostProfile", responses={200: shapes.ProfileSerializer, **refusals(401, 404)})
+    def get(self, request: Request, name: str) -> Response:
+        """Every point, as planner.profile.HostProfile describes them; 404 while the host was never measured."""
+        host = _find_host(name)
+        if host.profile is None:
+            raise Http404("never calibrated")
+        return Response(host.profile)
+
+
+def _find_host(name: str) -> Host:
+    host = None if "\x00" in name else Host.objects.filter(name=name).first()
+    if host is None:
+        raise Http404("no such host")
+    return host
+
+
 def _host(host: Host) -> dict[str, Any]:
     return {
         "name": host.name,
@@ -261,4 +298,5 @@ def _host(host: Host) -> dict[str, Any]:
         "free_slots": host.slots - host.allocations.count(),
         "drained": host.drained,
         "last_seen": host.last_seen.isoformat(),
+        "calibrated": host.profiled.isoformat() if host.profiled else None,
     }

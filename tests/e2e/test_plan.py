@@ -74,3 +74,18 @@ def test_a_lane_with_a_wrong_layout_tells_why(page: Page, running_board: Board) 
     lane = page.locator(".lane").first
     lane.locator('[data-name="tp"]').fill("3")
     expect(lane).to_contain_text("num_heads 32 is not divisible by tp 3: 32 = 10 x 3 + 2")
+
+
+def test_a_slider_moves_the_lesson_and_the_link_keeps_it(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/learn/")
+    expect(page.locator("#order")).to_have_text("TP > DP > PP")
+    page.fill("#v-b", "1")
+    page.fill("#v-s", "256")
+    expect(page.locator("#classic")).to_have_text("turned round")
+    expect(page.locator("#verdict")).to_contain_text("TP > DP has turned round")
+    page.goto(page.url)
+    expect(page.locator("#v-s")).to_have_value("256")
+    page.locator('[data-name="s"] input[type=range]').press("End")
+    expect(page.locator("#order")).to_have_text("TP > DP > PP")
+    page.fill("#v-k", "99")
+    expect(page.locator('[data-name="k"] .problem')).to_contain_text("99 layers a stage")

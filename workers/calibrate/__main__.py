@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from contracts.telemetry import PhaseItem, ProfileItem
 from planner.profile import HostProfile
+from workers.calibrate.clock import WINDOW_S
 from workers.calibrate.collectives import collective_points
 from workers.calibrate.compute import ends_points, gemm_points, layer_points, optimizer_points, stream_points
 from workers.meter import Exporter, Recorder
@@ -25,17 +26,18 @@ GROUP_TIMEOUT = timedelta(minutes=10)
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.calibrate", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--window", type=float, default=WINDOW_S, help="seconds of each measurement of compute")
     parser.add_argument("--out", type=Path, help="file to write the profile to")
     parser.add_argument("--job", default="local")
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--telemetry", help="unix socket of the supervisor")
-    options, _ = parser.parse_known_args()  # the launcher gives the trainer's arguments too
+    options = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     exporter = Exporter(Recorder(rank), options.telemetry, options.job, options.attempt) if options.telemetry else None
     try:
         if exporter is not None:
             exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
-        profile = run(options.device)
+        profile = run(options.device, options.window)
         if profile is not None and options.out is not None:
             options.out.write_text(profile.model_dump_json(indent=1))
         if profile is not None and exporter is not None:
@@ -47,7 +49,7 @@ def main() -> int:
     return 0
 
 
-def run(device_type: str) -> HostProfile | None:
+def run(device_type: str, window_s: float) -> HostProfile | None:
     """Measure everything; the profile on rank 0, None elsewhere."""
     device = torch.device(device_type)
     if device.type == "cuda":
@@ -55,12 +57,12 @@ def run(device_type: str) -> HostProfile | None:
         torch.cuda.set_device(device)
     dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl", timeout=GROUP_TIMEOUT)
     try:
-        return _measure(device)
+        return _measure(device, window_s)
     finally:
         dist.destroy_process_group()
 
 
-def _measure(device: torch.device) -> HostProfile | None:
+def _measure(device: torch.device, window_s: float) -> HostProfile | None:
     world, started = dist.get_world_size(), time.monotonic()
     say = _say if dist.get_rank() == 0 else _stay_silent
     counts = [n for n in (1, 2, 4, 8, 16) if n < world] + [world]
@@ -75,7 +77,7 @@ def _measure(device: torch.device) -> HostProfile | None:
     for place, ranks in enumerate(counts, start=1):
         for name, measure in kinds:
             say(f"{place}/{len(counts)}: {name} with {ranks} of {world} ranks at work, {_elapsed(started)}")
-            found[name] += list(measure(device, ranks))
+            found[name] += list(measure(device, ranks, window_s))
     collectives = list(collective_points(device, counts, say))
     say(f"measured in {_elapsed(started)}")
     if dist.get_rank() != 0:

@@ -11,12 +11,12 @@ import torch.distributed as dist
 WINDOW_S = 0.08  # long enough that ranks which start together really work together
 
 
-def seconds(work: Callable[[], object], device: torch.device) -> float:
+def seconds(work: Callable[[], object], device: torch.device, window_s: float) -> float:
     """Mean over a window of runs in a row, after one to warm up: other ranks are at it all the while."""
     work()
     _wait(device)
     runs, started, elapsed = 0, time.perf_counter(), 0.0
-    while runs < 2 or elapsed < WINDOW_S:
+    while runs < 2 or elapsed < window_s:
         work()
         _wait(device)
         runs += 1

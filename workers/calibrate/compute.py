@@ -49,34 +49,34 @@ SIZES = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def gemm_points(device: torch.device, ranks: int) -> Iterator[GemmPoint]:
+def gemm_points(device: torch.device, ranks: int, window_s: float) -> Iterator[GemmPoint]:
     """(m, k) x (k, k) products."""
     for precision in SIZES[device.type].precisions:
         for m, k in SIZES[device.type].gemm:
             a, b = (torch.randn(shape, device=device).to(DTYPES[precision]) for shape in ((m, k), (k, k)))
-            took = together(partial(_only, partial(torch.mm, a, b), device), ranks)
+            took = together(partial(_only, partial(torch.mm, a, b), device, window_s), ranks)
             if took is not None:
                 yield GemmPoint(ranks=ranks, precision=precision, m=m, n=k, k=k, seconds=took["s"])
 
 
-def stream_points(device: torch.device, ranks: int) -> Iterator[StreamPoint]:
+def stream_points(device: torch.device, ranks: int, window_s: float) -> Iterator[StreamPoint]:
     """x * 2 into another buffer: reads and writes."""
     for size in SIZES[device.type].stream:
         x = torch.ones(size // 8, device=device)
         out = torch.empty_like(x)
-        took = together(partial(_only, partial(torch.mul, x, 2.0, out=out), device), ranks)
+        took = together(partial(_only, partial(torch.mul, x, 2.0, out=out), device, window_s), ranks)
         if took is not None:
             yield StreamPoint(ranks=ranks, num_bytes=size, seconds=took["s"])
 
 
-def layer_points(device: torch.device, ranks: int) -> Iterator[LayerPoint]:
+def layer_points(device: torch.device, ranks: int, window_s: float) -> Iterator[LayerPoint]:
     """One layer of each preset, forward and backward, with the shapes of each tp degree."""
     for precision, model, tp, batch in _shapes(device, ranks):
         block = Block(model, TensorParallel(None, tp)).to(device)
         _fill(block)
         shape = (batch, SEQ_LEN, model.hidden_size)
         x = torch.randn(shape, device=device, dtype=DTYPES[precision], requires_grad=True)
-        took = together(partial(_both_ways, partial(block, x), block, device), ranks)
+        took = together(partial(_both_ways, partial(block, x), block, device, window_s), ranks)
         if took is not None:
             yield LayerPoint(
                 ranks=ranks,
@@ -94,7 +94,7 @@ def layer_points(device: torch.device, ranks: int) -> Iterator[LayerPoint]:
             )
 
 
-def ends_points(device: torch.device, ranks: int) -> Iterator[EndsPoint]:
+def ends_points(device: torch.device, ranks: int, window_s: float) -> Iterator[EndsPoint]:
     """Embedding, final norm, head and loss of each preset."""
     for precision, model, tp, batch in _shapes(device, ranks):
         table, norm = Table(model.vocab_size // tp, model.hidden_size), Norm(model.hidden_size, model.arch == "gpt")
@@ -102,7 +102,7 @@ def ends_points(device: torch.device, ranks: int) -> Iterator[EndsPoint]:
         _fill(ends)
         tokens = torch.randint(0, model.vocab_size // tp, (batch, SEQ_LEN), device=device)
         work = partial(_ends, table, norm, tokens, DTYPES[precision])
-        took = together(partial(_both_ways, work, ends, device), ranks)
+        took = together(partial(_both_ways, work, ends, device, window_s), ranks)
         if took is not None:
             yield EndsPoint(
                 ranks=ranks,
@@ -118,7 +118,7 @@ def ends_points(device: torch.device, ranks: int) -> Iterator[EndsPoint]:
             )
 
 
-def optimizer_points(device: torch.device, ranks: int) -> Iterator[OptimizerPoint]:
+def optimizer_points(device: torch.device, ranks: int, window_s: float) -> Iterator[OptimizerPoint]:
     """What follows backward, over the tensors of each preset."""
     for name in SIZES[device.type].presets[:2]:
         model = PRESETS[name].model
@@ -126,7 +126,7 @@ def optimizer_points(device: torch.device, ranks: int) -> Iterator[OptimizerPoin
         tensors = [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
         optimizer = torch.optim.AdamW(tensors, lr=1e-4)
 
-        took = together(partial(_only, partial(_optimizer_step, tensors, optimizer), device), ranks)
+        took = together(partial(_only, partial(_optimizer_step, tensors, optimizer), device, window_s), ranks)
         if took is not None:
             numel = sum(t.numel() for t in tensors)
             yield OptimizerPoint(ranks=ranks, num_parameters=numel, num_tensors=len(tensors), seconds=took["s"])
@@ -162,19 +162,21 @@ def _optimizer_step(tensors: list[torch.nn.Parameter], optimizer: torch.optim.Op
     optimizer.zero_grad(set_to_none=True)
 
 
-def _only(work: Callable[[], object], device: torch.device) -> dict[str, float]:
-    return {"s": seconds(work, device)}
+def _only(work: Callable[[], object], device: torch.device, window_s: float) -> dict[str, float]:
+    return {"s": seconds(work, device, window_s)}
 
 
-def _both_ways(forward: Callable[[], torch.Tensor], module: torch.nn.Module, device: torch.device) -> dict[str, float]:
+def _both_ways(
+    forward: Callable[[], torch.Tensor], module: torch.nn.Module, device: torch.device, window_s: float
+) -> dict[str, float]:
     """Seconds of forward, and of backward as the rest of forward and backward."""
 
     def step() -> None:
         torch.autograd.backward(forward().float().sum())
         module.zero_grad(set_to_none=True)
 
-    ahead = seconds(forward, device)
-    both = seconds(step, device)
+    ahead = seconds(forward, device, window_s)
+    both = seconds(step, device, window_s)
     return {"forward": ahead, "backward": max(both - ahead, ahead / 10)}
 
 

@@ -200,6 +200,8 @@ class Supervisor:
     def _verdict(self, code: int, failure: dict[str, Any]) -> tuple[Outcome, str]:
         if self.ended_by is not None:
             return self.ended_by, self.reason
+        if code == 0 and self.board.profile is not None:
+            return "succeeded", "measured the host"
         if code == 0:
             return "succeeded", f"finished after step {self.board.steps}"
         if not failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import Any
 
 from contracts.control import LossPoint, Summary
 from contracts.telemetry import VERSION, Batch, Cell, EvalItem, GapItem, Item, StepItem, TrafficItem, VerdictRow
@@ -36,6 +37,7 @@ class Board:
         self._stride = 1
         self._eval_losses: list[LossPoint] = []
         self._verdict: dict[str, list[VerdictRow]] = {}
+        self.profile: dict[str, Any] | None = None
         self._speeds: deque[float] = deque(maxlen=SPEED_STEPS)
         self.steps = 0
         self.training = False
@@ -51,6 +53,9 @@ class Board:
             self._eval_losses.append(_point(item))
         elif item["kind"] == "phase":
             self.training = self.training or item["phase"] == "step"
+        elif item["kind"] == "profile":
+            self.profile = item["profile"]
+            return  # for the exit report, not for the page
         elif item["kind"] == "verdict":
             self._verdict[str(item["rank"])] = item["rows"]
         self._waiting.append(item)
@@ -118,7 +123,7 @@ class Board:
     def summary(self) -> Summary:
         """What stays with the job when the stream is gone."""
         speed = sum(self._speeds) / len(self._speeds) if self._speeds else None
-        return Summary(
+        summary = Summary(
             steps=self.steps,
             tokens_per_s=speed,
             losses=self._losses,
@@ -126,6 +131,9 @@ class Board:
             cells={str(rank): list(cells.values()) for rank, cells in sorted(self._cells.items())},
             verdict=self._verdict,
         )
+        if self.profile is not None:
+            summary["profile"] = self.profile
+        return summary
 
 
 def _point(item: EvalItem) -> LossPoint:

@@ -82,8 +82,12 @@ class Training:
             self._lifeline = -1
 
     def _torchrun(self) -> list[str]:
-        trainer = ["-m", self._settings.trainer_module, "--spec", str(self._attempt.spec)]
-        trainer += ["--data-root", str(self._settings.data_root), "--telemetry", self._socket]
+        if self._order["spec"].get("kind") == "calibrate":
+            trainer = ["-m", "workers.calibrate", "--device", self._settings.device]
+        else:
+            trainer = ["-m", self._settings.trainer_module, "--spec", str(self._attempt.spec)]
+            trainer += ["--data-root", str(self._settings.data_root)]
+        trainer += ["--telemetry", self._socket]
         trainer += ["--job", self._attempt.job, "--attempt", str(self._attempt.attempt)]
         ranks = str(len(self._order["slots"]))
         torchrun = ["--nnodes", "1", "--nproc-per-node", ranks, "--max-restarts", "0", "--local-addr", "127.0.0.1"]

@@ -1,0 +1,98 @@
+"""The teaching page's arithmetic: orders of growth, and where two axes really send as much."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.growth import (
+    RANGES,
+    Setting,
+    check,
+    curves,
+    data_bytes,
+    dp_equals_pp,
+    lesson,
+    pipeline_bytes,
+    tensor_bytes,
+    tp_equals_dp,
+    zero3_bytes,
+)
+from planner.spec import SpecError
+
+some = st.builds(
+    Setting,
+    b=st.integers(1, 4096),
+    s=st.integers(64, 131072),
+    h=st.integers(128, 65536),
+    l=st.integers(8, 1024),
+    k=st.integers(1, 8),
+    n=st.integers(2, 65536),
+)
+repeatable = settings(derandomize=True, deadline=None)
+
+
+def test_the_figures_are_those_of_a_hand() -> None:
+    x = Setting(b=8, s=2048, h=4096, l=32, k=8, n=8)
+    assert data_bytes(x) == 2 * 7 / 8 * 12 * 32 * 4096 * 4096 * 2
+    assert tensor_bytes(x) == 8 * 7 / 8 * 8 * 2048 * 4096 * 32 * 2
+    assert pipeline_bytes(x) == 2 * 3 * 8 * 2048 * 4096 * 2
+    assert lesson(x)["order"] == "TP > DP > PP"
+
+
+@repeatable
+@given(some)
+def test_each_axis_grows_with_what_its_order_says_and_nothing_else(x: Setting) -> None:
+    twice = {name: x._replace(**{name: 2 * getattr(x, name)}) for name in ("b", "s", "h", "l")}
+    assert data_bytes(twice["b"]) == data_bytes(twice["s"]) == data_bytes(x)
+    assert data_bytes(twice["h"]) == pytest.approx(4 * data_bytes(x))
+    assert tensor_bytes(twice["b"]) == tensor_bytes(twice["h"]) == pytest.approx(2 * tensor_bytes(x))
+    assert pipeline_bytes(twice["s"]) == pytest.approx(2 * pipeline_bytes(x))
+    assert zero3_bytes(x) == pytest.approx(1.5 * data_bytes(x))
+
+
+@repeatable
+@given(some)
+def test_where_two_axes_meet_they_send_as_much(x: Setting) -> None:
+    meeting = tp_equals_dp(x)
+    assert tensor_bytes(x._replace(b=1, s=round(meeting))) == pytest.approx(data_bytes(x), rel=1e-6)
+    high = dp_equals_pp(x)
+    assert (high is None) == (x.l <= x.k)
+    if high is not None:
+        per_token = pipeline_bytes(x) / (x.b * x.s)
+        assert per_token * high == pytest.approx(data_bytes(x), rel=1e-9)
+
+
+@repeatable
+@given(some)
+def test_the_verdict_says_what_the_numbers_say(x: Setting) -> None:
+    told = lesson(x)
+    assert told["classic"] == (tensor_bytes(x) > data_bytes(x) > pipeline_bytes(x))
+    assert told["verdict"].startswith("TP > DP > PP holds") == told["classic"]
+    sizes = [v["num_bytes"] for v in told["volumes"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("variable", RANGES)
+def test_curves_pass_through_the_present_point(variable: str) -> None:
+    x = Setting()
+    grown = curves(x, variable)
+    assert grown["x"] == sorted(grown["x"])
+    for at, size in zip(grown["x"], grown["series"]["tp"], strict=True):
+        assert size == tensor_bytes(x._replace(**{variable: int(at)}))
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [({"b": 0}, "b"), ({"h": "wide"}, "h"), ({"q": 1}, "q"), ({"k": 64, "l": 32}, "k"), ({"n": True}, "n")],
+)
+def test_senseless_values_are_refused_by_name(values: dict[str, object], field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        check(values)
+    assert [p.field for p in caught.value.problems] == [field]
+
+
+def test_an_unknown_variable_is_refused() -> None:
+    with pytest.raises(SpecError, match="over: must be one of b, s, h, l, k, n"):
+        curves(Setting(), "q")

@@ -1,0 +1,69 @@
+"""A calibration really measures: two ranks under torchrun, and the planner timing steps from what they found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from planner.calibration import Calibration, cluster_of
+from planner.parse import parse_fields
+from planner.profile import HostProfile
+from planner.timing import step_time
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> HostProfile:
+    out = tmp_path_factory.mktemp("calibration") / "profile.json"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "workers.calibrate", "--window", "0.005", "--out", str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "measured in" in done.stdout
+    return HostProfile.model_validate_json(out.read_text())
+
+
+def test_every_kind_is_measured_with_one_rank_and_with_all(profile: HostProfile) -> None:
+    for points in (profile.gemm, profile.stream, profile.layers, profile.ends, profile.optimizer):
+        assert {p.ranks for p in points} == {1, 2}
+    assert {p.op for p in profile.collectives} == {
+        *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send"),
+    }
+    assert {p.tp for p in profile.layers} == {1, 2}
+    assert profile.slots == 2
+
+
+def test_more_work_takes_longer(profile: HostProfile) -> None:
+    alone = sorted((2 * p.m * p.n * p.k, p.seconds) for p in profile.gemm if p.ranks == 1)
+    assert alone[0][1] < alone[-1][1]
+    layers = [p for p in profile.layers if p.ranks == 1 and p.hidden_size == 256 and p.arch == "gpt"]
+    by_batch = {p.micro_batch: p.forward_s + p.backward_s for p in layers}
+    assert by_batch[1] < by_batch[8]
+
+
+def test_the_planner_rests_on_it(profile: HostProfile) -> None:
+    cluster = cluster_of("here", profile)
+    assert (cluster.basis, cluster.per_node) == ("calibrated", 2)
+    found = Calibration(profile)
+    train = {"global_batch": 8, "micro_batches": 2, "seq_len": 128}
+    spec = parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"tp": 2}, "train": train})
+    layer = found.layer(spec, 2)
+    assert layer is not None
+    timed = step_time(spec, cluster)
+    ends = found.ends(spec, 2)
+    assert ends is not None
+    whole = 8 * (layer.forward_s + layer.backward_s) + ends.forward_s + ends.backward_s
+    assert timed.compute_s == pytest.approx(2 * whole)
+    assert timed.exposed_s["tp"] > 0
+    assert timed.step_s == pytest.approx(
+        timed.compute_s + sum(timed.exposed_s.values()) + timed.launch_s + timed.bubble_s + timed.optimizer_s
+    )
+
+
+def test_a_shape_nobody_measured_falls_back_to_measured_rates(profile: HostProfile) -> None:
+    spec = parse_fields({"model": {"preset": "nanogpt"}, "train": {"global_batch": 2}})
+    assert Calibration(profile).layer(spec, 1) is None
+    assert step_time(spec, cluster_of("here", profile)).step_s > 0

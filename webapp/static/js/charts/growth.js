@@ -1,0 +1,60 @@
+// Bytes of each axis over one variable, both logarithmic, with the present value marked.
+import uPlot from "../../vendor/uplot/uPlot.esm.js";
+import { bytes, integer } from "../format.js";
+import { MARKERS, axis, color, keepFitting } from "./theme.js";
+
+const HEIGHT = 320;
+const LINES = [
+  ["tp", "tensor parallel", "--axis-tp"],
+  ["zero3", "ZeRO-3", "--axis-world"],
+  ["dp", "data parallel, ZeRO-1 and 2", "--axis-dp"],
+  ["pp", "pipeline, all boundaries", "--axis-pp"],
+];
+
+export function growthChart(container) {
+  let chart = null;
+  let shown = null;
+  let here = 0;
+
+  function mark(plot) {
+    const x = plot.valToPos(here, "x", true);
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.strokeStyle = color("--ink-faint");
+    ctx.setLineDash([4, 4]);
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+    ctx.restore();
+  }
+
+  function build() {
+    if (!shown) return;
+    chart?.destroy();
+    const options = {
+      width: Math.max(200, Math.floor(container.clientWidth)),
+      height: HEIGHT,
+      cursor: { drag: { x: false, y: false } },
+      legend: { markers: MARKERS },
+      scales: { x: { time: false, distr: 3 }, y: { distr: 3 } },
+      hooks: { draw: [mark] },
+      axes: [
+        axis(`${shown.variable} (logarithmic)`, (_, ticks) => ticks.map((tick) => (tick && Math.log10(tick) % 1 === 0 ? integer(tick) : "")), 36),
+        axis("bytes a step", (_, ticks) => ticks.map((tick) => (tick ? bytes(tick) : "")), 80),
+      ],
+      series: [
+        { label: shown.variable, value: (_, value) => integer(value) },
+        ...LINES.map(([, label, token]) => ({ label, stroke: color(token), width: 2, points: { show: false }, value: (_, value) => bytes(value) })),
+      ],
+    };
+    chart = new uPlot(options, [shown.x, ...LINES.map(([name]) => shown.series[name])], container);
+  }
+
+  keepFitting(container, build, () => chart);
+  return (curves, value) => {
+    shown = curves;
+    here = value;
+    build();
+  };
+}
