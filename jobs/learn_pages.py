@@ -45,7 +45,7 @@ def numbers(request: HttpRequest) -> HttpResponse:
         setting = _asked(request)
         grown = curves(setting, request.GET.get("over", "b"))
     except SpecError as error:
-        return JsonResponse(body(error.problems), status=422)
+        return JsonResponse(body(error.problems))  # an answer, not a failure: the page shows it beside the slider
     return JsonResponse({"lesson": lesson(setting), "curves": grown})
 
 

@@ -154,7 +154,7 @@ def _answered(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpRespons
     try:
         return JsonResponse(answer(data), safe=False)
     except SpecError as error:
-        return JsonResponse(body(error.problems), status=422)
+        return JsonResponse(body(error.problems))  # an answer, not a failure: the page shows it beside the field
 
 
 def _json_body(request: HttpRequest) -> tuple[Any, HttpResponse | None]:

@@ -37,8 +37,8 @@ def test_every_figure_is_explained_one_click_away(page: Page, running_board: Boa
 def test_a_degree_can_be_typed_and_a_schedule_brings_its_chunks(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/?template=megatron-1t")
     expect(page.locator('[data-show="world"]')).to_have_text("3,072 ranks")
-    page.fill('[data-other="layout.dp"]', "12")
-    expect(page.locator('[data-show="world"]')).to_have_text("6,144 ranks")
+    page.fill('[data-other="layout.dp"]', "3")
+    expect(page.locator('[data-show="world"]')).to_have_text("1,536 ranks")
     page.locator('label:has(input[value="interleaved_1f1b"])').click()
     expect(page.locator('[name="layout.virtual_stages"]')).to_have_value("2")
     expect(page.locator('[data-show="schedule"]')).to_contain_text("Idle:")

@@ -35,7 +35,7 @@ export function explainButtons(root, dialog, url, ask) {
         headers: { "Content-Type": "application/json", "X-CSRFToken": root.ownerDocument.querySelector("[name=csrfmiddlewaretoken]").value },
       });
       const made = await answer.json();
-      if (!answer.ok) throw new Error(made.errors.map((e) => `${e.field}: ${e.message}`).join("; "));
+      if (made.errors) throw new Error(made.errors.map((e) => `${e.field}: ${e.message}`).join("; "));
       const figure = made.find((f) => f.figure === button.dataset.explain);
       title.textContent = `${figure.figure} = ${value(figure.value, figure.unit)}, ${figure.kind}`;
       const head = [th("term"), th("value", true), th("formula and numbers"), th("source")];

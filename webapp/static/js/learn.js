@@ -55,8 +55,8 @@ async function ask() {
     const answer = await fetch(`${form.dataset.url}?${fields}`);
     const made = await answer.json();
     if (mine !== asked) return;
-    tell(answer.ok ? [] : made.errors);
-    if (answer.ok) show(made);
+    tell(made.errors ?? []);
+    if (!made.errors) show(made);
   } catch (error) {
     document.getElementById("verdict").textContent = `No answer: ${error.message}.`;
   }

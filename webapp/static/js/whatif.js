@@ -29,7 +29,7 @@ async function post(url, body) {
   const answer = await fetch(url, { method: "POST", body: JSON.stringify(body), headers });
   if (answer.redirected || answer.status === 403) throw new Error("you are logged out; open the page again");
   const made = await answer.json();
-  if (!answer.ok) throw new Error(made.errors.map((e) => `${e.field}: ${e.message}`).join("; "));
+  if (made.errors) throw new Error(made.errors.map((e) => `${e.field}: ${e.message}`).join("; "));
   return made;
 }
 

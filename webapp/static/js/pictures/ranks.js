@@ -37,7 +37,7 @@ function squares(estimate) {
       const node = Math.floor(rank / cluster.per_node);
       const where = cluster.nodes > 1 ? ` · node ${node}` : "";
       const part = axes.cp > 1 ? ` · cp ${cp}` : "";
-    X
+      const text = `rank ${rank}: pp ${pp} · dp ${dp}${part} · tp ${tp}${where} · layers ${layers}`;
       const square = el("button", { type: "button", title: text, ariaLabel: text, tabIndex: rank === 0 ? 0 : -1 }, String(rank));
       square.dataset.stage = pp;
       square.dataset.node = node;
