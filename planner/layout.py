@@ -176,9 +176,9 @@ def _tensor(spec: JobSpec) -> list[Problem]:
         return [Problem("layout.sequence_parallel", "divides the sequence over tp, which is 1; choose tp of 2 or more")]
     found = []
     if layout.regather and not layout.sequence_parallel:
-        found.append(Problem("layout.regather", "gathers again what sequence_parallel divides, which is off"))
+        found.append(Problem("layout.regather", "regather gathers again what sequence_parallel divides, which is off"))
     if layout.scatter_gather and (layout.sequence_parallel or layout.pp == 1 or layout.tp == 1):
-        text = "needs pp and tp of 2 or more, and no sequence_parallel, which sends parts anyway"
+        text = "scatter_gather needs pp and tp of 2 or more, and no sequence_parallel, which sends parts anyway"
         found.append(Problem("layout.scatter_gather", text))
     found += _indivisible("layout.tp", "num_heads", model.num_heads, "tp", layout.tp)
     if layout.tp < model.num_kv_heads:

@@ -45,6 +45,13 @@ export function difference(value) {
   return `${value > 0 ? "+" : "−"}${group.format(Math.abs(value))} B`;
 }
 
+/** Bytes in powers of 1000, for axes whose ticks are powers of 10: "10.0 GB". */
+export function decimalBytes(value) {
+  if (!known(value)) return MISSING;
+  const [rest, power] = scaled(value, 1000);
+  return `${threeDigits(rest)} ${SI[power]}B`;
+}
+
 /** Bytes a second in powers of 1000, as links and nccl-tests are rated: "1.25 GB/s". */
 export function byteRate(value) {
   if (!known(value)) return MISSING;

@@ -1,6 +1,6 @@
 // Bytes of each axis over one variable, both logarithmic, with the present value marked.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
-import { bytes, integer } from "../format.js";
+import { bytes, decimalBytes, integer } from "../format.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
 
 const HEIGHT = 320;
@@ -41,7 +41,7 @@ export function growthChart(container) {
       hooks: { draw: [mark] },
       axes: [
         axis(`${shown.variable} (logarithmic)`, (_, ticks) => ticks.map((tick) => (tick && Math.log10(tick) % 1 === 0 ? integer(tick) : "")), 36),
-        axis("bytes a step", (_, ticks) => ticks.map((tick) => (tick ? bytes(tick) : "")), 80),
+        axis("bytes a step", (_, ticks) => ticks.map((tick) => (tick ? decimalBytes(tick) : "")), 80),
       ],
       series: [
         { label: shown.variable, value: (_, value) => integer(value) },

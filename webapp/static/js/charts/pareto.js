@@ -1,6 +1,6 @@
 // The Pareto front of a search: what more time buys in memory. Both axes are logarithmic.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
-import { bytes, duration } from "../format.js";
+import { bytes, decimalBytes, duration } from "../format.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
 
 const HEIGHT = 260;
@@ -19,7 +19,7 @@ export function paretoChart(container, front, capacity) {
       scales: { x: { time: false, distr: 3 }, y: { distr: 3 } },
       axes: [
         axis("step time", (_, ticks) => ticks.map((tick) => (tick ? duration(tick) : "")), 36),
-        axis("memory of the fullest rank", (_, ticks) => ticks.map((tick) => (tick ? bytes(tick) : "")), 80),
+        axis("memory of the fullest rank", (_, ticks) => ticks.map((tick) => (tick ? decimalBytes(tick) : "")), 80),
       ],
       series: [
         { label: "step", value: (_, value) => duration(value) },
