@@ -15,8 +15,8 @@ export function showEstimate(panel, plan) {
   place("world").textContent = `${integer(estimate.world_size)} ${estimate.world_size === 1 ? "rank" : "ranks"}`;
   const product = cp > 1 ? `dp ${dp} × pp ${pp} × cp ${cp} × tp ${tp}` : `dp ${dp} × pp ${pp} × tp ${tp}`;
   const { nodes, per_node: perNode, accelerator } = estimate.cluster;
-  const where = estimate.world_size > 1 ? `${product}, ${nodes === 1 ? "one node" : `${integer(nodes)} nodes of ${perNode}`}` : "";
-  place("product").textContent = [where, accelerator].filter(Boolean).join(" · ");
+  const where = nodes === 1 ? "one node" : `${integer(nodes)} nodes of ${perNode}`;
+  place("product").textContent = `${product}, ${where} · ${accelerator}`;
   place("parameters").textContent = parameters(estimate.model_parameters);
   place("parameters").title = integer(estimate.model_parameters);
   const isMixture = estimate.active_parameters !== estimate.model_parameters;
