@@ -3,7 +3,7 @@
     python -m benchmarks.calibration
 
 Calibrates with 4 ranks, then trains 12 layouts under torchrun. Step time: the median of the steps after the first five.
-Memory: how far the peak of a rank's resident set lies above what it was before the model was built.
+Memory: how far the peak of rank 0's resident set lies above what it was before the model was built.
 """
 
 from __future__ import annotations
@@ -43,6 +43,15 @@ LAYOUTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("llama-mini", {"pp": 4}, 8, 4),
 ]
 
+LARGE: list[tuple[str, dict[str, Any], int, int]] = [
+    ("gpt2", {}, 4, 1),
+    ("gpt2", {}, 8, 2),
+    ("gpt2", {"dp": 2}, 4, 1),
+    ("gpt2", {"dp": 2, "zero": 1}, 4, 1),
+    ("gpt2", {"dp": 2, "zero": 3}, 4, 1),
+    ("gpt2", {"pp": 2}, 4, 2),
+]
+
 
 class Run(NamedTuple):
     """Median seconds of a step, and rank 0's peak above its start in bytes."""
@@ -73,35 +82,56 @@ def train(spec: JobSpec, folder: Path) -> Run:
         spec.layout.world_size,
         *("-m", "benchmarks.peak", str(peaks), "--spec", str(path), "--data-root", str(folder)),
     )
-    speeds = [int(text.replace(",", "")) for text in re.findall(r"([\d,]+) tokens/s", done.stdout)][WARM_UP:]
+    speeds = [int(text.replace(",", "")) for text in re.findall(r"([\d,]+) tokens/s", done.stdout)]
     tokens = spec.train.global_batch * spec.train.seq_len
-    return Run(median(tokens / speed for speed in speeds), json.loads(peaks.read_text()))
+    return Run(
+        median(tokens / speed for speed in speeds[min(WARM_UP, len(speeds) - 1) :]), json.loads(peaks.read_text())
+    )
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        profile = calibrate(folder)
-        timer = Timer(cluster_of("this machine", profile))
-        print(f"{'layout':<62} {'step':>9} {'predicted':>9} {'off':>7} {'memory':>9} {'predicted':>9} {'off':>7}")
-        off_time, off_memory = [], []
-        for preset, layout, batch, m in LAYOUTS:
-            sizes = {"global_batch": batch, "micro_batches": m, "seq_len": 128, "steps": STEPS, "eval_every": 0}
-            spec = parse_spec({"model": {"preset": preset}, "layout": layout, "train": sizes})
-            run = train(spec, folder)
-            step = timer.step(spec).step_s
-            held = sum(memory(spec, 0).values())
-            off_time.append(step / run.step_s - 1)
-            off_memory.append(held / run.memory_bytes - 1)
-            words = " ".join(f"{axis} {value}" for axis, value in layout.items()) or "one rank"
-            print(
-                f"{preset + ', ' + words + f', {m} micro-batches':<62} {run.step_s * 1e3:>6.1f} ms"
-                f" {step * 1e3:>6.1f} ms {off_time[-1]:>+7.1%} {run.memory_bytes / 2**20:>5.1f} MiB"
-                f" {held / 2**20:>5.1f} MiB {off_memory[-1]:>+7.1%}"
-            )
-        for what, off in (("step time", off_time), ("memory", off_memory)):
-            size = [abs(x) for x in off]
-            print(f"{what}: median error {median(size):.1%}, worst {max(size):.1%}")
+        step_times(Path(name))
+        peaks(Path(name))
+
+
+def step_times(folder: Path) -> None:
+    timer = Timer(cluster_of("this machine", calibrate(folder)))
+    print(f"{'step time after a calibration':<66} {'measured':>10} {'predicted':>10} {'off':>7}")
+    off = []
+    for preset, layout, batch, m in LAYOUTS:
+        spec = spec_of(preset, layout, batch, m, STEPS)
+        measured, predicted = train(spec, folder).step_s, timer.step(spec).step_s
+        off.append(predicted / measured - 1)
+        print(f"{words(spec):<66} {measured * 1e3:>7.1f} ms {predicted * 1e3:>7.1f} ms {off[-1]:>+7.1%}")
+    summary(off)
+
+
+def peaks(folder: Path) -> None:
+    print(f"\n{'peak memory of rank 0 above its start':<66} {'measured':>10} {'predicted':>10} {'off':>7}")
+    off = []
+    for preset, layout, batch, m in LARGE:
+        spec = spec_of(preset, layout, batch, m, 3)
+        measured, predicted = train(spec, folder).memory_bytes, sum(memory(spec, 0).values())
+        off.append(predicted / measured - 1)
+        print(f"{words(spec):<66} {measured / 2**20:>6.0f} MiB {predicted / 2**20:>6.0f} MiB {off[-1]:>+7.1%}")
+    summary(off)
+
+
+def spec_of(preset: str, layout: dict[str, Any], batch: int, m: int, steps: int) -> JobSpec:
+    train = {"global_batch": batch, "micro_batches": m, "seq_len": 128, "steps": steps, "eval_every": 0}
+    return parse_spec({"model": {"preset": preset}, "layout": layout, "train": {**train, "warmup_steps": 1}})
+
+
+def words(spec: JobSpec) -> str:
+    given = spec.layout.model_dump(exclude_defaults=True)
+    layout = " ".join(f"{name} {value}" for name, value in given.items()) or "one rank"
+    return f"{spec.model.preset}, {layout}, {spec.train.micro_batches} micro-batches"
+
+
+def summary(off: list[float]) -> None:
+    size = [abs(x) for x in off]
+    print(f"median error {median(size):.1%}, worst {max(size):.1%}")
 
 
 if __name__ == "__main__":

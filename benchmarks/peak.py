@@ -1,4 +1,4 @@
-"""The trainer, with rank 0's peak resident set above its start written down: `-m benchmarks.peak FILE trainer-args`."""
+"""The trainer, with rank 0's peak resident set above what it was before the model was built: `-m benchmarks.peak FILE trainer-args`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from workers.trainer import __main__ as trainer
 
@@ -22,20 +23,24 @@ def main() -> int:
     out = Path(sys.argv.pop(1))
     if os.environ["RANK"] != "0":
         return trainer.main()
-    before = peak = resident()
-    done = threading.Event()
+    done, found = threading.Event(), {"before": 0, "peak": 0}
+    build = trainer.parallelize
+
+    def build_and_mark(*arguments: Any) -> Any:
+        found["before"] = resident()
+        return build(*arguments)
 
     def watch() -> None:
-        nonlocal peak
         while not done.wait(PERIOD_S):
-            peak = max(peak, resident())
+            found["peak"] = max(found["peak"], resident())
 
+    trainer.parallelize = build_and_mark
     watcher = threading.Thread(target=watch)
     watcher.start()
     code = trainer.main()
     done.set()
     watcher.join()
-    out.write_text(json.dumps(peak - before))
+    out.write_text(json.dumps(found["peak"] - found["before"]))
     return code
 
 

@@ -97,7 +97,7 @@ def test_counters_stay_exact_when_many_threads_issue_and_complete():
     ("wrong", "says"),
     [
         (lambda r: r.set_phase("warmup"), "phase must be one of"),
-        (lambda r: r.label("0", "ep"), "axis must be one of"),
+        (lambda r: r.label("0", "xp"), "axis must be one of"),
         (lambda r: Recorder(0, capacity=0), "at least 1"),
     ],
 )
