@@ -1,4 +1,7 @@
-"""The trainer, with rank 0's peak resident set above what it was before the model was built: `-m benchmarks.peak FILE trainer-args`."""
+"""The trainer, and how far rank 0's resident set rose since before the model was built, written to a file.
+
+python -m torch.distributed.run ... -m benchmarks.peak FILE trainer-arguments
+"""
 
 from __future__ import annotations
 
