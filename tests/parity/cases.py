@@ -53,6 +53,10 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
     "tp4 sp": ({"tp": 4, "sequence_parallel": True}, 1),
     "pp4 gpipe": ({"pp": 4, "schedule": "gpipe"}, 4),
     "pp4 1f1b": ({"pp": 4}, 8),
+    "pp3 uneven": ({"pp": 3}, 4),
+    "pp3 uneven x zero1 dp2": ({"pp": 3, "dp": 2, "zero": 1}, 4),
+    "pp3 uneven x zero2 dp2": ({"pp": 3, "dp": 2, "zero": 2}, 4),
+    "pp3 uneven x zero3 dp2": ({"pp": 3, "dp": 2, "zero": 3}, 4),
     "dp2 x tp2": ({"dp": 2, "tp": 2}, 2),
     "zero1 dp2 x tp2": ({"dp": 2, "tp": 2, "zero": 1}, 2),
     "zero3 dp2 x tp2 sp": ({"dp": 2, "tp": 2, "zero": 3, "sequence_parallel": True}, 2),
@@ -75,6 +79,7 @@ CORE = (
     "tp2 sp",
     "pp2 gpipe",
     "pp2 1f1b",
+    "pp3 uneven",
     "dp4",
     "zero1 dp4",
     "zero2 dp4",
@@ -83,6 +88,7 @@ CORE = (
     "zero3 dp2 x tp2 sp",
     "pp2 x dp2",
     "pp2 x zero3 dp2",
+    "pp3 uneven x zero1 dp2",
     "pp2 x zero2 dp2 x tp2 sp",
 )
 

@@ -115,6 +115,7 @@ class Zero:
     def __init__(self, root: FSDPModule, stage: int) -> None:
         self._root = root
         self._stage = stage
+        _say_what_backward_gathers_next(root, stage)
 
     def before_backward(self, *, last: bool) -> None:
         self._root.set_is_last_backward(last)
@@ -129,6 +130,16 @@ class Zero:
         for module in self._root.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+
+def _say_what_backward_gathers_next(root: FSDPModule, stage: int) -> None:
+    """FSDP2 guesses the next unit of backward from the forwards it saw, those of a validation too, and may gather one
+    that is done. Stages 1 and 2 need nothing gathered ahead, 3 the layer before."""
+    assert isinstance(root, nn.Module)
+    inside: list[FSDPModule] = [m for m in root.modules() if isinstance(m, FSDPModule)]
+    units = [*inside[1:], inside[0]]  # the root comes first among its modules, and last in forward
+    for before, unit in zip([units[0], *units], units, strict=False):
+        unit.set_modules_to_backward_prefetch([before if stage == 3 else unit])
 
 
 def shard(
