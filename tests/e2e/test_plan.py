@@ -24,7 +24,7 @@ def test_every_figure_is_explained_one_click_away(page: Page, running_board: Boa
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_have_text("This can run.")
     expect(page.locator('[data-section="traffic"] [data-kind]')).to_have_text("exact")
-    for figure in ("step time", "memory", "traffic"):
+    for figure in ("parameters", "step time", "MFU", "memory", "traffic"):
         page.click(f'[data-explain="{figure}"]')
         dialog = page.locator("#explain[open]")
         expect(dialog.locator("h2")).to_contain_text(f"{figure} = ")

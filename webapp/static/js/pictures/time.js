@@ -25,7 +25,7 @@ export function timePicture(estimate) {
     "dl",
     { className: "figures small" },
     figure("a step", duration(time.step_s)),
-    figure("MFU", percent(time.mfu), "model FLOPs over the peak of all ranks; recompute not counted"),
+    figure("MFU", percent(time.mfu), "model FLOPs over the peak of all ranks; recompute not counted", "MFU"),
     figure("HFU", percent(time.hfu), "with what is computed twice"),
     figure("speed", tokenRate(time.tokens_per_s)),
     figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days.toFixed(days < 100 ? 1 : 0)} days` : duration(days * 86400)),
@@ -37,4 +37,8 @@ export function timePicture(estimate) {
   return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, basis)];
 }
 
-const figure = (name, value, title) => el("div", { title }, el("dt", {}, name), el("dd", {}, value));
+function figure(name, value, title, explained) {
+  const button = explained ? el("button", { className: "button quiet small", type: "button" }, "Explain") : null;
+  if (button) button.dataset.explain = explained;
+  return el("div", { title }, el("dt", {}, `${name} `, button), el("dd", {}, value));
+}
