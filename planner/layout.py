@@ -55,6 +55,12 @@ class Group(NamedTuple):
     stride: int
 
 
+def members(rank: int, group: Group) -> tuple[int, ...]:
+    """The ranks of the group that `rank` belongs to, in order."""
+    first = rank - rank // group.stride % group.size * group.stride
+    return tuple(first + i * group.stride for i in range(group.size))
+
+
 def axis_group(layout: Layout, axis: Literal["pp", "dp", "cp", "ep", "tp", "world"]) -> Group:
     """The group of an axis. dp joins the cp ranks too: they hold the same parameters."""
     stage = layout.tp * layout.cp * layout.dp
@@ -66,6 +72,11 @@ def axis_group(layout: Layout, axis: Literal["pp", "dp", "cp", "ep", "tp", "worl
         "pp": Group(layout.pp, stage),
         "world": Group(layout.world_size, 1),
     }[axis]
+
+
+def key_value_group(model: ModelSpec, layout: Layout) -> Group:
+    """The tp ranks that hold the same key/value heads: several where there are more ranks than heads."""
+    return Group(max(1, layout.tp // model.num_kv_heads), 1)
 
 
 def num_chunks(layout: Layout) -> int:
@@ -262,6 +273,11 @@ def _experts(spec: JobSpec) -> list[Problem]:
     if moe.experts_per_token > moe.num_experts:
         text = f"experts_per_token {moe.experts_per_token} > num_experts {moe.num_experts}"
         found.append(Problem("model.moe.experts_per_token", text))
+    if model.arch != "llama":
+        found.append(Problem("model.moe", f"experts are SwiGLU without biases: arch llama, not {model.arch}"))
+    if moe.capacity_factor is not None and layout.cp > 1:
+        text = f"drops by order of a whole sequence, and cp {layout.cp} divides it; leave it out, or cp 1"
+        found.append(Problem("model.moe.capacity_factor", text))
     if moe.dense_layers >= model.num_layers:
         text = f"dense_layers {moe.dense_layers} leaves none of num_layers {model.num_layers} with experts"
         found.append(Problem("model.moe.dense_layers", text))

@@ -39,6 +39,23 @@ def is_moe_layer(model: ModelSpec, index: int) -> bool:
     return model.moe is not None and index >= model.moe.dense_layers
 
 
+def expert_capacity(moe: MoeSpec, seq_len: int) -> int | None:
+    """Most tokens of one sequence that an expert takes (Switch 2101.03961 equation 3), None where none is dropped."""
+    if moe.capacity_factor is None:
+        return None
+    return math.ceil(moe.capacity_factor * moe.experts_per_token * seq_len / moe.num_experts)
+
+
+def is_router(parameter: Parameter) -> bool:
+    """Whether a tensor decides where tokens go: tp copies it, but each rank's gradient is a part of the sum."""
+    return parameter.name.startswith("moe.router.")
+
+
+def is_key_or_value(parameter: Parameter) -> bool:
+    """Whether a tensor makes keys or values, whose heads may be fewer than the tp ranks."""
+    return parameter.name.startswith(("attention.k.", "attention.v."))
+
+
 def embedding_parameters(model: ModelSpec) -> Iterator[Parameter]:
     """What the first stage holds beside its layers: token table, and learned positions for gpt."""
     yield Parameter("embedding.weight", (model.vocab_size, model.hidden_size), 0)
@@ -88,13 +105,13 @@ def _mlp(model: ModelSpec, name: str, inner: int) -> Iterator[Parameter]:
 
 def _experts(model: ModelSpec, moe: MoeSpec) -> Iterator[Parameter]:
     h, inner = model.hidden_size, moe.expert_ffn_hidden_size
-    yield Parameter("router.weight", (moe.num_experts, h), None)
+    yield Parameter("moe.router.weight", (moe.num_experts, h), None)
     if moe.router_bias:
-        yield Parameter("router.bias", (moe.num_experts,), None)
-    for p in _mlp(model, "experts", inner):
+        yield Parameter("moe.router.bias", (moe.num_experts,), None)
+    for p in _mlp(model, "moe.experts", inner):
         yield p._replace(shape=(moe.num_experts, *p.shape), tp_dim=_next(p.tp_dim), is_expert=True)
     if moe.shared_experts:
-        yield from _mlp(model, "shared", moe.shared_experts * inner)
+        yield from _mlp(model, "moe.shared", moe.shared_experts * inner)
 
 
 def _next(dim: int | None) -> int | None:

@@ -60,6 +60,13 @@ class MoeSpec(Strict):
     expert_ffn_hidden_size: int = Field(ge=1, le=4_194_304)
     shared_experts: int = Field(default=0, ge=0, le=64, description="experts that every token visits")
     dense_layers: int = Field(default=0, ge=0, le=1024, description="first layers with a dense MLP")
+    capacity_factor: float | None = Field(
+        default=None,
+        gt=0,
+        le=1024,
+        description="tokens an expert takes of a sequence, over an even share",
+    )
+    balance_loss: float = Field(default=0.01, ge=0, le=10, description="weight of the load-balancing loss")
     router_bias: bool = Field(default=False, description="a bias an expert in the router (DeepSeek-V3)")
 
 

@@ -7,9 +7,10 @@ each module. Bytes are payload bytes: what is handed to the library.
 
 from __future__ import annotations
 
-from planner.layout import Coordinates, Group, axis_group, coordinates
+from planner.layout import Coordinates, Group, axis_group, coordinates, key_value_group
+from planner.models import Parameter, is_key_or_value, is_router
 from planner.precision import FP32_BYTES
-from planner.spec import JobSpec
+from planner.spec import JobSpec, Layout
 from planner.traffic.context import context_backward, context_forward
 from planner.traffic.data import (
     BUCKET_BYTES,
@@ -18,10 +19,11 @@ from planner.traffic.data import (
     gradient_buckets,
     gradient_order,
     held_numel,
+    shard_group,
 )
-from planner.traffic.expert import experts
+from planner.traffic.expert import balance, experts, routed_bytes
 from planner.traffic.pipeline import pipeline
-from planner.traffic.shapes import held, local_units, shard_rows
+from planner.traffic.shapes import held, is_expert_unit, local_units, shard_rows
 from planner.traffic.tally import Collective, Tally
 from planner.traffic.tensor import tensor_backward, tensor_forward
 
@@ -31,10 +33,14 @@ __all__ = [
     "eval_traffic",
     "gradient_buckets",
     "gradient_order",
+    "is_expert_unit",
     "local_units",
     "micro_batch_traffic",
     "num_evals",
+    "partial_over_tp",
+    "routed_bytes",
     "setup_traffic",
+    "shard_group",
     "shard_rows",
     "step_end_traffic",
     "step_traffic",
@@ -88,11 +94,12 @@ def _micro_batches(tally: Tally, spec: JobSpec, stage: int) -> None:
         context_backward(tally, spec, own)
     experts(tally, spec, own, backward=False)
     experts(tally, spec, own, backward=True)
+    balance(tally, spec, own)
 
 
 def _parameters(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
     data_step(tally, spec, place.pp)
-    _replicated_gradients(tally, spec, place)
+    _shared_gradients(tally, spec, place)
     _tied_gradients(tally, spec, place)
     tally.add("all_reduce", "world", axis_group(spec.layout, "world"), 2 * STATISTIC_BYTES)
 
@@ -121,18 +128,24 @@ def num_evals(spec: JobSpec) -> int:
     return -(-train.steps // train.eval_every)
 
 
-def _replicated_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
-    """Under SP the tensors that tp replicates saw only their part of the sequence: one all-reduce sums them."""
-    if not spec.layout.sequence_parallel:
-        return
+def partial_over_tp(parameter: Parameter, layout: Layout) -> bool:
+    """Whether each tp rank has only its part of the gradient of a tensor that all hold.
+
+    Under SP each saw its part of the sequence; a router is judged by each rank's part of the experts' outputs.
+    """
+    return parameter.tp_dim is None and (layout.sequence_parallel or is_router(parameter))
+
+
+def _shared_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
+    """One all-reduce over tp sums the tensors that all its ranks hold, one the heads that several share."""
     index = shard_index(spec, place)
-    replicated = [p for u in local_units(spec, place.pp) for p in u.parameters if p.tp_dim is None]
-    tally.add(
-        "all_reduce",
-        "tp",
-        axis_group(spec.layout, "tp"),
-        sum(held_numel(spec, p, index) for p in replicated) * FP32_BYTES,
-    )
+    parameters = [p for u in local_units(spec, place.pp) for p in u.parameters]
+    for group, chosen in (
+        (axis_group(spec.layout, "tp"), [p for p in parameters if partial_over_tp(p, spec.layout)]),
+        (key_value_group(spec.model, spec.layout), [p for p in parameters if is_key_or_value(p)]),
+    ):
+        size = sum(held_numel(spec, p, index) for p in chosen) * FP32_BYTES
+        tally.add("all_reduce", "tp", group, size, 1 if chosen else 0)
 
 
 def _tied_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:

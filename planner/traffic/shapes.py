@@ -6,7 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 from planner.layout import Stage, stage_of
-from planner.models import Parameter, Unit, is_moe_layer, stage_units
+from planner.models import Parameter, Unit, is_key_or_value, is_moe_layer, stage_units
 from planner.precision import mix_of
 from planner.spec import JobSpec, Layout, ModelSpec, Schedule
 
@@ -54,10 +54,7 @@ def local_units(spec: JobSpec, pp: int) -> tuple[Unit, ...]:
 @cache
 def _local_units(model: ModelSpec, stage: Stage, tp: int, ep: int) -> tuple[Unit, ...]:
     units: list[Unit] = []
-    # One chunk after the other would repeat the root; its place is last, whatever chunk it came with.
-    whole = [u for chunk in stage.chunks for u in stage_units(model, chunk, first=False, last=False)]
-    whole += stage_units(model, range(0), first=stage.first, last=stage.last)
-    for unit in whole:
+    for unit in held_units(model, stage):
         parts = _sharded(unit.parameters, model.num_kv_heads, tp, ep)
         if ep == 1:
             units.append(Unit(unit.name, parts))
@@ -68,6 +65,16 @@ def _local_units(model: ModelSpec, stage: Stage, tp: int, ep: int) -> tuple[Unit
     return tuple(units)
 
 
+def held_units(model: ModelSpec, stage: Stage) -> list[Unit]:
+    """The units of each chunk in turn, whole tensors. The embedding and the head of a V are units of two chunks."""
+    ends = len(stage.chunks) - 1
+    return [
+        unit
+        for i, chunk in enumerate(stage.chunks)
+        for unit in stage_units(model, chunk, first=stage.first and i == 0, last=stage.last and i == ends)
+    ]
+
+
 @cache
 def _sharded(parameters: tuple[Parameter, ...], num_kv_heads: int, tp: int, ep: int) -> tuple[Parameter, ...]:
     return tuple(_shard(p, num_kv_heads, tp, ep) for p in parameters)
@@ -76,8 +83,8 @@ def _sharded(parameters: tuple[Parameter, ...], num_kv_heads: int, tp: int, ep: 
 def _shard(parameter: Parameter, num_kv_heads: int, tp: int, ep: int) -> Parameter:
     shape = list(parameter.shape)
     if parameter.tp_dim is not None:
-        is_kv = parameter.name.startswith(("attention.k.", "attention.v."))
-        shape[parameter.tp_dim] //= min(tp, num_kv_heads) if is_kv else tp  # beyond the heads, each is held by several
+        # Beyond the heads, each is held by several.
+        shape[parameter.tp_dim] //= min(tp, num_kv_heads) if is_key_or_value(parameter) else tp
     if parameter.is_expert:
         shape[0] //= ep
     return parameter._replace(shape=tuple(shape))

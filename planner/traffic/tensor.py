@@ -26,17 +26,20 @@ def tensor_forward(tally: Tally, spec: JobSpec, held: Held) -> None:
 def tensor_backward(tally: Tally, spec: JobSpec, held: Held) -> None:
     """The conjugate of the forward: an input gradient is summed before each column-parallel product.
 
-    Full recompute repeats the layers' forward first: 6 sums a layer instead of 4 (2104.04473 section 3.5). Inputs
-    kept divided are gathered again (2205.05198 section 4.2.2).
+    Full recompute repeats the layers' forward first, up to its last product: 5 sums a layer instead of 4, where
+    2104.04473 section 3.5 also repeats the sum that ends the layer. Inputs kept divided are gathered again (2205.05198
+    section 4.2.2), but for layers that are computed again anyway.
     """
     layout, m, layers = spec.layout, spec.train.micro_batches, held.num_layers
     if layout.tp == 1:
         return
     _sums(tally, spec, m * (2 * layers + held.stage.last), m * (2 * layers + held.stage.first))
+    again = layout.recompute == "full"
+    if again:
+        _sums(tally, spec, m * layers, m * 2 * layers)
     if layout.regather:
-        tally.add("all_gather", "tp", axis_group(layout, "tp"), hidden_bytes(spec), m * (2 * layers + held.stage.last))
-    if layout.recompute == "full":
-        _sums(tally, spec, m * 2 * layers, m * 2 * layers)
+        gathers = held.stage.last + (0 if again else 2 * layers)
+        tally.add("all_gather", "tp", axis_group(layout, "tp"), hidden_bytes(spec), m * gathers)
 
 
 def _sums(tally: Tally, spec: JobSpec, sums: int, gathers: int) -> None:

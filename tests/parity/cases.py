@@ -32,41 +32,159 @@ SIZES: dict[str, dict[str, Any]] = {
         "max_seq_len": 32,
         "tied_embeddings": False,
     },
+    "moe": {
+        "arch": "llama",
+        "num_layers": 4,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "ffn_hidden_size": 64,
+        "vocab_size": 256,
+        "max_seq_len": 32,
+        "tied_embeddings": False,
+        "moe": {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 48},
+    },
+}
+# One more of each, for what only some layouts meet.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "": {},
+    "one kv head": {"num_kv_heads": 1},
+    "8 layers": {"num_layers": 8},
+    "capacity": {
+        "moe": {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 48, "capacity_factor": 1.0}
+    },
 }
 
-# name -> (layout, micro-batches). Names read like the layout.
-LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
-    "dp2": ({"dp": 2}, 1),
-    "dp2 m4": ({"dp": 2}, 4),
-    "zero1 dp2": ({"dp": 2, "zero": 1}, 2),
-    "zero2 dp2": ({"dp": 2, "zero": 2}, 2),
-    "zero3 dp2": ({"dp": 2, "zero": 3}, 2),
-    "tp2": ({"tp": 2}, 2),
-    "tp2 sp": ({"tp": 2, "sequence_parallel": True}, 2),
-    "pp2 gpipe": ({"pp": 2, "schedule": "gpipe"}, 4),
-    "pp2 1f1b": ({"pp": 2}, 4),
-    "dp4": ({"dp": 4}, 1),
-    "zero1 dp4": ({"dp": 4, "zero": 1}, 1),
-    "zero2 dp4": ({"dp": 4, "zero": 2}, 2),
-    "zero3 dp4": ({"dp": 4, "zero": 3}, 2),
-    "tp4": ({"tp": 4}, 1),
-    "tp4 sp": ({"tp": 4, "sequence_parallel": True}, 1),
-    "pp4 gpipe": ({"pp": 4, "schedule": "gpipe"}, 4),
-    "pp4 1f1b": ({"pp": 4}, 8),
-    "pp3 uneven": ({"pp": 3}, 4),
-    "pp3 uneven x zero1 dp2": ({"pp": 3, "dp": 2, "zero": 1}, 4),
-    "pp3 uneven x zero2 dp2": ({"pp": 3, "dp": 2, "zero": 2}, 4),
-    "pp3 uneven x zero3 dp2": ({"pp": 3, "dp": 2, "zero": 3}, 4),
-    "dp2 x tp2": ({"dp": 2, "tp": 2}, 2),
-    "zero1 dp2 x tp2": ({"dp": 2, "tp": 2, "zero": 1}, 2),
-    "zero3 dp2 x tp2 sp": ({"dp": 2, "tp": 2, "zero": 3, "sequence_parallel": True}, 2),
-    "pp2 x dp2": ({"pp": 2, "dp": 2}, 2),
-    "pp2 gpipe x zero3 dp2": ({"pp": 2, "dp": 2, "zero": 3, "schedule": "gpipe"}, 2),
-    "pp2 x zero3 dp2": ({"pp": 2, "dp": 2, "zero": 3}, 4),
-    "pp2 x tp2 sp": ({"pp": 2, "tp": 2, "sequence_parallel": True}, 2),
-    "pp2 x dp2 x tp2": ({"pp": 2, "dp": 2, "tp": 2}, 2),
-    "pp2 x zero2 dp2 x tp2 sp": ({"pp": 2, "dp": 2, "tp": 2, "zero": 2, "sequence_parallel": True}, 2),
-    "pp2 x zero3 dp2 x tp2 sp": ({"pp": 2, "dp": 2, "tp": 2, "zero": 3, "sequence_parallel": True}, 2),
+SP = {"sequence_parallel": True}
+V2 = {"virtual_stages": 2}
+LOOPED = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
+V = ("zbv", "dualpipev")
+BOTH = ("gpt", "llama")
+ALL = (*BOTH, "moe")
+
+
+class Try(NamedTuple):
+    """A layout, its micro-batches, the models it is tried on, and what else differs."""
+
+    layout: dict[str, Any]
+    micro_batches: int
+    archs: tuple[str, ...] = BOTH
+    variant: str = ""
+    train: dict[str, Any] = {}
+
+
+def chunked(pp: int, schedule: str, **more: Any) -> dict[str, Any]:
+    return {"pp": pp, "schedule": schedule, **V2, **more}
+
+
+# Names read like the layout.
+LAYOUTS: dict[str, Try] = {
+    # data
+    "dp2": Try({"dp": 2}, 1),
+    "dp2 m4": Try({"dp": 2}, 4),
+    "dp2 m4 no overlap": Try({"dp": 2}, 4, train={"overlap": False}),
+    "zero1 dp2": Try({"dp": 2, "zero": 1}, 2),
+    "zero2 dp2": Try({"dp": 2, "zero": 2}, 2),
+    "zero3 dp2": Try({"dp": 2, "zero": 3}, 2),
+    "dp4": Try({"dp": 4}, 1),
+    "zero1 dp4": Try({"dp": 4, "zero": 1}, 1),
+    "zero2 dp4": Try({"dp": 4, "zero": 2}, 2),
+    "zero3 dp4": Try({"dp": 4, "zero": 3}, 2),
+    "hsdp zero1 2x2": Try({"dp": 4, "zero": 1, "dp_replicas": 2}, 2),
+    "hsdp zero2 2x2": Try({"dp": 4, "zero": 2, "dp_replicas": 2}, 2),
+    "hsdp zero3 2x2": Try({"dp": 4, "zero": 3, "dp_replicas": 2}, 2),
+    # tensor
+    "tp2": Try({"tp": 2}, 2, ALL),
+    "tp2 sp": Try({"tp": 2, **SP}, 2, ALL),
+    "tp2 sp regather": Try({"tp": 2, **SP, "regather": True}, 2),
+    "tp4": Try({"tp": 4}, 1),
+    "tp4 sp": Try({"tp": 4, **SP}, 1),
+    "tp2 one kv head": Try({"tp": 2}, 2, ("llama",), "one kv head"),
+    "tp4 sp one kv head": Try({"tp": 4, **SP}, 2, ("llama",), "one kv head"),
+    "zero3 dp2 x tp2 one kv head": Try({"dp": 2, "tp": 2, "zero": 3}, 2, ("llama",), "one kv head"),
+    # pipeline
+    "pp2 naive": Try({"pp": 2, "schedule": "naive"}, 2),
+    "pp2 gpipe": Try({"pp": 2, "schedule": "gpipe"}, 4),
+    "pp2 1f1b": Try({"pp": 2}, 4),
+    "pp4 gpipe": Try({"pp": 4, "schedule": "gpipe"}, 4),
+    "pp4 1f1b": Try({"pp": 4}, 8),
+    "pp3 uneven": Try({"pp": 3}, 4),
+    **{f"pp2 {s}": Try(chunked(2, s), 4) for s in (*LOOPED, *V)},
+    **{f"pp4 {s}": Try(chunked(4, s), 8, BOTH, "8 layers") for s in (*LOOPED, *V)},
+    "pp2 zero bubble, one chunk": Try({"pp": 2, "schedule": "interleaved_zero_bubble"}, 4),
+    # context
+    "cp2 ring": Try({"cp": 2}, 2, ALL),
+    "cp2 all-gather": Try({"cp": 2, "cp_method": "all_gather"}, 2),
+    "cp4 ring": Try({"cp": 4}, 1),
+    "cp4 all-gather": Try({"cp": 4, "cp_method": "all_gather"}, 1),
+    # experts
+    "ep2": Try({"dp": 2, "ep": 2}, 2, ("moe",)),
+    "ep4": Try({"dp": 4, "ep": 4}, 1, ("moe",)),
+    "ep2 x dp2": Try({"dp": 4, "ep": 2}, 2, ("moe",)),
+    "ep2 capacity": Try({"dp": 2, "ep": 2}, 2, ("moe",), "capacity"),
+    "zero1 ep2 x dp2": Try({"dp": 4, "ep": 2, "zero": 1}, 2, ("moe",)),
+    "zero2 ep2": Try({"dp": 2, "ep": 2, "zero": 2}, 2, ("moe",)),
+    "zero3 ep2 x dp2": Try({"dp": 4, "ep": 2, "zero": 3}, 2, ("moe",)),
+    "ep2 x tp2": Try({"dp": 2, "ep": 2, "tp": 2}, 2, ("moe",)),
+    "ep2 x tp2 sp": Try({"dp": 2, "ep": 2, "tp": 2, **SP}, 2, ("moe",)),
+    "ep2 x cp2": Try({"cp": 2, "ep": 2}, 2, ("moe",)),
+    "ep2 x pp2": Try({"dp": 2, "ep": 2, "pp": 2}, 2, ("moe",)),
+    "ep2 x pp2 zbv": Try(chunked(2, "zbv", dp=2, ep=2), 4, ("moe",)),
+    "ep2 x dp2 full recompute": Try({"dp": 2, "ep": 2, "recompute": "full"}, 2, ("moe",)),
+    "zero3 ep2 x dp2 x tp2": Try({"dp": 4, "ep": 2, "tp": 2, "zero": 3}, 2, ("moe",)),
+    # recompute and attention
+    "full recompute": Try({"recompute": "full"}, 2, ALL),
+    "selective recompute": Try({"recompute": "selective"}, 2, ALL),
+    "tp2 full recompute": Try({"tp": 2, "recompute": "full"}, 2),
+    "tp2 sp full recompute": Try({"tp": 2, **SP, "recompute": "full"}, 2),
+    "tp2 sp selective regather": Try({"tp": 2, **SP, "recompute": "selective", "regather": True}, 2),
+    "zero3 dp2 full recompute": Try({"dp": 2, "zero": 3, "recompute": "full"}, 2),
+    "cp2 ring full recompute": Try({"cp": 2, "recompute": "full"}, 2),
+    "pp2 zbv full recompute": Try(chunked(2, "zbv", recompute="full"), 4),
+    "tp2 unfused": Try({"tp": 2}, 2, train={"attention": "unfused"}),
+    "unfused selective": Try({"recompute": "selective"}, 2, train={"attention": "unfused"}),
+    # pairs
+    "dp2 x tp2": Try({"dp": 2, "tp": 2}, 2),
+    "zero1 dp2 x tp2": Try({"dp": 2, "tp": 2, "zero": 1}, 2),
+    "zero2 dp2 x tp2 sp": Try({"dp": 2, "tp": 2, "zero": 2, **SP}, 2),
+    "zero3 dp2 x tp2 sp": Try({"dp": 2, "tp": 2, "zero": 3, **SP}, 2),
+    "pp2 x dp2": Try({"pp": 2, "dp": 2}, 2),
+    "pp2 x zero1 dp2": Try({"pp": 2, "dp": 2, "zero": 1}, 2),
+    "pp2 gpipe x zero3 dp2": Try({"pp": 2, "dp": 2, "zero": 3, "schedule": "gpipe"}, 2),
+    "pp2 x zero3 dp2": Try({"pp": 2, "dp": 2, "zero": 3}, 4),
+    "pp3 uneven x zero1 dp2": Try({"pp": 3, "dp": 2, "zero": 1}, 4),
+    "pp3 uneven x zero2 dp2": Try({"pp": 3, "dp": 2, "zero": 2}, 4),
+    "pp3 uneven x zero3 dp2": Try({"pp": 3, "dp": 2, "zero": 3}, 4),
+    "pp2 x tp2": Try({"pp": 2, "tp": 2}, 2),
+    "pp2 x tp2 sp": Try({"pp": 2, "tp": 2, **SP}, 2),
+    "pp2 x tp2 scatter-gather": Try({"pp": 2, "tp": 2, "scatter_gather": True}, 2),
+    "cp2 ring x dp2": Try({"cp": 2, "dp": 2}, 2),
+    "cp2 ring x zero3 dp2": Try({"cp": 2, "dp": 2, "zero": 3}, 2),
+    "cp2 all-gather x zero1": Try({"cp": 2, "zero": 1, "cp_method": "all_gather"}, 2),
+    "cp2 ring x tp2": Try({"cp": 2, "tp": 2}, 2),
+    "cp2 all-gather x tp2 sp": Try({"cp": 2, "tp": 2, **SP, "cp_method": "all_gather"}, 2),
+    "cp2 ring x pp2": Try({"cp": 2, "pp": 2}, 2),
+    **{f"pp2 {s} x dp2": Try(chunked(2, s, dp=2), 4) for s in (*LOOPED, *V)},
+    **{f"pp2 {s} x zero{z} dp2": Try(chunked(2, s, dp=2, zero=z), 4) for s in (*LOOPED, *V) for z in (1, 2, 3)},
+    **{f"pp2 {s} x tp2 sp": Try(chunked(2, s, tp=2, **SP), 4) for s in (*LOOPED, *V)},
+    **{f"pp2 {s} x cp2": Try(chunked(2, s, cp=2), 4) for s in (*LOOPED, *V)},
+    # triples
+    "pp2 x dp2 x tp2": Try({"pp": 2, "dp": 2, "tp": 2}, 2),
+    "pp2 x zero2 dp2 x tp2 sp": Try({"pp": 2, "dp": 2, "tp": 2, "zero": 2, **SP}, 2),
+    "pp2 x zero3 dp2 x tp2 sp": Try({"pp": 2, "dp": 2, "tp": 2, "zero": 3, **SP}, 2),
+    "cp2 x dp2 x tp2 sp": Try({"cp": 2, "dp": 2, "tp": 2, **SP}, 2),
+    "cp2 x zero3 dp2 x tp2": Try({"cp": 2, "dp": 2, "tp": 2, "zero": 3}, 2),
+    "cp2 all-gather x pp2 x tp2 sp": Try({"cp": 2, "pp": 2, "tp": 2, **SP, "cp_method": "all_gather"}, 2),
+    "cp2 x pp2 x zero2 dp2": Try({"cp": 2, "pp": 2, "dp": 2, "zero": 2}, 2),
+    "hsdp zero3 2x2 x tp2": Try({"dp": 4, "zero": 3, "dp_replicas": 2, "tp": 2}, 2),
+    "hsdp zero2 2x2 x pp2": Try({"dp": 4, "zero": 2, "dp_replicas": 2, "pp": 2}, 2),
+    "hsdp zero3 over cp": Try({"dp": 2, "cp": 2, "zero": 3, "dp_replicas": 2}, 2),
+    "pp2 interleaved_1f1b x dp2 x tp2 sp": Try(chunked(2, "interleaved_1f1b", dp=2, tp=2, **SP), 4),
+    "pp2 zbv x zero1 dp2 x tp2": Try(chunked(2, "zbv", dp=2, tp=2, zero=1), 4),
+    "pp2 dualpipev x zero2 dp2 x cp2": Try(chunked(2, "dualpipev", dp=2, cp=2, zero=2), 4),
+    "pp2 zero bubble x cp2 x tp2 sp": Try(chunked(2, "interleaved_zero_bubble", cp=2, tp=2, **SP), 4),
+    "ep2 x dp2 x cp2": Try({"dp": 2, "cp": 2, "ep": 2}, 2, ("moe",)),
+    "ep2 x pp2 x tp2 sp": Try({"dp": 2, "ep": 2, "pp": 2, "tp": 2, **SP}, 2, ("moe",)),
 }
 
 # What the default suite runs: each axis and setting once, and a triple.
@@ -101,15 +219,22 @@ class Case(NamedTuple):
 
     @property
     def spec(self) -> JobSpec:
-        layout, micro_batches = LAYOUTS[self.name]
-        return make_spec(self.arch, layout, micro_batches)
+        tried = LAYOUTS[self.name]
+        return make_spec(self.arch, tried.layout, tried.micro_batches, tried.variant, tried.train)
 
     @property
     def label(self) -> str:
         return f"{self.arch} {self.name}"
 
+    @property
+    def reference(self) -> tuple[str, str]:
+        """The model of the one process that it must equal."""
+        return self.arch, LAYOUTS[self.name].variant
 
-def make_spec(arch: str, layout: dict[str, Any], micro_batches: int) -> JobSpec:
+
+def make_spec(
+    arch: str, layout: dict[str, Any], micro_batches: int, variant: str = "", train: dict[str, Any] | None = None
+) -> JobSpec:
     """A parity spec. Clipping and weight decay are on, so the updates test them too."""
     train = {
         "steps": STEPS,
@@ -120,14 +245,15 @@ def make_spec(arch: str, layout: dict[str, Any], micro_batches: int) -> JobSpec:
         "warmup_steps": 2,
         "grad_clip": 1.0,
         "eval_every": 3,
+        **(train or {}),
     }
-    return parse_spec({"model": SIZES[arch], "layout": layout, "train": train})
+    return parse_spec({"model": SIZES[arch] | VARIANTS[variant], "layout": layout, "train": train})
 
 
-def reference_spec(arch: str) -> JobSpec:
+def reference_spec(arch: str, variant: str) -> JobSpec:
     """The same on one process."""
-    return make_spec(arch, {}, 1)
+    return make_spec(arch, {}, 1, variant)
 
 
 def all_cases(names: tuple[str, ...] = tuple(LAYOUTS)) -> list[Case]:
-    return [Case(arch, name) for arch in SIZES for name in names]
+    return [Case(arch, name) for name in names for arch in LAYOUTS[name].archs]

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from contracts.telemetry import Cell
-from planner.layout import Coordinates, rank_of, stage_layers
-from planner.models import parameter_count, stage_units
+from planner.layout import Coordinates, rank_of, stage_of
+from planner.models import Parameter, is_key_or_value, parameter_count
 from planner.spec import JobSpec
+from planner.traffic.shapes import held_units
 from tests.parity.cases import Case, reference_spec
+from workers.trainer.model.initial import full_name
 
 ROOT = Path(__file__).resolve().parents[2]
 FP32_BYTES = 4
@@ -54,11 +56,10 @@ class Run(NamedTuple):
 
 def run_all(cases: list[Case], work: Path) -> list[Result]:
     """Run every case, one torchrun a world size, and compare."""
-    references = {case.arch: reference_spec(case.arch) for case in cases}
-    specs = {f"reference {arch}": spec for arch, spec in references.items()}
+    specs = {f"reference {case.reference}": reference_spec(*case.reference) for case in cases}
     specs |= {case.label: case.spec for case in cases}
     runs = run_specs(specs, work)
-    return [compare(case, runs[case.label], runs[f"reference {case.arch}"]) for case in cases]
+    return [compare(case, runs[case.label], runs[f"reference {case.reference}"]) for case in cases]
 
 
 def run_specs(specs: dict[str, JobSpec], work: Path) -> dict[str, Run]:
@@ -105,23 +106,45 @@ def load(spec: JobSpec, folder: Path) -> Run:
 
 
 def whole_gradients(spec: JobSpec, parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Put the ranks' parts together: dp shards of dim 0 under ZeRO, then tp shards; copies must agree."""
+    """Put the ranks' parts together: ZeRO's shards of dim 0, then ep's and tp's; copies must agree."""
     layout, whole = spec.layout, {}
-    for stage, layers in enumerate(stage_layers(spec.model.num_layers, layout.pp)):
-        for unit in stage_units(spec.model, layers, first=stage == 0, last=stage == layout.pp - 1):
-            prefix = "" if unit.name == "root" else f"{unit.name}."
+    for stage in range(layout.pp):
+        for unit in held_units(spec.model, stage_of(spec.model, layout, stage)):
             for parameter in unit.parameters:
-                name = prefix + parameter.name
+                name = full_name(unit, parameter)
                 by_tp = []
                 for tp in range(layout.tp):
-                    ranks = [rank_of(Coordinates(pp=stage, dp=dp, tp=tp), layout) for dp in range(layout.dp)]
-                    by_tp.append(joined([parts[r][name] for r in ranks], 0 if layout.zero else None))
-                gradient = joined(by_tp, parameter.tp_dim)
+                    ranks = [
+                        rank_of(Coordinates(pp=stage, dp=dp, cp=cp, tp=tp), layout)
+                        for dp in range(layout.dp)
+                        for cp in range(layout.cp)
+                    ]
+                    by_tp.append(over_replicas(spec, parameter, [parts[r][name] for r in ranks]))
+                gradient = over_tp(spec, parameter, by_tp)
                 if name == "head.weight" and spec.model.tied_embeddings:
                     assert torch.equal(gradient, whole["embedding.weight"]), "tied copies differ"
                     continue
                 whole[name] = gradient
     return whole
+
+
+def over_replicas(spec: JobSpec, parameter: Parameter, parts: list[torch.Tensor]) -> torch.Tensor:
+    """`parts` of all dp x cp ranks: ep's parts are dealt in turn, ZeRO's shards lie side by side in each HSDP copy."""
+    layout = spec.layout
+    ep = layout.ep if parameter.is_expert else 1
+    experts = []
+    for e in range(ep):
+        mine = parts[e::ep]
+        shards = len(mine) // layout.dp_replicas if layout.zero else 1
+        copies = [joined(mine[i : i + shards], 0) for i in range(0, len(mine), shards)]
+        experts.append(joined(copies, None))
+    return torch.cat(experts)
+
+
+def over_tp(spec: JobSpec, parameter: Parameter, parts: list[torch.Tensor]) -> torch.Tensor:
+    shared = max(1, len(parts) // spec.model.num_kv_heads) if is_key_or_value(parameter) else 1
+    distinct = [joined(parts[i : i + shared], None) for i in range(0, len(parts), shared)]
+    return joined(distinct, parameter.tp_dim)
 
 
 def joined(parts: list[torch.Tensor], dim: int | None) -> torch.Tensor:
@@ -183,38 +206,138 @@ def over_minimum(spec: JobSpec, cells: list[list[Cell]]) -> dict[str, float]:
 
 
 def minimum(spec: JobSpec) -> dict[str, float]:
-    """Bytes all ranks together must send in a step, in closed form (costs: Megatron section 3, ZeRO section 7).
+    """Bytes all ranks together must send in a step, in closed form; written without `planner.traffic`."""
+    least = {
+        "dp": least_data(spec),
+        "tp": least_tensor(spec),
+        "pp": least_pipeline(spec),
+        "cp": least_context(spec),
+        "ep": least_expert(spec),
+    }
+    return {axis: size for axis, size in least.items() if size}
 
-    Written without `planner.traffic`. P is the parameters of one dp replica; a tied table on two stages counts on
-    each, as both must reduce it.
-    """
-    layout, model, train = spec.layout, spec.model, spec.train
-    d, t, p, m = layout.dp, layout.tp, layout.pp, train.micro_batches
-    bs = spec.micro_batch_size * train.seq_len
-    bsh = bs * model.hidden_size
-    table = model.vocab_size * model.hidden_size
-    copies = p > 1 and model.tied_embeddings
+
+def copied_over_tp(spec: JobSpec) -> tuple[int, int]:
+    """(elements that tp copies and does not divide, of these the routers): norms, row-parallel biases, positions."""
+    model = spec.model
     gpt = model.arch == "gpt"
-    # What tp copies: norms, biases of the two row-parallel products, learned positions.
     norms = (2 * model.num_layers + 1) * model.hidden_size * (2 if gpt else 1)
-    copied = norms + (2 * model.num_layers * model.hidden_size + model.max_seq_len * model.hidden_size) * gpt
-    held = parameter_count(model) + table * copies + copied * (t - 1)  # over the t ranks of a replica
-    least: dict[str, float] = {}
-    if d > 1:
-        units = {0: 2.0, 1: 2.0, 2: 1.0 + m, 3: 3.0 * m}[layout.zero]
-        least["dp"] = d * units * (d - 1) / d * held
-    if t > 1:
-        layers = model.num_layers * 8 * bsh * (t - 1) / t
-        embedding_and_head = 4 * bsh * (t - 1) / t
-        loss = 3 * bs * 2 * (t - 1) / t
-        least["tp"] = d * t * m * (layers + embedding_and_head + loss)
-        if layout.sequence_parallel:
-            least["tp"] += (t if layout.zero else d * t) * 2 * (t - 1) / t * copied
-    if p > 1:
-        parts = t if not layout.sequence_parallel else 1
-        least["pp"] = d * parts * 2 * (p - 1) * m * bsh
-        least["pp"] += 2 * table * (1 if layout.zero else d) * copies
-    return {axis: size * FP32_BYTES for axis, size in least.items()}
+    gpt_only = (2 * model.num_layers * model.hidden_size + model.max_seq_len * model.hidden_size) * gpt
+    routers = model.num_layers * model.hidden_size * model.moe.num_experts if model.moe else 0
+    return norms + gpt_only + routers, routers
+
+
+def shared_heads(spec: JobSpec) -> int:
+    """Elements of the key and value weights, where tp ranks share heads."""
+    model = spec.model
+    if spec.layout.tp <= model.num_kv_heads:
+        return 0
+    return 2 * model.num_layers * model.hidden_size * model.num_kv_heads * model.head_dim
+
+
+def least_data(spec: JobSpec) -> float:
+    """ZeRO 1910.02054 section 7: P the parameters of a replica, n ranks: 2 P (n-1)/n, stage 2 (1+m), stage 3 3m.
+
+    HSDP adds an all-reduce of each shard over the copies. Experts divided by ep have n/ep replicas.
+    """
+    layout, model, m = spec.layout, spec.model, spec.train.micro_batches
+    n, t = layout.dp * layout.cp, layout.tp
+    experts = 0
+    if model.moe and layout.ep > 1:
+        experts = 3 * model.num_layers * model.moe.num_experts * model.moe.expert_ffn_hidden_size * model.hidden_size
+    table = model.vocab_size * model.hidden_size * (layout.pp > 1 and model.tied_embeddings)
+    heads = shared_heads(spec)
+    copies_of_heads = heads * (t // model.num_kv_heads - 1) if heads else 0
+    dense = parameter_count(model) - experts + table + copied_over_tp(spec)[0] * (t - 1) + copies_of_heads
+    units = {0: 2.0, 1: 2.0, 2: 1.0 + m, 3: 3.0 * m}[layout.zero]
+    shards = n // layout.dp_replicas
+    total = layout.dp_replicas * units * (shards - 1) * dense
+    if layout.dp_replicas > 1:
+        total += shards * layout.dp_replicas * 2 * (1 - 1 / layout.dp_replicas) * dense / shards
+    if experts:
+        total += layout.ep * units * (n // layout.ep - 1) * experts / layout.ep
+    return total * FP32_BYTES
+
+
+def least_tensor(spec: JobSpec) -> float:
+    """8 b s h (t-1)/t a layer (2104.04473 section 3.2). Full recompute sums once more, and SP then gathers twice."""
+    layout, model, train = spec.layout, spec.model, spec.train
+    t, sp = layout.tp, layout.sequence_parallel
+    if t == 1:
+        return 0.0
+    share = (t - 1) / t
+    tokens = spec.micro_batch_size * train.seq_len // layout.cp
+    hidden = tokens * model.hidden_size
+    sums = 8 * model.num_layers + 4
+    if layout.recompute == "full":
+        sums += (3 if sp else 2) * model.num_layers
+    if layout.regather:
+        sums += 1 + (0 if layout.recompute == "full" else 2 * model.num_layers)
+    replicas = layout.dp * layout.cp
+    total = replicas * t * train.micro_batches * share * (sums * hidden + 3 * 2 * tokens)
+    if layout.scatter_gather:
+        total += replicas * t * train.micro_batches * share * 2 * crossings(spec) * hidden
+    copied, routers = copied_over_tp(spec)
+    held_once = layout.dp_replicas if layout.zero else replicas
+    total += held_once * t * 2 * share * (copied if sp else routers)
+    heads = shared_heads(spec)
+    if heads:
+        total += held_once * t * 2 * (1 - model.num_kv_heads / t) * heads / model.num_kv_heads
+    return total * FP32_BYTES
+
+
+def crossings(spec: JobSpec) -> int:
+    """Boundaries between chunks on different ranks: all, but for the turn of a V."""
+    chunks = spec.layout.pp * spec.layout.virtual_stages
+    return chunks - 1 - (spec.layout.schedule in ("zbv", "dualpipev"))
+
+
+def least_pipeline(spec: JobSpec) -> float:
+    """Hidden states over each boundary and back, once a tp group; and a table tied across two ranks."""
+    layout, model = spec.layout, spec.model
+    if layout.pp == 1:
+        return 0.0
+    hidden = spec.micro_batch_size * spec.train.seq_len * model.hidden_size
+    parts = 1 if layout.sequence_parallel or layout.scatter_gather else layout.tp
+    total = layout.dp * parts * 2.0 * crossings(spec) * spec.train.micro_batches * hidden
+    if model.tied_embeddings and layout.schedule not in ("zbv", "dualpipev"):
+        held_once = layout.dp_replicas if layout.zero else layout.dp * layout.cp
+        total += held_once * 2 * model.vocab_size * model.hidden_size
+    return total * FP32_BYTES
+
+
+def least_context(spec: JobSpec) -> float:
+    """Keys and values to cp - 1 others, again in backward, and their gradients back; the balance loss' counts."""
+    layout, model, train = spec.layout, spec.model, spec.train
+    c = layout.cp
+    if c == 1:
+        return 0.0
+    again = layout.recompute == "full"
+    heads = max(model.num_kv_heads, layout.tp)  # over the tp ranks together
+    kv = 2 * spec.micro_batch_size * train.seq_len * heads * model.head_dim
+    total = layout.dp * train.micro_batches * model.num_layers * (3 + again) * (c - 1) * kv
+    if model.moe and model.moe.balance_loss:
+        counts = spec.micro_batch_size * model.moe.num_experts * 2 * (c - 1)
+        total += layout.dp * layout.tp * train.micro_batches * model.num_layers * (1 + again) * counts
+    return float(total * FP32_BYTES)
+
+
+def least_expert(spec: JobSpec) -> float:
+    """Each token to each of its experts and back, twice; int64 counts before where nothing is dropped."""
+    layout, model, train = spec.layout, spec.model, spec.train
+    if layout.ep == 1 or model.moe is None:
+        return 0.0
+    moe, again = model.moe, layout.recompute == "full"
+    rows: float = train.global_batch * train.seq_len * moe.experts_per_token
+    if moe.capacity_factor is not None:
+        capacity = -(-moe.capacity_factor * moe.experts_per_token * train.seq_len // moe.num_experts)
+        rows = train.global_batch * moe.num_experts * capacity
+    share, layers = (layout.ep - 1) / layout.ep * layout.tp, model.num_layers
+    total = share * layers * rows * model.hidden_size * (4 + 2 * again) * FP32_BYTES
+    if moe.capacity_factor is None:
+        calls = layout.dp * layout.cp * train.micro_batches * (1 + again)
+        total += share * layers * calls * moe.num_experts * 8
+    return total
 
 
 def table_row(result: Result) -> str:

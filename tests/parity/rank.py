@@ -21,7 +21,7 @@ from workers.trainer.parallelize import parallelize
 
 
 def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:
-    mesh = make_mesh(spec.layout, recorder.rank, recorder.label)
+    mesh = make_mesh(spec, recorder.rank, recorder.label)
     device = torch.device("cpu")
     corpus = load_corpus(spec.train.data, data_root, spec.model.vocab_size, spec.train.seq_len)
     return Trainer(spec, mesh, parallelize(spec, mesh, device), corpus, recorder, device)
@@ -30,7 +30,7 @@ def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:
 def gradients(trainer: Trainer) -> dict[str, torch.Tensor]:
     """This rank's part of every gradient of step 1."""
     trainer.backward(0)
-    return {name: local_gradient(p).clone() for name, p in trainer.part.decoder.named_parameters()}
+    return {held.name: local_gradient(held.tensor).clone() for held in trainer.part.tensors}
 
 
 def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:

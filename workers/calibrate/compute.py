@@ -13,7 +13,7 @@ from planner.presets import PRESETS
 from planner.profile import EndsPoint, GemmPoint, LayerPoint, MeasuredPrecision, OptimizerPoint, StreamPoint
 from planner.spec import ModelSpec
 from workers.calibrate.clock import seconds, together
-from workers.trainer.model import Block, Norm, Table
+from workers.trainer.model import Block, Norm, Strategy, Table
 from workers.trainer.tensor_parallel import TensorParallel
 
 SEQ_LEN = 128
@@ -72,7 +72,7 @@ def stream_points(device: torch.device, ranks: int, window_s: float) -> Iterator
 def layer_points(device: torch.device, ranks: int, window_s: float) -> Iterator[LayerPoint]:
     """One layer of each preset, forward and backward, with the shapes of each tp degree."""
     for precision, model, tp, batch in _shapes(device, ranks):
-        block = Block(model, TensorParallel(None, tp)).to(device)
+        block = Block(model, Strategy(tp=TensorParallel(None, tp))).to(device)
         _fill(block)
         shape = (batch, SEQ_LEN, model.hidden_size)
         x = torch.randn(shape, device=device, dtype=DTYPES[precision], requires_grad=True)
@@ -97,7 +97,9 @@ def layer_points(device: torch.device, ranks: int, window_s: float) -> Iterator[
 def ends_points(device: torch.device, ranks: int, window_s: float) -> Iterator[EndsPoint]:
     """Embedding, final norm, head and loss of each preset."""
     for precision, model, tp, batch in _shapes(device, ranks):
-        table, norm = Table(model.vocab_size // tp, model.hidden_size), Norm(model.hidden_size, model.arch == "gpt")
+        strategy = Strategy()
+        table = Table(model.vocab_size // tp, model.hidden_size, strategy)
+        norm = Norm(model.hidden_size, model.arch == "gpt", strategy)
         ends = torch.nn.ModuleDict({"table": table, "norm": norm}).to(device)
         _fill(ends)
         tokens = torch.randint(0, model.vocab_size // tp, (batch, SEQ_LEN), device=device)

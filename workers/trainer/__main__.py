@@ -54,7 +54,7 @@ def run(spec: JobSpec, rank: int, data_root: Path, recorder: Recorder, exporter:
     corpus = load_corpus(spec.train.data, data_root, spec.model.vocab_size, spec.train.seq_len)
     dist.init_process_group(metered_backend(recorder, spec.resources.device), timeout=GROUP_TIMEOUT)
     try:
-        mesh = make_mesh(spec.layout, rank, recorder.label)
+        mesh = make_mesh(spec, rank, recorder.label)
         part = parallelize(spec, mesh, device)
         trainer = Trainer(spec, mesh, part, corpus, recorder, device)
         train(trainer, exporter.send if exporter else lambda _item: None, _say)

@@ -10,14 +10,16 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry import Axis, Cell, EvalItem, Item, Op, Phase, PhaseItem, StepItem, VerdictItem, VerdictRow
+from planner.layout import coordinates
 from planner.spec import JobSpec
-from planner.traffic import Collective, eval_traffic, num_evals, setup_traffic, step_traffic
+from planner.traffic import Collective, eval_traffic, num_evals, routed_bytes, setup_traffic, step_traffic
 from workers.meter.recorder import Recorder
-from workers.trainer.data import Corpus
+from workers.trainer.data import Corpus, Tokens
 from workers.trainer.mesh import Mesh
+from workers.trainer.model import Decoder
 from workers.trainer.optimizer import clip_gradients, finish_gradients, learning_rate, make_optimizer, square_sum
 from workers.trainer.parallelize import Part
-from workers.trainer.pipeline_parallel import Boundary, actions, run_forward, run_step
+from workers.trainer.pipeline_parallel import Boundary, Pipeline
 
 Send = Callable[[Item], None]
 Key = tuple[Phase, Op, Axis]
@@ -41,10 +43,7 @@ class Trainer:
         self.device = device
         self.optimizer = make_optimizer(part, spec.train)
         self.tokens = spec.train.global_batch * spec.train.seq_len
-        seq_len = spec.train.seq_len // (spec.layout.tp if spec.layout.sequence_parallel else 1)
-        shape = (spec.micro_batch_size, seq_len, spec.model.hidden_size)
-        self._boundary = Boundary(mesh, shape, part.dtype, device)
-        self._order = actions(spec.layout.schedule, mesh.place.pp, spec.layout.pp, spec.train.micro_batches)
+        self.pipeline = Pipeline(spec.layout, mesh.place.pp, spec.train.micro_batches, self._boundary())
 
     def step(self, index: int) -> StepResult:
         """Forward, backward and update of optimiser step `index` (from 0)."""
@@ -61,42 +60,40 @@ class Trainer:
         """All micro-batches of a step; gradients are complete and unclipped afterwards."""
         train, parallel = self.spec.train, self.part.data_parallel
         batch = self.corpus.train_batch(train.seed, index, train.global_batch, self._rows(), train.seq_len)
-        forward = self._forward(torch.from_numpy(batch).to(self.device))
-        self._loss = run_step(
-            self._order, self.mesh, self._boundary, forward, lambda last: parallel.before_backward(last=last)
-        )
+        parallel.before_step()
+        self._loss = self.pipeline.step(StageChunks(self, batch))
         parallel.after_backward()
-        finish_gradients(self.part, self.mesh)
+        finish_gradients(self.spec, self.part, self.mesh)
 
     @torch.no_grad()
     def evaluate(self) -> float:
         """Mean loss over one global batch of held-out sequences, the same ones every time."""
         train = self.spec.train
         batch = self.corpus.eval_batch(train.seed, train.global_batch, self._rows(), train.seq_len)
-        forward = self._forward(torch.from_numpy(batch).to(self.device))
-        loss = run_forward(train.micro_batches, self.mesh, self._boundary, forward)
+        loss = self.pipeline.forward(StageChunks(self, batch))
         self.part.data_parallel.after_eval()
         total = self._own_loss(loss).reshape(1)
         if self.mesh.layout.world_size > 1:
             dist.all_reduce(total)
         return float(total)
 
+    def received_rows(self) -> int:
+        """Rows that came to this rank's experts since the last call."""
+        return sum(decoder.strategy.ep.received.clear() for decoder in self.part.chunks.values())
+
+    def _boundary(self) -> Boundary | None:
+        layout, train = self.spec.layout, self.spec.train
+        if layout.pp == 1:
+            return None
+        seq_len = train.seq_len // layout.cp // (layout.tp if layout.sequence_parallel else 1)
+        shape = (self.spec.micro_batch_size, seq_len, self.spec.model.hidden_size)
+        tp = next(iter(self.part.chunks.values())).strategy.tp
+        return Boundary(self.mesh, shape, self.part.dtype, self.device, tp)
+
     def _rows(self) -> slice:
         """This replica's rows of the global batch."""
         share = self.spec.train.global_batch // self.spec.layout.dp
         return slice(self.mesh.place.dp * share, (self.mesh.place.dp + 1) * share)
-
-    def _forward(self, batch: torch.Tensor) -> Callable[[int, torch.Tensor | None], torch.Tensor]:
-        size = self.spec.micro_batch_size
-
-        def forward(i: int, hidden: torch.Tensor | None) -> torch.Tensor:
-            rows = batch[i * size : (i + 1) * size]
-            output: torch.Tensor = self.part.decoder(rows[:, :-1] if hidden is None else hidden)
-            if not self.mesh.is_last:
-                return output
-            return self.part.tp.loss_sum(output, rows[:, 1:]) / self.tokens
-
-        return forward
 
     def _own_loss(self, loss: torch.Tensor | None) -> torch.Tensor:
         """What this rank adds to the global mean: tp ranks of the last stage know the same loss."""
@@ -104,11 +101,45 @@ class Trainer:
         return share.double()
 
     def _reduce_statistics(self) -> StepResult:
-        statistics = torch.stack([square_sum(self.part, self.mesh), self._own_loss(self._loss)])
+        statistics = torch.stack([square_sum(self.part), self._own_loss(self._loss)])
         if self.mesh.layout.world_size > 1:
             dist.all_reduce(statistics)
         squares, loss = statistics.tolist()
         return StepResult(loss=loss, grad_norm=squares**0.5)
+
+
+class StageChunks:
+    """This rank's chunks on one batch, as the pipeline's engine drives them."""
+
+    def __init__(self, trainer: Trainer, batch: Tokens) -> None:
+        self._trainer, self._part = trainer, trainer.part
+        self._batch = torch.from_numpy(batch).to(trainer.device)
+        self._local = {chunk: i for i, chunk in enumerate(trainer.part.chunks)}
+
+    def forward(self, chunk: int, micro_batch: int, hidden: torch.Tensor | None) -> torch.Tensor:
+        decoder = self._part.chunks[chunk]
+        self._turn(decoder, micro_batch)
+        size = self._trainer.spec.micro_batch_size
+        rows = self._batch[micro_batch * size : (micro_batch + 1) * size]
+        cp = decoder.strategy.cp
+        output: torch.Tensor = decoder(cp.own_part(rows[:, :-1], 1) if hidden is None else hidden)
+        if decoder.final_norm is None:
+            return output
+        return decoder.strategy.tp.loss_sum(output, cp.own_part(rows[:, 1:], 1)) / self._trainer.tokens
+
+    def before_backward(self, chunk: int, micro_batch: int, *, last: bool, split: bool) -> None:
+        self._turn(self._part.chunks[chunk], micro_batch)
+        self._part.data_parallel.before_backward(self._local[chunk], last=last, split=split)
+
+    def weights(self, chunk: int, micro_batch: int, *, last: bool) -> None:
+        weight_gradients = self._part.chunks[chunk].strategy.weight_gradients
+        assert weight_gradients is not None
+        added = weight_gradients.add(micro_batch)
+        self._part.data_parallel.weights_added(self._local[chunk], added, last=last)
+
+    def _turn(self, decoder: Decoder, micro_batch: int) -> None:
+        if decoder.strategy.weight_gradients is not None:
+            decoder.strategy.weight_gradients.micro_batch = micro_batch
 
 
 def train(trainer: Trainer, send: Send, say: Callable[[str], None]) -> None:
@@ -122,6 +153,7 @@ def train(trainer: Trainer, send: Send, say: Callable[[str], None]) -> None:
     if spec.layout.world_size > 1:
         dist.barrier()
     steps = spec.train.steps
+    received: dict[Phase, int] = {"step": 0, "eval": 0}
     enter("step")
     for index in range(steps):
         recorder.set_phase("step")
@@ -129,6 +161,7 @@ def train(trainer: Trainer, send: Send, say: Callable[[str], None]) -> None:
         started = time.perf_counter()
         result = trainer.step(index)
         elapsed = time.perf_counter() - started
+        received["step"] += trainer.received_rows()
         recorder.drain()
         send(_step_item(trainer, index, result, elapsed))
         if rank == 0:
@@ -137,12 +170,13 @@ def train(trainer: Trainer, send: Send, say: Callable[[str], None]) -> None:
         if spec.train.eval_every and ((index + 1) % spec.train.eval_every == 0 or index + 1 == steps):
             enter("eval")
             loss = trainer.evaluate()
+            received["eval"] += trainer.received_rows()
             if rank == 0:
                 send(EvalItem(kind="eval", rank=rank, time=time.time(), step=index + 1, loss=loss))
                 say(f"step {index + 1}/{steps} validation loss {loss:.4f}")
             enter("step")
     enter("teardown")
-    rows = verdict(spec, rank, recorder.cells())
+    rows = verdict(spec, rank, recorder.cells(), received)
     send(VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows))
     wrong_bytes = sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows)
     wrong_calls = sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows)
@@ -167,8 +201,11 @@ def _step_item(trainer: Trainer, index: int, result: StepResult, elapsed: float)
     )
 
 
-def verdict(spec: JobSpec, rank: int, cells: list[Cell]) -> list[VerdictRow]:
-    """Compare what a finished run counted with what `planner.traffic` says, for every (phase, op, axis) of either."""
+def verdict(spec: JobSpec, rank: int, cells: list[Cell], received: dict[Phase, int]) -> list[VerdictRow]:
+    """Compare what a finished run counted with what `planner.traffic` says, for every (phase, op, axis) of either.
+
+    `received`: rows that the router sent to this rank's experts, which no plan can know.
+    """
     predicted: dict[Key, tuple[int, int]] = {}
     phases: tuple[tuple[Phase, int, list[Collective]], ...] = (
         ("setup", 1, setup_traffic(spec, rank)),
@@ -179,6 +216,13 @@ def verdict(spec: JobSpec, rank: int, cells: list[Cell]) -> list[VerdictRow]:
         for c in collectives if times else []:
             count, payload = predicted.get((phase, c.op, c.axis), (0, 0))
             predicted[phase, c.op, c.axis] = count + times * c.count, payload + times * c.payload_bytes
+    for phase, times, _ in phases[1:]:
+        key: Key = (phase, "all_to_all", "ep")
+        if times and key in predicted:
+            count, payload = predicted[key]
+            micro_batches, stage = times * spec.train.micro_batches, coordinates(rank, spec.layout).pp
+            more = routed_bytes(spec, stage, received[phase], micro_batches, backward=phase == "step")
+            predicted[key] = count, payload + more
     measured: dict[Key, tuple[int, int]] = {}
     for cell in cells:
         key = cell["phase"], cell["op"], cell["axis"]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from contracts.telemetry import Axis
-from planner.layout import Coordinates, MeshAxis, axis_ranks, coordinates
-from planner.spec import Layout
+from planner.layout import Coordinates, Group, axis_group, axis_ranks, coordinates, key_value_group, members
+from planner.spec import JobSpec, Layout
+from planner.traffic import shard_group
 
 Label = Callable[[str, Axis], None]
 
@@ -18,56 +19,71 @@ Label = Callable[[str, Axis], None]
 class Mesh:
     """Where this rank stands and whom it talks to. A group of one rank is None: nothing is ever sent on it.
 
-    The two directions of the pipeline have a group each, so that on NCCL a send of one never waits behind a
-    receive of the other. `embedding` joins the first and last stage when pp > 1.
+    `replicas` hold the same parameters but for ZeRO (dp x cp), `shards` those that ZeRO divides model state over and
+    `copies` the same shard of each HSDP replica; `expert_*` are the same for experts that ep divides. `key_values`
+    share key/value heads within tp. `forward` joins stages for messages to a later rank of the pipe and `backward` to
+    an earlier one, so that on NCCL no send ever waits behind a receive. `embedding` joins the first and last stage.
     """
 
     layout: Layout
     rank: int
     place: Coordinates
-    dp: dist.ProcessGroup | None
     tp: dist.ProcessGroup | None
+    key_values: dist.ProcessGroup | None
+    cp: dist.ProcessGroup | None
+    ep: dist.ProcessGroup | None
+    replicas: dist.ProcessGroup | None
+    shards: dist.ProcessGroup | None
+    copies: dist.ProcessGroup | None
+    expert_replicas: dist.ProcessGroup | None
+    expert_shards: dist.ProcessGroup | None
     forward: dist.ProcessGroup | None
     backward: dist.ProcessGroup | None
     embedding: dist.ProcessGroup | None
 
     @property
-    def is_first(self) -> bool:
-        return self.place.pp == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.place.pp == self.layout.pp - 1
-
-    def stage_rank(self, stage: int) -> int:
-        """Global rank of the same dp and tp coordinate on another stage."""
-        return axis_ranks(self.rank, "pp", self.layout)[stage]
+    def pipe(self) -> tuple[int, ...]:
+        """Global ranks of the same coordinates on every stage."""
+        return axis_ranks(self.rank, "pp", self.layout)
 
 
-def make_mesh(layout: Layout, rank: int, label: Label) -> Mesh:
-    """Create every group; all ranks call this with the same layout. `label(group name, axis)` tells the meter."""
+def make_mesh(spec: JobSpec, rank: int, label: Label) -> Mesh:
+    """Create this rank's groups; all ranks call this with the same spec. `label(group name, axis)` tells the meter."""
+    layout = spec.layout
 
-    def own(
-        axis: MeshAxis, pick: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda ranks: ranks
-    ) -> dist.ProcessGroup | None:
-        if getattr(layout, axis) == 1:
+    def make(axis: Axis, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+        if len(ranks) == 1:
             return None
-        mine = None
-        for ranks in sorted({pick(axis_ranks(r, axis, layout)) for r in range(layout.world_size)}):
-            group = dist.new_group(list(ranks))
-            if rank in ranks:
-                mine = group
-        if mine is not None:
-            label(mine.group_name, axis)
-        return mine
+        # Only the members meet: a rank of a large world makes a dozen groups, not all of everybody's.
+        group = dist.new_group(list(ranks), use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup)
+        label(group.group_name, axis)
+        return group
 
+    def own(axis: Axis, group: Group) -> dist.ProcessGroup | None:
+        return make(axis, members(rank, group))
+
+    pipe = axis_group(layout, "pp")
+    ends = members(rank, pipe)
+    replicas = Group(layout.replica_ranks, layout.tp)
+    shards = shard_group(layout, experts=False)
+    experts = Group(layout.replica_ranks // layout.ep, layout.tp * layout.ep) if layout.ep > 1 else Group(1, 1)
+    tp, dp = own("tp", axis_group(layout, "tp")), own("dp", replicas)
+    hsdp = layout.dp_replicas > 1
     return Mesh(
         layout=layout,
         rank=rank,
         place=coordinates(rank, layout),
-        forward=own("pp"),
-        backward=own("pp"),
-        embedding=own("pp", lambda ranks: (ranks[0], ranks[-1])),
-        dp=own("dp"),
-        tp=own("tp"),
+        tp=tp,
+        key_values=own("tp", key_value_group(spec.model, layout)),
+        cp=own("cp", axis_group(layout, "cp")),
+        ep=own("ep", axis_group(layout, "ep")),
+        replicas=dp,
+        shards=own("dp", shards) if hsdp else dp,
+        copies=own("dp", Group(layout.dp_replicas, shards.stride * shards.size)) if hsdp else None,
+        expert_replicas=(expert_dp := own("dp", experts)),
+        expert_shards=expert_dp,
+        forward=own("pp", pipe),
+        backward=own("pp", pipe),
+        embedding=make("pp", (ends[0], ends[-1])) if len(ends) > 1 and rank in (ends[0], ends[-1]) else None,
     )

@@ -9,9 +9,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from planner.spec import TrainSpec
+from planner.models import is_key_or_value
+from planner.spec import JobSpec, TrainSpec
+from planner.traffic import partial_over_tp
 from workers.trainer.mesh import Mesh
-from workers.trainer.parallelize import Part
+from workers.trainer.parallelize import Held, Part, is_tied
 
 BETAS = (0.9, 0.95)
 FINAL_LR_SHARE = 0.1
@@ -19,7 +21,7 @@ FINAL_LR_SHARE = 0.1
 
 def make_optimizer(part: Part, train: TrainSpec) -> torch.optim.Optimizer:
     """AdamW over this rank's shards; weight decay on matrices only (GPT-3 appendix B)."""
-    parameters = list(part.decoder.parameters())
+    parameters = part.parameters()
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
@@ -46,30 +48,37 @@ def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
     return local(parameter.grad)
 
 
-def finish_gradients(part: Part, mesh: Mesh) -> None:
-    """Sum what data parallelism could not: tensors tp replicates under SP, and the table tied across stages."""
-    if part.tp.sequence_parallel and mesh.tp is not None:
-        gradients = [local_gradient(p) for p in part.replicated]
-        flat = torch.cat([g.flatten() for g in gradients])
-        dist.all_reduce(flat, group=mesh.tp)
-        for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(summed.view_as(gradient))
-    if part.tied is not None:
-        dist.all_reduce(local_gradient(part.tied), group=mesh.embedding)
+def finish_gradients(spec: JobSpec, part: Part, mesh: Mesh) -> None:
+    """Sum what data parallelism could not: tensors that tp ranks share, and the table tied across stages."""
+    if mesh.tp is not None:
+        _sum_flat([held for held in part.tensors if partial_over_tp(held.spec, spec.layout)], mesh.tp)
+    if mesh.key_values is not None:
+        _sum_flat([held for held in part.tensors if is_key_or_value(held.spec)], mesh.key_values)
+    tied = [local_gradient(held.tensor) for held in part.tensors if is_tied(spec, held.spec)]
+    if len(tied) == 2:  # both ends of a V are on this rank
+        tied[0].copy_(tied[1].add_(tied[0]))
+    elif tied:
+        dist.all_reduce(tied[0], group=mesh.embedding)
 
 
-def square_sum(part: Part, mesh: Mesh) -> torch.Tensor:
+def _sum_flat(tensors: list[Held], group: dist.ProcessGroup) -> None:
+    if not tensors:
+        return
+    gradients = [local_gradient(held.tensor) for held in tensors]
+    flat = torch.cat([g.flatten() for g in gradients])
+    dist.all_reduce(flat, group=group)
+    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(summed.view_as(gradient))
+
+
+def square_sum(part: Part) -> torch.Tensor:
     """This rank's share of the squared gradient norm, float64: what k ranks hold alike counts 1/k on each.
 
     The sum over the world is the square of the norm a single process would see.
     """
-    replicated = {id(p) for p in part.replicated}
-    copies_of_all = 1 if mesh.layout.zero else mesh.layout.dp
-    total = torch.zeros((), dtype=torch.float64, device=next(part.decoder.parameters()).device)
-    for parameter in part.decoder.parameters():
-        copies = copies_of_all * (mesh.layout.tp if id(parameter) in replicated else 1)
-        copies *= 2 if parameter is part.tied else 1
-        total += local_gradient(parameter).double().square().sum() / copies
+    total = torch.zeros((), dtype=torch.float64, device=part.tensors[0].tensor.device)
+    for held in part.tensors:
+        total += local_gradient(held.tensor).double().square().sum() / held.copies
     return total
 
 
@@ -77,5 +86,5 @@ def clip_gradients(part: Part, norm: float, limit: float) -> None:
     """Scale every gradient so that the global norm is at most `limit`; 0 means no limit."""
     if not limit or norm <= limit:
         return
-    for parameter in part.decoder.parameters():
+    for parameter in part.parameters():
         local_gradient(parameter).mul_(limit / norm)

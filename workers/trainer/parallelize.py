@@ -8,64 +8,157 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from planner.layout import stage_of
-from planner.models import Unit, stage_units
+from planner.layout import chunk_indices, key_value_group, num_chunks, stage_of
+from planner.models import Parameter, Unit, is_key_or_value, stage_units
+from planner.precision import mix_of
+from planner.schedules import actions
 from planner.spec import JobSpec
-from planner.traffic import gradient_order
-from workers.trainer.data_parallel import BucketedAllReduce, DataParallel, NoDataParallel, Zero, shard
+from planner.traffic import gradient_order, is_expert_unit, local_units
+from workers.trainer.context_parallel import ContextParallel
+from workers.trainer.data_parallel import BucketedAllReduce, DataParallel, NoDataParallel, Together
+from workers.trainer.expert_parallel import ExpertParallel
 from workers.trainer.mesh import Mesh
-from workers.trainer.model import Decoder, initialise, unit_modules, unit_parameter
+from workers.trainer.model import Decoder, Strategy, initialise, unit_modules, unit_parameter
+from workers.trainer.model.initial import full_name
 from workers.trainer.tensor_parallel import TensorParallel
+from workers.trainer.weight_gradients import WeightGradients
+from workers.trainer.zero import Zero, shard
+
+TIED = ("embedding.weight", "head.weight")
+
+
+@dataclass(frozen=True)
+class Held:
+    """One tensor of this rank: what the planner says of it, and how many ranks have the same gradient in the end."""
+
+    name: str
+    spec: Parameter
+    tensor: nn.Parameter
+    copies: int
 
 
 @dataclass(frozen=True)
 class Part:
-    """This rank's part of the model. `replicated` marks the parameters that tp copies instead of dividing."""
+    """This rank's part of the model: its chunks by index in the whole pipe, and every tensor of theirs."""
 
-    decoder: Decoder
-    units: list[Unit]
-    tp: TensorParallel
+    chunks: dict[int, Decoder]
+    tensors: list[Held]
     data_parallel: DataParallel
     dtype: torch.dtype
-    replicated: list[nn.Parameter]
-    tied: nn.Parameter | None  # the embedding table, or the head's copy of it, when pp > 1 ties two stages
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [held.tensor for held in self.tensors]
 
 
 def parallelize(spec: JobSpec, mesh: Mesh, device: torch.device) -> Part:
-    """Meta model of the stage -> per unit: memory, initial values, ZeRO shard -> gradient reduction."""
-    layout, model = spec.layout, spec.model
-    dtype = torch.bfloat16 if spec.train.precision == "bf16" else torch.float32
-    tp = TensorParallel(mesh.tp, layout.tp, mesh.place.tp, layout.sequence_parallel)
-    (layers,) = stage_of(model, layout, mesh.place.pp).chunks
-    units = stage_units(model, layers, first=mesh.is_first, last=mesh.is_last)
+    """Meta model of each chunk -> per unit: memory, initial values, ZeRO shard -> gradient reduction."""
+    dtype = torch.float32 if spec.train.precision == "fp32" else torch.bfloat16
+    stage = stage_of(spec.model, spec.layout, mesh.place.pp)
+    chunks: dict[int, Decoder] = {}
+    roots: list[FSDPModule] = []
+    tensors: list[Held] = []
+    for index, layers in zip(chunk_indices(spec.layout, mesh.place.pp), stage.chunks, strict=True):
+        first, last = index == 0, index == num_chunks(spec.layout) - 1
+        units = stage_units(spec.model, layers, first=first, last=last)
+        strategy = make_strategy(spec, mesh)
+        with torch.device("meta"):
+            decoder = Decoder(spec.model, layers, strategy, dtype, first=first, last=last)
+        # Unit by unit, so that a rank never holds more than its shards and one whole unit.
+        for unit in units:
+            for module in unit_modules(decoder, unit):
+                module.to_empty(device=device)
+            initialise(decoder, unit, spec.model, strategy, spec.train.seed)
+            if spec.layout.zero and unit.name != "root":
+                _shard_layer(spec, mesh, unit_modules(decoder, unit)[0], device, dtype)
+        if spec.layout.zero:
+            roots.append(_shard(spec, mesh, decoder, device, dtype))
+        chunks[index] = decoder
+        tensors += [_held(spec, decoder, unit, p) for unit in units for p in unit.parameters]
+    parallel: DataParallel = Zero(roots, spec.layout.zero) if roots else _plain(spec, mesh, tensors)
+    return Part(chunks, tensors, parallel, dtype)
 
-    with torch.device("meta"):
-        decoder = Decoder(model, layers, tp, dtype, first=mesh.is_first, last=mesh.is_last)
-    # Unit by unit, so that a rank never holds more than its shards and one whole unit.
-    for unit in units:
-        for module in unit_modules(decoder, unit):
-            module.to_empty(device=device)
-        initialise(decoder, unit, model, tp, spec.train.seed)
-        if layout.zero and mesh.dp is not None and unit.name != "root":
-            shard(unit_modules(decoder, unit)[0], mesh.dp, device, layout.zero, dtype)
 
-    data_parallel: DataParallel = NoDataParallel()
-    if layout.zero and mesh.dp is not None:
-        root: FSDPModule = shard(decoder, mesh.dp, device, layout.zero, dtype)
-        data_parallel = Zero(root, layout.zero)
-    elif mesh.dp is not None:
-        ordered = [unit_parameter(decoder, unit, p) for unit, p in gradient_order(units)]
-        data_parallel = BucketedAllReduce(ordered, mesh.dp)
-
-    parameters = [(p, unit_parameter(decoder, unit, p)) for unit in units for p in unit.parameters]
-    tied_names = ("embedding.weight", "head.weight")
-    ties = mesh.embedding is not None and model.tied_embeddings
-    return Part(
-        decoder=decoder,
-        units=units,
-        tp=tp,
-        data_parallel=data_parallel,
-        dtype=dtype,
-        replicated=[tensor for p, tensor in parameters if p.tp_dim is None],
-        tied=next((tensor for p, tensor in parameters if p.name in tied_names), None) if ties else None,
+def make_strategy(spec: JobSpec, mesh: Mesh) -> Strategy:
+    """How the blocks of one chunk are computed."""
+    layout, moe = spec.layout, spec.model.moe
+    splits = any(action.kind == "W" for action in actions(layout, mesh.place.pp, spec.train.micro_batches))
+    # Each tp rank adds the same load-balancing loss; it is the mean over sequences.
+    scale = moe.balance_loss / (spec.train.global_batch * layout.tp) if moe else 0.0
+    return Strategy(
+        tp=TensorParallel(mesh.tp, layout.tp, mesh.place.tp, layout.sequence_parallel),
+        cp=ContextParallel(mesh.cp, layout.cp, mesh.place.cp, layout.cp_method),
+        ep=ExpertParallel(mesh.ep, layout.ep, (mesh.place.dp * layout.cp + mesh.place.cp) % layout.ep),
+        recompute=layout.recompute,
+        attention=spec.train.attention,
+        regather=layout.regather,
+        weight_gradients=WeightGradients() if splits else None,
+        balance_scale=scale,
     )
+
+
+def _shard_layer(spec: JobSpec, mesh: Mesh, layer: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """A layer is a unit, and so are its experts where ep divides them: fewer ranks hold the same ones."""
+    if mesh.expert_shards is not None:
+        for experts in _experts(layer):
+            _shard(spec, mesh, experts, device, dtype, experts=True)
+    _shard(spec, mesh, layer, device, dtype)
+
+
+def _shard(
+    spec: JobSpec, mesh: Mesh, module: nn.Module, device: torch.device, dtype: torch.dtype, *, experts: bool = False
+) -> FSDPModule:
+    alone = spec.layout.ep > 1 and mesh.expert_shards is None  # nobody else holds this rank's experts
+    besides = {p for found in _experts(module) for p in found.parameters()} if alone else set()
+    shards, copies = (mesh.expert_shards, None) if experts else (mesh.shards, mesh.copies)
+    assert shards is not None
+    reduced = torch.float32 if mix_of(spec.train.precision).reduced == 4 else torch.bfloat16
+    stage = spec.layout.zero
+    return shard(module, shards, copies, device, stage=stage, compute=dtype, reduced=reduced, besides=besides)
+
+
+def _experts(module: nn.Module) -> list[nn.Module]:
+    return [found for name, found in module.named_modules() if name.endswith("moe.experts")]
+
+
+def _plain(spec: JobSpec, mesh: Mesh, tensors: list[Held]) -> DataParallel:
+    if mesh.replicas is None:
+        return NoDataParallel()
+    by_name = {held.name: held.tensor for held in tensors}
+    kinds = []
+    for experts, group in ((False, mesh.replicas), (True, mesh.expert_replicas)):
+        units = [unit for unit in local_units(spec, mesh.place.pp) if is_expert_unit(unit) == experts]
+        if units and group is not None:
+            ordered = [by_name[full_name(_layer(unit), p)] for unit, p in gradient_order(units)]
+            element = mix_of(spec.train.precision).reduced
+            micro_batches, overlap = spec.train.micro_batches, spec.train.overlap
+            kinds.append(BucketedAllReduce(ordered, group, micro_batches, element_bytes=element, overlap=overlap))
+    return Together(kinds)
+
+
+def _layer(unit: Unit) -> Unit:
+    """The layer that a unit of experts belongs to; other units as they are."""
+    return unit._replace(name=unit.name.removesuffix(".experts"))
+
+
+def _held(spec: JobSpec, decoder: Decoder, unit: Unit, parameter: Parameter) -> Held:
+    tensor = unit_parameter(decoder, unit, parameter)
+    return Held(full_name(unit, parameter), parameter, tensor, _copies(spec, parameter))
+
+
+def _copies(spec: JobSpec, parameter: Parameter) -> int:
+    """Ranks that hold the same part of a tensor's gradient once it is final."""
+    layout, model = spec.layout, spec.model
+    if parameter.is_expert and layout.ep > 1:
+        copies = 1 if layout.zero else layout.replica_ranks // layout.ep
+    else:
+        copies = layout.dp_replicas if layout.zero else layout.replica_ranks
+    if parameter.tp_dim is None:
+        copies *= layout.tp
+    elif is_key_or_value(parameter):
+        copies *= key_value_group(model, layout).size
+    return copies * (2 if is_tied(spec, parameter) else 1)
+
+
+def is_tied(spec: JobSpec, parameter: Parameter) -> bool:
+    """Whether a table is one of two copies: the ends of a pipe each hold theirs."""
+    return spec.model.tied_embeddings and spec.layout.pp > 1 and parameter.name in TIED

@@ -1,127 +1,213 @@
-"""Pipeline schedules as lists of forwards and backwards, and the engine that runs one.
+"""The engine that runs a rank's list of actions (`planner.schedules`), and its messages.
 
-GPipe (1811.06965): all forwards, then all backwards. 1F1B (PipeDream-Flush, 2104.04473 section 2.2): after a
-warm-up of pp - stage - 1 forwards, one forward and one backward in turn, so no more than pp - stage are in flight.
+A message travels between two ranks in the order in which the sender's list produces it, whatever order the receiver
+needs it in; a receiver knows every sender's list. So no message needs a tag, which NCCL has not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections import deque
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
-from planner.spec import Schedule
+from planner.layout import chunk_indices, num_chunks
+from planner.schedules import Action, actions
+from planner.spec import Layout
 from workers.trainer.mesh import Mesh
+from workers.trainer.tensor_parallel import TensorParallel
 
 
-class Action(NamedTuple):
-    """Forward (F) or backward (B) of one micro-batch."""
+class Message(NamedTuple):
+    """Hidden states into a chunk (F), or the gradient of its output (B)."""
 
     kind: Literal["F", "B"]
+    chunk: int
     micro_batch: int
 
 
-def actions(schedule: Schedule, stage: int, pp: int, num_micro_batches: int) -> list[Action]:
-    """What one stage does in a step, in order. With pp 1, a forward and a backward in turn."""
-    m = num_micro_batches
-    warm_up = m if schedule == "gpipe" and pp > 1 else min(m, pp - stage - 1)
-    order = [Action("F", i) for i in range(warm_up)]
-    for i in range(warm_up, m):
-        order += [Action("F", i), Action("B", i - warm_up)]
-    return order + [Action("B", i) for i in range(m - warm_up, m)]
+def message_of(action: Action, last_chunk: int) -> Message | None:
+    """What an action gives to the chunk after or before it, if anything."""
+    if action.kind == "F":
+        return Message("F", action.chunk + 1, action.micro_batch) if action.chunk < last_chunk else None
+    if action.kind == "W" or action.chunk == 0:
+        return None
+    return Message("B", action.chunk - 1, action.micro_batch)
+
+
+def owners(layout: Layout) -> dict[int, int]:
+    """Pipeline rank by chunk."""
+    return {chunk: stage for stage in range(layout.pp) for chunk in chunk_indices(layout, stage)}
 
 
 class Boundary:
-    """Hidden states to the next stage and their gradients back. Sends are kept until `flush`, then waited for."""
+    """Hidden states to other stages and their gradients back. Sends are kept until `flush`, then waited for.
 
-    def __init__(self, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self._mesh, self._shape, self._dtype, self._device = mesh, shape, dtype, device
+    A message has `shape` (batch, seq, hidden); with `scatter_gather` each tp rank sends its part, and the receivers
+    gather (2104.04473 section 4.1).
+    """
+
+    def __init__(
+        self, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, tp: TensorParallel
+    ) -> None:
+        self._mesh, self._shape, self._dtype, self._device = mesh, torch.Size(shape), dtype, device
+        self._tp = tp if mesh.layout.scatter_gather else TensorParallel(None)
+        self._owners = owners(mesh.layout)
+        self._here: dict[Message, torch.Tensor] = {}
+        self._expected: dict[int, deque[Message]] = {}
+        self._arriving: dict[int, tuple[Message, torch.Tensor, dist.Work]] = {}
         self._sends: list[tuple[dist.Work, torch.Tensor]] = []
 
-    def receive_input(self) -> torch.Tensor:
-        return self._receive(self._mesh.place.pp - 1, self._mesh.forward)
+    def expect(self, lists: Iterable[list[Action]]) -> None:
+        """Say what every stage will do, in order."""
+        last, me = num_chunks(self._mesh.layout) - 1, self._mesh.place.pp
+        for stage, order in enumerate(lists):
+            made = (message_of(action, last) for action in order)
+            mine = deque(m for m in made if m is not None and self._owners[m.chunk] == me)
+            if stage != me and mine:
+                self._expected[stage] = mine
+                self._receive_ahead(stage)
 
-    def receive_gradient(self) -> torch.Tensor:
-        return self._receive(self._mesh.place.pp + 1, self._mesh.backward)
+    def give(self, message: Message, x: torch.Tensor) -> None:
+        """Hand over to the rank that holds the message's chunk, be it this one."""
+        stage = self._owners[message.chunk]
+        if stage == self._mesh.place.pp:
+            self._here[message] = x.detach()
+            return
+        self._sends = [(work, kept) for work, kept in self._sends if not work.is_completed()]
+        part = self._tp.flat_part(x.detach().contiguous())
+        work = dist.isend(part, self._mesh.pipe[stage], group=self._group(self._mesh.place.pp, stage))
+        assert work is not None
+        self._sends.append((work, part))
 
-    def send_output(self, x: torch.Tensor) -> None:
-        self._send(x, self._mesh.place.pp + 1, self._mesh.forward)
-
-    def send_gradient(self, x: torch.Tensor) -> None:
-        self._send(x, self._mesh.place.pp - 1, self._mesh.backward)
+    def take(self, message: Message) -> torch.Tensor:
+        """Wait for a message."""
+        stage = self._sender(message)
+        while message not in self._here:
+            arrived, part, work = self._arriving.pop(stage)
+            work.wait()
+            self._here[arrived] = self._tp.from_flat_parts(part, self._shape)
+            self._receive_ahead(stage)
+        return self._here.pop(message)
 
     def flush(self) -> None:
         """Wait until everything sent has left."""
         for work, _ in self._sends:
             work.wait()
         self._sends.clear()
+        assert not self._here, "a message nobody took"
+        assert not self._arriving
 
-    def _receive(self, stage: int, group: dist.ProcessGroup | None) -> torch.Tensor:
-        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
-        work = dist.irecv(buffer, self._mesh.stage_rank(stage), group=group)
+    def _sender(self, message: Message) -> int:
+        return self._owners[message.chunk + (-1 if message.kind == "F" else 1)]
+
+    def _receive_ahead(self, stage: int) -> None:
+        """Post the next receive from a stage, so that it travels while this rank computes."""
+        if not self._expected[stage]:
+            return
+        message = self._expected[stage].popleft()
+        buffer = torch.empty(self._shape.numel() // self._tp.degree, dtype=self._dtype, device=self._device)
+        work = dist.irecv(buffer, self._mesh.pipe[stage], group=self._group(stage, self._mesh.place.pp))
         assert work is not None
-        work.wait()
-        return buffer
+        self._arriving[stage] = message, buffer, work
 
-    def _send(self, x: torch.Tensor, stage: int, group: dist.ProcessGroup | None) -> None:
-        self._sends = [(work, kept) for work, kept in self._sends if not work.is_completed()]
-        x = x.detach().contiguous()
-        work = dist.isend(x, self._mesh.stage_rank(stage), group=group)
-        assert work is not None
-        self._sends.append((work, x))
+    def _group(self, sender: int, receiver: int) -> dist.ProcessGroup | None:
+        return self._mesh.forward if sender < receiver else self._mesh.backward
 
 
-def run_step(
-    order: list[Action],
-    mesh: Mesh,
-    boundary: Boundary,
-    forward: Callable[[int, torch.Tensor | None], torch.Tensor],
-    before_backward: Callable[[bool], None],
-) -> torch.Tensor | None:
-    """Run one step's actions on this stage.
+class Chunks(Protocol):
+    """What the engine asks of this rank's chunks."""
 
-    `forward(micro_batch, hidden)` gives hidden states, or the loss on the last stage; `hidden` is None on the first.
-    `before_backward(last)` is called before each backward. Returns the summed losses on the last stage.
-    """
-    pending: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
-    total: torch.Tensor | None = None
-    last_micro_batch = max(action.micro_batch for action in order)
-    for kind, i in order:
-        if kind == "F":
-            hidden = None if mesh.is_first else boundary.receive_input().requires_grad_()
-            output = forward(i, hidden)
-            pending[i] = hidden, output
-            if mesh.is_last:
-                total = output.detach() if total is None else total + output.detach()
-            else:
-                boundary.send_output(output)
-            continue
-        hidden, output = pending.pop(i)
-        gradient = None if mesh.is_last else boundary.receive_gradient()
-        before_backward(i == last_micro_batch)
-        torch.autograd.backward(output, gradient)
-        if hidden is not None:
-            assert hidden.grad is not None
-            boundary.send_gradient(hidden.grad)
-    boundary.flush()
-    return total
+    def forward(self, chunk: int, micro_batch: int, hidden: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states, or the loss on the last chunk; `hidden` is None on the first."""
+
+    def before_backward(self, chunk: int, micro_batch: int, *, last: bool, split: bool) -> None:
+        """`last` of the chunk in this step; `split`: only gradients of inputs."""
+
+    def weights(self, chunk: int, micro_batch: int, *, last: bool) -> None:
+        """The weight gradients that a split backward left."""
 
 
-def run_forward(
-    num_micro_batches: int,
-    mesh: Mesh,
-    boundary: Boundary,
-    forward: Callable[[int, torch.Tensor | None], torch.Tensor],
-) -> torch.Tensor | None:
-    """Forwards only, as a validation does. Returns the summed losses on the last stage."""
-    total: torch.Tensor | None = None
-    for i in range(num_micro_batches):
-        output = forward(i, None if mesh.is_first else boundary.receive_input())
-        if mesh.is_last:
-            total = output if total is None else total + output
-        else:
-            boundary.send_output(output)
-    boundary.flush()
-    return total
+class Pipeline:
+    """Runs steps and validations of one rank."""
+
+    def __init__(self, layout: Layout, stage: int, micro_batches: int, boundary: Boundary | None) -> None:
+        self._lists = [actions(layout, rank, micro_batches) for rank in range(layout.pp)]
+        self._order, self._boundary, self._last_chunk = self._lists[stage], boundary, num_chunks(layout) - 1
+        self._splits = any(action.kind == "W" for order in self._lists for action in order)
+        self._final = {a.chunk: i for i, a in enumerate(self._order) if a.kind in ("B", "W")}
+
+    @property
+    def splits(self) -> bool:
+        """Whether the schedule computes weight gradients apart."""
+        return self._splits
+
+    def step(self, chunks: Chunks) -> torch.Tensor | None:
+        """All forwards and backwards. Returns the summed losses on the rank of the last chunk."""
+        self._expect(self._lists)
+        pending: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
+        total: torch.Tensor | None = None
+        for index, action in enumerate(self._order):
+            kind, i, chunk = action
+            last = self._final[chunk] == index
+            if kind == "F":
+                hidden = self._input(chunk, i)
+                output = chunks.forward(chunk, i, hidden)
+                pending[chunk, i] = hidden, output
+                total = self._pass_on(action, output, total)
+                continue
+            if kind != "W":
+                hidden, output = pending.pop((chunk, i))
+                split = self._splits
+                gradient = self._take(Message("B", chunk, i)) if chunk < self._last_chunk else None
+                chunks.before_backward(chunk, i, last=last, split=split)
+                torch.autograd.backward(output, gradient)
+                if hidden is not None:
+                    assert hidden.grad is not None
+                    self._give(Message("B", chunk - 1, i), hidden.grad)
+            if kind == "W" or (kind == "B" and self._splits):
+                chunks.weights(chunk, i, last=last)
+        self._flush()
+        return total
+
+    def forward(self, chunks: Chunks) -> torch.Tensor | None:
+        """Forwards only, as a validation does. Returns the summed losses on the rank of the last chunk."""
+        self._expect([[action for action in order if action.kind == "F"] for order in self._lists])
+        total: torch.Tensor | None = None
+        for action in self._order:
+            if action.kind == "F":
+                output = chunks.forward(action.chunk, action.micro_batch, self._input(action.chunk, action.micro_batch))
+                total = self._pass_on(action, output, total)
+        self._flush()
+        return total
+
+    def _input(self, chunk: int, micro_batch: int) -> torch.Tensor | None:
+        if chunk == 0:
+            return None
+        hidden = self._take(Message("F", chunk, micro_batch))
+        return hidden.requires_grad_() if torch.is_grad_enabled() else hidden
+
+    def _pass_on(self, action: Action, output: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor | None:
+        message = message_of(action, self._last_chunk)
+        if message is not None:
+            self._give(message, output)
+            return total
+        return output.detach() if total is None else total + output.detach()
+
+    def _expect(self, lists: list[list[Action]]) -> None:
+        if self._boundary is not None:
+            self._boundary.expect(lists)
+
+    def _give(self, message: Message, x: torch.Tensor) -> None:
+        assert self._boundary is not None
+        self._boundary.give(message, x)
+
+    def _take(self, message: Message) -> torch.Tensor:
+        assert self._boundary is not None
+        return self._boundary.take(message)
+
+    def _flush(self) -> None:
+        if self._boundary is not None:
+            self._boundary.flush()

@@ -111,6 +111,10 @@ class TensorParallel:
             return x
         return _Enter.apply(x, self.group, self.sequence_parallel)  # type: ignore[no-any-return]
 
+    def gathered(self, x: torch.Tensor) -> torch.Tensor:
+        """What `enter` gives, outside autograd."""
+        return _gather_sequence(x, self.group) if self.group is not None and self.sequence_parallel else x
+
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Partial sums of a row-parallel product: (batch, seq, hidden) -> (batch, seq[/tp], hidden)."""
         if self.group is None:
@@ -129,6 +133,18 @@ class TensorParallel:
     def sequence_part(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's part of a tensor over positions under sequence parallelism, all of it otherwise."""
         return x.chunk(self.degree, dim)[self.index] if self.sequence_parallel else x
+
+    def flat_part(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's run of a tensor's elements, (numel/tp,)."""
+        return x.flatten().chunk(self.degree)[self.index]
+
+    def from_flat_parts(self, part: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """The tensor of which each rank has its run of elements."""
+        if self.group is None:
+            return part.view(shape)
+        whole = part.new_empty(part.numel() * self.degree)
+        dist.all_gather_single(whole, part, group=self.group)
+        return whole.view(shape)
 
     def loss_sum(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Sum of cross-entropy in fp32. logits (batch, seq, vocab/tp), targets (batch, seq)."""

@@ -1,0 +1,70 @@
+"""Causal self-attention over one rank's heads and its part of the sequence."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from planner.spec import ModelSpec
+from workers.trainer.model.layers import Linear, Strategy
+
+ROPE_BASE = 10_000.0
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding (RoFormer 2104.09864 eq 34), halves convention.
+
+    x (batch, heads, seq, head size), positions (seq,).
+    """
+    half = x.shape[-1] // 2
+    frequency = ROPE_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angle = torch.outer(positions.float(), frequency)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class Attention(nn.Module):
+    """Each key/value head serves num_heads / num_kv_heads queries; where tp has more ranks than heads, ranks share."""
+
+    def __init__(self, model: ModelSpec, strategy: Strategy) -> None:
+        super().__init__()
+        self.head_dim = model.hidden_size // model.num_heads
+        self.rope = model.arch == "llama"
+        self.strategy = strategy
+        h, bias, tp = model.hidden_size, model.arch == "gpt", strategy.tp.degree
+        kv = max(1, model.num_kv_heads // tp) * self.head_dim
+        self.q = Linear(h // tp, h, bias, strategy)
+        self.k = Linear(kv, h, bias, strategy)
+        self.v = Linear(kv, h, bias, strategy)
+        self.out = Linear(h, h // tp, bias, strategy)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, seq, hidden) -> partial sums of the output, (batch, seq, hidden)"""
+        q, k, v = (part(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        if self.rope:
+            positions = self.strategy.cp.positions(x.shape[1], x.device)
+            q, k = rotate(q, positions), rotate(k, positions)
+        heads = self._attend(q, k, v)
+        return self.out.partial(heads.transpose(1, 2).flatten(2))
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if self.strategy.cp.group is not None:
+            return self.strategy.cp.attend(q, k, v)
+        if self.strategy.attention == "fused":
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
+        if self.strategy.recompute == "selective" and torch.is_grad_enabled():
+            heads: torch.Tensor = checkpoint(scores_and_all, q, k, v, use_reentrant=False)
+            return heads
+        return scores_and_all(q, k, v)
+
+
+def scores_and_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention with every score in memory, as before FlashAttention. (batch, heads, seq, head size) each."""
+    served = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(served, 1), v.repeat_interleave(served, 1)
+    scores: torch.Tensor = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return scores.masked_fill(later, float("-inf")).softmax(-1) @ v

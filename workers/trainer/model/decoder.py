@@ -1,0 +1,111 @@
+"""One chunk of a decoder: some layers, and the ends where it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from planner.models import is_moe_layer
+from planner.spec import ModelSpec
+from workers.trainer.model.attention import Attention
+from workers.trainer.model.experts import Mixture
+from workers.trainer.model.layers import Mlp, Norm, Strategy, Table, linear
+from workers.trainer.saved import remade
+
+
+class Block(nn.Module):
+    """Pre-norm transformer layer. Each half enters tp once and leaves it once."""
+
+    def __init__(self, model: ModelSpec, strategy: Strategy, *, moe: bool = False) -> None:
+        super().__init__()
+        h, bias = model.hidden_size, model.arch == "gpt"
+        self.strategy = strategy
+        self.attention_norm = Norm(h, bias, strategy)
+        self.attention = Attention(model, strategy)
+        self.mlp_norm = Norm(h, bias, strategy)
+        self.moe = Mixture(model, model.moe, strategy) if moe and model.moe else None
+        self.mlp = None if self.moe else Mlp(model, model.ffn_hidden_size, strategy)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, seq, hidden) -> the same"""
+        if self.strategy.recompute == "full" and torch.is_grad_enabled():
+            again: torch.Tensor = checkpoint(self._layer, x, use_reentrant=False)
+            return again
+        return self._layer(x)
+
+    def _layer(self, x: torch.Tensor) -> torch.Tensor:
+        attended = self._half(x, self.attention_norm, self.attention)
+        x = x + self.attention.out.add_bias(attended)
+        if self.mlp is None:
+            assert self.moe is not None
+            return x + self._half(x, self.mlp_norm, self.moe)
+        return x + self.mlp.down.add_bias(self._half(x, self.mlp_norm, self.mlp))
+
+    def _half(self, x: torch.Tensor, norm: Norm, inside: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        normed = norm(x)
+        entered = self.strategy.tp.enter(normed)
+        make = self._remake(x, norm, normed.detach())
+        if make is None:
+            return self.strategy.tp.leave(inside(entered))
+        with remade(entered, make):
+            return self.strategy.tp.leave(inside(entered))
+
+    def _remake(self, x: torch.Tensor, norm: Norm, normed: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+        """How backward gets a half's input again where it is not kept."""
+        strategy, tp = self.strategy, self.strategy.tp
+        if strategy.recompute == "full":
+            return None
+        if strategy.drops_cheap_outputs and (strategy.regather or not tp.sequence_parallel):
+            return lambda: tp.gathered(norm(x))
+        return (lambda: tp.gathered(normed)) if strategy.regather else None
+
+
+class Decoder(nn.Module):
+    """The layers in `layers`, the embedding when `first`, final norm and head when `last`. Absent parts are None.
+
+    `layers` is keyed by the layer's number in the whole model.
+    """
+
+    def __init__(
+        self, model: ModelSpec, layers: range, strategy: Strategy, dtype: torch.dtype, *, first: bool, last: bool
+    ) -> None:
+        super().__init__()
+        gpt, h, rows = model.arch == "gpt", model.hidden_size, model.vocab_size // strategy.tp.degree
+        own_head = last and not (model.tied_embeddings and first)
+        self.strategy, self.dtype = strategy, dtype
+        self.embedding = Table(rows, h, strategy) if first else None
+        self.positions = Table(model.max_seq_len, h, strategy) if first and gpt else None
+        self.layers = nn.ModuleDict({str(i): Block(model, strategy, moe=is_moe_layer(model, i)) for i in layers})
+        self.final_norm = Norm(h, gpt, strategy) if last else None
+        self.head = Table(rows, h, strategy) if own_head else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Tokens (batch, seq) on the first chunk, hidden states otherwise -> hidden states, or logits on the last."""
+        if self.embedding is not None:
+            x = self._embed(x)
+        for layer in self.layers.values():
+            x = layer(x)
+        if self.final_norm is None:
+            return x
+        table = self.head if self.head is not None else self.embedding
+        assert table is not None
+        normed = self.final_norm(x)
+        entered = self.strategy.tp.enter(normed)
+        if not self.strategy.regather:
+            return linear(entered, table.weight, None, self.strategy)
+        part = normed.detach()
+        with remade(entered, lambda: self.strategy.tp.gathered(part)):
+            return linear(entered, table.weight, None, self.strategy)
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        assert self.embedding is not None
+        x = self.strategy.tp.embed(tokens, self.embedding.rows().to(self.dtype))
+        if self.positions is None:
+            return x
+        chosen = self.strategy.cp.positions(tokens.shape[1], tokens.device)
+        rows = F.embedding(self.strategy.tp.sequence_part(chosen, 0), self.positions.rows())
+        return x + rows.to(self.dtype)

@@ -1,0 +1,155 @@
+"""A mixture of experts in place of one MLP (GShard 2006.16668, Switch 2101.03961, Mixtral 2401.04088)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from planner.models import expert_capacity
+from planner.spec import ModelSpec, MoeSpec
+from workers.trainer.model.layers import Linear, Mlp, Strategy, activate, use
+
+
+class Routing(NamedTuple):
+    """Where each token goes and what each answer counts: `experts` and `gates` (batch, seq, experts a token).
+
+    `probabilities` of all experts, (batch, seq, experts), fp32.
+    """
+
+    experts: torch.Tensor
+    gates: torch.Tensor
+    probabilities: torch.Tensor
+
+
+class Mixture(nn.Module):
+    """A router, experts of which ep leaves this rank some, and shared experts that every token visits."""
+
+    def __init__(self, model: ModelSpec, moe: MoeSpec, strategy: Strategy) -> None:
+        super().__init__()
+        self.router = Linear(moe.num_experts, model.hidden_size, False, strategy)
+        self.experts = Experts(model, moe, strategy)
+        inner = moe.shared_experts * moe.expert_ffn_hidden_size
+        self.shared = Mlp(model, inner, strategy) if inner else None
+        self.spec, self.strategy = moe, strategy
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, seq, hidden) -> partial sums of the output, (batch, seq, hidden)"""
+        routing = self._route(x)
+        capacity = expert_capacity(self.spec, x.shape[1] * self.strategy.cp.degree)
+        out = self._dropless(x, routing) if capacity is None else self._dropping(x, routing, capacity)
+        if self.shared is not None:
+            out = out + self.shared(x)
+        if not (torch.is_grad_enabled() and self.spec.balance_loss):
+            return out
+        return _AlsoMinimise.apply(out, self._imbalance(routing), self.strategy.balance_scale)  # type: ignore[no-any-return]
+
+    def _route(self, x: torch.Tensor) -> Routing:
+        """The most probable experts; several share a token by their probabilities, a single one keeps its own."""
+        probabilities = self.router(x.float()).softmax(-1)
+        gates, experts = probabilities.topk(self.spec.experts_per_token, dim=-1)
+        if self.spec.experts_per_token > 1:
+            gates = gates / gates.sum(-1, keepdim=True)
+        return Routing(experts, gates.to(x.dtype), probabilities)
+
+    def _imbalance(self, routing: Routing) -> torch.Tensor:
+        """Sum over sequences of the load-balancing loss, 1 each when tokens spread evenly (2412.19437 eq 17 to 20).
+
+        A sequence's own: so it does not depend on how sequences are dealt to ranks and micro-batches.
+        """
+        moe, cp = self.spec, self.strategy.cp
+        seq_len = routing.experts.shape[1] * cp.degree
+        chosen = F.one_hot(routing.experts, moe.num_experts).sum((1, 2)).float()
+        share = cp.sum(chosen) * (moe.num_experts / (moe.experts_per_token * seq_len))
+        return (share * routing.probabilities.sum(1) / seq_len).sum()
+
+    def _dropless(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """Each token to each of its experts, however many come."""
+        ep, k = self.strategy.ep, self.spec.experts_per_token
+        wanted = routing.experts.flatten()
+        order = wanted.argsort(stable=True)
+        counts = wanted.bincount(minlength=self.spec.num_experts)
+        arriving = ep.exchange_counts(counts)
+        sent, received = counts.unflatten(0, (ep.degree, -1)).sum(1).tolist(), arriving.sum(1).tolist()
+        ep.received.rows += sum(received)
+        arrived = ep.exchange(x.flatten(0, 1)[order // k], sent, received)
+        # Rows come by rank, each rank's by expert; an expert takes its rows of all ranks at once.
+        sizes = arriving.flatten().tolist()
+        by_expert = torch.arange(len(sizes)).unflatten(0, (ep.degree, -1)).T.flatten().tolist()
+        pieces = arrived.split(sizes)
+        outputs = self.experts(torch.cat([pieces[i] for i in by_expert]), arriving.sum(0).tolist())
+        pieces = outputs.split([sizes[i] for i in by_expert])
+        back = sorted(range(len(sizes)), key=by_expert.__getitem__)
+        answers = ep.exchange(torch.cat([pieces[i] for i in back]), received, sent)
+        return _mean(answers[order.argsort()].unflatten(0, (*x.shape[:2], k)), routing.gates)
+
+    def _dropping(self, x: torch.Tensor, routing: Routing, capacity: int) -> torch.Tensor:
+        """At most `capacity` tokens of a sequence to an expert, the first to come; buffers have one size always."""
+        ep, moe, (batch, seq_len, hidden) = self.strategy.ep, self.spec, x.shape
+        wanted = routing.experts.flatten(1)
+        order = (F.one_hot(wanted, moe.num_experts).cumsum(1) - 1).gather(-1, wanted.unsqueeze(-1)).squeeze(-1)
+        sequence = torch.arange(batch, device=x.device).unsqueeze(-1)
+        slots = moe.num_experts * batch * capacity
+        slot = torch.where(order < capacity, (wanted * batch + sequence) * capacity + order, slots).flatten()
+        rows = x.repeat_interleave(moe.experts_per_token, 1).flatten(0, 1)
+        sent = x.new_zeros(slots + 1, hidden).index_add(0, slot, rows)[:slots]  # the last slot takes what is dropped
+        share = [slots // ep.degree] * ep.degree
+        ep.received.rows += slots
+        arrived = ep.exchange(sent, share, share).unflatten(0, (ep.degree, moe.num_experts // ep.degree, -1))
+        local, run = arrived.shape[1], ep.degree * batch * capacity
+        outputs = self.experts(arrived.transpose(0, 1).reshape(-1, hidden), [run] * local)
+        back = outputs.unflatten(0, (local, ep.degree, -1)).transpose(0, 1).reshape(-1, hidden)
+        answers = torch.cat((ep.exchange(back, share, share), x.new_zeros(1, hidden)))
+        return _mean(answers[slot].unflatten(0, (batch, seq_len, moe.experts_per_token)), routing.gates)
+
+
+class Experts(nn.Module):
+    """This rank's experts, over its columns: SwiGLU each."""
+
+    def __init__(self, model: ModelSpec, moe: MoeSpec, strategy: Strategy) -> None:
+        super().__init__()
+        local, inner = moe.num_experts // strategy.ep.degree, moe.expert_ffn_hidden_size // strategy.tp.degree
+        self.gate = Matrices(local, inner, model.hidden_size, strategy)
+        self.up = Matrices(local, inner, model.hidden_size, strategy)
+        self.down = Matrices(local, model.hidden_size, inner, strategy)
+
+    def forward(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """(rows, hidden) in runs of `counts`, one an expert -> partial sums of their outputs"""
+        matrices = zip(*(part(rows.dtype) for part in (self.gate, self.up, self.down)), strict=True)
+        outputs = []
+        for run, (gate, up, down) in zip(rows.split(counts), matrices, strict=True):
+            outputs.append(F.linear(activate(F.linear(run, gate), F.linear(run, up)), down))
+        return torch.cat(outputs)
+
+
+class Matrices(nn.Module):
+    """One matrix an expert: weight (experts, out, in)."""
+
+    def __init__(self, experts: int, out_size: int, in_size: int, strategy: Strategy) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, out_size, in_size))
+        self.strategy = strategy
+
+    def forward(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """Each expert's matrix, (out, in), in the compute type."""
+        return use(self.weight, self.strategy).to(dtype).unbind(0)
+
+
+class _AlsoMinimise(torch.autograd.Function):
+    """`out` as it is; backward also minimises `loss`, times `scale`."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, loss: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.scale = loss.new_tensor(scale)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        return grad, ctx.scale, None
+
+
+def _mean(answers: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """(batch, seq, k, hidden) weighted by (batch, seq, k) -> (batch, seq, hidden)"""
+    return (answers * gates.unsqueeze(-1)).sum(2)

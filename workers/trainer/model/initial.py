@@ -1,0 +1,72 @@
+"""Which tensors of a chunk the planner's units describe, and the values they start from."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import nn
+
+from planner.models import Parameter, Unit, is_key_or_value
+from planner.spec import ModelSpec
+from workers.trainer.model.decoder import Decoder
+from workers.trainer.model.layers import Strategy
+
+INIT_STD = 0.02
+ENDS_BRANCH = ("attention.out.weight", "mlp.down.weight", "moe.experts.down.weight", "moe.shared.down.weight")
+
+
+def unit_modules(decoder: Decoder, unit: Unit) -> list[nn.Module]:
+    """The modules whose parameters `unit` lists: one layer, or what lies outside the layers."""
+    if unit.name != "root":
+        return [decoder.layers[unit.name.removeprefix("layers.")]]
+    return [m for name, m in decoder.named_children() if name != "layers"]
+
+
+def full_name(unit: Unit, parameter: Parameter) -> str:
+    """The parameter's name in the whole model."""
+    return parameter.name if unit.name == "root" else f"{unit.name}.{parameter.name}"
+
+
+def unit_parameter(decoder: Decoder, unit: Unit, parameter: Parameter) -> nn.Parameter:
+    """The tensor of this decoder that `parameter` of `unit` describes."""
+    return decoder.get_parameter(full_name(unit, parameter))
+
+
+def initialise(decoder: Decoder, unit: Unit, model: ModelSpec, strategy: Strategy, seed: int) -> None:
+    """Fill a unit's parameters with their part of the whole tensors, drawn from (seed, name) alone.
+
+    So all layouts start from the same model with nothing sent. `unit` has whole shapes.
+    Weights: normal, std 0.02, products that end a residual branch divided by sqrt(2 layers) (GPT-2 section 2.3).
+    """
+    for parameter in unit.parameters:
+        with torch.no_grad():
+            target = unit_parameter(decoder, unit, parameter)
+            target.copy_(
+                part_of(_whole(parameter, full_name(unit, parameter), model, seed), parameter, model, strategy)
+            )
+
+
+def part_of(whole: torch.Tensor, parameter: Parameter, model: ModelSpec, strategy: Strategy) -> torch.Tensor:
+    """What of a whole tensor tp and ep leave to this rank; ranks that share key/value heads hold the same."""
+    tp, ep = strategy.tp, strategy.ep
+    if parameter.is_expert and ep.degree > 1:
+        whole = whole.chunk(ep.degree)[ep.index]
+    if parameter.tp_dim is None or tp.degree == 1:
+        return whole
+    if not is_key_or_value(parameter) or tp.degree <= model.num_kv_heads:
+        return whole.chunk(tp.degree, parameter.tp_dim)[tp.index]
+    return whole.chunk(model.num_kv_heads, parameter.tp_dim)[tp.index * model.num_kv_heads // tp.degree]
+
+
+def _whole(parameter: Parameter, name: str, model: ModelSpec, seed: int) -> torch.Tensor:
+    if name.endswith("norm.weight"):
+        return torch.ones(parameter.shape)
+    if name.endswith("bias"):
+        return torch.zeros(parameter.shape)
+    if name == "head.weight" and model.tied_embeddings:
+        name = "embedding.weight"
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    std = INIT_STD / (2 * model.num_layers) ** 0.5 if name.endswith(ENDS_BRANCH) else INIT_STD
+    return torch.empty(parameter.shape).normal_(0.0, std, generator=generator)

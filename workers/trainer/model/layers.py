@@ -1,0 +1,130 @@
+"""What blocks are made of, and how a layout wants them computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from planner.spec import AttentionKernel, ModelSpec, Recompute
+from workers.trainer.context_parallel import ContextParallel
+from workers.trainer.expert_parallel import ExpertParallel
+from workers.trainer.saved import remade
+from workers.trainer.tensor_parallel import TensorParallel
+from workers.trainer.weight_gradients import WeightGradients
+
+NORM_EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How the blocks of a chunk are computed; the default is one rank with nothing special.
+
+    `weight_gradients` is there for schedules that compute them apart. `balance_scale` is what the gradient of one
+    sequence's load-balancing loss is multiplied by.
+    """
+
+    tp: TensorParallel = field(default_factory=lambda: TensorParallel(None))
+    cp: ContextParallel = field(default_factory=lambda: ContextParallel(None))
+    ep: ExpertParallel = field(default_factory=lambda: ExpertParallel(None))
+    recompute: Recompute = "none"
+    attention: AttentionKernel = "fused"
+    regather: bool = False
+    weight_gradients: WeightGradients | None = None
+    balance_scale: float = 0.0
+
+    @property
+    def drops_cheap_outputs(self) -> bool:
+        """Selective recompute where attention is fused: norms and activations, which cost no product."""
+        return self.recompute == "selective" and self.attention == "fused"
+
+
+class Linear(nn.Module):
+    """y = x W^T [+ b], computed in the type of x. weight (out, in)."""
+
+    def __init__(self, out_size: int, in_size: int, bias: bool, strategy: Strategy) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_size, in_size))
+        self.bias = nn.Parameter(torch.empty(out_size)) if bias else None
+        self.strategy = strategy
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight, self.bias, self.strategy)
+
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """Without the bias, which a row-parallel product adds only after the sum."""
+        return linear(x, self.weight, None, self.strategy)
+
+    def add_bias(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.bias is None else x + use(self.bias, self.strategy).to(x.dtype)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strategy: Strategy) -> torch.Tensor:
+    """F.linear in the type of x, its weight gradient computed when the schedule says so."""
+    if strategy.weight_gradients is not None and torch.is_grad_enabled():
+        return strategy.weight_gradients.linear(x, weight, bias)
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def use(parameter: torch.Tensor, strategy: Strategy) -> torch.Tensor:
+    """A parameter for another use than a product."""
+    if strategy.weight_gradients is not None and torch.is_grad_enabled():
+        return strategy.weight_gradients.held(parameter)
+    return parameter
+
+
+class Norm(nn.Module):
+    """LayerNorm with bias, or RMSNorm without."""
+
+    def __init__(self, size: int, bias: bool, strategy: Strategy) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.bias = nn.Parameter(torch.empty(size)) if bias else None
+        self.strategy = strategy
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shape, weight = self.weight.shape, use(self.weight, self.strategy).float()
+        if self.bias is None:
+            return F.rms_norm(x.float(), shape, weight, NORM_EPS).to(x.dtype)
+        return F.layer_norm(x.float(), shape, weight, use(self.bias, self.strategy).float(), NORM_EPS).to(x.dtype)
+
+
+class Table(nn.Module):
+    """Rows looked up by index."""
+
+    def __init__(self, rows: int, size: int, strategy: Strategy) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, size))
+        self.strategy = strategy
+
+    def rows(self) -> torch.Tensor:
+        """The table, (rows, size)."""
+        return use(self.weight, self.strategy)
+
+
+class Mlp(nn.Module):
+    """GELU for gpt, SwiGLU for llama, over this rank's columns."""
+
+    def __init__(self, model: ModelSpec, inner: int, strategy: Strategy) -> None:
+        super().__init__()
+        h, f, bias = model.hidden_size, inner // strategy.tp.degree, model.arch == "gpt"
+        self.gate = Linear(f, h, bias, strategy) if model.arch == "llama" else None
+        self.up = Linear(f, h, bias, strategy)
+        self.down = Linear(h, f, bias, strategy)
+        self.strategy = strategy
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, seq, hidden) -> partial sums of the output, (batch, seq, hidden)"""
+        gate, up = None if self.gate is None else self.gate(x), self.up(x)
+        inner = activate(gate, up)
+        if not self.strategy.drops_cheap_outputs:
+            return self.down.partial(inner)
+        with remade(inner, lambda: activate(gate, up)):
+            return self.down.partial(inner)
+
+
+def activate(gate: torch.Tensor | None, up: torch.Tensor) -> torch.Tensor:
+    """GELU, or SwiGLU where there is a gate."""
+    return F.gelu(up) if gate is None else F.silu(gate) * up

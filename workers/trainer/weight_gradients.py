@@ -1,0 +1,78 @@
+"""Weight gradients that wait for their turn, for schedules that split backward in two (2401.10241 section 3).
+
+Zero-bubble schedules pass input gradients on first (I) and compute weight gradients later, where a rank would idle (W).
+Autograd has one backward, so a layer that uses a parameter through `WeightGradients` gives backward no path to it:
+what would have been its gradient is kept, as a product still to be computed, in the micro-batch's bag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Bag = list[tuple[torch.Tensor, Callable[[], torch.Tensor]]]
+
+
+class _Linear(torch.autograd.Function):
+    """y = x W^T + b; backward gives the input's gradient and leaves the rest in the bag."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, bag: Bag) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.bag = weight, bias, bag
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (x,) = ctx.saved_tensors
+        ctx.bag.append((ctx.weight, lambda: grad.flatten(0, -2).T @ x.flatten(0, -2)))
+        if ctx.bias is not None:
+            ctx.bag.append((ctx.bias, lambda: grad.flatten(0, -2).sum(0)))
+        return grad @ ctx.weight.to(grad.dtype), None, None, None
+
+
+class _Held(torch.autograd.Function):
+    """A parameter as it is; its gradient is computed in backward, and waits in the bag to be added."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, bag: Bag) -> torch.Tensor:
+        ctx.weight, ctx.bag = weight, bag
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None]:
+        ctx.bag.append((ctx.weight, lambda: grad))
+        return None, None
+
+
+class WeightGradients:
+    """The bags of the micro-batches between their I and their W. Set `micro_batch` before each forward and backward."""
+
+    def __init__(self) -> None:
+        self.micro_batch = 0
+        self._bags: dict[int, Bag] = {}
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """As F.linear."""
+        return _Linear.apply(x, weight, bias, self._bag())  # type: ignore[no-any-return]
+
+    def held(self, weight: torch.Tensor) -> torch.Tensor:
+        """The parameter, for any other use."""
+        return _Held.apply(weight, self._bag())  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def add(self, micro_batch: int) -> list[torch.Tensor]:
+        """Compute what waits for a micro-batch and add it to the parameters' gradients, once each; gives them."""
+        sums: dict[torch.Tensor, torch.Tensor] = {}
+        for parameter, gradient in self._bags.pop(micro_batch, []):
+            value = gradient().to(parameter.dtype)
+            sums[parameter] = sums[parameter] + value if parameter in sums else value
+        for parameter, value in sums.items():
+            parameter.grad = value if parameter.grad is None else parameter.grad.add_(value)
+        return list(sums)
+
+    def _bag(self) -> Bag:
+        return self._bags.setdefault(self.micro_batch, [])
