@@ -57,8 +57,9 @@ def _attention(spec: JobSpec, compute: int, recompute: str) -> int:
         query = heads * (mla.nope_head_dim + mla.rope_head_dim)
         width = 2 * latent + 2 * query + 2 * heads * mla.value_head_dim
     else:
-        # On a CPU each key/value head is repeated for the queries it serves.
-        kv_heads = heads if spec.resources.device == "cpu" else max(1, model.num_kv_heads // tp)
+        # On a CPU each key/value head is repeated for the queries it serves, but where that is done again.
+        repeated = spec.resources.device == "cpu" and (train.attention, recompute) != ("unfused", "selective")
+        kv_heads = heads if repeated else max(1, model.num_kv_heads // tp)
         width = 2 * (heads + kv_heads) * model.head_dim
     kept = tokens * width * compute
     if train.attention == "fused":

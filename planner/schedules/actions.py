@@ -32,6 +32,11 @@ def actions(layout: Layout, rank: int, micro_batches: int) -> list[Action]:
     return order.made
 
 
+def splits(layout: Layout) -> bool:
+    """Whether the schedule computes gradients of inputs and of weights apart."""
+    return layout.pp > 1 and layout.schedule in ("interleaved_zero_bubble", "zbv", "dualpipev")
+
+
 class _Order:
     """Actions so far. Each kind takes the micro-batches of a chunk in turn."""
 

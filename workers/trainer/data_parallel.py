@@ -55,7 +55,7 @@ class BucketedAllReduce(NoDataParallel):
 
     `parameters` come in the order in which backward finishes them; each gets `backwards` gradients a step. Gradients
     are summed, not averaged: the loss is already divided by the global token count. Without `overlap`, buckets leave
-    when backward is done.
+    when backward is done. Where the schedule `splits` backward, gradients come by `weights_added` alone.
     """
 
     def __init__(
@@ -63,9 +63,10 @@ class BucketedAllReduce(NoDataParallel):
         parameters: list[nn.Parameter],
         group: dist.ProcessGroup,
         backwards: int,
+        element_bytes: int,
         *,
-        element_bytes: int = 4,
         overlap: bool = True,
+        splits: bool = False,
     ) -> None:
         self._group, self._backwards, self._overlap = group, backwards, overlap
         self._buckets: list[list[nn.Parameter]] = [[]]
@@ -81,7 +82,7 @@ class BucketedAllReduce(NoDataParallel):
         self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
         self._waiting: list[int] = []
         self._launched: list[tuple[torch.Tensor, dist.Work, list[nn.Parameter]]] = []
-        for parameter in parameters:
+        for parameter in [] if splits else parameters:
             parameter.register_post_accumulate_grad_hook(self._gradient_added)
 
     def before_step(self) -> None:

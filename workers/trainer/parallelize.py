@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from planner.layout import chunk_indices, key_value_group, num_chunks, stage_of
 from planner.models import Parameter, Unit, is_key_or_value, stage_units
 from planner.precision import mix_of
-from planner.schedules import actions
+from planner.schedules import splits
 from planner.spec import JobSpec
 from planner.traffic import gradient_order, is_expert_unit, local_units
 from workers.trainer.context_parallel import ContextParallel
@@ -81,7 +81,6 @@ def parallelize(spec: JobSpec, mesh: Mesh, device: torch.device) -> Part:
 def make_strategy(spec: JobSpec, mesh: Mesh) -> Strategy:
     """How the blocks of one chunk are computed."""
     layout, moe = spec.layout, spec.model.moe
-    splits = any(action.kind == "W" for action in actions(layout, mesh.place.pp, spec.train.micro_batches))
     # Each tp rank adds the same load-balancing loss; it is the mean over sequences.
     scale = moe.balance_loss / (spec.train.global_batch * layout.tp) if moe else 0.0
     return Strategy(
@@ -91,7 +90,7 @@ def make_strategy(spec: JobSpec, mesh: Mesh) -> Strategy:
         recompute=layout.recompute,
         attention=spec.train.attention,
         regather=layout.regather,
-        weight_gradients=WeightGradients() if splits else None,
+        weight_gradients=WeightGradients() if splits(spec.layout) else None,
         balance_scale=scale,
     )
 
@@ -130,8 +129,9 @@ def _plain(spec: JobSpec, mesh: Mesh, tensors: list[Held]) -> DataParallel:
         if units and group is not None:
             ordered = [by_name[full_name(_layer(unit), p)] for unit, p in gradient_order(units)]
             element = mix_of(spec.train.precision).reduced
-            micro_batches, overlap = spec.train.micro_batches, spec.train.overlap
-            kinds.append(BucketedAllReduce(ordered, group, micro_batches, element_bytes=element, overlap=overlap))
+            backwards, overlap = spec.train.micro_batches, spec.train.overlap
+            later = splits(spec.layout)
+            kinds.append(BucketedAllReduce(ordered, group, backwards, element, overlap=overlap, splits=later))
     return Together(kinds)
 
 

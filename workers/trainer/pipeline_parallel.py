@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from planner.layout import chunk_indices, num_chunks
-from planner.schedules import Action, actions
+from planner.schedules import Action, actions, splits
 from planner.spec import Layout
 from workers.trainer.mesh import Mesh
 from workers.trainer.tensor_parallel import TensorParallel
@@ -136,13 +136,8 @@ class Pipeline:
     def __init__(self, layout: Layout, stage: int, micro_batches: int, boundary: Boundary | None) -> None:
         self._lists = [actions(layout, rank, micro_batches) for rank in range(layout.pp)]
         self._order, self._boundary, self._last_chunk = self._lists[stage], boundary, num_chunks(layout) - 1
-        self._splits = any(action.kind == "W" for order in self._lists for action in order)
+        self._splits = splits(layout)
         self._final = {a.chunk: i for i, a in enumerate(self._order) if a.kind in ("B", "W")}
-
-    @property
-    def splits(self) -> bool:
-        """Whether the schedule computes weight gradients apart."""
-        return self._splits
 
     def step(self, chunks: Chunks) -> torch.Tensor | None:
         """All forwards and backwards. Returns the summed losses on the rank of the last chunk."""
@@ -160,9 +155,8 @@ class Pipeline:
                 continue
             if kind != "W":
                 hidden, output = pending.pop((chunk, i))
-                split = self._splits
                 gradient = self._take(Message("B", chunk, i)) if chunk < self._last_chunk else None
-                chunks.before_backward(chunk, i, last=last, split=split)
+                chunks.before_backward(chunk, i, last=last, split=self._splits)
                 torch.autograd.backward(output, gradient)
                 if hidden is not None:
                     assert hidden.grad is not None

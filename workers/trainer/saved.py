@@ -15,10 +15,11 @@ def remade(tensor: torch.Tensor, make: Callable[[], torch.Tensor]) -> Iterator[N
     `make` runs without autograd and must give the same values.
     """
     uses = _Uses(make)
-    pointer = tensor.data_ptr()
+    # torch keeps both hooks as long as what was saved: they must not hold the tensor.
+    pointer, numel = tensor.data_ptr(), tensor.numel()
 
     def pack(saved: torch.Tensor) -> torch.Tensor | _View:
-        if saved.data_ptr() != pointer or saved.numel() != tensor.numel():
+        if saved.data_ptr() != pointer or saved.numel() != numel:
             return saved
         uses.count += 1
         return _View(uses, saved.shape, saved.stride())

@@ -8,10 +8,10 @@ from torch import nn
 
 from planner.models import Unit, parameter_count, stage_units
 from planner.spec import ModelSpec
-from workers.trainer.model import Attention, Block, Decoder, initialise, rotate
+from workers.trainer.model import Attention, Block, Decoder, Strategy, initialise, rotate
 from workers.trainer.tensor_parallel import TensorParallel
 
-ALONE = TensorParallel(None)
+ALONE = Strategy()
 
 
 def spec(arch: str, **changes: object) -> ModelSpec:
@@ -63,7 +63,8 @@ def test_a_gpt_block_is_torchs_pre_norm_layer() -> None:
     other = nn.TransformerEncoderLayer(
         h, model.num_heads, model.ffn_hidden_size, 0.0, "gelu", batch_first=True, norm_first=True
     )
-    attention = block.attention
+    attention, mlp = block.attention, block.mlp
+    assert mlp is not None
     pairs: list[tuple[torch.Tensor, torch.Tensor | None]] = [
         (other.norm1.weight, block.attention_norm.weight),
         (other.norm1.bias, block.attention_norm.bias),
@@ -73,10 +74,10 @@ def test_a_gpt_block_is_torchs_pre_norm_layer() -> None:
         (other.self_attn.in_proj_bias, torch.cat([attention.q.bias, attention.k.bias, attention.v.bias])),
         (other.self_attn.out_proj.weight, attention.out.weight),
         (other.self_attn.out_proj.bias, attention.out.bias),
-        (other.linear1.weight, block.mlp.up.weight),
-        (other.linear1.bias, block.mlp.up.bias),
-        (other.linear2.weight, block.mlp.down.weight),
-        (other.linear2.bias, block.mlp.down.bias),
+        (other.linear1.weight, mlp.up.weight),
+        (other.linear1.bias, mlp.up.bias),
+        (other.linear2.weight, mlp.down.weight),
+        (other.linear2.bias, mlp.down.bias),
     ]
     with torch.no_grad():
         for theirs, ours in pairs:
@@ -105,7 +106,8 @@ def test_grouped_heads_equal_whole_heads_with_keys_and_values_repeated() -> None
 def test_rotary_scores_depend_on_the_distance_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(8, generator=generator).expand(1, 1, 12, 8) for _ in range(2))
-    scores = rotate(q)[0, 0] @ rotate(k)[0, 0].T
+    positions = torch.arange(12)
+    scores = rotate(q, positions)[0, 0] @ rotate(k, positions)[0, 0].T
     for distance in range(-11, 12):
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
@@ -121,10 +123,10 @@ def test_parts_of_any_layout_start_from_the_whole_models_values(arch: str) -> No
         units = stage_units(model, layers, first=first, last=last)
         parts = []
         for index in range(2):
-            tp = TensorParallel(None, 2, index)
-            decoder = Decoder(model, layers, tp, torch.float32, first=first, last=last)
+            strategy = Strategy(tp=TensorParallel(None, 2, index))
+            decoder = Decoder(model, layers, strategy, torch.float32, first=first, last=last)
             for unit in units:
-                initialise(decoder, unit, model, tp, seed=1)
+                initialise(decoder, unit, model, strategy, seed=1)
             parts.append(dict(decoder.named_parameters()))
         for unit in units:
             for p in unit.parameters:

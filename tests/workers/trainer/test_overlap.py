@@ -36,16 +36,15 @@ def test_a_bucket_leaves_as_soon_as_its_last_gradient_is_there(recorder: Recorde
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(6)))
     group = dist.group.WORLD
     assert group is not None
-    reducer = BucketedAllReduce(list(reversed(list(model.parameters()))), group)
+    reducer = BucketedAllReduce(list(reversed(list(model.parameters()))), group, 2, 4)
     sent: list[int] = []
     for parameter in model.parameters():  # hooks run in order of registration: these see what the reducer just did
         parameter.register_post_accumulate_grad_hook(lambda _p: sent.append(calls(recorder)))
 
-    reducer.before_backward(last=False)
+    reducer.before_step()
     model(torch.randn(2, WIDTH)).sum().backward()
     assert sent == [0] * 6, "nothing is sent before the last micro-batch"
     sent.clear()
-    reducer.before_backward(last=True)
     model(torch.randn(2, WIDTH)).sum().backward()
     assert sent == [0, 0, 1, 1, 1, 2]
     whole = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]

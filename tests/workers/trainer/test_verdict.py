@@ -39,7 +39,7 @@ def counted() -> Recorder:
 
 
 def differences(recorder: Recorder) -> list[VerdictRow]:
-    rows = verdict(SPEC, RANK, recorder.cells())
+    rows = verdict(SPEC, RANK, recorder.cells(), {})
     return [
         row
         for row in rows
@@ -49,7 +49,7 @@ def differences(recorder: Recorder) -> list[VerdictRow]:
 
 def test_a_run_as_predicted_has_no_difference_in_any_phase() -> None:
     assert num_evals(SPEC) == 3
-    rows = verdict(SPEC, RANK, counted().cells())
+    rows = verdict(SPEC, RANK, counted().cells(), {})
     assert {row["phase"] for row in rows} == {"setup", "step", "eval"}
     assert {row["axis"] for row in rows} == {"world", "dp", "tp", "pp"}
     assert differences(counted()) == []
@@ -68,7 +68,7 @@ def test_one_more_call_is_seen_in_every_phase(phase: Phase) -> None:
 
 def test_a_collective_that_never_came_is_seen() -> None:
     cells = [c for c in counted().cells() if (c["phase"], c["op"]) != ("step", "reduce_scatter")]
-    missing = [r for r in verdict(SPEC, RANK, cells) if r["measured_count"] != r["predicted_count"]]
+    missing = [r for r in verdict(SPEC, RANK, cells, {}) if r["measured_count"] != r["predicted_count"]]
     assert {(r["op"], r["axis"], r["measured_count"]) for r in missing} == {
         ("reduce_scatter", "dp", 0),
         ("reduce_scatter", "tp", 0),

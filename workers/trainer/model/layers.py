@@ -118,9 +118,9 @@ class Mlp(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, seq, hidden) -> partial sums of the output, (batch, seq, hidden)"""
         gate, up = None if self.gate is None else self.gate(x), self.up(x)
-        inner = activate(gate, up)
         if not self.strategy.drops_cheap_outputs:
-            return self.down.partial(inner)
+            return self.down.partial(activate(gate, up))
+        inner = _activate_again(gate, up)
         with remade(inner, lambda: activate(gate, up)):
             return self.down.partial(inner)
 
@@ -128,3 +128,12 @@ class Mlp(nn.Module):
 def activate(gate: torch.Tensor | None, up: torch.Tensor) -> torch.Tensor:
     """GELU, or SwiGLU where there is a gate."""
     return F.gelu(up) if gate is None else F.silu(gate) * up
+
+
+def _activate_again(gate: torch.Tensor | None, up: torch.Tensor) -> torch.Tensor:
+    """The same, and backward keeps no more than gate and up."""
+    if gate is None:
+        return F.gelu(up)
+    opened = F.silu(gate)
+    with remade(opened, lambda: F.silu(gate)):
+        return opened * up

@@ -1,0 +1,73 @@
+"""What `workers.trainer.zero` uses of FSDP2's private state is there, and means what it takes it to mean."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state
+
+from workers.trainer.zero import Zero, shard
+
+
+@pytest.fixture
+def alone() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        yield group
+    finally:
+        dist.destroy_process_group()
+
+
+class Remembers(nn.Module):
+    """A product that knows which tensor its last forward used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.used = (self.weight,)
+        return x @ self.used[0].detach().T
+
+
+def sharded(group: dist.ProcessGroup, stage: int) -> FSDPModule:
+    torch.manual_seed(0)
+    options = {"stage": stage, "compute": torch.float32, "reduced": torch.float32}
+    model = Remembers()
+    return shard(model, group, None, torch.device("cpu"), besides=set(), **options)  # type: ignore[arg-type]
+
+
+def test_the_torch_that_was_checked_is_the_one_installed() -> None:
+    assert torch.__version__.split("+")[0] == "2.13.0", "check workers.trainer.zero against the new torch"
+    assert "_state_ctx.all_states" in inspect.getsource(_fsdp_state.FSDPState._root_post_backward_final_callback)
+    assert "reduce_grads" in inspect.getsource(_fsdp_param_group.FSDPParamGroup.post_backward)
+    assert hasattr(fully_shard, "state")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_added_after_backward_are_reduced_when_told(alone: dist.ProcessGroup, stage: int) -> None:
+    root = sharded(alone, stage)
+    zero = Zero([root], stage)
+    assert isinstance(root, Remembers)
+    for micro_batch in range(2):
+        last = micro_batch == 1
+        x = torch.ones(2, 4, requires_grad=True)
+        out = root(x)
+        zero.before_backward(0, last=last, split=True)
+        out.sum().backward()
+        (parameter,) = root.used
+        assert parameter.grad is None or micro_batch, "no gradient reaches the weight by itself"
+        parameter.grad = torch.full((3, 4), 2.0) if parameter.grad is None else parameter.grad + 2.0
+        zero.weights_added(0, [parameter], last=last)
+    gradient = next(root.parameters()).grad
+    assert gradient is not None
+    assert torch.equal(gradient.full_tensor(), torch.full((3, 4), 4.0))  # type: ignore[attr-defined]
