@@ -15,7 +15,7 @@ from planner.models import active_parameter_count, parameter_count
 from planner.runnable import not_runnable
 from planner.spec import JobSpec
 from planner.timing import Timing, step_time
-from planner.traffic import Collective, local_units, step_traffic
+from planner.traffic import Collective, depends_on_router, local_units, step_traffic
 
 
 class TrafficRow(TypedDict):
@@ -123,7 +123,7 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         stages=stages,
         peak_memory_bytes=peak,
         rank_bytes=_exceptions(spec, twins, stages, cluster),
-        exact_traffic=not not_runnable(spec),
+        exact_traffic=not not_runnable(spec) and not depends_on_router(spec),
         cluster=_where(spec, cluster),
         fits=peak <= cluster.accelerator.memory_bytes,
         time=_time(step_time(spec, cluster), cluster),
@@ -236,7 +236,7 @@ def _exceptions(
     spec: JobSpec, twins: list[int], stages: list[StageEstimate], cluster: Cluster
 ) -> dict[str, dict[str, int]]:
     layout = spec.layout
-    if not (layout.zero and (layout.sequence_parallel or layout.pp > 1)):
+    if not layout.zero:
         return {}
     found = {}
     for twin in sorted(set(twins)):

@@ -19,7 +19,7 @@ from planner.runnable import not_runnable
 from planner.schedules import chunks_in_flight
 from planner.spec import JobSpec
 from planner.timing import Timing, step_time
-from planner.traffic import step_traffic
+from planner.traffic import depends_on_router, step_traffic
 from planner.traffic.shapes import held, micro_batch_tokens
 
 
@@ -144,7 +144,11 @@ def _traffic(spec: JobSpec, stage: int) -> Explanation:
         name = f"{c.axis} {c.op.replace('_', '-')} over {c.group_size} ranks"
         terms.append(_term(name, "calls x payload", numbers, c.payload_bytes, "B", _SOURCES[c.axis]))
     total = sum(term["value"] for term in terms)
-    kind = "estimated: the trainer does not run this layout yet" if not_runnable(spec) else "exact"
+    kind = "exact"
+    if not_runnable(spec):
+        kind = "estimated: the trainer does not run this layout yet"
+    elif depends_on_router(spec):
+        kind = "exact but for ep: tokens spread evenly over the experts, a router only comes near it"
     return Explanation(figure="traffic", value=total, unit="B", kind=kind, terms=terms)
 
 

@@ -21,7 +21,7 @@ from planner.traffic.data import (
     held_numel,
     shard_group,
 )
-from planner.traffic.expert import balance, experts, routed_bytes
+from planner.traffic.expert import balance, depends_on_router, experts, routed_bytes
 from planner.traffic.pipeline import pipeline
 from planner.traffic.shapes import held, is_expert_unit, local_units, shard_rows
 from planner.traffic.tally import Collective, Tally
@@ -30,6 +30,7 @@ from planner.traffic.tensor import tensor_backward, tensor_forward
 __all__ = [
     "BUCKET_BYTES",
     "Collective",
+    "depends_on_router",
     "eval_traffic",
     "gradient_buckets",
     "gradient_order",

@@ -17,6 +17,11 @@ def row_bytes(spec: JobSpec) -> int:
     return spec.model.hidden_size * mix_of(spec.train.precision).compute
 
 
+def depends_on_router(spec: JobSpec) -> bool:
+    """Whether the bytes of ep are known only when tokens have been routed: nothing is dropped to fit buffers."""
+    return spec.layout.ep > 1 and spec.model.moe is not None and spec.model.moe.capacity_factor is None
+
+
 def dispatched_rows(spec: JobSpec) -> int:
     """Rows that one rank hands to an all-to-all, in one layer and micro-batch.
 

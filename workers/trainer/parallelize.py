@@ -67,7 +67,7 @@ def parallelize(spec: JobSpec, mesh: Mesh, device: torch.device) -> Part:
         for unit in units:
             for module in unit_modules(decoder, unit):
                 module.to_empty(device=device)
-            initialise(decoder, unit, spec.model, strategy, spec.train.seed)
+            initialise(decoder, unit, spec, mesh.place)
             if spec.layout.zero and unit.name != "root":
                 _shard_layer(spec, mesh, unit_modules(decoder, unit)[0], device, dtype)
         if spec.layout.zero:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from planner.layout import Coordinates
 from planner.models import Unit, parameter_count, stage_units
-from planner.spec import ModelSpec
+from planner.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from workers.trainer.model import Attention, Block, Decoder, Strategy, initialise, rotate
 from workers.trainer.tensor_parallel import TensorParallel
 
@@ -26,7 +27,7 @@ def built(model: ModelSpec, seed: int = 1) -> tuple[Decoder, list[Unit]]:
     decoder = Decoder(model, layers, ALONE, torch.float32, first=True, last=True)
     units = stage_units(model, layers, first=True, last=True)
     for unit in units:
-        initialise(decoder, unit, model, ALONE, seed)
+        initialise(decoder, unit, JobSpec(model=model, train=TrainSpec(seed=seed)), Coordinates())
     return decoder, units
 
 
@@ -118,6 +119,7 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
 def test_parts_of_any_layout_start_from_the_whole_models_values(arch: str) -> None:
     model = spec(arch)
     whole = dict(built(model)[0].named_parameters())
+    spec_of_tp2 = JobSpec(model=model, layout=Layout(tp=2), train=TrainSpec(seed=1))
     for stage, layers in enumerate((range(2), range(2, 3))):
         first, last = stage == 0, stage == 1
         units = stage_units(model, layers, first=first, last=last)
@@ -126,7 +128,7 @@ def test_parts_of_any_layout_start_from_the_whole_models_values(arch: str) -> No
             strategy = Strategy(tp=TensorParallel(None, 2, index))
             decoder = Decoder(model, layers, strategy, torch.float32, first=first, last=last)
             for unit in units:
-                initialise(decoder, unit, model, strategy, seed=1)
+                initialise(decoder, unit, spec_of_tp2, Coordinates(tp=index))
             parts.append(dict(decoder.named_parameters()))
         for unit in units:
             for p in unit.parameters:

@@ -7,10 +7,11 @@ import hashlib
 import torch
 from torch import nn
 
-from planner.models import Parameter, Unit, is_key_or_value
-from planner.spec import ModelSpec
+from planner.boxes import divided_box
+from planner.layout import Coordinates
+from planner.models import Parameter, Unit
+from planner.spec import JobSpec, ModelSpec
 from workers.trainer.model.decoder import Decoder
-from workers.trainer.model.layers import Strategy
 
 INIT_STD = 0.02
 ENDS_BRANCH = ("attention.out.weight", "mlp.down.weight", "moe.experts.down.weight", "moe.shared.down.weight")
@@ -33,7 +34,7 @@ def unit_parameter(decoder: Decoder, unit: Unit, parameter: Parameter) -> nn.Par
     return decoder.get_parameter(full_name(unit, parameter))
 
 
-def initialise(decoder: Decoder, unit: Unit, model: ModelSpec, strategy: Strategy, seed: int) -> None:
+def initialise(decoder: Decoder, unit: Unit, spec: JobSpec, place: Coordinates) -> None:
     """Fill a unit's parameters with their part of the whole tensors, drawn from (seed, name) alone.
 
     So all layouts start from the same model with nothing sent. `unit` has whole shapes.
@@ -41,22 +42,8 @@ def initialise(decoder: Decoder, unit: Unit, model: ModelSpec, strategy: Strateg
     """
     for parameter in unit.parameters:
         with torch.no_grad():
-            target = unit_parameter(decoder, unit, parameter)
-            target.copy_(
-                part_of(_whole(parameter, full_name(unit, parameter), model, seed), parameter, model, strategy)
-            )
-
-
-def part_of(whole: torch.Tensor, parameter: Parameter, model: ModelSpec, strategy: Strategy) -> torch.Tensor:
-    """What of a whole tensor tp and ep leave to this rank; ranks that share key/value heads hold the same."""
-    tp, ep = strategy.tp, strategy.ep
-    if parameter.is_expert and ep.degree > 1:
-        whole = whole.chunk(ep.degree)[ep.index]
-    if parameter.tp_dim is None or tp.degree == 1:
-        return whole
-    if not is_key_or_value(parameter) or tp.degree <= model.num_kv_heads:
-        return whole.chunk(tp.degree, parameter.tp_dim)[tp.index]
-    return whole.chunk(model.num_kv_heads, parameter.tp_dim)[tp.index * model.num_kv_heads // tp.degree]
+            whole = _whole(parameter, full_name(unit, parameter), spec.model, spec.train.seed)
+            unit_parameter(decoder, unit, parameter).copy_(whole[divided_box(spec, place, parameter).slices])
 
 
 def _whole(parameter: Parameter, name: str, model: ModelSpec, seed: int) -> torch.Tensor:
