@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from contracts.telemetry import Cell, VerdictRow
+from contracts.telemetry import Cell, CheckpointItem, VerdictRow
 
 VERSION = 1
 
@@ -43,6 +43,8 @@ class Summary(TypedDict):
     eval_losses: list[LossPoint]
     cells: dict[str, list[Cell]]  # by rank, as text: JSON keys
     verdict: dict[str, list[VerdictRow]]  # by rank
+    ran_steps: NotRequired[int]  # steps of this run, where it resumed
+    checkpoints: NotRequired[list[CheckpointItem]]  # the newest last, at most 100
     profile: NotRequired[dict[str, Any]]  # of a calibration: `planner.profile.HostProfile` as JSON
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 VERSION = 1
 
-Phase = Literal["setup", "step", "eval", "teardown"]
+Phase = Literal["setup", "step", "eval", "checkpoint", "teardown"]
 Op = Literal[
     "all_reduce",
     "all_gather",
@@ -68,6 +68,7 @@ class StepItem(TypedDict):
     rank: int
     time: float
     step: int  # steps completed, from 1
+    ran: int  # of these, steps of this run: fewer when it resumed
     steps: int  # steps asked for
     step_s: float
     tokens: int  # tokens of the global batch
@@ -137,6 +138,20 @@ class ProfileItem(TypedDict):
     profile: dict[str, Any]
 
 
+class CheckpointItem(TypedDict):
+    """Rank 0: a checkpoint is complete, or could not be written. `name` is job/attempt/step, None where it failed."""
+
+    kind: Literal["checkpoint"]
+    rank: int
+    time: float
+    step: int
+    name: str | None
+    num_bytes: int
+    stall_s: float  # what training waited
+    save_s: float
+    problem: str
+
+
 class GapItem(TypedDict):
     """The supervisor had to drop `items` items (Redis away for long) before this one."""
 
@@ -145,7 +160,7 @@ class GapItem(TypedDict):
     items: int
 
 
-Item = TrafficItem | StepItem | EvalItem | PhaseItem | LogItem | VerdictItem | ProfileItem | GapItem
+Item = TrafficItem | StepItem | EvalItem | PhaseItem | LogItem | VerdictItem | ProfileItem | CheckpointItem | GapItem
 
 
 class Frame(TypedDict):

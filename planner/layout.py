@@ -320,6 +320,9 @@ def _training(spec: JobSpec) -> list[Problem]:
     if train.warmup_steps > train.steps:
         text = f"warmup_steps {train.warmup_steps} > steps {train.steps}: the warm-up would never end"
         found.append(Problem("train.warmup_steps", text))
+    if train.resume is not None and (train.resume.startswith("/") or ".." in train.resume.split("/")):
+        text = f"{train.resume!r} leaves the checkpoint root; give job, job/attempt or job/attempt/step"
+        found.append(Problem("train.resume", text))
     if "\x00" in train.data:
         found.append(Problem("train.data", "holds a NUL character"))
     elif train.data.startswith("/") or ".." in train.data.split("/"):

@@ -162,6 +162,14 @@ class TrainSpec(Strict):
         max_length=4096,
         description="'stdlib', or a text file, directory or .bin of uint16 tokens under the data root",
     )
+    checkpoint_every: int = Field(default=0, ge=0, le=100_000_000, description="steps between checkpoints; 0 is off")
+    keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="newest checkpoints of an attempt that stay")
+    resume: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="checkpoint to go on from: job, job/attempt or job/attempt/step",
+    )
     eval_every: int = Field(default=25, ge=0, le=100_000_000, description="steps between validations; 0 is off")
 
 

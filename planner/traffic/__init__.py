@@ -121,12 +121,12 @@ def eval_traffic(spec: JobSpec, rank: int) -> list[Collective]:
     return tally.rows()
 
 
-def num_evals(spec: JobSpec) -> int:
-    """How many validations a whole run makes: every `eval_every` steps, and after the last."""
+def num_evals(spec: JobSpec, done: int = 0) -> int:
+    """How many validations a run makes after `done` steps: every `eval_every` steps, and after the last."""
     train = spec.train
     if not train.eval_every:
         return 0
-    return -(-train.steps // train.eval_every)
+    return -(-train.steps // train.eval_every) - done // train.eval_every
 
 
 def partial_over_tp(parameter: Parameter, layout: Layout) -> bool:

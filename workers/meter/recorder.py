@@ -82,6 +82,7 @@ class Recorder:
         self.step = 0
         self._phase: Phase = "setup"
         self._axes: dict[str, Axis] = {}
+        self._phases: dict[str, Phase] = {}
         self._cells: dict[_Key, _Counters] = {}
         self._records: deque[tuple[Pending, float]] = deque()
         self._capacity = capacity
@@ -107,11 +108,16 @@ class Recorder:
             raise ValueError(f"phase must be one of {sorted(PHASES)}, got {phase!r}")
         self._phase = phase
 
-    def label(self, group_name: str, axis: Axis) -> None:
-        """Count the collectives of the group so named under `axis` from now on."""
+    def label(self, group_name: str, axis: Axis, phase: Phase | None = None) -> None:
+        """Count the collectives of the group so named under `axis` from now on.
+
+        With a `phase`, always in that one: a group whose work goes on beside training.
+        """
         if axis not in AXES:
             raise ValueError(f"axis must be one of {sorted(AXES)}, got {axis!r}")
         self._axes[group_name] = axis
+        if phase is not None:
+            self._phases[group_name] = phase
 
     def axis_of(self, group_name: str) -> Axis:
         """The axis of a group; "world" until it is labelled."""
@@ -119,7 +125,8 @@ class Recorder:
 
     def issue(self, op: Op, group_name: str, group_size: int, payload_bytes: int) -> Pending:
         """Count a collective that is being issued now; call what is returned when it completes."""
-        key = (self._phase, op, self._axes.get(group_name, "world"), group_size)
+        phase = self._phases.get(group_name, self._phase)
+        key = (phase, op, self._axes.get(group_name, "world"), group_size)
         with self._lock:
             counters = self._cells.get(key)
             if counters is None:

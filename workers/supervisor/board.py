@@ -7,11 +7,23 @@ from collections import deque
 from typing import Any
 
 from contracts.control import LossPoint, Summary
-from contracts.telemetry import VERSION, Batch, Cell, EvalItem, GapItem, Item, StepItem, TrafficItem, VerdictRow
+from contracts.telemetry import (
+    VERSION,
+    Batch,
+    Cell,
+    CheckpointItem,
+    EvalItem,
+    GapItem,
+    Item,
+    StepItem,
+    TrafficItem,
+    VerdictRow,
+)
 
 MAX_WAITING = 20_000
 MAX_LOG_CHARS = 32 * 2**20  # of all log items that wait
 MAX_POINTS = 500
+MAX_CHECKPOINTS = 100
 SPEED_STEPS = 20
 
 CellKey = tuple[str, str, str, int]
@@ -37,9 +49,10 @@ class Board:
         self._stride = 1
         self._eval_losses: list[LossPoint] = []
         self._verdict: dict[str, list[VerdictRow]] = {}
+        self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
         self.profile: dict[str, Any] | None = None
         self._speeds: deque[float] = deque(maxlen=SPEED_STEPS)
-        self.steps = 0
+        self.steps = self._ran = 0
         self.training = False
 
     def add(self, item: Item) -> None:
@@ -56,6 +69,8 @@ class Board:
         elif item["kind"] == "profile":
             self.profile = item["profile"]
             return  # for the exit report, not for the page
+        elif item["kind"] == "checkpoint":
+            self._checkpoints.append(item)
         elif item["kind"] == "verdict":
             self._verdict[str(item["rank"])] = item["rows"]
         self._waiting.append(item)
@@ -77,7 +92,7 @@ class Board:
     def _add_step(self, item: StepItem) -> None:
         if item["rank"] != 0:
             return
-        self.steps = item["step"]
+        self.steps, self._ran = item["step"], item["ran"]
         self._speeds.append(item["tokens"] / item["step_s"])
         if item["loss"] is not None and item["step"] % self._stride == 0:
             self._losses.append(LossPoint(step=item["step"], loss=item["loss"], time=item["time"]))
@@ -131,6 +146,10 @@ class Board:
             cells={str(rank): list(cells.values()) for rank, cells in sorted(self._cells.items())},
             verdict=self._verdict,
         )
+        if self._ran != self.steps:
+            summary["ran_steps"] = self._ran
+        if self._checkpoints:
+            summary["checkpoints"] = list(self._checkpoints)
         if self.profile is not None:
             summary["profile"] = self.profile
         return summary

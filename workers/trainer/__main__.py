@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from planner.parse import parse_spec
 from planner.spec import JobSpec, SpecError
+from workers.checkpoint.job import JobCheckpoints, Place, place_of
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.trainer.data import load_corpus
 from workers.trainer.errors import UserError
@@ -28,6 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.trainer", description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
     parser.add_argument("--data-root", type=Path, required=True, help="directory that training data is read below")
+    parser.add_argument("--checkpoint-root", type=Path, help="directory that checkpoints are kept below")
     parser.add_argument("--job", default="local")
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--telemetry", help="unix socket of the supervisor")
@@ -38,7 +40,8 @@ def main() -> int:
         recorder = Recorder(rank)
         exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
         try:
-            run(spec, rank, options.data_root, recorder, exporter)
+            place = place_of(spec, options.checkpoint_root, options.job, options.attempt)
+            run(spec, rank, options.data_root, recorder, exporter, place)
         finally:
             if exporter is not None:
                 exporter.close()
@@ -48,18 +51,39 @@ def main() -> int:
     return 0
 
 
-def run(spec: JobSpec, rank: int, data_root: Path, recorder: Recorder, exporter: Exporter | None) -> None:
+def run(
+    spec: JobSpec, rank: int, data_root: Path, recorder: Recorder, exporter: Exporter | None, place: Place | None
+) -> None:
     """Set up this rank, train, and take the process group down."""
     device = _device(spec)
     corpus = load_corpus(spec.train.data, data_root, spec.model.vocab_size, spec.train.seq_len)
     dist.init_process_group(metered_backend(recorder, spec.resources.device), timeout=GROUP_TIMEOUT)
+    send = exporter.send if exporter else lambda _item: None
     try:
         mesh = make_mesh(spec, rank, recorder.label)
         part = parallelize(spec, mesh, device)
         trainer = Trainer(spec, mesh, part, corpus, recorder, device)
-        train(trainer, exporter.send if exporter else lambda _item: None, _say)
+        if place is None:
+            train(trainer, send, _say)
+            return
+        checkpoints = JobCheckpoints(spec, trainer, place, checkpoint_group(recorder), send, _say)
+        try:
+            done = checkpoints.resume()
+            train(trainer, send, _say, done, checkpoints.save if spec.train.checkpoint_every else None)
+        finally:
+            checkpoints.close()
     finally:
         dist.destroy_process_group()
+
+
+def checkpoint_group(recorder: Recorder) -> dist.ProcessGroup | None:
+    """All ranks, on the CPU, for what is agreed on beside training. None for one rank."""
+    if dist.get_world_size() == 1:
+        return None
+    group = dist.new_group(backend=metered_backend(recorder, "cpu"))
+    assert isinstance(group, dist.ProcessGroup)
+    recorder.label(group.group_name, "world", "checkpoint")
+    return group
 
 
 def _say(line: str) -> None:

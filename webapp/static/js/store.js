@@ -79,7 +79,7 @@ function thin(points) {
 
 function foldStep(state, item) {
   const rank = rankState(state, item.rank);
-  rank.exactStep = item.step;
+  rank.exactStep = item.ran;
   rank.exactCells = item.cells;
   foldCells(state, item);
   if (item.loss !== null) {
@@ -160,7 +160,7 @@ export function foldSummary(state, summary) {
   for (const [name, cells] of Object.entries(summary.cells)) {
     const rank = rankState(state, Number(name));
     for (const cell of cells) rank.cells.set(cellKey(cell), cell);
-    rank.exactStep = summary.steps;
+    rank.exactStep = summary.ran_steps ?? summary.steps;
     rank.exactCells = cells.filter((cell) => cell.phase === "step");
   }
   for (const [name, rows] of Object.entries(summary.verdict)) state.verdicts.set(Number(name), rows);

@@ -1,0 +1,48 @@
+"""One rank of a training job with checkpoints, whose items are written to a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planner.parse import parse_spec
+from workers.checkpoint.job import place_of
+from workers.meter import Recorder
+from workers.trainer.__main__ import run
+from workers.trainer.errors import UserError
+
+
+class Said:
+    """An exporter that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+    def send(self, item: Any) -> None:
+        self.items.append(item)
+
+
+def main() -> int:
+    folder, root, job, attempt = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    torch.set_num_threads(1)
+    spec = parse_spec(json.loads((folder / "spec.json").read_text()))
+    rank, said, recorder = int(os.environ["RANK"]), Said(), Recorder(int(os.environ["RANK"]))
+    problem = None
+    try:
+        run(spec, rank, root.parent / "data", recorder, said, place_of(spec, root, job, attempt))  # type: ignore[arg-type]
+    except UserError as error:
+        problem = str(error)
+    content = {"items": said.items, "problem": problem, "cells": recorder.cells()}
+    (folder / f"said-{rank}.json").write_text(json.dumps(content))
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,58 @@
+"""Real torchrun jobs with checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from planner.parse import parse_spec
+from planner.spec import JobSpec
+from tests.parity.cases import SIZES
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Ran(NamedTuple):
+    """What came of a run. `losses` by step."""
+
+    losses: dict[int, float]
+    items: list[list[dict[str, Any]]]
+    problem: str | None
+    output: str
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [item for items in self.items for item in items if item["kind"] == kind]
+
+
+def make_spec(layout: dict[str, Any], arch: str = "gpt", **train: Any) -> JobSpec:
+    settings = {"steps": 6, "global_batch": 8, "micro_batches": 2, "seq_len": 32, "eval_every": 0, "warmup_steps": 2}
+    return parse_spec({"model": SIZES[arch], "layout": layout, "train": settings | train})
+
+
+def run(spec: JobSpec, root: Path, job: str = "job", attempt: int = 1) -> Ran:
+    """Run a job under torchrun with checkpoints below `root`."""
+    (root.parent / "data").mkdir(exist_ok=True)
+    folder = root.parent / f"run-{job}-{attempt}-{len(list(root.parent.glob('run-*')))}"
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text(spec.model_dump_json())
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(spec.layout.world_size)]
+    argv = [
+        *torchrun,
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+        "-m",
+        "tests.workers.checkpoint.rank",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    arguments = [str(folder), str(root), job, str(attempt)]
+    done = subprocess.run([*argv, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+    said = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
+    losses = {item["step"]: item["loss"] for item in said[0]["items"] if item["kind"] == "step"}
+    return Ran(losses, [s["items"] for s in said], said[0]["problem"], done.stdout)

@@ -1,0 +1,69 @@
+"""A run goes on from a checkpoint in the same or another layout as if nothing had happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.checkpoint.runs import Ran, make_spec, run
+from workers.checkpoint.folder import complete_below
+
+TOLERANCE = 1e-5
+ZERO3: dict[str, Any] = {"dp": 4, "zero": 3}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints") / "root"
+
+
+@pytest.fixture(scope="module")
+def first(root: Path) -> Ran:
+    """Six steps of ZeRO-3 on four ranks, saved after three."""
+    return run(make_spec(ZERO3, checkpoint_every=3), root)
+
+
+def test_the_steps_asked_for_are_saved_and_said(first: Ran, root: Path) -> None:
+    names = [item["name"] for item in first.of_kind("checkpoint")]
+    assert names == ["job/1/step-00000003", "job/1/step-00000006"]
+    assert [c.name(root) for c in complete_below(root / "job")] == names
+    for item in first.of_kind("checkpoint"):
+        files = (root / item["name"]).iterdir()
+        assert item["num_bytes"] == sum(f.stat().st_size for f in files if f.name != "manifest.json")
+        assert item["save_s"] > 0
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ZERO3,
+        {"tp": 2, "pp": 2},
+        {"pp": 2, "virtual_stages": 2, "schedule": "zbv", "dp": 2, "zero": 1},
+        {"tp": 2, "sequence_parallel": True, "cp": 2},
+    ],
+    ids=["the same", "tp2 x pp2", "pp2 zbv x zero1 dp2", "tp2 sp x cp2"],
+)
+def test_the_loss_curve_goes_on(first: Ran, root: Path, layout: dict[str, Any]) -> None:
+    again = run(make_spec(layout, resume="job/1/step-00000003"), root, job="other")
+    assert sorted(again.losses) == [4, 5, 6]
+    for step, loss in again.losses.items():
+        assert loss == pytest.approx(first.losses[step], rel=TOLERANCE)
+    rows = [row for verdict in again.of_kind("verdict") for row in verdict["rows"]]
+    assert rows
+    assert all(row["measured_bytes"] == row["predicted_bytes"] for row in rows)
+    assert all(row["measured_count"] == row["predicted_count"] for row in rows)
+
+
+def test_a_new_attempt_goes_on_from_its_jobs_newest_checkpoint_without_being_told(first: Ran, root: Path) -> None:
+    longer = run(make_spec({"dp": 2}, checkpoint_every=3, steps=7), root, attempt=2)
+    assert sorted(longer.losses) == [7]
+    assert "resumed from step-00000006: 6 steps done, in another layout (steps 6 is 7 now)" in longer.output
+
+
+def test_experts_move_between_ep_and_one_process(root: Path) -> None:
+    spread = make_spec({"dp": 4, "ep": 2, "zero": 2}, "moe", checkpoint_every=3)
+    before = run(spread, root, job="experts")
+    again = run(make_spec({}, "moe", resume="experts/1/step-00000003"), root, job="alone")
+    assert again.losses == pytest.approx({step: before.losses[step] for step in (4, 5, 6)}, rel=TOLERANCE)

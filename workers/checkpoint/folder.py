@@ -1,0 +1,164 @@
+"""Checkpoints on disk: ROOT/<job>/<attempt>/step-<n>/, complete from the moment they have that name."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from planner.parse import parse_spec
+from planner.spec import JobSpec, SpecError
+from workers.trainer.errors import UserError
+
+MANIFEST = "manifest.json"
+VERSION = 1
+STEP = re.compile(r"step-(\d{8,})")
+READ_BYTES = 2**20
+
+
+class Checkpoint(NamedTuple):
+    """A complete checkpoint. `step`: optimiser steps done."""
+
+    path: Path
+    step: int
+
+    def name(self, root: Path) -> str:
+        """As users write it: job/attempt/step-n."""
+        return str(self.path.relative_to(root))
+
+
+class Manifest(NamedTuple):
+    """What a checkpoint says of itself: how it was made, and every file's size and CRC-32."""
+
+    spec: JobSpec
+    step: int
+    files: dict[str, tuple[int, int]]
+    rng: list[int]
+
+
+def step_folder(attempt: Path, step: int) -> Path:
+    return attempt / f"step-{step:08d}"
+
+
+def draft_of(folder: Path) -> Path:
+    """Where a checkpoint is written until all of it is there."""
+    return folder.with_name(f".{folder.name}.draft")
+
+
+def complete_below(folder: Path) -> list[Checkpoint]:
+    """Complete checkpoints in a folder or its folders, the newest last: by attempt, then by step."""
+    found = []
+    for path in folder.glob("**/step-*"):
+        matched = STEP.fullmatch(path.name)
+        if matched and (path / MANIFEST).is_file():
+            found.append(Checkpoint(path, int(matched[1])))
+    return sorted(found, key=lambda c: (_attempt(c.path), c.step))
+
+
+def _attempt(path: Path) -> int:
+    return int(path.parent.name) if path.parent.name.isdigit() else 0
+
+
+def candidates(root: Path, wanted: str) -> list[Checkpoint]:
+    """What `wanted` may mean, best first: one checkpoint and those of its attempt before it, or all of a job's.
+
+    Raises:
+        UserError: when there is none, or it lies outside the root.
+    """
+    base, path = root.resolve(), (root / wanted).resolve()
+    if not path.is_relative_to(base) or path == base:
+        raise UserError(f"train.resume: {wanted!r} is outside the checkpoint root")
+    if not STEP.fullmatch(path.name):
+        found = complete_below(path)
+        if not found:
+            raise UserError(f"train.resume: there is no complete checkpoint in {wanted!r}")
+        return found[::-1]
+    if not (path / MANIFEST).is_file():
+        have = ", ".join(c.path.name for c in complete_below(path.parent)) or "none"
+        raise UserError(f"train.resume: {wanted!r} is no complete checkpoint; complete ones beside it: {have}")
+    step = int(path.name.removeprefix("step-"))
+    return [c for c in complete_below(path.parent)[::-1] if c.step <= step]
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Read and check what a checkpoint says of itself.
+
+    Raises:
+        UserError: when it cannot be read or makes no sense.
+    """
+    try:
+        content = json.loads((checkpoint / MANIFEST).read_text())
+        files = {name: (int(size), int(crc)) for name, (size, crc) in content["files"].items()}
+        if content["version"] != VERSION:
+            raise UserError(f"checkpoint {checkpoint.name}: version {content['version']}, this program reads {VERSION}")
+        return Manifest(parse_spec(content["spec"]), int(content["step"]), files, content["rng"])
+    except (OSError, ValueError, KeyError, TypeError, SpecError) as error:
+        raise UserError(f"checkpoint {checkpoint.name}: its {MANIFEST} cannot be read: {error}") from None
+
+
+def damage(checkpoint: Path, files: dict[str, tuple[int, int]]) -> str | None:
+    """The first of some files that is not as it was written, in words; None when all are."""
+    for name, (size, crc) in sorted(files.items()):
+        path = checkpoint / name
+        try:
+            found = path.stat().st_size
+            if found != size:
+                return f"{name} has {found:,} bytes, {size:,} were written"
+            if checksum(path) != crc:
+                return f"{name} has other content than was written (CRC-32 differs)"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror or error}"
+    return None
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file."""
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(READ_BYTES):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def describe(draft: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Size and CRC-32 of files, flushed to disk."""
+    found = {}
+    for name in names:
+        path = draft / name
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        found[name] = path.stat().st_size, checksum(path)
+    return found
+
+
+def publish(draft: Path, spec: JobSpec, step: int, files: dict[str, tuple[int, int]], rng: list[int]) -> Path:
+    """Write the manifest and give the checkpoint its name: from then on it is complete."""
+    content: dict[str, Any] = {
+        "version": VERSION,
+        "step": step,
+        "spec": spec.model_dump(mode="json"),
+        "files": files,
+        "rng": rng,
+    }
+    with (draft / MANIFEST).open("w") as out:
+        json.dump(content, out)
+        out.flush()
+        os.fsync(out.fileno())
+    folder = draft.with_name(draft.name.removeprefix(".").removesuffix(".draft"))
+    if folder.exists():
+        shutil.rmtree(folder)
+    draft.rename(folder)
+    return folder
+
+
+def retain(attempt: Path, keep: int) -> list[str]:
+    """Delete all but the newest `keep` checkpoints of an attempt, and drafts nobody finished. Gives their names."""
+    gone = [c.path for c in complete_below(attempt)[:-keep]]
+    for path in gone:
+        shutil.rmtree(path)
+    return [path.name for path in gone]

@@ -1,0 +1,103 @@
+"""What a training job does with checkpoints: go on from one, save, and say so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from contracts.telemetry import CheckpointItem, Item
+from planner.spec import JobSpec
+from workers.checkpoint import folder
+from workers.checkpoint.folder import Checkpoint
+from workers.checkpoint.load import restore
+from workers.checkpoint.save import Saved, Saver
+from workers.trainer.errors import UserError
+from workers.trainer.loop import Trainer
+
+
+class Place(NamedTuple):
+    """Where a job's checkpoints lie: ROOT/job/attempt/step-n."""
+
+    root: Path
+    job: str
+    attempt: int
+
+
+class JobCheckpoints:
+    """One rank's side of it. `group` is one that nothing else uses: saving goes on beside training."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        trainer: Trainer,
+        place: Place,
+        group: dist.ProcessGroup | None,
+        send: Callable[[Item], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._spec, self._trainer, self._place, self._group = spec, trainer, place, group
+        self._rank, self._send = trainer.mesh.rank, send
+        self._say = say if self._rank == 0 else lambda _line: None
+        attempt = place.root / place.job / str(place.attempt)
+        self._saver = Saver(spec, trainer.mesh.place, self._rank, attempt, group, self._told)
+
+    def resume(self) -> int:
+        """Go on from the newest checkpoint of this job, else from the one asked for. Gives the steps done."""
+        found = self._found()
+        if not found:
+            return 0
+        trainer, where = self._trainer, self._trainer.mesh.place
+        return restore(self._spec, where, trainer.part, trainer.optimizer, found, self._group, self._say)
+
+    def save(self, step: int) -> None:
+        self._saver.save(step, self._trainer.part, self._trainer.optimizer)
+
+    def close(self) -> None:
+        """Wait for what is still being written."""
+        self._saver.close()
+
+    def _found(self) -> list[Checkpoint]:
+        own = folder.complete_below(self._place.root / self._place.job)[::-1]
+        if own or self._spec.train.resume is None:
+            return own
+        return folder.candidates(self._place.root, self._spec.train.resume)
+
+    def _told(self, saved: Saved) -> None:
+        if self._rank != 0:
+            return
+        name = None if saved.path is None else str(saved.path.relative_to(self._place.root))
+        item = CheckpointItem(
+            kind="checkpoint",
+            rank=0,
+            time=time.time(),
+            step=saved.step,
+            name=name,
+            num_bytes=saved.num_bytes,
+            stall_s=saved.stall_s,
+            save_s=saved.save_s,
+            problem=saved.problem,
+        )
+        self._send(item)
+        if name is None:
+            self._say(f"checkpoint after step {saved.step} could not be written: {saved.problem}; training goes on")
+            return
+        took = f"{saved.num_bytes / 1e6:,.1f} MB in {saved.save_s:.2f} s, training waited {saved.stall_s * 1e3:.1f} ms"
+        self._say(f"checkpoint {name}: {took}")
+
+
+def place_of(spec: JobSpec, root: Path | None, job: str, attempt: int) -> Place | None:
+    """Where a job's checkpoints lie, None when it neither saves nor resumes.
+
+    Raises:
+        UserError: when it does and there is no root.
+    """
+    if not spec.train.checkpoint_every and spec.train.resume is None:
+        return None
+    if root is None:
+        field = "checkpoint_every" if spec.train.checkpoint_every else "resume"
+        raise UserError(f"train.{field}: needs --checkpoint-root, the directory that checkpoints lie below")
+    return Place(root, job, attempt)

@@ -1,0 +1,112 @@
+"""Loading a checkpoint into any layout of the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+
+from planner.layout import Coordinates
+from planner.spec import JobSpec, ModelSpec
+from workers.checkpoint import folder
+from workers.checkpoint.boxes import BoxLoadPlanner, State
+from workers.checkpoint.folder import Checkpoint, Manifest
+from workers.checkpoint.state import copy_tied, model_state, optimizer_state, set_steps
+from workers.trainer.errors import UserError
+from workers.trainer.parallelize import Part
+
+SHAPELESS = {"preset", "moe"}
+
+
+def restore(
+    spec: JobSpec,
+    place: Coordinates,
+    part: Part,
+    optimizer: torch.optim.Optimizer,
+    found: list[Checkpoint],
+    group: dist.ProcessGroup | None,
+    say: Callable[[str], None],
+) -> int:
+    """Fill weights and optimiser from the first of `found` that is whole. Gives the steps it has done.
+
+    Raises:
+        UserError: when none is whole, or it holds another model, or has no step left to do.
+    """
+    checkpoint, manifest = first_whole(found, group, say)
+    differs = model_difference(spec.model, manifest.spec.model)
+    if differs:
+        raise UserError(f"train.resume: the checkpoint holds another model: {differs}")
+    if manifest.step >= spec.train.steps:
+        text = f"the checkpoint has done {manifest.step} steps of the {spec.train.steps} asked for; raise train.steps"
+        raise UserError(f"train.resume: {text}")
+    state = model_state(spec, place, part) | optimizer_state(spec, place, part, optimizer)
+    read(state, checkpoint)
+    set_steps(part, optimizer, manifest.step)
+    copy_tied(spec, part, optimizer)
+    torch.set_rng_state(torch.tensor(manifest.rng, dtype=torch.uint8))
+    say(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{_moved(spec, manifest.spec)}")
+    return manifest.step
+
+
+def read(state: State, checkpoint: Checkpoint) -> None:
+    """Fill the boxes of a state; every rank reads its own, nothing is sent."""
+    reader = FileSystemReader(checkpoint.path)
+    with torch.no_grad():
+        dcp_load(dict(state), storage_reader=reader, planner=BoxLoadPlanner(), no_dist=True)
+
+
+def first_whole(
+    found: list[Checkpoint], group: dist.ProcessGroup | None, say: Callable[[str], None]
+) -> tuple[Checkpoint, Manifest]:
+    """The first of `found` whose files are as they were written; the ranks share the reading.
+
+    Raises:
+        UserError: naming what is wrong with each.
+    """
+    problems = []
+    for checkpoint in found:
+        problem = _problem(checkpoint, group)
+        if problem is None:
+            return checkpoint, folder.read_manifest(checkpoint.path)
+        problems.append(f"{checkpoint.path.name}: {problem}")
+        say(f"checkpoint {checkpoint.path.name} is damaged: {problem}; trying the one before")
+    raise UserError(f"train.resume: no whole checkpoint. {'; '.join(problems)}")
+
+
+def model_difference(wanted: ModelSpec, held: ModelSpec) -> str:
+    """How two models' shapes differ, in words; empty when they do not."""
+    ours, theirs = wanted.model_dump(exclude=SHAPELESS), held.model_dump(exclude=SHAPELESS)
+    if wanted.moe and held.moe:
+        keys = ("num_experts", "expert_ffn_hidden_size", "shared_experts", "dense_layers", "router_bias")
+        ours |= {f"moe.{key}": getattr(wanted.moe, key) for key in keys}
+        theirs |= {f"moe.{key}": getattr(held.moe, key) for key in keys}
+    elif wanted.moe or held.moe:
+        ours["moe"], theirs["moe"] = bool(wanted.moe), bool(held.moe)
+    return ", ".join(f"{key} {theirs[key]} is not {value}" for key, value in ours.items() if theirs[key] != value)
+
+
+def _problem(checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> str | None:
+    try:
+        files = folder.read_manifest(checkpoint.path).files
+    except UserError as error:
+        return str(error)
+    if group is None:
+        return folder.damage(checkpoint.path, files)
+    share = dict(sorted(files.items())[group.rank() :: group.size()])
+    said: list[str | None] = [None] * group.size()
+    dist.all_gather_object(said, folder.damage(checkpoint.path, share), group=group)
+    return next((problem for problem in said if problem), None)
+
+
+def _moved(spec: JobSpec, before: JobSpec) -> str:
+    """What makes the loss curve differ from the one before, in words."""
+    changed = [
+        f"{name} {getattr(before.train, name)} is {getattr(spec.train, name)} now"
+        for name in ("seed", "global_batch", "seq_len", "data", "learning_rate", "steps")
+        if getattr(before.train, name) != getattr(spec.train, name)
+    ]
+    layout = "" if before.layout == spec.layout else ", in another layout"
+    return layout + (f" ({'; '.join(changed)})" if changed else "")

@@ -1,0 +1,141 @@
+"""Saving while training goes on: a step only waits for a copy of its state."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from planner.layout import Coordinates
+from planner.spec import JobSpec
+from workers.checkpoint import folder
+from workers.checkpoint.boxes import Boxed, BoxSavePlanner, State
+from workers.checkpoint.state import model_state, optimizer_state
+from workers.trainer.parallelize import Part
+
+Files = dict[str, tuple[int, int]]
+
+
+class Saved(NamedTuple):
+    """A checkpoint that is complete, or why there is none. `stall_s` is what training waited."""
+
+    step: int
+    path: Path | None
+    num_bytes: int
+    stall_s: float
+    save_s: float
+    problem: str
+
+
+class Saver:
+    """Saves one rank's part; all ranks save at the same steps. `group` is one that nothing else uses."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        place: Coordinates,
+        rank: int,
+        attempt: Path,
+        group: dist.ProcessGroup | None,
+        told: Callable[[Saved], None],
+    ) -> None:
+        self._spec, self._place, self._rank, self._attempt, self._group = spec, place, rank, attempt, group
+        self._told = told
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._running: Future[None] | None = None
+        self._copies: State = {}
+
+    def save(self, step: int, part: Part, optimizer: torch.optim.Optimizer) -> None:
+        """Copy the state and return; the rest happens beside training. Waits for a save that still runs."""
+        started = time.perf_counter()
+        self.wait()
+        state = model_state(self._spec, self._place, part) | optimizer_state(self._spec, self._place, part, optimizer)
+        for name, boxed in state.items():
+            self._copies[name] = self._copy(name, boxed)
+        stall_s = time.perf_counter() - started
+        self._running = self._thread.submit(self._write, step, torch.get_rng_state().tolist(), stall_s)
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._running is not None:
+            self._running.result()
+            self._running = None
+
+    def close(self) -> None:
+        self.wait()
+        self._thread.shutdown()
+
+    def _copy(self, name: str, boxed: Boxed) -> Boxed:
+        """Into the buffer of the last save, if there was one."""
+        before = self._copies.get(name)
+        if before is None:
+            copy = torch.empty(boxed.tensor.shape, dtype=boxed.tensor.dtype, pin_memory=boxed.tensor.is_cuda)
+            before = Boxed(copy, boxed.box, boxed.whole)
+        before.tensor.copy_(boxed.tensor)
+        return before
+
+    def _write(self, step: int, rng: list[int], stall_s: float) -> None:
+        started = time.perf_counter()
+        target = folder.step_folder(self._attempt, step)
+        draft = folder.draft_of(target)
+        path, num_bytes, problem = None, 0, ""
+        try:
+            num_bytes = self._write_all(step, rng, draft)
+            path = target
+        except (
+            CheckpointException,
+            RuntimeError,
+            OSError,
+        ) as error:  # a full disk must not end the training that a checkpoint is to protect
+            problem = str(error) or type(error).__name__
+            if self._rank == 0:
+                shutil.rmtree(draft, ignore_errors=True)
+        self._told(Saved(step, path, num_bytes, stall_s, time.perf_counter() - started, problem))
+
+    def _write_all(self, step: int, rng: list[int], draft: Path) -> int:
+        self._first_rank(lambda: _empty(draft))
+        writer = FileSystemWriter(draft, sync_files=False)
+        planner, alone = BoxSavePlanner(), self._group is None
+        dcp_save(self._copies, storage_writer=writer, planner=planner, process_group=self._group, no_dist=alone)
+        own = [path.name for path in draft.glob(f"__{self._rank}_*")]
+        files = self._all_files(folder.describe(draft, own + [".metadata"] * (self._rank == 0)))
+        self._first_rank(lambda: self._publish(draft, step, files, rng))
+        return sum(size for size, _ in files.values())
+
+    def _publish(self, draft: Path, step: int, files: Files, rng: list[int]) -> None:
+        folder.publish(draft, self._spec, step, files, rng)
+        folder.retain(self._attempt, self._spec.train.keep_checkpoints)
+
+    def _all_files(self, own: Files) -> Files:
+        if self._group is None:
+            return own
+        said: list[Files | None] = [None] * self._group.size()
+        dist.all_gather_object(said, own, group=self._group)
+        return {name: entry for part in said for name, entry in (part or {}).items()}
+
+    def _first_rank(self, work: Callable[[], None]) -> None:
+        """Done by rank 0 while the others wait; what it could not do fails on all."""
+        problem: list[str | None] = [None]
+        if self._rank == 0:
+            try:
+                work()
+            except OSError as error:
+                problem = [f"{error.strerror or error}: {error.filename}"]
+        if self._group is not None:
+            dist.broadcast_object_list(problem, group=self._group, group_src=0)
+        if problem[0] is not None:
+            raise RuntimeError(problem[0])
+
+
+def _empty(draft: Path) -> None:
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
