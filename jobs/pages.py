@@ -48,7 +48,8 @@ def job_list(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 @login_required
 def job_new(request: HttpRequest) -> HttpResponse:
-    """The form, filled in from an earlier job (`?from=ID`), a template (`?template=NAME`) or JSON (`?spec=...`).
+    """The form, filled in from an earlier job (`?from=ID`, with `&resume=CHECKPOINT` to go on from one of its
+    checkpoints), a template (`?template=NAME`) or JSON (`?spec=...`).
 
     Posted as its fields, or as the JSON of a whole spec in the one field `spec`.
     """
@@ -68,7 +69,7 @@ def _filled_form(request: HttpRequest) -> HttpResponse:
     asked = request.GET
     if "from" in asked:
         source = find_job(request.user, asked["from"])
-        return _form(request, source.spec, [], source=source)
+        return _form(request, _resuming(source.spec, asked.get("resume")), [], source=source)
     if "template" in asked:
         template = TEMPLATES.get(asked["template"])
         if template is None:
@@ -81,6 +82,11 @@ def _filled_form(request: HttpRequest) -> HttpResponse:
         except (ValueError, RecursionError):
             return _form(request, FIRST_RUN, [Problem("spec", "the link holds no readable layout")])
     return _form(request, FIRST_RUN, [])
+
+
+def _resuming(spec: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
+    """The spec, to go on from a checkpoint where one is named."""
+    return spec if checkpoint is None else {**spec, "train": {**spec.get("train", {}), "resume": checkpoint}}
 
 
 def _posted_spec(request: HttpRequest) -> tuple[Any, list[Problem]]:

@@ -23,6 +23,7 @@ _CHECKBOXES = (
     "train.dropout",
 )
 _YES_NO = ("train.overlap",)
+_OPTIONAL = ("train.resume", "resources.host")
 _SIZES = (
     "arch",
     "num_layers",
@@ -44,6 +45,7 @@ _TEXT = (
     "train.precision",
     "train.attention",
     "train.data",
+    "train.resume",
     "resources.device",
 )
 _FIELDS = (
@@ -103,7 +105,7 @@ def spec_from_form(form: Mapping[str, str]) -> dict[str, Any]:
             _put(spec, name, form[name] == "true")
         elif name == "model.preset":
             _put(spec, name, preset or None)
-        elif name == "resources.host":
+        elif name in _OPTIONAL:
             _put(spec, name, form.get(name, "").strip() or None)
         elif name in form:
             _put(spec, name, form[name] if name in _TEXT else _number(form[name], whole=name not in _FLOATS))

@@ -116,6 +116,7 @@ def web_environment(state: Path, port: int) -> dict[str, str]:
         "MESHBOARD_SECRET_KEY": secret(state / "secret_key"),
         "MESHBOARD_ALLOWED_HOSTS": "127.0.0.1,localhost",
         "MESHBOARD_REDIS_URL": f"redis://:{password}@127.0.0.1:{redis_port}/0",
+        "MESHBOARD_CHECKPOINT_ROOT": str(state / "checkpoints"),
         "MESHBOARD_DATA_ROOT": str(state / "data"),
         "MESHBOARD_HTTPS": "0",
     }
@@ -129,7 +130,7 @@ def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]
     """Settings of the host worker: Redis and its own directories, no database and no secret key."""
     gpus = gpu_count()
     keep = {k: v for k, v in environment.items() if k in (*PASSED_ON, "PYTHONUNBUFFERED")}
-    wanted = ("REDIS_URL", "DATA_ROOT", "HOST_NAME", "SLOTS", "DEVICE", "RUN_DIR", "TRAINER_MODULE")
+    wanted = ("REDIS_URL", "CHECKPOINT_ROOT", "DATA_ROOT", "HOST_NAME", "SLOTS", "DEVICE", "RUN_DIR", "TRAINER_MODULE")
     given = {f"MESHBOARD_{k}": environment[f"MESHBOARD_{k}"] for k in wanted if f"MESHBOARD_{k}" in environment}
     defaults = {
         "MESHBOARD_HOST_NAME": socket.gethostname().split(".")[0] or "localhost",

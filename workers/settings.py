@@ -23,6 +23,7 @@ class HostSettings:
     device: Literal["cpu", "cuda"]
     run_dir: Path
     data_root: Path
+    checkpoint_root: Path
     trainer_module: str
 
 
@@ -50,6 +51,7 @@ def host_settings() -> HostSettings:
         device=cast(Literal["cpu", "cuda"], device),
         run_dir=Path(env.get("MESHBOARD_RUN_DIR", state / "runs")).resolve(),
         data_root=Path(env.get("MESHBOARD_DATA_ROOT", state / "data")).resolve(),
+        checkpoint_root=Path(env.get("MESHBOARD_CHECKPOINT_ROOT", state / "checkpoints")).resolve(),
         # Fault tests train a script of their own, one that ignores signals, say.
         trainer_module=env.get("MESHBOARD_TRAINER_MODULE", "workers.trainer"),
     )

@@ -87,6 +87,7 @@ class Training:
         else:
             trainer = ["-m", self._settings.trainer_module, "--spec", str(self._attempt.spec)]
             trainer += ["--data-root", str(self._settings.data_root)]
+            trainer += ["--checkpoint-root", str(self._settings.checkpoint_root)]
         trainer += ["--telemetry", self._socket]
         trainer += ["--job", self._attempt.job, "--attempt", str(self._attempt.attempt)]
         ranks = str(len(self._order["slots"]))

@@ -44,7 +44,7 @@ def by_hand(made: Mixture, x: torch.Tensor, capacity: int | None) -> torch.Tenso
         for s in range(x.shape[1]):
             probabilities = (x[b, s] @ made.router.weight.T).softmax(-1)
             best = probabilities.argsort(descending=True)[: made.spec.experts_per_token].tolist()
-            whole = sum(float(probabilities[e]) for e in best) if len(best) > 1 else 1.0
+            whole = sum(float(probabilities[e].detach()) for e in best) if len(best) > 1 else 1.0
             for e in best:
                 taken[e] += 1
                 if capacity is None or taken[e] <= capacity:

@@ -1,5 +1,6 @@
 // The job page: ties the socket to the store, and the store to the widgets.
 import { predictionOf } from "./collectives.js";
+import { showCheckpoints } from "./checkpoints.js";
 import { lossChart } from "./charts/loss.js";
 import { MOST_LINES, trafficChart } from "./charts/traffic.js";
 import { eachFrame, el, embedded } from "./dom.js";
@@ -26,6 +27,8 @@ function draw() {
   drawLoss(state.losses, state.evalLosses);
   if (!paused) drawRates();
   drawComparison();
+  const keep = job.spec.train.keep_checkpoints ?? 2;
+  showCheckpoints($("checkpoints"), $("checkpoint-rows"), state.checkpoints, keep, job.id);
   const phase = $("phase").value;
   showCollectives($("collectives"), state, phase ? [phase] : null);
   showLogs(state.logs);

@@ -14,6 +14,7 @@ export function createState() {
     evalLosses: new Map(),
     progress: null, // {step, steps, step_s, tokens, time, rate}
     verdicts: new Map(), // rank -> rows
+    checkpoints: new Map(), // step -> item
     logs: new Map(), // rank -> {first, lines, skipped, next}
     recent: new Bins(0.5, 121, "recent"),
     whole: new Bins(0.5, 1200, "whole"),
@@ -119,6 +120,7 @@ const FOLD = {
   },
   log: foldLog,
   verdict: (state, item) => state.verdicts.set(item.rank, item.rows),
+  checkpoint: (state, item) => state.checkpoints.set(item.step, item),
   gap: (state, item) => markGap(state, state.time, item.time),
 };
 
@@ -156,6 +158,7 @@ function forgetCounters(state) {
 export function foldSummary(state, summary) {
   state.fromSummary = true;
   for (const point of summary.losses) state.losses.set(point.step, point.loss);
+  for (const item of summary.checkpoints ?? []) state.checkpoints.set(item.step, item);
   for (const point of summary.eval_losses) state.evalLosses.set(point.step, point.loss);
   for (const [name, cells] of Object.entries(summary.cells)) {
     const rank = rankState(state, Number(name));
