@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from contracts.telemetry import Cell, CheckpointItem, VerdictRow
+from contracts.telemetry import Cell, CheckpointItem, DryRunItem, VerdictRow
 
 VERSION = 1
 
@@ -45,6 +45,7 @@ class Summary(TypedDict):
     verdict: dict[str, list[VerdictRow]]  # by rank
     ran_steps: NotRequired[int]  # steps of this run, where it resumed
     checkpoints: NotRequired[list[CheckpointItem]]  # the newest last, at most 100
+    dry_runs: NotRequired[list[DryRunItem]]  # by rank, of a dry run
     profile: NotRequired[dict[str, Any]]  # of a calibration: `planner.profile.HostProfile` as JSON
 
 

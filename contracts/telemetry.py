@@ -138,6 +138,24 @@ class ProfileItem(TypedDict):
     profile: dict[str, Any]
 
 
+class DryRunItem(TypedDict):
+    """What one step of `rank` would be, found without its peers; its collectives come as a verdict.
+
+    `parameters` are what the rank keeps. `peak_bytes` is of tensors alive at once; `optimizer_bytes`, the moments that
+    a first step does not have yet, come on top. `flops` are those of products.
+    """
+
+    kind: Literal["dry_run"]
+    rank: int
+    time: float
+    parameters: int
+    peak_bytes: int
+    optimizer_bytes: int
+    predicted_bytes: int  # the planner's estimate of both
+    flops: int
+    seconds: float  # what it took to find out
+
+
 class CheckpointItem(TypedDict):
     """Rank 0: a checkpoint is complete, or could not be written. `name` is job/attempt/step, None where it failed."""
 
@@ -160,7 +178,18 @@ class GapItem(TypedDict):
     items: int
 
 
-Item = TrafficItem | StepItem | EvalItem | PhaseItem | LogItem | VerdictItem | ProfileItem | CheckpointItem | GapItem
+Item = (
+    TrafficItem
+    | StepItem
+    | EvalItem
+    | PhaseItem
+    | LogItem
+    | VerdictItem
+    | ProfileItem
+    | DryRunItem
+    | CheckpointItem
+    | GapItem
+)
 
 
 class Frame(TypedDict):

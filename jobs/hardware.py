@@ -55,4 +55,4 @@ def _own(spec: JobSpec) -> Cluster | None:
     if spec.resources.host is not None:
         hosts = hosts.filter(name=spec.resources.host)
     host = hosts.first()
-    return measured_cluster(host) if host and host.slots >= spec.layout.world_size else None
+    return measured_cluster(host) if host and host.slots >= spec.num_slots else None

@@ -75,6 +75,11 @@ class Job(models.Model):
         return f"{self.name} ({self.id})"
 
     @property
+    def num_slots(self) -> int:
+        """Slots the job needs on a host."""
+        return 1 if self.spec.get("kind") == "dry_run" else self.world_size
+
+    @property
     def world_size(self) -> int:
         layout: dict[str, Any] = self.spec["layout"]
         return int(layout["dp"] * layout["pp"] * layout["tp"] * layout.get("cp", 1))  # cp: not in the oldest specs

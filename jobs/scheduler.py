@@ -39,7 +39,7 @@ def schedule() -> int:
 
 def _place(job: Job, ahead: Job | None) -> str:
     """Start the job if a host has room; otherwise the reason in words."""
-    device, need = job.spec["resources"]["device"], job.world_size
+    device, need = job.spec["resources"]["device"], job.num_slots
     hosts = list(live_hosts(device).order_by("name"))
     if not hosts:
         return f"no {device} host is connected"
@@ -69,7 +69,7 @@ def _place(job: Job, ahead: Job | None) -> str:
 
 def _never_fits(job: Job) -> bool:
     slots = [host.slots for host in live_hosts(job.spec["resources"]["device"]).filter(drained=False)]
-    return job.world_size > max(slots, default=0)
+    return job.num_slots > max(slots, default=0)
 
 
 def _free_slots(host: Host) -> list[int]:

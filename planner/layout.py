@@ -338,6 +338,10 @@ def _world(spec: JobSpec, slots: int | None) -> list[Problem]:
     if layout.world_size > MAX_RANKS:
         largest = max(MESH_AXES, key=lambda axis: int(getattr(layout, axis)))
         return [Problem(f"layout.{largest}", f"{product}, more than the {MAX_RANKS} that can be planned")]
+    if spec.kind == "dry_run":
+        beyond = [rank for rank in spec.dry_ranks if rank >= layout.world_size]
+        text = f"{product}, from 0: there is no rank {', '.join(map(str, beyond))}"
+        return [Problem("dry_ranks", text)] if beyond else []
     if slots is None or layout.world_size <= slots:
         return []
     return [Problem("layout", f"{product}, but the largest {spec.resources.device} host has {slots} slots")]

@@ -28,8 +28,9 @@ ContextMethod = Literal["ring", "all_gather"]
 AttentionKernel = Literal["fused", "unfused"]
 Precision = Literal["fp32", "bf16", "bf16_weights", "bf16_gradients", "fp8"]
 Device = Literal["cpu", "cuda"]
-JobKind = Literal["train", "calibrate"]
+JobKind = Literal["train", "calibrate", "dry_run"]
 
+DryRank = Annotated[int, Field(ge=0, le=65535)]
 Degree = Annotated[int, Field(ge=1, le=65536)]
 
 
@@ -184,12 +185,21 @@ class JobSpec(Strict):
     """All that was asked for. Frozen; stored with the job as JSON."""
 
     version: Literal[1] = SPEC_VERSION
-    kind: JobKind = Field(default="train", description="calibrate measures a host for the planner and trains nothing")
+    kind: JobKind = Field(
+        default="train",
+        description="calibrate measures a host for the planner; dry_run takes a step of some ranks without their peers",
+    )
     name: str = Field(default="untitled", min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
     model: ModelSpec
     layout: Layout = Layout()
     train: TrainSpec = TrainSpec()
     resources: Resources = Resources()
+    dry_ranks: list[DryRank] = Field(default=[0], min_length=1, max_length=64, description="ranks that a dry run tries")
+
+    @property
+    def num_slots(self) -> int:
+        """Slots the job needs: one a rank, but for a dry run, whose ranks take turns in one."""
+        return 1 if self.kind == "dry_run" else self.layout.world_size
 
     @property
     def micro_batch_size(self) -> int:

@@ -202,6 +202,8 @@ class Supervisor:
             return self.ended_by, self.reason
         if code == 0 and self.board.profile is not None:
             return "succeeded", "measured the host"
+        if code == 0 and self.board.dry_runs:
+            return "succeeded", f"tried a step of {len(self.board.dry_runs)} ranks"
         if code == 0:
             return "succeeded", f"finished after step {self.board.steps}"
         if not failure:

@@ -12,6 +12,7 @@ from contracts.telemetry import (
     Batch,
     Cell,
     CheckpointItem,
+    DryRunItem,
     EvalItem,
     GapItem,
     Item,
@@ -50,6 +51,7 @@ class Board:
         self._eval_losses: list[LossPoint] = []
         self._verdict: dict[str, list[VerdictRow]] = {}
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
+        self.dry_runs: list[DryRunItem] = []
         self.profile: dict[str, Any] | None = None
         self._speeds: deque[float] = deque(maxlen=SPEED_STEPS)
         self.steps = self._ran = 0
@@ -71,6 +73,8 @@ class Board:
             return  # for the exit report, not for the page
         elif item["kind"] == "checkpoint":
             self._checkpoints.append(item)
+        elif item["kind"] == "dry_run":
+            self.dry_runs.append(item)
         elif item["kind"] == "verdict":
             self._verdict[str(item["rank"])] = item["rows"]
         self._waiting.append(item)
@@ -150,6 +154,8 @@ class Board:
             summary["ran_steps"] = self._ran
         if self._checkpoints:
             summary["checkpoints"] = list(self._checkpoints)
+        if self.dry_runs:
+            summary["dry_runs"] = self.dry_runs
         if self.profile is not None:
             summary["profile"] = self.profile
         return summary

@@ -82,12 +82,7 @@ class Training:
             self._lifeline = -1
 
     def _torchrun(self) -> list[str]:
-        if self._order["spec"].get("kind") == "calibrate":
-            trainer = ["-m", "workers.calibrate", "--device", self._settings.device]
-        else:
-            trainer = ["-m", self._settings.trainer_module, "--spec", str(self._attempt.spec)]
-            trainer += ["--data-root", str(self._settings.data_root)]
-            trainer += ["--checkpoint-root", str(self._settings.checkpoint_root)]
+        trainer = self._program(self._order["spec"].get("kind", "train"))
         trainer += ["--telemetry", self._socket]
         trainer += ["--job", self._attempt.job, "--attempt", str(self._attempt.attempt)]
         ranks = str(len(self._order["slots"]))
@@ -95,6 +90,15 @@ class Training:
         torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", self._attempt.job]
         torchrun += ["--log-dir", str(self._attempt.logs), "--redirects", "3"]
         return [sys.executable, "-m", "workers.launch", str(self._failure), *torchrun, *trainer]
+
+    def _program(self, kind: str) -> list[str]:
+        """What torchrun starts on every rank."""
+        if kind == "calibrate":
+            return ["-m", "workers.calibrate", "--device", self._settings.device]
+        if kind == "dry_run":
+            return ["-m", "workers.dry_run", "--spec", str(self._attempt.spec)]
+        roots = ["--data-root", str(self._settings.data_root), "--checkpoint-root", str(self._settings.checkpoint_root)]
+        return ["-m", self._settings.trainer_module, "--spec", str(self._attempt.spec), *roots]
 
     def _environment(self) -> dict[str, str]:
         """An allow-list: training code sees neither Redis nor any secret."""

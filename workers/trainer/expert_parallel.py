@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,18 @@ class Received:
         return rows
 
 
+class Plan(NamedTuple):
+    """Rows of one exchange: `sent` to each rank, and `arriving` from each rank for each of this rank's experts."""
+
+    sent: Counts
+    arriving: list[Counts]
+
+    @property
+    def received(self) -> Counts:
+        """From each rank."""
+        return [sum(counts) for counts in self.arriving]
+
+
 @dataclass(frozen=True)
 class ExpertParallel:
     """What a mixture needs to know of ep. `group` is None when ep is 1, and then nothing is sent.
@@ -34,8 +46,15 @@ class ExpertParallel:
     index: int = 0
     received: Received = field(default_factory=Received)
 
-    def exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
-        """Rows for each expert, (experts,) int64 -> rows from each rank for each of one's own, (ep, experts/ep)."""
+    def plan(self, counts: torch.Tensor, rows: int) -> Plan:
+        """Tell the group how many of `rows` go to each expert, (experts,) int64, and hear how many come here."""
+        arriving = self._exchange_counts(counts)
+        here = arriving.tolist()
+        self.received.rows += sum(map(sum, here))
+        return Plan(counts.unflatten(0, (self.degree, -1)).sum(1).tolist(), here)
+
+    def _exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
+        """(experts,) -> rows from each rank for each of one's own, (ep, experts/ep)"""
         if self.group is None:
             return counts.unsqueeze(0)
         theirs = torch.empty_like(counts)
@@ -67,3 +86,16 @@ def _all_to_all(rows: torch.Tensor, sent: Counts, received: Counts, group: dist.
     out = rows.new_empty((sum(received), rows.shape[-1]))
     dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
     return out
+
+
+class EvenExpertParallel(ExpertParallel):
+    """For a dry run, which routes nothing: each expert gets as many rows as the next, from every rank."""
+
+    def plan(self, counts: torch.Tensor, rows: int) -> Plan:
+        self._exchange_counts(counts)
+        share, rest = divmod(rows, len(counts))
+        by_expert = [share + (expert < rest) for expert in range(len(counts))]
+        local = len(counts) // self.degree
+        by_rank = [by_expert[i : i + local] for i in range(0, len(counts), local)]
+        self.received.rows += self.degree * sum(by_rank[self.index])
+        return Plan([sum(run) for run in by_rank], [by_rank[self.index]] * self.degree)

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry import Axis, Cell, EvalItem, Item, Op, Phase, PhaseItem, StepItem, VerdictItem, VerdictRow
-from planner.layout import coordinates
+from contracts.telemetry import EvalItem, Item, Phase, PhaseItem, StepItem, VerdictItem
 from planner.spec import JobSpec
-from planner.traffic import Collective, eval_traffic, num_evals, routed_bytes, setup_traffic, step_traffic
 from workers.meter.recorder import Recorder
 from workers.trainer.data import Corpus, Tokens
 from workers.trainer.mesh import Mesh
@@ -20,9 +18,9 @@ from workers.trainer.model import Decoder
 from workers.trainer.optimizer import clip_gradients, finish_gradients, learning_rate, make_optimizer, square_sum
 from workers.trainer.parallelize import Part
 from workers.trainer.pipeline_parallel import Boundary, Pipeline
+from workers.trainer.verdict import verdict
 
 Send = Callable[[Item], None]
-Key = tuple[Phase, Op, Axis]
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,8 @@ class Trainer:
     def step(self, index: int) -> StepResult:
         """Forward, backward and update of optimiser step `index` (from 0)."""
         self.backward(index)
-        result = self._reduce_statistics()
+        squares, loss = self.reduce_statistics().tolist()
+        result = StepResult(loss=loss, grad_norm=squares**0.5)
         clip_gradients(self.part, result.grad_norm, self.spec.train.grad_clip)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(index, self.spec.train)
@@ -100,12 +99,12 @@ class Trainer:
         share = torch.zeros((), device=self.device) if loss is None else loss / self.mesh.layout.tp
         return share.double()
 
-    def _reduce_statistics(self) -> StepResult:
+    def reduce_statistics(self) -> torch.Tensor:
+        """Squared gradient norm and mean loss of the last backward, over the whole world, (2,) float64."""
         statistics = torch.stack([square_sum(self.part), self._own_loss(self._loss)])
         if self.mesh.layout.world_size > 1:
             dist.all_reduce(statistics)
-        squares, loss = statistics.tolist()
-        return StepResult(loss=loss, grad_norm=squares**0.5)
+        return statistics
 
 
 class StageChunks:
@@ -210,50 +209,3 @@ def _step_item(trainer: Trainer, index: int, ran: int, result: StepResult, elaps
         learning_rate=learning_rate(index, spec.train),
         cells=trainer.recorder.cells("step"),
     )
-
-
-def verdict(spec: JobSpec, rank: int, cells: list[Cell], received: dict[Phase, int], done: int = 0) -> list[VerdictRow]:
-    """Compare what a finished run counted with what `planner.traffic` says, for every (phase, op, axis) of either.
-
-    `received`: rows that the router sent to this rank's experts, which no plan can know. `done`: steps before this run.
-    Checkpoints are no part of it: their plans travel as objects whose size no formula gives.
-    """
-    predicted: dict[Key, tuple[int, int]] = {}
-    phases: tuple[tuple[Phase, int, list[Collective]], ...] = (
-        ("setup", 1, setup_traffic(spec, rank)),
-        ("step", spec.train.steps - done, step_traffic(spec, rank)),
-        ("eval", num_evals(spec, done), eval_traffic(spec, rank)),
-    )
-    for phase, times, collectives in phases:
-        for c in collectives if times else []:
-            count, payload = predicted.get((phase, c.op, c.axis), (0, 0))
-            predicted[phase, c.op, c.axis] = count + times * c.count, payload + times * c.payload_bytes
-    for phase, times, _ in phases[1:]:
-        key: Key = (phase, "all_to_all", "ep")
-        if times and key in predicted:
-            count, payload = predicted[key]
-            micro_batches, stage = times * spec.train.micro_batches, coordinates(rank, spec.layout).pp
-            more = routed_bytes(spec, stage, received[phase], micro_batches, backward=phase == "step")
-            predicted[key] = count, payload + more
-    measured: dict[Key, tuple[int, int]] = {}
-    for cell in cells:
-        if cell["phase"] == "checkpoint":
-            continue
-        key = cell["phase"], cell["op"], cell["axis"]
-        count, payload = measured.get(key, (0, 0))
-        measured[key] = count + cell["count"], payload + cell["payload_bytes"]
-    rows = []
-    for key in sorted({*predicted, *measured}):
-        (want_count, want_bytes), (got_count, got_bytes) = predicted.get(key, (0, 0)), measured.get(key, (0, 0))
-        rows.append(
-            VerdictRow(
-                phase=key[0],
-                op=key[1],
-                axis=key[2],
-                predicted_count=want_count,
-                measured_count=got_count,
-                predicted_bytes=want_bytes,
-                measured_bytes=got_bytes,
-            )
-        )
-    return rows

@@ -16,7 +16,7 @@ from planner.spec import JobSpec
 from planner.traffic import gradient_order, is_expert_unit, local_units
 from workers.trainer.context_parallel import ContextParallel
 from workers.trainer.data_parallel import BucketedAllReduce, DataParallel, NoDataParallel, Together
-from workers.trainer.expert_parallel import ExpertParallel
+from workers.trainer.expert_parallel import EvenExpertParallel, ExpertParallel
 from workers.trainer.mesh import Mesh
 from workers.trainer.model import Decoder, Strategy, initialise, unit_modules, unit_parameter
 from workers.trainer.model.initial import full_name
@@ -52,33 +52,64 @@ class Part:
 
 def parallelize(spec: JobSpec, mesh: Mesh, device: torch.device) -> Part:
     """Meta model of each chunk -> per unit: memory, initial values, ZeRO shard -> gradient reduction."""
-    dtype = torch.float32 if spec.train.precision == "fp32" else torch.bfloat16
+    built = build(spec, mesh, device)
+    return assemble(spec, mesh, built)
+
+
+@dataclass(frozen=True)
+class Built:
+    """Chunks by index in the whole pipe, and their FSDP2 roots."""
+
+    chunks: dict[int, Decoder]
+    roots: list[FSDPModule]
+
+
+def build(spec: JobSpec, mesh: Mesh, device: torch.device, *, fill: bool = True, even: bool = False) -> Built:
+    """This rank's chunks, sharded. Without `fill` they stay on meta; `even`: no router will be computed."""
+    dtype = compute_type(spec)
     stage = stage_of(spec.model, spec.layout, mesh.place.pp)
-    chunks: dict[int, Decoder] = {}
-    roots: list[FSDPModule] = []
-    tensors: list[Held] = []
+    built = Built({}, [])
     for index, layers in zip(chunk_indices(spec.layout, mesh.place.pp), stage.chunks, strict=True):
-        first, last = index == 0, index == num_chunks(spec.layout) - 1
-        units = stage_units(spec.model, layers, first=first, last=last)
-        strategy = make_strategy(spec, mesh)
+        strategy = make_strategy(spec, mesh, EvenExpertParallel if even else ExpertParallel)
+        first, last = _ends(spec, index)
         with torch.device("meta"):
             decoder = Decoder(spec.model, layers, strategy, dtype, first=first, last=last)
         # Unit by unit, so that a rank never holds more than its shards and one whole unit.
-        for unit in units:
-            for module in unit_modules(decoder, unit):
-                module.to_empty(device=device)
-            initialise(decoder, unit, spec, mesh.place)
+        for unit in stage_units(spec.model, layers, first=first, last=last):
+            if fill:
+                for module in unit_modules(decoder, unit):
+                    module.to_empty(device=device)
+                initialise(decoder, unit, spec, mesh.place)
             if spec.layout.zero and unit.name != "root":
                 _shard_layer(spec, mesh, unit_modules(decoder, unit)[0], device, dtype)
         if spec.layout.zero:
-            roots.append(_shard(spec, mesh, decoder, device, dtype))
-        chunks[index] = decoder
+            built.roots.append(_shard(spec, mesh, decoder, device, dtype))
+        built.chunks[index] = decoder
+    return built
+
+
+def assemble(spec: JobSpec, mesh: Mesh, built: Built) -> Part:
+    """What training needs of built chunks: every tensor, and how gradients become one."""
+    stage = stage_of(spec.model, spec.layout, mesh.place.pp)
+    tensors: list[Held] = []
+    for (index, decoder), layers in zip(built.chunks.items(), stage.chunks, strict=True):
+        first, last = _ends(spec, index)
+        units = stage_units(spec.model, layers, first=first, last=last)
         tensors += [_held(spec, decoder, unit, p) for unit in units for p in unit.parameters]
-    parallel: DataParallel = Zero(roots, spec.layout.zero) if roots else _plain(spec, mesh, tensors)
-    return Part(chunks, tensors, parallel, dtype)
+    parallel: DataParallel = Zero(built.roots, spec.layout.zero) if built.roots else _plain(spec, mesh, tensors)
+    return Part(built.chunks, tensors, parallel, compute_type(spec))
 
 
-def make_strategy(spec: JobSpec, mesh: Mesh) -> Strategy:
+def compute_type(spec: JobSpec) -> torch.dtype:
+    return torch.float32 if spec.train.precision == "fp32" else torch.bfloat16
+
+
+def _ends(spec: JobSpec, chunk: int) -> tuple[bool, bool]:
+    """Whether a chunk is the first and the last of the pipe."""
+    return chunk == 0, chunk == num_chunks(spec.layout) - 1
+
+
+def make_strategy(spec: JobSpec, mesh: Mesh, experts: type[ExpertParallel] = ExpertParallel) -> Strategy:
     """How the blocks of one chunk are computed."""
     layout, moe = spec.layout, spec.model.moe
     # Each tp rank adds the same load-balancing loss; it is the mean over sequences.
@@ -86,7 +117,7 @@ def make_strategy(spec: JobSpec, mesh: Mesh) -> Strategy:
     return Strategy(
         tp=TensorParallel(mesh.tp, layout.tp, mesh.place.tp, layout.sequence_parallel),
         cp=ContextParallel(mesh.cp, layout.cp, mesh.place.cp, layout.cp_method),
-        ep=ExpertParallel(mesh.ep, layout.ep, (mesh.place.dp * layout.cp + mesh.place.cp) % layout.ep),
+        ep=experts(mesh.ep, layout.ep, (mesh.place.dp * layout.cp + mesh.place.cp) % layout.ep),
         recompute=layout.recompute,
         attention=spec.train.attention,
         regather=layout.regather,

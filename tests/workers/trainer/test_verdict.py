@@ -10,7 +10,7 @@ from contracts.telemetry import Phase, VerdictRow
 from planner.parse import parse_spec
 from planner.traffic import eval_traffic, num_evals, setup_traffic, step_traffic
 from workers.meter import Recorder
-from workers.trainer.loop import verdict
+from workers.trainer.verdict import verdict
 
 SPEC = parse_spec(
     {

@@ -70,19 +70,19 @@ class Mixture(nn.Module):
         ep, k = self.strategy.ep, self.spec.experts_per_token
         wanted = routing.experts.flatten()
         order = wanted.argsort(stable=True)
-        counts = wanted.bincount(minlength=self.spec.num_experts)
-        arriving = ep.exchange_counts(counts)
-        sent, received = counts.unflatten(0, (ep.degree, -1)).sum(1).tolist(), arriving.sum(1).tolist()
-        ep.received.rows += sum(received)
-        arrived = ep.exchange(x.flatten(0, 1)[order // k], sent, received)
+        counts = wanted.new_zeros(self.spec.num_experts).scatter_add_(0, wanted, torch.ones_like(wanted))
+        plan = ep.plan(counts, len(wanted))
+        arrived = ep.exchange(x.flatten(0, 1)[order // k], plan.sent, plan.received)
         # Rows come by rank, each rank's by expert; an expert takes its rows of all ranks at once.
-        sizes = arriving.flatten().tolist()
-        by_expert = torch.arange(len(sizes)).unflatten(0, (ep.degree, -1)).T.flatten().tolist()
+        sizes = [size for counts_of_rank in plan.arriving for size in counts_of_rank]
+        local = len(sizes) // ep.degree
+        by_expert = [rank * local + expert for expert in range(local) for rank in range(ep.degree)]
         pieces = arrived.split(sizes)
-        outputs = self.experts(torch.cat([pieces[i] for i in by_expert]), arriving.sum(0).tolist())
+        rows = [sum(of_expert) for of_expert in zip(*plan.arriving, strict=True)]
+        outputs = self.experts(torch.cat([pieces[i] for i in by_expert]), rows)
         pieces = outputs.split([sizes[i] for i in by_expert])
         back = sorted(range(len(sizes)), key=by_expert.__getitem__)
-        answers = ep.exchange(torch.cat([pieces[i] for i in back]), received, sent)
+        answers = ep.exchange(torch.cat([pieces[i] for i in back]), plan.received, plan.sent)
         return _mean(answers[order.argsort()].unflatten(0, (*x.shape[:2], k)), routing.gates)
 
     def _dropping(self, x: torch.Tensor, routing: Routing, capacity: int) -> torch.Tensor:

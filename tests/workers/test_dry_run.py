@@ -1,0 +1,110 @@
+"""A dry run counts what the trainer sends, at sizes that run here and at sizes that never could."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from planner.parse import parse_fields
+from planner.spec import JobSpec
+from tests.parity.cases import CORE, Case, all_cases
+from tests.parity.compare import run_specs
+from workers.dry_run.rank import DryStep, dry_step
+from workers.trainer.model import Decoder, Strategy
+from workers.trainer.verdict import step_verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def wrong(spec: JobSpec, step: DryStep) -> list[Any]:
+    rows = step_verdict(spec, step.rank, step.cells, {"step": step.received_rows})
+    assert rows
+    return [
+        row
+        for row in rows
+        if (row["measured_bytes"], row["measured_count"]) != (row["predicted_bytes"], row["predicted_count"])
+    ]
+
+
+@pytest.mark.parametrize("case", [c for c in all_cases(CORE) if c.arch != "gpt"], ids=lambda case: case.label)
+def test_the_last_rank_sends_what_the_planner_says(case: Case) -> None:
+    assert wrong(case.spec, dry_step(case.spec, case.spec.layout.world_size - 1)) == []
+
+
+def test_a_dry_run_equals_a_real_one_call_by_call(tmp_path: Path) -> None:
+    names = (("gpt", "pp2 zbv x zero2 dp2"), ("llama", "zero3 dp2 x tp2 sp"), ("llama", "cp2 all-gather x tp2 sp"))
+    cases = [Case(*name) for name in names]
+    runs = run_specs({case.label: case.spec for case in cases}, tmp_path)
+    for case in cases:
+        steps = case.spec.train.steps
+        for rank, cells in enumerate(runs[case.label].cells):
+            real = {
+                (c["op"], c["axis"]): (c["count"], c["payload_bytes"], c["algorithmic_bytes"])
+                for c in cells
+                if c["phase"] == "step"
+            }
+            dry = {
+                (c["op"], c["axis"]): (steps * c["count"], steps * c["payload_bytes"], steps * c["algorithmic_bytes"])
+                for c in dry_step(case.spec, rank).cells
+            }
+            assert dry == real
+
+
+def test_a_rank_of_sixteen_thousand_sends_what_the_planner_says() -> None:
+    layout = {"tp": 8, "pp": 16, "dp": 128, "zero": 2, "sequence_parallel": True}
+    train = {"global_batch": 2048, "micro_batches": 16, "seq_len": 8192, "precision": "bf16"}
+    spec = parse_fields({"model": {"preset": "llama3-405b"}, "layout": layout, "train": train})
+    step = dry_step(spec, 16383)
+    assert wrong(spec, step) == []
+    assert step.parameters == pytest.approx(405e9 / 128 / 128, rel=0.15)
+
+
+def test_products_are_counted_as_pytorch_counts_them() -> None:
+    spec = parse_fields({"model": {"preset": "gpt-tiny"}, "train": {"global_batch": 2, "seq_len": 64}})
+    model, tokens = spec.model, 2 * 64
+    h, f, layers = model.hidden_size, model.ffn_hidden_size, model.num_layers
+    products = 2 * tokens * (layers * (4 * h * h + 2 * h * f) + h * model.vocab_size)
+    scores = layers * 2 * 2 * tokens * 64 * h
+    # Backward: twice each product; attention computes its scores again.
+    assert dry_step(spec, 0).flops == 3 * products + scores + scores * 5 // 2
+
+
+def test_a_plain_rank_keeps_weights_gradients_and_later_moments() -> None:
+    spec = parse_fields({"model": {"preset": "gpt-mini"}, "train": {"global_batch": 4, "seq_len": 128}})
+    whole = sum(p.numel() * p.element_size() for p in _parameters(spec))
+    step = dry_step(spec, 0)
+    assert step.peak_bytes > 2 * whole, "weights and gradients"
+    assert step.optimizer_bytes == 2 * whole
+
+
+def _parameters(spec: JobSpec) -> list[torch.nn.Parameter]:
+    with torch.device("meta"):
+        decoder = Decoder(spec.model, range(spec.model.num_layers), Strategy(), torch.float32, first=True, last=True)
+    return list(decoder.parameters())
+
+
+def command(spec: dict[str, Any], tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    argv = [sys.executable, "-m", "workers.dry_run", "--spec", str(tmp_path / "spec.json"), *more]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_command_says_all_of_a_rank_and_exits_by_what_it_found(tmp_path: Path) -> None:
+    spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}}
+    told = command(spec, tmp_path, "--ranks", "3", "--json")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert (found["rank"], found["kind"]) == (3, "dry_run")
+    assert all(row["measured_bytes"] == row["predicted_bytes"] for row in found["collectives"])
+    assert "as predicted" in command(spec, tmp_path, "--ranks", "0,1").stdout
+    refused = command(spec, tmp_path, "--ranks", "4")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "error: dry_ranks: dp 2 x pp 1 x tp 2 = 4 ranks, from 0: there is no rank 4\n",
+    )

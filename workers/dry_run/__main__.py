@@ -1,0 +1,110 @@
+"""`python -m workers.dry_run --spec FILE --ranks 0,17`: what ranks of a layout would send, keep and compute."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from contracts.telemetry import DryRunItem, PhaseItem, VerdictItem, VerdictRow
+from planner.layout import coordinates
+from planner.memory import memory
+from planner.parse import parse_spec
+from planner.runnable import not_runnable
+from planner.spec import JobSpec, SpecError
+from workers.dry_run.rank import DryStep, dry_step
+from workers.meter import Exporter, Recorder
+from workers.trainer.errors import UserError
+from workers.trainer.verdict import step_verdict
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers.dry_run", description=__doc__)
+    parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
+    parser.add_argument("--ranks", help="comma-separated; those of the spec's dry_ranks by default")
+    parser.add_argument("--json", action="store_true", help="one JSON object a rank")
+    parser.add_argument("--job", default="local")
+    parser.add_argument("--attempt", type=int, default=1)
+    parser.add_argument("--telemetry", help="unix socket of the supervisor")
+    options = parser.parse_args()
+    try:
+        spec = _spec(options.spec, options.ranks)
+    except (UserError, SpecError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    exporter = Exporter(Recorder(0), options.telemetry, options.job, options.attempt) if options.telemetry else None
+    wrong = 0
+    try:
+        if exporter is not None:
+            exporter.send(PhaseItem(kind="phase", rank=0, time=time.time(), phase="step"))
+        for rank in spec.dry_ranks:
+            item, rows = _tried(spec, dry_step(spec, rank))
+            wrong += _off(rows)
+            _print(spec, item, rows, as_json=options.json)
+            if exporter is not None:
+                exporter.send(VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows))
+                exporter.send(item)
+    finally:
+        if exporter is not None:
+            exporter.close()
+    return 1 if wrong else 0
+
+
+def _tried(spec: JobSpec, step: DryStep) -> tuple[DryRunItem, list[VerdictRow]]:
+    parts = memory(spec, coordinates(step.rank, spec.layout).pp)
+    item = DryRunItem(
+        kind="dry_run",
+        rank=step.rank,
+        time=time.time(),
+        parameters=step.parameters,
+        peak_bytes=step.peak_bytes,
+        optimizer_bytes=step.optimizer_bytes,
+        predicted_bytes=sum(parts.values()),
+        flops=step.flops,
+        seconds=step.seconds,
+    )
+    return item, step_verdict(spec, step.rank, step.cells, {"step": step.received_rows})
+
+
+def _off(rows: list[VerdictRow]) -> int:
+    return sum((r["predicted_bytes"], r["predicted_count"]) != (r["measured_bytes"], r["measured_count"]) for r in rows)
+
+
+def _print(spec: JobSpec, item: DryRunItem, rows: list[VerdictRow], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**item, "collectives": rows}), flush=True)
+        return
+    where = " ".join(f"{axis} {index}" for axis, index in coordinates(item["rank"], spec.layout)._asdict().items())
+    print(f"rank {item['rank']} of {spec.layout.world_size} ({where}), found in {item['seconds']:.1f} s")
+    print(f"  {'keeps':<30}{item['parameters']:>24,} parameters")
+    print(f"  {'most at once, with moments':<30}{item['peak_bytes'] + item['optimizer_bytes']:>24,} B")
+    print(f"  {'the planner estimates':<30}{item['predicted_bytes']:>24,} B")
+    print(f"  {'products':<30}{item['flops']:>24,} FLOP")
+    for row in rows:
+        name = f"{row['axis']} {row['op']}, {row['measured_count']:,} calls"
+        wanted = f"WRONG: {row['predicted_count']:,} calls, {row['predicted_bytes']:,} B predicted"
+        print(f"  {name:<30}{row['measured_bytes']:>24,} B  {wanted if _off([row]) else 'as predicted'}")
+    sys.stdout.flush()
+
+
+def _spec(path: Path, ranks: str | None) -> JobSpec:
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"--spec: cannot read {str(path)!r}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UserError(f"--spec: {str(path)!r} is not JSON: {error}") from None
+    if isinstance(content, dict):
+        content["kind"] = "dry_run"
+        if ranks is not None:
+            content["dry_ranks"] = [int(r) if r.strip().isdigit() else r for r in ranks.split(",")]
+    spec = parse_spec(content)
+    if refused := not_runnable(spec):
+        raise SpecError(refused)
+    return spec
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""One training step of one rank, dry."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from contracts.telemetry import Cell
+from planner.precision import ADAM_MOMENT_BYTES
+from planner.spec import JobSpec
+from workers.dry_run.watch import Watch
+from workers.meter.dry import dry_world
+from workers.meter.recorder import Recorder
+from workers.trainer.data import Corpus, Tokens
+from workers.trainer.loop import Trainer
+from workers.trainer.mesh import make_mesh
+from workers.trainer.optimizer import local
+from workers.trainer.parallelize import assemble, build
+from workers.trainer.zero import storage_changes
+
+
+class DryStep(NamedTuple):
+    """What one rank does in one optimiser step. `cells` are the meter's, `received_rows` what came to its experts.
+
+    `peak_bytes` is of tensors alive at once; `optimizer_bytes`, the moments that a first step does not have yet, come
+    on top.
+    """
+
+    rank: int
+    cells: list[Cell]
+    received_rows: int
+    parameters: int
+    peak_bytes: int
+    optimizer_bytes: int
+    flops: int
+    seconds: float
+
+
+class Blank:
+    """A corpus of zeros."""
+
+    def train_batch(self, seed: int, step: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
+        return np.zeros((rows.stop - rows.start, seq_len + 1), dtype=np.int64)
+
+
+def dry_step(spec: JobSpec, rank: int) -> DryStep:
+    """Forward, backward and the sums of one step of `rank`, with no weight allocated and nothing sent.
+
+    All of the trainer's own code but the draw of initial values, the router's choice (taken to be even) and the
+    arithmetic of the update, which sends nothing. One process runs one at a time.
+    """
+    started = time.perf_counter()
+    recorder, device = Recorder(rank), torch.device("cpu")
+    dry_world(recorder, rank, spec.layout.world_size)
+    try:
+        mesh = make_mesh(spec, rank, recorder.label)
+        built = build(spec, mesh, device, fill=False, even=True)
+        watch = Watch()
+        with FakeTensorMode(allow_non_fake_inputs=True), watch, storage_changes(watch.resized):
+            for decoder in built.chunks.values():
+                decoder.to_empty(device=device)
+            part = assemble(spec, mesh, built)
+            trainer = Trainer(spec, mesh, part, cast(Corpus, Blank()), recorder, device)
+            recorder.set_phase("step")
+            trainer.backward(0)
+            trainer.reduce_statistics()
+        cells = recorder.cells("step")
+        rows = trainer.received_rows()
+    finally:
+        dist.destroy_process_group()
+    seconds = time.perf_counter() - started
+    held = sum(local(p).numel() for p in part.parameters())
+    return DryStep(rank, cells, rows, held, watch.peak_bytes, held * ADAM_MOMENT_BYTES, watch.flops, seconds)

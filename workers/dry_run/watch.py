@@ -1,0 +1,57 @@
+"""Counts the FLOPs of every operation and the bytes that are alive, for tensors that hold nothing."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+DEVICE_OF = torch.ops.prim.device.default
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """`peak_bytes`: most bytes of storages alive at once. `flops`: of products, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        self.peak_bytes = 0
+        self._alive: dict[int, int] = {}
+        self._alive_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE_OF:  # asked twice for every operation, and dear to answer for a fake tensor
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func.overloadpacket)
+        if count is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=out)
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self._keep(tensor)
+        return out
+
+    def resized(self, tensor: torch.Tensor) -> None:
+        """A storage was freed or filled in place, which no operation tells."""
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._alive:
+            self._set(storage._cdata, storage.nbytes())
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._alive:
+            return
+        self._set(storage._cdata, storage.nbytes())
+        weakref.finalize(storage, self._gone, storage._cdata)
+
+    def _set(self, key: int, num_bytes: int) -> None:
+        self._alive_bytes += num_bytes - self._alive.get(key, 0)
+        self._alive[key] = num_bytes
+        self.peak_bytes = max(self.peak_bytes, self._alive_bytes)
+
+    def _gone(self, key: int) -> None:
+        self._alive_bytes -= self._alive.pop(key)

@@ -1,0 +1,79 @@
+"""What a rank counted beside what `planner.traffic` says, for every (phase, op, axis) of either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from contracts.telemetry import Axis, Cell, Op, Phase, VerdictRow
+from planner.layout import coordinates
+from planner.spec import JobSpec
+from planner.traffic import Collective, eval_traffic, num_evals, routed_bytes, setup_traffic, step_traffic
+
+Key = tuple[Phase, Op, Axis]
+Counted = dict[Key, tuple[int, int]]  # calls and payload bytes
+
+
+def verdict(
+    spec: JobSpec, rank: int, cells: list[Cell], received: Mapping[Phase, int], done: int = 0
+) -> list[VerdictRow]:
+    """Of a whole run after `done` steps. `received`: rows that the router sent to this rank's experts.
+
+    Checkpoints are no part of it: their plans travel as objects whose size no formula gives.
+    """
+    expected: Counted = {}
+    add(expected, "setup", 1, setup_traffic(spec, rank))
+    add_routed(expected, spec, rank, "step", spec.train.steps - done, received)
+    add_routed(expected, spec, rank, "eval", num_evals(spec, done), received)
+    return compare(expected, [cell for cell in cells if cell["phase"] != "checkpoint"])
+
+
+def step_verdict(spec: JobSpec, rank: int, cells: list[Cell], received: Mapping[Phase, int]) -> list[VerdictRow]:
+    """Of one step."""
+    expected: Counted = {}
+    add_routed(expected, spec, rank, "step", 1, received)
+    return compare(expected, cells)
+
+
+def add(expected: Counted, phase: Phase, times: int, collectives: Iterable[Collective]) -> None:
+    """Count what is predicted for a phase that comes so many times."""
+    for c in collectives if times else []:
+        count, payload = expected.get((phase, c.op, c.axis), (0, 0))
+        expected[phase, c.op, c.axis] = count + times * c.count, payload + times * c.payload_bytes
+
+
+def add_routed(
+    expected: Counted, spec: JobSpec, rank: int, phase: Phase, times: int, received: Mapping[Phase, int]
+) -> None:
+    """The same, with what the router decided: no plan can know how many rows come to a rank's experts."""
+    step = phase == "step"
+    add(expected, phase, times, step_traffic(spec, rank) if step else eval_traffic(spec, rank))
+    key: Key = (phase, "all_to_all", "ep")
+    if not times or key not in expected:
+        return
+    count, payload = expected[key]
+    stage, micro_batches = coordinates(rank, spec.layout).pp, times * spec.train.micro_batches
+    expected[key] = count, payload + routed_bytes(spec, stage, received[phase], micro_batches, backward=step)
+
+
+def compare(expected: Counted, cells: list[Cell]) -> list[VerdictRow]:
+    """Side by side, sorted."""
+    measured: Counted = {}
+    for cell in cells:
+        key = cell["phase"], cell["op"], cell["axis"]
+        count, payload = measured.get(key, (0, 0))
+        measured[key] = count + cell["count"], payload + cell["payload_bytes"]
+    rows = []
+    for key in sorted({*expected, *measured}):
+        (want_count, want_bytes), (got_count, got_bytes) = expected.get(key, (0, 0)), measured.get(key, (0, 0))
+        rows.append(
+            VerdictRow(
+                phase=key[0],
+                op=key[1],
+                axis=key[2],
+                predicted_count=want_count,
+                measured_count=got_count,
+                predicted_bytes=want_bytes,
+                measured_bytes=got_bytes,
+            )
+        )
+    return rows
