@@ -109,6 +109,11 @@ def spec_from_form(form: Mapping[str, str]) -> dict[str, Any]:
             _put(spec, name, form.get(name, "").strip() or None)
         elif name in form:
             _put(spec, name, form[name] if name in _TEXT else _number(form[name], whole=name not in _FLOATS))
+    if form.get("kind") == "dry_run":
+        spec |= {
+            "kind": "dry_run",
+            "dry_ranks": [_number(r, whole=True) for r in form.get("dry_ranks", "0").split(",")],
+        }
     return spec
 
 
@@ -127,7 +132,9 @@ def values_from_spec(spec: object) -> dict[str, str]:
         "train": {**TrainSpec().model_dump(), **section("train")},
         "resources": {**Resources().model_dump(), **section("resources")},
     }
-    return {name: _text(_get(whole, name)) for name in _FIELDS}
+    ranks = spec.get("dry_ranks") if isinstance(spec, Mapping) else None
+    values = {name: _text(_get(whole, name)) for name in _FIELDS}
+    return values | {"dry_ranks": ", ".join(map(_text, ranks)) if isinstance(ranks, list) else "0"}
 
 
 def options_for(values: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
@@ -148,7 +155,7 @@ def uses_more_options(values: Mapping[str, str]) -> bool:
 
 def errors_by_field(problems: list[Problem]) -> tuple[dict[str, str], list[str]]:
     """Messages for the fields the form has, and lines for the rest."""
-    known = {*_FIELDS, "model", "layout"}
+    known = {*_FIELDS, "model", "layout", "dry_ranks"}
     beside: dict[str, str] = {}
     other: list[str] = []
     for problem in problems:

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 DEVICE_OF = torch.ops.prim.device.default
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -27,9 +29,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is DEVICE_OF:  # asked twice for every operation, and dear to answer for a fake tensor
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         out = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func.overloadpacket)
-        if count is not None:
-            self.flops += count(*args, **(kwargs or {}), out_val=out)
+        self.flops += _flops(func, args, kwargs or {}, out)
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, torch.Tensor):
                 self._keep(tensor)
@@ -55,3 +55,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _gone(self, key: int) -> None:
         self._alive_bytes -= self._alive.pop(key)
+
+
+def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """Of one operation; torch's table, and attention on a CPU, which it lacks."""
+    count = flop_registry.get(func.overloadpacket)
+    if count is not None:
+        return int(count(*args, **kwargs, out_val=out))
+    if func is ATTENTION:
+        return int(sdpa_flop_count(*(x.shape for x in args[:3])))  # type: ignore[no-untyped-call]
+    if func is ATTENTION_BACKWARD:
+        return int(sdpa_backward_flop_count(*(x.shape for x in args[:4])))  # type: ignore[no-untyped-call]
+    return 0

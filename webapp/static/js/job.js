@@ -3,6 +3,7 @@ import { predictionOf } from "./collectives.js";
 import { showCheckpoints } from "./checkpoints.js";
 import { lossChart } from "./charts/loss.js";
 import { MOST_LINES, trafficChart } from "./charts/traffic.js";
+import { showDryRuns } from "./dryrun.js";
 import { eachFrame, el, embedded } from "./dom.js";
 import { duration, integer, loss, opName, tokenRate } from "./format.js";
 import { showHeader } from "./jobheader.js";
@@ -29,6 +30,7 @@ function draw() {
   drawComparison();
   const keep = job.spec.train.keep_checkpoints ?? 2;
   showCheckpoints($("checkpoints"), $("checkpoint-rows"), state.checkpoints, keep, job.id);
+  if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
   const phase = $("phase").value;
   showCollectives($("collectives"), state, phase ? [phase] : null);
   showLogs(state.logs);

@@ -15,6 +15,7 @@ export function createState() {
     progress: null, // {step, steps, step_s, tokens, time, rate}
     verdicts: new Map(), // rank -> rows
     checkpoints: new Map(), // step -> item
+    dryRuns: new Map(), // rank -> item
     logs: new Map(), // rank -> {first, lines, skipped, next}
     recent: new Bins(0.5, 121, "recent"),
     whole: new Bins(0.5, 1200, "whole"),
@@ -120,6 +121,7 @@ const FOLD = {
   },
   log: foldLog,
   verdict: (state, item) => state.verdicts.set(item.rank, item.rows),
+  dry_run: (state, item) => state.dryRuns.set(item.rank, item),
   checkpoint: (state, item) => state.checkpoints.set(item.step, item),
   gap: (state, item) => markGap(state, state.time, item.time),
 };
@@ -158,6 +160,7 @@ function forgetCounters(state) {
 export function foldSummary(state, summary) {
   state.fromSummary = true;
   for (const point of summary.losses) state.losses.set(point.step, point.loss);
+  for (const item of summary.dry_runs ?? []) state.dryRuns.set(item.rank, item);
   for (const item of summary.checkpoints ?? []) state.checkpoints.set(item.step, item);
   for (const point of summary.eval_losses) state.evalLosses.set(point.step, point.loss);
   for (const [name, cells] of Object.entries(summary.cells)) {
