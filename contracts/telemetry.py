@@ -32,7 +32,7 @@ Axis = Literal["dp", "pp", "cp", "ep", "tp", "world"]
 
 
 class Cell(TypedDict):
-    """Cumulative counters of one (phase, op, axis) on one rank.
+    """Cumulative counters of one (phase, op, axis, group size) on one rank.
 
     `payload_bytes` counts what the caller handed over: the FULL (gathered) buffer for all_gather,
     reduce_scatter, gather and scatter. `algorithmic_bytes` is what a bandwidth-optimal algorithm makes

@@ -46,7 +46,7 @@ def plan(data: object, cluster_name: str | None = None) -> dict[str, Any]:
         "estimate": None,
         "problems": _told([*found, *(p for p in costly if p not in found)]),
         "not_runnable": _told(not_runnable(spec)),
-        "choices": choices(spec, slots=slots),
+        "choices": choices(spec),
     }
     if costly:
         return answer

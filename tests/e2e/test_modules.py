@@ -187,7 +187,8 @@ def test_the_last_minute_lets_the_oldest_go(modules: Page) -> None:
 
 def test_predicted_and_measured_meet_per_axis_and_rank(modules: Page) -> None:
     stage = {"traffic": [{"axis": "dp", "count": 3}, {"axis": "dp", "count": 1}], "step_bytes": {"dp": 400}}
-    estimate = {"axes": {"pp": 1, "dp": 2, "tp": 1}, "stages": [stage], "rank_bytes": {"1": {"dp": 300}}}
+    axes = {"pp": 1, "dp": 1, "cp": 2, "tp": 1}
+    estimate = {"axes": axes, "stages": [stage], "rank_bytes": {"1": {"dp": 300}}}
     body = """
     const ranks = new Map(x.ranks.map(([r, step, bytes, more]) => [r, {
       exactStep: step, exactCells: [{axis: 'dp', payload_bytes: bytes, count: 4 * step}, ...more] }]));

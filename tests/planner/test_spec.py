@@ -218,8 +218,9 @@ def test_plain_data_parallelism_holds_a_second_copy_of_its_gradients() -> None:
 
 
 def test_choices_name_what_would_break_and_leave_out_what_would_not() -> None:
-    found = choices(parse_spec(GOOD), slots=4)
-    assert found["dp"]["4"] == "dp 4 x pp 1 x tp 2 = 8 ranks, but the largest cpu host has 4 slots"
+    found = choices(parse_spec(GOOD))
+    assert found["dp"]["8"] == "global_batch 8 is not divisible by dp 8 x micro_batches 2 = 16: 8 = 0 x 16 + 8"
+    assert "4" not in found["dp"], "more ranks than any host has slots can be planned, and tried dry"
     assert "num_heads 4 is not divisible by tp 8" in found["tp"]["8"]
     assert set(found) <= set(OPTIONS)
     assert "zero" not in found

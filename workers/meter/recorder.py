@@ -150,27 +150,12 @@ class Recorder:
         self._pollers.append(poll)
 
     def cells(self, phase: Phase | None = None) -> list[Cell]:
-        """Snapshot of the cumulative counters, of one phase or of all, sorted by (phase, op, axis).
-
-        Groups of different sizes under one axis share a cell, which then shows the largest size.
-        """
+        """Snapshot of the cumulative counters, of one phase or of all, sorted by (phase, op, axis, group size)."""
         for poll in self._pollers:
             poll()
-        cells: dict[tuple[Phase, Op, Axis], Cell] = {}
         with self._lock:
-            for (cell_phase, op, axis, group_size), counters in sorted(self._cells.items(), key=_by_key):
-                if phase is not None and cell_phase != phase:
-                    continue
-                cell = cells.get((cell_phase, op, axis))
-                if cell is None:
-                    cell = cells[cell_phase, op, axis] = _empty_cell(cell_phase, op, axis)
-                cell["group_size"] = group_size
-                cell["count"] += counters.count
-                cell["completed"] += counters.completed
-                cell["payload_bytes"] += counters.payload_bytes
-                cell["algorithmic_bytes"] += algorithmic_bytes(op, counters.payload_bytes, group_size)
-                cell["busy_s"] += counters.busy_s
-        return list(cells.values())
+            chosen = sorted((item for item in self._cells.items() if phase in (None, item[0][0])), key=_by_key)
+            return [_cell(key, counters) for key, counters in chosen]
 
     def drain(self) -> tuple[list[Record], int]:
         """Completed collectives since the last drain, oldest first, and how many were dropped so far."""
@@ -189,15 +174,16 @@ def _by_key(item: tuple[_Key, _Counters]) -> _Key:
     return item[0]
 
 
-def _empty_cell(phase: Phase, op: Op, axis: Axis) -> Cell:
+def _cell(key: _Key, counters: _Counters) -> Cell:
+    phase, op, axis, group_size = key
     return {
         "phase": phase,
         "op": op,
         "axis": axis,
-        "group_size": 0,
-        "count": 0,
-        "completed": 0,
-        "payload_bytes": 0,
-        "algorithmic_bytes": 0,
-        "busy_s": 0.0,
+        "group_size": group_size,
+        "count": counters.count,
+        "completed": counters.completed,
+        "payload_bytes": counters.payload_bytes,
+        "algorithmic_bytes": algorithmic_bytes(op, counters.payload_bytes, group_size),
+        "busy_s": counters.busy_s,
     }

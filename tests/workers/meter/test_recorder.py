@@ -56,13 +56,13 @@ def test_a_work_waited_for_twice_completes_once():
     assert len(recorder.drain()[0]) == 1
 
 
-def test_groups_of_two_sizes_under_one_axis_share_a_cell():
+def test_groups_of_two_sizes_under_one_axis_have_a_cell_each():
     recorder = Recorder(rank=0)
     recorder.issue("all_gather", "a", 2, 100)
     recorder.issue("all_gather", "b", 4, 100)
-    (cell,) = recorder.cells()
-    assert (cell["group_size"], cell["count"], cell["payload_bytes"]) == (4, 2, 200)
-    assert cell["algorithmic_bytes"] == 50 + 75
+    small, large = recorder.cells()
+    assert (small["group_size"], small["count"], small["payload_bytes"], small["algorithmic_bytes"]) == (2, 1, 100, 50)
+    assert (large["group_size"], large["count"], large["payload_bytes"], large["algorithmic_bytes"]) == (4, 1, 100, 75)
 
 
 def test_a_full_buffer_drops_the_oldest_record_and_no_count():

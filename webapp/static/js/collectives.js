@@ -84,7 +84,7 @@ export function sum(rows) {
 
 /** The planner's bytes and calls of one step by axis; ranks of a stage are alike but for those in `rank_bytes`. */
 export function predictionOf(estimate) {
-  const perStage = estimate.axes.dp * estimate.axes.tp;
+  const perStage = estimate.axes.dp * (estimate.axes.cp ?? 1) * estimate.axes.tp; // cp: not in the oldest jobs
   return (rank) => {
     const stage = estimate.stages[Math.floor(rank / perStage)];
     const bytes = estimate.rank_bytes[rank] ?? stage.step_bytes;
