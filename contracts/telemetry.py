@@ -29,6 +29,7 @@ Op = Literal[
     "barrier",
 ]
 Axis = Literal["dp", "pp", "cp", "ep", "tp", "world"]
+Label = str  # an Axis; in a user's own script, which has none, the words for a group
 
 
 class Cell(TypedDict):
@@ -42,7 +43,7 @@ class Cell(TypedDict):
 
     phase: Phase
     op: Op
-    axis: Axis
+    axis: Label
     group_size: int
     count: int
     completed: int
@@ -113,7 +114,7 @@ class VerdictRow(TypedDict):
 
     phase: Phase
     op: Op
-    axis: Axis
+    axis: Label
     predicted_count: int
     measured_count: int
     predicted_bytes: int

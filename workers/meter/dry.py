@@ -47,7 +47,7 @@ def dry_world(recorder: Recorder, rank: int, world_size: int) -> None:
     name = f"dry_{len(dist.Backend.backend_list)}"
 
     def create(options: Any, backend_options: Any) -> MeteredGroup:
-        return DryGroup(_stand_in(options), options, recorder, "cpu")
+        return DryGroup(_stand_in(options), options.group_id, recorder, [torch.device("cpu")])
 
     dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
     dist.init_process_group(name, store=FakeStore(), rank=rank, world_size=world_size)

@@ -22,7 +22,7 @@ PERIOD_S = 0.1
 MAX_WAITING = 10_000  # items, over a quarter of an hour of ten steps a second without a supervisor
 MAX_ITEMS_PER_FRAME = 200
 
-_CellKey = tuple[str, str, str]
+_CellKey = tuple[str, str, str, int]
 
 
 class Exporter:
@@ -158,4 +158,4 @@ def _hung_up(connection: socket.socket) -> bool:
 
 
 def _key(cell: Cell) -> _CellKey:
-    return cell["phase"], cell["op"], cell["axis"]
+    return cell["phase"], cell["op"], cell["axis"], cell["group_size"]

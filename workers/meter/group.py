@@ -73,11 +73,12 @@ def metered_backend(recorder: Recorder, device: str) -> str:
         name += f"_{len(dist.Backend.backend_list)}"
 
     def create(options: Any, backend_options: Any) -> MeteredGroup:
-        return MeteredGroup(_native_group(options, backend_options, device), options, recorder, device)
+        native = _native_group(options, backend_options, device)
+        return MeteredGroup(native, options.group_id, recorder, [torch.device(device)])
 
     dist.Backend.register_backend(name, create, extended_api=True, devices=[device])
     if device == "cuda":
-        _coalesce_metered_p2p()
+        coalesce_metered_p2p()
     return name
 
 
@@ -88,20 +89,21 @@ class MeteredGroup(dist.ProcessGroup):
     sequence numbers, shutdown) is answered by torch itself.
     """
 
-    def __init__(self, native: Any, options: Any, recorder: Recorder, device: str) -> None:
-        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]  # the one subclasses may call
+    def __init__(self, native: Any, name: str, recorder: Recorder, devices: Sequence[torch.device]) -> None:
+        super().__init__(native.rank(), native.size())  # type: ignore[call-arg]  # the one subclasses may call
         self._native = native
         self._recorder = recorder
-        self._group_size: int = options.group_size
-        self._name: str = options.group_id
+        self._group_size: int = native.size()
+        self._name = name
         self._futureless: set[str] = set()
         self._coalesced: list[Pending] | None = None
         self._poller: DevicePoller | None = None
-        where = torch.device(device)
-        kind = c10d.Backend.backend_type_map[_NATIVE[device]]
-        self._set_default_backend(kind)
-        self._register_backend(where, kind, native._get_backend(where))
-        if device == "cuda":
+        backends = {device: native._get_backend(device) for device in devices}
+        for device, backend in backends.items():
+            kind = c10d.Backend.backend_type_map[backend.name() if backend.name() in _NATIVE.values() else "gloo"]
+            self._set_default_backend(kind)
+            self._register_backend(device, kind, backend)
+        if any(backend.name() == "nccl" for backend in backends.values()):
             self._poller = DevicePoller()
             recorder.add_poller(self._poller.poll)
             native._enable_collectives_timing()
@@ -226,7 +228,7 @@ def _native_group(options: Any, backend_options: Any, device: str) -> Any:
     return group
 
 
-def _coalesce_metered_p2p() -> None:
+def coalesce_metered_p2p() -> None:
     """Let `batch_isend_irecv` group a metered group's operations, as NCCL needs.
 
     torch asks `type(group) is ProcessGroup` and would otherwise issue them one by one, which can deadlock on

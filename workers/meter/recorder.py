@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
-from contracts.telemetry import Axis, Cell, Op, Phase
+from contracts.telemetry import Axis, Cell, Label, Op, Phase
 from planner.collectives import algorithmic_bytes
 
 AXES: frozenset[str] = frozenset(get_args(Axis))
+MAX_NAMES = 64  # a script may make thousands of groups
+OTHER_GROUPS = "other groups"
 PHASES: frozenset[str] = frozenset(get_args(Phase))
 
 
@@ -24,7 +26,7 @@ class Record(NamedTuple):
     """One completed collective. `start` is unix seconds, `duration_s` monotonic."""
 
     op: Op
-    axis: Axis
+    axis: Label
     group: str
     payload_bytes: int
     start: float
@@ -45,7 +47,7 @@ class _Counters:
         self.busy_s = 0.0
 
 
-_Key = tuple[Phase, Op, Axis, int]
+_Key = tuple[Phase, Op, Label, int]
 
 
 class Pending:
@@ -81,7 +83,7 @@ class Recorder:
         self.rank = rank
         self.step = 0
         self._phase: Phase = "setup"
-        self._axes: dict[str, Axis] = {}
+        self._axes: dict[str, Label] = {}
         self._phases: dict[str, Phase] = {}
         self._cells: dict[_Key, _Counters] = {}
         self._records: deque[tuple[Pending, float]] = deque()
@@ -119,8 +121,18 @@ class Recorder:
         if phase is not None:
             self._phases[group_name] = phase
 
-    def axis_of(self, group_name: str) -> Axis:
-        """The axis of a group; "world" until it is labelled."""
+    def name_group(self, group_name: str, words: str) -> None:
+        """Count a group of a user's own script under the words for it; beyond MAX_NAMES, under those for the rest."""
+        known = set(self._axes.values())
+        self._axes[group_name] = words if words in known or len(known) < MAX_NAMES else OTHER_GROUPS
+
+    @property
+    def labelled(self) -> frozenset[str]:
+        """Names of the groups that have a label."""
+        return frozenset(self._axes)
+
+    def axis_of(self, group_name: str) -> Label:
+        """What a group is counted under; "world" until it is labelled."""
         return self._axes.get(group_name, "world")
 
     def issue(self, op: Op, group_name: str, group_size: int, payload_bytes: int) -> Pending:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from contracts.telemetry import Axis, Cell, Op, Phase, VerdictRow
+from contracts.telemetry import Cell, Label, Op, Phase, VerdictRow
 from planner.layout import coordinates
 from planner.spec import JobSpec
 from planner.traffic import Collective, eval_traffic, num_evals, routed_bytes, setup_traffic, step_traffic
 
-Key = tuple[Phase, Op, Axis]
+Key = tuple[Phase, Op, Label]
 Counted = dict[Key, tuple[int, int]]  # calls and payload bytes
 
 

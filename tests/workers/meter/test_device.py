@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workers.meter.completion import DevicePoller
-from workers.meter.group import MeteredGroup, _coalesce_metered_p2p
+from workers.meter.group import MeteredGroup, coalesce_metered_p2p
 from workers.meter.recorder import Recorder
 
 
@@ -59,14 +59,14 @@ def poller() -> Iterator[DevicePoller]:
         native._set_default_backend(kind)
         plain = FakeProcessGroup._create_internal(options.group_rank, options.group_size)
         native._register_backend(torch.device("cpu"), kind, plain)
-        group = MeteredGroup(native, options, Recorder(rank=0), "cpu")
+        group = MeteredGroup(native, options.group_id, Recorder(rank=0), [torch.device("cpu")])
         group._poller = poller
         return group
 
     original = c10d.batch_isend_irecv
     dist.Backend.register_backend("metered_fake", create, extended_api=True, devices=["cpu"])
     dist.init_process_group("metered_fake", store=FakeStore(), rank=0, world_size=2)
-    _coalesce_metered_p2p()
+    coalesce_metered_p2p()
     yield poller
     dist.destroy_process_group()
     c10d.batch_isend_irecv = dist.batch_isend_irecv = original

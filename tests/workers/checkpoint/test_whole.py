@@ -1,0 +1,79 @@
+"""A checkpoint handed on computes the same in Hugging Face's classes; it can be evaluated and sampled from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.workers.checkpoint.runs import ROOT, Ran, make_spec, run
+from workers.checkpoint.export import export
+from workers.checkpoint.whole import evaluate, load_whole, sample
+
+LAYOUTS: dict[str, dict[str, Any]] = {"gpt": {"pp": 2}, "llama": {"tp": 2}, "moe": {"dp": 2, "ep": 2, "zero": 3}}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Ran]]:
+    root = tmp_path_factory.mktemp("checkpoints") / "root"
+    train = {"checkpoint_every": 6, "eval_every": 6}
+    return root, {arch: run(make_spec(layout, arch, **train), root, job=arch) for arch, layout in LAYOUTS.items()}
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "workers.checkpoint", *arguments]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arch", list(LAYOUTS))
+def test_transformers_loads_the_export_and_computes_the_same(
+    trained: tuple[Path, dict[str, Ran]], arch: str, tmp_path: Path
+) -> None:
+    root, _ = trained
+    whole = load_whole(root / arch, print)
+    folder = export(whole, tmp_path / "exported")
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    theirs, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    tokens = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(whole.decoder(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-5)
+    refused = command("export", str(root / arch), "--out", str(folder))
+    assert (refused.returncode, "exists already" in refused.stderr) == (2, True)
+
+
+def test_evaluating_gives_the_runs_own_validation_loss(trained: tuple[Path, dict[str, Ran]]) -> None:
+    root, runs = trained
+    for arch, ran in runs.items():
+        (validation,) = ran.of_kind("eval")
+        found = evaluate(load_whole(root / arch, print), "stdlib", root.parent / "data", 8)
+        assert found == pytest.approx(validation["loss"], rel=1e-5)
+
+
+def test_samples_follow_the_model_and_the_seed(trained: tuple[Path, dict[str, Ran]]) -> None:
+    whole = load_whole(trained[0] / "gpt", print)
+    greedy = sample(whole, [100, 101], 3, 0.0, 0)
+    with torch.no_grad():
+        assert greedy[0] == int(whole.decoder(torch.tensor([[100, 101]]))[0, -1].argmax())
+    assert sample(whole, [100], 20, 1.0, 1) == sample(whole, [100], 20, 1.0, 1) != sample(whole, [100], 20, 1.0, 2)
+    assert len(sample(whole, [100] * 40, 3, 1.0, 1)) == 3, "a prompt longer than the model's context"
+
+
+def test_the_command_lists_evaluates_samples_and_refuses(trained: tuple[Path, dict[str, Ran]], tmp_path: Path) -> None:
+    root, _ = trained
+    listed = command("list", str(root)).stdout
+    assert "moe/1/step-00000006" in listed
+    assert "dp2 pp1 tp1 cp1 ep2 zero3" in listed
+    told = command("evaluate", str(root / "gpt"), "--data-root", str(root.parent / "data"), "--sequences", "2")
+    assert "nats a token on 2 held-out sequences of stdlib" in told.stdout, told.stderr
+    text = command("sample", str(root / "gpt/1/step-00000006"), "--prompt", "import ", "--tokens", "5")
+    assert text.stdout.startswith("import ")
+    none = command("sample", str(tmp_path))
+    assert (none.returncode, none.stderr.count("\n")) == (2, 1)
+    assert "there is no complete checkpoint" in none.stderr

@@ -1,0 +1,19 @@
+"""A user's own DDP script: nothing of Meshboard in it."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from helper import WIDTH  # a module beside the script
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+assert dist.get_backend() == "gloo"
+model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(int(sys.argv[1])):
+    model(torch.randn(4, WIDTH)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+sys.stdout.write(f"argv {sys.argv[1:]} {__name__}\n")
+dist.destroy_process_group()

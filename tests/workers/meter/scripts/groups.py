@@ -1,0 +1,20 @@
+"""A user's own groups, an all-to-all, and an end that is not a good one."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+evens, odds = dist.new_group([0, 2]), dist.new_group([1, 3])
+mine = evens if rank % 2 == 0 else odds
+x = torch.full((8,), float(rank))
+dist.all_reduce(x, group=mine)
+assert x[0] == (2.0 if rank % 2 == 0 else 4.0), x
+out = torch.empty(8)
+dist.all_to_all_single(out, torch.arange(8.0) + 100 * rank)
+assert out.tolist() == [100.0 * r + 2 * rank + i for r in range(4) for i in range(2)]
+dist.barrier()
+if len(sys.argv) > 1 and rank == 1:
+    raise SystemExit(int(sys.argv[1]))

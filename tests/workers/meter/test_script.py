@@ -1,0 +1,128 @@
+"""Scripts that know nothing of the meter are counted to the byte, and stay what they are."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+from workers.meter.intercept import words_for
+from workers.meter.recorder import MAX_NAMES, OTHER_GROUPS, Recorder
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+
+
+def launch(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    argv = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "workers.meter", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(argv, cwd="/", env=environment, capture_output=True, text=True, check=False)
+
+
+def counted(said: str) -> dict[tuple[str, str, str], tuple[int, int]]:
+    """(phase, group, op) -> (calls, payload bytes), read from rank 0's table."""
+    found = {}
+    lines = said[said.index("rank 0 after") :].splitlines()[2:]
+    for line in lines:
+        if not line.startswith(("setup", "step")):
+            break
+        phase, group, op = line[:8].strip(), line[8:32].strip(), line[32:48].strip()
+        calls, payload = line[48:].split()[:2]
+        found[phase, group, op] = int(calls.replace(",", "")), int(payload.replace(",", ""))
+    return found
+
+
+def test_a_ddp_script_sends_its_gradients_every_step() -> None:
+    ran = launch(2, str(HERE / "scripts/ddp.py"), "5", "--flag")
+    assert ran.returncode == 0, ran.stderr
+    assert "argv ['5', '--flag'] __main__" in ran.stdout
+    assert "rank 0 after 5 optimiser steps" in ran.stderr
+    gradients = (32 * 32 + 32) * 4
+    told = counted(ran.stderr)
+    assert told["step", "world", "all_reduce"] == (4, 4 * gradients)
+    assert told["setup", "world", "all_reduce"][1] == gradients
+    assert told["setup", "world", "broadcast"][1] >= gradients, "DDP makes the replicas equal first"
+
+
+def test_an_fsdp2_script_is_counted_by_the_axes_of_its_mesh() -> None:
+    ran = launch(4, str(HERE / "scripts/fsdp.py"))
+    assert ran.returncode == 0, ran.stderr
+    told = counted(ran.stderr)
+    layer = 16 * 16 * 4
+    # Setup holds the first step, up to its update. The last layer's weights are kept from forward to backward.
+    assert told["setup", "dp", "reduce_scatter"] == (2, 2 * layer)
+    assert told["step", "dp", "reduce_scatter"] == (4, 4 * layer)
+    assert told["step", "dp", "all_gather"][1] % layer == 0
+    assert not [key for key in told if key[1] == "tp"], "nothing was sent over the other axis"
+
+
+def test_groups_go_by_their_ranks_and_exit_codes_stay_the_scripts_own() -> None:
+    ran = launch(4, str(HERE / "scripts/groups.py"))
+    assert ran.returncode == 0, ran.stderr
+    assert counted(ran.stderr) == {
+        ("setup", "ranks 0,2", "all_reduce"): (1, 32),
+        ("setup", "world", "all_to_all"): (1, 32),
+        ("setup", "world", "barrier"): (1, 0),
+    }
+    failed = launch(4, str(HERE / "scripts/groups.py"), "7")
+    assert failed.returncode != 0
+    assert "exitcode  : 7" in failed.stderr
+
+
+def test_a_script_without_groups_just_runs(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import sys\nprint('here', sys.argv[0], sys.path[0])\n")
+    ran = launch(1, str(tmp_path / "plain.py"))
+    assert f"here {tmp_path / 'plain.py'} {tmp_path}" in ran.stdout
+    assert "no collective passed" in ran.stderr
+    missing = launch(1, str(tmp_path / "none.py"))
+    assert f"there is no script '{tmp_path / 'none.py'}'" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("ranks", "world", "words"),
+    [
+        ([0, 1], 2, "world"),
+        ([0, 1], 4, "ranks 0-1"),
+        ([0, 2], 4, "ranks 0,2"),
+        ([3], 4, "ranks 3"),
+        (list(range(0, 64, 8)), 64, "ranks 0,8..56 (8)"),
+    ],
+)
+def test_a_group_has_words(ranks: list[int], world: int, words: str) -> None:
+    assert words_for(ranks, world) == words
+
+
+def test_a_script_with_thousands_of_groups_does_not_fill_the_page() -> None:
+    recorder = Recorder(0)
+    for index in range(1000):
+        recorder.name_group(str(index), f"ranks {index}")
+        recorder.issue("all_reduce", str(index), 2, 8)()
+    assert len(recorder.cells()) == MAX_NAMES + 1
+    (rest,) = [cell for cell in recorder.cells() if cell["axis"] == OTHER_GROUPS]
+    assert rest["payload_bytes"] == 8 * (1000 - MAX_NAMES)
+
+
+def test_torch_enters_a_group_where_it_is_swapped() -> None:
+    assert torch.__version__.split("+")[0] == "2.13.0", "check workers.meter.intercept against the new torch"
+    entered = inspect.getsource(c10d._register_pg_in_world)
+    places = ("pg_map", "pg_names", "pg_backend_config", "_register_process_group", "tags_to_pg", "pg_to_tag")
+    assert all(f"_world.{place}" in entered or f"{place}(" in entered for place in places)
+    for maker in (c10d.init_process_group, c10d._new_group_with_tag):
+        assert "_new_process_group_helper(" in inspect.getsource(inspect.unwrap(maker))
+
+
+def test_an_exception_is_told_as_python_tells_it(tmp_path: Path) -> None:
+    lines = ("import atexit", "atexit.register(print, 'last words')", "raise ValueError('no luck')")
+    (tmp_path / "broken.py").write_text("\n".join(lines))
+    ran = launch(1, str(tmp_path / "broken.py"))
+    told = ran.stderr.replace("[rank0]: ", "")
+    assert "broken.py\", line 3, in <module>\n    raise ValueError('no luck')\nValueError: no luck" in told
+    assert "last words" in ran.stdout
+    assert "exitcode  : 1" in ran.stderr

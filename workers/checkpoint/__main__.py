@@ -1,0 +1,97 @@
+"""`python -m workers.checkpoint`: list, evaluate, sample from and export checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from planner.spec import JobSpec
+from workers.checkpoint.export import export
+from workers.checkpoint.folder import complete_below, read_manifest
+from workers.checkpoint.whole import Whole, evaluate, load_whole, sample
+from workers.trainer.errors import UserError
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    try:
+        if options.command == "list":
+            return _list(options.root)
+        whole = load_whole(options.checkpoint, _warn)
+        print(_COMMANDS[options.command](whole, options))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m workers.checkpoint", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    listed = commands.add_parser("list", help="complete checkpoints below a folder")
+    listed.add_argument("root", type=Path)
+    for name, words in (("evaluate", "mean loss"), ("sample", "text"), ("export", "safetensors for transformers")):
+        command = commands.add_parser(name, help=words)
+        command.add_argument("checkpoint", type=Path, help="a checkpoint's folder, or one with several: the newest")
+        if name == "evaluate":
+            command.add_argument("--data", help="as train.data; the job's own by default")
+            command.add_argument("--data-root", type=Path, required=True)
+            command.add_argument("--sequences", type=int, default=16)
+        elif name == "sample":
+            command.add_argument("--prompt", default="def ", help="text, as bytes")
+            command.add_argument("--tokens", type=int, default=200)
+            command.add_argument("--temperature", type=float, default=0.8)
+            command.add_argument("--seed", type=int, default=0)
+        else:
+            command.add_argument("--out", type=Path, required=True, help="a folder that is not there yet")
+    return parser
+
+
+def _list(root: Path) -> int:
+    for checkpoint in complete_below(root):
+        manifest = read_manifest(checkpoint.path)
+        size = sum(num_bytes for num_bytes, _ in manifest.files.values())
+        print(f"{checkpoint.name(root):<48}{size / 1e6:>12,.1f} MB  {_words(manifest.spec)}")
+    return 0
+
+
+def _words(spec: JobSpec) -> str:
+    axes = " ".join(f"{axis}{getattr(spec.layout, axis)}" for axis in ("dp", "pp", "tp", "cp", "ep"))
+    return f"{spec.model.preset or spec.model.arch} {axes} zero{spec.layout.zero}"
+
+
+def _evaluate(whole: Whole, options: argparse.Namespace) -> str:
+    data = options.data or whole.spec.train.data
+    loss = evaluate(whole, data, options.data_root, options.sequences)
+    return f"step {whole.step}: {loss:.6f} nats a token on {options.sequences} held-out sequences of {data}"
+
+
+def _sample(whole: Whole, options: argparse.Namespace) -> str:
+    if options.temperature < 0:
+        raise UserError(f"--temperature: must be at least 0, got {options.temperature}")
+    if whole.spec.model.vocab_size != 256:
+        size = whole.spec.model.vocab_size
+        raise UserError(f"--prompt: text is bytes, a vocabulary of 256; this model's has {size}")
+    made = sample(whole, list(options.prompt.encode()), options.tokens, options.temperature, options.seed)
+    return str(options.prompt) + bytes(made).decode(errors="replace")
+
+
+def _export(whole: Whole, options: argparse.Namespace) -> str:
+    return f"{export(whole, options.out)}: step {whole.step}, model.safetensors and config.json"
+
+
+_COMMANDS: dict[str, Callable[[Whole, argparse.Namespace], str]] = {
+    "evaluate": _evaluate,
+    "sample": _sample,
+    "export": _export,
+}
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Hands a model on: one safetensors file and the config that Hugging Face's GPT-2, Llama and Mixtral classes read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from planner.spec import ModelSpec
+from workers.checkpoint.whole import Whole, named_tensors
+from workers.trainer.errors import UserError
+from workers.trainer.model.attention import ROPE_BASE
+from workers.trainer.model.layers import NORM_EPS
+
+Tensors = dict[str, torch.Tensor]
+
+
+def export(whole: Whole, out: Path) -> Path:
+    """Write model.safetensors and config.json into a new folder `out`; all of it or nothing.
+
+    Raises:
+        UserError: when `out` exists, or no such class has the model's shape.
+    """
+    if out.exists():
+        raise UserError(f"--out: {str(out)!r} exists already")
+    tensors = dict(named_tensors(whole.spec, whole.decoder))
+    model = whole.spec.model
+    named, config = _gpt2(model, tensors) if model.arch == "gpt" else _llama(model, tensors)
+    draft = out.with_name(f".{out.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    save_file({name: t.contiguous().clone() for name, t in named}, draft / "model.safetensors", {"format": "pt"})
+    (draft / "config.json").write_text(json.dumps(config, indent=1))
+    draft.rename(out)
+    return out
+
+
+def _gpt2(model: ModelSpec, tensors: Tensors) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
+    if not model.tied_embeddings:
+        raise UserError("model.tied_embeddings: GPT-2's head is its embedding table; an untied one has no place there")
+    config = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_layer": model.num_layers,
+        "n_embd": model.hidden_size,
+        "n_head": model.num_heads,
+        "n_inner": model.ffn_hidden_size,
+        "n_positions": model.max_seq_len,
+        "vocab_size": model.vocab_size,
+        "activation_function": "gelu",
+        "layer_norm_epsilon": NORM_EPS,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+    return list(_gpt2_tensors(model, tensors)), config
+
+
+def _gpt2_tensors(model: ModelSpec, tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+    """Its products are (in, out), and queries, keys and values lie in one."""
+    yield "transformer.wte.weight", tensors["embedding.weight"]
+    yield "transformer.wpe.weight", tensors["positions.weight"]
+    for kind in ("weight", "bias"):
+        yield f"transformer.ln_f.{kind}", tensors[f"final_norm.{kind}"]
+    for i in range(model.num_layers):
+        ours, theirs = f"layers.{i}", f"transformer.h.{i}"
+        for kind in ("weight", "bias"):
+            fused = torch.cat([tensors[f"{ours}.attention.{part}.{kind}"] for part in "qkv"])
+            parts = {
+                "attn.c_attn": fused,
+                "attn.c_proj": tensors[f"{ours}.attention.out.{kind}"],
+                "mlp.c_fc": tensors[f"{ours}.mlp.up.{kind}"],
+                "mlp.c_proj": tensors[f"{ours}.mlp.down.{kind}"],
+            }
+            for name, tensor in parts.items():
+                yield f"{theirs}.{name}.{kind}", tensor.T if kind == "weight" else tensor
+            yield f"{theirs}.ln_1.{kind}", tensors[f"{ours}.attention_norm.{kind}"]
+            yield f"{theirs}.ln_2.{kind}", tensors[f"{ours}.mlp_norm.{kind}"]
+
+
+def _llama(model: ModelSpec, tensors: Tensors) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
+    moe = model.moe
+    config = {
+        "architectures": ["MixtralForCausalLM" if moe else "LlamaForCausalLM"],
+        "model_type": "mixtral" if moe else "llama",
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "intermediate_size": moe.expert_ffn_hidden_size if moe else model.ffn_hidden_size,
+        "max_position_embeddings": model.max_seq_len,
+        "vocab_size": model.vocab_size,
+        "rms_norm_eps": NORM_EPS,
+        "rope_theta": ROPE_BASE,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_BASE},
+        "tie_word_embeddings": model.tied_embeddings,
+        "dtype": "float32",
+    }
+    if moe:
+        if moe.shared_experts or moe.dense_layers or moe.capacity_factor is not None or moe.experts_per_token < 2:
+            text = "Mixtral has experts in every layer, two or more a token, none shared, and drops nothing"
+            raise UserError(f"model.moe: {text}")
+        config |= {"num_local_experts": moe.num_experts, "num_experts_per_tok": moe.experts_per_token}
+    return list(_llama_tensors(model, tensors)), config
+
+
+def _llama_tensors(model: ModelSpec, tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+    yield "model.embed_tokens.weight", tensors["embedding.weight"]
+    yield "model.norm.weight", tensors["final_norm.weight"]
+    if not model.tied_embeddings:
+        yield "lm_head.weight", tensors["head.weight"]
+    for i in range(model.num_layers):
+        ours, theirs = f"layers.{i}", f"model.layers.{i}"
+        yield f"{theirs}.input_layernorm.weight", tensors[f"{ours}.attention_norm.weight"]
+        yield f"{theirs}.post_attention_layernorm.weight", tensors[f"{ours}.mlp_norm.weight"]
+        for part, name in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("out", "o_proj")):
+            yield f"{theirs}.self_attn.{name}.weight", tensors[f"{ours}.attention.{part}.weight"]
+        if model.moe is None:
+            for part in ("gate", "up", "down"):
+                yield f"{theirs}.mlp.{part}_proj.weight", tensors[f"{ours}.mlp.{part}.weight"]
+            continue
+        yield f"{theirs}.block_sparse_moe.gate.weight", tensors[f"{ours}.moe.router.weight"]
+        for part, name in (("gate", "w1"), ("down", "w2"), ("up", "w3")):
+            for expert, matrix in enumerate(tensors[f"{ours}.moe.experts.{part}.weight"]):
+                yield f"{theirs}.block_sparse_moe.experts.{expert}.{name}.weight", matrix

@@ -1,0 +1,87 @@
+"""A checkpoint's whole model in one process: to look at, to evaluate, to sample from, to hand on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from planner.boxes import Box
+from planner.models import stage_units
+from planner.spec import JobSpec
+from workers.checkpoint.boxes import Boxed
+from workers.checkpoint.folder import STEP, candidates
+from workers.checkpoint.load import first_whole, read
+from workers.trainer.data import load_corpus
+from workers.trainer.errors import UserError
+from workers.trainer.model import Decoder, Strategy, unit_parameter
+from workers.trainer.model.initial import full_name
+
+
+class Whole(NamedTuple):
+    """`spec` is the job's that wrote it."""
+
+    spec: JobSpec
+    step: int
+    decoder: Decoder
+
+
+def load_whole(path: Path, say: Callable[[str], None]) -> Whole:
+    """Load a checkpoint (job/attempt/step-n), or the newest whole one of a folder of them.
+
+    Raises:
+        UserError: when there is none.
+    """
+    path = path.resolve()
+    root = path.parents[2] if STEP.fullmatch(path.name) and len(path.parents) > 2 else path.parent
+    checkpoint, manifest = first_whole(candidates(root, str(path.relative_to(root))), None, say)
+    model = manifest.spec.model
+    decoder = Decoder(model, range(model.num_layers), Strategy(), torch.float32, first=True, last=True)
+    read({f"model.{name}": _all_of(tensor) for name, tensor in named_tensors(manifest.spec, decoder)}, checkpoint)
+    return Whole(manifest.spec, manifest.step, decoder)
+
+
+def named_tensors(spec: JobSpec, decoder: Decoder) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name in the whole model, tensor) of everything, in order."""
+    for unit in stage_units(spec.model, range(spec.model.num_layers), first=True, last=True):
+        for parameter in unit.parameters:
+            yield full_name(unit, parameter), unit_parameter(decoder, unit, parameter).detach()
+
+
+def _all_of(tensor: torch.Tensor) -> Boxed:
+    shape = tuple(tensor.shape)
+    return Boxed(tensor, Box((0,) * len(shape), shape), shape)
+
+
+@torch.no_grad()
+def evaluate(whole: Whole, data: str, data_root: Path, sequences: int) -> float:
+    """Mean loss in nats a token over held-out sequences of `data`, those a validation of the job would draw first."""
+    train, model = whole.spec.train, whole.spec.model
+    corpus = load_corpus(data, data_root, model.vocab_size, train.seq_len)
+    total = 0.0
+    for first in range(sequences):
+        batch = corpus.eval_batch(train.seed, sequences, slice(first, first + 1), train.seq_len)
+        rows = torch.from_numpy(batch)
+        total += float(whole.decoder.strategy.tp.loss_sum(whole.decoder(rows[:, :-1]), rows[:, 1:]))
+    return total / (sequences * train.seq_len)
+
+
+@torch.no_grad()
+def sample(whole: Whole, prompt: list[int], count: int, temperature: float, seed: int) -> list[int]:
+    """`count` tokens after `prompt`, each drawn from softmax(logits / temperature); the likeliest at 0."""
+    model = whole.spec.model
+    if not prompt or max(prompt) >= model.vocab_size:
+        raise UserError(f"--prompt: needs tokens below the model's vocab_size {model.vocab_size}")
+    generator = torch.Generator().manual_seed(seed)
+    tokens = list(prompt)
+    for _ in range(count):
+        window = torch.tensor([tokens[-model.max_seq_len :]])
+        logits = whole.decoder(window)[0, -1].float()
+        if temperature == 0:
+            tokens.append(int(logits.argmax()))
+            continue
+        probabilities = (logits / temperature).softmax(-1)
+        tokens.append(int(torch.multinomial(probabilities, 1, generator=generator)))
+    return tokens[len(prompt) :]

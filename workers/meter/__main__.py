@@ -1,0 +1,95 @@
+"""`torchrun ... -m workers.meter SCRIPT args`: a training script of one's own, unchanged, and what it sends."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import runpy
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from contracts.telemetry import Cell
+from workers.meter.exporter import Exporter
+from workers.meter.intercept import meter_every_group
+from workers.meter.recorder import Recorder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m workers.meter", description=__doc__)
+    parser.add_argument("--job", default="local")
+    parser.add_argument("--attempt", type=int, default=1)
+    parser.add_argument("--telemetry", help="unix socket of the supervisor; without it rank 0 prints a table")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    if not options.script.is_file():
+        parser.error(f"there is no script {str(options.script)!r}")
+    rank = int(os.environ.get("RANK", "0"))
+    recorder = Recorder(rank)
+    meter_every_group(recorder)
+    count_steps(recorder)
+    if options.telemetry:
+        exporter = Exporter(recorder, options.telemetry, options.job, options.attempt)
+        atexit.register(exporter.close)
+    elif rank == 0:
+        atexit.register(lambda: print(table(recorder.cells(), recorder.step), file=sys.stderr))
+    # As `python SCRIPT args` would: its folder first on the path, its name and arguments in argv.
+    sys.argv = [str(options.script), *options.arguments]
+    sys.path[0] = str(options.script.resolve().parent)
+    code = run(options.script)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # gloo's threads still hand over what has completed: in an interpreter that is going down they abort the process.
+    os._exit(code)
+
+
+def run(script: Path) -> int:
+    """Run a script as the main program; the exit code that Python would give it."""
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def count_steps(recorder: Recorder) -> None:
+    """Setup lasts until the first optimiser step has ended; what follows are steps."""
+
+    def stepped(*_: object) -> None:
+        recorder.step += 1
+        recorder.set_phase("step")
+
+    register_optimizer_step_post_hook(stepped)
+
+
+def table(cells: list[Cell], steps: int) -> str:
+    """What this rank sent, as text."""
+    lines = [f"rank 0 after {steps} optimiser steps; payload is what it handed over, algorithmic what it had to send"]
+    names = f"{'phase':<8}{'group':<24}{'collective':<16}{'calls':>9}"
+    lines.append(f"{names}{'payload B':>20}{'algorithmic B':>20}{'s':>9}")
+    for c in cells:
+        counted = f"{c['count']:>9,}{c['payload_bytes']:>20,}{c['algorithmic_bytes']:>20,}{c['busy_s']:>9.3f}"
+        lines.append(f"{c['phase']:<8}{c['axis']:<24}{c['op']:<16}{counted}")
+    return "\n".join(lines if cells else [*lines, "no collective passed"])
+
+
+if __name__ == "__main__":
+    main()
