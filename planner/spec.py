@@ -161,7 +161,11 @@ class TrainSpec(Strict):
         default="stdlib",
         min_length=1,
         max_length=4096,
-        description="'stdlib', or a text file, directory or .bin of uint16 tokens under the data root",
+        description="'stdlib', or a text file, directory, JSONL, parquet or .bin of uint16 tokens under the data root",
+    )
+    column: str = Field(default="text", min_length=1, max_length=200, description="text column of JSONL and parquet")
+    tokenizer: str | None = Field(
+        default=None, min_length=1, max_length=4096, description="tokenizers JSON under the data root; bytes without"
     )
     checkpoint_every: int = Field(default=0, ge=0, le=100_000_000, description="steps between checkpoints; 0 is off")
     keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="newest checkpoints of an attempt that stay")
