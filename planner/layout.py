@@ -135,7 +135,7 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
     `slots`: slots of the largest host, when known. What can be planned but not run yet: `planner.runnable`.
     """
     return [
-        *_calibration(spec),
+        *_kind(spec),
         *_model(spec),
         *_tensor(spec),
         *pipeline_problems(spec),
@@ -147,15 +147,18 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
     ]
 
 
-def _calibration(spec: JobSpec) -> list[Problem]:
-    """A calibration lays out plain ranks of one named host."""
-    if spec.kind != "calibrate":
-        return []
+def _kind(spec: JobSpec) -> list[Problem]:
+    """A calibration lays out plain ranks of one named host, a script plain ranks of any."""
     found = []
-    if spec.resources.host is None:
+    if spec.kind in ("calibrate", "script") and spec.layout != Layout(dp=spec.layout.dp):
+        found.append(Problem("layout", f"a {spec.kind} job takes dp ranks and no other axis or option"))
+    if spec.kind == "calibrate" and spec.resources.host is None:
         found.append(Problem("resources.host", "a calibration measures one host: name it"))
-    if spec.layout != Layout(dp=spec.layout.dp):
-        found.append(Problem("layout", "a calibration takes dp ranks and no other axis or option"))
+    if spec.kind == "script" and spec.script is None:
+        found.append(Problem("script", "is required for a script job: its path below the script root, and its args"))
+    if spec.script is not None and (spec.script.path.startswith("/") or ".." in spec.script.path.split("/")):
+        text = f"{spec.script.path!r} leaves the script root; give a path below it, without '..'"
+        found.append(Problem("script.path", text))
     return found
 
 

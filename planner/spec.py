@@ -28,7 +28,7 @@ ContextMethod = Literal["ring", "all_gather"]
 AttentionKernel = Literal["fused", "unfused"]
 Precision = Literal["fp32", "bf16", "bf16_weights", "bf16_gradients", "fp8"]
 Device = Literal["cpu", "cuda"]
-JobKind = Literal["train", "calibrate", "dry_run"]
+JobKind = Literal["train", "calibrate", "dry_run", "script"]
 
 DryRank = Annotated[int, Field(ge=0, le=65535)]
 Degree = Annotated[int, Field(ge=1, le=65536)]
@@ -178,6 +178,16 @@ class TrainSpec(Strict):
     eval_every: int = Field(default=25, ge=0, le=100_000_000, description="steps between validations; 0 is off")
 
 
+Argument = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+
+
+class ScriptSpec(Strict):
+    """A training script of the user's own, which torchrun starts on every rank of `layout.dp`."""
+
+    path: str = Field(min_length=1, max_length=1000, pattern=r"^[^\x00]+$", description="below the host's script root")
+    args: list[Argument] = Field(default=[], max_length=200)
+
+
 class Resources(Strict):
     """What kind of slot the ranks need, one slot each."""
 
@@ -191,13 +201,15 @@ class JobSpec(Strict):
     version: Literal[1] = SPEC_VERSION
     kind: JobKind = Field(
         default="train",
-        description="calibrate measures a host for the planner; dry_run takes a step of some ranks without their peers",
+        description="calibrate measures a host for the planner; dry_run takes a step of ranks without their peers; "
+        "script runs one of the user's own, metered",
     )
     name: str = Field(default="untitled", min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
     model: ModelSpec
     layout: Layout = Layout()
     train: TrainSpec = TrainSpec()
     resources: Resources = Resources()
+    script: ScriptSpec | None = None
     dry_ranks: list[DryRank] = Field(default=[0], min_length=1, max_length=64, description="ranks that a dry run tries")
 
     @property

@@ -206,6 +206,8 @@ class Supervisor:
             return "succeeded", "measured the host"
         if code == 0 and self.board.dry_runs:
             return "succeeded", f"tried a step of {len(self.board.dry_runs)} ranks"
+        if code == 0 and self.order["spec"].get("kind") == "script":
+            return "succeeded", "the script ended well"
         if code == 0:
             return "succeeded", f"finished after step {self.board.steps}"
         if not failure:
