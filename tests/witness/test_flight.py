@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.parity.cases import Case
+from tests.parity.cases import Case, write_data
 from tests.witness.compare import ROOT
 
 FLOWN: dict[str, Any] = {
@@ -29,6 +29,7 @@ def test_the_flight_recorder_and_the_meter_agree_call_by_call(name: str, tmp_pat
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     argv = [*torchrun, *meeting, "-m", "tests.witness.flight", str(tmp_path), content]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_FR_BUFFER_SIZE": "5000"}
+    write_data(tmp_path)
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     for rank in range(ranks):
