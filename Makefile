@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint format parity faults bench clean browser tools
+.PHONY: help up test lint format parity witness faults bench clean browser tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ format: $(VENV)/.dev ## let ruff rewrite the code
 
 parity: $(VENV)/.dev ## every layout against one process; prints the table
 	$(BIN)/python -m tests.parity
+
+witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network namespaces; prints the table; needs root
+	$(BIN)/python -m tests.witness
 
 faults: $(VENV)/.dev ## kill things and watch; prints the table
 	$(BIN)/python -m pytest tests/faults -v --no-header

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner.clusters import CLUSTERS
 from planner.estimate import estimate
 from planner.explain import explain
-from planner.layout import coordinates, problems, rank_of, stage_of
+from planner.layout import Group, coordinates, members, problems, rank_of, stage_of
 from planner.matrix import traffic_matrix
 from planner.memory import memory
 from planner.parse import parse_fields, parse_spec
@@ -96,11 +96,16 @@ def test_what_is_sent_is_received_and_groups_agree(data: dict[str, Any]) -> None
     if spec is None:
         return
     sent: dict[str, int] = {}
+    calls: dict[tuple[object, ...], set[int]] = {}
     for rank in range(spec.layout.world_size):
         for row in step_traffic(spec, rank):
             sign = {"send": 1, "recv": -1}.get(row.op, 0)
             sent[row.axis] = sent.get(row.axis, 0) + sign * row.payload_bytes
+            if not sign and row.axis != "pp":  # the table's two ends are no run of neighbours
+                group = members(rank, Group(row.group_size, row.stride))
+                calls.setdefault((row.op, row.axis, group), set()).add(row.count)
     assert set(sent.values()) <= {0}
+    assert all(len(counts) == 1 for counts in calls.values())
 
 
 @settings(repeatable, max_examples=80)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from planner.memory import memory
 from planner.parse import parse_fields
 from planner.spec import JobSpec
 from tests.parity.cases import CORE, Case, all_cases
@@ -73,6 +74,25 @@ def test_products_are_counted_as_pytorch_counts_them() -> None:
     scores = layers * 2 * 2 * tokens * 64 * h
     # Backward: twice each product; attention computes its scores again.
     assert dry_step(spec, 0).flops == 3 * products + scores + scores * 5 // 2
+
+
+@pytest.mark.parametrize("preset", ["gpt-mini", "llama-mini"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        {"dp": 2, "zero": 2},
+        {"dp": 2, "zero": 3},
+        {"tp": 2, "sequence_parallel": True},
+        {"recompute": "full"},
+    ],
+    ids=["alone", "zero2", "zero3", "tp2 sp", "full recompute"],
+)
+def test_the_planner_s_memory_is_what_tensors_need_at_once(preset: str, layout: dict[str, Any]) -> None:
+    train = {"global_batch": 16, "micro_batches": 4, "seq_len": 256}
+    spec = parse_fields({"model": {"preset": preset}, "layout": layout, "train": train})
+    step = dry_step(spec, 0)
+    assert sum(memory(spec, 0).values()) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.025)
 
 
 def test_a_plain_rank_keeps_weights_gradients_and_later_moments() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -31,7 +32,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         self.flops += _flops(func, args, kwargs or {}, out)
         for tensor in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(tensor, torch.Tensor):
+            # A DTensor holds nothing itself: what it wraps passes by as well.
+            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor):
                 self._keep(tensor)
         return out
 
