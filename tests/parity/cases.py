@@ -193,7 +193,7 @@ LAYOUTS: dict[str, Try] = {
     "ep2 x pp2 x tp2 sp": Try({"dp": 2, "ep": 2, "pp": 2, "tp": 2, **SP}, 2, ("moe",)),
 }
 
-# What the default suite runs: each axis, schedule and setting once, some pairs, and two triples.
+# What the default suite runs: each axis, schedule and setting once on every model, some pairs and two triples on one.
 CORE = (
     "dp2 m4",
     "zero1 dp2",
@@ -219,6 +219,8 @@ CORE = (
     "zero3 ep2 x dp2",
     "tp2 sp full recompute",
     "tp2 sp selective regather",
+)
+CORE_PAIRS = (
     "zero1 dp4",
     "dp2 x tp2",
     "zero3 dp2 x tp2 sp",
@@ -287,3 +289,8 @@ def reference_spec(arch: str, variant: str) -> JobSpec:
 
 def all_cases(names: tuple[str, ...] = tuple(LAYOUTS)) -> list[Case]:
     return [Case(arch, name) for name in names for arch in LAYOUTS[name].archs]
+
+
+def core_cases() -> list[Case]:
+    """The default suite's."""
+    return [*all_cases(CORE), *(Case(LAYOUTS[name].archs[-1], name) for name in CORE_PAIRS)]

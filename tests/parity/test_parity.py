@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.cases import CORE, Case, all_cases
+from tests.parity.cases import Case, core_cases
 from tests.parity.compare import TOLERANCE, Result, compare, run_all, run_specs
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Result]:
-    cases = all_cases(CORE)
+    cases = core_cases()
     return dict(zip(cases, run_all(cases, tmp_path_factory.mktemp("parity")), strict=True))
 
 
-@pytest.mark.parametrize("case", all_cases(CORE), ids=lambda case: case.label)
+@pytest.mark.parametrize("case", core_cases(), ids=lambda case: case.label)
 def test_a_layout_equals_one_process_and_sends_what_was_predicted(results: dict[Case, Result], case: Case) -> None:
     result = results[case]
     assert result.gradient_difference < TOLERANCE

@@ -13,7 +13,7 @@ from tests.witness.compare import TOLERANCE, TRAINED, Seen, training_spec, watch
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[3])
 def primitives(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     seen = watch(request.param, tmp_path_factory.mktemp("witness") / "out")
     return {s.name: s for s in seen}

@@ -14,7 +14,7 @@ import torch
 from planner.memory import memory
 from planner.parse import parse_fields
 from planner.spec import JobSpec
-from tests.parity.cases import CORE, Case, all_cases
+from tests.parity.cases import Case, core_cases
 from tests.parity.compare import run_specs
 from workers.dry_run.rank import DryStep, dry_step
 from workers.trainer.model import Decoder, Strategy
@@ -33,7 +33,7 @@ def wrong(spec: JobSpec, step: DryStep) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("case", [c for c in all_cases(CORE) if c.arch != "gpt"], ids=lambda case: case.label)
+@pytest.mark.parametrize("case", core_cases()[::3], ids=lambda case: case.label)
 def test_the_last_rank_sends_what_the_planner_says(case: Case) -> None:
     assert wrong(case.spec, dry_step(case.spec, case.spec.layout.world_size - 1)) == []
 

@@ -39,11 +39,10 @@ def test_the_steps_asked_for_are_saved_and_said(first: Ran, root: Path) -> None:
     "layout",
     [
         ZERO3,
-        {"tp": 2, "pp": 2},
         {"pp": 2, "virtual_stages": 2, "schedule": "zbv", "dp": 2, "zero": 1},
-        {"tp": 2, "sequence_parallel": True, "cp": 2},
+        {"tp": 2, "pp": 2},
     ],
-    ids=["the same", "tp2 x pp2", "pp2 zbv x zero1 dp2", "tp2 sp x cp2"],
+    ids=["the same", "pp2 zbv x zero1 dp2", "tp2 x pp2"],
 )
 def test_the_loss_curve_goes_on(first: Ran, root: Path, layout: dict[str, Any]) -> None:
     again = run(make_spec(layout, resume="job/1/step-00000003"), root, job="other")
