@@ -95,6 +95,8 @@ class Training:
         """What torchrun starts on every rank."""
         if kind == "calibrate":
             return ["-m", "workers.calibrate", "--device", self._settings.device]
+        if kind == "lab":
+            return ["-m", "workers.lab", "--spec", str(self._attempt.spec)]
         if kind == "dry_run":
             return ["-m", "workers.dry_run", "--spec", str(self._attempt.spec)]
         roots = ["--data-root", str(self._settings.data_root), "--checkpoint-root", str(self._settings.checkpoint_root)]
