@@ -13,7 +13,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 from jobs import actions, lab_form, lab_picture
 from jobs.api.views import find_job, visible_jobs
 from jobs.lab import Shown, newest_shown
-from jobs.lab_words import BY_NAME, EXAMPLE_BYTES, PRIMITIVES
+from jobs.lab_words import BOOKKEEPING, BY_NAME, PRIMITIVES
 from jobs.models import LIVE, Host, Job
 from planner.spec import Problem, SpecError
 
@@ -63,7 +63,8 @@ def primitive(request: HttpRequest, slug: str) -> HttpResponse:
     context = {
         "words": words,
         "primitives": PRIMITIVES,
-        "example_bytes": EXAMPLE_BYTES,
+        "bookkeeping": BOOKKEEPING,
+        "reducing": words.name in lab_picture.REDUCING,
         "shown": shown,
         "running": None if shown else _running(request.user),
         "host": _host(),

@@ -13,8 +13,9 @@ from planner.collectives import algorithmic_bytes
 from planner.lab import metered_op
 from planner.spec import LabPrimitive
 
-EXAMPLE_BYTES = 2**20
+EXAMPLE_BYTES = 2**20  # the page writes 1 MiB
 EXAMPLE_RANKS = (2, 4, 8, 16)
+BOOKKEEPING = "no axis"
 
 
 class Use(NamedTuple):
@@ -32,6 +33,10 @@ class Words(NamedTuple):
     time: str
     sent: str
     uses: tuple[Use, ...]
+
+    @property
+    def rooted(self) -> bool:
+        return self.name in ("broadcast", "scatter", "gather", "reduce")
 
     @property
     def slug(self) -> str:
@@ -73,7 +78,7 @@ PRIMITIVES: tuple[Words, ...] = (
         "dist.gather(part, parts if rank == root else None, dst=root)",
         _SHARE_TIME,
         _SHARE,
-        (Use("any", "One rank collects results to write or show them; no strategy needs it in a step."),),
+        (Use(BOOKKEEPING, "One rank collects results to write or show them; no strategy needs it in a step."),),
     ),
     Words(
         "all_gather",
@@ -170,7 +175,12 @@ PRIMITIVES: tuple[Words, ...] = (
         "dist.barrier()",
         "⌈log₂ n⌉ α",
         "0",
-        (Use("any", "Ranks agree that a file is written or a measurement starts; no strategy needs it in a step."),),
+        (
+            Use(
+                BOOKKEEPING,
+                "Ranks agree that a file is written or a clock starts; no strategy needs it in a step.",
+            ),
+        ),
     ),
 )
 BY_NAME: dict[str, Words] = {words.name: words for words in PRIMITIVES}
