@@ -74,7 +74,7 @@ def tensors(result: LabResult, step: LabStep) -> Picture:
 def spans(step: LabStep) -> list[Span]:
     """A barrier's ranks on a time line, the first one's coming at its start."""
     known = [(h.rank, (h.before or (0.0,))[0], (h.after or (0.0,))[0]) for h in step.holdings]
-    scale = TRACK / max(left for _, _, left in known)
+    scale = TRACK / (max(left for _, _, left in known) or 1)  # a host may say that it took no time
     return [
         Span(rank, place * ROW, LABEL + came * scale, max(1.0, (left - came) * scale), came, left)
         for place, (rank, came, left) in enumerate(known)
@@ -104,4 +104,4 @@ def _text(values: tuple[float, ...] | None) -> str:
 
 
 def _value(value: float) -> str:
-    return f"{value:g}"
+    return str(int(value)) if value.is_integer() else f"{value:g}"
