@@ -49,7 +49,7 @@ parity: $(VENV)/.dev ## every layout against one process; prints the table
 faults: $(VENV)/.dev ## kill things and watch; prints the table
 	$(BIN)/python -m pytest tests/faults -v --no-header
 
-bench: bench-metering bench-launch bench-latency bench-planner bench-calibration ## every benchmark, as ratios
+bench: bench-metering bench-launch bench-latency bench-planner bench-calibration bench-training bench-dry_run ## every benchmark, as ratios
 
 bench-%: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.$*

@@ -23,7 +23,7 @@ _CHECKBOXES = (
     "train.dropout",
 )
 _YES_NO = ("train.overlap",)
-_OPTIONAL = ("train.resume", "resources.host")
+_OPTIONAL = ("train.resume", "train.tokenizer", "resources.host")
 _SIZES = (
     "arch",
     "num_layers",
@@ -45,6 +45,8 @@ _TEXT = (
     "train.precision",
     "train.attention",
     "train.data",
+    "train.column",
+    "train.tokenizer",
     "train.resume",
     "resources.device",
 )

@@ -139,7 +139,7 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
         return [*lab_problems(spec), *_world(spec, slots)]
     return [
         *lab_problems(spec),
-        *_calibration(spec),
+        *_kind(spec),
         *_model(spec),
         *_tensor(spec),
         *pipeline_problems(spec),
@@ -151,15 +151,18 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
     ]
 
 
-def _calibration(spec: JobSpec) -> list[Problem]:
-    """A calibration lays out plain ranks of one named host."""
-    if spec.kind != "calibrate":
-        return []
+def _kind(spec: JobSpec) -> list[Problem]:
+    """A calibration lays out plain ranks of one named host, a script plain ranks of any."""
     found = []
-    if spec.resources.host is None:
+    if spec.kind in ("calibrate", "script") and spec.layout != Layout(dp=spec.layout.dp):
+        found.append(Problem("layout", f"a {spec.kind} job takes dp ranks and no other axis or option"))
+    if spec.kind == "calibrate" and spec.resources.host is None:
         found.append(Problem("resources.host", "a calibration measures one host: name it"))
-    if spec.layout != Layout(dp=spec.layout.dp):
-        found.append(Problem("layout", "a calibration takes dp ranks and no other axis or option"))
+    if spec.kind == "script" and spec.script is None:
+        found.append(Problem("script", "is required for a script job: its path below the script root, and its args"))
+    if spec.script is not None and (spec.script.path.startswith("/") or ".." in spec.script.path.split("/")):
+        text = f"{spec.script.path!r} leaves the script root; give a path below it, without '..'"
+        found.append(Problem("script.path", text))
     return found
 
 
@@ -327,6 +330,9 @@ def _training(spec: JobSpec) -> list[Problem]:
     if train.resume is not None and (train.resume.startswith("/") or ".." in train.resume.split("/")):
         text = f"{train.resume!r} leaves the checkpoint root; give job, job/attempt or job/attempt/step"
         found.append(Problem("train.resume", text))
+    if train.tokenizer is not None and (train.tokenizer.startswith("/") or ".." in train.tokenizer.split("/")):
+        text = f"{train.tokenizer!r} leaves the data root; give a path below it, without '..'"
+        found.append(Problem("train.tokenizer", text))
     if "\x00" in train.data:
         found.append(Problem("train.data", "holds a NUL character"))
     elif train.data.startswith("/") or ".." in train.data.split("/"):

@@ -44,6 +44,10 @@ def parse_fields(data: object) -> JobSpec:
     expanded: dict[str, Any] = {str(key): value for key, value in data.items()}
     if expanded.get("kind") == "lab":
         expanded.setdefault("model", {"preset": LAB_PRESET})
+    if expanded.get("kind") == "script":  # it brings its own model; what it trains is not ours to plan
+        dp = expanded["layout"].get("dp") if isinstance(expanded.get("layout"), Mapping) else 1
+        expanded.setdefault("model", {"preset": next(iter(PRESETS))})
+        expanded.setdefault("train", {"global_batch": dp, "micro_batches": 1})
     model = expanded.get("model")
     found: list[Problem] = []
     if isinstance(model, Mapping):

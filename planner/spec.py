@@ -28,7 +28,7 @@ ContextMethod = Literal["ring", "all_gather"]
 AttentionKernel = Literal["fused", "unfused"]
 Precision = Literal["fp32", "bf16", "bf16_weights", "bf16_gradients", "fp8"]
 Device = Literal["cpu", "cuda"]
-JobKind = Literal["train", "calibrate", "dry_run", "lab"]
+JobKind = Literal["train", "calibrate", "dry_run", "script", "lab"]
 LabPrimitive = Literal[
     "broadcast",
     "scatter",
@@ -176,7 +176,11 @@ class TrainSpec(Strict):
         default="stdlib",
         min_length=1,
         max_length=4096,
-        description="'stdlib', or a text file, directory or .bin of uint16 tokens under the data root",
+        description="'stdlib', or a text file, directory, JSONL, parquet or .bin of uint16 tokens under the data root",
+    )
+    column: str = Field(default="text", min_length=1, max_length=200, description="text column of JSONL and parquet")
+    tokenizer: str | None = Field(
+        default=None, min_length=1, max_length=4096, description="tokenizers JSON under the data root; bytes without"
     )
     checkpoint_every: int = Field(default=0, ge=0, le=100_000_000, description="steps between checkpoints; 0 is off")
     keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="newest checkpoints of an attempt that stay")
@@ -187,6 +191,16 @@ class TrainSpec(Strict):
         description="checkpoint to go on from: job, job/attempt or job/attempt/step",
     )
     eval_every: int = Field(default=25, ge=0, le=100_000_000, description="steps between validations; 0 is off")
+
+
+Argument = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+
+
+class ScriptSpec(Strict):
+    """A training script of the user's own, which torchrun starts on every rank of `layout.dp`."""
+
+    path: str = Field(min_length=1, max_length=1000, pattern=r"^[^\x00]+$", description="below the host's script root")
+    args: list[Argument] = Field(default=[], max_length=200)
 
 
 class Resources(Strict):
@@ -230,14 +244,15 @@ class JobSpec(Strict):
     version: Literal[1] = SPEC_VERSION
     kind: JobKind = Field(
         default="train",
-        description="calibrate measures a host for the planner; dry_run takes a step of some ranks without their "
-        "peers; lab times and checks the primitives",
+        description="calibrate measures a host for the planner; dry_run takes a step of ranks without their peers; "
+        "script runs one of the user's own, metered; lab times and checks the primitives",
     )
     name: str = Field(default="untitled", min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
     model: ModelSpec
     layout: Layout = Layout()
     train: TrainSpec = TrainSpec()
     resources: Resources = Resources()
+    script: ScriptSpec | None = None
     dry_ranks: list[DryRank] = Field(default=[0], min_length=1, max_length=64, description="ranks that a dry run tries")
     lab: LabSpec | None = Field(default=None, description="what a lab runs; the defaults when left out")
 

@@ -40,6 +40,7 @@ def composed(state: Path) -> dict[str, Any]:
         **SECRETS,
         "MESHBOARD_STATE_DIR": str(state / "web"),
         "MESHBOARD_RUN_DIR": str(state / "runs"),
+        "MESHBOARD_SCRIPT_ROOT": str(state / "scripts"),
         "MESHBOARD_CHECKPOINT_ROOT": str(state / "checkpoints"),
         "MESHBOARD_DATA_ROOT": str(state / "data"),
     }

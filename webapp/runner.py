@@ -118,11 +118,13 @@ def web_environment(state: Path, port: int) -> dict[str, str]:
         "MESHBOARD_REDIS_URL": f"redis://:{password}@127.0.0.1:{redis_port}/0",
         "MESHBOARD_CHECKPOINT_ROOT": str(state / "checkpoints"),
         "MESHBOARD_DATA_ROOT": str(state / "data"),
+        "MESHBOARD_SCRIPT_ROOT": str(state / "scripts"),
         "MESHBOARD_HTTPS": "0",
     }
     given = {k: v for k, v in os.environ.items() if k in PASSED_ON or k.startswith("MESHBOARD_")}
     environment = {**defaults, **given, "PYTHONUNBUFFERED": "1"}
-    Path(environment["MESHBOARD_DATA_ROOT"]).mkdir(parents=True, exist_ok=True)
+    for root in ("DATA_ROOT", "SCRIPT_ROOT"):
+        Path(environment[f"MESHBOARD_{root}"]).mkdir(parents=True, exist_ok=True)
     return environment
 
 
@@ -130,7 +132,8 @@ def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]
     """Settings of the host worker: Redis and its own directories, no database and no secret key."""
     gpus = gpu_count()
     keep = {k: v for k, v in environment.items() if k in (*PASSED_ON, "PYTHONUNBUFFERED")}
-    wanted = ("REDIS_URL", "CHECKPOINT_ROOT", "DATA_ROOT", "HOST_NAME", "SLOTS", "DEVICE", "RUN_DIR", "TRAINER_MODULE")
+    roots = ("CHECKPOINT_ROOT", "DATA_ROOT", "SCRIPT_ROOT")
+    wanted = ("REDIS_URL", "HOST_NAME", "SLOTS", "DEVICE", "RUN_DIR", "TRAINER_MODULE", *roots)
     given = {f"MESHBOARD_{k}": environment[f"MESHBOARD_{k}"] for k in wanted if f"MESHBOARD_{k}" in environment}
     defaults = {
         "MESHBOARD_HOST_NAME": socket.gethostname().split(".")[0] or "localhost",

@@ -7,11 +7,12 @@ from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
-from jobs import host_pages, lab_pages, learn_pages, pages
+from jobs import host_pages, lab_pages, learn_pages, pages, script_pages
 
 urlpatterns = [
     path("", pages.job_list, name="job-list"),
     path("jobs/new/", pages.job_new, name="job-new"),
+    path("jobs/script/", script_pages.script_new, name="script-new"),
     path("jobs/<str:job_id>/", pages.job_page, name="job-detail"),
     path("jobs/<str:job_id>/cancel/", pages.job_cancel, name="job-cancel"),
     path("jobs/<str:job_id>/requeue/", pages.job_requeue, name="job-requeue"),

@@ -24,6 +24,7 @@ class HostSettings:
     run_dir: Path
     data_root: Path
     checkpoint_root: Path
+    script_root: Path
     trainer_module: str
 
 
@@ -52,6 +53,7 @@ def host_settings() -> HostSettings:
         run_dir=Path(env.get("MESHBOARD_RUN_DIR", state / "runs")).resolve(),
         data_root=Path(env.get("MESHBOARD_DATA_ROOT", state / "data")).resolve(),
         checkpoint_root=Path(env.get("MESHBOARD_CHECKPOINT_ROOT", state / "checkpoints")).resolve(),
+        script_root=Path(env.get("MESHBOARD_SCRIPT_ROOT", state / "scripts")).resolve(),
         # Fault tests train a script of their own, one that ignores signals, say.
         trainer_module=env.get("MESHBOARD_TRAINER_MODULE", "workers.trainer"),
     )

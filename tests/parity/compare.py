@@ -17,7 +17,7 @@ from planner.layout import Coordinates, rank_of, stage_of
 from planner.models import Parameter, is_key_or_value, parameter_count
 from planner.spec import JobSpec
 from planner.traffic.shapes import held_units
-from tests.parity.cases import Case, reference_spec
+from tests.parity.cases import Case, reference_spec, write_data
 from workers.trainer.model.initial import full_name
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,6 +82,7 @@ def run_specs(specs: dict[str, JobSpec], work: Path) -> dict[str, Run]:
 
 def launch(world: int, out: Path, data_root: Path) -> None:
     data_root.mkdir(exist_ok=True)
+    write_data(data_root)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
     argv = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "tests.parity.rank"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from planner.parse import parse_spec
 from planner.spec import JobSpec
 from workers.meter import Recorder, metered_backend
-from workers.trainer.data import load_corpus
+from workers.trainer.data import corpus_of
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
 from workers.trainer.optimizer import local_gradient
@@ -23,7 +23,7 @@ from workers.trainer.parallelize import parallelize
 def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:
     mesh = make_mesh(spec, recorder.rank, recorder.label)
     device = torch.device("cpu")
-    corpus = load_corpus(spec.train.data, data_root, spec.model.vocab_size, spec.train.seq_len)
+    corpus = corpus_of(spec, data_root)
     return Trainer(spec, mesh, parallelize(spec, mesh, device), corpus, recorder, device)
 
 

@@ -41,6 +41,7 @@ class Host:
             "MESHBOARD_HOST_NAME": NAME,
             "MESHBOARD_SLOTS": "4",
             "MESHBOARD_RUN_DIR": str(self.run_dir),
+            "MESHBOARD_SCRIPT_ROOT": str(folder / "scripts"),
             "MESHBOARD_CHECKPOINT_ROOT": str(folder / "checkpoints"),
             "MESHBOARD_DATA_ROOT": str(self.data_root),
             "MESHBOARD_TRAINER_MODULE": trainer_module,

@@ -9,11 +9,12 @@ import runpy
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from contracts.telemetry import Cell
+from contracts.telemetry import Cell, PhaseItem
 from workers.meter.exporter import Exporter
 from workers.meter.intercept import meter_every_group
 from workers.meter.recorder import Recorder
@@ -24,24 +25,28 @@ def main() -> None:
     parser.add_argument("--job", default="local")
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--telemetry", help="unix socket of the supervisor; without it rank 0 prints a table")
+    parser.add_argument("--root", type=Path, help="directory that the script must lie below")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    if not options.script.is_file():
-        parser.error(f"there is no script {str(options.script)!r}")
+    script = _found(options.script, options.root)
+    if script is None:
+        where = "" if options.root is None else " below the script root"
+        parser.error(f"script.path: there is no {str(options.script)!r}{where}")
     rank = int(os.environ.get("RANK", "0"))
     recorder = Recorder(rank)
     meter_every_group(recorder)
     count_steps(recorder)
     if options.telemetry:
         exporter = Exporter(recorder, options.telemetry, options.job, options.attempt)
+        exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
         atexit.register(exporter.close)
     elif rank == 0:
         atexit.register(lambda: print(table(recorder.cells(), recorder.step), file=sys.stderr))
     # As `python SCRIPT args` would: its folder first on the path, its name and arguments in argv.
-    sys.argv = [str(options.script), *options.arguments]
-    sys.path[0] = str(options.script.resolve().parent)
-    code = run(options.script)
+    sys.argv = [str(script), *options.arguments]
+    sys.path[0] = str(script.resolve().parent)
+    code = run(script)
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
@@ -50,6 +55,13 @@ def main() -> None:
     sys.stderr.flush()
     # gloo's threads still hand over what has completed: in an interpreter that is going down they abort the process.
     os._exit(code)
+
+
+def _found(script: Path, root: Path | None) -> Path | None:
+    """The script's file; where a root is given, only what really lies below it."""
+    path = script if root is None else (root / script).resolve()
+    inside = root is None or path.is_relative_to(root.resolve())
+    return path if inside and path.is_file() else None
 
 
 def run(script: Path) -> int:

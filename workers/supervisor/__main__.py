@@ -205,9 +205,11 @@ class Supervisor:
         if code == 0 and self.board.profile is not None:
             return "succeeded", "measured the host"
         if code == 0 and self.board.lab is not None:
-            return "succeeded", f"measured {len(self.board.lab['points'])} points, every element as it should be"
+            return "succeeded", "ran the lab: every element is as it should be"
         if code == 0 and self.board.dry_runs:
             return "succeeded", f"tried a step of {len(self.board.dry_runs)} ranks"
+        if code == 0 and self.order["spec"].get("kind") == "script":
+            return "succeeded", "the script ended well"
         if code == 0:
             return "succeeded", f"finished after step {self.board.steps}"
         if not failure:

@@ -85,6 +85,9 @@ class Training:
         trainer = self._program(self._order["spec"].get("kind", "train"))
         trainer += ["--telemetry", self._socket]
         trainer += ["--job", self._attempt.job, "--attempt", str(self._attempt.attempt)]
+        script = self._order["spec"].get("script")
+        if script is not None:
+            trainer += [script["path"], *script["args"]]
         ranks = str(len(self._order["slots"]))
         torchrun = ["--nnodes", "1", "--nproc-per-node", ranks, "--max-restarts", "0", "--local-addr", "127.0.0.1"]
         torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", self._attempt.job]
@@ -97,6 +100,8 @@ class Training:
             return ["-m", "workers.calibrate", "--device", self._settings.device]
         if kind == "lab":
             return ["-m", "workers.lab", "--spec", str(self._attempt.spec)]
+        if kind == "script":
+            return ["-m", "workers.meter", "--root", str(self._settings.script_root)]
         if kind == "dry_run":
             return ["-m", "workers.dry_run", "--spec", str(self._attempt.spec)]
         roots = ["--data-root", str(self._settings.data_root), "--checkpoint-root", str(self._settings.checkpoint_root)]

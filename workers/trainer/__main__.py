@@ -16,7 +16,7 @@ from planner.parse import parse_spec
 from planner.spec import JobSpec, SpecError
 from workers.checkpoint.job import JobCheckpoints, Place, place_of
 from workers.meter import Exporter, Recorder, metered_backend
-from workers.trainer.data import load_corpus
+from workers.trainer.data import corpus_of
 from workers.trainer.errors import UserError
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
@@ -56,7 +56,7 @@ def run(
 ) -> None:
     """Set up this rank, train, and take the process group down."""
     device = _device(spec)
-    corpus = load_corpus(spec.train.data, data_root, spec.model.vocab_size, spec.train.seq_len)
+    corpus = corpus_of(spec, data_root)
     dist.init_process_group(metered_backend(recorder, spec.resources.device), timeout=GROUP_TIMEOUT)
     send = exporter.send if exporter else lambda _item: None
     try:

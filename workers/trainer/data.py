@@ -1,23 +1,33 @@
-"""Training data: byte-level text or uint16 tokens, and batches that depend on the seed and the step alone."""
+"""Training data: text or tokens, and batches that depend on the seed and the step alone."""
 
 from __future__ import annotations
 
 import fcntl
-import os
 import platform
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from planner.spec import JobSpec
 from workers.trainer.errors import UserError
+from workers.trainer.text import (
+    Encoder,
+    byte_encoder,
+    cache_name,
+    has_documents,
+    load_tokenizer,
+    text_files,
+    write_tokens,
+)
 
 STDLIB = "stdlib"
 HELD_OUT_SHARE = 0.05
 MAX_TEXT_BYTES = 32 * 2**20
-SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib", "lib2to3"}
 EVAL_STREAM = 2**32  # keeps validation draws apart from those of any training step
 
 Tokens = npt.NDArray[np.integer]
@@ -56,79 +66,89 @@ class Corpus:
         return batch
 
 
-def load_corpus(data: str, root: Path, vocab_size: int, seq_len: int) -> Corpus:
-    """Open `data`: "stdlib", or a text file, a directory of text or a `.bin` of uint16 tokens below `root`.
+def corpus_of(spec: JobSpec, root: Path) -> Corpus:
+    """The data a job asks for."""
+    train, size = spec.train, spec.model.vocab_size
+    return load_corpus(train.data, root, size, train.seq_len, column=train.column, tokenizer=train.tokenizer)
+
+
+def load_corpus(
+    data: str, root: Path, vocab_size: int, seq_len: int, *, column: str = "text", tokenizer: str | None = None
+) -> Corpus:
+    """Open `data`: "stdlib", or below `root` a text file, a directory of text, JSONL or parquet with a text `column`,
+    or a `.bin` of uint16 tokens. Text is bytes, or encoded by `tokenizer`, a `tokenizers` JSON file below `root`.
 
     Raises:
         UserError: outside the root, missing, unreadable or too short.
     """
+    encoder = byte_encoder() if tokenizer is None else load_tokenizer(_inside(root, tokenizer, "tokenizer"), tokenizer)
+    if encoder.tokenizer is not None and (size := encoder.tokenizer.get_vocab_size()) > vocab_size:
+        text = f"{tokenizer!r} has {size} tokens, more than the model's vocab_size {vocab_size}"
+        raise UserError(f"train.tokenizer: {text}")
     if data == STDLIB:
-        return Corpus(_cached(root, _stdlib_name(), _stdlib_files()), vocab_size, seq_len, data)
-    path = _inside(root, data)
+        tokens = _stdlib(root, encoder)
+        return Corpus(tokens, vocab_size, seq_len, data)
+    path = _inside(root, data, "data")
     try:
-        tokens = _open(path, data)
+        tokens = _open(path, data, root, encoder, column)
     except OSError as error:
         raise UserError(f"train.data: cannot read {data!r}: {error.strerror or error}") from None
     return Corpus(tokens, vocab_size, seq_len, data)
 
 
-def _open(path: Path, data: str) -> Tokens:
-    if path.is_dir():
-        return np.frombuffer(_read_all(_text_files(path)), dtype=np.uint8)
+def _open(path: Path, data: str, root: Path, encoder: Encoder, column: str) -> Tokens:
     # Opening a FIFO would wait for a writer for ever, and a device is nobody's training data.
-    if not path.is_file():
+    if not path.is_dir() and not path.is_file():
         raise UserError(f"train.data: {data!r} is neither a regular file nor a directory")
-    kind = np.dtype(np.uint16 if path.suffix == ".bin" else np.uint8)
+    if path.suffix == ".bin":
+        return _mapped(path, data, np.dtype(np.uint16))
+    if path.is_file() and encoder.tokenizer is None and not has_documents(path):
+        return _mapped(path, data, np.dtype(np.uint8))
+    name = cache_name(path, encoder, column)
+    return _cached(root, name, encoder.dtype, partial(write_tokens, path, encoder, column))
+
+
+def _mapped(path: Path, data: str, kind: np.dtype[Any]) -> Tokens:
     size = path.stat().st_size
     if size % kind.itemsize:
         raise UserError(f"train.data: {data!r} has {size} bytes, not a whole number of uint16")
     return np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, kind)
 
 
-def _inside(root: Path, data: str) -> Path:
+def _inside(root: Path, data: str, field: str) -> Path:
     """Resolve symlinks too: what counts is where the bytes lie."""
     base = root.resolve()
     path = (base / data).resolve()
     if not path.is_relative_to(base):
-        raise UserError(f"train.data: {data!r} is outside the data root")
+        raise UserError(f"train.{field}: {data!r} is outside the data root")
     if not path.exists():
-        raise UserError(f"train.data: there is no {data!r} under the data root")
+        raise UserError(f"train.{field}: there is no {data!r} under the data root")
     return path
 
 
-def _stdlib_files() -> Iterator[Path]:
-    return _text_files(Path(sysconfig.get_paths()["stdlib"]), suffix=".py")
+def _stdlib(root: Path, encoder: Encoder) -> Tokens:
+    """The source of Python's standard library, up to MAX_TEXT_BYTES."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+
+    def gather(out: IO[bytes]) -> int:
+        left = MAX_TEXT_BYTES
+        for path in text_files(folder, suffix=".py"):
+            part = path.read_bytes()[:left]
+            out.write(
+                part if encoder.tokenizer is None else encoder.encode([part.decode(errors="replace")])[0].tobytes()
+            )
+            left -= len(part)
+            if not left:
+                break
+        return MAX_TEXT_BYTES - left
+
+    version = platform.python_version()
+    name = f"stdlib-{version}.u8" if encoder.tokenizer is None else f"stdlib-{version}-{encoder.digest[:16]}"
+    return _cached(root, name, encoder.dtype, gather)
 
 
-def _stdlib_name() -> str:
-    return f"stdlib-{platform.python_version()}.u8"
-
-
-def _text_files(folder: Path, suffix: str = "") -> Iterator[Path]:
-    """Regular files in a fixed order, hidden ones and symlinks left out."""
-    for here, folders, files in os.walk(folder):
-        folders[:] = sorted(f for f in folders if f not in SKIPPED_FOLDERS and not f.startswith("."))
-        for name in sorted(files):
-            path = Path(here, name)
-            if name.endswith(suffix) and not name.startswith(".") and not path.is_symlink() and path.is_file():
-                yield path
-
-
-def _read_all(files: Iterator[Path]) -> bytes:
-    """The files' bytes one after another, up to MAX_TEXT_BYTES."""
-    parts: list[bytes] = []
-    left = MAX_TEXT_BYTES
-    for path in files:
-        part = path.read_bytes()[:left]
-        parts.append(part)
-        left -= len(part)
-        if not left:
-            break
-    return b"".join(parts)
-
-
-def _cached(root: Path, name: str, files: Iterator[Path]) -> Tokens:
-    """Gather the files once into a cache that all ranks map; the first to come writes it, by rename."""
+def _cached(root: Path, name: str, dtype: np.dtype[Any], write: Callable[[IO[bytes]], int]) -> Tokens:
+    """Make a file of tokens once that all ranks map; the first to come writes it, by rename."""
     folder = root / ".cache"
     target = folder / name
     try:
@@ -136,8 +156,9 @@ def _cached(root: Path, name: str, files: Iterator[Path]) -> Tokens:
         with (folder / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
-                draft = target.with_suffix(".new")
-                draft.write_bytes(_read_all(files))
+                draft = target.with_name(f"{name}.new")
+                with draft.open("wb") as out:
+                    write(out)
                 draft.replace(target)
     except OSError as error:
         if not target.exists():
@@ -145,4 +166,4 @@ def _cached(root: Path, name: str, files: Iterator[Path]) -> Tokens:
                 f"train.data: cannot keep {name} in the data root's .cache ({error.strerror or error}); make the data "
                 "root writable for one run, or put the file there"
             ) from None
-    return np.memmap(target, dtype=np.uint8, mode="r")
+    return np.memmap(target, dtype=dtype, mode="r") if target.stat().st_size else np.empty(0, dtype)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from planner.parse import parse_spec
 from planner.spec import JobSpec
 from tests.parity.cases import SIZES
+from webapp.runner import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -39,19 +40,16 @@ def run(spec: JobSpec, root: Path, job: str = "job", attempt: int = 1) -> Ran:
     folder = root.parent / f"run-{job}-{attempt}-{len(list(root.parent.glob('run-*')))}"
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text(spec.model_dump_json())
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(spec.layout.world_size)]
-    argv = [
-        *torchrun,
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "127.0.0.1:0",
-        "-m",
-        "tests.workers.checkpoint.rank",
-    ]
+    world = spec.layout.world_size
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    arguments = [str(folder), str(root), job, str(attempt)]
-    done = subprocess.run([*argv, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    program = ["-m", "tests.workers.checkpoint.rank", str(folder), str(root), job, str(attempt)]
+    if world == 1:  # needs nobody to gather the ranks
+        environment |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        argv = [sys.executable, *program]
+    else:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
+        argv = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *program]
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     said = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
     losses = {item["step"]: item["loss"] for item in said[0]["items"] if item["kind"] == "step"}

@@ -24,7 +24,7 @@ def root(saved: Path, tmp_path: Path) -> Path:
 
 
 def resumed(root: Path, resume: str = "job", **train: object) -> Ran:
-    return run(make_spec({"dp": 2}, resume=resume, steps=8, **train), root, job="other")
+    return run(make_spec({}, resume=resume, steps=8, **train), root, job="other")
 
 
 def newest(root: Path) -> Path:

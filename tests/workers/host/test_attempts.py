@@ -68,7 +68,7 @@ def test_a_pid_that_another_process_took_is_no_living_supervisor(tmp_path: Path)
 
 
 def settings(redis_url: str, run_dir: Path) -> HostSettings:
-    return HostSettings(redis_url, "testhost", 4, "cpu", run_dir, run_dir, run_dir, "workers.trainer")
+    return HostSettings(redis_url, "testhost", 4, "cpu", run_dir, run_dir, run_dir, run_dir, "workers.trainer")
 
 
 def test_only_a_dead_supervisor_without_a_report_is_lost(redis_service: RedisServer, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_script_without_groups_just_runs(tmp_path: Path) -> None:
     assert f"here {tmp_path / 'plain.py'} {tmp_path}" in ran.stdout
     assert "no collective passed" in ran.stderr
     missing = launch(1, str(tmp_path / "none.py"))
-    assert f"there is no script '{tmp_path / 'none.py'}'" in missing.stderr
+    assert f"script.path: there is no '{tmp_path / 'none.py'}'" in missing.stderr
 
 
 @pytest.mark.parametrize(

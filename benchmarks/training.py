@@ -1,0 +1,162 @@
+"""The trainer against a plain DDP loop of the same model, and what a checkpoint makes a step wait.
+
+    python -m benchmarks.training [--blocks N]
+
+Two gloo ranks of one thread each, gpt-mini. The sides take turns in the same processes, so that a slow moment hits all:
+the trainer's whole step (metered, with the loss and the gradient norm over the world, clipping), and a loop as one
+writes it by hand: `DistributedDataParallel` over the same decoder, cross-entropy, `clip_grad_norm_`, AdamW. Ratios are
+of medians. A checkpoint is saved beside training, waited for at once, or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from planner.layout import Coordinates
+from planner.models import stage_units
+from planner.parse import parse_fields
+from planner.spec import JobSpec
+from workers.checkpoint.save import Saved, Saver
+from workers.meter import Recorder, metered_backend
+from workers.trainer.__main__ import checkpoint_group
+from workers.trainer.data import corpus_of
+from workers.trainer.loop import Trainer
+from workers.trainer.mesh import make_mesh
+from workers.trainer.model import Decoder, Strategy, initialise
+from workers.trainer.optimizer import BETAS
+from workers.trainer.parallelize import parallelize
+
+WORLD = 2
+STEPS_PER_TURN = 4
+SPEC = {
+    "model": {"preset": "gpt-mini"},
+    "layout": {"dp": WORLD},
+    "train": {"global_batch": 8, "micro_batches": 1, "seq_len": 128, "steps": 100_000, "checkpoint_every": 4},
+}
+
+
+def ours(spec: JobSpec, recorder: Recorder, data_root: Path) -> Trainer:
+    mesh, device = make_mesh(spec, recorder.rank, recorder.label), torch.device("cpu")
+    return Trainer(spec, mesh, parallelize(spec, mesh, device), corpus_of(spec, data_root), recorder, device)
+
+
+def by_hand(spec: JobSpec, trainer: Trainer) -> Callable[[int], None]:
+    """One step of a plain DDP loop over the same decoder and batches."""
+    layers = range(spec.model.num_layers)
+    decoder = Decoder(spec.model, layers, Strategy(), torch.float32, first=True, last=True)
+    for unit in stage_units(spec.model, layers, first=True, last=True):
+        initialise(decoder, unit, spec, Coordinates())
+    model = DistributedDataParallel(decoder, process_group=dist.new_group(backend="gloo"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=BETAS)
+    train, share = spec.train, spec.train.global_batch // WORLD
+    rows = slice(dist.get_rank() * share, (dist.get_rank() + 1) * share)
+
+    def step(index: int) -> None:
+        batch = torch.from_numpy(trainer.corpus.train_batch(1, index, train.global_batch, rows, train.seq_len))
+        F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def timed(turn: Callable[[int], object], first: int) -> float:
+    dist.barrier()
+    started = time.perf_counter()
+    for index in range(first, first + STEPS_PER_TURN):
+        turn(index)
+    dist.barrier()
+    return (time.perf_counter() - started) / STEPS_PER_TURN
+
+
+def rank_main(blocks: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    spec = parse_fields(SPEC)
+    recorder = Recorder(int(os.environ["RANK"]))
+    dist.init_process_group(metered_backend(recorder, "cpu"))
+    trainer = ours(spec, recorder, folder)
+    hand = by_hand(spec, trainer)
+    saved: list[Saved] = []
+    saver = Saver(spec, trainer.mesh.place, recorder.rank, folder / "1", checkpoint_group(recorder), saved.append)
+
+    def saving(index: int, *, wait: bool) -> None:
+        trainer.step(index)
+        if index % STEPS_PER_TURN == 0:
+            saver.save(index + 1, trainer.part, trainer.optimizer)
+        if wait:
+            saver.wait()
+
+    def beside(index: int) -> None:
+        saving(index, wait=False)
+
+    def at_once(index: int) -> None:
+        saving(index, wait=True)
+
+    turns: dict[str, Callable[[int], object]] = {
+        "by hand": hand,
+        "trainer": trainer.step,
+        "by hand again": hand,
+        "saved beside": beside,
+        "saved at once": at_once,
+    }
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    for block in range(blocks + 1):
+        for name, turn in turns.items():
+            took = timed(turn, block * STEPS_PER_TURN)
+            saver.wait()
+            if block:  # the first warms up
+                times[name].append(took)
+    saver.close()
+    if recorder.rank == 0:
+        report(spec, {name: statistics.median(values) for name, values in times.items()}, saved)
+    dist.destroy_process_group()
+
+
+def report(spec: JobSpec, step_s: dict[str, float], saved: list[Saved]) -> None:
+    tokens = spec.train.global_batch * spec.train.seq_len
+    plain = statistics.mean((step_s["by hand"], step_s["by hand again"]))
+    for name, seconds in step_s.items():
+        print(f"{name:<16}{seconds * 1e3:>9.1f} ms a step {tokens / seconds:>10,.0f} tokens/s")
+    print(f"trainer over a DDP loop by hand, tokens/s: {plain / step_s['trainer']:.3f} (goal 1.0 or better)")
+    print(f"two equal sides differ by {abs(step_s['by hand'] / step_s['by hand again'] - 1):.1%}")
+    for name in ("saved beside", "saved at once"):
+        waits = (step_s[name] - step_s["trainer"]) * STEPS_PER_TURN
+        print(f"{name}: a checkpoint takes {waits * 1e3:.0f} ms of {STEPS_PER_TURN} steps' time")
+    stall, save = (statistics.median(getattr(s, name) for s in saved) for name in ("stall_s", "save_s"))
+    print(
+        f"of it the copy that training waits for {stall * 1e3:.1f} ms; written in {save * 1e3:.0f} ms, "
+        f"{saved[-1].num_bytes / 1e6:.0f} MB"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.folder is not None:
+        rank_main(options.blocks, options.folder)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD)]
+        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+        argv = [*torchrun, *meeting, "-m", "benchmarks.training", "--blocks", str(options.blocks), "--folder", folder]
+        return subprocess.run(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""A script of one's own, from the form to its bytes on the page."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from tests.support.board import Board
+
+SCRIPTS = Path(__file__).parents[1] / "workers/meter/scripts"
+
+
+def test_a_script_runs_unchanged_and_its_groups_are_counted(page: Page, running_board: Board) -> None:
+    shutil.copy(SCRIPTS / "groups.py", running_board.state / "scripts" / "groups.py")
+    page.get_by_role("link", name="Run a script").click()
+    page.fill("[data-field='path']", "groups.py")
+    page.fill("[data-field='ranks']", "4")
+    page.get_by_role("button", name="Run it").click()
+    page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)
+    expect(page.get_by_text("A script of your own")).to_be_visible()
+    expect(page.locator("#fidelity")).to_be_hidden()
+    page.select_option("#phase", "setup")
+    rows = page.locator("#collectives tr")
+    expect(rows.filter(has_text="ranks 0,2")).to_contain_text("all-reduce")
+    expect(rows.filter(has_text="all-to-all")).to_contain_text("128 B")
+
+
+def test_a_script_that_fails_or_is_not_there_says_so(running_board: Board) -> None:
+    shutil.copy(SCRIPTS / "groups.py", running_board.state / "scripts" / "groups.py")
+    asked = {"kind": "script", "layout": {"dp": 4}}
+    failing = running_board.submit({**asked, "script": {"path": "groups.py", "args": ["7"]}})
+    missing = running_board.submit({**asked, "script": {"path": "none.py"}})
+    found = running_board.wait_for(failing, "failed", timeout_s=90)
+    assert "rank 1 ended with exit code 7" in found["exit"]["reason"]
+    found = running_board.wait_for(missing, "failed", timeout_s=90)
+    assert "there is no 'none.py' below the script root" in found["exit"]["reason"]

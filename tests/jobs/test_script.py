@@ -1,0 +1,65 @@
+"""Scripts of one's own through the form and REST, up to the queue; tests/workers runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from rest_framework.test import APIClient
+
+from jobs.models import Job
+from planner.parse import parse_spec
+from planner.spec import SpecError
+
+pytestmark = pytest.mark.django_db
+Api = Callable[[User], APIClient]
+GOOD: dict[str, Any] = {"kind": "script", "script": {"path": "a/train.py", "args": ["--lr", "1"]}, "layout": {"dp": 2}}
+
+
+def test_the_form_queues_a_script_and_fills_itself_from_one(client: Client, owner: User) -> None:
+    client.force_login(owner)
+    assert b"Run a script" in client.get("/jobs/script/").content
+    form = {"name": "mine", "path": "train.py", "args": "--text 'two words'", "ranks": "2", "device": "cpu", "host": ""}
+    assert client.post("/jobs/script/", form).status_code == 302
+    job = Job.objects.get()
+    assert job.spec["script"] == {"path": "train.py", "args": ["--text", "two words"]}
+    assert job.num_slots == 2
+    page = client.get(f"/jobs/{job.id}/").content.decode()
+    assert "A script of your own" in page
+    again = client.get(f"/jobs/script/?from={job.id}").content.decode()
+    assert "--text &#x27;two words&#x27;" in again
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"path": ""}, "must have at least 1 character"),
+        ({"path": "../x.py"}, "leaves the script root"),
+        ({"args": "'open"}, "cannot be split into arguments: No closing quotation"),
+        ({"ranks": "many"}, "must be a whole number"),
+        ({"ranks": "0"}, "must be at least 1, got 0"),
+    ],
+)
+def test_what_is_wrong_stands_beside_its_field(
+    client: Client, owner: User, changed: dict[str, str], words: str
+) -> None:
+    client.force_login(owner)
+    form = {"name": "mine", "path": "train.py", "args": "", "ranks": "2", "device": "cpu", "host": "", **changed}
+    answer = client.post("/jobs/script/", form)
+    assert answer.status_code == 422
+    assert words in answer.content.decode().replace("&#x27;", "'")
+    assert not Job.objects.exists()
+
+
+def test_rest_takes_one_too_and_refuses_axes_it_cannot_have(owner: User, api: Api) -> None:
+    assert api(owner).post("/api/v1/jobs", GOOD, format="json").status_code == 201
+    refused = api(owner).post("/api/v1/jobs", {**GOOD, "layout": {"dp": 2, "tp": 2}}, format="json")
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["message"] == "a script job takes dp ranks and no other axis or option"
+    with pytest.raises(SpecError, match="is required for a script job"):
+        parse_spec({"kind": "script"})
+    with pytest.raises(SpecError, match=r"script\.args\.0: "):
+        parse_spec({"kind": "script", "script": {"path": "x.py", "args": ["a\x00b"]}})

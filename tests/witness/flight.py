@@ -1,0 +1,85 @@
+"""One rank: what torch's flight recorder wrote down, beside what the meter did."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace
+
+from planner.parse import parse_spec
+from tests.parity.rank import make_trainer
+from workers.meter import Recorder, metered_backend
+
+ELEMENT_BYTES = {"Float": 4, "Double": 8, "Long": 8}
+Call = tuple[str, str, int]  # op, group name, payload bytes
+
+
+def primitives() -> None:
+    x, halves, rank = torch.ones(1000), torch.ones(2000), dist.get_rank()
+    pair = dist.new_group([0, 1])
+    dist.all_reduce(x)
+    dist.all_gather_single(halves, x, group=pair)
+    dist.reduce_scatter_single(torch.empty(500), x, group=pair)
+    dist.broadcast(x, 0, group=pair)
+    dist.all_to_all_single(torch.empty(1000), x)
+    dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+    work = [dist.all_reduce(x, async_op=True) for _ in range(3)]
+    for w in work:
+        assert w is not None
+        w.wait()
+    dist.barrier()
+
+
+def recorded() -> list[Call]:
+    """gloo's entries in order. It has none for send and receive, and carries a reduce-scatter as an all-reduce."""
+    calls = []
+    for entry in pickle.loads(_dump_fr_trace(True, False, False))["entries"]:
+        op = entry["profiling_name"].removeprefix("gloo:")
+        sizes, types = (
+            (entry["output_sizes"], entry["output_dtypes"])
+            if op == "all_gather"
+            else (entry["input_sizes"], entry["input_dtypes"])
+        )
+        payload = sum(math.prod(size) * ELEMENT_BYTES[kind] for size, kind in zip(sizes, types, strict=True))
+        calls.append((op, entry["process_group"][0], payload))
+    return calls
+
+
+def metered(recorder: Recorder) -> list[Call]:
+    records, dropped = recorder.drain()
+    assert dropped == 0
+    calls = []
+    for record in sorted(records, key=lambda r: r.start):
+        if record.op not in ("send", "recv"):
+            op = "all_reduce" if record.op == "reduce_scatter" else record.op
+            calls.append((str(op), record.group, record.payload_bytes))
+    return calls
+
+
+def main() -> None:
+    out, content = Path(sys.argv[1]), json.loads(sys.argv[2])
+    torch.set_num_threads(1)
+    recorder = Recorder(int(os.environ["RANK"]))
+    dist.init_process_group(metered_backend(recorder, "cpu"))
+    if content is None:
+        primitives()
+    else:
+        trainer: Any = make_trainer(parse_spec(content), out, recorder)
+        for step in range(2):
+            trainer.step(step)
+    said = {"recorded": recorded(), "metered": metered(recorder)}
+    (out / f"flight-{recorder.rank}.json").write_text(json.dumps(said))
+    dist.barrier()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

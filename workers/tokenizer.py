@@ -1,0 +1,84 @@
+"""`python -m workers.tokenizer`: train a byte-level BPE on one's own text, and encode text with it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from workers.trainer.errors import UserError
+from workers.trainer.text import END_OF_TEXT, documents, load_tokenizer, write_tokens
+
+LEAST = 257  # every byte, and the end of a text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers.tokenizer", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    trained = commands.add_parser("train", help="a byte-level BPE, as tokenizers JSON")
+    trained.add_argument("inputs", nargs="+", type=Path, help="text, JSONL or parquet files, or folders of text")
+    trained.add_argument("--vocab-size", type=int, required=True)
+    encoded = commands.add_parser("encode", help="text to a .bin of uint16 tokens")
+    encoded.add_argument("inputs", nargs=1, type=Path)
+    encoded.add_argument("--tokenizer", type=Path, required=True)
+    for command in (trained, encoded):
+        command.add_argument("--column", default="text", help="text column of JSONL and parquet")
+        command.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    try:
+        _check(options.inputs)
+        print(_train(options) if options.command == "train" else _encode(options))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _check(paths: list[Path]) -> None:
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"there is no {str(path)!r}")
+
+
+def _train(options: argparse.Namespace) -> str:
+    if options.vocab_size < LEAST:
+        text = f"must be at least {LEAST}, every byte and {END_OF_TEXT}, got {options.vocab_size}"
+        raise UserError(f"--vocab-size: {text}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=options.vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=sys.stderr.isatty(),
+    )
+    tokenizer.train_from_iterator(_texts(options.inputs, options.column), trainer)
+    draft = options.out.with_name(f".{options.out.name}.new")
+    tokenizer.save(str(draft))
+    draft.replace(options.out)
+    return f"{options.out}: {tokenizer.get_vocab_size()} tokens"
+
+
+def _encode(options: argparse.Namespace) -> str:
+    encoder = load_tokenizer(options.tokenizer, str(options.tokenizer))
+    if encoder.dtype != np.dtype(np.uint16):
+        raise UserError("--tokenizer: has token numbers beyond 65,535, which do not fit into uint16")
+    draft = options.out.with_name(f".{options.out.name}.new")
+    with draft.open("wb") as out:
+        count = write_tokens(options.inputs[0], encoder, options.column, out)
+    draft.replace(options.out)
+    return f"{options.out}: {count:,} tokens"
+
+
+def _texts(paths: list[Path], column: str) -> Iterator[str]:
+    for path in paths:
+        yield from documents(path, column)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
