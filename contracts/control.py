@@ -47,6 +47,7 @@ class Summary(TypedDict):
     checkpoints: NotRequired[list[CheckpointItem]]  # the newest last, at most 100
     dry_runs: NotRequired[list[DryRunItem]]  # by rank, of a dry run
     profile: NotRequired[dict[str, Any]]  # of a calibration: `planner.profile.HostProfile` as JSON
+    lab: NotRequired[dict[str, Any]]  # of a lab: `planner.lab.LabResult` as JSON
 
 
 class ExitReport(TypedDict):

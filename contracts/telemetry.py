@@ -139,6 +139,15 @@ class ProfileItem(TypedDict):
     profile: dict[str, Any]
 
 
+class LabItem(TypedDict):
+    """What a lab found, as `planner.lab.LabResult` in JSON; the first rank of its group sends it once."""
+
+    kind: Literal["lab"]
+    rank: int
+    time: float
+    result: dict[str, Any]
+
+
 class DryRunItem(TypedDict):
     """What one step of `rank` would be, found without its peers; its collectives come as a verdict.
 
@@ -187,6 +196,7 @@ Item = (
     | LogItem
     | VerdictItem
     | ProfileItem
+    | LabItem
     | DryRunItem
     | CheckpointItem
     | GapItem

@@ -15,6 +15,7 @@ from django.utils import timezone
 from contracts.control import VERSION, AttemptReport, Event, HostEvent
 from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, cancel_key, host_queue
 from jobs import lifecycle
+from jobs.lab import checked_result, failure
 from jobs.models import TERMINAL, Attempt, Cursor, Host, Outbox, Status
 from planner.profile import HostProfile
 
@@ -102,7 +103,11 @@ def _apply_report(report: AttemptReport, host: str, client: redis.Redis) -> None
 
 def _apply_exit(attempt: Attempt, report: AttemptReport) -> None:
     exit_report = report["exit"]
-    profile = exit_report["summary"].pop("profile", None) if exit_report["summary"] else None
+    summary = exit_report["summary"]
+    profile = summary.pop("profile", None) if summary else None
+    lab = checked_result(summary.pop("lab", None)) if summary else None
+    if summary and lab:
+        summary["lab"] = lab.model_dump(mode="json")
     Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=exit_report)
     job_id, number, reason = attempt.job_id, attempt.number, exit_report["reason"]
     if lifecycle.change(job_id, number, Status.CANCELLED, reason, only_from=(Status.CANCELLING,)):
@@ -115,6 +120,8 @@ def _apply_exit(attempt: Attempt, report: AttemptReport) -> None:
     if outcome == Status.SUCCEEDED and attempt.job.spec.get("kind") == "calibrate":
         _finish_calibration(attempt, profile, reason)
         return
+    if outcome == Status.SUCCEEDED and attempt.job.spec.get("kind") == "lab" and (problem := failure(lab)):
+        outcome, reason = Status.FAILED, problem
     lifecycle.change(job_id, number, outcome, reason)
 
 

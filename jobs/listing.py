@@ -40,7 +40,7 @@ def model_words(model: Mapping[str, Any]) -> str:
 
 
 def list_rows(jobs: list[Job]) -> list[dict[str, Any]]:
-    """What the table shows. `step` is None where nothing is known."""
+    """What the table shows. `step` is None where nothing is known, `steps` where there are none."""
     steps = {**_steps_of_ended(jobs), **_steps_of_running(jobs)}
     return [
         {
@@ -51,7 +51,7 @@ def list_rows(jobs: list[Job]) -> list[dict[str, Any]]:
             "status": job.status,
             "wait_reason": job.wait_reason,
             "step": steps.get(job.id),
-            "steps": job.spec["train"]["steps"],
+            "steps": None if job.spec.get("kind") == "lab" else job.spec["train"]["steps"],
             "created": job.created,
         }
         for job in jobs

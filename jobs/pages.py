@@ -187,7 +187,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "job": job,
         "data": job_detail(job),
         "layout_words": layout_words(job.spec["layout"]),
-        "model_words": model_words(job.spec["model"]),
+        "model_words": "collective lab" if job.spec.get("kind") == "lab" else model_words(job.spec["model"]),
         "kind": job.spec.get("kind", "train"),
         "terminal": job.status in TERMINAL,
         "again": job.status in AGAIN,

@@ -6,6 +6,7 @@ from functools import cache
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple
 
+from planner.lab import lab_problems
 from planner.spec import JobSpec, Layout, ModelSpec, Problem
 
 MeshAxis = Literal["pp", "dp", "cp", "tp"]
@@ -134,7 +135,10 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
 
     `slots`: slots of the largest host, when known. What can be planned but not run yet: `planner.runnable`.
     """
+    if spec.kind == "lab":  # trains nothing: what the model and the batch say does not matter
+        return [*lab_problems(spec), *_world(spec, slots)]
     return [
+        *lab_problems(spec),
         *_kind(spec),
         *_model(spec),
         *_tensor(spec),

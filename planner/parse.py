@@ -13,6 +13,7 @@ from planner.layout import problems
 from planner.presets import PRESETS, expand_preset
 from planner.spec import JobSpec, Problem, SpecError
 
+LAB_PRESET = "gpt-tiny"  # a lab needs no model, a spec does
 LARGEST_BYTES = 2**63 - 1  # what msgpack and a database integer hold
 
 
@@ -41,6 +42,8 @@ def parse_fields(data: object) -> JobSpec:
     if not isinstance(data, Mapping):
         raise SpecError([Problem("spec", f"must be an object, got {_shown(data)}")])
     expanded: dict[str, Any] = {str(key): value for key, value in data.items()}
+    if expanded.get("kind") == "lab":
+        expanded.setdefault("model", {"preset": LAB_PRESET})
     if expanded.get("kind") == "script":  # it brings its own model; what it trains is not ours to plan
         dp = expanded["layout"].get("dp") if isinstance(expanded.get("layout"), Mapping) else 1
         expanded.setdefault("model", {"preset": next(iter(PRESETS))})
@@ -88,6 +91,9 @@ _MESSAGES = {
     "string_pattern_mismatch": "must not hold control characters",
     "model_type": "must be an object",
     "dict_type": "must be an object",
+    "list_type": "must be a list",
+    "too_short": "must have at least {min_length} of them",
+    "too_long": "must have at most {max_length} of them",
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",

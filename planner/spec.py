@@ -6,9 +6,9 @@ Types and ranges of single fields are stated here for pydantic; what needs two f
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 SPEC_VERSION: Literal[1] = 1
 
@@ -28,7 +28,22 @@ ContextMethod = Literal["ring", "all_gather"]
 AttentionKernel = Literal["fused", "unfused"]
 Precision = Literal["fp32", "bf16", "bf16_weights", "bf16_gradients", "fp8"]
 Device = Literal["cpu", "cuda"]
-JobKind = Literal["train", "calibrate", "dry_run", "script"]
+JobKind = Literal["train", "calibrate", "dry_run", "script", "lab"]
+LabPrimitive = Literal[
+    "broadcast",
+    "scatter",
+    "gather",
+    "all_gather",
+    "reduce",
+    "all_reduce",
+    "reduce_scatter",
+    "all_to_all",
+    "send_recv",
+    "isend_irecv",
+    "barrier",
+]
+LAB_PRIMITIVES: tuple[LabPrimitive, ...] = get_args(LabPrimitive)
+LabDtype = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"]
 
 DryRank = Annotated[int, Field(ge=0, le=65535)]
 Degree = Annotated[int, Field(ge=1, le=65536)]
@@ -195,6 +210,34 @@ class Resources(Strict):
     host: str | None = Field(default=None, min_length=1, max_length=100, description="only this host; any by default")
 
 
+def _every_primitive(value: object) -> object:
+    return list(LAB_PRIMITIVES) if value == "all" else value
+
+
+class LabSpec(Strict):
+    """The collective lab: each primitive at each size, timed and checked, over a group of the job's ranks.
+
+    Sizes are bytes of the full (gathered) buffer, rounded down to whole elements for every rank.
+    """
+
+    primitives: Annotated[
+        list[LabPrimitive],
+        Field(min_length=1, max_length=len(LAB_PRIMITIVES)),
+        BeforeValidator(_every_primitive, json_schema_input_type=list[LabPrimitive] | Literal["all"]),
+    ] = list(LAB_PRIMITIVES)
+    min_bytes: int = Field(default=2**10, ge=2, le=2**32)
+    max_bytes: int = Field(default=2**20, ge=2, le=2**32)
+    factor: int = Field(default=4, ge=2, le=1024, description="each size over the one before it")
+    iterations: int = Field(default=20, ge=1, le=10_000, description="timed and checked calls of each size")
+    warmup: int = Field(default=5, ge=0, le=1000, description="calls before them")
+    dtype: LabDtype = "float32"
+    ranks: list[DryRank] | None = Field(
+        default=None, min_length=1, max_length=1024, description="ranks that form the group, in order; all by default"
+    )
+    root: DryRank | None = Field(default=None, description="a rank of the group; its first by default")
+    reduce_op: Literal["sum", "max"] = "sum"
+
+
 class JobSpec(Strict):
     """All that was asked for. Frozen; stored with the job as JSON."""
 
@@ -202,7 +245,7 @@ class JobSpec(Strict):
     kind: JobKind = Field(
         default="train",
         description="calibrate measures a host for the planner; dry_run takes a step of ranks without their peers; "
-        "script runs one of the user's own, metered",
+        "script runs one of the user's own, metered; lab times and checks the primitives",
     )
     name: str = Field(default="untitled", min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
     model: ModelSpec
@@ -211,6 +254,7 @@ class JobSpec(Strict):
     resources: Resources = Resources()
     script: ScriptSpec | None = None
     dry_ranks: list[DryRank] = Field(default=[0], min_length=1, max_length=64, description="ranks that a dry run tries")
+    lab: LabSpec | None = Field(default=None, description="what a lab runs; the defaults when left out")
 
     @property
     def num_slots(self) -> int:

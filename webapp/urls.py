@@ -7,7 +7,7 @@ from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
-from jobs import host_pages, learn_pages, pages, script_pages
+from jobs import host_pages, lab_pages, learn_pages, pages, script_pages
 
 urlpatterns = [
     path("", pages.job_list, name="job-list"),
@@ -21,6 +21,8 @@ urlpatterns = [
     path("plan/explain/", pages.plan_explain, name="plan-explain"),
     path("learn/", learn_pages.learn, name="learn"),
     path("learn/numbers/", learn_pages.numbers, name="learn-numbers"),
+    path("lab/", lab_pages.lab, name="lab"),
+    path("lab/<slug:slug>/", lab_pages.primitive, name="lab-primitive"),
     path("hosts/", host_pages.hosts, name="hosts"),
     path("hosts/<str:name>/", host_pages.host, name="host"),
     path("hosts/<str:name>/calibrate/", host_pages.calibrate, name="host-calibrate"),

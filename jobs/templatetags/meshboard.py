@@ -34,6 +34,12 @@ def compact(number: int) -> str:
 
 
 @register.filter
+def grouped(number: int) -> str:
+    """1048576 -> "1,048,576"."""
+    return f"{number:,}"
+
+
+@register.filter
 def moment(when: datetime | str | None) -> SafeString | str:
     """A <time> in UTC; js/times.js shows it in the reader's own zone."""
     if not when:

@@ -204,6 +204,8 @@ class Supervisor:
             return self.ended_by, self.reason
         if code == 0 and self.board.profile is not None:
             return "succeeded", "measured the host"
+        if code == 0 and self.board.lab is not None:
+            return "succeeded", "ran the lab: every element is as it should be"
         if code == 0 and self.board.dry_runs:
             return "succeeded", f"tried a step of {len(self.board.dry_runs)} ranks"
         if code == 0 and self.order["spec"].get("kind") == "script":

@@ -53,6 +53,7 @@ class Board:
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
         self.dry_runs: list[DryRunItem] = []
         self.profile: dict[str, Any] | None = None
+        self.lab: dict[str, Any] | None = None
         self._speeds: deque[float] = deque(maxlen=SPEED_STEPS)
         self.steps = self._ran = 0
         self.training = False
@@ -71,6 +72,9 @@ class Board:
         elif item["kind"] == "profile":
             self.profile = item["profile"]
             return  # for the exit report, not for the page
+        elif item["kind"] == "lab":
+            self.lab = item["result"]
+            return
         elif item["kind"] == "checkpoint":
             self._checkpoints.append(item)
         elif item["kind"] == "dry_run":
@@ -158,6 +162,8 @@ class Board:
             summary["dry_runs"] = self.dry_runs
         if self.profile is not None:
             summary["profile"] = self.profile
+        if self.lab is not None:
+            summary["lab"] = self.lab
         return summary
 
 

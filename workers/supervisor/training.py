@@ -98,6 +98,8 @@ class Training:
         """What torchrun starts on every rank."""
         if kind == "calibrate":
             return ["-m", "workers.calibrate", "--device", self._settings.device]
+        if kind == "lab":
+            return ["-m", "workers.lab", "--spec", str(self._attempt.spec)]
         if kind == "script":
             return ["-m", "workers.meter", "--root", str(self._settings.script_root)]
         if kind == "dry_run":

@@ -139,6 +139,8 @@ const OP_NAMES = {
   all_gather: "all-gather",
   reduce_scatter: "reduce-scatter",
   all_to_all: "all-to-all",
+  send_recv: "send/recv",
+  isend_irecv: "isend/irecv",
 };
 
 /** Collective as people write it: "all-reduce". */

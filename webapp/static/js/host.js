@@ -13,7 +13,7 @@ const profile = embedded("profile");
 if (profile) {
   const most = Math.max(...profile.collectives.map((p) => p.ranks), 0);
   const busiest = profile.collectives.filter((p) => p.ranks === most && p.group_size === most);
-  collectivesChart(document.getElementById("collectives-chart"), busiest);
+  collectivesChart(document.getElementById("collectives-chart"))(busiest);
   const rows = profile.collectives.map((p) =>
     el(
       "tr",

@@ -8,6 +8,7 @@ import { eachFrame, el, embedded } from "./dom.js";
 import { duration, integer, loss, opName, tokenRate } from "./format.js";
 import { showHeader } from "./jobheader.js";
 import { logView } from "./joblog.js";
+import { labView } from "./lab.js";
 import { showCollectives, showComparison, showVerdicts } from "./jobtables.js";
 import { connect } from "./socket.js";
 import { createState, expectGap, foldBatch, foldSummary, secondsLeft } from "./store.js";
@@ -20,6 +21,7 @@ const openAxes = new Set();
 const drawLoss = lossChart($("loss-chart"));
 const drawTraffic = trafficChart($("traffic-chart"));
 const showLogs = logView($("logs"));
+const showLab = $("lab-result") ? labView($("lab-result")) : null;
 const predictedOf = predictionOf(job.estimate);
 const redraw = eachFrame(draw);
 
@@ -30,6 +32,7 @@ function draw() {
   drawComparison();
   const keep = job.spec.train.keep_checkpoints ?? 2;
   showCheckpoints($("checkpoints"), $("checkpoint-rows"), state.checkpoints, keep, job.id);
+  showLab?.(job.exit?.summary?.lab ?? null);
   if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
   const phase = $("phase").value;
   showCollectives($("collectives"), state, phase ? [phase] : null);

@@ -1,19 +1,24 @@
-// Time of each collective over its payload, both logarithmic.
+// A figure of each collective over its payload, both logarithmic.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
-import { bytes, duration, opName } from "../format.js";
+import { byteRate, bytes, duration, opName } from "../format.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
 
 const HEIGHT = 280;
+const MEASURES = {
+  seconds: { label: "time of a call", format: duration },
+  algbw: { label: "algorithmic bandwidth", format: byteRate },
+  busbw: { label: "bus bandwidth", format: byteRate },
+};
 
-export function collectivesChart(container, points) {
-  const sizes = [...new Set(points.map((p) => p.payload_bytes))].sort((a, b) => a - b);
-  const ops = [...new Set(points.map((p) => p.op))];
-  const of = (op) => sizes.map((size) => points.find((p) => p.op === op && p.payload_bytes === size)?.seconds ?? null);
-  const data = [sizes, ...ops.map(of)];
+/** Draws points {op, payload_bytes, and the measure}; call what is returned again to draw others. */
+export function collectivesChart(container) {
   let chart = null;
+  let shown = null;
 
   function build() {
+    if (!shown) return;
     chart?.destroy();
+    const { ops, data, label, format } = shown;
     const options = {
       width: Math.max(200, Math.floor(container.clientWidth)),
       height: HEIGHT,
@@ -22,7 +27,7 @@ export function collectivesChart(container, points) {
       scales: { x: { time: false, distr: 3, log: 2 }, y: { distr: 3 } },
       axes: [
         axis("payload", (_, ticks) => ticks.map((tick) => (tick && Math.log2(tick) % 4 === 0 ? bytes(tick) : "")), 36),
-        axis("time of a call", (_, ticks) => ticks.map((tick) => (tick ? duration(tick) : "")), 80),
+        axis(label, (_, ticks) => ticks.map((tick) => (tick ? format(tick) : "")), 80),
       ],
       series: [
         { label: "payload", value: (_, value) => bytes(value) },
@@ -31,13 +36,19 @@ export function collectivesChart(container, points) {
           stroke: color(`--series-${index}`),
           width: 1.5,
           points: { show: true, size: 6 },
-          value: (_, value) => duration(value),
+          value: (_, value) => format(value),
         })),
       ],
     };
     chart = new uPlot(options, data, container);
   }
 
-  build();
   keepFitting(container, build, () => chart);
+  return (points, measure = "seconds") => {
+    const sizes = [...new Set(points.map((p) => p.payload_bytes))].sort((a, b) => a - b);
+    const ops = [...new Set(points.map((p) => p.op))];
+    const of = (op) => sizes.map((size) => points.find((p) => p.op === op && p.payload_bytes === size)?.[measure] ?? null);
+    shown = { ops, data: [sizes, ...ops.map(of)], ...MEASURES[measure] };
+    build();
+  };
 }

@@ -1,0 +1,50 @@
+"""What hosts say of the lab, believed only when it makes sense, and the newest run that shows a primitive."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from django.db.models import F, QuerySet
+
+from jobs.models import Attempt, Job, Status
+from planner.lab import LabPoint, LabResult, LabStep
+from planner.spec import LabPrimitive
+
+NEWEST_RUNS = 20  # how far back a page looks
+
+
+class Shown(NamedTuple):
+    """A primitive as a finished run had it."""
+
+    attempt: Attempt
+    result: LabResult
+    step: LabStep
+    points: list[LabPoint]
+
+
+def checked_result(told: object) -> LabResult | None:
+    """A host's result, None for what is none."""
+    try:
+        return LabResult.model_validate_json(json.dumps(told))
+    except (ValueError, TypeError):  # msgpack may bring what JSON has no word for
+        return None
+
+
+def failure(result: LabResult | None) -> str:
+    """Why a lab that ended well has failed all the same; empty when it has not."""
+    if result is None:
+        return "the host sent no usable result"
+    return f"{result.wrong} elements are wrong" if result.wrong else ""
+
+
+def newest_shown(jobs: QuerySet[Job], primitive: LabPrimitive) -> Shown | None:
+    """The newest of the succeeded labs among `jobs` that captured the primitive."""
+    ended = jobs.filter(spec__kind="lab", status=Status.SUCCEEDED)
+    attempts = Attempt.objects.filter(job__in=ended, number=F("job__attempt")).select_related("job", "host")
+    for attempt in attempts.order_by("-job__changed")[:NEWEST_RUNS].iterator():
+        result = checked_result(((attempt.exit or {}).get("summary") or {}).get("lab"))
+        step = next((s for s in result.steps if s.primitive == primitive), None) if result else None
+        if result and step:
+            return Shown(attempt, result, step, [p for p in result.points if p.primitive == primitive])
+    return None

@@ -1,0 +1,95 @@
+"""The collective lab: its form, and a page for each primitive drawn from a run."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import User
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_http_methods
+
+from jobs import actions, lab_form, lab_picture
+from jobs.api.views import find_job, visible_jobs
+from jobs.lab import Shown, newest_shown
+from jobs.lab_words import BOOKKEEPING, BY_NAME, PRIMITIVES
+from jobs.models import LIVE, Host, Job
+from planner.spec import Problem, SpecError
+
+NEWEST_JOBS = 5
+
+
+@require_http_methods(["GET", "POST"])
+@login_required
+def lab(request: HttpRequest) -> HttpResponse:
+    """The primitives, and the form that runs them; filled in from an earlier lab with `?from=ID`."""
+    if request.method == "GET":
+        spec = find_job(request.user, request.GET["from"]).spec if "from" in request.GET else lab_form.usual(_host())
+        return _form(request, spec, [])
+    spec = lab_form.spec_from_form(request.POST.dict(), request.POST.getlist("lab.primitives"))
+    if spec["resources"]["host"] is None:
+        return _form(request, spec, [Problem("resources.host", "choose a host that is connected")])
+    try:
+        job, _ = actions.submit(cast(User, request.user), spec)
+    except SpecError as error:
+        return _form(request, spec, error.problems)
+    return redirect("job-detail", job.id)
+
+
+def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem]) -> HttpResponse:
+    errors, other_errors = lab_form.errors_by_field(problems)
+    context = {
+        "primitives": PRIMITIVES,
+        "values": lab_form.values_from_spec(spec),
+        "options": lab_form.OPTIONS,
+        "errors": errors,
+        "other_errors": other_errors,
+        "hosts": _hosts(),
+        "runs": visible_jobs(request.user).filter(spec__kind="lab")[:NEWEST_JOBS],
+    }
+    return render(request, "lab/index.html", context, status=422 if problems else 200)
+
+
+@require_GET
+@login_required
+def primitive(request: HttpRequest, slug: str) -> HttpResponse:
+    """One primitive: in words, in a picture of a real run, and where it is needed."""
+    words = BY_NAME.get(slug.replace("-", "_"))
+    if words is None or words.slug != slug:
+        raise Http404("no such primitive")
+    jobs = visible_jobs(request.user)
+    shown = newest_shown(jobs, words.name)
+    context = {
+        "words": words,
+        "primitives": PRIMITIVES,
+        "bookkeeping": BOOKKEEPING,
+        "reducing": words.name in lab_picture.REDUCING,
+        "shown": shown,
+        "running": None if shown else _running(request.user),
+        "host": _host(),
+        "usual": lab_form.values_from_spec(lab_form.usual(_host())),
+        **(_drawn(shown) if shown else {}),
+    }
+    return render(request, "lab/primitive.html", context)
+
+
+def _drawn(shown: Shown) -> dict[str, Any]:
+    if shown.step.primitive == "barrier":
+        return {"spans": lab_picture.spans(shown.step), "track": lab_picture.TRACK}
+    return {"picture": lab_picture.tensors(shown.result, shown.step)}
+
+
+def _running(user: Any) -> Job | None:
+    """A lab that has not ended, and will fill the empty page."""
+    return visible_jobs(user).filter(spec__kind="lab", status__in=LIVE).first()
+
+
+def _hosts() -> list[Host]:
+    """Hosts that a lab could run on now."""
+    live = [host for device in ("cuda", "cpu") for host in actions.live_hosts(device).order_by("name")]
+    return [host for host in live if not host.drained]
+
+
+def _host() -> Host | None:
+    return next(iter(_hosts()), None)

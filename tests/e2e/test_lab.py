@@ -1,0 +1,56 @@
+"""The lab in a real browser: run from an empty page, its table and graph, and pictures of its own tensors."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import Page, expect
+
+from tests.support.board import Board
+
+CASES = {"min_bytes": "1024", "max_bytes": "4096", "factor": "4", "iterations": "3", "warmup": "1"}
+
+
+def test_run_the_lab_read_its_points_and_see_who_held_what(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/lab/all-to-all/")
+    expect(page.locator("#no-run")).to_contain_text("No run has shown this yet")
+    expect(page.locator("svg.boxes")).to_have_count(0)
+    page.get_by_role("navigation", name="Main").get_by_role("link", name="Lab").click()
+    expect(page.locator("nav [aria-current=page]")).to_have_text("Lab")
+    page.fill("[data-field='lab.ranks']", "1, 3")
+    for name, value in CASES.items():
+        page.fill(f"[data-field='lab.{name}']", value)
+    page.get_by_role("button", name="Run the lab").click()
+
+    page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)
+    rows = page.locator("#lab-rows tr")
+    expect(rows).to_have_count(10 * 2 + 1)
+    expect(page.locator("#lab-wrong")).to_have_text("every element is right")
+    expect(page.locator("#lab-note")).to_contain_text("ranks 1, 3 of 4")
+    expect(rows.filter(has_text="all-to-all").first).to_contain_text("512 B")
+    drawn = "document.querySelector('#lab-chart canvas').toDataURL()"
+    times = page.evaluate(drawn)
+    page.locator("label:has([value=busbw])").click()
+    assert page.evaluate(drawn) != times
+    page.click("#lab-csv")
+    expect(page.locator("#lab-csv")).to_have_text("Copied")
+    lines = page.evaluate("navigator.clipboard.readText()").splitlines()
+    assert lines[0].startswith("primitive,num_bytes,seconds,algbw,busbw,wrong,")
+    assert len(lines) == 22
+    assert re.fullmatch(r"broadcast,1024,[0-9.e-]+,[0-9.]+,[0-9.]+,0,1536,1024,1024", lines[1])
+
+    rows.filter(has_text="all-to-all").first.locator("a").click()
+    picture = page.locator("svg.boxes")
+    expect(picture.locator("text.rank")).to_have_text(["rank 1", "rank 3"])
+    after = page.locator(".held tbody tr td:last-child")
+    expect(after).to_have_text(["200, 201, 400, 401", "202, 203, 402, 403"])
+    page.locator("[data-copies=call]").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-copies=call]")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "dist.all_to_all_single(received, sent)"
+
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path in ("/lab/", "/lab/all-to-all/", "/lab/barrier/"):
+        page.goto(running_board.url + path)
+        expect(page.locator("main .panel").first).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path

@@ -1,0 +1,288 @@
+"""The lab: submitted by anyone, believed when it makes sense, and shown as it was captured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.core.cache import cache
+from rest_framework.test import APIClient
+
+from jobs import lab_picture, scheduler
+from jobs.events import apply
+from jobs.lab_words import PRIMITIVES
+from jobs.models import Attempt, Host, Job, Status
+from planner.lab import LabResult
+from planner.spec import LAB_PRIMITIVES
+
+Api = Callable[[User | None], APIClient]
+MakeHost = Callable[..., Host]
+
+SPEC: dict[str, Any] = {
+    "kind": "lab",
+    "name": "lab",
+    "layout": {"dp": 4},
+    "lab": {"ranks": [1, 3], "primitives": ["all_reduce", "broadcast", "barrier"]},
+}
+OWN = [[200.0, 201.0], [400.0, 401.0]]
+
+
+def step(primitive: str, before: list[Any], after: list[Any]) -> dict[str, Any]:
+    held = zip((1, 3), before, after, strict=True)
+    return {"primitive": primitive, "holdings": [{"rank": r, "before": b, "after": a} for r, b, a in held]}
+
+
+POINT = {
+    "primitive": "all_reduce",
+    "num_bytes": 1024,
+    "seconds": 0.001,
+    "algbw": 1024000.0,
+    "busbw": 1024000.0,
+    "checked": 512,
+    "wrong": 0,
+    "payload_bytes": 1024,
+    "algorithmic_bytes": 1024,
+}
+RESULT: dict[str, Any] = {
+    "version": 1,
+    "device": "cpu",
+    "device_name": "a CPU",
+    "backend": "gloo",
+    "torch_version": "2.13.0",
+    "world_size": 4,
+    "ranks": [1, 3],
+    "root": 1,
+    "dtype": "float32",
+    "reduce_op": "sum",
+    "iterations": 20,
+    "points": [POINT],
+    "steps": [
+        step("all_reduce", OWN, [[600.0, 602.0]] * 2),
+        step("broadcast", OWN, [OWN[0]] * 2),
+        step("barrier", [[0.0], [12.5]], [[40.0], [42.0]]),
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_throttle() -> None:
+    cache.clear()
+
+
+def placed(user: User, api: Api) -> Attempt:
+    job = api(user).post("/api/v1/jobs", SPEC, format="json").json()
+    scheduler.schedule()
+    return Attempt.objects.get(job_id=job["id"])
+
+
+@pytest.fixture
+def running(owner: User, api: Api, make_host: MakeHost) -> Attempt:
+    make_host()
+    return placed(owner, api)
+
+
+def ended(attempt: Attempt, client: redis.Redis, result: object, outcome: str = "succeeded") -> Job:
+    summary: dict[str, Any] = {"steps": 0, "tokens_per_s": None, "losses": [], "eval_losses": []}
+    summary |= {"cells": {}, "verdict": {}}
+    if result is not None:
+        summary["lab"] = result
+    exit_report = {"outcome": outcome, "reason": f"it {outcome}", "log_tail": [], "summary": summary}
+    report: Any = {"job": attempt.job_id, "attempt": 1, "state": "exited", "exit": exit_report}
+    event: Any = {"kind": "attempt", "v": 1, "host": attempt.host.name, "time": 0.0, "report": report}
+    apply(event, client)
+    return Job.objects.get(id=attempt.job_id)
+
+
+def test_rest_takes_a_lab_without_a_model_and_answers_with_its_result(
+    running: Attempt, live_redis: redis.Redis, owner: User, api: Api
+) -> None:
+    assert running.host.allocations.count() == 4
+    assert running.job.spec["lab"]["ranks"] == [1, 3]
+    assert ended(running, live_redis, RESULT).status == Status.SUCCEEDED
+    told = api(owner).get(f"/api/v1/jobs/{running.job_id}").json()
+    assert told["exit"]["summary"]["lab"] == RESULT
+
+
+def test_rest_refuses_a_senseless_lab_by_its_field(owner: User, api: Api) -> None:
+    wrong = {**SPEC, "lab": {"ranks": [1, 9], "root": 2}}
+    answer = api(owner).post("/api/v1/jobs", wrong, format="json")
+    assert answer.status_code == 422
+    assert [e["field"] for e in answer.json()["errors"]] == ["lab.ranks", "lab.root"]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        None,
+        [],
+        {},
+        {**RESULT, "points": []},
+        {**RESULT, "version": 2},
+        {**RESULT, "points": [{**POINT, "seconds": float("nan")}]},
+        {**RESULT, "points": [POINT] * 400},
+        {**RESULT, "steps": [step("broadcast", [[1.0] * 65] * 2, OWN)]},
+        {**RESULT, "device_name": b"bytes"},
+    ],
+    ids=["none", "list", "empty", "no point", "version", "nan", "many", "wide", "bytes"],
+)
+def test_a_senseless_result_fails_the_job_and_is_not_kept(
+    running: Attempt, live_redis: redis.Redis, result: object
+) -> None:
+    job = ended(running, live_redis, result)
+    assert job.status == Status.FAILED
+    assert job.history.get(status=Status.FAILED).reason == "the host sent no usable result"
+    assert "lab" not in Attempt.objects.get(pk=running.pk).exit["summary"]
+
+
+def test_a_wrong_element_fails_the_job_whatever_the_host_says_of_its_end(
+    running: Attempt, live_redis: redis.Redis
+) -> None:
+    job = ended(running, live_redis, {**RESULT, "points": [{**POINT, "wrong": 3}]})
+    assert job.status == Status.FAILED
+    assert job.history.get(status=Status.FAILED).reason == "3 elements are wrong"
+    assert Attempt.objects.get(pk=running.pk).exit["summary"]["lab"]["points"][0]["wrong"] == 3
+
+
+def test_every_primitive_has_a_page_and_none_is_drawn_without_a_run(owner: User, client: Any) -> None:
+    assert client.get("/lab/").status_code == client.get("/lab/barrier/").status_code == 302
+    client.force_login(owner)
+    index = client.get("/lab/").content.decode()
+    assert tuple(words.name for words in PRIMITIVES) == LAB_PRIMITIVES
+    for words in PRIMITIVES:
+        assert f'href="/lab/{words.slug}/"' in index
+        page = client.get(f"/lab/{words.slug}/").content.decode()
+        assert "No run has shown this yet" in page
+        assert "<svg class=" not in page
+        assert "No host is connected" in page
+    assert client.get("/lab/shout/").status_code == client.get("/lab/all_reduce/").status_code == 404
+
+
+def test_a_page_draws_what_the_newest_run_captured(
+    running: Attempt, live_redis: redis.Redis, owner: User, client: Any
+) -> None:
+    client.force_login(owner)
+    assert "lab is starting" in client.get("/lab/broadcast/").content.decode()
+    ended(running, live_redis, RESULT)
+    page = client.get("/lab/all-reduce/").content.decode()
+    assert f"/jobs/{running.job_id}/" in page
+    assert "<td>400, 401</td><td>600, 602</td>" in page
+    assert page.count('<g class="from-combined">') == 4
+    assert "1,572,864" in page  # 2 x 3/4 of 1 MiB
+    broadcast = client.get("/lab/broadcast/").content.decode()
+    assert broadcast.count('<g class="from-0">') == 6
+    assert broadcast.count('<g class="from-1">') == 2
+    barrier = client.get("/lab/barrier/").content.decode()
+    assert "12.5 µs" in barrier
+    assert "No run has shown this yet" in client.get("/lab/gather/").content.decode()
+
+
+def test_nobody_sees_a_strangers_run(
+    running: Attempt, live_redis: redis.Redis, stranger: User, staff: User, client: Any
+) -> None:
+    ended(running, live_redis, RESULT)
+    client.force_login(stranger)
+    assert "No run has shown this yet" in client.get("/lab/broadcast/").content.decode()
+    assert running.job_id not in client.get("/lab/").content.decode()
+    client.force_login(staff)
+    assert "as captured by" in client.get("/lab/broadcast/").content.decode()
+
+
+def test_a_failed_run_is_not_drawn(running: Attempt, live_redis: redis.Redis, owner: User, client: Any) -> None:
+    ended(running, live_redis, RESULT, outcome="failed")
+    client.force_login(owner)
+    assert "No run has shown this yet" in client.get("/lab/broadcast/").content.decode()
+
+
+FORM = {
+    "resources.host": "host-a",
+    "layout.dp": "4",
+    "lab.ranks": "3, 1",
+    "lab.root": "1",
+    "lab.primitives": ["broadcast", "barrier"],
+    "lab.min_bytes": "64",
+    "lab.max_bytes": "256",
+    "lab.factor": "2",
+    "lab.iterations": "3",
+    "lab.warmup": "1",
+    "lab.dtype": "int32",
+    "lab.reduce_op": "max",
+}
+
+
+def test_the_form_submits_what_it_says(owner: User, client: Any, make_host: MakeHost) -> None:
+    make_host()
+    client.force_login(owner)
+    answer = client.post("/lab/", FORM)
+    job = Job.objects.get()
+    assert answer["Location"] == f"/jobs/{job.id}/"
+    assert job.spec["lab"] == {
+        "primitives": ["broadcast", "barrier"],
+        "min_bytes": 64,
+        "max_bytes": 256,
+        "factor": 2,
+        "iterations": 3,
+        "warmup": 1,
+        "dtype": "int32",
+        "ranks": [3, 1],
+        "root": 1,
+        "reduce_op": "max",
+    }
+    assert (job.name, job.spec["resources"]) == ("lab on host-a", {"device": "cpu", "host": "host-a"})
+    page = client.get(answer["Location"]).content.decode()
+    assert "What the lab found" in page
+    again = client.get(f"/lab/?from={job.id}")
+    assert again.context["values"]["lab.ranks"] == "3, 1"
+    assert again.context["values"]["lab.primitives"] == ["broadcast", "barrier"]
+
+
+def test_the_button_of_an_empty_page_runs_everything(owner: User, client: Any, make_host: MakeHost) -> None:
+    make_host(slots=2)
+    client.force_login(owner)
+    page = client.get("/lab/gather/").content.decode()
+    assert "Run the lab on host-a" in page
+    assert '<input type="hidden" name="layout.dp" value="2">' in page
+    assert client.post("/lab/", {"resources.host": "host-a", "layout.dp": "2"}).status_code == 302
+    assert Job.objects.get().spec["lab"]["primitives"] == list(LAB_PRIMITIVES)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"lab.ranks": "1, x"}, "lab.ranks", "whole number"),
+        ({"lab.ranks": "1"}, "lab.ranks", "the group has 1"),
+        ({"lab.min_bytes": "much"}, "lab.min_bytes", "whole number"),
+        ({"lab.primitives": []}, "lab.primitives", "at least 1"),
+        ({"layout.dp": "5"}, "layout.dp", "the largest cpu host has 4 slots"),
+        ({"layout.dp": ""}, "layout.dp", "whole number"),
+        ({"lab.dtype": "fp4"}, "lab.dtype", "float32"),
+        ({"resources.host": "nowhere"}, "resources.host", "choose a host"),
+        ({"resources.host": "a\x00b"}, "resources.host", "choose a host"),
+    ],
+    ids=str,
+)
+def test_the_form_tells_what_is_wrong_beside_the_field(
+    owner: User, client: Any, make_host: MakeHost, change: dict[str, Any], field: str, words: str
+) -> None:
+    make_host()
+    client.force_login(owner)
+    answer = client.post("/lab/", {**FORM, **change})
+    assert answer.status_code == 422
+    assert words in answer.context["errors"][field]
+    assert answer.context["values"]["lab.iterations"] == "3"
+    assert Job.objects.count() == 0
+
+
+def test_a_lab_shows_no_steps_in_the_list(running: Attempt, owner: User, client: Any) -> None:
+    client.force_login(owner)
+    assert "of 50" not in client.get("/").content.decode()
+
+
+def test_what_a_sum_left_alone_keeps_its_colour() -> None:
+    reduce = step("reduce", OWN, [[600.0, 602.0], [600.0, 401.0]])
+    result = LabResult.model_validate_json(json.dumps({**RESULT, "steps": [reduce]}))
+    rows = lab_picture.tensors(result, result.steps[0]).rows
+    assert [[box.origin for box in row.after] for row in rows] == [["combined"] * 2, ["combined", "1"]]

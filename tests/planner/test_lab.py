@@ -1,0 +1,94 @@
+"""What a lab may ask for, which sizes that makes, and what bandwidths mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.lab import LARGEST_EXACT, MAX_SIZES, bandwidths, lab_ranks, lab_sizes
+from planner.parse import parse_spec
+from planner.spec import LAB_PRIMITIVES, LabPrimitive, LabSpec, SpecError
+
+
+def lab(change: dict[str, Any], dp: int = 4, **more: Any) -> Any:
+    return parse_spec({"kind": "lab", "layout": {"dp": dp}, "lab": change, **more})
+
+
+def test_a_lab_needs_nothing_but_its_ranks() -> None:
+    spec = parse_spec({"kind": "lab", "layout": {"dp": 3}})
+    assert lab_ranks(spec) == (0, 1, 2)
+    assert spec.num_slots == 3
+    assert lab({"primitives": "all"}).lab.primitives == list(LAB_PRIMITIVES)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"ranks": [1]}, "lab.ranks", "2 ranks or more, and the group has 1"),
+        ({"ranks": []}, "lab.ranks", "at least 1 of them"),
+        ({"ranks": [1, 3, 1]}, "lab.ranks", "rank 1 stands there more than once"),
+        ({"ranks": [1, 7]}, "lab.ranks", "dp 4 = 4 ranks, from 0: there is no rank 7"),
+        ({"ranks": "1,3"}, "lab.ranks", 'must be a list, got "1,3"'),
+        ({"ranks": [1, 3], "root": 0}, "lab.root", "rank 0 is not in the group of ranks 1, 3"),
+        ({"min_bytes": 8}, "lab.min_bytes", "4 x 4 B = 16 B: 8 B < 16 B"),
+        ({"min_bytes": 64, "max_bytes": 32}, "lab.max_bytes", "min_bytes 64 > max_bytes 32"),
+        ({"max_bytes": 2**33}, "lab.max_bytes", "at most 4294967296"),
+        ({"factor": 1}, "lab.factor", "at least 2, got 1"),
+        ({"iterations": 0}, "lab.iterations", "at least 1, got 0"),
+        ({"primitives": []}, "lab.primitives", "at least 1 of them"),
+        ({"primitives": ["barrier", "barrier"]}, "lab.primitives", "barrier stands there more than once"),
+        ({"primitives": ["shout"]}, "lab.primitives.0", "'broadcast', 'scatter', "),
+        ({"dtype": "fp4"}, "lab.dtype", "'float32', 'float64', "),
+        ({"reduce_op": "mean"}, "lab.reduce_op", "'sum' or 'max'"),
+    ],
+    ids=str,
+)
+def test_a_lab_that_cannot_run_names_the_field_and_shows_the_arithmetic(
+    change: dict[str, Any], field: str, words: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        lab(change)
+    assert any(p.field == field and words in p.message for p in refused.value.problems), refused.value.problems
+
+
+def test_a_lab_is_plain_ranks_and_no_other_kind_has_one() -> None:
+    with pytest.raises(SpecError, match="takes dp ranks and no other axis"):
+        parse_spec({"kind": "lab", "layout": {"dp": 2, "tp": 2}})
+    with pytest.raises(SpecError, match=r"layout\.dp: a collective needs 2 ranks"):
+        parse_spec({"kind": "lab"})
+    with pytest.raises(SpecError, match="lab: is for jobs of kind lab, and this one is train"):
+        parse_spec({"model": {"preset": "gpt-tiny"}, "lab": {}})
+    with pytest.raises(SpecError, match="bfloat16 counts to 256 exactly, and a sum over 257 ranks"):
+        lab({"dtype": "bfloat16", "min_bytes": 2**16}, dp=257)
+
+
+def test_sizes_grow_by_the_factor_and_hold_whole_elements_for_every_rank() -> None:
+    assert lab_sizes(LabSpec(min_bytes=1024, max_bytes=20_000, factor=4), 2) == [1024, 4096, 16384]
+    assert lab_sizes(LabSpec(min_bytes=100, max_bytes=100), 3) == [96]
+    assert lab_sizes(LabSpec(min_bytes=16, max_bytes=40, factor=2, dtype="float64"), 2) == [16, 32]
+    assert len(lab_sizes(LabSpec(min_bytes=2, max_bytes=2**32, factor=2, dtype="float16"), 1)) == MAX_SIZES
+
+
+@pytest.mark.parametrize(
+    ("primitive", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("all_gather", 0.75),
+        ("reduce_scatter", 0.75),
+        ("all_to_all", 0.75),
+        ("gather", 0.75),
+        ("scatter", 0.75),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("send_recv", 1.0),
+        ("isend_irecv", 1.0),
+    ],
+)
+def test_bandwidths_are_those_of_nccl_tests(primitive: LabPrimitive, factor: float) -> None:
+    assert bandwidths(primitive, 1000, 0.5, 4) == (2000.0, 2000.0 * factor)
+
+
+def test_every_type_is_known_to_hold_a_sum_exactly() -> None:
+    assert LARGEST_EXACT["bfloat16"] == 2**8
+    assert LARGEST_EXACT["float16"] == 2**11

@@ -1,0 +1,146 @@
+"""`python -m workers.lab --spec FILE`, one process a rank, started by torchrun like the trainer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from contracts.telemetry import LabItem, PhaseItem
+from planner.lab import LabPoint, LabResult, lab_of, lab_ranks
+from planner.parse import parse_spec
+from planner.spec import JobSpec, SpecError
+from workers.lab.measure import Team, points, steps
+from workers.lab.values import Setting, pattern
+from workers.meter import Exporter, Recorder, metered_backend
+
+GROUP_TIMEOUT = timedelta(minutes=10)
+IDLE_TIMEOUT = timedelta(days=1)  # ranks outside the group wait for its end
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers.lab", description=__doc__)
+    parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
+    parser.add_argument("--out", type=Path, help="file to write the result to")
+    parser.add_argument("--job", default="local")
+    parser.add_argument("--attempt", type=int, default=1)
+    parser.add_argument("--telemetry", help="unix socket of the supervisor")
+    options = parser.parse_args()
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    try:
+        spec = parse_spec(json.loads(options.spec.read_text()))
+    except (OSError, ValueError, SpecError) as error:
+        return _fail(f"--spec: {error}")
+    if spec.kind != "lab" or spec.layout.world_size != world:
+        return _fail(f"--spec: a {spec.kind} of {spec.layout.world_size} ranks, and torchrun started a lab of {world}")
+    recorder = Recorder(rank)
+    exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
+    try:
+        if exporter is not None:
+            exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
+        result = run(spec, recorder)
+        if result is not None and options.out is not None:
+            options.out.write_text(result.model_dump_json(indent=1))
+        if result is not None and exporter is not None:
+            told = result.model_dump(mode="json")
+            exporter.send(LabItem(kind="lab", rank=rank, time=time.time(), result=told))
+    finally:
+        if exporter is not None:
+            exporter.close()
+    wrong = next((point for point in result.points if point.wrong), None) if result else None
+    return 0 if wrong is None else _fail(_words(wrong))
+
+
+def run(spec: JobSpec, recorder: Recorder) -> LabResult | None:
+    """Run the lab; the result on the first rank of the group, None elsewhere."""
+    device = torch.device(spec.resources.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group(metered_backend(recorder, device.type), timeout=GROUP_TIMEOUT)
+    try:
+        ranks = lab_ranks(spec)
+        group = dist.new_group(list(ranks), sort_ranks=False)
+        control = dist.new_group(list(ranks), backend="gloo", sort_ranks=False)
+        everybody = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
+        result = None
+        if isinstance(group, dist.ProcessGroup) and isinstance(control, dist.ProcessGroup):
+            recorder.label(group.group_name, "dp")
+            recorder.set_phase("step")
+            result = _measured(spec, Team(group, control, recorder), device)
+            recorder.set_phase("teardown")
+        dist.barrier(everybody)
+        return result
+    finally:
+        dist.destroy_process_group()
+
+
+def _measured(spec: JobSpec, team: Team, device: torch.device) -> LabResult | None:
+    lab, ranks = lab_of(spec), lab_ranks(spec)
+    root = ranks[0] if lab.root is None else lab.root
+    setting = Setting(
+        ranks=ranks,
+        me=team.group.rank(),
+        root=ranks.index(root),
+        device=device,
+        dtype=getattr(torch, lab.dtype),
+        reduce_op=lab.reduce_op,
+        fill=pattern(lab.dtype, len(ranks)),
+    )
+    say: Callable[[str], None] = _say if setting.me == 0 else _stay_silent
+    shown = tuple(steps(team, setting, lab.primitives))
+    found = tuple(points(team, setting, lab, say))
+    if setting.me != 0:
+        return None
+    return LabResult(
+        device=spec.resources.device,
+        device_name=_device_name(device),
+        backend=BACKENDS[device.type],
+        torch_version=torch.__version__,
+        world_size=spec.layout.world_size,
+        ranks=ranks,
+        root=root,
+        dtype=lab.dtype,
+        reduce_op=lab.reduce_op,
+        iterations=lab.iterations,
+        points=found,
+        steps=shown,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+
+
+def _words(point: LabPoint) -> str:
+    return f"{point.primitive} of {point.num_bytes} B: {point.wrong} of {point.checked} elements are wrong"
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _stay_silent(line: str) -> None:
+    """The first rank of the group speaks for all."""
+
+
+def _fail(text: str) -> int:
+    print(f"error: {text}", file=sys.stderr, flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # gloo's threads of a broken group would keep a plain exit waiting
