@@ -26,7 +26,8 @@ def make_optimizer(part: Part, train: TrainSpec) -> torch.optim.Optimizer:
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=BETAS)
+    fused = True if parameters[0].is_cuda else None  # on a CPU torch chooses
+    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=BETAS, fused=fused)
 
 
 def learning_rate(step: int, train: TrainSpec) -> float:
