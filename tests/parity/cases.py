@@ -193,7 +193,8 @@ LAYOUTS: dict[str, Try] = {
     "ep2 x pp2 x tp2 sp": Try({"dp": 2, "ep": 2, "pp": 2, "tp": 2, **SP}, 2, ("moe",)),
 }
 
-# What the default suite runs: each axis, schedule and setting once on every model, some pairs and two triples on one.
+# What the default suite runs: data and tensor parallelism and three schedules on every model; each other axis, schedule
+# and setting, some pairs and two triples on one.
 CORE = (
     "dp2 m4",
     "zero1 dp2",
@@ -206,6 +207,8 @@ CORE = (
     "pp2 naive",
     "pp2 gpipe",
     "pp2 1f1b",
+)
+CORE_ONCE = (
     "pp3 uneven",
     "pp2 interleaved_1f1b",
     "pp2 looped_bfs",
@@ -219,8 +222,6 @@ CORE = (
     "zero3 ep2 x dp2",
     "tp2 sp full recompute",
     "tp2 sp selective regather",
-)
-CORE_PAIRS = (
     "zero1 dp4",
     "dp2 x tp2",
     "zero3 dp2 x tp2 sp",
@@ -293,4 +294,4 @@ def all_cases(names: tuple[str, ...] = tuple(LAYOUTS)) -> list[Case]:
 
 def core_cases() -> list[Case]:
     """The default suite's."""
-    return [*all_cases(CORE), *(Case(LAYOUTS[name].archs[-1], name) for name in CORE_PAIRS)]
+    return [*all_cases(CORE), *(Case(LAYOUTS[name].archs[-1], name) for name in CORE_ONCE)]
