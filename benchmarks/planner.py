@@ -116,7 +116,7 @@ def speed() -> None:
         ("mixtral-8x7b", "h100", 128, 1024, 4096),
         ("llama3-8b", "h200", 64, 512, 8192),
     ):
-        train = TrainSpec(global_batch=batch, seq_len=seq, precision="bf16_weights")
+        train = TrainSpec(global_batch=batch, seq_len=seq, precision="bf16")
         spec = JobSpec(model=PRESETS[preset].model, train=train)
         result = search(spec, CLUSTERS[cluster], Constraints(world))
         label = f"{preset} on {world:,} x {ACCELERATORS[CLUSTERS[cluster].accelerator.name].name}"

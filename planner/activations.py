@@ -1,7 +1,7 @@
 """Bytes of activations that backward keeps of one layer and micro-batch, tensor by tensor.
 
-For the layers of 2205.05198 (16-bit, dropout, every score kept) the sum is its equations 1 to 4. The trainer's own
-precisions keep norm inputs in fp32; a test compares the sum with what autograd really saves.
+For the layers of 2205.05198 (16-bit, dropout, every score kept) the sum is its equations 1 to 4; a test compares the
+sum with what autograd really saves.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 from planner.precision import FP32_BYTES, mix_of
 from planner.spec import JobSpec
 from planner.traffic.shapes import micro_batch_tokens
-
-TRAINER_PRECISIONS = ("fp32", "bf16")
 
 
 def layer_activation_bytes(spec: JobSpec, *, moe: bool = False, recompute: str | None = None) -> int:
@@ -29,7 +27,7 @@ def layer_activation_bytes(spec: JobSpec, *, moe: bool = False, recompute: str |
     compute = mix_of(spec.train.precision).compute
     if policy == "full":
         return hidden * compute // divided
-    norm_inputs = 2 * hidden * _norm_bytes(spec) * (2 if _is_unfused_rms_norm(spec) else 1)
+    norm_inputs = 2 * hidden * (2 * FP32_BYTES if _is_unfused_rms_norm(spec) else compute)
     masks = 2 * hidden * spec.train.dropout
     gathered = divided if layout.regather else 1
     light = policy == "selective" and spec.train.attention == "fused"
@@ -38,13 +36,9 @@ def layer_activation_bytes(spec: JobSpec, *, moe: bool = False, recompute: str |
     return kept + _attention(spec, compute, policy) + (_experts if moe else _mlp)(spec, compute, light=light)
 
 
-def _norm_bytes(spec: JobSpec) -> int:
-    return FP32_BYTES if spec.train.precision in TRAINER_PRECISIONS else mix_of(spec.train.precision).compute
-
-
 def _is_unfused_rms_norm(spec: JobSpec) -> bool:
-    """torch's RMSNorm on a CPU keeps the normalised values beside its input (checked with 2.13)."""
-    return spec.model.arch == "llama" and spec.resources.device == "cpu" and spec.train.precision in TRAINER_PRECISIONS
+    """torch's RMSNorm on a CPU keeps its input and the normalised values, both in fp32 (checked with 2.13)."""
+    return spec.model.arch == "llama" and spec.resources.device == "cpu"
 
 
 def _attention(spec: JobSpec, compute: int, recompute: str) -> int:
@@ -90,6 +84,15 @@ def _experts(spec: JobSpec, compute: int, *, light: bool) -> int:
     routed = tokens * moe.experts_per_token * (2 * h + inner) * compute
     shared = tokens * moe.shared_experts * inner * compute
     return routed + shared + tokens * moe.num_experts * FP32_BYTES
+
+
+def inner_gradient_bytes(spec: JobSpec, *, moe: bool = False) -> int:
+    """Gradients inside an MLP that exist at once in its backward: GELU's; SwiGLU's are three but for its product."""
+    rows, inner = micro_batch_tokens(spec), spec.model.ffn_hidden_size
+    if moe and spec.model.moe:
+        rows, inner = rows * spec.model.moe.experts_per_token, spec.model.moe.expert_ffn_hidden_size
+    tensors = 2 if spec.model.arch == "llama" else 1
+    return rows * tensors * (inner // spec.layout.tp) * mix_of(spec.train.precision).compute
 
 
 def logit_bytes(spec: JobSpec) -> int:

@@ -12,7 +12,7 @@ from planner.cluster import Cluster
 from planner.collectives import bus_factor
 from planner.estimate import default_cluster, rank_memory
 from planner.flops import hardware_flops, model_flops
-from planner.memory import FRAGMENTATION, state_bytes, updated_parameters
+from planner.memory import FRAGMENTATION, fullest_moment, held_parameters, state_bytes
 from planner.models import embedding_parameters, head_parameters, layer_parameters, parameter_count
 from planner.precision import mix_of
 from planner.runnable import not_runnable
@@ -81,18 +81,18 @@ def _parameters(spec: JobSpec) -> Explanation:
 def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     layout, mix = spec.layout, mix_of(spec.train.precision)
     parts = rank_memory(spec, stage, cluster)
-    numel, own = updated_parameters(spec, stage), held(spec, stage)
+    numel, own, state = held_parameters(spec, stage), held(spec, stage), state_bytes(spec, stage)
+    most = fullest_moment(spec, stage, state)
     flight = chunks_in_flight(layout, stage, spec.train.micro_batches)
     chunks = len(own.stage.chunks)
     each = layer_activation_bytes(spec)
-    state = state_bytes(spec, stage)
     zero = "ZeRO 1910.02054 section 5, table 1"
     shards = layout.shard_ranks if layout.zero else 1
     said = {
-        "parameters": ("elements held x bytes", f"{state.weights // mix.weights:,} x {mix.weights}", zero),
+        "parameters": ("elements held x bytes", f"{numel:,} x {state.weights // numel}", zero),
         "gradients": (
-            "elements held and passing x bytes",
-            f"{state.gradients // mix.gradients:,} x {mix.gradients}",
+            f"those there {most.name}: elements summed, and their copies to be sent",
+            f"{numel:,} a rank of {shards}; {state.gradients:,} between micro-batches, {state.at_the_end:,} in the end",
             zero,
         ),
         "optimizer": (
@@ -107,13 +107,13 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
         ),
         "activations": (
             "layers x bytes a layer and micro-batch x chunks in flight / chunks",
-            f"{own.num_layers} x {each:,} x {flight} / {chunks}",
+            f"{own.num_layers} x {each:,} x {flight} / {chunks}, {most.name}",
             "Korthikanti 2205.05198 equations 1 to 4; in flight by schedule",
         ),
-        "logits": (
-            "tokens x vocabulary / tp x (compute + 2 x fp32), and the final norm",
+        "working": (
+            "what backward begins with: tokens x vocabulary / tp x (compute + 2 x fp32), or the gradients in a layer",
             f"{micro_batch_tokens(spec):,} x {spec.model.vocab_size // layout.tp:,}: {logit_bytes(spec):,}",
-            "tensors of the loss",
+            "tensors of the loss, or of an MLP's backward",
         ),
         "allowance": (
             f"reserved by the device + {FRAGMENTATION:.0%} of the rest",

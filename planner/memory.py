@@ -5,16 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from planner.activations import TRAINER_PRECISIONS, layer_activation_bytes, logit_bytes
+from planner.activations import inner_gradient_bytes, layer_activation_bytes, logit_bytes
 from planner.models import Unit
-from planner.precision import Mix, mix_of
+from planner.precision import ADAM_MOMENT_BYTES, FP32_BYTES, Mix, mix_of
 from planner.schedules import chunks_in_flight
 from planner.spec import JobSpec
 from planner.traffic.data import shard_group
 from planner.traffic.shapes import held, hidden_bytes, is_expert_unit, local_units, shard_rows
 
 FRAGMENTATION = 0.05  # of what is allocated: an allowance
-COMPONENTS = ("parameters", "gradients", "optimizer", "gathered", "activations", "logits")
 
 
 def model_state(parameters: float, mix: Mix, *, zero: int, degree: int) -> float:
@@ -22,76 +21,113 @@ def model_state(parameters: float, mix: Mix, *, zero: int, degree: int) -> float
 
     Stage 1 divides the optimiser over `degree` ranks, 2 the gradients too, 3 the weights too.
     """
-    weights = mix.weights / (degree if zero == 3 else 1)
+    weights = mix.compute / (degree if zero == 3 else 1)
     gradients = mix.gradients / (degree if zero >= 2 else 1)
     return parameters * (weights + gradients + mix.optimizer / (degree if zero else 1))
 
 
 def held_parameters(spec: JobSpec, stage: int) -> int:
-    """Parameter elements that a rank of the stage keeps between steps, after tp and ZeRO; the largest shard."""
-    mix = mix_of(spec.train.precision)
-    return state_bytes(spec, stage).weights // mix.weights
-
-
-def updated_parameters(spec: JobSpec, stage: int) -> int:
-    """Parameter elements whose optimiser state a rank of the stage holds; the largest shard."""
+    """Parameter elements that a rank of the stage keeps and updates, after tp and ZeRO; the largest shard."""
     return sum(shard for _, shard in _units(spec, stage))
 
 
 def memory(spec: JobSpec, stage: int) -> dict[str, int]:
-    """Bytes by component on a rank of pipeline stage `stage`.
-
-    In the trainer's precisions ZeRO shards weights, gradients and moments at rest; stages 1 and 2 also keep the
-    gathered weights from the first forward to the last backward, stage 1 the whole gradients too, stage 3 two units at
-    a time. Plain data parallelism keeps every bucket's flat copy of its gradients until the last all-reduce is done.
-    With master weights apart (2104.04473, 1910.02054) each ZeRO stage shards what its definition says.
-    """
-    weights, gradients, optimizer, gathered = state_bytes(spec, stage)
+    """Bytes by component on a rank of pipeline stage `stage`, at the moment of a step when it holds most."""
+    state = state_bytes(spec, stage)
+    most = fullest_moment(spec, stage, state)
     return {
-        "parameters": weights,
-        "gradients": gradients,
-        "optimizer": optimizer,
-        "gathered": gathered,
-        "activations": activation_bytes(spec, stage),
-        "logits": head_bytes(spec, stage),
+        "parameters": state.weights,
+        "gradients": most.gradients,
+        "optimizer": state.optimizer,
+        "gathered": state.gathered,
+        "activations": most.activations,
+        "working": most.working,
     }
 
 
 class State(NamedTuple):
-    """Bytes of model state on one rank: what every micro-batch shares."""
+    """Bytes of model state on one rank: what every micro-batch shares.
+
+    `gradients` are those that one micro-batch leaves to the next, `at_the_end` the most there are of them when the last
+    backward is done and they are reduced.
+    """
 
     weights: int
-    gradients: int
     optimizer: int
     gathered: int
+    gradients: int
+    at_the_end: int
+
+    @property
+    def throughout(self) -> int:
+        """What is there in forward and backward."""
+        return self.weights + self.optimizer + self.gathered
 
 
 def state_bytes(spec: JobSpec, stage: int) -> State:
-    """Model state of a rank of the stage, under the layout's ZeRO and precision."""
-    mix = mix_of(spec.train.precision)
+    """Model state of a rank of the stage, under the layout's ZeRO and precision.
+
+    ZeRO shards weights, gradients and moments, in fp32; stages 1 and 2 keep the gathered weights from the first forward
+    to the last backward, stage 3 those of the ends, of two layers and the buffer of a third. Stage 1 keeps whole
+    gradients until the last backward. Plain data parallelism copies every bucket of gradients to be sent.
+    """
+    mix, zero = mix_of(spec.train.precision), spec.layout.zero
     units = _units(spec, stage)
     whole, shards = sum(numel for numel, _ in units), sum(shard for _, shard in units)
-    largest = sorted(numel for numel, _ in units)[-2:]
-    state = _sharded_at_rest if spec.train.precision in TRAINER_PRECISIONS else _master_apart
-    return state(spec, mix, whole, shards, largest[-1], sum(largest))
+    gradients = whole * mix.gradients
+    if zero == 0:
+        sent = gradients if spec.layout.replica_ranks > 1 else 0
+        return State(whole * mix.compute, whole * mix.optimizer, 0, gradients, gradients + sent)
+    largest = max(numel for numel, _ in units)
+    reducing = shards * FP32_BYTES + 2 * largest * mix.gradients  # a unit's gradients, and their copy to be sent
+    if zero == 1:
+        reducing = max(reducing, gradients + largest * mix.gradients)
+    kept = gradients if zero == 1 else shards * FP32_BYTES
+    gathered = (_gathered_by_turns(spec, stage) if zero == 3 else whole) * mix.compute
+    return State(shards * FP32_BYTES, shards * ADAM_MOMENT_BYTES, gathered, kept, reducing)
 
 
-def _sharded_at_rest(spec: JobSpec, mix: Mix, whole: int, shards: int, largest: int, two_largest: int) -> State:
-    zero = spec.layout.zero
-    buckets = whole if spec.layout.replica_ranks > 1 else 0
-    passing = {0: buckets, 1: whole, 2: largest, 3: largest}[zero]
-    gathered = {0: 0, 1: whole, 2: whole, 3: two_largest}[zero]
-    gradients = (shards + passing) * mix.gradients
-    return State(shards * mix.weights, gradients, shards * mix.optimizer, gathered * mix.compute)
+def _gathered_by_turns(spec: JobSpec, stage: int) -> int:
+    """Elements: the ends' stay for as long as a backward lasts."""
+    units = local_units(spec, stage)
+    sizes = sorted(sum(p.numel for p in unit.parameters) for unit in units if unit.name != "root")
+    ends = sum(p.numel for unit in units if unit.name == "root" for p in unit.parameters)
+    return min(ends + sum(sizes[-3:]), ends + sum(sizes) + sizes[-1])
 
 
-def _master_apart(spec: JobSpec, mix: Mix, whole: int, shards: int, largest: int, two_largest: int) -> State:
-    zero = spec.layout.zero
-    weights = (shards if zero == 3 else whole) * mix.weights
-    gradients = (min(whole, shards + largest) if zero >= 2 else whole) * mix.gradients
-    optimizer = (shards if zero else whole) * mix.optimizer
-    gathered = min(two_largest, whole - shards) if zero == 3 else 0  # a rank's own shard is not held twice
-    return State(weights, gradients, optimizer, gathered * mix.weights)
+class Moment(NamedTuple):
+    """Bytes that come and go within a step, at one moment of it."""
+
+    name: str
+    gradients: int
+    activations: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        return self.gradients + self.activations + self.working
+
+
+def fullest_moment(spec: JobSpec, stage: int, state: State) -> Moment:
+    """Of a step's moments the one with most: a backward begins with all in flight, or the last one has ended.
+
+    A first backward finds no gradients yet; where it comes after the last forward, later ones find less in flight.
+    """
+    own, train = held(spec, stage), spec.train
+    flight, chunks = chunks_in_flight(spec.layout, stage, train.micro_batches), len(own.stage.chunks)
+    working = working_bytes(spec, stage)
+    end = Moment("when the last backward has ended", state.at_the_end, 0, 0)
+    in_flight = activation_bytes(spec, stage, flight)
+    if train.micro_batches * chunks > flight:
+        return max(Moment("when a backward begins", state.gradients, in_flight, working), end, key=_total)
+    first = Moment("when the first backward begins", 0, in_flight, working)
+    fewer = activation_bytes(spec, stage, flight - 1)
+    later = Moment("when the second backward begins", state.gradients, fewer, working if flight > 1 else 0)
+    return max(first, later, end, key=_total)
+
+
+def _total(moment: Moment) -> int:
+    return moment.total
 
 
 def _units(spec: JobSpec, stage: int) -> list[tuple[int, int]]:
@@ -107,23 +143,36 @@ def _unit_sizes(unit: Unit, degree: int) -> tuple[int, int]:
     return numel, sum(shard_rows(p.shape[0], degree, 0) * (p.numel // p.shape[0]) for p in unit.parameters)
 
 
-def activation_bytes(spec: JobSpec, stage: int) -> int:
-    """Layers in flight, and under full recompute the working set of the one that is computed again."""
+def activation_bytes(spec: JobSpec, stage: int, flight: int) -> int:
+    """What `flight` chunks of one micro-batch each keep for their backward, and for the stages beside this one."""
     own = held(spec, stage)
     dense = own.num_layers - own.num_moe_layers
     layers = dense * layer_activation_bytes(spec)
     if own.num_moe_layers:
         layers += own.num_moe_layers * layer_activation_bytes(spec, moe=True)
-    chunks = len(own.stage.chunks)
-    total = layers * chunks_in_flight(spec.layout, stage, spec.train.micro_batches) // chunks
-    if spec.layout.recompute == "full":
-        total += layer_activation_bytes(spec, moe=own.num_moe_layers > 0, recompute="none")
-    return total
+    return layers * flight // len(own.stage.chunks) + boundary_bytes(spec, stage, flight)
 
 
-def head_bytes(spec: JobSpec, stage: int) -> int:
-    """Logits, and the final norm's input and output, of the one micro-batch whose loss is computed."""
-    own = held(spec, stage)
-    if not own.stage.last:
+def boundary_bytes(spec: JobSpec, stage: int, flight: int) -> int:
+    """Outputs kept until their gradients come, and a buffer for the next message from either side."""
+    own, layout = held(spec, stage), spec.layout
+    if layout.pp == 1:
         return 0
-    return logit_bytes(spec) + 2 * hidden_bytes(spec)
+    sides = 2 - own.stage.first - own.stage.last
+    outputs = 0 if own.stage.last and len(own.stage.chunks) == 1 else flight
+    return (outputs + sides) * hidden_bytes(spec) // (layout.tp if layout.sequence_parallel else 1)
+
+
+def working_bytes(spec: JobSpec, stage: int) -> int:
+    """What a backward that begins needs at once: for the loss the logits, else a layer's gradients.
+
+    Under full recompute also all that the layer keeps when it has been computed again.
+    """
+    own = held(spec, stage)
+    again = 0
+    if spec.layout.recompute == "full":
+        again = layer_activation_bytes(spec, moe=own.num_moe_layers > 0, recompute="none")
+    backward = inner_gradient_bytes(spec, moe=own.num_moe_layers > 0) + hidden_bytes(spec)
+    if not own.stage.last:
+        return again + backward
+    return max(logit_bytes(spec) + 2 * hidden_bytes(spec), again + backward)

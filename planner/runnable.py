@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from planner.spec import JobSpec, Problem
 
-RUN_PRECISIONS = ("fp32", "bf16")
-
 
 def not_runnable(spec: JobSpec) -> list[Problem]:
     """Every field whose value the trainer does not implement. Empty means that a valid spec can be submitted."""
@@ -19,8 +17,8 @@ def not_runnable(spec: JobSpec) -> list[Problem]:
         refuse("model.mla", "latent attention")
     if model.moe and model.moe.router_bias:
         refuse("model.moe.router_bias", "a router with a bias an expert")
-    if train.precision not in RUN_PRECISIONS:
-        refuse("train.precision", f"precision {train.precision}")
+    if train.precision == "fp8":
+        refuse("train.precision", "precision fp8")
     if layout.cp > 1 and train.attention != "fused":
         refuse("train.attention", "attention that keeps every score with context parallelism")
     if layout.zero and not train.overlap:

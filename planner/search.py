@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from planner.cluster import Cluster
 from planner.layout import pipeline_problems, problems
-from planner.memory import FRAGMENTATION, activation_bytes, head_bytes, state_bytes
+from planner.memory import FRAGMENTATION, State, fullest_moment, state_bytes
 from planner.runnable import not_runnable
 from planner.spec import JobSpec, Layout, Problem, Recompute, Schedule, SpecError
 from planner.timing import Timer, Timing, unlike_stages
@@ -139,7 +139,8 @@ def fullest_stages(spec: JobSpec) -> list[int]:
 
 
 def _stage_bytes(spec: JobSpec, stage: int) -> int:
-    return sum(state_bytes(spec, stage)) + activation_bytes(spec, stage) + head_bytes(spec, stage)
+    state = state_bytes(spec, stage)
+    return state.throughout + fullest_moment(spec, stage, state).total
 
 
 def _allowed(parts: int, cluster: Cluster) -> int:
@@ -221,8 +222,8 @@ class _Finder:
         layouts = [self.spec.layout.model_copy(update={**_PLAIN, **fields, "recompute": r}) for r in policies]
         first = self._candidate(layouts[0], sizes[0])
         probes = fullest_stages(first)
-        states = [sum(state_bytes(first, stage)) for stage in probes]
-        if _allowed(max(states), self.cluster) > self.capacity:
+        states = [state_bytes(first, stage) for stage in probes]
+        if _allowed(max(state.throughout + state.at_the_end for state in states), self.cluster) > self.capacity:
             self.refused["memory: model state alone"] += len(sizes) * len(layouts)
             return
         for size in sizes:
@@ -233,9 +234,9 @@ class _Finder:
             for layout in layouts:
                 yield from self._fit(spec.model_copy(update={"layout": layout}), probes, states)
 
-    def _fit(self, spec: JobSpec, probes: list[int], states: list[int]) -> Iterator[Found]:
+    def _fit(self, spec: JobSpec, probes: list[int], states: list[State]) -> Iterator[Found]:
         parts = [
-            state + activation_bytes(spec, stage) + head_bytes(spec, stage)
+            state.throughout + fullest_moment(spec, stage, state).total
             for stage, state in zip(probes, states, strict=True)
         ]
         needed = _allowed(max(parts), self.cluster)

@@ -17,13 +17,13 @@ class Template(NamedTuple):
 
 _MEGATRON_TRAIN = {
     "seq_len": 2048,
-    "precision": "bf16_weights",
+    "precision": "bf16",
     "attention": "unfused",
     "dropout": True,
     "overlap": False,
     "data": "stdlib",
 }
-_LLAMA_TRAIN = {"precision": "bf16_weights", "data": "stdlib"}
+_LLAMA_TRAIN = {"precision": "bf16", "data": "stdlib"}
 
 
 def _twin(name: str, model: str, layout: dict[str, Any], **train: int) -> dict[str, Any]:

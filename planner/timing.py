@@ -18,7 +18,7 @@ from planner.cluster import Cluster, collective_seconds, kernel_seconds, span
 from planner.flops import hardware_flops, model_flops
 from planner.kernels import Kernel, Pass, Work, embedding_work, head_work, layer_work
 from planner.layout import V_SCHEDULES, stage_of
-from planner.memory import updated_parameters
+from planner.memory import held_parameters
 from planner.precision import FP32_BYTES, mix_of
 from planner.schedules import bubble_ratio
 from planner.spec import JobSpec, Layout, ModelSpec
@@ -261,10 +261,10 @@ class Timer:
 
     def _optimizer(self, spec: JobSpec, index: int) -> float:
         if self.calibration is not None:
-            measured = self.calibration.optimizer_s(updated_parameters(spec, index), self._ranks_at_work(spec))
+            measured = self.calibration.optimizer_s(held_parameters(spec, index), self._ranks_at_work(spec))
             if measured is not None:
                 return measured
-        moved = ADAM_PASSES * FP32_BYTES * updated_parameters(spec, index)
+        moved = ADAM_PASSES * FP32_BYTES * held_parameters(spec, index)
         return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES)
 
 

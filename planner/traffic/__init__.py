@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from planner.layout import Coordinates, Group, axis_group, coordinates, key_value_group
 from planner.models import Parameter, is_key_or_value, is_router
-from planner.precision import FP32_BYTES
+from planner.precision import FP32_BYTES, mix_of
 from planner.spec import JobSpec, Layout
 from planner.traffic.context import context_backward, context_forward
 from planner.traffic.data import (
@@ -139,13 +139,13 @@ def partial_over_tp(parameter: Parameter, layout: Layout) -> bool:
 
 def _shared_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
     """One all-reduce over tp sums the tensors that all its ranks hold, one the heads that several share."""
-    index = shard_index(spec, place)
+    index, element = shard_index(spec, place), summed_bytes(spec)
     parameters = [p for u in local_units(spec, place.pp) for p in u.parameters]
     for group, chosen in (
         (axis_group(spec.layout, "tp"), [p for p in parameters if partial_over_tp(p, spec.layout)]),
         (key_value_group(spec.model, spec.layout), [p for p in parameters if is_key_or_value(p)]),
     ):
-        size = sum(held_numel(spec, p, index) for p in chosen) * FP32_BYTES
+        size = sum(held_numel(spec, p, index) for p in chosen) * element
         tally.add("all_reduce", "tp", group, size, 1 if chosen else 0)
 
 
@@ -157,7 +157,12 @@ def _tied_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
     table = next(p for u in local_units(spec, place.pp) for p in u.parameters if p.name in _TIED)
     pipe = axis_group(spec.layout, "pp")
     ends = Group(2, (pipe.size - 1) * pipe.stride)
-    tally.add("all_reduce", "pp", ends, held_numel(spec, table, shard_index(spec, place)) * FP32_BYTES)
+    tally.add("all_reduce", "pp", ends, held_numel(spec, table, shard_index(spec, place)) * summed_bytes(spec))
+
+
+def summed_bytes(spec: JobSpec) -> int:
+    """Bytes an element of the gradients that data parallelism leaves: FSDP2 keeps its shards of them in fp32."""
+    return FP32_BYTES if spec.layout.zero else mix_of(spec.train.precision).gradients
 
 
 def shard_index(spec: JobSpec, place: Coordinates) -> int:

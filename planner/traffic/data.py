@@ -34,8 +34,8 @@ def data_step(tally: Tally, spec: JobSpec, pp: int) -> None:
     reduces = 1 if layout.zero == 1 else m
     replicas = Group(layout.dp_replicas, layout.tp * layout.shard_ranks)
     for group, numel, units in _sharded(spec, pp):
-        tally.add_all("reduce_scatter", "dp", group, reduces * units, reduces * numel * mix.reduced)
-        tally.add_all("all_reduce", "dp", replicas, units, numel // group.size * mix.reduced)
+        tally.add_all("reduce_scatter", "dp", group, reduces * units, reduces * numel * mix.gradients)
+        tally.add_all("all_reduce", "dp", replicas, units, numel // group.size * mix.gradients)
 
 
 def data_gather(tally: Tally, spec: JobSpec, pp: int, times: int) -> None:
@@ -77,7 +77,7 @@ def _gathered_numel(parameters: tuple[Parameter, ...], degree: int) -> int:
 
 
 def _plain(tally: Tally, spec: JobSpec, units: tuple[Unit, ...]) -> None:
-    element = mix_of(spec.train.precision).reduced
+    element = mix_of(spec.train.precision).gradients
     for experts in (False, True):
         ep = spec.layout.ep if experts else 1
         group = Group(spec.layout.replica_ranks // ep, spec.layout.tp * ep)

@@ -76,7 +76,7 @@ def test_what_can_only_be_planned_is_refused_at_submit_with_the_reason(owner: Us
 
 
 def test_what_does_not_fit_is_told_with_what_would(owner: User, api: Api) -> None:
-    train = {"global_batch": 64, "micro_batches": 8, "seq_len": 4096, "precision": "bf16_weights"}
+    train = {"global_batch": 64, "micro_batches": 8, "seq_len": 4096, "precision": "bf16"}
     spec = {"model": {"preset": "llama3-8b"}, "layout": {"dp": 8}, "train": train}
     answer = post(api(owner), "plan?cluster=h100", spec).json()
     assert answer["estimate"]["fits"] is False

@@ -16,7 +16,6 @@ from workers.meter import Recorder, metered_backend
 from workers.trainer.data import corpus_of
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
-from workers.trainer.optimizer import local_gradient
 from workers.trainer.parallelize import parallelize
 
 
@@ -30,7 +29,7 @@ def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:
 def gradients(trainer: Trainer) -> dict[str, torch.Tensor]:
     """This rank's part of every gradient of step 1."""
     trainer.backward(0)
-    return {held.name: local_gradient(held.tensor).clone() for held in trainer.part.tensors}
+    return {held.name: held.gradient.clone() for held in trainer.part.tensors}
 
 
 def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:

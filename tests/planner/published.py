@@ -64,7 +64,7 @@ def megatron_run(
         global_batch=batch,
         micro_batches=batch // (dp * micro_batch),
         seq_len=model.max_seq_len,
-        precision="bf16_weights",
+        precision="bf16",
         attention="unfused",
         dropout=True,
         overlap=False,

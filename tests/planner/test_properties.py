@@ -49,7 +49,7 @@ specs = st.fixed_dictionaries(
             {
                 "global_batch": st.just(64),
                 "micro_batches": st.sampled_from([1, 4, 8]),
-                "precision": st.sampled_from(["fp32", "bf16", "bf16_weights", "bf16_gradients", "fp8"]),
+                "precision": st.sampled_from(["fp32", "bf16", "bf16_gradients", "fp8"]),
                 "attention": st.sampled_from(["fused", "unfused"]),
             }
         ),

@@ -22,7 +22,7 @@ H100 = CLUSTERS["h100"]
 
 
 def seed(preset: str, batch: int, seq_len: int) -> JobSpec:
-    train = TrainSpec(global_batch=batch, seq_len=seq_len, precision="bf16_weights")
+    train = TrainSpec(global_batch=batch, seq_len=seq_len, precision="bf16")
     return JobSpec(model=PRESETS[preset].model, train=train)
 
 
@@ -101,7 +101,7 @@ def test_nothing_fits_a_model_that_is_too_large() -> None:
 
 
 def test_what_does_not_fit_is_told_with_what_would() -> None:
-    train = TrainSpec(global_batch=64, micro_batches=8, seq_len=4096, precision="bf16_weights")
+    train = TrainSpec(global_batch=64, micro_batches=8, seq_len=4096, precision="bf16")
     spec = seed("llama3-8b", 64, 4096).model_copy(update={"layout": Layout(dp=8), "train": train})
     assert needed_bytes(spec, H100) > H100.accelerator.memory_bytes
     advised = suggestions(spec, H100)

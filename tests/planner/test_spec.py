@@ -212,9 +212,15 @@ def test_more_zero_never_holds_more_state() -> None:
 
 
 def test_plain_data_parallelism_holds_a_second_copy_of_its_gradients() -> None:
-    alone, replicated = (memory(spec_of(Layout(dp=dp), "gpt-mini", 1), 0)["gradients"] for dp in (1, 2))
-    assert alone == 4 * parameter_count(PRESETS["gpt-mini"].model)
-    assert replicated == 2 * alone
+    def gradients(dp: int, sequences: int) -> int:
+        train = {"global_batch": sequences, "micro_batches": 2, "seq_len": 64}
+        fields = {"model": {"preset": "gpt-mini"}, "layout": {"dp": dp}, "train": train}
+        return memory(parse_fields(fields), 0)["gradients"]
+
+    whole = 4 * parameter_count(PRESETS["gpt-mini"].model)
+    assert gradients(dp=1, sequences=4) == whole
+    assert gradients(dp=2, sequences=4) == 2 * whole
+    assert gradients(dp=2, sequences=256) == whole, "activations have gone when buckets are sent"
 
 
 def test_choices_name_what_would_break_and_leave_out_what_would_not() -> None:

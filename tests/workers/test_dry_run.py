@@ -76,21 +76,28 @@ def test_products_are_counted_as_pytorch_counts_them() -> None:
     assert dry_step(spec, 0).flops == 3 * products + scores + scores * 5 // 2
 
 
-@pytest.mark.parametrize("preset", ["gpt-mini", "llama-mini"])
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {},
-        {"dp": 2, "zero": 2},
-        {"dp": 2, "zero": 3},
-        {"tp": 2, "sequence_parallel": True},
-        {"recompute": "full"},
-    ],
-    ids=["alone", "zero2", "zero3", "tp2 sp", "full recompute"],
-)
-def test_the_planner_s_memory_is_what_tensors_need_at_once(preset: str, layout: dict[str, Any]) -> None:
-    train = {"global_batch": 16, "micro_batches": 4, "seq_len": 256}
-    spec = parse_fields({"model": {"preset": preset}, "layout": layout, "train": train})
+KEPT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "alone": ("gpt-mini", {}, {}),
+    "alone, one micro-batch": ("llama-mini", {}, {"micro_batches": 1}),
+    "replicas": ("llama-mini", {"dp": 2}, {}),
+    "replicas, few tokens": ("gpt-mini", {"dp": 2}, {"seq_len": 32}),
+    "zero1": ("gpt-mini", {"dp": 4, "zero": 1}, {}),
+    "zero2": ("llama-mini", {"dp": 2, "zero": 2}, {}),
+    "zero3": ("gpt-mini", {"dp": 2, "zero": 3}, {}),
+    "tp2 sp": ("llama-mini", {"tp": 2, "sequence_parallel": True}, {}),
+    "pp2": ("gpt-mini", {"pp": 2}, {}),
+    "full recompute": ("llama-mini", {"recompute": "full"}, {}),
+    "bf16": ("gpt-mini", {}, {"precision": "bf16"}),
+    "bf16 zero2": ("gpt-mini", {"dp": 2, "zero": 2}, {"precision": "bf16"}),
+    "bf16 gradients, replicas": ("gpt-mini", {"dp": 2}, {"precision": "bf16_gradients"}),
+}
+
+
+@pytest.mark.parametrize("name", list(KEPT))
+def test_the_planner_s_memory_is_what_tensors_need_at_once(name: str) -> None:
+    preset, layout, train = KEPT[name]
+    sizes = {"global_batch": 16, "micro_batches": 4, "seq_len": 256, **train}
+    spec = parse_fields({"model": {"preset": preset}, "layout": layout, "train": sizes})
     step = dry_step(spec, 0)
     assert sum(memory(spec, 0).values()) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.025)
 

@@ -46,6 +46,7 @@ def restore(
     read(state, checkpoint)
     set_steps(part, optimizer, manifest.step)
     copy_tied(spec, part, optimizer)
+    part.follow_masters()
     torch.set_rng_state(torch.tensor(manifest.rng, dtype=torch.uint8))
     say(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{_moved(spec, manifest.spec)}")
     return manifest.step

@@ -11,15 +11,14 @@ from planner.boxes import held_box
 from planner.layout import Coordinates
 from planner.spec import JobSpec
 from workers.checkpoint.boxes import Boxed, State
-from workers.trainer.optimizer import local
-from workers.trainer.parallelize import Held, Part
+from workers.trainer.parallelize import Held, Part, local
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def model_state(spec: JobSpec, place: Coordinates, part: Part) -> State:
     """This rank's part of every weight. A table tied to the embedding has the embedding's name."""
-    return _boxes(spec, place, part, "model", lambda held: local(held.tensor.detach()))
+    return _boxes(spec, place, part, "model", lambda held: local(held.master.detach()))
 
 
 def optimizer_state(spec: JobSpec, place: Coordinates, part: Part, optimizer: torch.optim.Optimizer) -> State:
@@ -33,12 +32,12 @@ def optimizer_state(spec: JobSpec, place: Coordinates, part: Part, optimizer: to
 def set_steps(part: Part, optimizer: torch.optim.Optimizer, step: int) -> None:
     """Tell Adam how many updates it has made."""
     for held in part.tensors:
-        optimizer.state[held.tensor]["step"] = torch.tensor(float(step))
+        optimizer.state[held.master]["step"] = torch.tensor(float(step))
 
 
 def copy_tied(spec: JobSpec, part: Part, optimizer: torch.optim.Optimizer) -> None:
     """Where both ends of a pipe are here, the head takes what was loaded for the embedding."""
-    by_name = {held.name: held.tensor for held in part.tensors}
+    by_name = {held.name: held.master for held in part.tensors}
     if not (spec.model.tied_embeddings and {"embedding.weight", "head.weight"} <= by_name.keys()):
         return
     embedding, head = by_name["embedding.weight"], by_name["head.weight"]
@@ -49,9 +48,9 @@ def copy_tied(spec: JobSpec, part: Part, optimizer: torch.optim.Optimizer) -> No
 
 
 def _moment(optimizer: torch.optim.Optimizer, moment: str, held: Held) -> torch.Tensor:
-    state = optimizer.state[held.tensor]
+    state = optimizer.state[held.master]
     if moment not in state:
-        state[moment] = torch.zeros_like(held.tensor, memory_format=torch.preserve_format)
+        state[moment] = torch.zeros_like(held.master, memory_format=torch.preserve_format)
     return local(state[moment])
 
 

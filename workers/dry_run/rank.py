@@ -19,8 +19,7 @@ from workers.meter.recorder import Recorder
 from workers.trainer.data import Corpus, Tokens
 from workers.trainer.loop import Trainer
 from workers.trainer.mesh import make_mesh
-from workers.trainer.optimizer import local
-from workers.trainer.parallelize import assemble, build
+from workers.trainer.parallelize import assemble, build, local
 from workers.trainer.zero import storage_changes
 
 
@@ -74,5 +73,5 @@ def dry_step(spec: JobSpec, rank: int) -> DryStep:
     finally:
         dist.destroy_process_group()
     seconds = time.perf_counter() - started
-    held = sum(local(p).numel() for p in part.parameters())
+    held = sum(local(p).numel() for p in part.masters())
     return DryStep(rank, cells, rows, held, watch.peak_bytes, held * ADAM_MOMENT_BYTES, watch.flops, seconds)

@@ -53,14 +53,15 @@ class NoDataParallel:
 class BucketedAllReduce(NoDataParallel):
     """Sums gradients in buckets, each as soon as its last gradient is final, always in the same order.
 
-    `parameters` come in the order in which backward finishes them; each gets `backwards` gradients a step. Gradients
-    are summed, not averaged: the loss is already divided by the global token count. Without `overlap`, buckets leave
-    when backward is done. Where the schedule `splits` backward, gradients come by `weights_added` alone.
+    `parameters` come in the order in which backward finishes them, each with the one that holds its gradient; each gets
+    `backwards` gradients a step. Gradients are summed, not averaged: the loss is already divided by the global token
+    count. Without `overlap`, buckets leave when backward is done. Where the schedule `splits` backward, gradients come
+    by `weights_added` alone.
     """
 
     def __init__(
         self,
-        parameters: list[nn.Parameter],
+        parameters: dict[nn.Parameter, nn.Parameter],
         group: dist.ProcessGroup,
         backwards: int,
         element_bytes: int,
@@ -71,18 +72,19 @@ class BucketedAllReduce(NoDataParallel):
         self._group, self._backwards, self._overlap = group, backwards, overlap
         self._buckets: list[list[nn.Parameter]] = [[]]
         filled = 0
-        for parameter in parameters:
-            self._buckets[-1].append(parameter)
+        self._bucket_of: dict[nn.Parameter, int] = {}
+        for parameter, holder in parameters.items():
+            self._buckets[-1].append(holder)
+            self._bucket_of[parameter] = len(self._buckets) - 1
             filled += parameter.numel() * element_bytes
             if filled >= BUCKET_BYTES:
                 self._buckets.append([])
                 filled = 0
         if not self._buckets[-1]:
             self._buckets.pop()
-        self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
         self._waiting: list[int] = []
         self._launched: list[tuple[torch.Tensor, dist.Work, list[nn.Parameter]]] = []
-        for parameter in [] if splits else parameters:
+        for parameter in {} if splits else parameters:
             parameter.register_post_accumulate_grad_hook(self._gradient_added)
 
     def before_step(self) -> None:

@@ -15,7 +15,14 @@ from workers.meter.recorder import Recorder
 from workers.trainer.data import Corpus, Tokens
 from workers.trainer.mesh import Mesh
 from workers.trainer.model import Decoder
-from workers.trainer.optimizer import clip_gradients, finish_gradients, learning_rate, make_optimizer, square_sum
+from workers.trainer.optimizer import (
+    clip_gradients,
+    finish_gradients,
+    learning_rate,
+    make_optimizer,
+    square_sum,
+    update,
+)
 from workers.trainer.parallelize import Part
 from workers.trainer.pipeline_parallel import Boundary, Pipeline
 from workers.trainer.verdict import verdict
@@ -51,8 +58,7 @@ class Trainer:
         clip_gradients(self.part, result.grad_norm, self.spec.train.grad_clip)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(index, self.spec.train)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        update(self.part, self.optimizer)
         return result
 
     def backward(self, index: int) -> None:

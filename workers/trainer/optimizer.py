@@ -6,8 +6,6 @@ import math
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.tensor import DTensor
 
 from planner.models import is_key_or_value
 from planner.spec import JobSpec, TrainSpec
@@ -17,11 +15,12 @@ from workers.trainer.parallelize import Held, Part, is_tied
 
 BETAS = (0.9, 0.95)
 FINAL_LR_SHARE = 0.1
+CONVERTED_ELEMENTS = 2**24
 
 
 def make_optimizer(part: Part, train: TrainSpec) -> torch.optim.Optimizer:
     """AdamW over this rank's shards; weight decay on matrices only (GPT-3 appendix B)."""
-    parameters = part.parameters()
+    parameters = part.masters()
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
@@ -39,14 +38,24 @@ def learning_rate(step: int, train: TrainSpec) -> float:
     return train.learning_rate * share
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that lies on this rank."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
-    assert parameter.grad is not None
-    return local(parameter.grad)
+def update(part: Part, optimizer: torch.optim.Optimizer) -> None:
+    """One step of the optimiser. Gradients in bf16 become fp32 some at a time; none is left afterwards."""
+    waiting: list[list[Held]] = [[]]
+    filled = 0
+    for held in part.tensors:
+        if held.summed is held.master:
+            continue
+        if filled + held.tensor.numel() > CONVERTED_ELEMENTS:
+            waiting.append([])
+            filled = 0
+        waiting[-1].append(held)
+        filled += held.tensor.numel()
+    for some in waiting:
+        for held in some:
+            held.master.grad, held.tensor.grad = held.gradient.float(), None
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    part.follow_masters()
 
 
 def finish_gradients(spec: JobSpec, part: Part, mesh: Mesh) -> None:
@@ -55,7 +64,7 @@ def finish_gradients(spec: JobSpec, part: Part, mesh: Mesh) -> None:
         _sum_flat([held for held in part.tensors if partial_over_tp(held.spec, spec.layout)], mesh.tp)
     if mesh.key_values is not None:
         _sum_flat([held for held in part.tensors if is_key_or_value(held.spec)], mesh.key_values)
-    tied = [local_gradient(held.tensor) for held in part.tensors if is_tied(spec, held.spec)]
+    tied = [held.gradient for held in part.tensors if is_tied(spec, held.spec)]
     if len(tied) == 2:  # both ends of a V are on this rank
         tied[0].copy_(tied[1].add_(tied[0]))
     elif tied:
@@ -65,7 +74,7 @@ def finish_gradients(spec: JobSpec, part: Part, mesh: Mesh) -> None:
 def _sum_flat(tensors: list[Held], group: dist.ProcessGroup) -> None:
     if not tensors:
         return
-    gradients = [local_gradient(held.tensor) for held in tensors]
+    gradients = [held.gradient for held in tensors]
     flat = torch.cat([g.flatten() for g in gradients])
     dist.all_reduce(flat, group=group)
     for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
@@ -79,7 +88,7 @@ def square_sum(part: Part) -> torch.Tensor:
     """
     total = torch.zeros((), dtype=torch.float64, device=part.tensors[0].tensor.device)
     for held in part.tensors:
-        total += local_gradient(held.tensor).double().square().sum() / held.copies
+        total += held.gradient.double().square().sum() / held.copies
     return total
 
 
@@ -87,5 +96,5 @@ def clip_gradients(part: Part, norm: float, limit: float) -> None:
     """Scale every gradient so that the global norm is at most `limit`; 0 means no limit."""
     if not limit or norm <= limit:
         return
-    for parameter in part.parameters():
-        local_gradient(parameter).mul_(limit / norm)
+    for held in part.tensors:
+        held.gradient.mul_(limit / norm)

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from planner.layout import chunk_indices, key_value_group, num_chunks, stage_of
 from planner.models import Parameter, Unit, is_key_or_value, stage_units
-from planner.precision import mix_of
+from planner.precision import FP32_BYTES, mix_of
 from planner.schedules import splits
 from planner.spec import JobSpec
 from planner.traffic import gradient_order, is_expert_unit, local_units
 from workers.trainer.context_parallel import ContextParallel
-from workers.trainer.data_parallel import BucketedAllReduce, DataParallel, NoDataParallel, Together
+from workers.trainer.data_parallel import BucketedAllReduce, DataParallel, Together
 from workers.trainer.expert_parallel import EvenExpertParallel, ExpertParallel
+from workers.trainer.masters import MasterGradients, make_master
 from workers.trainer.mesh import Mesh
 from workers.trainer.model import Decoder, Strategy, initialise, unit_modules, unit_parameter
 from workers.trainer.model.initial import full_name
@@ -29,12 +31,24 @@ TIED = ("embedding.weight", "head.weight")
 
 @dataclass(frozen=True)
 class Held:
-    """One tensor of this rank: what the planner says of it, and how many ranks have the same gradient in the end."""
+    """One tensor of this rank: what the planner says of it, and how many ranks have the same gradient in the end.
+
+    The model computes with `tensor`, `summed` holds its gradient, and the optimiser updates `master`: all one, but
+    where fp32 weights are held apart.
+    """
 
     name: str
     spec: Parameter
     tensor: nn.Parameter
+    summed: nn.Parameter
+    master: nn.Parameter
     copies: int
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """The part of the gradient that lies on this rank."""
+        assert self.summed.grad is not None
+        return local(self.summed.grad)
 
 
 @dataclass(frozen=True)
@@ -46,8 +60,21 @@ class Part:
     data_parallel: DataParallel
     dtype: torch.dtype
 
-    def parameters(self) -> list[nn.Parameter]:
-        return [held.tensor for held in self.tensors]
+    def masters(self) -> list[nn.Parameter]:
+        """What the optimiser updates."""
+        return [held.master for held in self.tensors]
+
+    @torch.no_grad()
+    def follow_masters(self) -> None:
+        """Let the weights computed with be those of the masters."""
+        for held in self.tensors:
+            if held.master is not held.tensor:
+                held.tensor.copy_(held.master)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that lies on this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def parallelize(spec: JobSpec, mesh: Mesh, device: torch.device) -> Part:
@@ -96,8 +123,10 @@ def assemble(spec: JobSpec, mesh: Mesh, built: Built) -> Part:
         first, last = _ends(spec, index)
         units = stage_units(spec.model, layers, first=first, last=last)
         tensors += [_held(spec, decoder, unit, p) for unit in units for p in unit.parameters]
-    parallel: DataParallel = Zero(built.roots, spec.layout.zero) if built.roots else _plain(spec, mesh, tensors)
-    return Part(built.chunks, tensors, parallel, compute_type(spec))
+    apart = {held.tensor: held.master for held in tensors if held.summed is not held.tensor}
+    kinds: list[DataParallel] = [MasterGradients(apart, splits=splits(spec.layout))] if apart else []
+    kinds += [Zero(built.roots, spec.layout.zero)] if built.roots else _plain(spec, mesh, tensors)
+    return Part(built.chunks, tensors, Together(kinds), compute_type(spec))
 
 
 def compute_type(spec: JobSpec) -> torch.dtype:
@@ -141,7 +170,7 @@ def _shard(
     besides = {p for found in _experts(module) for p in found.parameters()} if alone else set()
     shards, copies = (mesh.expert_shards, None) if experts else (mesh.shards, mesh.copies)
     assert shards is not None
-    reduced = torch.float32 if mix_of(spec.train.precision).reduced == 4 else torch.bfloat16
+    reduced = torch.float32 if mix_of(spec.train.precision).gradients == FP32_BYTES else torch.bfloat16
     stage = spec.layout.zero
     return shard(module, shards, copies, device, stage=stage, compute=dtype, reduced=reduced, besides=besides)
 
@@ -150,20 +179,21 @@ def _experts(module: nn.Module) -> list[nn.Module]:
     return [found for name, found in module.named_modules() if name.endswith("moe.experts")]
 
 
-def _plain(spec: JobSpec, mesh: Mesh, tensors: list[Held]) -> DataParallel:
+def _plain(spec: JobSpec, mesh: Mesh, tensors: list[Held]) -> list[DataParallel]:
     if mesh.replicas is None:
-        return NoDataParallel()
-    by_name = {held.name: held.tensor for held in tensors}
-    kinds = []
+        return []
+    by_name = {held.name: held for held in tensors}
+    kinds: list[DataParallel] = []
     for experts, group in ((False, mesh.replicas), (True, mesh.expert_replicas)):
         units = [unit for unit in local_units(spec, mesh.place.pp) if is_expert_unit(unit) == experts]
         if units and group is not None:
-            ordered = [by_name[full_name(_layer(unit), p)] for unit, p in gradient_order(units)]
-            element = mix_of(spec.train.precision).reduced
+            finished = [by_name[full_name(_layer(unit), p)] for unit, p in gradient_order(units)]
+            ordered = {held.tensor: held.summed for held in finished}
+            element = mix_of(spec.train.precision).gradients
             backwards, overlap = spec.train.micro_batches, spec.train.overlap
             later = splits(spec.layout)
             kinds.append(BucketedAllReduce(ordered, group, backwards, element, overlap=overlap, splits=later))
-    return Together(kinds)
+    return kinds
 
 
 def _layer(unit: Unit) -> Unit:
@@ -172,8 +202,11 @@ def _layer(unit: Unit) -> Unit:
 
 
 def _held(spec: JobSpec, decoder: Decoder, unit: Unit, parameter: Parameter) -> Held:
-    tensor = unit_parameter(decoder, unit, parameter)
-    return Held(full_name(unit, parameter), parameter, tensor, _copies(spec, parameter))
+    tensor, dtype, mix = unit_parameter(decoder, unit, parameter), compute_type(spec), mix_of(spec.train.precision)
+    # What FSDP2 shards is fp32 at rest.
+    master = make_master(tensor, dtype) if mix.has_master and not isinstance(tensor, DTensor) else tensor
+    summed = master if mix.gradients == FP32_BYTES else tensor
+    return Held(full_name(unit, parameter), parameter, tensor, summed, master, _copies(spec, parameter))
 
 
 def _copies(spec: JobSpec, parameter: Parameter) -> int:

@@ -41,7 +41,7 @@ def saved_bytes(spec: JobSpec) -> int:
     """Bytes of what one block's forward made, or was given, and its backward keeps."""
     dtype = torch.bfloat16 if spec.train.precision == "bf16" else torch.float32
     strategy = Strategy(recompute=spec.layout.recompute, attention=spec.train.attention)
-    block = Block(spec.model, strategy, moe=spec.model.moe is not None)
+    block = Block(spec.model, strategy, moe=spec.model.moe is not None).to(dtype)
     torch.manual_seed(0)
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.02)

@@ -36,7 +36,7 @@ def test_a_bucket_leaves_as_soon_as_its_last_gradient_is_there(recorder: Recorde
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(6)))
     group = dist.group.WORLD
     assert group is not None
-    reducer = BucketedAllReduce(list(reversed(list(model.parameters()))), group, 2, 4)
+    reducer = BucketedAllReduce({p: p for p in reversed(list(model.parameters()))}, group, 2, 4)
     sent: list[int] = []
     for parameter in model.parameters():  # hooks run in order of registration: these see what the reducer just did
         parameter.register_post_accumulate_grad_hook(lambda _p: sent.append(calls(recorder)))

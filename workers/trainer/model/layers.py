@@ -76,7 +76,7 @@ def use(parameter: torch.Tensor, strategy: Strategy) -> torch.Tensor:
 
 
 class Norm(nn.Module):
-    """LayerNorm with bias, or RMSNorm without."""
+    """LayerNorm with bias, or RMSNorm without; torch computes both in fp32 inside."""
 
     def __init__(self, size: int, bias: bool, strategy: Strategy) -> None:
         super().__init__()
@@ -85,10 +85,10 @@ class Norm(nn.Module):
         self.strategy = strategy
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        shape, weight = self.weight.shape, use(self.weight, self.strategy).float()
+        shape, weight = self.weight.shape, use(self.weight, self.strategy)
         if self.bias is None:
-            return F.rms_norm(x.float(), shape, weight, NORM_EPS).to(x.dtype)
-        return F.layer_norm(x.float(), shape, weight, use(self.bias, self.strategy).float(), NORM_EPS).to(x.dtype)
+            return F.rms_norm(x, shape, weight, NORM_EPS)
+        return F.layer_norm(x, shape, weight, use(self.bias, self.strategy), NORM_EPS)
 
 
 class Table(nn.Module):

@@ -3,7 +3,7 @@ import { el } from "../dom.js";
 import { bytes, exactBytes } from "../format.js";
 import { cell, columns, rowHead, scrolling, stageHead, th } from "./table.js";
 
-const ORDER = ["parameters", "gradients", "optimizer", "gathered", "activations", "logits", "allowance"];
+const ORDER = ["parameters", "gradients", "optimizer", "gathered", "activations", "working", "allowance"];
 const token = (name) => `--series-${ORDER.indexOf(name)}`;
 
 export function memoryPicture(estimate, suggestions) {
@@ -20,7 +20,7 @@ export function memoryPicture(estimate, suggestions) {
     verdict(estimate, suggestions),
     ...bars,
     scrolling([th("component"), ...stageHead(shown, stages)], rows),
-    el("p", { className: "note" }, `Model state is counted; activations follow their tensors; the allowance stands for context and fragmentation.`),
+    el("p", { className: "note" }, "At the moment of a step when a rank holds most. Model state is counted; activations follow their tensors; the allowance stands for context and fragmentation."),
   ];
 }
 
