@@ -9,11 +9,12 @@ from contracts.telemetry import Axis, Op
 from planner.cluster import Basis, Cluster, span
 from planner.clusters import CLUSTERS, DEFAULT_CLUSTER
 from planner.collectives import algorithmic_bytes
-from planner.layout import Coordinates, axis_group, rank_of, stage_of
+from planner.layout import Coordinates, axis_group, is_turn, rank_of
 from planner.memory import FRAGMENTATION, held_parameters, memory
 from planner.models import active_parameter_count, parameter_count
 from planner.runnable import not_runnable
 from planner.spec import JobSpec
+from planner.stages import stage_of
 from planner.timing import Timing, step_time
 from planner.traffic import Collective, depends_on_router, local_units, step_traffic
 
@@ -150,7 +151,8 @@ def _twins(spec: JobSpec) -> list[int]:
         stage = stage_of(spec.model, spec.layout, index)
         moe = spec.model.moe.dense_layers if spec.model.moe else 0
         kinds = tuple((len(chunk), sum(i >= moe for i in chunk)) for chunk in stage.chunks)
-        twins.append(first.setdefault((kinds, stage.first, stage.last), index))
+        key = (kinds, stage.first, stage.last, is_turn(spec.layout, index))
+        twins.append(first.setdefault(key, index))
     return twins
 
 

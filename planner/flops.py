@@ -37,12 +37,12 @@ def forward_flops_per_token(model: ModelSpec, seq_len: int) -> int:
 @cache
 def _layers(model: ModelSpec, seq_len: int) -> int:
     moe_layers = sum(is_moe_layer(model, i) for i in range(model.num_layers))
-    dense = (model.num_layers - moe_layers) * _weights(model, moe=False)
-    routed = moe_layers * _weights(model, moe=True) if moe_layers else 0
+    dense = (model.num_layers - moe_layers) * layer_weights(model, moe=False)
+    routed = moe_layers * layer_weights(model, moe=True) if moe_layers else 0
     return 2 * (dense + routed) + model.num_layers * _scores(model, seq_len)
 
 
-def _weights(model: ModelSpec, *, moe: bool) -> int:
+def layer_weights(model: ModelSpec, *, moe: bool) -> int:
     """Weights of the products that one token meets in a layer."""
     total = 0
     for p in layer_parameters(model, moe=moe):

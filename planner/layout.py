@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-from itertools import accumulate, chain
 from typing import Literal, NamedTuple
 
 from planner.lab import lab_problems
@@ -85,49 +83,16 @@ def num_chunks(layout: Layout) -> int:
     return layout.pp * layout.virtual_stages
 
 
+def is_turn(layout: Layout, stage: int) -> bool:
+    """Whether a rank holds both chunks at the bottom of a V, between which nothing travels."""
+    return layout.schedule in V_SCHEDULES and layout.virtual_stages == 2 and stage == layout.pp - 1
+
+
 def chunk_indices(layout: Layout, stage: int) -> tuple[int, ...]:
     """The virtual stages a pipeline rank holds: in a loop, stage + i * pp; in a V, one going down and one coming up."""
     if layout.schedule in V_SCHEDULES and layout.virtual_stages == 2:
         return (stage, 2 * layout.pp - 1 - stage)
     return tuple(stage + i * layout.pp for i in range(layout.virtual_stages))
-
-
-def stage_layers(num_layers: int, stages: int) -> list[range]:
-    """Which layers each of so many (virtual) stages holds, in order.
-
-    Those that remain after an even division go to the stages before the last: the last bears the head, and the
-    first ones keep the most micro-batches alive.
-    """
-    share, rest = divmod(num_layers, stages)
-    sizes = [share] * stages
-    for i in range(rest):
-        sizes[stages - 2 - i] += 1
-    ends = list(accumulate(sizes))
-    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-
-
-@cache
-def _stage_layers(num_layers: int, stages: int) -> list[range]:
-    return stage_layers(num_layers, stages)
-
-
-class Stage(NamedTuple):
-    """What of the model a pipeline rank holds: a run of layers for each of its chunks, and the ends."""
-
-    chunks: tuple[range, ...]
-    first: bool
-    last: bool
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return tuple(chain.from_iterable(self.chunks))
-
-
-def stage_of(model: ModelSpec, layout: Layout, index: int) -> Stage:
-    """What pipeline rank `index` holds."""
-    runs = _stage_layers(model.num_layers, num_chunks(layout))
-    held = chunk_indices(layout, index)
-    return Stage(tuple(runs[c] for c in held), first=0 in held, last=len(runs) - 1 in held)
 
 
 def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:

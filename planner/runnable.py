@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.schedules import splits
 from planner.spec import JobSpec, Problem
 
 
@@ -23,6 +24,20 @@ def not_runnable(spec: JobSpec) -> list[Problem]:
         refuse("train.attention", "attention that keeps every score with context parallelism")
     if layout.zero and not train.overlap:
         refuse("train.overlap", "reducing gradients only after backward under ZeRO")
+    if train.compile and (unfit := _not_compiled(spec)):
+        refuse("train.compile", f"compiling blocks with {' and '.join(unfit)}")
     if train.dropout:
         refuse("train.dropout", "dropout")
     return found
+
+
+def _not_compiled(spec: JobSpec) -> list[str]:
+    """What of a block torch.compile is kept away from: weights whose gradients come later, what is made again."""
+    layout = spec.layout
+    told = {
+        "a schedule that splits backward": splits(layout),
+        "selective recompute": layout.recompute == "selective",
+        "inputs gathered again": layout.regather,
+        "experts": spec.model.moe is not None,
+    }
+    return [what for what, is_so in told.items() if is_so]

@@ -26,6 +26,7 @@ Schedule = Literal[
 Recompute = Literal["none", "selective", "full"]
 ContextMethod = Literal["ring", "all_gather"]
 AttentionKernel = Literal["fused", "unfused"]
+Balance = Literal["layers", "cost"]
 Precision = Literal["fp32", "bf16", "bf16_gradients", "fp8"]
 Device = Literal["cpu", "cuda"]
 JobKind = Literal["train", "calibrate", "dry_run", "script", "lab"]
@@ -137,6 +138,7 @@ class Layout(Strict):
     regather: bool = Field(default=False, description="SP keeps inputs divided and gathers them again in backward")
     scatter_gather: bool = Field(default=False, description="each tp rank sends its part over a stage boundary")
     schedule: Schedule = Field(default="1f1b", description="pipeline schedule, used when pp > 1")
+    balance: Balance = Field(default="layers", description="stages hold as many layers, or cost: the head counts too")
     virtual_stages: int = Field(default=1, ge=1, le=64, description="chunks of layers a stage holds")
     cp_method: ContextMethod = Field(default="ring", description="how cp ranks see each other's keys and values")
     recompute: Recompute = Field(default="none", description="activations computed again in backward")
@@ -170,6 +172,7 @@ class TrainSpec(Strict):
     precision: Precision = Field(default="fp32", description="see planner.precision for what is held in which type")
     attention: AttentionKernel = Field(default="fused", description="unfused keeps every score (before FlashAttention)")
     overlap: bool = Field(default=True, description="gradients travel while backward still runs")
+    compile: bool = Field(default=False, description="torch.compile each block")
     dropout: bool = Field(default=False, description="with dropout, whose masks are kept for backward")
     seed: int = Field(default=1234, ge=0, le=2**63 - 1)
     data: str = Field(

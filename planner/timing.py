@@ -17,11 +17,12 @@ from planner.calibration import Calibration
 from planner.cluster import Cluster, collective_seconds, kernel_seconds, span
 from planner.flops import hardware_flops, model_flops
 from planner.kernels import Kernel, Pass, Work, embedding_work, head_work, layer_work
-from planner.layout import V_SCHEDULES, stage_of
+from planner.layout import V_SCHEDULES, is_turn
 from planner.memory import held_parameters
 from planner.precision import FP32_BYTES, mix_of
 from planner.schedules import bubble_ratio
-from planner.spec import JobSpec, Layout, ModelSpec
+from planner.spec import Balance, JobSpec, Layout, ModelSpec
+from planner.stages import stage_of
 from planner.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.traffic.shapes import Held, held
 
@@ -143,7 +144,14 @@ class Timer:
         layout, train = spec.layout, spec.train
         key = (
             *(layout.tp, layout.cp, layout.ep, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES),
-            *(layout.sequence_parallel, layout.regather, layout.scatter_gather, layout.recompute, layout.cp_method),
+            *(
+                layout.balance,
+                layout.sequence_parallel,
+                layout.regather,
+                layout.scatter_gather,
+                layout.recompute,
+                layout.cp_method,
+            ),
             *(layout.dp, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
             *(spec.model, ranks),
         )
@@ -171,7 +179,15 @@ class Timer:
         repeats = train.micro_batches if layout.zero >= 2 else 1
         key = (
             *(layout.tp, layout.cp, layout.ep, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES),
-            *(layout.sequence_parallel, layout.dp, layout.dp_replicas, layout.zero, repeats, train.precision),
+            *(
+                layout.balance,
+                layout.sequence_parallel,
+                layout.dp,
+                layout.dp_replicas,
+                layout.zero,
+                repeats,
+                train.precision,
+            ),
             spec.model,
         )
         if key not in self._sums:
@@ -271,19 +287,19 @@ class Timer:
 def unlike_stages(spec: JobSpec) -> dict[int, int]:
     """{a stage: how many hold as much of the model as it does}"""
     layout = spec.layout
-    return _unlike_stages(spec.model, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES)
+    return _unlike_stages(spec.model, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES, layout.balance)
 
 
 @cache
-def _unlike_stages(model: ModelSpec, pp: int, virtual_stages: int, is_v: bool) -> dict[int, int]:
-    layout = Layout(pp=pp, virtual_stages=virtual_stages, schedule="zbv" if is_v else "1f1b")
+def _unlike_stages(model: ModelSpec, pp: int, virtual_stages: int, is_v: bool, balance: Balance) -> dict[int, int]:
+    layout = Layout(pp=pp, virtual_stages=virtual_stages, schedule="zbv" if is_v else "1f1b", balance=balance)
     dense = model.moe.dense_layers if model.moe else 0
     kinds: dict[tuple[object, ...], int] = {}
     counts: dict[int, int] = defaultdict(int)
     for index in range(pp):
         stage = stage_of(model, layout, index)
         chunks = tuple((len(chunk), sum(i >= dense for i in chunk)) for chunk in stage.chunks)
-        counts[kinds.setdefault((chunks, stage.first, stage.last), index)] += 1
+        counts[kinds.setdefault((chunks, stage.first, stage.last, is_turn(layout, index)), index)] += 1
     return dict(counts)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from planner.layout import Stage, stage_of
 from planner.models import Parameter, Unit, is_key_or_value, is_moe_layer, stage_units
 from planner.precision import mix_of
-from planner.spec import JobSpec, Layout, ModelSpec, Schedule
+from planner.spec import Balance, JobSpec, Layout, ModelSpec, Schedule
+from planner.stages import Stage, stage_of
 
 
 class Held(NamedTuple):
@@ -22,12 +22,12 @@ class Held(NamedTuple):
 def held(spec: JobSpec, pp: int) -> Held:
     """What pipeline rank `pp` holds."""
     layout = spec.layout
-    return _held(spec.model, layout.pp, layout.virtual_stages, layout.schedule, pp)
+    return _held(spec.model, layout.pp, layout.virtual_stages, layout.schedule, layout.balance, pp)
 
 
 @cache
-def _held(model: ModelSpec, pp: int, virtual_stages: int, schedule: Schedule, index: int) -> Held:
-    stage = stage_of(model, Layout(pp=pp, virtual_stages=virtual_stages, schedule=schedule), index)
+def _held(model: ModelSpec, pp: int, virtual_stages: int, schedule: Schedule, balance: Balance, index: int) -> Held:
+    stage = stage_of(model, Layout(pp=pp, virtual_stages=virtual_stages, schedule=schedule, balance=balance), index)
     num_moe = sum(is_moe_layer(model, i) for i in stage.layers) if model.moe else 0
     return Held(stage, len(stage.layers), num_moe)
 

@@ -56,6 +56,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
     "one kv head": {"num_kv_heads": 1},
     "8 layers": {"num_layers": 8},
+    # The head weighs as much as two layers.
+    "thin": {"num_layers": 8, "hidden_size": 16, "num_heads": 4, "num_kv_heads": 4, "ffn_hidden_size": 32},
     "capacity": {
         "moe": {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 48, "capacity_factor": 1.0}
     },
@@ -118,6 +120,8 @@ LAYOUTS: dict[str, Try] = {
     **{f"pp2 {s}": Try(chunked(2, s), 4) for s in (*LOOPED, *V)},
     **{f"pp4 {s}": Try(chunked(4, s), 8, BOTH, "8 layers") for s in (*LOOPED, *V)},
     "pp2 zero bubble, one chunk": Try({"pp": 2, "schedule": "interleaved_zero_bubble"}, 4),
+    "pp2 by cost": Try({"pp": 2, "balance": "cost"}, 4, BOTH, "thin"),
+    "pp2 zbv by cost x zero2 dp2": Try(chunked(2, "zbv", balance="cost", dp=2, zero=2), 4, BOTH, "thin"),
     # context
     "cp2 ring": Try({"cp": 2}, 2, ALL),
     "cp2 all-gather": Try({"cp": 2, "cp_method": "all_gather"}, 2),
@@ -149,6 +153,10 @@ LAYOUTS: dict[str, Try] = {
     "pp2 zbv full recompute": Try(chunked(2, "zbv", recompute="full"), 4),
     "tp2 unfused": Try({"tp": 2}, 2, train={"attention": "unfused"}),
     "unfused selective": Try({"recompute": "selective"}, 2, train={"attention": "unfused"}),
+    # compiled blocks
+    "compiled": Try({}, 2, train={"compile": True}),
+    "compiled pp2 full recompute": Try({"pp": 2, "recompute": "full"}, 2, train={"compile": True}),
+    "compiled zero3 dp2 x tp2 sp": Try({"dp": 2, "tp": 2, "zero": 3, **SP}, 2, train={"compile": True}),
     # pairs
     "dp2 x tp2": Try({"dp": 2, "tp": 2}, 2),
     "zero1 dp2 x tp2": Try({"dp": 2, "tp": 2, "zero": 1}, 2),
@@ -210,6 +218,7 @@ CORE = (
 )
 CORE_ONCE = (
     "pp3 uneven",
+    "pp2 by cost",
     "pp2 interleaved_1f1b",
     "pp2 looped_bfs",
     "pp2 interleaved_zero_bubble",

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from contracts.telemetry import Cell
-from planner.layout import Coordinates, rank_of, stage_of
+from planner.layout import Coordinates, rank_of
 from planner.models import Parameter, is_key_or_value, parameter_count
 from planner.spec import JobSpec
+from planner.stages import stage_of
 from planner.traffic.shapes import held_units
 from tests.parity.cases import Case, reference_spec, write_data
 from workers.trainer.model.initial import full_name

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from planner.spec import ContextMethod
+from workers.trainer.compiled import not_compiled
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class ContextParallel:
         """Where this rank's `seq_len` positions lie in the whole sequence, (seq_len,)."""
         return self.own_part(torch.arange(seq_len * self.degree, device=device), 0)
 
+    @not_compiled
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Causal attention, (batch, heads, seq/cp, head size); keys and values may have fewer heads."""
         return _Attention.apply(q, torch.stack((k, v)), self)  # type: ignore[no-any-return]

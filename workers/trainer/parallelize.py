@@ -9,11 +9,12 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from planner.layout import chunk_indices, key_value_group, num_chunks, stage_of
+from planner.layout import chunk_indices, key_value_group, num_chunks
 from planner.models import Parameter, Unit, is_key_or_value, stage_units
 from planner.precision import FP32_BYTES, mix_of
 from planner.schedules import splits
 from planner.spec import JobSpec
+from planner.stages import stage_of
 from planner.traffic import gradient_order, is_expert_unit, local_units
 from workers.trainer.context_parallel import ContextParallel
 from workers.trainer.data_parallel import BucketedAllReduce, DataParallel, Together
@@ -78,9 +79,13 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def parallelize(spec: JobSpec, mesh: Mesh, device: torch.device) -> Part:
-    """Meta model of each chunk -> per unit: memory, initial values, ZeRO shard -> gradient reduction."""
+    """Meta model of each chunk -> per unit: memory, initial values, ZeRO shard -> gradient reduction -> compile."""
     built = build(spec, mesh, device)
-    return assemble(spec, mesh, built)
+    part = assemble(spec, mesh, built)
+    if spec.train.compile:
+        for block in (block for decoder in part.chunks.values() for block in decoder.blocks()):
+            block.compile_layer()
+    return part
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from workers.trainer.compiled import not_compiled
+
 SEQ_DIM = 1
 
 
@@ -65,6 +67,13 @@ class _Leave(torch.autograd.Function):
         return (_gather_sequence(grad, ctx.group) if ctx.sequence_parallel else grad), None, None
 
 
+@not_compiled
+def _sending(
+    function: type[_Enter | _Leave], x: torch.Tensor, group: dist.ProcessGroup, sequence_parallel: bool
+) -> torch.Tensor:
+    return function.apply(x, group, sequence_parallel)  # type: ignore[no-any-return]
+
+
 class _VocabCrossEntropy(torch.autograd.Function):
     """Sum of cross-entropy with logits divided over the vocabulary; the logits are never gathered.
 
@@ -109,7 +118,7 @@ class TensorParallel:
         """Input of column-parallel products: (batch, seq[/tp], hidden) -> (batch, seq, hidden)."""
         if self.group is None:
             return x
-        return _Enter.apply(x, self.group, self.sequence_parallel)  # type: ignore[no-any-return]
+        return _sending(_Enter, x, self.group, self.sequence_parallel)
 
     def gathered(self, x: torch.Tensor) -> torch.Tensor:
         """What `enter` gives, outside autograd."""
@@ -119,7 +128,7 @@ class TensorParallel:
         """Partial sums of a row-parallel product: (batch, seq, hidden) -> (batch, seq[/tp], hidden)."""
         if self.group is None:
             return x
-        return _Leave.apply(x, self.group, self.sequence_parallel)  # type: ignore[no-any-return]
+        return _sending(_Leave, x, self.group, self.sequence_parallel)
 
     def embed(self, tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Look tokens (batch, seq) up in this rank's rows, (vocab/tp, hidden) -> (batch, seq[/tp], hidden)."""

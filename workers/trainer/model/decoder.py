@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.models import is_moe_layer
 from planner.spec import ModelSpec
+from workers.trainer.compiled import compiled
 from workers.trainer.model.attention import Attention
 from workers.trainer.model.experts import Mixture
 from workers.trainer.model.layers import Mlp, Norm, Strategy, Table, linear
@@ -36,6 +37,10 @@ class Block(nn.Module):
             again: torch.Tensor = checkpoint(self._layer, x, use_reentrant=False)
             return again
         return self._layer(x)
+
+    def compile_layer(self) -> None:
+        """Let torch.compile make kernels of what lies between collectives."""
+        self._layer = compiled(self._layer)  # type: ignore[method-assign]
 
     def _layer(self, x: torch.Tensor) -> torch.Tensor:
         attended = self._half(x, self.attention_norm, self.attention)
@@ -82,6 +87,10 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict({str(i): Block(model, strategy, moe=is_moe_layer(model, i)) for i in layers})
         self.final_norm = Norm(h, gpt, strategy) if last else None
         self.head = Table(rows, h, strategy) if own_head else None
+
+    def blocks(self) -> list[Block]:
+        """The layers in order."""
+        return [layer for layer in self.layers.values() if isinstance(layer, Block)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Tokens (batch, seq) on the first chunk, hidden states otherwise -> hidden states, or logits on the last."""

@@ -1,0 +1,69 @@
+"""Which layers stages hold: as many each, or as much to compute."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.clusters import CLUSTERS
+from planner.estimate import estimate
+from planner.models import layer_parameters
+from planner.parse import parse_fields
+from planner.spec import Layout, ModelSpec, Schedule
+from planner.stages import head_layers, stage_of
+
+
+def shares(model: ModelSpec, layout: Layout) -> list[int]:
+    return [len(stage_of(model, layout, index).layers) for index in range(layout.pp)]
+
+
+def loads(model: ModelSpec, layout: Layout) -> list[float]:
+    """In layers, the head among them."""
+    held = [stage_of(model, layout, index) for index in range(layout.pp)]
+    return [len(stage.layers) + stage.last * head_layers(model) for stage in held]
+
+
+def wide(layers: int, vocab: int) -> ModelSpec:
+    return parse_fields({"model": {"preset": "gpt-mini"}}).model.model_copy(
+        update={"num_layers": layers, "vocab_size": vocab}
+    )
+
+
+def test_the_head_weighs_as_many_layers_as_v_over_12_h() -> None:
+    model = wide(24, 50_257)
+    assert head_layers(model) == pytest.approx(50_257 / (12 * model.hidden_size))
+    matrices = sum(p.numel for p in layer_parameters(model) if len(p.shape) == 2)
+    assert matrices == 12 * model.hidden_size**2
+
+
+def test_by_layers_the_rest_goes_before_the_last_stage() -> None:
+    assert shares(wide(10, 256), Layout(pp=4)) == [2, 3, 3, 2]
+
+
+def test_by_cost_the_last_stage_gives_layers_away_for_its_head() -> None:
+    model = wide(24, 6 * 12 * 256)  # the head is six layers
+    assert shares(model, Layout(pp=3, balance="cost")) == [10, 10, 4]
+    assert shares(model, Layout(pp=3)) == [8, 8, 8]
+    assert shares(wide(12, 30 * 12 * 256), Layout(pp=3, balance="cost")) == [5, 6, 1], "a stage keeps one layer"
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zbv", "dualpipev"])
+@pytest.mark.parametrize("pp", [2, 4])
+def test_by_cost_no_rank_has_a_layer_more_than_it_must(schedule: Schedule, pp: int) -> None:
+    model = wide(32, 3 * 12 * 256)
+    layout = Layout(pp=pp, schedule=schedule, virtual_stages=1 if schedule == "1f1b" else 2, balance="cost")
+    found = loads(model, layout)
+    assert sum(found) == pytest.approx(35)
+    assert max(found) - min(found) <= 1
+    assert max(found) < max(loads(model, layout.model_copy(update={"balance": "layers"})))
+    held = sorted(i for index in range(pp) for i in stage_of(model, layout, index).layers)
+    assert held == list(range(32))
+
+
+def test_the_bottom_of_a_v_sends_to_one_stage_only() -> None:
+    layout = {"pp": 4, "schedule": "zbv", "virtual_stages": 2}
+    train = {"global_batch": 8, "micro_batches": 8, "seq_len": 64}
+    fields = {"model": {"preset": "gpt-mini"}, "layout": layout, "train": train}
+    stages = estimate(parse_fields(fields), CLUSTERS["h100"])["stages"]
+    sent = [sum(r["payload_bytes"] for r in stage["traffic"] if r["op"] == "send") for stage in stages]
+    boundary = 8 * 64 * 256 * 4
+    assert sent == [2 * boundary, 4 * boundary, 4 * boundary, 2 * boundary]

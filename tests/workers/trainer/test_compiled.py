@@ -1,0 +1,53 @@
+"""Compiled blocks compute what the others do. Inductor's own kernels are tried by `make parity`: they take minutes."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from planner.parse import parse_fields, parse_spec
+from planner.runnable import not_runnable
+from tests.parity.cases import SIZES, write_data
+from tests.parity.rank import make_trainer
+from workers.meter import Recorder
+from workers.trainer.errors import UserError
+
+
+def losses(folder: Path, *, arch: str, recompute: str, compiled: bool) -> list[float]:
+    settings = {"global_batch": 4, "micro_batches": 2, "seq_len": 32, "data": "parity.bin", "compile": compiled}
+    spec = parse_spec({"model": SIZES[arch], "layout": {"recompute": recompute}, "train": settings})
+    trainer = make_trainer(spec, folder, Recorder(0))
+    return [trainer.step(index).loss for index in range(3)]
+
+
+@pytest.mark.parametrize(("arch", "recompute"), [("gpt", "none"), ("llama", "full")])
+def test_all_layers_share_one_graph_and_lose_as_much(
+    arch: str, recompute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_data(tmp_path)
+    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    counters.clear()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    found = losses(tmp_path, arch=arch, recompute=recompute, compiled=True)
+    assert found == pytest.approx(losses(tmp_path, arch=arch, recompute=recompute, compiled=False), rel=1e-6)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_a_host_without_a_compiler_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(tmp_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"train\.compile: .* this host has no no-such-compiler"):
+        losses(tmp_path, arch="gpt", recompute="none", compiled=True)
+
+
+def test_what_is_not_compiled_is_refused_with_its_reason() -> None:
+    layout = {"pp": 2, "schedule": "zbv", "virtual_stages": 2, "recompute": "selective"}
+    fields = {"model": {"preset": "gpt-tiny"}, "layout": layout, "train": {"compile": True, "micro_batches": 4}}
+    (problem,) = not_runnable(parse_fields(fields))
+    assert problem.field == "train.compile"
+    assert "a schedule that splits backward and selective recompute" in problem.message
