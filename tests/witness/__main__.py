@@ -1,4 +1,4 @@
-"""`make witness`: the kernel's bytes beside the meter's, as a table."""
+"""`make witness`: the kernel's bytes beside the meter's on each direction of every connection, as a table."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.witness.compare import TRAINED, Seen, training_spec, watch
+from tests.witness.compare import LAYOUTS, Seen, primitives, training, watch
+
+GROUPS = [[1, 3], [0, 2, 3], [0, 1, 2, 3]]
+SIZES = [4 * 2**10, 64 * 2**10, 3 * 2**19, 12 * 2**20]
+TITLES = ("work", "hosts", "bytes a call", "directions", "worst", "gloo model B", "ss -ti B", "ratio")
+LINE = "{:<15}{:>6}{:>14}{:>13}{:>7}{:>14}{:>14}{:>8}  {}"
+
+
+def row(seen: Seen) -> str:
+    worst = seen.worst
+    size = f"{seen.call_bytes:,}" if seen.call_bytes else "-"
+    ends = f"{worst.rank}>{worst.peer}"
+    numbers = (f"{worst.modelled:,}", f"{worst.wire:,}", f"{worst.ratio:.4f}")
+    return LINE.format(seen.name, seen.hosts, size, len(seen.pairs), ends, *numbers, "pass" if seen.passed else "FAIL")
 
 
 def main() -> int:
-    found: list[Seen] = []
     with tempfile.TemporaryDirectory() as folder:
-        for count in (2, 3, 4):
-            found += watch(count, Path(folder, str(count)))
-        for name, layout in TRAINED.items():
-            spec = training_spec(layout)
-            seen = watch(spec.layout.world_size, Path(folder, name.replace(" ", "-")), spec)
-            found += [s._replace(name=name) for s in seen]
-    print(f"{'work':<16}{'hosts':>6}{'payload B':>16}{'gloo model B':>16}{'ss -ti B':>16}{'ratio':>9}  verdict")
-    for s in found:
-        numbers = f"{s.payload_bytes:>16,}{sum(s.modelled):>16,.0f}{sum(s.wire):>16,}{s.ratio:>9.4f}"
-        print(f"{s.name:<16}{s.hosts:>6}{numbers}  {'pass' if s.passed else 'FAIL'}")
-    failed = sum(not s.passed for s in found)
+        found = watch([primitives(GROUPS, SIZES), *map(training, LAYOUTS)], Path(folder, "out"))
+    print(LINE.format(*TITLES, "verdict"))
+    for seen in found:
+        print(row(seen))
+    pairs = sum(len(seen.pairs) for seen in found)
+    print(f"{sum(seen.exact for seen in found)} of {pairs} agree to the byte")
+    failed = sum(not seen.passed for seen in found)
     print(f"{len(found) - failed} passed, {failed} failed")
     return 1 if failed else 0
 

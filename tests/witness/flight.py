@@ -26,11 +26,12 @@ def primitives() -> None:
     x, halves, rank = torch.ones(1000), torch.ones(2000), dist.get_rank()
     pair = dist.new_group([0, 1])
     dist.all_reduce(x)
-    dist.all_gather_single(halves, x, group=pair)
-    dist.reduce_scatter_single(torch.empty(500), x, group=pair)
-    dist.broadcast(x, 0, group=pair)
+    if rank < 2:
+        dist.all_gather_single(halves, x, group=pair)
+        dist.reduce_scatter_single(torch.empty(500), x, group=pair)
+        dist.broadcast(x, 0, group=pair)
+        dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
     dist.all_to_all_single(torch.empty(1000), x)
-    dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
     work = [dist.all_reduce(x, async_op=True) for _ in range(3)]
     for w in work:
         assert w is not None
@@ -41,7 +42,7 @@ def primitives() -> None:
 def recorded() -> list[Call]:
     """gloo's entries in order. It has none for send and receive, and carries a reduce-scatter as an all-reduce."""
     calls = []
-    for entry in pickle.loads(_dump_fr_trace(True, False, False))["entries"]:
+    for entry in pickle.loads(_dump_fr_trace(True, False, False)).get("entries", []):
         op = entry["profiling_name"].removeprefix("gloo:")
         sizes, types = (
             (entry["output_sizes"], entry["output_dtypes"])
@@ -64,20 +65,30 @@ def metered(recorder: Recorder) -> list[Call]:
     return calls
 
 
-def main() -> None:
-    out, content = Path(sys.argv[1]), json.loads(sys.argv[2])
-    torch.set_num_threads(1)
-    recorder = Recorder(int(os.environ["RANK"]))
-    dist.init_process_group(metered_backend(recorder, "cpu"))
-    if content is None:
+def fly(spec: Any, data_root: Path, store: dist.Store) -> dict[str, list[Call]]:
+    """One process group's life: what both wrote down of it."""
+    before = len(recorded())
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    recorder = Recorder(rank)
+    dist.init_process_group(metered_backend(recorder, "cpu"), store=store, rank=rank, world_size=world)
+    if spec is None:
         primitives()
     else:
-        trainer: Any = make_trainer(parse_spec(content), out, recorder)
+        trainer: Any = make_trainer(parse_spec(spec), data_root, recorder)
         for step in range(2):
             trainer.step(step)
-    said = {"recorded": recorded(), "metered": metered(recorder)}
-    (out / f"flight-{recorder.rank}.json").write_text(json.dumps(said))
+    said = {"recorded": recorded()[before:], "metered": metered(recorder)}
     dist.barrier()
+    dist.destroy_process_group()
+    return said
+
+
+def main() -> None:
+    out, flown = Path(sys.argv[1]), json.loads(sys.argv[2])
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(out / "store"), int(os.environ["WORLD_SIZE"]))
+    said = {name: fly(spec, out, dist.PrefixStore(name, store)) for name, spec in flown.items()}
+    (out / f"flight-{os.environ['RANK']}.json").write_text(json.dumps(said))
     os._exit(0)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,25 +13,30 @@ import pytest
 from tests.parity.cases import Case, write_data
 from tests.witness.compare import ROOT
 
+RANKS = 4
 FLOWN: dict[str, Any] = {
-    "primitives": (2, None),
-    "dp2 x tp2": (4, Case("gpt", "dp2 x tp2").spec),
-    "zero3 dp2 x tp2 sp": (4, Case("llama", "zero3 dp2 x tp2 sp").spec),
+    "primitives": None,
+    "dp2 x tp2": Case("gpt", "dp2 x tp2").spec.model_dump(mode="json"),
+    "zero3 dp2 x tp2 sp": Case("llama", "zero3 dp2 x tp2 sp").spec.model_dump(mode="json"),
 }
 
 
-@pytest.mark.parametrize("name", list(FLOWN))
-def test_the_flight_recorder_and_the_meter_agree_call_by_call(name: str, tmp_path: Path) -> None:
-    ranks, spec = FLOWN[name]
-    content = "null" if spec is None else spec.model_dump_json()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """By rank and work; one set of processes flies them all."""
+    folder = tmp_path_factory.mktemp("flight")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    argv = [*torchrun, *meeting, "-m", "tests.witness.flight", str(tmp_path), content]
+    argv = [*torchrun, *meeting, "-m", "tests.witness.flight", str(folder), json.dumps(FLOWN)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_FR_BUFFER_SIZE": "5000"}
-    write_data(tmp_path)
+    write_data(folder)
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    for rank in range(ranks):
-        said = json.loads((tmp_path / f"flight-{rank}.json").read_text())
-        assert len(said["recorded"]) > 5
-        assert said["metered"] == said["recorded"]
+    return [json.loads((folder / f"flight-{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("name", list(FLOWN))
+def test_the_flight_recorder_and_the_meter_agree_call_by_call(said: list[dict[str, Any]], name: str) -> None:
+    for of_rank in said:
+        assert len(of_rank[name]["recorded"]) > 5
+        assert of_rank[name]["metered"] == of_rank[name]["recorded"]

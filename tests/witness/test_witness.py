@@ -3,39 +3,62 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
-from planner.wire import gloo_bytes
-from tests.witness.compare import TOLERANCE, TRAINED, Seen, training_spec, watch
+from tests.witness.compare import LAYOUTS, Pair, Seen, primitives, training, watch
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-
-
-@pytest.fixture(scope="module", params=[3])
-def primitives(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
-    seen = watch(request.param, tmp_path_factory.mktemp("witness") / "out")
-    return {s.name: s for s in seen}
-
-
-@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"])
-def test_a_primitive_puts_on_the_wire_what_the_meter_says(primitives: dict[str, Seen], op: str) -> None:
-    seen = primitives[op]
-    assert seen.payload_bytes > 0
-    assert seen.ratio == pytest.approx(1.0, abs=TOLERANCE)
-    if op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"):
-        for modelled, wire in zip(seen.modelled, seen.wire, strict=True):
-            assert wire == pytest.approx(modelled, rel=TOLERANCE, abs=4096)
+OPS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+)
+GROUPS = [[0, 2, 3], [0, 1, 2, 3]]
+SIZES = [64 * 2**10, 3 * 2**20]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
 
-@pytest.mark.parametrize("name", list(TRAINED))
-def test_a_training_run_puts_on_the_wire_what_the_meter_says(name: str, tmp_path: Path) -> None:
-    spec = training_spec(TRAINED[name])
-    (seen,) = watch(spec.layout.world_size, tmp_path / "out", spec)
-    assert seen.ratio == pytest.approx(1.0, abs=TOLERANCE)
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
+    return watch([primitives(GROUPS, SIZES), *map(training, LAYOUTS)], tmp_path_factory.mktemp("witness") / "out")
 
 
-def test_an_operation_without_a_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="no model of what gloo sends for reduce"):
-        gloo_bytes("reduce", 8, 2)
+@needs_root
+@pytest.mark.parametrize("members", GROUPS, ids=["3 hosts", "4 hosts"])
+@pytest.mark.parametrize("op", OPS)
+def test_each_connection_carries_what_the_meter_says(seen: list[Seen], op: str, members: list[int]) -> None:
+    found = [s for s in seen if s.name == op and s.hosts == len(members)]
+    assert len(found) == len(SIZES)
+    for s in found:
+        assert s.passed, s.worst
+
+
+@needs_root
+def test_each_connection_of_a_barrier_carries_headers_alone(seen: list[Seen]) -> None:
+    found = [s for s in seen if s.name == "barrier"]
+    assert len(found) == len(GROUPS)
+    assert all(s.exact == len(s.pairs) > 0 for s in found)
+
+
+@needs_root
+@pytest.mark.parametrize("name", list(LAYOUTS))
+def test_each_connection_of_a_training_run_carries_what_the_meter_says(seen: list[Seen], name: str) -> None:
+    (found,) = [s for s in seen if s.name == name]
+    assert sum(pair.modelled for pair in found.pairs) > 10e6
+    assert found.passed, found.worst
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [Pair(0, 1, "0", 10_000, 10_101), Pair(0, 1, "0", 10_000, 9_899), Pair(0, 1, "0", 0, 48), Pair(0, 1, "0", 48, 0)],
+)
+def test_one_connection_more_than_a_hundredth_off_fails_them_all(wrong: Pair) -> None:
+    right = Pair(1, 0, "0", 10_000, 10_099)
+    assert Seen("all_reduce", 2, 0, [right]).passed
+    assert not Seen("all_reduce", 2, 0, [right, wrong]).passed
