@@ -3,3 +3,8 @@
 
 class UserError(Exception):
     """Something the user can mend: a missing file, too little data, a token outside the vocabulary."""
+
+
+def brief(name: str) -> str:
+    """A name for one line of an error."""
+    return repr(name) if len(name) <= 200 else f"{name[:100]!r}... ({len(name)} characters)"

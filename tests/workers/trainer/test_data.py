@@ -84,7 +84,7 @@ def test_a_directory_is_read_in_a_fixed_order_without_hidden_files_and_links(tmp
     (folder / "linked").symlink_to(tmp_path, target_is_directory=True)
     os.mkfifo(folder / "pipe.txt")
     corpus = load_corpus("texts", tmp_path / "root", 256, SEQ_LEN)
-    assert bytes(corpus.train) + bytes(corpus.held_out) == b"a" * 1000 + b"b" * 1000 + b"c" * 1000
+    assert bytes(corpus.train) + bytes(corpus.held_out) == b"%s\n%s\n%s\n" % (b"a" * 1000, b"b" * 1000, b"c" * 1000)
 
 
 @pytest.mark.parametrize("data", ["../outside.txt", "inner/../../outside.txt", "link.txt", "linked/outside.txt"])
