@@ -1,4 +1,4 @@
-"""Hands a model on: one safetensors file and the config that Hugging Face's GPT-2, Llama and Mixtral classes read."""
+"""Hands a model on: one safetensors file, and what Hugging Face's GPT-2, Llama, Mixtral and tokenizer classes read."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from planner.spec import ModelSpec
 from workers.checkpoint.whole import Whole, named_tensors
+from workers.trainer.encode import END_OF_TEXT, Encoder
 from workers.trainer.errors import UserError
 from workers.trainer.model.attention import ROPE_BASE
 from workers.trainer.model.layers import NORM_EPS
@@ -20,8 +21,8 @@ from workers.trainer.model.layers import NORM_EPS
 Tensors = dict[str, torch.Tensor]
 
 
-def export(whole: Whole, out: Path) -> Path:
-    """Write model.safetensors and config.json into a new folder `out`; all of it or nothing.
+def export(whole: Whole, out: Path, encoder: Encoder | None = None) -> Path:
+    """Write model.safetensors, config.json and the tokenizer's files into a new folder `out`; all of it or nothing.
 
     Raises:
         UserError: when `out` exists, or no such class has the model's shape.
@@ -35,9 +36,25 @@ def export(whole: Whole, out: Path) -> Path:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     save_file({name: t.contiguous().clone() for name, t in named}, draft / "model.safetensors", {"format": "pt"})
+    end = None if encoder is None or encoder.tokenizer is None else encoder.tokenizer.token_to_id(END_OF_TEXT)
+    # Their classes' defaults are the original models' numbers, which would end a text anywhere.
+    config |= {"bos_token_id": end, "eos_token_id": end}
     (draft / "config.json").write_text(json.dumps(config, indent=1))
+    if encoder is not None and encoder.tokenizer is not None:
+        (draft / "tokenizer.json").write_text(encoder.tokenizer.to_str(pretty=True), encoding="utf-8")
+        settings = _tokenizer_config(whole.spec.model, end is not None)
+        (draft / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
     draft.rename(out)
     return out
+
+
+def _tokenizer_config(model: ModelSpec, has_end: bool) -> dict[str, Any]:
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.max_seq_len,
+        "clean_up_tokenization_spaces": False,
+    }
+    return config | ({"eos_token": END_OF_TEXT} if has_end else {})
 
 
 def _gpt2(model: ModelSpec, tensors: Tensors) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:

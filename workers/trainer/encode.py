@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -143,11 +144,12 @@ def _batches(found: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def _content(path: Path, name: str) -> bytes:
-    if not path.is_file():  # opening a FIFO would wait for a writer for ever
-        raise UserError(f"{name} is no regular file")
-    if (size := path.stat().st_size) > TOKENIZER_BYTES:
-        raise UserError(f"{name} is no tokenizer's JSON: it has {size:,} bytes")
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # opening a FIFO would wait for a writer for ever
+            raise UserError(f"{name} is no regular file")
+        if found.st_size > TOKENIZER_BYTES:
+            raise UserError(f"{name} is no tokenizer's JSON: it has {found.st_size:,} bytes")
         return path.read_bytes()
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror or error}") from None
