@@ -52,20 +52,23 @@ class Corpus:
 
     def train_batch(self, seed: int, step: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
         """Rows of step `step`'s global batch, (rows, seq_len + 1): inputs and, one later, targets."""
-        return self._draw(self.train, (seed, step), global_batch, rows, seq_len)
+        return self._draw(self.train, 0, (seed, step), global_batch, rows, seq_len)
 
     def eval_batch(self, seed: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
         """The same held-out sequences every time, (rows, seq_len + 1)."""
-        return self._draw(self.held_out, (seed, EVAL_STREAM), global_batch, rows, seq_len)
+        return self._draw(self.held_out, len(self.train), (seed, EVAL_STREAM), global_batch, rows, seq_len)
 
-    def _draw(self, tokens: Tokens, key: tuple[int, int], global_batch: int, rows: slice, seq_len: int) -> Tokens:
+    def _draw(
+        self, tokens: Tokens, first: int, key: tuple[int, int], global_batch: int, rows: slice, seq_len: int
+    ) -> Tokens:
+        """`first`: where `tokens` start in the whole."""
         starts = np.random.default_rng(key).integers(0, len(tokens) - seq_len, size=global_batch)[rows]
         batch = np.stack([tokens[start : start + seq_len + 1] for start in starts]).astype(np.int64)
         largest = int(batch.max())
         if largest >= self._vocab_size:
-            raise UserError(
-                f"train.data: {self._name!r} holds token {largest}, outside the model's vocab_size {self._vocab_size}"
-            )
+            row, column = np.argwhere(batch == largest)[0]
+            place = f"{self._name!r} holds token {largest} at position {first + starts[row] + column:,} (from 0)"
+            raise UserError(f"train.data: {place}, outside the model's vocab_size {self._vocab_size}")
         return batch
 
 
@@ -111,7 +114,7 @@ def _open(path: Path, data: str, root: Path, encoder: Encoder, column: str) -> T
     # Opening a FIFO would wait for a writer for ever, and a device is nobody's training data.
     if not path.is_dir() and not path.is_file():
         raise UserError(f"train.data: {data!r} is neither a regular file nor a directory")
-    if kind_of(path) == TOKENS:
+    if path.is_file() and kind_of(path) == TOKENS:
         return _mapped(path, data, np.dtype(np.uint16))
     if path.is_file() and encoder.tokenizer is None and not has_rows(path):
         return _mapped(path, data, np.dtype(np.uint8))

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from workers.trainer.errors import UserError
+from workers.trainer.errors import UserError, reason
 from workers.trainer.pieces import Piece
 from workers.trainer.text import documents, files_of, has_documents, has_rows, reading, refuse_tokens, rows
 
@@ -45,7 +45,7 @@ class Encoder(NamedTuple):
         try:
             return [e.ids for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         except Exception as error:  # the library raises plain Exceptions
-            raise UserError(f"{self.name} cannot encode a text: {str(error)[:200]}") from None
+            raise UserError(f"{self.name} cannot encode a text: {reason(error)}") from None
 
 
 def byte_encoder() -> Encoder:
@@ -65,7 +65,7 @@ def load_tokenizer(path: Path, name: str) -> Encoder:
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain Exceptions
-        raise UserError(f"{name} is no tokenizer's JSON: {str(error)[:200]}") from None
+        raise UserError(f"{name} is no tokenizer's JSON: {reason(error)}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):

@@ -8,3 +8,8 @@ class UserError(Exception):
 def brief(name: str) -> str:
     """A name for one line of an error."""
     return repr(name) if len(name) <= 200 else f"{name[:100]!r}... ({len(name)} characters)"
+
+
+def reason(error: Exception) -> str:
+    """What a library says is wrong, shortened and in one line."""
+    return " ".join(str(error).split())[:200]

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
-from workers.trainer.errors import UserError
+from workers.trainer.errors import UserError, reason
 from workers.trainer.pieces import PIECE_CHARS, Piece, blocks, pieces
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -184,7 +184,7 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
                 yield from _texts_of(batch.column(0), column, path, first)
                 first += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"train.data: {path.name} cannot be read as parquet: {str(error)[:200]}") from None
+        raise UserError(f"train.data: {path.name} cannot be read as parquet: {reason(error)}") from None
 
 
 def _check_type(kind: Any, column: str, path: Path) -> None:

@@ -178,15 +178,15 @@ def test_a_folder_is_one_document_a_file(tmp_path: Path) -> None:
 
 
 def test_bytes_are_taken_as_they_stand_from_a_folder_as_from_a_file(tmp_path: Path) -> None:
-    folder = tmp_path / "latin"
+    folder = tmp_path / "latin.bin"
     folder.mkdir()
     raw = "caf\u00e9 cr\u00e8me\r\n".encode("latin-1") * 100
     (folder / "a.txt").write_bytes(raw)
     (folder / os.fsdecode(b"caf\xe9.txt")).write_bytes(raw)
-    assert bytes(tokens(tmp_path, "latin/a.txt")) == raw
-    assert bytes(tokens(tmp_path, "latin")) == raw + b"\n" + raw + b"\n"
+    assert bytes(tokens(tmp_path, "latin.bin/a.txt")) == raw
+    assert bytes(tokens(tmp_path, "latin.bin")) == raw + b"\n" + raw + b"\n"
     byte_tokenizer().save(str(tmp_path / "t.json"))
-    message = told(tmp_path, "latin", tokenizer="t.json")
+    message = told(tmp_path, "latin.bin", tokenizer="t.json")
     assert message == "train.data: a.txt line 1 is not UTF-8: invalid continuation byte"
 
 
@@ -229,6 +229,14 @@ def test_tokens_among_text_are_a_mistake(tmp_path: Path, tokenizer: str | None) 
 def test_a_column_of_something_else_is_told_by_its_row_or_type(tmp_path: Path, column: Any, words: str) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "x.parquet")
     assert words in told(tmp_path, "x.parquet")
+
+
+def test_a_damaged_file_is_told_in_one_line(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"text": LINES}), tmp_path / "x.parquet")
+    raw = bytearray((tmp_path / "x.parquet").read_bytes())
+    raw[5:13] = b"\xff" * 8
+    (tmp_path / "x.parquet").write_bytes(raw)
+    assert "train.data: x.parquet cannot be read as parquet: " in told(tmp_path, "x.parquet")
 
 
 def test_columns_of_categories_and_with_dots_are_text_too(tmp_path: Path) -> None:
