@@ -16,6 +16,7 @@ from workers.trainer.errors import UserError, brief
 from workers.trainer.text import documents
 
 LEAST = 257  # every byte, and the end of a text
+MOST = 10_000_000  # the trainer makes room for all of them at its start
 
 
 def main() -> int:
@@ -60,6 +61,8 @@ def _train(options: argparse.Namespace) -> str:
     if options.vocab_size < LEAST:
         text = f"must be at least {LEAST}, every byte and {END_OF_TEXT}, got {options.vocab_size}"
         raise UserError(f"--vocab-size: {text}")
+    if options.vocab_size > MOST:
+        raise UserError(f"--vocab-size: must be at most {MOST:,}, got {options.vocab_size:,}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -12,4 +12,5 @@ def brief(name: str) -> str:
 
 def reason(error: Exception) -> str:
     """What a library says is wrong, shortened and in one line."""
-    return " ".join(str(error).split())[:200]
+    text = " ".join(str(error).split())[:200]
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from workers.trainer.errors import UserError, reason
 from workers.trainer.pieces import PIECE_CHARS, Piece, blocks, pieces
@@ -169,11 +169,16 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _parquet(path: Path, column: str) -> Iterator[str]:
+    with path.open("rb") as source:
+        yield from _column(source, column, path)
+
+
+def _column(source: IO[bytes], column: str, path: Path) -> Iterator[str]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(source) as file:
             schema = file.schema_arrow
             if schema.names.count(column) != 1:
                 have = "several columns" if column in schema.names else "no column"
