@@ -16,7 +16,7 @@ from workers.trainer.errors import UserError, brief
 from workers.trainer.text import documents
 
 LEAST = 257  # every byte, and the end of a text
-MOST = 10_000_000  # the trainer makes room for all of them at its start
+MOST = 4_194_304  # no model has more, and the trainer makes room for all of them at its start
 
 
 def main() -> int:

@@ -84,9 +84,10 @@ def test_transformers_loads_the_tokenizer_beside_the_model(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved, out = root / "saved" / "local", tmp_path / "out"
-    done = command("workers.checkpoint", "export", saved, "--out", out, "--data-root", root)
-    assert done.returncode == 0, done.stderr
-    assert "tokenizer.json" in done.stdout
+    argv = ["checkpoint", "export", str(saved), "--out", str(out), "--data-root", str(root)]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert main() == 0
+    assert "tokenizer.json" in capsys.readouterr().out
     ours = Tokenizer.from_file(str(root / "bpe.json"))
     text = LINE.format(i=7) + "<|endoftext|>"
     for theirs in (PreTrainedTokenizerFast.from_pretrained(out), AutoTokenizer.from_pretrained(out)):
@@ -103,6 +104,11 @@ def test_transformers_loads_the_tokenizer_beside_the_model(
     assert main() == 0
     assert "no tokenizer.json: the job's is 'bpe.json'" in capsys.readouterr().err
     assert not (tmp_path / "without" / "tokenizer.json").exists()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["checkpoint", "export", str(saved), "--out", str(tmp_path / "file" / "out")])
+    assert main() == 2
+    assert "error: --out: cannot write " in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "out", "without"]
 
 
 def test_a_tokenizer_that_is_missing_or_has_grown_is_told(root: Path, tmp_path: Path) -> None:

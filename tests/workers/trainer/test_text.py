@@ -128,7 +128,7 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     assert (small.returncode, small.stderr.count("\n")) == (2, 1)
     assert "--vocab-size: must be at least 257" in small.stderr
     large = command("train", str(ROOT / "README.md"), "--vocab-size", "9" * 12, "--out", str(tmp_path / "t.json"))
-    assert "--vocab-size: must be at most 10,000,000, got 999,999,999,999" in large.stderr
+    assert "--vocab-size: must be at most 4,194,304, got 999,999,999,999" in large.stderr
     none = command("encode", str(tmp_path / "none"), "--tokenizer", "t.json", "--out", str(tmp_path / "x.bin"))
     assert "error: inputs: there is no" in none.stderr
     assert not list(tmp_path.iterdir())
