@@ -295,7 +295,9 @@ def _training(spec: JobSpec) -> list[Problem]:
     if train.resume is not None and (train.resume.startswith("/") or ".." in train.resume.split("/")):
         text = f"{train.resume!r} leaves the checkpoint root; give job, job/attempt or job/attempt/step"
         found.append(Problem("train.resume", text))
-    if train.tokenizer is not None and (train.tokenizer.startswith("/") or ".." in train.tokenizer.split("/")):
+    if "\x00" in (train.tokenizer or ""):
+        found.append(Problem("train.tokenizer", "holds a NUL character"))
+    elif train.tokenizer is not None and (train.tokenizer.startswith("/") or ".." in train.tokenizer.split("/")):
         text = f"{train.tokenizer!r} leaves the data root; give a path below it, without '..'"
         found.append(Problem("train.tokenizer", text))
     if "\x00" in train.data:

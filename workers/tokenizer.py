@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from workers.trainer.errors import UserError
-from workers.trainer.text import END_OF_TEXT, documents, load_tokenizer, write_tokens
+from workers.drafts import draft_of
+from workers.trainer.encode import END_OF_TEXT, load_tokenizer, write_tokens
+from workers.trainer.errors import UserError, brief
+from workers.trainer.text import documents
 
 LEAST = 257  # every byte, and the end of a text
+MOST = 4_194_304  # no model has more, and the trainer makes room for all of them at its start
 
 
 def main() -> int:
@@ -35,19 +38,31 @@ def main() -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: --out: cannot write {str(options.out)!r}: {error.strerror or error}", file=sys.stderr)
+        return 2
     return 0
 
 
 def _check(paths: list[Path]) -> None:
     for path in paths:
-        if not path.exists():
-            raise UserError(f"there is no {str(path)!r}")
+        try:
+            usable = path.is_file() or path.is_dir()  # a FIFO would be waited for for ever
+            there = usable or path.exists()
+        except OSError as error:
+            raise UserError(f"inputs: cannot read {brief(str(path))}: {error.strerror}") from None
+        if not there:
+            raise UserError(f"inputs: there is no {brief(str(path))}")
+        if not usable:
+            raise UserError(f"inputs: {str(path)!r} is neither a regular file nor a directory")
 
 
 def _train(options: argparse.Namespace) -> str:
     if options.vocab_size < LEAST:
         text = f"must be at least {LEAST}, every byte and {END_OF_TEXT}, got {options.vocab_size}"
         raise UserError(f"--vocab-size: {text}")
+    if options.vocab_size > MOST:
+        raise UserError(f"--vocab-size: must be at most {MOST:,}, got {options.vocab_size:,}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -58,26 +73,24 @@ def _train(options: argparse.Namespace) -> str:
         show_progress=sys.stderr.isatty(),
     )
     tokenizer.train_from_iterator(_texts(options.inputs, options.column), trainer)
-    draft = options.out.with_name(f".{options.out.name}.new")
-    tokenizer.save(str(draft))
-    draft.replace(options.out)
+    with draft_of(options.out) as draft:
+        draft.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     return f"{options.out}: {tokenizer.get_vocab_size()} tokens"
 
 
 def _encode(options: argparse.Namespace) -> str:
-    encoder = load_tokenizer(options.tokenizer, str(options.tokenizer))
+    encoder = load_tokenizer(options.tokenizer, f"--tokenizer: {str(options.tokenizer)!r}")
     if encoder.dtype != np.dtype(np.uint16):
         raise UserError("--tokenizer: has token numbers beyond 65,535, which do not fit into uint16")
-    draft = options.out.with_name(f".{options.out.name}.new")
-    with draft.open("wb") as out:
-        count = write_tokens(options.inputs[0], encoder, options.column, out)
-    draft.replace(options.out)
+    with draft_of(options.out) as draft, draft.open("wb") as out:
+        write_tokens(options.inputs[0], encoder, options.column, out)
+        count = out.tell() // encoder.dtype.itemsize
     return f"{options.out}: {count:,} tokens"
 
 
 def _texts(paths: list[Path], column: str) -> Iterator[str]:
     for path in paths:
-        yield from documents(path, column)
+        yield from (piece.text for piece in documents(path, column))
 
 
 if __name__ == "__main__":

@@ -74,6 +74,7 @@ FIELDS = [
     Wrong("train.data", "/etc/passwd", "train.data", "leaves the data root"),
     Wrong("train.data", "a/../../b", "train.data", "leaves the data root"),
     Wrong("train.data", "a\x00b", "train.data", "NUL"),
+    Wrong("train.tokenizer", "a\x00b", "train.tokenizer", "NUL"),
     Wrong("name", "", "name", "at least 1 character"),
     Wrong("name", "x" * 101, "name", "at most 100 characters"),
     Wrong("name", "a\x00b", "name", "control characters"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from planner.spec import JobSpec
 from workers.checkpoint.export import export
 from workers.checkpoint.folder import complete_below, read_manifest
+from workers.checkpoint.text import decode, encode_prompt, find_tokenizer, text_encoder
 from workers.checkpoint.whole import Whole, evaluate, load_whole, sample
 from workers.trainer.errors import UserError
 
@@ -40,12 +41,15 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--data-root", type=Path, required=True)
             command.add_argument("--sequences", type=int, default=16)
         elif name == "sample":
-            command.add_argument("--prompt", default="def ", help="text, as bytes")
+            command.add_argument("--prompt", default="def ", help="text")
             command.add_argument("--tokens", type=int, default=200)
             command.add_argument("--temperature", type=float, default=0.8)
             command.add_argument("--seed", type=int, default=0)
         else:
             command.add_argument("--out", type=Path, required=True, help="a folder that is not there yet")
+        if name != "evaluate":
+            command.add_argument("--data-root", type=Path, help="where the job's train.tokenizer lies below")
+            command.add_argument("--tokenizer", type=Path, help="tokenizers JSON, instead of the job's own")
     return parser
 
 
@@ -63,23 +67,32 @@ def _words(spec: JobSpec) -> str:
 
 
 def _evaluate(whole: Whole, options: argparse.Namespace) -> str:
+    if options.sequences < 1:
+        raise UserError(f"--sequences: must be at least 1, got {options.sequences}")
     data = options.data or whole.spec.train.data
     loss = evaluate(whole, data, options.data_root, options.sequences)
     return f"step {whole.step}: {loss:.6f} nats a token on {options.sequences} held-out sequences of {data}"
 
 
 def _sample(whole: Whole, options: argparse.Namespace) -> str:
-    if options.temperature < 0:
+    if not options.temperature >= 0:  # NaN is not
         raise UserError(f"--temperature: must be at least 0, got {options.temperature}")
-    if whole.spec.model.vocab_size != 256:
-        size = whole.spec.model.vocab_size
-        raise UserError(f"--prompt: text is bytes, a vocabulary of 256; this model's has {size}")
-    made = sample(whole, list(options.prompt.encode()), options.tokens, options.temperature, options.seed)
-    return str(options.prompt) + bytes(made).decode(errors="replace")
+    if options.tokens < 0:
+        raise UserError(f"--tokens: must be at least 0, got {options.tokens}")
+    if not 0 <= options.seed < 2**63:
+        raise UserError(f"--seed: must be at least 0 and below 2**63, got {options.seed}")
+    encoder = text_encoder(whole.spec, options.tokenizer, options.data_root)
+    prompt = encode_prompt(encoder, options.prompt)
+    return decode(encoder, prompt + sample(whole, prompt, options.tokens, options.temperature, options.seed))
 
 
 def _export(whole: Whole, options: argparse.Namespace) -> str:
-    return f"{export(whole, options.out)}: step {whole.step}, model.safetensors and config.json"
+    encoder = find_tokenizer(whole.spec, options.tokenizer, options.data_root)
+    if encoder is None and whole.spec.train.tokenizer is not None:
+        name = whole.spec.train.tokenizer
+        _warn(f"no tokenizer.json: the job's is {name!r}; --data-root, which it lies below, or --tokenizer adds it")
+    folder = export(whole, options.out, encoder)
+    return f"{folder}: step {whole.step}, {', '.join(sorted(path.name for path in folder.iterdir()))}"
 
 
 _COMMANDS: dict[str, Callable[[Whole, argparse.Namespace], str]] = {

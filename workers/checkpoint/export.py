@@ -1,4 +1,4 @@
-"""Hands a model on: one safetensors file and the config that Hugging Face's GPT-2, Llama and Mixtral classes read."""
+"""Hands a model on: one safetensors file, and what Hugging Face's GPT-2, Llama, Mixtral and tokenizer classes read."""
 
 from __future__ import annotations
 
@@ -9,35 +9,66 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
 from planner.spec import ModelSpec
 from workers.checkpoint.whole import Whole, named_tensors
-from workers.trainer.errors import UserError
+from workers.trainer.encode import END_OF_TEXT, Encoder
+from workers.trainer.errors import UserError, brief
 from workers.trainer.model.attention import ROPE_BASE
 from workers.trainer.model.layers import NORM_EPS
 
 Tensors = dict[str, torch.Tensor]
 
 
-def export(whole: Whole, out: Path) -> Path:
-    """Write model.safetensors and config.json into a new folder `out`; all of it or nothing.
+def export(whole: Whole, out: Path, encoder: Encoder | None = None) -> Path:
+    """Write model.safetensors, config.json and the tokenizer's files into a new folder `out`; all of it or nothing.
 
     Raises:
-        UserError: when `out` exists, or no such class has the model's shape.
+        UserError: when `out` exists or cannot be written, or no such class has the model's shape.
     """
-    if out.exists():
-        raise UserError(f"--out: {str(out)!r} exists already")
     tensors = dict(named_tensors(whole.spec, whole.decoder))
     model = whole.spec.model
     named, config = _gpt2(model, tensors) if model.arch == "gpt" else _llama(model, tensors)
+    texts = _texts(config, model, None if encoder is None else encoder.tokenizer)
     draft = out.with_name(f".{out.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    save_file({name: t.contiguous().clone() for name, t in named}, draft / "model.safetensors", {"format": "pt"})
-    (draft / "config.json").write_text(json.dumps(config, indent=1))
-    draft.rename(out)
+    try:
+        if out.exists():
+            raise UserError(f"--out: {str(out)!r} exists already")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        save_file({name: t.contiguous().clone() for name, t in named}, draft / "model.safetensors", {"format": "pt"})
+        for name, text in texts.items():
+            (draft / name).write_text(text, encoding="utf-8")
+        draft.rename(out)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"--out: cannot write {brief(str(out))}: {getattr(error, 'strerror', None) or error}") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     return out
+
+
+def _texts(config: dict[str, Any], model: ModelSpec, tokenizer: Tokenizer | None) -> dict[str, str]:
+    """JSON files by name."""
+    end = None if tokenizer is None else tokenizer.token_to_id(END_OF_TEXT)
+    # Their classes' defaults are the original models' numbers, which would end a text anywhere.
+    config = config | {"bos_token_id": end, "eos_token_id": end}
+    texts = {"config.json": json.dumps(config, indent=1)}
+    if tokenizer is not None:
+        texts["tokenizer.json"] = tokenizer.to_str(pretty=True)
+        texts["tokenizer_config.json"] = json.dumps(_tokenizer_config(model, end is not None), indent=1)
+    return texts
+
+
+def _tokenizer_config(model: ModelSpec, has_end: bool) -> dict[str, Any]:
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.max_seq_len,
+        "clean_up_tokenization_spaces": False,
+    }
+    return config | ({"eos_token": END_OF_TEXT} if has_end else {})
 
 
 def _gpt2(model: ModelSpec, tensors: Tensors) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:

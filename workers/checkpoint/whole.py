@@ -59,7 +59,9 @@ def _all_of(tensor: torch.Tensor) -> Boxed:
 def evaluate(whole: Whole, data: str, data_root: Path, sequences: int) -> float:
     """Mean loss in nats a token over held-out sequences of `data`, those a validation of the job would draw first."""
     train, model = whole.spec.train, whole.spec.model
-    corpus = load_corpus(data, data_root, model.vocab_size, train.seq_len)
+    corpus = load_corpus(
+        data, data_root, model.vocab_size, train.seq_len, column=train.column, tokenizer=train.tokenizer
+    )
     total = 0.0
     for first in range(sequences):
         batch = corpus.eval_batch(train.seed, sequences, slice(first, first + 1), train.seq_len)

@@ -46,7 +46,8 @@ def main() -> int:
             if exporter is not None:
                 exporter.close()
     except (UserError, SpecError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"error: {error}\n")  # one write, as below
+        sys.stderr.flush()
         return 2
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import platform
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -14,16 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.spec import JobSpec
-from workers.trainer.errors import UserError
-from workers.trainer.text import (
+from workers.drafts import draft_of
+from workers.trainer.encode import (
     Encoder,
     byte_encoder,
     cache_name,
-    has_documents,
+    check_size,
     load_tokenizer,
-    text_files,
+    write_pieces,
     write_tokens,
 )
+from workers.trainer.errors import UserError, brief
+from workers.trainer.pieces import Piece, blocks, pieces
+from workers.trainer.text import TOKENS, has_rows, kind_of, text_files
 
 STDLIB = "stdlib"
 HELD_OUT_SHARE = 0.05
@@ -49,20 +52,23 @@ class Corpus:
 
     def train_batch(self, seed: int, step: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
         """Rows of step `step`'s global batch, (rows, seq_len + 1): inputs and, one later, targets."""
-        return self._draw(self.train, (seed, step), global_batch, rows, seq_len)
+        return self._draw(self.train, 0, (seed, step), global_batch, rows, seq_len)
 
     def eval_batch(self, seed: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
         """The same held-out sequences every time, (rows, seq_len + 1)."""
-        return self._draw(self.held_out, (seed, EVAL_STREAM), global_batch, rows, seq_len)
+        return self._draw(self.held_out, len(self.train), (seed, EVAL_STREAM), global_batch, rows, seq_len)
 
-    def _draw(self, tokens: Tokens, key: tuple[int, int], global_batch: int, rows: slice, seq_len: int) -> Tokens:
+    def _draw(
+        self, tokens: Tokens, first: int, key: tuple[int, int], global_batch: int, rows: slice, seq_len: int
+    ) -> Tokens:
+        """`first`: where `tokens` start in the whole."""
         starts = np.random.default_rng(key).integers(0, len(tokens) - seq_len, size=global_batch)[rows]
         batch = np.stack([tokens[start : start + seq_len + 1] for start in starts]).astype(np.int64)
         largest = int(batch.max())
         if largest >= self._vocab_size:
-            raise UserError(
-                f"train.data: {self._name!r} holds token {largest}, outside the model's vocab_size {self._vocab_size}"
-            )
+            row, column = np.argwhere(batch == largest)[0]
+            place = f"{self._name!r} holds token {largest} at position {first + starts[row] + column:,} (from 0)"
+            raise UserError(f"train.data: {place}, outside the model's vocab_size {self._vocab_size}")
         return batch
 
 
@@ -77,18 +83,17 @@ def load_corpus(
 ) -> Corpus:
     """Open `data`: "stdlib", or below `root` a text file, a directory of text, JSONL or parquet with a text `column`,
     or a `.bin` of uint16 tokens. Text is bytes, or encoded by `tokenizer`, a `tokenizers` JSON file below `root`.
+    A row, and a file of a directory, is a document: a newline or the tokenizer's end of text follows each.
 
     Raises:
         UserError: outside the root, missing, unreadable or too short.
     """
-    encoder = byte_encoder() if tokenizer is None else load_tokenizer(_inside(root, tokenizer, "tokenizer"), tokenizer)
-    if encoder.tokenizer is not None and (size := encoder.tokenizer.get_vocab_size()) > vocab_size:
-        text = f"{tokenizer!r} has {size} tokens, more than the model's vocab_size {vocab_size}"
-        raise UserError(f"train.tokenizer: {text}")
+    encoder = byte_encoder() if tokenizer is None else tokenizer_of(root, tokenizer)
+    check_size(encoder, vocab_size)
     if data == STDLIB:
         tokens = _stdlib(root, encoder)
         return Corpus(tokens, vocab_size, seq_len, data)
-    path = _inside(root, data, "data")
+    path = inside(root, data, "train.data")
     try:
         tokens = _open(path, data, root, encoder, column)
     except OSError as error:
@@ -96,13 +101,22 @@ def load_corpus(
     return Corpus(tokens, vocab_size, seq_len, data)
 
 
+def tokenizer_of(root: Path, tokenizer: str) -> Encoder:
+    """The tokenizer of a job: `tokenizer` as train.tokenizer names it, below the data root.
+
+    Raises:
+        UserError: outside the root, missing, or none.
+    """
+    return load_tokenizer(inside(root, tokenizer, "train.tokenizer"), f"train.tokenizer: {tokenizer!r}")
+
+
 def _open(path: Path, data: str, root: Path, encoder: Encoder, column: str) -> Tokens:
     # Opening a FIFO would wait for a writer for ever, and a device is nobody's training data.
     if not path.is_dir() and not path.is_file():
         raise UserError(f"train.data: {data!r} is neither a regular file nor a directory")
-    if path.suffix == ".bin":
+    if path.is_file() and kind_of(path) == TOKENS:
         return _mapped(path, data, np.dtype(np.uint16))
-    if path.is_file() and encoder.tokenizer is None and not has_documents(path):
+    if path.is_file() and encoder.tokenizer is None and not has_rows(path):
         return _mapped(path, data, np.dtype(np.uint8))
     name = cache_name(path, encoder, column)
     return _cached(root, name, encoder.dtype, partial(write_tokens, path, encoder, column))
@@ -115,39 +129,56 @@ def _mapped(path: Path, data: str, kind: np.dtype[Any]) -> Tokens:
     return np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, kind)
 
 
-def _inside(root: Path, data: str, field: str) -> Path:
-    """Resolve symlinks too: what counts is where the bytes lie."""
+def inside(root: Path, name: str, field: str) -> Path:
+    """Where `name` lies below `root`. Resolves symlinks too: what counts is where the bytes lie.
+
+    Raises:
+        UserError: outside the root, missing, or no name for a file.
+    """
     base = root.resolve()
-    path = (base / data).resolve()
+    try:
+        path = (base / name).resolve()
+        there = path.exists()
+    except OSError as error:
+        raise UserError(f"{field}: cannot look for {brief(name)}: {error.strerror}") from None
+    except (ValueError, RuntimeError):  # a NUL, half a character, links in a circle
+        raise UserError(f"{field}: {brief(name)} cannot be the name of a file") from None
     if not path.is_relative_to(base):
-        raise UserError(f"train.{field}: {data!r} is outside the data root")
-    if not path.exists():
-        raise UserError(f"train.{field}: there is no {data!r} under the data root")
+        raise UserError(f"{field}: {brief(name)} is outside the data root")
+    if not there:
+        raise UserError(f"{field}: there is no {brief(name)} under the data root")
     return path
 
 
 def _stdlib(root: Path, encoder: Encoder) -> Tokens:
-    """The source of Python's standard library, up to MAX_TEXT_BYTES."""
+    """The source of Python's standard library as one text, up to MAX_TEXT_BYTES."""
     folder = Path(sysconfig.get_paths()["stdlib"])
 
-    def gather(out: IO[bytes]) -> int:
+    def sources() -> Iterator[bytes]:
         left = MAX_TEXT_BYTES
         for path in text_files(folder, suffix=".py"):
             part = path.read_bytes()[:left]
-            out.write(
-                part if encoder.tokenizer is None else encoder.encode([part.decode(errors="replace")])[0].tobytes()
-            )
+            yield part
             left -= len(part)
             if not left:
-                break
-        return MAX_TEXT_BYTES - left
+                return
+
+    def parts() -> Iterator[Piece]:
+        for source in sources():
+            yield from pieces(blocks(source.decode(errors="replace")))
+
+    def gather(out: IO[bytes]) -> None:
+        if encoder.tokenizer is None:
+            out.writelines(sources())
+        else:
+            write_pieces(parts(), encoder, b"", out)
 
     version = platform.python_version()
     name = f"stdlib-{version}.u8" if encoder.tokenizer is None else f"stdlib-{version}-{encoder.digest[:16]}"
     return _cached(root, name, encoder.dtype, gather)
 
 
-def _cached(root: Path, name: str, dtype: np.dtype[Any], write: Callable[[IO[bytes]], int]) -> Tokens:
+def _cached(root: Path, name: str, dtype: np.dtype[Any], write: Callable[[IO[bytes]], None]) -> Tokens:
     """Make a file of tokens once that all ranks map; the first to come writes it, by rename."""
     folder = root / ".cache"
     target = folder / name
@@ -156,10 +187,8 @@ def _cached(root: Path, name: str, dtype: np.dtype[Any], write: Callable[[IO[byt
         with (folder / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
-                draft = target.with_name(f"{name}.new")
-                with draft.open("wb") as out:
+                with draft_of(target) as draft, draft.open("wb") as out:
                     write(out)
-                draft.replace(target)
     except OSError as error:
         if not target.exists():
             raise UserError(

@@ -1,91 +1,55 @@
-"""Text of any kind as documents, and documents as tokens in a file that all ranks map."""
+"""Text of any kind as documents. What cannot be read is told by field, file and line."""
 
 from __future__ import annotations
 
-import hashlib
+import codecs
 import json
 import os
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NoReturn
 
-import numpy as np
-from tokenizers import Tokenizer
+from workers.trainer.errors import UserError, reason
+from workers.trainer.pieces import PIECE_CHARS, Piece, blocks, pieces
 
-from workers.trainer.errors import UserError
-
-CACHE_VERSION = 1
-END_OF_TEXT = "<|endoftext|>"
-BATCH = 256  # documents encoded together
-BLOCK_CHARS = 2**20
 JSON_LINES = (".jsonl", ".ndjson")
+PARQUET = ".parquet"
+TOKENS = ".bin"
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib", "lib2to3"}
+LINE_BYTES = 2**28  # a line of JSONL is held in memory
+ROWS = 32  # of parquet, held in memory together
 
 
-class Encoder(NamedTuple):
-    """Text to tokens: bytes without a tokenizer. `between` ends each document of JSONL and parquet."""
-
-    tokenizer: Tokenizer | None
-    dtype: np.dtype[Any]
-    between: list[int]
-    digest: str
-
-    def encode(self, texts: list[str]) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        """Tokens of each text."""
-        if self.tokenizer is None:
-            return [np.frombuffer(text.encode(), dtype=self.dtype) for text in texts]
-        return [np.array(e.ids, dtype=self.dtype) for e in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
-
-
-def byte_encoder() -> Encoder:
-    return Encoder(None, np.dtype(np.uint8), [ord("\n")], "bytes")
-
-
-def load_tokenizer(path: Path, name: str) -> Encoder:
-    """Read a tokenizer's JSON file, as the `tokenizers` library writes it.
-
-    Raises:
-        UserError: when it is none.
-    """
-    try:
-        content = path.read_bytes()
-        tokenizer = Tokenizer.from_buffer(content)
-    except OSError as error:
-        raise UserError(f"train.tokenizer: cannot read {name!r}: {error.strerror or error}") from None
-    except Exception as error:  # the library raises plain Exceptions
-        raise UserError(f"train.tokenizer: {name!r} is no tokenizer's JSON: {str(error)[:200]}") from None
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
-    dtype = np.dtype(np.uint16 if largest < 2**16 else np.uint32)
-    return Encoder(tokenizer, dtype, [] if end is None else [end], hashlib.sha256(content).hexdigest())
-
-
-def documents(path: Path, column: str) -> Iterator[str]:
-    """The texts of a file or folder: JSONL and parquet by `column`, all else as it stands.
-
-    Raises:
-        UserError: naming the file, and the line of JSONL, that cannot be read.
-    """
-    if path.is_dir():
-        for file in text_files(path):
-            yield from documents(file, column)
-    elif path.suffix in JSON_LINES:
-        yield from _json_lines(path, column)
-    elif path.suffix == ".parquet":
-        yield from _parquet(path, column)
-    else:
-        yield from _plain(path)
+def kind_of(path: Path) -> str:
+    """A file's suffix, by which its format is known: case does not matter."""
+    return path.suffix.lower()
 
 
 def has_documents(path: Path) -> bool:
-    """Whether a file holds documents one by one, so that their ends are known."""
-    return path.suffix in JSON_LINES or path.suffix == ".parquet"
+    """Whether there are documents one by one, so that their ends are known: rows, or the files of a folder."""
+    return path.is_dir() or has_rows(path)
+
+
+def has_rows(path: Path) -> bool:
+    """Whether a file holds its documents in rows, JSONL or parquet."""
+    return kind_of(path) in (*JSON_LINES, PARQUET)
+
+
+def files_of(path: Path) -> Iterable[Path]:
+    """A file itself, or a folder's files in a fixed order."""
+    return text_files(path) if path.is_dir() else [path]
 
 
 def text_files(folder: Path, suffix: str = "") -> Iterator[Path]:
-    """Regular files in a fixed order, hidden ones and symlinks left out."""
-    for here, folders, files in os.walk(folder):
+    """Regular files in a fixed order, hidden ones and symlinks left out.
+
+    Raises:
+        UserError: naming a folder below that cannot be listed.
+    """
+    for here, folders, files in os.walk(folder, onerror=_unreadable_folder):
         folders[:] = sorted(f for f in folders if f not in SKIPPED_FOLDERS and not f.startswith("."))
         for name in sorted(files):
             path = Path(here, name)
@@ -93,69 +57,155 @@ def text_files(folder: Path, suffix: str = "") -> Iterator[Path]:
                 yield path
 
 
-def write_tokens(path: Path, encoder: Encoder, column: str, out: IO[bytes]) -> int:
-    """Encode a file or folder document by document; gives how many tokens that were."""
-    count = 0
-    between = np.array(encoder.between if has_documents(path) else [], dtype=encoder.dtype)
-    texts = documents(path, column)
-    while batch := list(islice(texts, BATCH)):
-        for tokens in encoder.encode(batch):
-            out.write(tokens.tobytes())
-            out.write(between.tobytes())
-            count += len(tokens) + len(between)
-    return count
+def documents(path: Path, column: str) -> Iterator[Piece]:
+    """The texts of a file or folder: JSONL and parquet by `column`, all else as it stands.
+
+    Raises:
+        UserError: naming the file, and the line or row, that cannot be read.
+    """
+    for file in files_of(path):
+        yield from rows(file, column) if has_rows(file) else plain(file)
 
 
-def cache_name(path: Path, encoder: Encoder, column: str) -> str:
-    """A name that changes with the files, the column and the tokenizer."""
-    digest = hashlib.sha256(f"{CACHE_VERSION}/{encoder.digest}/{column}".encode())
-    for file in _files(path):
-        found = file.stat()
-        digest.update(f"/{file}/{found.st_size}/{found.st_mtime_ns}".encode())
-    return f"{digest.hexdigest()[:32]}.u{8 * encoder.dtype.itemsize}"
+def rows(path: Path, column: str) -> Iterator[Piece]:
+    """The documents of a JSONL or parquet file.
+
+    Raises:
+        UserError: naming the line or row that cannot be read.
+    """
+    texts = _parquet(path, column) if kind_of(path) == PARQUET else _json_lines(path, column)
+    with reading(path):
+        for text in texts:
+            yield from pieces(blocks(text))
 
 
-def _files(path: Path) -> Iterable[Path]:
-    return text_files(path) if path.is_dir() else [path]
+def plain(path: Path) -> Iterator[Piece]:
+    """A text file, one document.
+
+    Raises:
+        UserError: naming the line that is not UTF-8, or when it is a file of tokens.
+    """
+    refuse_tokens(path)
+    with reading(path):
+        yield from pieces(_decoded(path))
 
 
-def _plain(path: Path) -> Iterator[str]:
-    """Blocks that end with a line, so that no word is cut."""
+def refuse_tokens(path: Path) -> None:
+    """Tokens among text, or to be encoded again, are a mistake that nothing would show."""
+    if kind_of(path) == TOKENS:
+        raise UserError(f"train.data: {path.name} holds tokens, not text; give it alone, as train.data itself")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Say which file could not be read."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            while lines := file.readlines(BLOCK_CHARS):
-                yield "".join(lines)
-    except UnicodeDecodeError as error:
-        raise UserError(f"train.data: {path.name} is not UTF-8: {error.reason} at byte {error.start}") from None
+        yield
+    except OSError as error:
+        raise UserError(f"train.data: cannot read {path.name}: {error.strerror or error}") from None
+
+
+def _unreadable_folder(error: OSError) -> NoReturn:
+    name = Path(os.fsdecode(error.filename)).name
+    raise UserError(f"train.data: cannot list the folder {name}: {error.strerror or error}")
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line = 1
+    with path.open("rb") as file:
+        for block in chain(iter(partial(file.read, PIECE_CHARS), b""), [b""]):
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                line += error.object.count(b"\n", 0, error.start)
+                raise UserError(f"train.data: {path.name} line {line} is not UTF-8: {error.reason}") from None
+            line += block.count(b"\n")
+            yield text
 
 
 def _json_lines(path: Path, column: str) -> Iterator[str]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                entry = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"train.data: {path.name} line {number} is not JSON: {error}") from None
-            if not isinstance(entry, dict) or not isinstance(entry.get(column), str):
-                have = ", ".join(sorted(entry)) if isinstance(entry, dict) else type(entry).__name__
-                raise UserError(f"train.column: {path.name} line {number} has no text {column!r}; it has {have}")
-            yield entry[column]
+        for number, line in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), 1):
+            if len(line) > LINE_BYTES:
+                raise UserError(f"train.data: {path.name} line {number} is longer than {LINE_BYTES:,} bytes")
+            if line.strip():
+                yield _text_of(line, column, f"{path.name} line {number}")
+
+
+def _text_of(line: bytes, column: str, place: str) -> str:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"train.data: {place} is not JSON: {error.msg} at column {error.colno}") from None
+    except ValueError as error:
+        raise UserError(f"train.data: {place} is not JSON: {error}") from None
+    except RecursionError:
+        raise UserError(f"train.data: {place} is JSON nested too deeply to read") from None
+    if not isinstance(entry, dict):
+        raise UserError(f"train.column: {place} has no text {column!r}; it is no JSON object but a {_kind(entry)}")
+    if column not in entry:
+        raise UserError(f"train.column: {place} has no text {column!r}; it has {_listed(entry)}")
+    text = entry[column]
+    if not isinstance(text, str):
+        raise UserError(f"train.column: {place} has no text {column!r}: it is a {_kind(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise UserError(f"train.data: {place} has {half} in {column!r}, half a character without the other") from None
+    return text
+
+
+def _kind(value: object) -> str:
+    names = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
+    return names.get(type(value), "null")
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names for one line of an error."""
+    text = ", ".join(sorted(names)).encode(errors="backslashreplace").decode()
+    return f"{text[:200]} ..." if len(text) > 200 else text or "nothing"
 
 
 def _parquet(path: Path, column: str) -> Iterator[str]:
+    with path.open("rb") as source:
+        yield from _column(source, column, path)
+
+
+def _column(source: IO[bytes], column: str, path: Path) -> Iterator[str]:
+    import pyarrow
     import pyarrow.parquet
 
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-        if column not in file.schema_arrow.names:
-            have = ", ".join(file.schema_arrow.names)
-            raise UserError(f"train.column: {path.name} has no column {column!r}; it has {have}")
-        for batch in file.iter_batches(batch_size=BATCH, columns=[column]):
-            for value in batch.column(0).to_pylist():
-                if not isinstance(value, str):
-                    raise UserError(f"train.column: {path.name}'s {column!r} is no text: {value!r:.60}")
-                yield value
+        with pyarrow.parquet.ParquetFile(source) as file:
+            schema = file.schema_arrow
+            if schema.names.count(column) != 1:
+                have = "several columns" if column in schema.names else "no column"
+                raise UserError(f"train.column: {path.name} has {have} {column!r}; it has {_listed(schema.names)}")
+            _check_type(schema.field(column).type, column, path)
+            first = 1
+            for batch in file.iter_batches(batch_size=ROWS, columns=[column]):
+                yield from _texts_of(batch.column(0), column, path, first)
+                first += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"train.data: {path.name} cannot be read as parquet: {str(error)[:200]}") from None
+        raise UserError(f"train.data: {path.name} cannot be read as parquet: {reason(error)}") from None
+
+
+def _check_type(kind: Any, column: str, path: Path) -> None:
+    from pyarrow import types
+
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)):
+        raise UserError(f"train.column: {path.name}'s {column!r} is no text but {str(kind)[:100]}")
+
+
+def _texts_of(values: Any, column: str, path: Path, first: int) -> Iterator[str]:
+    for row, value in enumerate(values, first):
+        try:
+            text = value.as_py()
+        except UnicodeDecodeError as error:
+            raise UserError(f"train.data: {path.name} row {row} is not UTF-8 in {column!r}: {error.reason}") from None
+        if text is None:
+            raise UserError(f"train.column: {path.name} row {row} has no text {column!r}: it is null")
+        yield text

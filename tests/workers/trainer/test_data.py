@@ -84,7 +84,7 @@ def test_a_directory_is_read_in_a_fixed_order_without_hidden_files_and_links(tmp
     (folder / "linked").symlink_to(tmp_path, target_is_directory=True)
     os.mkfifo(folder / "pipe.txt")
     corpus = load_corpus("texts", tmp_path / "root", 256, SEQ_LEN)
-    assert bytes(corpus.train) + bytes(corpus.held_out) == b"a" * 1000 + b"b" * 1000 + b"c" * 1000
+    assert bytes(corpus.train) + bytes(corpus.held_out) == b"%s\n%s\n%s\n" % (b"a" * 1000, b"b" * 1000, b"c" * 1000)
 
 
 @pytest.mark.parametrize("data", ["../outside.txt", "inner/../../outside.txt", "link.txt", "linked/outside.txt"])
@@ -130,10 +130,15 @@ def test_bad_data_says_what_is_wrong_with_it(tmp_path: Path) -> None:
 
 
 def test_a_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
-    np.full(5000, 300, dtype=np.uint16).tofile(tmp_path / "large.bin")
+    tokens = np.zeros(5000, dtype=np.uint16)
+    tokens[[70, 4999]] = 300, 301
+    tokens.tofile(tmp_path / "large.bin")
     corpus = load_corpus("large.bin", tmp_path, 256, SEQ_LEN)
-    with pytest.raises(UserError, match="holds token 300, outside the model's vocab_size 256"):
-        corpus.train_batch(1, 0, 4, slice(0, 4), SEQ_LEN)
+    where = r"'large.bin' holds token {} at position {} \(from 0\), outside the model's vocab_size 256"
+    with pytest.raises(UserError, match=where.format(300, "70")):
+        corpus.train_batch(1, 0, 5000, slice(0, 5000), SEQ_LEN)
+    with pytest.raises(UserError, match=where.format(301, "4,999")):
+        corpus.eval_batch(1, 5000, slice(0, 5000), SEQ_LEN)
 
 
 def test_a_data_root_that_cannot_keep_the_cache_is_a_clear_error(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -86,6 +87,18 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, spec: object, mes
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_a_token_that_one_rank_draws_ends_the_run_on_all(tmp_path: Path) -> None:
+    train = {"steps": 100_000, "global_batch": 2, "seq_len": 8, "eval_every": 0, "data": "x.bin"}
+    spec = written(tmp_path, {**LEARNS, "layout": {"dp": 2}, "train": train})
+    np.repeat(np.array([0, 999], dtype=np.uint16), [10_000, 2_000]).tofile(tmp_path / "x.bin")
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
+    done = run(*torchrun, "--rdzv-endpoint", "127.0.0.1:0", spec=spec, data_root=tmp_path)
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert told
+    assert all("train.data: 'x.bin' holds token 999 at position 1" in line for line in told)
 
 
 def test_an_unreadable_spec_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

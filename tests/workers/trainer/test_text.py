@@ -98,9 +98,9 @@ def test_encode_writes_the_bin_that_training_maps(root: Path, tokenizer: Tokeniz
             {},
             "train.column: x.jsonl line 1 has no text 'text'; it has body, id",
         ),
-        ("x.jsonl", b'{"text": 3}\n', {}, "line 1 has no text 'text'; it has text"),
+        ("x.jsonl", b'{"text": 3}\n', {}, "line 1 has no text 'text': it is a number"),
         ("x.parquet", b"PAR1 and no more", {}, "train.data: x.parquet cannot be read as parquet"),
-        ("x.txt", b"\xff\xfe", {"tokenizer": "bpe.json"}, "train.data: x.txt is not UTF-8"),
+        ("x.txt", b"\xff\xfe", {"tokenizer": "bpe.json"}, "train.data: x.txt line 1 is not UTF-8"),
         ("bad.json", b"{}", {"tokenizer": "bad.json"}, "train.tokenizer: 'bad.json' is no tokenizer's JSON"),
         ("x.txt", b"a", {"tokenizer": "none.json"}, "train.tokenizer: there is no 'none.json' under the data root"),
         ("x.txt", b"a", {"tokenizer": "../bpe.json"}, "train.tokenizer: '../bpe.json' is outside the data root"),
@@ -127,6 +127,8 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     small = command("train", str(ROOT / "README.md"), "--vocab-size", "10", "--out", str(tmp_path / "t.json"))
     assert (small.returncode, small.stderr.count("\n")) == (2, 1)
     assert "--vocab-size: must be at least 257" in small.stderr
+    large = command("train", str(ROOT / "README.md"), "--vocab-size", "9" * 12, "--out", str(tmp_path / "t.json"))
+    assert "--vocab-size: must be at most 4,194,304, got 999,999,999,999" in large.stderr
     none = command("encode", str(tmp_path / "none"), "--tokenizer", "t.json", "--out", str(tmp_path / "x.bin"))
-    assert "error: there is no" in none.stderr
+    assert "error: inputs: there is no" in none.stderr
     assert not list(tmp_path.iterdir())
