@@ -92,7 +92,7 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
         "parameters": ("elements held x bytes", f"{numel:,} x {state.weights // numel}", zero),
         "gradients": (
             f"those there {most.name}: elements summed, and their copies to be sent",
-            f"{numel:,} a rank of {shards}; {state.gradients:,} between micro-batches, {state.at_the_end:,} in the end",
+            f"{numel:,} a rank of {shards}; {state.gradients:,} B between micro-batches, {state.sent:,} B of copies",
             zero,
         ),
         "optimizer": (
@@ -102,7 +102,7 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
         ),
         "gathered": (
             "weights gathered now x compute bytes",
-            f"{state.gathered // mix.compute:,} x {mix.compute}",
+            f"{most.gathered // mix.compute:,} x {mix.compute}",
             zero,
         ),
         "activations": (

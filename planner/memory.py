@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ def model_state(parameters: float, mix: Mix, *, zero: int, degree: int) -> float
 
 def held_parameters(spec: JobSpec, stage: int) -> int:
     """Parameter elements that a rank of the stage keeps and updates, after tp and ZeRO; the largest shard."""
-    return sum(shard for _, shard in _units(spec, stage))
+    return sum(unit.shard for unit in _units(spec, stage))
 
 
 def memory(spec: JobSpec, stage: int) -> dict[str, int]:
@@ -39,29 +40,36 @@ def memory(spec: JobSpec, stage: int) -> dict[str, int]:
         "parameters": state.weights,
         "gradients": most.gradients,
         "optimizer": state.optimizer,
-        "gathered": state.gathered,
+        "gathered": most.gathered,
         "activations": most.activations,
         "working": most.working,
     }
 
 
 class State(NamedTuple):
-    """Bytes of model state on one rank: what every micro-batch shares.
+    """Bytes of model state on one rank, whatever the micro-batches.
 
-    `gradients` are those that one micro-batch leaves to the next, `at_the_end` the most there are of them when the last
-    backward is done and they are reduced.
+    `gathered` from first to last: weights that ZeRO has gathered, `gathered_last` when the last backward ends.
+    `gradients`: what a micro-batch leaves to the next; `sent`: copies of them. `table`: those of the embedding;
+    `making_table`: those of one backward, which come as dense tensors at its end. `reducing`: what all gradients of
+    ZeRO need when the last unit's are reduced, `reducing_first` when the first layer's are.
     """
 
     weights: int
     optimizer: int
     gathered: int
+    gathered_last: int
     gradients: int
-    at_the_end: int
+    sent: int
+    table: int
+    making_table: int
+    reducing: int
+    reducing_first: int
 
     @property
-    def throughout(self) -> int:
-        """What is there in forward and backward."""
-        return self.weights + self.optimizer + self.gathered
+    def least(self) -> int:
+        """What no choice of micro-batches or recompute can go below."""
+        return self.weights + self.optimizer + max(self.gathered, self.reducing, self.gradients + self.sent)
 
 
 def state_bytes(spec: JobSpec, stage: int) -> State:
@@ -72,27 +80,30 @@ def state_bytes(spec: JobSpec, stage: int) -> State:
     gradients until the last backward. Plain data parallelism copies every bucket of gradients to be sent.
     """
     mix, zero = mix_of(spec.train.precision), spec.layout.zero
-    units = _units(spec, stage)
-    whole, shards = sum(numel for numel, _ in units), sum(shard for _, shard in units)
+    units, own = _units(spec, stage), held(spec, stage).stage
+    whole, shards = sum(u.numel for u in units), sum(u.shard for u in units)
+    table = spec.model.vocab_size // spec.layout.tp * spec.model.hidden_size if own.first else 0
+    # A tied table's two gradients of one backward are there beside their sum.
+    making = (3 if spec.model.tied_embeddings and spec.layout.pp == 1 else 1) * table * mix.compute
     gradients = whole * mix.gradients
     if zero == 0:
         sent = gradients if spec.layout.replica_ranks > 1 else 0
-        return State(whole * mix.compute, whole * mix.optimizer, 0, gradients, gradients + sent)
-    largest = max(numel for numel, _ in units)
-    reducing = shards * FP32_BYTES + 2 * largest * mix.gradients  # a unit's gradients, and their copy to be sent
-    if zero == 1:
-        reducing = max(reducing, gradients + largest * mix.gradients)
-    kept = gradients if zero == 1 else shards * FP32_BYTES
-    gathered = (_gathered_by_turns(spec, stage) if zero == 3 else whole) * mix.compute
-    return State(shards * FP32_BYTES, shards * ADAM_MOMENT_BYTES, gathered, kept, reducing)
-
-
-def _gathered_by_turns(spec: JobSpec, stage: int) -> int:
-    """Elements: the ends' stay for as long as a backward lasts."""
-    units = local_units(spec, stage)
-    sizes = sorted(sum(p.numel for p in unit.parameters) for unit in units if unit.name != "root")
-    ends = sum(p.numel for unit in units if unit.name == "root" for p in unit.parameters)
-    return min(ends + sum(sizes[-3:]), ends + sum(sizes) + sizes[-1])
+        weights, optimizer = whole * mix.compute, whole * mix.optimizer
+        return State(weights, optimizer, 0, 0, gradients, sent, table * mix.gradients, making, 0, 0)
+    ends = sum(u.numel for u in units if u.is_end)
+    layers = sorted(u.numel for u in units if not u.is_end)
+    return State(
+        weights=shards * FP32_BYTES,
+        optimizer=shards * ADAM_MOMENT_BYTES,
+        gathered=(ends + sum(layers[-3:]) if zero == 3 else whole) * mix.compute,
+        gathered_last=ends * mix.compute,
+        gradients=gradients if zero == 1 else shards * FP32_BYTES,
+        sent=0,
+        table=table * mix.gradients if zero == 1 else 0,
+        making_table=making,
+        reducing=shards * FP32_BYTES + max(2 * max(ends, layers[-1]) * mix.gradients, making),
+        reducing_first=gradients + layers[-1] * mix.gradients if zero == 1 else 0,
+    )
 
 
 class Moment(NamedTuple):
@@ -100,47 +111,65 @@ class Moment(NamedTuple):
 
     name: str
     gradients: int
+    gathered: int
     activations: int
     working: int
 
     @property
     def total(self) -> int:
-        return self.gradients + self.activations + self.working
+        return self.gradients + self.gathered + self.activations + self.working
 
 
 def fullest_moment(spec: JobSpec, stage: int, state: State) -> Moment:
-    """Of a step's moments the one with most: a backward begins with all in flight, or the last one has ended.
-
-    A first backward finds no gradients yet; where it comes after the last forward, later ones find less in flight.
-    """
-    own, train = held(spec, stage), spec.train
-    flight, chunks = chunks_in_flight(spec.layout, stage, train.micro_batches), len(own.stage.chunks)
-    working = working_bytes(spec, stage)
-    end = Moment("when the last backward has ended", state.at_the_end, 0, 0)
-    in_flight = activation_bytes(spec, stage, flight)
-    if train.micro_batches * chunks > flight:
-        return max(Moment("when a backward begins", state.gradients, in_flight, working), end, key=_total)
-    first = Moment("when the first backward begins", 0, in_flight, working)
-    fewer = activation_bytes(spec, stage, flight - 1)
-    later = Moment("when the second backward begins", state.gradients, fewer, working if flight > 1 else 0)
-    return max(first, later, end, key=_total)
+    """Of a step's moments the one with most."""
+    return max(_moments(spec, stage, state), key=lambda moment: moment.total)
 
 
-def _total(moment: Moment) -> int:
-    return moment.total
+def _moments(spec: JobSpec, stage: int, state: State) -> Iterator[Moment]:
+    """A first backward finds no gradients yet; if it comes after the last forward, later ones find less in flight."""
+    m, chunks = spec.train.micro_batches, len(held(spec, stage).stage.chunks)
+    flight = chunks_in_flight(spec.layout, stage, m)
+    gradients, gathered, working = state.gradients, state.gathered, working_bytes(spec, stage)
+    kept = [activation_bytes(spec, stage, flight - i) if flight > i else 0 for i in range(3)]
+    if m * chunks > flight:
+        yield Moment("when a backward begins", gradients, gathered, kept[0], working)
+        yield Moment("when a backward ends", gradients + state.making_table, gathered, kept[1], 0)
+    else:
+        yield Moment("when the first backward begins", 0, gathered, kept[0], working)
+        if flight > 1:
+            made = gradients + state.making_table
+            yield Moment("when the first backward ends", made - state.table, gathered, kept[1], 0)
+            yield Moment("when the second backward begins", gradients, gathered, kept[1], working)
+            yield Moment("when the second backward ends", made, gathered, kept[2], 0)
+    if spec.layout.zero == 1 and m > 1:
+        yield Moment("when gradients begin to be reduced", state.reducing_first, gathered, 0, 0)
+    if spec.layout.zero:
+        yield Moment("when the last backward ends", state.reducing, state.gathered_last, 0, 0)
+        return
+    # A table's first gradient is not added to any, and its bucket is the last to be copied.
+    extra = state.making_table - (state.table if m == 1 else 0) - (state.table if state.sent else 0)
+    yield Moment("when the last backward ends", gradients + state.sent + max(0, extra), 0, 0, 0)
 
 
-def _units(spec: JobSpec, stage: int) -> list[tuple[int, int]]:
-    """(elements, elements of the largest shard) of each unit."""
+class _Unit(NamedTuple):
+    """Elements, those of the largest shard, and whether it holds an end of the model."""
+
+    numel: int
+    shard: int
+    is_end: bool
+
+
+def _units(spec: JobSpec, stage: int) -> list[_Unit]:
     layout = spec.layout
     degrees = {experts: shard_group(layout, experts=experts).size if layout.zero else 1 for experts in (False, True)}
     return [_unit_sizes(unit, degrees[is_expert_unit(unit)]) for unit in local_units(spec, stage)]
 
 
 @cache
-def _unit_sizes(unit: Unit, degree: int) -> tuple[int, int]:
+def _unit_sizes(unit: Unit, degree: int) -> _Unit:
     numel = sum(p.numel for p in unit.parameters)
-    return numel, sum(shard_rows(p.shape[0], degree, 0) * (p.numel // p.shape[0]) for p in unit.parameters)
+    shard = sum(shard_rows(p.shape[0], degree, 0) * (p.numel // p.shape[0]) for p in unit.parameters)
+    return _Unit(numel, shard, unit.name == "root")
 
 
 def activation_bytes(spec: JobSpec, stage: int, flight: int) -> int:

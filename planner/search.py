@@ -140,7 +140,7 @@ def fullest_stages(spec: JobSpec) -> list[int]:
 
 def _stage_bytes(spec: JobSpec, stage: int) -> int:
     state = state_bytes(spec, stage)
-    return state.throughout + fullest_moment(spec, stage, state).total
+    return state.weights + state.optimizer + fullest_moment(spec, stage, state).total
 
 
 def _allowed(parts: int, cluster: Cluster) -> int:
@@ -223,7 +223,7 @@ class _Finder:
         first = self._candidate(layouts[0], sizes[0])
         probes = fullest_stages(first)
         states = [state_bytes(first, stage) for stage in probes]
-        if _allowed(max(state.throughout + state.at_the_end for state in states), self.cluster) > self.capacity:
+        if _allowed(max(state.least for state in states), self.cluster) > self.capacity:
             self.refused["memory: model state alone"] += len(sizes) * len(layouts)
             return
         for size in sizes:
@@ -236,7 +236,7 @@ class _Finder:
 
     def _fit(self, spec: JobSpec, probes: list[int], states: list[State]) -> Iterator[Found]:
         parts = [
-            state.throughout + fullest_moment(spec, stage, state).total
+            state.weights + state.optimizer + fullest_moment(spec, stage, state).total
             for stage, state in zip(probes, states, strict=True)
         ]
         needed = _allowed(max(parts), self.cluster)

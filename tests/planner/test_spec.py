@@ -217,9 +217,10 @@ def test_plain_data_parallelism_holds_a_second_copy_of_its_gradients() -> None:
         fields = {"model": {"preset": "gpt-mini"}, "layout": {"dp": dp}, "train": train}
         return memory(parse_fields(fields), 0)["gradients"]
 
-    whole = 4 * parameter_count(PRESETS["gpt-mini"].model)
+    model = PRESETS["gpt-mini"].model
+    whole, table = 4 * parameter_count(model), 4 * model.vocab_size * model.hidden_size
     assert gradients(dp=1, sequences=4) == whole
-    assert gradients(dp=2, sequences=4) == 2 * whole
+    assert gradients(dp=2, sequences=4) == 2 * whole + 2 * table, "and the two gradients of the tied table"
     assert gradients(dp=2, sequences=256) == whole, "activations have gone when buckets are sent"
 
 

@@ -16,6 +16,7 @@ from workers.trainer.parallelize import Held, Part, is_tied
 BETAS = (0.9, 0.95)
 FINAL_LR_SHARE = 0.1
 CONVERTED_ELEMENTS = 2**24
+SUMMED_ELEMENTS = 2**22
 
 
 def make_optimizer(part: Part, train: TrainSpec) -> torch.optim.Optimizer:
@@ -25,8 +26,7 @@ def make_optimizer(part: Part, train: TrainSpec) -> torch.optim.Optimizer:
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    fused = True if parameters[0].is_cuda else None  # on a CPU torch chooses
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=BETAS, fused=fused)
+    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=BETAS, fused=True)
 
 
 def learning_rate(step: int, train: TrainSpec) -> float:
@@ -88,7 +88,8 @@ def square_sum(part: Part) -> torch.Tensor:
     """
     total = torch.zeros((), dtype=torch.float64, device=part.tensors[0].tensor.device)
     for held in part.tensors:
-        total += held.gradient.double().square().sum() / held.copies
+        for run in held.gradient.flatten().split(SUMMED_ELEMENTS):
+            total += run.double().square().sum() / held.copies
     return total
 
 
