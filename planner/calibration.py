@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from contracts.telemetry import Op
 from planner.cluster import Accelerator, Cluster, Link
+from planner.clusters import ACCELERATORS
 from planner.profile import EndsPoint, HostProfile, LayerPoint
 from planner.spec import JobSpec
 from planner.traffic.shapes import micro_batch_tokens
@@ -34,6 +35,7 @@ def cluster_of(name: str, profile: HostProfile) -> Cluster:
         for precision in ("fp32", "bf16")
     }
     bandwidth = max(p.num_bytes / p.seconds for p in profile.stream)
+    sheet = ACCELERATORS["CPU core" if profile.device == "cpu" else "H100 SXM"]  # what a process keeps for itself
     accelerator = Accelerator(
         name=profile.device_name,
         memory_bytes=profile.memory_bytes,
@@ -46,6 +48,8 @@ def cluster_of(name: str, profile: HostProfile) -> Cluster:
         memory_efficiency=1.0,
         kernel_s=min(p.seconds for p in profile.stream),
         launch_s=min(p.seconds for p in profile.stream),
+        reserved_bytes=sheet.reserved_bytes,
+        fragmentation=sheet.fragmentation,
     )
     link = _link(profile, bandwidth)
     return Cluster(

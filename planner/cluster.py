@@ -38,6 +38,11 @@ class Accelerator(Strict):
     kernel_s: Positive = Field(default=3e-6, description="least time of a kernel on the device")
     launch_s: Positive = Field(default=6e-6, description="time of the host to launch one")
     reserved_bytes: int = Field(default=0, ge=0, description="context, libraries and communication buffers")
+    fragmentation: Share = Field(default=0.05, description="of what tensors take, that the allocator holds beside them")
+
+    def allowance(self, tensor_bytes: int) -> int:
+        """Bytes of memory gone beside those of the tensors."""
+        return self.reserved_bytes + round(self.fragmentation * tensor_bytes)
 
     def peak(self, kind: GemmType) -> float:
         """Dense peak FLOP/s of a product in `kind`; fp8 falls back to bf16 where the device has none."""

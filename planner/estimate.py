@@ -10,7 +10,7 @@ from planner.cluster import Basis, Cluster, span
 from planner.clusters import CLUSTERS, DEFAULT_CLUSTER
 from planner.collectives import algorithmic_bytes
 from planner.layout import Coordinates, axis_group, is_turn, rank_of
-from planner.memory import FRAGMENTATION, held_parameters, memory
+from planner.memory import held_parameters, memory
 from planner.models import active_parameter_count, parameter_count
 from planner.runnable import not_runnable
 from planner.spec import JobSpec
@@ -139,7 +139,7 @@ def default_cluster(spec: JobSpec) -> Cluster:
 def rank_memory(spec: JobSpec, stage: int, cluster: Cluster) -> dict[str, int]:
     """`planner.memory.memory`, and the allowance for what the device keeps for itself and for fragmentation."""
     parts = memory(spec, stage)
-    parts["allowance"] = cluster.accelerator.reserved_bytes + round(FRAGMENTATION * sum(parts.values()))
+    parts["allowance"] = cluster.accelerator.allowance(sum(parts.values()))
     return parts
 
 

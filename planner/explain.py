@@ -12,7 +12,7 @@ from planner.cluster import Cluster
 from planner.collectives import bus_factor
 from planner.estimate import default_cluster, rank_memory
 from planner.flops import hardware_flops, model_flops
-from planner.memory import FRAGMENTATION, fullest_moment, held_parameters, state_bytes
+from planner.memory import fullest_moment, held_parameters, state_bytes
 from planner.models import embedding_parameters, head_parameters, layer_parameters, parameter_count
 from planner.precision import mix_of
 from planner.runnable import not_runnable
@@ -79,7 +79,7 @@ def _parameters(spec: JobSpec) -> Explanation:
 
 
 def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
-    layout, mix = spec.layout, mix_of(spec.train.precision)
+    layout, mix, a = spec.layout, mix_of(spec.train.precision), cluster.accelerator
     parts = rank_memory(spec, stage, cluster)
     numel, own, state = held_parameters(spec, stage), held(spec, stage), state_bytes(spec, stage)
     most = fullest_moment(spec, stage, state)
@@ -116,9 +116,9 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
             "tensors of the loss, or of an MLP's backward",
         ),
         "allowance": (
-            f"reserved by the device + {FRAGMENTATION:.0%} of the rest",
-            f"{cluster.accelerator.reserved_bytes:,} + {FRAGMENTATION} x {sum(parts.values()) - parts['allowance']:,}",
-            "an allowance for context, libraries and fragmentation: not measured",
+            "gone before a tensor is made + a share of the rest",
+            f"{a.reserved_bytes:,} + {a.fragmentation:.0%} x {sum(parts.values()) - parts['allowance']:,}",
+            "an allowance: a GPU's is assumed, a CPU rank's was measured (make bench-calibration)",
         ),
     }
     terms = [_term(name, *said[name][:2], value, "B", said[name][2]) for name, value in parts.items()]

@@ -14,8 +14,6 @@ from planner.spec import JobSpec
 from planner.traffic.data import shard_group
 from planner.traffic.shapes import held, hidden_bytes, is_expert_unit, local_units, shard_rows
 
-FRAGMENTATION = 0.05  # of what is allocated: an allowance
-
 
 def model_state(parameters: float, mix: Mix, *, zero: int, degree: int) -> float:
     """Bytes a rank keeps of weights, gradients and optimiser (ZeRO 1910.02054 figure 1, table 1).
@@ -90,6 +88,7 @@ def state_bytes(spec: JobSpec, stage: int) -> State:
         sent = gradients if spec.layout.replica_ranks > 1 else 0
         weights, optimizer = whole * mix.compute, whole * mix.optimizer
         return State(weights, optimizer, 0, 0, gradients, sent, table * mix.gradients, making, 0, 0)
+    copies = 3 if spec.resources.device == "cpu" else 2  # gloo copies what it is given to reduce
     ends = sum(u.numel for u in units if u.is_end)
     layers = sorted(u.numel for u in units if not u.is_end)
     return State(
@@ -101,7 +100,7 @@ def state_bytes(spec: JobSpec, stage: int) -> State:
         sent=0,
         table=table * mix.gradients if zero == 1 else 0,
         making_table=making,
-        reducing=shards * FP32_BYTES + max(2 * max(ends, layers[-1]) * mix.gradients, making),
+        reducing=shards * FP32_BYTES + max(copies * max(ends, layers[-1]) * mix.gradients, making),
         reducing_first=gradients + layers[-1] * mix.gradients if zero == 1 else 0,
     )
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from planner.cluster import Cluster
 from planner.layout import pipeline_problems, problems
-from planner.memory import FRAGMENTATION, State, fullest_moment, state_bytes
+from planner.memory import State, fullest_moment, state_bytes
 from planner.runnable import not_runnable
 from planner.spec import JobSpec, Layout, Problem, Recompute, Schedule, SpecError
 from planner.timing import Timer, Timing, unlike_stages
@@ -144,7 +144,7 @@ def _stage_bytes(spec: JobSpec, stage: int) -> int:
 
 
 def _allowed(parts: int, cluster: Cluster) -> int:
-    return parts + round(FRAGMENTATION * parts) + cluster.accelerator.reserved_bytes
+    return parts + cluster.accelerator.allowance(parts)
 
 
 class _Finder:

@@ -16,6 +16,7 @@ from planner.parse import parse_spec
 from planner.spec import JobSpec, SpecError
 from workers.checkpoint.job import JobCheckpoints, Place, place_of
 from workers.meter import Exporter, Recorder, metered_backend
+from workers.trainer.allocator import return_large_tensors
 from workers.trainer.data import corpus_of
 from workers.trainer.errors import UserError
 from workers.trainer.loop import Trainer, train
@@ -56,6 +57,7 @@ def run(
     spec: JobSpec, rank: int, data_root: Path, recorder: Recorder, exporter: Exporter | None, place: Place | None
 ) -> None:
     """Set up this rank, train, and take the process group down."""
+    return_large_tensors()
     device = _device(spec)
     corpus = corpus_of(spec, data_root)
     dist.init_process_group(metered_backend(recorder, spec.resources.device), timeout=GROUP_TIMEOUT)
