@@ -60,7 +60,7 @@ def by_hand(spec: JobSpec, trainer: Trainer) -> Callable[[int], None]:
     for unit in stage_units(spec.model, layers, first=True, last=True):
         initialise(decoder, unit, spec, Coordinates())
     model = DistributedDataParallel(decoder, process_group=dist.new_group(backend="gloo"))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=BETAS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=BETAS, fused=True)
     train, share = spec.train, spec.train.global_batch // WORLD
     rows = slice(dist.get_rank() * share, (dist.get_rank() + 1) * share)
 

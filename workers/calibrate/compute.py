@@ -72,7 +72,7 @@ def stream_points(device: torch.device, ranks: int, window_s: float) -> Iterator
 def layer_points(device: torch.device, ranks: int, window_s: float) -> Iterator[LayerPoint]:
     """One layer of each preset, forward and backward, with the shapes of each tp degree."""
     for precision, model, tp, batch in _shapes(device, ranks):
-        block = Block(model, Strategy(tp=TensorParallel(None, tp))).to(device)
+        block = Block(model, Strategy(tp=TensorParallel(None, tp))).to(device, DTYPES[precision])
         _fill(block)
         shape = (batch, SEQ_LEN, model.hidden_size)
         x = torch.randn(shape, device=device, dtype=DTYPES[precision], requires_grad=True)
@@ -100,7 +100,7 @@ def ends_points(device: torch.device, ranks: int, window_s: float) -> Iterator[E
         strategy = Strategy()
         table = Table(model.vocab_size // tp, model.hidden_size, strategy)
         norm = Norm(model.hidden_size, model.arch == "gpt", strategy)
-        ends = torch.nn.ModuleDict({"table": table, "norm": norm}).to(device)
+        ends = torch.nn.ModuleDict({"table": table, "norm": norm}).to(device, DTYPES[precision])
         _fill(ends)
         tokens = torch.randint(0, model.vocab_size // tp, (batch, SEQ_LEN), device=device)
         work = partial(_ends, table, norm, tokens, DTYPES[precision])
@@ -126,7 +126,7 @@ def optimizer_points(device: torch.device, ranks: int, window_s: float) -> Itera
         model = PRESETS[name].model
         shapes = [p.shape for p in layer_parameters(model)] * min(model.num_layers, 8)
         tensors = [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
-        optimizer = torch.optim.AdamW(tensors, lr=1e-4)
+        optimizer = torch.optim.AdamW(tensors, lr=1e-4, fused=True)
 
         took = together(partial(_only, partial(_optimizer_step, tensors, optimizer), device, window_s), ranks)
         if took is not None:
@@ -157,7 +157,7 @@ def _optimizer_step(tensors: list[torch.nn.Parameter], optimizer: torch.optim.Op
     for tensor in tensors:
         tensor.grad = torch.ones_like(tensor)
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
-    norm = sum(float(gradient.square().sum()) for gradient in gradients) ** 0.5
+    norm = sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
     for gradient in gradients:
         gradient.mul_(1.0 / max(1.0, norm))
     optimizer.step()
