@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -13,10 +16,11 @@ import torch.distributed as dist
 from planner.parse import parse_spec
 from planner.spec import JobSpec
 from workers.meter import Recorder, metered_backend
+from workers.trainer import loop
 from workers.trainer.data import corpus_of
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
-from workers.trainer.parallelize import parallelize
+from workers.trainer.parallelize import Part, parallelize
 
 
 def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:
@@ -26,27 +30,31 @@ def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:
     return Trainer(spec, mesh, parallelize(spec, mesh, device), corpus, recorder, device)
 
 
-def gradients(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """This rank's part of every gradient of step 1."""
-    trainer.backward(0)
-    return {held.name: held.gradient.clone() for held in trainer.part.tensors}
+@contextmanager
+def first_gradients() -> Iterator[dict[str, torch.Tensor]]:
+    """This rank's part of every gradient of the first step, as it stands before it is clipped."""
+    found: dict[str, torch.Tensor] = {}
+    clip = loop.clip_gradients
+
+    def look(part: Part, norm: float, limit: float) -> None:
+        if not found:
+            found.update({held.name: held.gradient.clone() for held in part.tensors})
+        clip(part, norm, limit)
+
+    with mock.patch.object(loop, "clip_gradients", look):
+        yield found
 
 
 def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:
-    """Gradients of step 1 from one trainer, then a whole metered run from a fresh one."""
-    store = dist.FileStore(str(folder / "store"), spec.layout.world_size)
-    world = spec.layout.world_size
-    dist.init_process_group("gloo", store=dist.PrefixStore("gradients", store), rank=rank, world_size=world)
-    try:
-        torch.save(gradients(make_trainer(spec, data_root, Recorder(rank))), folder / f"gradients-{rank}.pt")
-    finally:
-        dist.destroy_process_group()
-    recorder = Recorder(rank)
+    """A whole metered run, and the gradients of its first step."""
+    store, recorder = dist.FileStore(str(folder / "store"), spec.layout.world_size), Recorder(rank)
     backend = metered_backend(recorder, "cpu")
-    dist.init_process_group(backend, store=dist.PrefixStore("run", store), rank=rank, world_size=world)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=spec.layout.world_size)
     try:
         said: list[dict[str, object]] = []
-        train(make_trainer(spec, data_root, recorder), lambda item: said.append(dict(item)), lambda _line: None)
+        with first_gradients() as gradients:
+            train(make_trainer(spec, data_root, recorder), lambda item: said.append(dict(item)), lambda _line: None)
+        torch.save(gradients, folder / f"gradients-{rank}.pt")
         (folder / f"said-{rank}.json").write_text(json.dumps({"items": said, "cells": recorder.cells()}))
     finally:
         dist.destroy_process_group()

@@ -16,6 +16,7 @@ from planner.parse import parse_fields
 from planner.spec import JobSpec
 from tests.parity.cases import Case, core_cases
 from tests.parity.compare import run_specs
+from workers.dry_run.__main__ import main
 from workers.dry_run.rank import DryStep, dry_step
 from workers.trainer.model import Decoder, Strategy
 from workers.trainer.verdict import step_verdict
@@ -96,7 +97,7 @@ KEPT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", list(KEPT))
 def test_the_planner_s_memory_is_what_tensors_need_at_once(name: str) -> None:
     preset, layout, train = KEPT[name]
-    sizes = {"global_batch": 16, "micro_batches": 4, "seq_len": 256, **train}
+    sizes = {"global_batch": 8, "micro_batches": 2, "seq_len": 256, **train}
     spec = parse_fields({"model": {"preset": preset}, "layout": layout, "train": sizes})
     step = dry_step(spec, 0)
     assert sum(memory(spec, 0).values()) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.025)
@@ -116,22 +117,20 @@ def _parameters(spec: JobSpec) -> list[torch.nn.Parameter]:
     return list(decoder.parameters())
 
 
-def command(spec: dict[str, Any], tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "spec.json").write_text(json.dumps(spec))
-    argv = [sys.executable, "-m", "workers.dry_run", "--spec", str(tmp_path / "spec.json"), *more]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def test_the_command_says_all_of_a_rank_and_exits_by_what_it_found(tmp_path: Path) -> None:
-    spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}}
-    told = command(spec, tmp_path, "--ranks", "3", "--json")
+def test_the_command_says_all_of_a_rank_and_exits_by_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}}))
+    command = [sys.executable, "-m", "workers.dry_run", "--spec", str(spec)]
+    told = subprocess.run([*command, "--ranks", "3", "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
     found = json.loads(told.stdout)
     assert (found["rank"], found["kind"]) == (3, "dry_run")
     assert all(row["measured_bytes"] == row["predicted_bytes"] for row in found["collectives"])
-    assert "as predicted" in command(spec, tmp_path, "--ranks", "0,1").stdout
-    refused = command(spec, tmp_path, "--ranks", "4")
-    assert (refused.returncode, refused.stderr) == (
-        2,
-        "error: dry_ranks: dp 2 x pp 1 x tp 2 = 4 ranks, from 0: there is no rank 4\n",
-    )
+    monkeypatch.setattr(sys, "argv", [*command[2:], "--ranks", "0,1"])
+    assert main() == 0
+    assert capsys.readouterr().out.count("as predicted") > 2
+    monkeypatch.setattr(sys, "argv", [*command[2:], "--ranks", "4"])
+    assert main() == 2
+    assert capsys.readouterr().err == "error: dry_ranks: dp 2 x pp 1 x tp 2 = 4 ranks, from 0: there is no rank 4\n"

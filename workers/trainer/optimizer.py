@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from planner.models import is_key_or_value
 from planner.spec import JobSpec, TrainSpec
@@ -21,12 +24,15 @@ SUMMED_ELEMENTS = 2**22
 
 def make_optimizer(part: Part, train: TrainSpec) -> torch.optim.Optimizer:
     """AdamW over this rank's shards; weight decay on matrices only (GPT-3 appendix B)."""
-    parameters = part.masters()
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = defaultdict(list)
+    for parameter in part.masters():
+        # The fused kernel takes sharded tensors or whole ones, never both: ZeRO leaves experts whole that ep divides.
+        groups[parameter.ndim >= 2, isinstance(parameter, DTensor)].append(parameter)
+    settings = [
+        {"params": parameters, "weight_decay": train.weight_decay if is_matrix else 0.0}
+        for (is_matrix, _), parameters in groups.items()
     ]
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=BETAS, fused=True)
+    return torch.optim.AdamW(settings, lr=train.learning_rate, betas=BETAS, fused=True)
 
 
 def learning_rate(step: int, train: TrainSpec) -> float:
