@@ -12,7 +12,7 @@ from planner.precision import ADAM_MOMENT_BYTES, FP32_BYTES, Mix, mix_of
 from planner.schedules import chunks_in_flight
 from planner.spec import JobSpec
 from planner.traffic.data import shard_group
-from planner.traffic.shapes import held, hidden_bytes, is_expert_unit, local_units, shard_rows
+from planner.traffic.shapes import Held, held, hidden_bytes, is_expert_unit, local_units, shard_rows
 
 
 def model_state(parameters: float, mix: Mix, *, zero: int, degree: int) -> float:
@@ -126,10 +126,11 @@ def fullest_moment(spec: JobSpec, stage: int, state: State) -> Moment:
 
 def _moments(spec: JobSpec, stage: int, state: State) -> Iterator[Moment]:
     """A first backward finds no gradients yet; if it comes after the last forward, later ones find less in flight."""
-    m, chunks = spec.train.micro_batches, len(held(spec, stage).stage.chunks)
-    flight = chunks_in_flight(spec.layout, stage, m)
-    gradients, gathered, working = state.gradients, state.gathered, working_bytes(spec, stage)
-    kept = [activation_bytes(spec, stage, flight - i) if flight > i else 0 for i in range(3)]
+    own, m = held(spec, stage), spec.train.micro_batches
+    flight, chunks = chunks_in_flight(spec.layout, stage, m), len(own.stage.chunks)
+    gradients, gathered, working = state.gradients, state.gathered, working_bytes(spec, own)
+    layers = layers_bytes(spec, own)
+    kept = [layers * f // chunks + boundary_bytes(spec, own, f) if f > 0 else 0 for f in range(flight, flight - 3, -1)]
     if m * chunks > flight:
         yield Moment("when a backward begins", gradients, gathered, kept[0], working)
         yield Moment("when a backward ends", gradients + state.making_table, gathered, kept[1], 0)
@@ -171,19 +172,18 @@ def _unit_sizes(unit: Unit, degree: int) -> _Unit:
     return _Unit(numel, shard, unit.name == "root")
 
 
-def activation_bytes(spec: JobSpec, stage: int, flight: int) -> int:
-    """What `flight` chunks of one micro-batch each keep for their backward, and for the stages beside this one."""
-    own = held(spec, stage)
+def layers_bytes(spec: JobSpec, own: Held) -> int:
+    """What all layers of a stage keep of one micro-batch for its backward."""
     dense = own.num_layers - own.num_moe_layers
-    layers = dense * layer_activation_bytes(spec)
+    total = dense * layer_activation_bytes(spec) if dense else 0
     if own.num_moe_layers:
-        layers += own.num_moe_layers * layer_activation_bytes(spec, moe=True)
-    return layers * flight // len(own.stage.chunks) + boundary_bytes(spec, stage, flight)
+        total += own.num_moe_layers * layer_activation_bytes(spec, moe=True)
+    return total
 
 
-def boundary_bytes(spec: JobSpec, stage: int, flight: int) -> int:
+def boundary_bytes(spec: JobSpec, own: Held, flight: int) -> int:
     """Outputs kept until their gradients come, and a buffer for the next message from either side."""
-    own, layout = held(spec, stage), spec.layout
+    layout = spec.layout
     if layout.pp == 1:
         return 0
     sides = 2 - own.stage.first - own.stage.last
@@ -191,12 +191,11 @@ def boundary_bytes(spec: JobSpec, stage: int, flight: int) -> int:
     return (outputs + sides) * hidden_bytes(spec) // (layout.tp if layout.sequence_parallel else 1)
 
 
-def working_bytes(spec: JobSpec, stage: int) -> int:
+def working_bytes(spec: JobSpec, own: Held) -> int:
     """What a backward that begins needs at once: for the loss the logits, else a layer's gradients.
 
     Under full recompute also all that the layer keeps when it has been computed again.
     """
-    own = held(spec, stage)
     again = 0
     if spec.layout.recompute == "full":
         again = layer_activation_bytes(spec, moe=own.num_moe_layers > 0, recompute="none")
