@@ -67,7 +67,7 @@ class State(NamedTuple):
     @property
     def least(self) -> int:
         """What no choice of micro-batches or recompute can go below."""
-        return self.weights + self.optimizer + max(self.gathered, self.reducing, self.gradients + self.sent)
+        return self.weights + self.optimizer + (max(self.gathered, self.reducing) or self.gradients + self.sent)
 
 
 def state_bytes(spec: JobSpec, stage: int) -> State:

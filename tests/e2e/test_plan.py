@@ -89,3 +89,21 @@ def test_a_slider_moves_the_lesson_and_the_link_keeps_it(page: Page, running_boa
     expect(page.locator("#order")).to_have_text("TP > DP > PP")
     page.fill("#v-k", "99")
     expect(page.locator('[data-name="k"] .problem')).to_contain_text("99 layers a stage")
+
+
+def test_a_host_is_calibrated_by_a_click_and_the_click_can_be_taken_back(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/hosts/")
+    page.locator("main a[href^='/hosts/']").first.click()
+    expect(page.locator("main")).to_contain_text("Not measured yet")
+    host = page.url
+    page.click("#calibrate")
+    expect(page.locator("main h1")).to_contain_text("calibrate")
+    job = page.url
+    page.goto(host)
+    expect(page.locator(".page-head .actions a")).to_contain_text("Calibration")
+    page.goto(job)
+    page.click("#cancel")
+    page.click("#cancel-dialog button.primary")
+    page.wait_for_selector("#status[data-status=cancelled]", timeout=20_000)
+    page.goto(host)
+    expect(page.locator("#calibrate")).to_be_visible()
