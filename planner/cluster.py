@@ -22,6 +22,10 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Basis = Literal["data sheet", "calibrated"]
 
 
+# What a kernel of `planner.kernels` costs the host in eager torch: `make bench-eager`, one core of an AMD EPYC.
+LAUNCH_S = 3.2e-5
+
+
 class Accelerator(Strict):
     """One slot's device. Rates in FLOP/s and bytes/s, times in seconds."""
 
@@ -36,7 +40,7 @@ class Accelerator(Strict):
     attention_efficiency: Share = Field(default=0.55, description="of peak, that fused attention reaches")
     memory_efficiency: Share = Field(default=0.7, description="of peak bandwidth, that a pass over memory reaches")
     kernel_s: Positive = Field(default=3e-6, description="least time of a kernel on the device")
-    launch_s: Positive = Field(default=6e-6, description="time of the host to launch one")
+    launch_s: Positive = Field(default=LAUNCH_S, description="time of the host to launch one, autograd's too")
     reserved_bytes: int = Field(default=0, ge=0, description="context, libraries and communication buffers")
     fragmentation: Share = Field(default=0.05, description="of what tensors take, that the allocator holds beside them")
 

@@ -90,7 +90,6 @@ ACCELERATORS = {
             bytes_per_s=10 * GB,
             num_sms=1,
             kernel_s=5e-6,
-            launch_s=2e-5,
             reserved_bytes=_CPU_PROCESS,
             fragmentation=_CPU_FRAGMENTATION,
         ),

@@ -14,6 +14,7 @@ from planner.profile import EndsPoint, GemmPoint, LayerPoint, MeasuredPrecision,
 from planner.spec import ModelSpec
 from workers.calibrate.clock import seconds, together
 from workers.trainer.model import Block, Norm, Strategy, Table
+from workers.trainer.optimizer import square_sum
 from workers.trainer.tensor_parallel import TensorParallel
 
 SEQ_LEN = 128
@@ -157,7 +158,7 @@ def _optimizer_step(tensors: list[torch.nn.Parameter], optimizer: torch.optim.Op
     for tensor in tensors:
         tensor.grad = torch.ones_like(tensor)
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
-    norm = sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
+    norm = sum(float(square_sum(gradient.flatten())) for gradient in gradients) ** 0.5
     for gradient in gradients:
         gradient.mul_(1.0 / max(1.0, norm))
     optimizer.step()

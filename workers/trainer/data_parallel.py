@@ -119,7 +119,7 @@ class BucketedAllReduce(NoDataParallel):
             work.wait()
             parts = flat.split([p.numel() for p in bucket])
             for parameter, part in zip(bucket, parts, strict=True):
-                _gradient(parameter).copy_(part.view_as(parameter))
+                parameter.grad = part.view_as(parameter)
         assert len(self._launched) == len(self._buckets)
         self._launched.clear()
 

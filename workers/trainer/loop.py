@@ -18,9 +18,9 @@ from workers.trainer.model import Decoder
 from workers.trainer.optimizer import (
     clip_gradients,
     finish_gradients,
+    gradient_square_sum,
     learning_rate,
     make_optimizer,
-    square_sum,
     update,
 )
 from workers.trainer.parallelize import Part
@@ -107,7 +107,7 @@ class Trainer:
 
     def reduce_statistics(self) -> torch.Tensor:
         """Squared gradient norm and mean loss of the last backward, over the whole world, (2,) float64."""
-        statistics = torch.stack([square_sum(self.part), self._own_loss(self._loss)])
+        statistics = torch.stack([gradient_square_sum(self.part), self._own_loss(self._loss)])
         if self.mesh.layout.world_size > 1:
             dist.all_reduce(statistics)
         return statistics

@@ -19,7 +19,7 @@ from workers.trainer.parallelize import Held, Part, is_tied
 BETAS = (0.9, 0.95)
 FINAL_LR_SHARE = 0.1
 CONVERTED_ELEMENTS = 2**24
-SUMMED_ELEMENTS = 2**22
+RUN = 2**12
 
 
 def make_optimizer(part: Part, train: TrainSpec) -> torch.optim.Optimizer:
@@ -87,15 +87,23 @@ def _sum_flat(tensors: list[Held], group: dist.ProcessGroup) -> None:
         gradient.copy_(summed.view_as(gradient))
 
 
-def square_sum(part: Part) -> torch.Tensor:
+def gradient_square_sum(part: Part) -> torch.Tensor:
     """This rank's share of the squared gradient norm, float64: what k ranks hold alike counts 1/k on each.
 
     The sum over the world is the square of the norm a single process would see.
     """
     total = torch.zeros((), dtype=torch.float64, device=part.tensors[0].tensor.device)
     for held in part.tensors:
-        for run in held.gradient.flatten().split(SUMMED_ELEMENTS):
-            total += run.double().square().sum() / held.copies
+        total += square_sum(held.gradient.flatten()) / held.copies
+    return total
+
+
+def square_sum(x: torch.Tensor) -> torch.Tensor:
+    """Of any length, float64: runs short enough for fp32, then their sums. A hundredth of the time of x.double()."""
+    whole = x.numel() // RUN * RUN
+    runs = torch.linalg.vector_norm(x[:whole].view(-1, RUN), dim=1, dtype=torch.float32)
+    rest = torch.linalg.vector_norm(x[whole:], dtype=torch.float32)
+    total: torch.Tensor = runs.double().square().sum() + rest.double().square()
     return total
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 
 from planner.spec import TrainSpec
-from workers.trainer.optimizer import learning_rate
+from workers.trainer.optimizer import learning_rate, square_sum
 
 
 def test_the_learning_rate_climbs_then_falls_along_a_cosine_to_a_tenth() -> None:
@@ -18,3 +19,12 @@ def test_the_learning_rate_climbs_then_falls_along_a_cosine_to_a_tenth() -> None
     assert all(later < earlier for earlier, later in pairwise(rates[4:]))
     assert learning_rate(24, train) == pytest.approx(0.1)
     assert learning_rate(0, TrainSpec(learning_rate=1.0, warmup_steps=0, steps=1)) == 1.0
+
+
+def test_squares_are_summed_as_in_float64() -> None:
+    x = torch.randn(3 * 2**20 + 17, generator=torch.Generator().manual_seed(0)) * 1e-3
+    assert float(square_sum(x)) == pytest.approx(float(x.double().square().sum()), rel=1e-7)
+    assert float(square_sum(x[:5].bfloat16())) == pytest.approx(
+        float(x[:5].bfloat16().double().square().sum()), rel=1e-6
+    )
+    assert float(square_sum(x[:0])) == 0.0

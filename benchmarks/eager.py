@@ -1,0 +1,59 @@
+"""What a layer costs the host in eager torch, whatever the device: forward and backward of tensors too small to matter.
+
+    python -m benchmarks.eager
+
+Divided by the kernels that `planner.kernels` counts, it is `planner.cluster.LAUNCH_S`.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from planner.cluster import LAUNCH_S
+from planner.kernels import layer_work
+from planner.parse import parse_fields
+from planner.spec import JobSpec
+from workers.trainer.model import Block, Strategy
+
+TOKENS = 8
+CALLS = 20
+TURNS = 30
+
+
+def layer_seconds(spec: JobSpec) -> float:
+    """Forward and backward of one layer: the shortest of TURNS means."""
+    block = Block(spec.model, Strategy(attention=spec.train.attention))
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    x = torch.randn(1, TOKENS, spec.model.hidden_size, requires_grad=True)
+
+    def calls() -> float:
+        started = time.perf_counter()
+        for _ in range(CALLS):
+            block(x).sum().backward()
+            block.zero_grad(set_to_none=True)
+        return (time.perf_counter() - started) / CALLS
+
+    calls()
+    return min(calls() for _ in range(TURNS))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for preset in ("gpt-tiny", "llama-tiny"):
+        for attention in ("fused", "unfused"):
+            train = {"seq_len": TOKENS, "global_batch": 1, "attention": attention}
+            spec = parse_fields({"model": {"preset": preset}, "train": train})
+            work = layer_work(spec)
+            count = len(work.forward) + len(work.backward_input) + len(work.backward_weight)
+            seconds = layer_seconds(spec)
+            each = seconds / count
+            layer = f"{seconds * 1e3:>6.2f} ms a layer of {count} kernels"
+            ratio = f"{each / LAUNCH_S:.2f} of the planner's"
+            print(f"{preset:<12}{attention:<9}{layer}: {each * 1e6:.0f} us each, {ratio}")
+
+
+if __name__ == "__main__":
+    main()
