@@ -97,6 +97,7 @@ def test_a_host_is_calibrated_by_a_click_and_the_click_can_be_taken_back(page: P
     expect(page.locator("main")).to_contain_text("Not measured yet")
     host = page.url
     page.click("#calibrate")
+    page.click("#calibrate-dialog button.primary")
     expect(page.locator("main h1")).to_contain_text("calibrate")
     job = page.url
     page.goto(host)
