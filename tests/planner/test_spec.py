@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner.choices import OPTIONS, choices
 from planner.estimate import estimate
 from planner.layout import Coordinates, axis_ranks, coordinates, problems, rank_of
-from planner.memory import memory
+from planner.memory import memory, state_bytes
 from planner.models import parameter_count
 from planner.parse import parse_fields, parse_spec
 from planner.presets import PRESETS
@@ -244,3 +244,12 @@ def test_buckets_close_at_25_mib_and_lose_nothing() -> None:
 @given(st.integers(1, 500), st.integers(1, 16))
 def test_shards_cover_every_row_once(rows: int, degree: int) -> None:
     assert sum(shard_rows(rows, degree, index) for index in range(degree)) == rows
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_the_least_a_layout_can_hold_is_no_more_than_it_holds(zero: int, micro_batches: int) -> None:
+    train = {"global_batch": 16, "micro_batches": micro_batches, "seq_len": 1, "precision": "bf16"}
+    spec = parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"dp": 8, "zero": zero}, "train": train})
+    held = sum(memory(spec, 0).values())
+    assert 0.4 * held < state_bytes(spec, 0).least <= held
