@@ -12,7 +12,7 @@ from planner.cluster import Cluster
 from planner.collectives import bus_factor
 from planner.estimate import default_cluster, rank_memory
 from planner.flops import hardware_flops, model_flops
-from planner.memory import fullest_moment, held_parameters, state_bytes
+from planner.memory import fullest_moment, held_parameters, sizes_of, state_bytes
 from planner.models import embedding_parameters, head_parameters, layer_parameters, parameter_count
 from planner.precision import mix_of
 from planner.runnable import not_runnable
@@ -82,7 +82,7 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     layout, mix, a = spec.layout, mix_of(spec.train.precision), cluster.accelerator
     parts = rank_memory(spec, stage, cluster)
     numel, own, state = held_parameters(spec, stage), held(spec, stage), state_bytes(spec, stage)
-    most = fullest_moment(spec, stage, state)
+    most = fullest_moment(spec, stage, state, sizes_of(spec))
     flight = chunks_in_flight(layout, stage, spec.train.micro_batches)
     chunks = len(own.stage.chunks)
     each = layer_activation_bytes(spec)

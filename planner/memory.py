@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ def held_parameters(spec: JobSpec, stage: int) -> int:
 def memory(spec: JobSpec, stage: int) -> dict[str, int]:
     """Bytes by component on a rank of pipeline stage `stage`, at the moment of a step when it holds most."""
     state = state_bytes(spec, stage)
-    most = fullest_moment(spec, stage, state)
+    most = fullest_moment(spec, stage, state, sizes_of(spec))
     return {
         "parameters": state.weights,
         "gradients": most.gradients,
@@ -116,21 +116,59 @@ class Moment(NamedTuple):
 
     @property
     def total(self) -> int:
-        return self.gradients + self.gathered + self.activations + self.working
+        return _total(self)
 
 
-def fullest_moment(spec: JobSpec, stage: int, state: State) -> Moment:
+class Sizes(NamedTuple):
+    """Bytes of one micro-batch on whatever stage; "backward" is what a layer needs only while it runs its own."""
+
+    dense: int
+    moe: int
+    message: int
+    loss: int
+    backward: int
+    moe_backward: int
+
+
+def sizes_of(spec: JobSpec) -> Sizes:
+    """Under full recompute a layer's backward also needs all that the layer keeps when it has been computed again."""
+    layout, hidden, has_moe = spec.layout, hidden_bytes(spec), spec.model.moe is not None
+    full = layout.recompute == "full"
+
+    def backward(*, moe: bool) -> int:
+        again = layer_activation_bytes(spec, moe=moe, recompute="none") if full else 0
+        return again + inner_gradient_bytes(spec, moe=moe) + hidden
+
+    return Sizes(
+        dense=layer_activation_bytes(spec),
+        moe=layer_activation_bytes(spec, moe=True) if has_moe else 0,
+        message=hidden // (layout.tp if layout.sequence_parallel else 1),
+        loss=logit_bytes(spec) + 2 * hidden,
+        backward=backward(moe=False),
+        moe_backward=backward(moe=True) if has_moe else 0,
+    )
+
+
+def fullest_moment(spec: JobSpec, stage: int, state: State, sizes: Sizes) -> Moment:
     """Of a step's moments the one with most."""
-    return max(_moments(spec, stage, state), key=lambda moment: moment.total)
+    return max(_moments(spec, stage, state, sizes), key=_total)
 
 
-def _moments(spec: JobSpec, stage: int, state: State) -> Iterator[Moment]:
+def _total(moment: Moment) -> int:
+    return moment.gradients + moment.gathered + moment.activations + moment.working
+
+
+def _moments(spec: JobSpec, stage: int, state: State, sizes: Sizes) -> Iterator[Moment]:
     """A first backward finds no gradients yet; if it comes after the last forward, later ones find less in flight."""
     own, m = held(spec, stage), spec.train.micro_batches
     flight, chunks = chunks_in_flight(spec.layout, stage, m), len(own.stage.chunks)
-    gradients, gathered, working = state.gradients, state.gathered, working_bytes(spec, own)
-    layers = layers_bytes(spec, own)
-    kept = [layers * f // chunks + boundary_bytes(spec, own, f) if f > 0 else 0 for f in range(flight, flight - 3, -1)]
+    gradients, gathered = state.gradients, state.gathered
+    working = sizes.moe_backward if own.num_moe_layers else sizes.backward
+    if own.stage.last:
+        working = max(working, sizes.loss)
+    layers = (own.num_layers - own.num_moe_layers) * sizes.dense + own.num_moe_layers * sizes.moe
+    messages = _messages(spec, own)
+    kept = [layers * f // chunks + messages(f) * sizes.message if f > 0 else 0 for f in range(flight, flight - 3, -1)]
     if m * chunks > flight:
         yield Moment("when a backward begins", gradients, gathered, kept[0], working)
         yield Moment("when a backward ends", gradients + state.making_table, gathered, kept[1], 0)
@@ -172,34 +210,10 @@ def _unit_sizes(unit: Unit, degree: int) -> _Unit:
     return _Unit(numel, shard, unit.name == "root")
 
 
-def layers_bytes(spec: JobSpec, own: Held) -> int:
-    """What all layers of a stage keep of one micro-batch for its backward."""
-    dense = own.num_layers - own.num_moe_layers
-    total = dense * layer_activation_bytes(spec) if dense else 0
-    if own.num_moe_layers:
-        total += own.num_moe_layers * layer_activation_bytes(spec, moe=True)
-    return total
-
-
-def boundary_bytes(spec: JobSpec, own: Held, flight: int) -> int:
-    """Outputs kept until their gradients come, and a buffer for the next message from either side."""
-    layout = spec.layout
-    if layout.pp == 1:
-        return 0
+def _messages(spec: JobSpec, own: Held) -> Callable[[int], int]:
+    """Messages kept with so many chunks in flight: outputs until their gradients come, and the next of each side."""
+    if spec.layout.pp == 1:
+        return lambda flight: 0
     sides = 2 - own.stage.first - own.stage.last
-    outputs = 0 if own.stage.last and len(own.stage.chunks) == 1 else flight
-    return (outputs + sides) * hidden_bytes(spec) // (layout.tp if layout.sequence_parallel else 1)
-
-
-def working_bytes(spec: JobSpec, own: Held) -> int:
-    """What a backward that begins needs at once: for the loss the logits, else a layer's gradients.
-
-    Under full recompute also all that the layer keeps when it has been computed again.
-    """
-    again = 0
-    if spec.layout.recompute == "full":
-        again = layer_activation_bytes(spec, moe=own.num_moe_layers > 0, recompute="none")
-    backward = inner_gradient_bytes(spec, moe=own.num_moe_layers > 0) + hidden_bytes(spec)
-    if not own.stage.last:
-        return again + backward
-    return max(logit_bytes(spec) + 2 * hidden_bytes(spec), again + backward)
+    keeps = not (own.stage.last and len(own.stage.chunks) == 1)
+    return lambda flight: sides + keeps * flight

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from planner.cluster import Cluster
 from planner.layout import pipeline_problems, problems
-from planner.memory import State, fullest_moment, state_bytes
+from planner.memory import State, fullest_moment, sizes_of, state_bytes
 from planner.runnable import not_runnable
 from planner.spec import JobSpec, Layout, Problem, Recompute, Schedule, SpecError
 from planner.timing import Timer, Timing, unlike_stages
@@ -140,7 +140,7 @@ def fullest_stages(spec: JobSpec) -> list[int]:
 
 def _stage_bytes(spec: JobSpec, stage: int) -> int:
     state = state_bytes(spec, stage)
-    return state.weights + state.optimizer + fullest_moment(spec, stage, state).total
+    return state.weights + state.optimizer + fullest_moment(spec, stage, state, sizes_of(spec)).total
 
 
 def _allowed(parts: int, cluster: Cluster) -> int:
@@ -235,8 +235,9 @@ class _Finder:
                 yield from self._fit(spec.model_copy(update={"layout": layout}), probes, states)
 
     def _fit(self, spec: JobSpec, probes: list[int], states: list[State]) -> Iterator[Found]:
+        sizes = sizes_of(spec)
         parts = [
-            state.weights + state.optimizer + fullest_moment(spec, stage, state).total
+            state.weights + state.optimizer + fullest_moment(spec, stage, state, sizes).total
             for stage, state in zip(probes, states, strict=True)
         ]
         needed = _allowed(max(parts), self.cluster)

@@ -23,7 +23,7 @@ from planner.traffic.data import (
 )
 from planner.traffic.expert import balance, depends_on_router, experts, routed_bytes
 from planner.traffic.pipeline import pipeline
-from planner.traffic.shapes import held, is_expert_unit, local_units, shard_rows
+from planner.traffic.shapes import alike_parameters, held, is_expert_unit, local_units, shard_rows
 from planner.traffic.tally import Collective, Tally
 from planner.traffic.tensor import tensor_backward, tensor_forward
 
@@ -140,12 +140,12 @@ def partial_over_tp(parameter: Parameter, layout: Layout) -> bool:
 def _shared_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
     """One all-reduce over tp sums the tensors that all its ranks hold, one the heads that several share."""
     index, element = shard_index(spec, place), summed_bytes(spec)
-    parameters = [p for u in local_units(spec, place.pp) for p in u.parameters]
+    parameters = alike_parameters(spec, place.pp)
     for group, chosen in (
-        (axis_group(spec.layout, "tp"), [p for p in parameters if partial_over_tp(p, spec.layout)]),
-        (key_value_group(spec.model, spec.layout), [p for p in parameters if is_key_or_value(p)]),
+        (axis_group(spec.layout, "tp"), [(p, n) for p, n in parameters if partial_over_tp(p, spec.layout)]),
+        (key_value_group(spec.model, spec.layout), [(p, n) for p, n in parameters if is_key_or_value(p)]),
     ):
-        size = sum(held_numel(spec, p, index) for p in chosen) * element
+        size = sum(number * held_numel(spec, p, index) for p, number in chosen) * element
         tally.add("all_reduce", "tp", group, size, 1 if chosen else 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from typing import NamedTuple
 
@@ -63,6 +64,17 @@ def _local_units(model: ModelSpec, stage: Stage, tp: int, ep: int) -> tuple[Unit
         if experts := tuple(p for p in parts if p.is_expert):
             units.append(Unit(f"{unit.name}.experts", experts))
     return tuple(units)
+
+
+def alike_parameters(spec: JobSpec, pp: int) -> tuple[tuple[Parameter, int], ...]:
+    """The tensors of `local_units`, each with how many layers hold one like it."""
+    layout = spec.layout
+    return _alike_parameters(spec.model, held(spec, pp).stage, layout.tp, layout.ep)
+
+
+@cache
+def _alike_parameters(model: ModelSpec, stage: Stage, tp: int, ep: int) -> tuple[tuple[Parameter, int], ...]:
+    return tuple(Counter(p for unit in _local_units(model, stage, tp, ep) for p in unit.parameters).items())
 
 
 def held_units(model: ModelSpec, stage: Stage) -> list[Unit]:
