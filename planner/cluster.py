@@ -12,6 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from contracts.telemetry import Op
+from planner.collectives import bus_factor
 from planner.kernels import Flash, Gemm, Kernel, Pass
 from planner.precision import GemmType
 from planner.profile import HostProfile
@@ -72,7 +73,7 @@ class Cluster(Strict):
     per_node: int = Field(ge=1, le=4096, description="slots a node")
     node: Link
     network: Link
-    base_s: Positive = Field(default=8e-6, description="start of a collective")
+    base_s: Positive = Field(default=8.4e-6, description="start of a collective: nccl src/graph/tuning.cc")
     basis: Basis = "data sheet"
     profile: HostProfile | None = Field(default=None, description="what a calibration measured")
 
@@ -126,26 +127,29 @@ def kernel_seconds(kernel: Kernel, accelerator: Accelerator, kind: GemmType, ele
 
 
 def collective_seconds(op: Op, payload_bytes: float, group: Span, cluster: Cluster) -> float:
-    """Alpha-beta time of one collective, ring over the slowest link (nccl src/graph/tuning.cc, shape of its model).
+    """Alpha-beta time of one collective: the latency of a tree of nodes, the bytes of rings over the slowest link
+    (nccl src/graph/tuning.cc, shape of its model).
 
-    Over several nodes every rank has its own way out, so a group with several ranks a node shares the load.
+    Every rank has its own way out of its node: as many rings leave it as a group has ranks there, while in an
+    all-to-all each rank sends its own share to the other nodes.
     """
     n = group.per_node * group.nodes
     if n <= 1:
         return 0.0
-    link = cluster.node if group.nodes == 1 else cluster.network
-    bandwidth = link.bytes_per_s * link.efficiency
-    if op in ("send", "recv"):
-        return cluster.base_s + link.latency_s + payload_bytes / bandwidth
     if op == "barrier":
         return cluster.base_s
-    rounds = 2 if op == "all_reduce" else 1
-    inside = (group.per_node - 1) * cluster.node.latency_s
+    inside = cluster.node.bytes_per_s * cluster.node.efficiency
+    out = cluster.network.bytes_per_s * cluster.network.efficiency
+    if op in ("send", "recv"):
+        link, bandwidth = (cluster.node, inside) if group.nodes == 1 else (cluster.network, out)
+        return cluster.base_s + link.latency_s + payload_bytes / bandwidth
+    hops = (group.per_node - 1) * cluster.node.latency_s
+    if group.nodes > 1:
+        hops += (group.nodes - 1).bit_length() * cluster.network.latency_s
+    latency = cluster.base_s + (2 if op == "all_reduce" else 1) * hops
     if group.nodes == 1:
-        return cluster.base_s + rounds * (inside + (n - 1) / n * payload_bytes / bandwidth)
-    # Each of a node's ranks drives its own link out of the node, so they share the bytes that leave it.
-    between = (group.nodes - 1).bit_length() * cluster.network.latency_s
-    node = cluster.node.bytes_per_s * cluster.node.efficiency
-    inner = payload_bytes * (group.per_node - 1) / group.per_node / node
-    outer = payload_bytes / group.per_node * (group.nodes - 1) / group.nodes / bandwidth
-    return cluster.base_s + rounds * (inside + between + max(inner, outer))
+        return latency + bus_factor(op, n) * payload_bytes / inside
+    if op == "all_to_all":
+        near, far = (group.per_node - 1) / n, (group.nodes - 1) / group.nodes
+        return latency + payload_bytes * max(near / inside, far / out)
+    return latency + bus_factor(op, n) * payload_bytes / min(inside, group.per_node * out)

@@ -97,13 +97,16 @@ ACCELERATORS = {
 }
 
 
+_NODE_S, _NETWORK_S = 3.4e-6, 14e-6  # a hop over NVLink, over the network: nccl src/graph/tuning.cc, protocol Simple
+
+
 def _cluster(name: str, accelerator: str, node_gb_s: float, network_gb_s: float, *, per_node: int = 8) -> Cluster:
     return Cluster(
         name=name,
         accelerator=ACCELERATORS[accelerator],
         per_node=per_node,
-        node=Link(bytes_per_s=node_gb_s * GB, latency_s=2e-6),
-        network=Link(bytes_per_s=network_gb_s * GB, latency_s=10e-6),
+        node=Link(bytes_per_s=node_gb_s * GB, latency_s=_NODE_S),
+        network=Link(bytes_per_s=network_gb_s * GB, latency_s=_NETWORK_S),
     )
 
 

@@ -124,19 +124,40 @@ def korthikanti_table_5() -> list[Row]:
 
 def vtrain_rows() -> Iterator[Row]:
     """1,440 runs on up to 8 A100 of one node (vTrain, MICRO 2024; MIT licence beside the data)."""
-    with DATA.open() as file:
+    for gpus, batch, micro_batch, h, heads, layers, s, tp, dp, pp, seconds in _vtrain_table(DATA):
+        train = _vtrain_training(batch // (dp * micro_batch), batch, s)
+        label = f"h {h} l {layers} tp {tp} dp {dp} pp {pp} b {micro_batch} of {gpus}"
+        layout = Layout(dp=dp, pp=pp, tp=tp)
+        yield Row(label, JobSpec(model=gpt(layers, h, heads, seq_len=s), layout=layout, train=train), seconds)
+
+
+def vtrain_multi_rows(path: Path) -> Iterator[Row]:
+    """Runs of 3.6 to 175 B parameters on 64 to 512 A100: `data/ground_truth_multi.csv` of vTrain's repository.
+
+    Megatron-DeepSpeed with full recompute; tensor ranks share what goes to the next stage.
+    """
+    for _, batch, micro_batch, h, heads, layers, s, tp, dp, pp, seconds in _vtrain_table(path):
+        train = _vtrain_training(batch // (dp * micro_batch), batch, s).model_copy(update={"overlap": False})
+        layout = Layout(dp=dp, pp=pp, tp=tp, recompute="full", scatter_gather=pp > 1 and tp > 1)
+        model = gpt(layers, h, heads, seq_len=s)
+        label = f"h {h} tp {tp} dp {dp} pp {pp} b {micro_batch}"
+        yield Row(label, JobSpec(model=model, layout=layout, train=train), seconds)
+
+
+def _vtrain_table(path: Path) -> Iterator[tuple[int, int, int, int, int, int, int, int, int, int, float]]:
+    """GPUs, batch, micro-batch, hidden, heads, layers, sequence, tp, dp, pp and seconds: a row's last columns."""
+    with path.open(encoding="utf-8-sig") as file:
         for row in list(csv.reader(file))[1:]:
-            gpus, batch, micro_batch, h, heads, layers, s, tp, dp, pp = (int(value) for value in row[:10])
-            train = TrainSpec(
-                global_batch=batch,
-                micro_batches=batch // (dp * micro_batch),
-                seq_len=s,
-                precision="bf16_gradients",
-                attention="unfused",
-                dropout=True,
-            )
-            label = f"h {h} l {layers} tp {tp} dp {dp} pp {pp} b {micro_batch} of {gpus}"
-            layout = Layout(dp=dp, pp=pp, tp=tp)
-            yield Row(
-                label, JobSpec(model=gpt(layers, h, heads, seq_len=s), layout=layout, train=train), float(row[10]) / 1e3
-            )
+            gpus, batch, micro_batch, h, heads, layers, s, tp, dp, pp = (int(value) for value in row[-11:-1])
+            yield gpus, batch, micro_batch, h, heads, layers, s, tp, dp, pp, float(row[-1]) / 1e3
+
+
+def _vtrain_training(micro_batches: int, batch: int, seq_len: int) -> TrainSpec:
+    return TrainSpec(
+        global_batch=batch,
+        micro_batches=micro_batches,
+        seq_len=seq_len,
+        precision="bf16_gradients",
+        attention="unfused",
+        dropout=True,
+    )

@@ -1,0 +1,48 @@
+"""What a collective takes, by the bandwidth it reaches (nccl-tests doc/PERFORMANCE.md, "bus bandwidth")."""
+
+from __future__ import annotations
+
+import pytest
+
+from contracts.telemetry import Op
+from planner.cluster import Span, collective_seconds
+from planner.clusters import CLUSTERS
+from planner.collectives import bus_factor
+
+CLUSTER = CLUSTERS["a100-80gb"]
+INSIDE = CLUSTER.node.bytes_per_s * CLUSTER.node.efficiency
+OUT = CLUSTER.network.bytes_per_s * CLUSTER.network.efficiency
+LARGE = 1e12  # bytes: latency is lost in it
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"])
+@pytest.mark.parametrize(
+    ("group", "reached"),
+    [
+        (Span(8, 1), INSIDE),
+        (Span(1, 8), OUT),
+        (Span(4, 2), 4 * OUT),
+        (Span(8, 2), 8 * OUT),
+    ],
+)
+def test_a_large_ring_reaches_the_bandwidth_of_its_slowest_links(op: Op, group: Span, reached: float) -> None:
+    n = group.per_node * group.nodes
+    bus_bandwidth = bus_factor(op, n) * LARGE / collective_seconds(op, LARGE, group, CLUSTER)
+    assert bus_bandwidth == pytest.approx(reached, rel=1e-3)
+
+
+def test_each_rank_of_an_all_to_all_sends_its_own_share_out_of_the_node() -> None:
+    assert collective_seconds("all_to_all", LARGE, Span(8, 2), CLUSTER) == pytest.approx(LARGE / 2 / OUT, rel=1e-3)
+    assert collective_seconds("all_to_all", LARGE, Span(8, 1), CLUSTER) == pytest.approx(
+        LARGE * 7 / 8 / INSIDE, rel=1e-3
+    )
+
+
+def test_a_small_all_reduce_costs_its_hops() -> None:
+    """2 x 7 hops of NVLink and NCCL's base."""
+    assert collective_seconds("all_reduce", 0, Span(8, 1), CLUSTER) == pytest.approx(8.4e-6 + 14 * 3.4e-6)
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_to_all", "barrier", "send"])
+def test_nobody_to_speak_to_costs_nothing(op: Op) -> None:
+    assert collective_seconds(op, LARGE, Span(1, 1), CLUSTER) == 0
