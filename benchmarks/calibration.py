@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from planner.calibration import cluster_of
 from planner.clusters import CLUSTERS
@@ -55,13 +55,6 @@ LARGE: list[tuple[str, dict[str, Any], int, int]] = [
 ]
 
 
-class Run(NamedTuple):
-    """Median seconds of a step, and rank 0's peak above its start in bytes."""
-
-    step_s: float
-    memory_bytes: int
-
-
 def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -76,19 +69,25 @@ def calibrate(folder: Path) -> HostProfile:
     return HostProfile.model_validate_json(out.read_text())
 
 
-def train(spec: JobSpec, folder: Path) -> Run:
-    path = folder / "spec.json"
-    path.write_text(spec.model_dump_json())
-    peaks = folder / "peak"
-    done = torchrun(
-        spec.layout.world_size,
-        *("-m", "benchmarks.peak", str(peaks), "--spec", str(path), "--data-root", str(folder)),
-    )
+def step_seconds(spec: JobSpec, folder: Path) -> float:
+    """Median of a run."""
+    done = torchrun(spec.layout.world_size, "-m", "workers.trainer", *_arguments(spec, folder))
     speeds = [int(text.replace(",", "")) for text in re.findall(r"([\d,]+) tokens/s", done.stdout)]
     tokens = spec.train.global_batch * spec.train.seq_len
-    return Run(
-        median(tokens / speed for speed in speeds[min(WARM_UP, len(speeds) - 1) :]), json.loads(peaks.read_text())
-    )
+    return median(tokens / speed for speed in speeds[WARM_UP:])
+
+
+def peak_bytes(spec: JobSpec, folder: Path) -> int:
+    """Rank 0's peak above its start."""
+    out = folder / "peak"
+    torchrun(spec.layout.world_size, "-m", "benchmarks.peak", str(out), *_arguments(spec, folder))
+    return int(json.loads(out.read_text()))
+
+
+def _arguments(spec: JobSpec, folder: Path) -> list[str]:
+    path = folder / "spec.json"
+    path.write_text(spec.model_dump_json())
+    return ["--spec", str(path), "--data-root", str(folder)]
 
 
 def main() -> None:
@@ -103,7 +102,7 @@ def step_times(folder: Path) -> None:
     off = []
     for preset, layout, batch, m in LAYOUTS:
         spec = spec_of(preset, layout, batch, m, STEPS)
-        measured, predicted = train(spec, folder).step_s, timer.step(spec).step_s
+        measured, predicted = step_seconds(spec, folder), timer.step(spec).step_s
         off.append(predicted / measured - 1)
         print(f"{words(spec):<66} {measured * 1e3:>7.1f} ms {predicted * 1e3:>7.1f} ms {off[-1]:>+7.1%}")
     summary(off)
@@ -114,7 +113,7 @@ def peaks(folder: Path) -> None:
     off, cpu = [], CLUSTERS["cpu"].accelerator
     for preset, layout, batch, m in LARGE:
         spec = spec_of(preset, layout, batch, m, 3)
-        measured, tensors = train(spec, folder).memory_bytes, sum(memory(spec, 0).values())
+        measured, tensors = peak_bytes(spec, folder), sum(memory(spec, 0).values())
         predicted = tensors + cpu.allowance(tensors) - cpu.reserved_bytes
         off.append(predicted / measured - 1)
         print(f"{words(spec):<66} {measured / 2**20:>6.0f} MiB {predicted / 2**20:>6.0f} MiB {off[-1]:>+7.1%}")

@@ -82,13 +82,14 @@ class Calibration:
         for p in profile.collectives:
             self._collectives[p.op, p.group_size, p.ranks].append((p.payload_bytes, p.seconds))
 
+        self.counts = sorted({p.ranks for p in profile.gemm})
+
     def ranks(self, wanted: int) -> int:
         """The measured number of ranks at work that is nearest from above, the most otherwise."""
-        counts = sorted({p.ranks for p in self.profile.gemm})
-        return next((n for n in counts if n >= wanted), counts[-1])
+        return next((n for n in self.counts if n >= wanted), self.counts[-1])
 
     def layer(self, spec: JobSpec, ranks: int) -> Measured | None:
-        """One layer of one micro-batch, of a shape that was measured."""
+        """One layer of one micro-batch, of a shape that was measured, tensor collectives and all."""
         model = spec.model
         shape = (model.arch, model.hidden_size, model.num_heads, model.num_kv_heads, model.ffn_hidden_size)
         return _at(
@@ -118,36 +119,37 @@ class Calibration:
         """Everything after backward, over so many parameters."""
         n = self.ranks(ranks)
         points = [(float(p.num_parameters), p.seconds) for p in self.profile.optimizer if p.ranks == n]
-        return _line(num_parameters, points)
+        return line(num_parameters, points)
 
     def collective_s(self, op: Op, group_size: int, payload_bytes: float, ranks: int) -> float | None:
         """One call of a collective."""
         key = "send" if op == "recv" else op, group_size, self.ranks(ranks)
         if op == "send" and key not in self._collectives:
             key = op, 2, key[2]  # a message has two ends, however long the pipe
-        return _line(payload_bytes, self._collectives.get(key, []))
+        return line(payload_bytes, self._collectives.get(key, []))
 
 
 def _same(point: LayerPoint | EndsPoint, spec: JobSpec, ranks: int) -> bool:
-    return (point.tp, point.precision, point.ranks) == (spec.layout.tp, spec.train.precision, ranks)
+    layout = spec.layout
+    wanted = layout.tp, layout.sequence_parallel, spec.train.precision, ranks
+    return (point.tp, point.sequence_parallel, point.precision, point.ranks) == wanted
 
 
 def _at(spec: JobSpec, points: Sequence[LayerPoint | EndsPoint]) -> Measured | None:
     """By tokens of the micro-batch: a layer's work is nearly in proportion to them at short sequences."""
     tokens = micro_batch_tokens(spec)
-    forward = _line(tokens, [(p.micro_batch * p.seq_len, p.forward_s) for p in points])
-    backward = _line(tokens, [(p.micro_batch * p.seq_len, p.backward_s) for p in points])
+    forward = line(tokens, [(p.micro_batch * p.seq_len, p.forward_s) for p in points])
+    backward = line(tokens, [(p.micro_batch * p.seq_len, p.backward_s) for p in points])
     return None if forward is None or backward is None else Measured(forward, backward)
 
 
-def _line(x: float, points: Iterable[tuple[float, float]]) -> float | None:
-    """Linear between the neighbours of x; beyond the last in proportion, before the first as the first."""
+def line(x: float, points: Iterable[tuple[float, float]]) -> float | None:
+    """Linear between the neighbours of x; beyond the last on through the last two, before the first as the first."""
     known = sorted(points)
     if not known:
         return None
-    if x <= known[0][0]:
-        return known[0][1]
-    for (x0, y0), (x1, y1) in pairwise(known):
-        if x <= x1:
-            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return known[-1][1] * x / known[-1][0]
+    if x <= known[0][0] or len(known) == 1:
+        return known[0][1] * max(1.0, x / known[0][0])
+    (x0, y0), (x1, y1) = next((pair for pair in pairwise(known) if x <= pair[1][0]), (known[-2], known[-1]))
+    slope = (y1 - y0) / (x1 - x0)
+    return y0 + slope * (x - x0) if x <= x1 else y1 + max(0.0, slope) * (x - x1)

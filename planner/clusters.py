@@ -11,7 +11,7 @@ TERA = 1e12
 _CONTEXT = 2 * GIB  # CUDA context, cuBLAS workspace, NCCL buffers: an allowance, not a measurement
 
 _CPU_PROCESS = 310 * 2**20  # resident before a model is built: the interpreter, torch, its libraries (torch 2.13)
-_CPU_FRAGMENTATION = 0.1  # glibc's heap keeps what is too small to be given back at once
+_CPU_FRAGMENTATION = 0.13  # glibc's heap keeps what is too small to be given back at once
 
 _HOPPER = 0.72  # power keeps a large product at about 720 of 989 TFLOP/s
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from contracts.telemetry import Op
 from planner.spec import Arch, Device, Strict
 
-PROFILE_VERSION: Literal[1] = 1
+PROFILE_VERSION: Literal[2] = 2
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -39,7 +39,7 @@ class StreamPoint(Strict):
 
 
 class LayerPoint(Strict):
-    """One transformer layer of the trainer on a tp rank: (micro_batch, seq_len, hidden) in the median seconds."""
+    """One transformer layer of the trainer on a tp rank, its collectives too: (micro_batch, seq_len, hidden)."""
 
     ranks: Count
     precision: MeasuredPrecision
@@ -49,6 +49,7 @@ class LayerPoint(Strict):
     num_kv_heads: Count
     ffn_hidden_size: Count
     tp: Count
+    sequence_parallel: bool
     micro_batch: Count
     seq_len: Count
     forward_s: Seconds
@@ -56,7 +57,7 @@ class LayerPoint(Strict):
 
 
 class EndsPoint(Strict):
-    """Embedding, final norm, head and loss of the trainer on a tp rank."""
+    """Embedding, final norm, head and loss of the trainer on a tp rank, their collectives too."""
 
     ranks: Count
     precision: MeasuredPrecision
@@ -64,6 +65,7 @@ class EndsPoint(Strict):
     hidden_size: Count
     vocab_size: Count
     tp: Count
+    sequence_parallel: bool
     micro_batch: Count
     seq_len: Count
     forward_s: Seconds
@@ -96,7 +98,7 @@ class CollectivePoint(Strict):
 class HostProfile(Strict):
     """Everything one calibration of a host measured."""
 
-    version: Literal[1] = PROFILE_VERSION
+    version: Literal[2] = PROFILE_VERSION
     device: Device
     device_name: str
     torch_version: str

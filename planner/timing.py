@@ -13,19 +13,20 @@ from functools import cache
 from typing import NamedTuple
 
 from contracts.telemetry import Axis
-from planner.calibration import Calibration
+from planner.calibration import Calibration, line
 from planner.cluster import Cluster, collective_seconds, kernel_seconds, span
 from planner.flops import hardware_flops, model_flops
 from planner.kernels import Kernel, Pass, Work, embedding_work, head_work, layer_work
 from planner.layout import V_SCHEDULES, is_turn
 from planner.memory import held_parameters
 from planner.precision import FP32_BYTES, mix_of
-from planner.schedules import bubble_ratio
+from planner.schedules import bubble_ratio, simulate, stretched
 from planner.spec import Balance, JobSpec, Layout, ModelSpec
 from planner.stages import stage_of
 from planner.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.traffic.shapes import Held, held
 
+MOST_WAITING = 0.9  # of a measured layer: what its collectives were measured at elsewhere may exceed it
 ADAM_PASSES = 7  # moments and weights read and written, gradient read: fp32 each
 
 
@@ -97,7 +98,7 @@ class Timer:
 
     def step(self, spec: JobSpec) -> Timing:
         """Time of one optimiser step: the pace of the slowest stage, filling and draining through all of them."""
-        m, pace = spec.train.micro_batches, self._pace(spec, self._ranks_at_work(spec))
+        m, (pace, bubble) = spec.train.micro_batches, self._paced(spec)
         halves = pace.halves
         others, gathers, reduces, optimizer = self._parameters(spec)
         exposed = {axis: m * seconds for axis, seconds in pace.waits.items()}
@@ -105,7 +106,7 @@ class Timer:
             exposed[axis] = exposed.get(axis, 0.0) + seconds
         if gathers or reduces:
             exposed["dp"] = _exposed_dp(spec, halves, gathers, reduces)
-        compute, bubble = m * (halves.total_s - halves.recompute_s), self._bubble(spec, pace)
+        compute = m * (halves.total_s - halves.recompute_s)
         launch = m * halves.launch_s
         total = compute + m * halves.recompute_s + sum(exposed.values()) + launch + bubble + optimizer
         model, hardware = model_flops(spec), hardware_flops(spec)
@@ -131,13 +132,35 @@ class Timer:
     def _ranks_at_work(self, spec: JobSpec) -> int:
         return min(spec.layout.world_size, self.cluster.per_node)
 
-    def _bubble(self, spec: JobSpec, pace: Pace) -> float:
-        """What the slowest stage idles. On shared cores the others run faster meanwhile, so only what lasts longer than
-        all ranks' work together counts."""
-        if self.calibration is None:
-            return _bubble(spec, pace)
-        m, alone = spec.train.micro_batches, self._pace(spec, 1)
-        return max(0.0, m * alone.micro_batch_s + _bubble(spec, alone) - m * pace.micro_batch_s)
+    def _paced(self, spec: JobSpec) -> tuple[Pace, float]:
+        """The slowest stage, and what it idles. On shared cores a stage is faster while others idle."""
+        ranks = self._ranks_at_work(spec)
+        if self.calibration is None or spec.layout.pp == 1:
+            pace = self._pace(spec, ranks)
+            return pace, _bubble(spec, pace)
+        each = max(1, ranks // spec.layout.pp)
+        alone = self._pace(spec, each)
+        forward = alone.halves.forward_s / alone.halves.total_s * alone.micro_batch_s
+        weights = alone.halves.backward_weight_s / alone.halves.total_s * alone.micro_batch_s
+        chunks = spec.layout.virtual_stages
+        timeline = simulate(
+            spec.layout,
+            spec.train.micro_batches,
+            forward_s=forward / chunks,
+            inputs_s=(alone.micro_batch_s - forward - weights) / chunks,
+            weights_s=weights / chunks,
+            longer=[_micro_batch_s(self._stage(spec, i, each)) / alone.micro_batch_s for i in range(spec.layout.pp)],
+        )
+        slowdown = [self._slowdown(spec, each, stages * each) for stages in range(1, spec.layout.pp + 1)]
+        together = stretched(timeline, slowdown)
+        busy = max(together.busy_s)
+        return _scaled(alone, busy / (spec.train.micro_batches * alone.micro_batch_s)), together.step_s - busy
+
+    def _slowdown(self, spec: JobSpec, few: int, many: int) -> float:
+        """How many times as long `many` ranks at work need as `few`: on a line between the numbers measured."""
+        assert self.calibration is not None
+        points = [(n, self._pace(spec, n).micro_batch_s) for n in self.calibration.counts if n >= few]
+        return (line(many, points) or 1.0) / self._pace(spec, few).micro_batch_s
 
     def _pace(self, spec: JobSpec, ranks: int) -> Pace:
         """The slowest stage, and one micro-batch through all of them, with so many ranks at work on a node."""
@@ -169,6 +192,9 @@ class Timer:
         for row in micro_batch_traffic(spec, index):
             if row.op != "recv":  # the sender's time is counted
                 waits[row.axis] += self._row_seconds(row, ranks) / spec.train.micro_batches
+        if self._waits_inside(spec, ranks):
+            waits["tp"] = min(waits["tp"], MOST_WAITING * halves.total_s)
+            halves = _less(halves, waits["tp"])
         if "cp" in waits and spec.layout.cp_method == "ring":
             waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next part travels meanwhile
         return halves, dict(waits)
@@ -245,6 +271,12 @@ class Timer:
             embedding = Halves(0, 0, 0)
         return layer, moe, embedding, head
 
+    def _waits_inside(self, spec: JobSpec, ranks: int) -> bool:
+        """Whether layers were measured with their tensor collectives."""
+        if self.calibration is None or spec.layout.tp == 1 or spec.layout.recompute != "none":
+            return False
+        return self.calibration.layer(spec, ranks) is not None
+
     def _layer(self, spec: JobSpec, work: Work) -> Halves:
         halves = self._halves(spec, work)._replace(attention_s=self._seconds(spec, work.attention))
         if spec.layout.recompute == "none":
@@ -306,6 +338,17 @@ def _unlike_stages(model: ModelSpec, pp: int, virtual_stages: int, is_v: bool, b
 def _micro_batch_s(stage: tuple[Halves, dict[Axis, float]]) -> float:
     halves, waits = stage
     return halves.total_s + halves.launch_s + sum(waits.values())
+
+
+def _less(halves: Halves, seconds: float) -> Halves:
+    """So many seconds of a piece were not compute, in every half alike."""
+    return Halves(*(part * (1 - seconds / halves.total_s) for part in halves))
+
+
+def _scaled(pace: Pace, times: float) -> Pace:
+    halves = Halves(*(part * times for part in pace.halves))
+    waits = {axis: seconds * times for axis, seconds in pace.waits.items()}
+    return Pace(halves, waits, pace.micro_batch_s * times, pace.once_s * times)
 
 
 def _bubble(spec: JobSpec, pace: Pace) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from planner.layout import num_chunks
@@ -39,12 +40,15 @@ def simulate(
     inputs_s: float,
     weights_s: float,
     transfer_s: float = 0.0,
+    longer: Sequence[float] = (),
 ) -> Timeline:
     """Run every rank's list as early as its inputs allow. Seconds are of one chunk and micro-batch.
 
-    A forward needs the chunk before, a backward the chunk after; between ranks that takes `transfer_s`.
+    A forward needs the chunk before, a backward the chunk after; between ranks that takes `transfer_s`. `longer`: how
+    many times as long each rank takes, where not all hold alike.
     """
     pp = layout.pp
+    longer = longer or (1.0,) * pp
     lists = [actions(layout, rank, micro_batches) for rank in range(pp)]
     owner = {action.chunk: rank for rank, order in enumerate(lists) for action in order}
     seconds = {"F": forward_s, "B": inputs_s + weights_s, "I": inputs_s, "W": weights_s}
@@ -62,7 +66,7 @@ def simulate(
                 if ready is None:
                     break
                 start = max(clock[rank], ready)
-                clock[rank] = start + seconds[action.kind]
+                clock[rank] = start + seconds[action.kind] * longer[rank]
                 ended[_done(action)] = clock[rank]
                 cells.append(Cell(rank, action.kind, action.micro_batch, action.chunk, start, clock[rank]))
                 at[rank] += 1
@@ -71,7 +75,7 @@ def simulate(
                 waiting.discard(rank)
         assert moved or not waiting, f"{layout.schedule} deadlocks with pp {pp} and {micro_batches} micro-batches"
     step = max(clock)
-    busy = tuple(sum(seconds[action.kind] for action in order) for order in lists)
+    busy = tuple(sum(seconds[a.kind] for a in order) * times for order, times in zip(lists, longer, strict=True))
     in_flight = tuple(most_in_flight(order) for order in lists)
     return Timeline(cells, step, busy, 1 - sum(busy) / (pp * step), in_flight)
 

@@ -21,7 +21,7 @@ Api = Callable[[User | None], APIClient]
 MakeHost = Callable[..., Host]
 
 PROFILE: dict[str, Any] = {
-    "version": 1,
+    "version": 2,
     "device": "cpu",
     "device_name": "a CPU",
     "torch_version": "2.13.0",
@@ -115,7 +115,7 @@ def test_its_profile_becomes_the_hosts_and_the_planner_uses_it(
         {},
         [],
         {**PROFILE, "gemm": []},
-        {**PROFILE, "version": 2},
+        {**PROFILE, "version": 1},
         {**PROFILE, "surprise": 1},
         {**PROFILE, "stream": [{"ranks": 1, "num_bytes": 1024, "seconds": -1.0}]},
         {**PROFILE, "slots": "4"},

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from planner.layout import pipeline_problems
 from planner.parse import parse_fields
-from planner.schedules import Action, actions, bubble_ratio, chunks_in_flight, simulate
+from planner.schedules import Action, actions, bubble_ratio, chunks_in_flight, simulate, stretched
 from planner.spec import Layout, Schedule
 
 CASES: list[tuple[Schedule, int]] = [
@@ -155,3 +155,16 @@ def test_the_bubble_a_search_uses_is_the_simulated_one(
     told = bubble_ratio(layout, m, f, i, w) * (pp - 1) * sum(work)
     few = schedule == "zbv" and m < 2 * pp - 1  # then durations are told apart to a twentieth only
     assert told == pytest.approx(idle, rel=0.1 if few else 1e-6)
+
+
+def test_ranks_that_compute_at_once_stretch_time() -> None:
+    """Of GPipe's 6 seconds on two stages, both compute from 1 to 2 and from 4 to 5."""
+    timeline = simulate(layout_of("gpipe", 2, 1), 2, forward_s=1.0, inputs_s=0.5, weights_s=0.5)
+    assert stretched(timeline, [1.0, 1.0]) == (6.0, (4.0, 4.0))
+    assert stretched(timeline, [1.0, 2.0]) == (8.0, (6.0, 6.0))
+
+
+def test_a_rank_that_holds_more_takes_longer() -> None:
+    timeline = simulate(layout_of("1f1b", 2, 1), 1, forward_s=1.0, inputs_s=1.0, weights_s=1.0, longer=[1.0, 2.0])
+    assert timeline.busy_s == (3.0, 6.0)
+    assert timeline.step_s == 9.0

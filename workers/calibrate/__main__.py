@@ -15,10 +15,11 @@ import torch.distributed as dist
 
 from contracts.telemetry import PhaseItem, ProfileItem
 from planner.profile import HostProfile
-from workers.calibrate.clock import WINDOW_S
+from workers.calibrate.clock import WINDOW_S, make_crew
 from workers.calibrate.collectives import collective_points
 from workers.calibrate.compute import ends_points, gemm_points, layer_points, optimizer_points, stream_points
-from workers.meter import Exporter, Recorder
+from workers.meter import Exporter, Recorder, metered_backend
+from workers.trainer.allocator import return_large_tensors
 
 GROUP_TIMEOUT = timedelta(minutes=10)
 
@@ -51,11 +52,15 @@ def main() -> int:
 
 def run(device_type: str, window_s: float) -> HostProfile | None:
     """Measure everything; the profile on rank 0, None elsewhere."""
+    return_large_tensors()  # as the trainer does: a large tensor's pages are new ones
     device = torch.device(device_type)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl", timeout=GROUP_TIMEOUT)
+    backend = "cpu:gloo,cuda:nccl"
+    if device_type == "cpu":  # as a job's: on shared cores the meter's callbacks take turns with compute
+        backend = metered_backend(Recorder(int(os.environ["RANK"])), "cpu")
+    dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
     try:
         return _measure(device, window_s)
     finally:
@@ -74,11 +79,13 @@ def _measure(device: torch.device, window_s: float) -> HostProfile | None:
         ("ends", ends_points),
         ("optimizer", optimizer_points),
     )
+    collectives = []
     for place, ranks in enumerate(counts, start=1):
+        crew = make_crew(ranks, device, window_s)
         for name, measure in kinds:
             say(f"{place}/{len(counts)}: {name} with {ranks} of {world} ranks at work, {_elapsed(started)}")
-            found[name] += list(measure(device, ranks, window_s))
-    collectives = list(collective_points(device, counts, say))
+            found[name] += list(measure(crew))
+        collectives += list(collective_points(crew, say))
     say(f"measured in {_elapsed(started)}")
     if dist.get_rank() != 0:
         return None

@@ -2,36 +2,68 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-WINDOW_S = 0.08  # long enough that ranks which start together really work together
+LEAST_S = 1e-6
+LEAST_RUNS = 3
+WINDOW_S = 0.15  # long enough that ranks which start together really work together
 
 
-def seconds(work: Callable[[], object], device: torch.device, window_s: float) -> float:
-    """Mean over a window of runs in a row, after one to warm up: other ranks are at it all the while."""
-    work()
-    _wait(device)
-    runs, started, elapsed = 0, time.perf_counter(), 0.0
-    while runs < 2 or elapsed < window_s:
-        work()
-        _wait(device)
-        runs += 1
-        elapsed = time.perf_counter() - started
-    return elapsed / runs
+@dataclass(frozen=True)
+class Crew:
+    """The first `ranks` ranks, which work while the others wait. `neighbours`: this rank's group by size."""
+
+    ranks: int
+    device: torch.device
+    window_s: float
+    workers: dist.ProcessGroup
+    neighbours: dict[int, dist.ProcessGroup]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the groups that it divides into."""
+        return group_sizes(self.ranks)
 
 
-def together(work: Callable[[], dict[str, float]], ranks: int) -> dict[str, float] | None:
-    """`work`'s figures of the slowest of the first `ranks` ranks, which do it at once while the others wait.
+def group_sizes(ranks: int) -> list[int]:
+    return [size for size in (2, 4, 8, 16) if ranks % size == 0]
+
+
+def make_crew(ranks: int, device: torch.device, window_s: float) -> Crew:
+    """All ranks of the world call this alike."""
+    me = dist.get_rank()
+    workers = dist.new_group(list(range(ranks)))
+    neighbours = {}
+    for size in group_sizes(ranks):
+        groups = [dist.new_group(list(range(first, first + size))) for first in range(0, ranks, size)]
+        if me < ranks:
+            neighbours[size] = groups[me // size]
+    return Crew(ranks, device, window_s, workers, neighbours)
+
+
+def seconds(work: Callable[[], object], crew: Crew) -> float:
+    """Mean over a window of runs in a row, as many on every rank of the crew, after two to warm up."""
+    _timed(work, 1, crew.device)
+    once = torch.tensor(_timed(work, 1, crew.device))
+    dist.all_reduce(once, dist.ReduceOp.MAX, group=crew.workers)
+    runs = max(LEAST_RUNS, math.ceil(crew.window_s / float(once)))
+    return _timed(work, runs, crew.device) / runs
+
+
+def together(work: Callable[[], dict[str, float]], crew: Crew) -> dict[str, float] | None:
+    """`work`'s figures of the slowest of the crew, which does it at once while the others wait.
 
     None on all but rank 0.
     """
     me = dist.get_rank()
     dist.barrier()
-    mine = work() if me < ranks else None
+    mine = work() if me < crew.ranks else None
     gathered: list[dict[str, float] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, mine)
     if me != 0:
@@ -40,6 +72,34 @@ def together(work: Callable[[], dict[str, float]], ranks: int) -> dict[str, floa
     return {name: max(figures[name] for figures in told) for name in told[0]}
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def added_seconds(work: Callable[[], object], between: Callable[[], object], rounds: int, crew: Crew) -> float:
+    """What `work` adds to a round of compute, the slowest rank's.
+
+    A step alternates the two: caches hold another's data, and on shared cores a rank waits for the others' turns. Work
+    in a row would hide both.
+    """
+
+    def both() -> None:
+        between()
+        work()
+
+    alone, with_work = (_rounds(call, rounds, crew) for call in (between, both))
+    return max(LEAST_S, with_work - alone)
+
+
+def _rounds(call: Callable[[], object], rounds: int, crew: Crew) -> float:
+    _timed(call, 1, crew.device)
+    dist.barrier(crew.workers)
+    mine = _timed(call, rounds, crew.device) / rounds
+    told: list[float] = [0.0] * crew.ranks
+    dist.all_gather_object(told, mine, group=crew.workers)
+    return max(told)
+
+
+def _timed(work: Callable[[], object], runs: int, device: torch.device) -> float:
+    started = time.perf_counter()
+    for _ in range(runs):
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return time.perf_counter() - started

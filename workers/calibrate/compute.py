@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from planner.models import layer_parameters
+from planner.models import Parameter, layer_parameters
 from planner.presets import PRESETS
 from planner.profile import EndsPoint, GemmPoint, LayerPoint, MeasuredPrecision, OptimizerPoint, StreamPoint
-from planner.spec import ModelSpec
-from workers.calibrate.clock import seconds, together
-from workers.trainer.model import Block, Norm, Strategy, Table
-from workers.trainer.optimizer import square_sum
+from planner.spec import ModelSpec, TrainSpec
+from workers.calibrate.clock import Crew, added_seconds, seconds, together
+from workers.trainer.data_parallel import NoDataParallel
+from workers.trainer.model import Decoder, Strategy
+from workers.trainer.optimizer import clip_gradients, gradient_square_sum, make_optimizer, update
+from workers.trainer.parallelize import Held, Part
 from workers.trainer.tensor_parallel import TensorParallel
 
 SEQ_LEN = 128
-DEGREES = (1, 2, 4, 8)
+DEPTH = 4  # layers in a row
+ROUNDS = 20
 
 
 class Sizes(NamedTuple):
@@ -36,7 +40,7 @@ SIZES = {
         gemm=((64, 128), (256, 256), (512, 512), (1024, 1024)),
         stream=(2**10, 2**16, 2**20, 2**24),
         presets=("gpt-tiny", "gpt-mini", "llama-tiny", "llama-mini"),
-        micro_batches=(1, 2, 4, 8),
+        micro_batches=(1, 4),
         precisions=("fp32",),
     ),
     "cuda": Sizes(
@@ -50,139 +54,177 @@ SIZES = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def gemm_points(device: torch.device, ranks: int, window_s: float) -> Iterator[GemmPoint]:
+def gemm_points(crew: Crew) -> Iterator[GemmPoint]:
     """(m, k) x (k, k) products."""
-    for precision in SIZES[device.type].precisions:
-        for m, k in SIZES[device.type].gemm:
-            a, b = (torch.randn(shape, device=device).to(DTYPES[precision]) for shape in ((m, k), (k, k)))
-            took = together(partial(_only, partial(torch.mm, a, b), device, window_s), ranks)
+    for precision in SIZES[crew.device.type].precisions:
+        for m, k in SIZES[crew.device.type].gemm:
+            a, b = (torch.randn(shape, device=crew.device).to(DTYPES[precision]) for shape in ((m, k), (k, k)))
+            took = together(partial(_only, partial(torch.mm, a, b), crew), crew)
             if took is not None:
-                yield GemmPoint(ranks=ranks, precision=precision, m=m, n=k, k=k, seconds=took["s"])
+                yield GemmPoint(ranks=crew.ranks, precision=precision, m=m, n=k, k=k, seconds=took["s"])
 
 
-def stream_points(device: torch.device, ranks: int, window_s: float) -> Iterator[StreamPoint]:
+def stream_points(crew: Crew) -> Iterator[StreamPoint]:
     """x * 2 into another buffer: reads and writes."""
-    for size in SIZES[device.type].stream:
-        x = torch.ones(size // 8, device=device)
+    for size in SIZES[crew.device.type].stream:
+        x = torch.ones(size // 8, device=crew.device)
         out = torch.empty_like(x)
-        took = together(partial(_only, partial(torch.mul, x, 2.0, out=out), device, window_s), ranks)
+        took = together(partial(_only, partial(torch.mul, x, 2.0, out=out), crew), crew)
         if took is not None:
-            yield StreamPoint(ranks=ranks, num_bytes=size, seconds=took["s"])
+            yield StreamPoint(ranks=crew.ranks, num_bytes=size, seconds=took["s"])
 
 
-def layer_points(device: torch.device, ranks: int, window_s: float) -> Iterator[LayerPoint]:
-    """One layer of each preset, forward and backward, with the shapes of each tp degree."""
-    for precision, model, tp, batch in _shapes(device, ranks):
-        block = Block(model, Strategy(tp=TensorParallel(None, tp))).to(device, DTYPES[precision])
-        _fill(block)
-        shape = (batch, SEQ_LEN, model.hidden_size)
-        x = torch.randn(shape, device=device, dtype=DTYPES[precision], requires_grad=True)
-        took = together(partial(_both_ways, partial(block, x), block, device, window_s), ranks)
+def layer_points(crew: Crew) -> Iterator[LayerPoint]:
+    """One layer of each preset, forward and backward, at each tp degree: the mean of several, so that no cache holds
+    what a step would not find there."""
+    for shape in _shapes(crew):
+        model, batch = shape.model, shape.micro_batch
+        block = _decoder(shape, crew, layers=DEPTH)
+        seq_len = SEQ_LEN // (shape.tp if shape.sequence_parallel else 1)
+        x = torch.randn((batch, seq_len, model.hidden_size), device=crew.device, dtype=DTYPES[shape.precision])
+        gradient = torch.ones_like(x)
+
+        def hidden(block: Decoder = block, x: torch.Tensor = x) -> torch.Tensor:
+            return block(x.detach().requires_grad_())  # type: ignore[no-any-return]
+
+        took = together(partial(_both_ways, hidden, block, gradient, crew), crew)
         if took is not None:
             yield LayerPoint(
-                ranks=ranks,
-                precision=precision,
-                arch=model.arch,
-                hidden_size=model.hidden_size,
+                **_told(shape, crew),
                 num_heads=model.num_heads,
                 num_kv_heads=model.num_kv_heads,
                 ffn_hidden_size=model.ffn_hidden_size,
-                tp=tp,
-                micro_batch=batch,
-                seq_len=SEQ_LEN,
-                forward_s=took["forward"],
-                backward_s=took["backward"],
+                forward_s=took["forward"] / DEPTH,
+                backward_s=took["backward"] / DEPTH,
             )
 
 
-def ends_points(device: torch.device, ranks: int, window_s: float) -> Iterator[EndsPoint]:
+def ends_points(crew: Crew) -> Iterator[EndsPoint]:
     """Embedding, final norm, head and loss of each preset."""
-    for precision, model, tp, batch in _shapes(device, ranks):
-        strategy = Strategy()
-        table = Table(model.vocab_size // tp, model.hidden_size, strategy)
-        norm = Norm(model.hidden_size, model.arch == "gpt", strategy)
-        ends = torch.nn.ModuleDict({"table": table, "norm": norm}).to(device, DTYPES[precision])
-        _fill(ends)
-        tokens = torch.randint(0, model.vocab_size // tp, (batch, SEQ_LEN), device=device)
-        work = partial(_ends, table, norm, tokens, DTYPES[precision])
-        took = together(partial(_both_ways, work, ends, device, window_s), ranks)
+    for shape in _shapes(crew):
+        ends = _decoder(shape, crew, layers=0)
+        tokens = torch.randint(0, shape.model.vocab_size, (shape.micro_batch, SEQ_LEN), device=crew.device)
+
+        def loss(ends: Decoder = ends, tokens: torch.Tensor = tokens) -> torch.Tensor:
+            return ends.strategy.tp.loss_sum(ends(tokens), tokens)
+
+        took = together(partial(_both_ways, loss, ends, None, crew), crew)
         if took is not None:
             yield EndsPoint(
-                ranks=ranks,
-                precision=precision,
-                arch=model.arch,
-                hidden_size=model.hidden_size,
-                vocab_size=model.vocab_size,
-                tp=tp,
-                micro_batch=batch,
-                seq_len=SEQ_LEN,
+                **_told(shape, crew),
+                vocab_size=shape.model.vocab_size,
                 forward_s=took["forward"],
                 backward_s=took["backward"],
             )
 
 
-def optimizer_points(device: torch.device, ranks: int, window_s: float) -> Iterator[OptimizerPoint]:
+def optimizer_points(crew: Crew) -> Iterator[OptimizerPoint]:
     """What follows backward, over the tensors of each preset."""
-    for name in SIZES[device.type].presets[:2]:
+    for name in SIZES[crew.device.type].presets[:2]:
         model = PRESETS[name].model
         shapes = [p.shape for p in layer_parameters(model)] * min(model.num_layers, 8)
-        tensors = [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
-        optimizer = torch.optim.AdamW(tensors, lr=1e-4, fused=True)
-
-        took = together(partial(_only, partial(_optimizer_step, tensors, optimizer), device, window_s), ranks)
+        tensors = [torch.nn.Parameter(torch.randn(shape, device=crew.device)) for shape in shapes]
+        part = Part({}, [_whole(tensor) for tensor in tensors], NoDataParallel(), torch.float32)
+        optimizer = make_optimizer(part, TrainSpec())
+        gradients = [torch.ones_like(tensor) for tensor in tensors]
+        step = partial(_optimizer_step, part, optimizer, gradients)
+        took = together(partial(_beside_layers, step, crew), crew)
         if took is not None:
             numel = sum(t.numel() for t in tensors)
-            yield OptimizerPoint(ranks=ranks, num_parameters=numel, num_tensors=len(tensors), seconds=took["s"])
+            yield OptimizerPoint(ranks=crew.ranks, num_parameters=numel, num_tensors=len(tensors), seconds=took["s"])
 
 
-def _shapes(device: torch.device, ranks: int) -> Iterator[tuple[MeasuredPrecision, ModelSpec, int, int]]:
-    """(precision, model, tp, micro-batch) of every layer to time."""
-    sizes = SIZES[device.type]
+class Shape(NamedTuple):
+    """A piece of a model as one rank of a tp group computes it."""
+
+    precision: MeasuredPrecision
+    model: ModelSpec
+    tp: int
+    sequence_parallel: bool
+    micro_batch: int
+
+
+def _shapes(crew: Crew) -> Iterator[Shape]:
+    """Of every layer to time."""
+    sizes = SIZES[crew.device.type]
     for precision in sizes.precisions:
         for name in sizes.presets:
             model = PRESETS[name].model
-            for tp in DEGREES:
-                if tp > ranks or model.num_kv_heads % tp or model.vocab_size % tp:
+            for tp in (1, *crew.sizes):
+                if model.num_kv_heads % tp or model.vocab_size % tp or SEQ_LEN % tp:
                     continue
-                for batch in sizes.micro_batches:
-                    yield precision, model, tp, batch
+                for sequence_parallel in (False, True)[: 1 + (tp > 1)]:
+                    for batch in sizes.micro_batches:
+                        yield Shape(precision, model, tp, sequence_parallel, batch)
 
 
-def _ends(table: Table, norm: Norm, tokens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    parallel, weight = TensorParallel(None), table.weight.to(dtype)
-    logits = torch.nn.functional.linear(norm(parallel.embed(tokens, weight)), weight)
-    return parallel.loss_sum(logits, tokens)
+def _decoder(shape: Shape, crew: Crew, *, layers: int) -> Decoder:
+    """So many layers, or none and both ends, as the trainer computes them."""
+    group = crew.neighbours.get(shape.tp)
+    strategy = Strategy(tp=TensorParallel(group, shape.tp, dist.get_rank() % shape.tp, shape.sequence_parallel))
+    dtype, ends = DTYPES[shape.precision], layers == 0
+    decoder = Decoder(shape.model, range(layers), strategy, dtype, first=ends, last=ends).to(crew.device, dtype)
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    return decoder
 
 
-def _optimizer_step(tensors: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-    for tensor in tensors:
-        tensor.grad = torch.ones_like(tensor)
-    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
-    norm = sum(float(square_sum(gradient.flatten())) for gradient in gradients) ** 0.5
-    for gradient in gradients:
-        gradient.mul_(1.0 / max(1.0, norm))
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+def _told(shape: Shape, crew: Crew) -> dict[str, Any]:
+    return {
+        "ranks": crew.ranks,
+        "precision": shape.precision,
+        "arch": shape.model.arch,
+        "hidden_size": shape.model.hidden_size,
+        "tp": shape.tp,
+        "sequence_parallel": shape.sequence_parallel,
+        "micro_batch": shape.micro_batch,
+        "seq_len": SEQ_LEN,
+    }
 
 
-def _only(work: Callable[[], object], device: torch.device, window_s: float) -> dict[str, float]:
-    return {"s": seconds(work, device, window_s)}
+def _whole(tensor: torch.nn.Parameter) -> Held:
+    return Held("", Parameter("", tuple(tensor.shape), None), tensor, tensor, tensor, 1)
+
+
+def _optimizer_step(part: Part, optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor]) -> None:
+    for held, gradient in zip(part.tensors, gradients, strict=True):
+        held.summed.grad = gradient
+    norm = float(gradient_square_sum(part)) ** 0.5
+    clip_gradients(part, norm, 0.999 * norm)
+    update(part, optimizer)
+
+
+def _only(work: Callable[[], object], crew: Crew) -> dict[str, float]:
+    return {"s": seconds(work, crew)}
+
+
+def _beside_layers(work: Callable[[], object], crew: Crew) -> dict[str, float]:
+    return {"s": added_seconds(work, some_layers(crew), ROUNDS, crew)}
+
+
+def some_layers(crew: Crew) -> Callable[[], object]:
+    """Forward and backward through a few layers of the smallest preset: what goes on between other work."""
+    model = PRESETS[SIZES[crew.device.type].presets[0]].model
+    block = _decoder(Shape("fp32", model, 1, False, 1), crew, layers=DEPTH)
+    x = torch.randn((1, SEQ_LEN, model.hidden_size), device=crew.device)
+    gradient = torch.ones_like(x)
+
+    def there_and_back() -> None:
+        torch.autograd.backward(block(x.detach().requires_grad_()), gradient)
+        block.zero_grad(set_to_none=True)
+
+    return there_and_back
 
 
 def _both_ways(
-    forward: Callable[[], torch.Tensor], module: torch.nn.Module, device: torch.device, window_s: float
+    forward: Callable[[], torch.Tensor], module: torch.nn.Module, gradient: torch.Tensor | None, crew: Crew
 ) -> dict[str, float]:
     """Seconds of forward, and of backward as the rest of forward and backward."""
 
     def step() -> None:
-        torch.autograd.backward(forward().float().sum())
+        torch.autograd.backward(forward(), gradient)
         module.zero_grad(set_to_none=True)
 
-    ahead = seconds(forward, device, window_s)
-    both = seconds(step, device, window_s)
+    ahead = seconds(forward, crew)
+    both = seconds(step, crew)
     return {"forward": ahead, "backward": max(both - ahead, ahead / 10)}
-
-
-def _fill(module: torch.nn.Module) -> None:
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)

@@ -33,7 +33,7 @@ if (profile) {
       "tr",
       {},
       el("th", { scope: "row" }, `${p.arch}, hidden ${p.hidden_size}`),
-      cell(String(p.tp)),
+      cell(p.sequence_parallel ? `${p.tp}, sequence parallel` : String(p.tp)),
       cell(String(p.micro_batch)),
       cell(String(p.ranks)),
       cell(duration(p.forward_s)),
