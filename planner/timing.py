@@ -260,12 +260,13 @@ class Timer:
         return self._pieces[key]
 
     def _measured(self, spec: JobSpec, pieces: tuple[Halves, ...], ranks: int) -> tuple[Halves, ...]:
-        """Pieces whose shape a calibration measured, with its figures; its layers recompute nothing."""
-        if self.calibration is None or spec.layout.recompute != "none":
+        """Pieces whose shape a calibration measured, with its figures; of forward as much is repeated as estimated."""
+        if self.calibration is None:
             return pieces
         layer, moe, embedding, head = pieces
         if found := self.calibration.layer(spec, ranks):
-            layer = Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2)
+            repeated = found.forward_s * layer.recompute_s / layer.forward_s
+            layer = Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2, repeated)
         if found := self.calibration.ends(spec, ranks):
             head = Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2)
             embedding = Halves(0, 0, 0)
@@ -273,7 +274,7 @@ class Timer:
 
     def _waits_inside(self, spec: JobSpec, ranks: int) -> bool:
         """Whether layers were measured with their tensor collectives."""
-        if self.calibration is None or spec.layout.tp == 1 or spec.layout.recompute != "none":
+        if self.calibration is None or spec.layout.tp == 1:
             return False
         return self.calibration.layer(spec, ranks) is not None
 

@@ -75,6 +75,17 @@ def test_stages_that_idle_let_the_others_be_faster(profile: HostProfile) -> None
     assert timed.compute_s / (timed.compute_s + timed.bubble_s) == pytest.approx(0.5, abs=0.1)
 
 
+def test_recompute_costs_time_on_a_measured_host_too(profile: HostProfile) -> None:
+    cluster, train = cluster_of("here", profile), {"global_batch": 8, "seq_len": 128}
+    kept, selective, full = (
+        step_time(parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"recompute": r}, "train": train}), cluster)
+        for r in ("none", "selective", "full")
+    )
+    assert kept.recompute_s == 0
+    assert kept.step_s < selective.step_s < full.step_s
+    assert full.recompute_s < full.compute_s
+
+
 def test_a_shape_nobody_measured_falls_back_to_measured_rates(profile: HostProfile) -> None:
     spec = parse_fields({"model": {"preset": "nanogpt"}, "train": {"global_batch": 2}})
     assert Calibration(profile).layer(spec, 1) is None
