@@ -15,9 +15,12 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import torch
 
 from planner.calibration import cluster_of
 from planner.clusters import CLUSTERS
@@ -28,6 +31,7 @@ from planner.spec import JobSpec
 from planner.timing import Timer
 from tests.support.processes import ROOT
 
+PASSES = 4000
 WARM_UP = 5
 STEPS = 25
 LAYOUTS: list[tuple[str, dict[str, Any], int, int]] = [
@@ -97,7 +101,9 @@ def main() -> None:
 
 
 def step_times(folder: Path) -> None:
+    before = pass_seconds()
     timer = Timer(cluster_of("this machine", calibrate(folder)))
+    calibrated = pass_seconds()
     print(f"{'step time after a calibration':<66} {'measured':>10} {'predicted':>10} {'off':>7}")
     off = []
     for preset, layout, batch, m in LAYOUTS:
@@ -106,6 +112,18 @@ def step_times(folder: Path) -> None:
         off.append(predicted / measured - 1)
         print(f"{words(spec):<66} {measured * 1e3:>7.1f} ms {predicted * 1e3:>7.1f} ms {off[-1]:>+7.1%}")
     summary(off)
+    moved = " and ".join(f"{after / before - 1:+.0%}" for after in (calibrated, pass_seconds()))
+    print(f"meanwhile this machine moved: a pass over memory took {moved}, after the calibration and at the end")
+
+
+def pass_seconds() -> float:
+    """Median of a pass over 4 MB on one core: how fast this machine is at the moment, whoever else uses it."""
+    x, took = torch.ones(2**20), []
+    for _ in range(PASSES):
+        started = time.perf_counter()
+        x.mul_(1.0)
+        took.append(time.perf_counter() - started)
+    return median(took)
 
 
 def peaks(folder: Path) -> None:

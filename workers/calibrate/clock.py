@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -72,26 +73,31 @@ def together(work: Callable[[], dict[str, float]], crew: Crew) -> dict[str, floa
 
 
 def added_seconds(work: Callable[[], object], between: Callable[[], object], rounds: int, crew: Crew) -> float:
-    """What `work` adds to a round of compute, the slowest rank's; at least what it takes in a row.
+    """What `work` adds to a round of compute, the slowest rank's.
 
     A step alternates the two: caches hold another's data, and on shared cores a rank waits for the others' turns. Work
-    in a row hides both, but a difference can drown in noise.
+    in a row hides both. Where the difference drowns in noise, what the fastest call took is the least it can be.
     """
 
     def both() -> None:
         between()
         work()
 
-    in_a_row, alone, with_work = (_rounds(call, rounds, crew) for call in (work, between, both))
-    return max(in_a_row, with_work - alone)
+    alone, with_work = (_slowest(partial(_rounds, call, rounds, crew), crew) for call in (between, both))
+    fastest = _slowest(lambda: min(_timed(work, 1, crew.device) for _ in range(rounds)), crew)
+    return max(fastest, with_work - alone)
 
 
 def _rounds(call: Callable[[], object], rounds: int, crew: Crew) -> float:
     _timed(call, 1, crew.device)
     dist.barrier(crew.workers)
-    mine = _timed(call, rounds, crew.device) / rounds
+    return _timed(call, rounds, crew.device) / rounds
+
+
+def _slowest(measure: Callable[[], float], crew: Crew) -> float:
+    """The figure of the rank whose is largest."""
     told: list[float] = [0.0] * crew.ranks
-    dist.all_gather_object(told, mine, group=crew.workers)
+    dist.all_gather_object(told, measure(), group=crew.workers)
     return max(told)
 
 
