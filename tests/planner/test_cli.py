@@ -61,3 +61,14 @@ def test_a_spec_file_and_an_unreadable_one(tmp_path: Path, capsys: pytest.Captur
 def test_every_template_can_be_planned(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "--template", name]) == 0
     assert "DOES NOT FIT" not in capsys.readouterr().out
+
+
+def test_a_reader_that_stops_early_is_no_error_to_complain_of() -> None:
+    command = [sys.executable, "-m", "planner", "explain", "--template", "zero3-7.5b", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 1
+    process.stderr.close()
