@@ -11,6 +11,7 @@ import struct
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,19 @@ from workers.supervisor.training import Training
 BATCH_S = 0.15
 TAIL_S = 0.25
 POLL_S = 1.0
+CANCEL_S = 0.2
 HEARTBEAT_S = 5.0
 FAREWELL_S = 30.0
 MAX_FRAME_BYTES = 8 * 2**20
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """End tasks. Again and again: a Redis call that times out as it is cancelled tells of the timeout alone."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_S)
 
 
 class Supervisor:
@@ -68,9 +79,7 @@ class Supervisor:
                 for work in (self._publish_forever(), self._tail_forever(), self._beat(), self._watch_cancel())
             ]
             code = await self.training.wait()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(tasks)
             server.close()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
