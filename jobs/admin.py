@@ -1,4 +1,4 @@
-"""The admin: jobs, hosts and queue. Status is shown, never edited; actions go through `jobs.actions`."""
+"""The admin: jobs, hosts and queue. Status is shown, never edited; actions go through `jobs.queue.actions`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from django.http import HttpRequest
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 
-from jobs import actions
 from jobs.models import Attempt, Host, Job, StateChange, Status
+from jobs.queue import actions
 
 BADGES = {
     Status.QUEUED: "info",

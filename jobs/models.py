@@ -1,13 +1,16 @@
-"""What the database remembers. Status is written by `jobs.lifecycle` alone."""
+"""What the database remembers. Status is written by `jobs.queue.lifecycle` alone."""
 
 from __future__ import annotations
 
 import secrets
+from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
 from django.db import models
+from django.utils import timezone
 
+HOST_SILENT_AFTER = timedelta(seconds=30)
 ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
@@ -35,6 +38,17 @@ LIVE = tuple(s for s in Status if s not in TERMINAL)
 ON_A_HOST = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELLING)
 
 
+class HostQuerySet(models.QuerySet["Host"]):
+    def live(self, device: str) -> HostQuerySet:
+        """Hosts of a device that were heard of lately."""
+        return self.filter(device=device, last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
+
+    def largest_slots(self, device: str) -> int | None:
+        """Slots of the largest live host of a device, None while none is known."""
+        found: int | None = self.live(device).aggregate(largest=models.Max("slots"))["largest"]
+        return found
+
+
 class Host(models.Model):
     """A machine with slots, as its host worker last described it."""
 
@@ -49,8 +63,18 @@ class Host(models.Model):
     profile = models.JSONField(null=True, editable=False, help_text="what its last calibration measured")
     profiled = models.DateTimeField(null=True, editable=False)
 
+    objects = HostQuerySet.as_manager()
+
     def __str__(self) -> str:
         return self.name
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    def visible_to(self, user: Any) -> JobQuerySet:
+        """A job is its owner's and the staff's; nobody else learns that it exists."""
+        if not (user.is_authenticated and user.is_active):
+            return self.none()
+        return self if user.is_staff else self.filter(owner=user)
 
 
 class Job(models.Model):
@@ -67,6 +91,8 @@ class Job(models.Model):
     wait_reason = models.CharField(max_length=500, blank=True, editable=False)
     created = models.DateTimeField(auto_now_add=True)
     changed = models.DateTimeField(auto_now=True)
+
+    objects = JobQuerySet.as_manager()
 
     class Meta:
         ordering = ["-created"]

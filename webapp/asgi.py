@@ -14,7 +14,7 @@ from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
 from django.urls import path  # noqa: E402
 
-from jobs.consumers import JobConsumer  # noqa: E402
+from jobs.live.consumers import JobConsumer  # noqa: E402
 
 sockets = URLRouter([path("ws/jobs/<str:job_id>/", JobConsumer.as_asgi())])
 

@@ -28,4 +28,4 @@ app.conf.update(
     # A tick that nobody ran within its period is stale: the next one does all of its work.
     beat_schedule={"tick": {"task": TASK_TICK, "schedule": TICK_S, "options": {"expires": TICK_S}}},
 )
-app.autodiscover_tasks(["jobs"])
+app.autodiscover_tasks(["jobs.queue"])

@@ -82,7 +82,7 @@ def run(state: Path) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("Stopping ...", flush=True)
         fleet.stop(["web", "controller", "host"])
-        stop_jobs = [sys.executable, "-m", "workers.stop", host_env["MESHBOARD_RUN_DIR"]]
+        stop_jobs = [sys.executable, "-m", "workers.host.stop", host_env["MESHBOARD_RUN_DIR"]]
         subprocess.run(stop_jobs, env=host_env, cwd=ROOT, check=False)
         fleet.stop(["redis"])
         forget_pids(up_file)
@@ -99,7 +99,7 @@ def services(environment: dict[str, str], host_env: dict[str, str], port: int) -
     )
     celery = "worker --pool threads --concurrency 2 --without-mingle --loglevel INFO"
     controller = f"celery -A webapp.celery {celery} --queues controller --hostname controller@%h --beat --schedule"
-    host_worker = f"celery -A workers.app {celery} --queues host.{host} --hostname host-{host}@%h"
+    host_worker = f"celery -A workers.host.app {celery} --queues host.{host} --hostname host-{host}@%h"
     return [
         Child("web", [sys.executable, "-m", *web.split()], environment, ROOT),
         Child("controller", [sys.executable, "-m", *controller.split(), schedule], environment, ROOT),

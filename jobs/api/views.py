@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db.models import QuerySet
 from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.permissions import IsAdminUser
@@ -14,12 +13,14 @@ from rest_framework.response import Response
 from rest_framework.throttling import UserRateThrottle
 from rest_framework.views import APIView
 
-from jobs import actions, planning
+from jobs.access import find_job, visible_jobs
 from jobs.api import serializers as shapes
 from jobs.api.errors import body
 from jobs.api.parsers import StrictJSONParser
-from jobs.models import Host, Job
+from jobs.models import Host
+from jobs.planning import answers
 from jobs.present import job_brief, job_detail
+from jobs.queue import actions
 from planner.spec import JobSpec, Problem
 
 LONGEST_KEY = 200
@@ -45,22 +46,6 @@ CLUSTER = OpenApiParameter("cluster", str, description="a name of /clusters; by 
 
 def refusals(*codes: int) -> dict[int, OpenApiResponse]:
     return {code: REFUSALS[code] for code in codes}
-
-
-def visible_jobs(user: Any) -> QuerySet[Job]:
-    """A job is its owner's and the staff's."""
-    jobs = Job.objects.select_related("owner")
-    return jobs if user.is_staff else jobs.filter(owner=user)
-
-
-def find_job(user: Any, job_id: str) -> Job:
-    """The job, or 404 alike for what is not there and what is not theirs."""
-    if "\x00" in job_id:
-        raise Http404("no such job")
-    job = visible_jobs(user).filter(id=job_id).first()
-    if job is None:
-        raise Http404("no such job")
-    return job
 
 
 def _user(request: Request) -> User:
@@ -182,7 +167,7 @@ class Plan(APIView):
     )
     def post(self, request: Request) -> Response:
         """Traffic (exact where the trainer runs the layout), memory and time (estimates) of a spec, or its problems."""
-        return Response(planning.plan(request.data, request.query_params.get("cluster")))
+        return Response(answers.plan(request.data, request.query_params.get("cluster")))
 
 
 class PlanSearch(APIView):
@@ -198,7 +183,7 @@ class PlanSearch(APIView):
     )
     def post(self, request: Request) -> Response:
         """Every layout of a model and batch on so many ranks, ranked by time under memory; none is launched."""
-        return Response(planning.searched(request.data))
+        return Response(answers.searched(request.data))
 
 
 class PlanExplain(APIView):
@@ -214,7 +199,7 @@ class PlanExplain(APIView):
     def post(self, request: Request) -> Response:
         """Each figure of the estimate with its terms: formula, numbers, source."""
         data = request.data if isinstance(request.data, dict) else {}
-        return Response(planning.explained(data.get("spec"), data.get("cluster"), data.get("stage", 0)))
+        return Response(answers.explained(data.get("spec"), data.get("cluster"), data.get("stage", 0)))
 
 
 class Clusters(APIView):
@@ -223,7 +208,7 @@ class Clusters(APIView):
     @extend_schema(operation_id="listClusters", responses={200: shapes.ClusterSerializer(many=True), **refusals(401)})
     def get(self, request: Request) -> Response:
         """Every named cluster, with all the planner assumes of it."""
-        return Response(planning.clusters())
+        return Response(answers.clusters())
 
 
 class Templates(APIView):
@@ -232,7 +217,7 @@ class Templates(APIView):
     @extend_schema(operation_id="listTemplates", responses={200: shapes.TemplateSerializer(many=True), **refusals(401)})
     def get(self, request: Request) -> Response:
         """Layouts as they were published, each with a twin of CPU size."""
-        return Response(planning.templates())
+        return Response(answers.templates())
 
 
 class Presets(APIView):
@@ -241,7 +226,7 @@ class Presets(APIView):
     @extend_schema(operation_id="listPresets", responses={200: shapes.PresetSerializer(many=True), **refusals(401)})
     def get(self, request: Request) -> Response:
         """Every preset with its exact parameter count."""
-        return Response(planning.presets())
+        return Response(answers.presets())
 
 
 class Hosts(APIView):

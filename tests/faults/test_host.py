@@ -21,7 +21,7 @@ from contracts.names import TASK_LAUNCH, cancel_key, host_queue
 from contracts.telemetry import VERSION
 from tests.support.host import NAME, Host, host
 from tests.support.processes import ROOT, RedisServer, gone, wait_until
-from workers.attempts import read_json
+from workers.host.attempts import read_json
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_killing_a_rank_names_the_rank_the_signal_and_its_last_lines(machine: Ho
         assert machine.processes("wounded") == []
 
 
-@pytest.mark.parametrize("module", ["workers.launch", "workers.guardian"])
+@pytest.mark.parametrize("module", ["workers.host.launch", "workers.host.guardian"])
 def test_killing_torchrun_or_its_guardian_ends_every_rank_and_says_so(machine: Host, module: str) -> None:
     with machine.worker():
         machine.order("beheaded")
@@ -128,7 +128,7 @@ def test_stopping_the_host_ends_its_attempts_with_a_report(machine: Host) -> Non
         machine.order("stopped")
         machine.wait_for_steps("stopped")
         pids = machine.processes("stopped")
-        stop = [sys.executable, "-m", "workers.stop", str(machine.run_dir)]
+        stop = [sys.executable, "-m", "workers.host.stop", str(machine.run_dir)]
         subprocess.run(stop, cwd=ROOT, timeout=30, check=True)
         assert [pid for pid in pids if not gone(pid)] == []
         report = machine.exit_of("stopped", 10)

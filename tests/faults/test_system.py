@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.board import Board, board
 from tests.support.processes import gone, wait_until
-from workers.attempts import read_json
+from workers.host.attempts import read_json
 
 ENDLESS: dict[str, Any] = {
     "name": "endless",

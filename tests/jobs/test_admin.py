@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from jobs import actions
 from jobs.models import Host, Job, Status
-from jobs.scheduler import schedule
+from jobs.queue import actions
+from jobs.queue.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
 
 JOBS, HOSTS = "/admin/jobs/job/", "/admin/jobs/host/"

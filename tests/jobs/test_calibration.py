@@ -13,9 +13,9 @@ from django.core.cache import cache
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-from jobs import scheduler
-from jobs.events import apply
 from jobs.models import Attempt, Host, Job, Status
+from jobs.queue import scheduler
+from jobs.queue.events import apply
 
 Api = Callable[[User | None], APIClient]
 MakeHost = Callable[..., Host]

@@ -12,10 +12,11 @@ from django.contrib.auth.models import User
 from django.core.cache import cache
 from rest_framework.test import APIClient
 
-from jobs import lab_picture, scheduler
-from jobs.events import apply
-from jobs.lab_words import PRIMITIVES
+from jobs.lab import picture
+from jobs.lab.words import PRIMITIVES
 from jobs.models import Attempt, Host, Job, Status
+from jobs.queue import scheduler
+from jobs.queue.events import apply
 from planner.lab import LabResult
 from planner.spec import LAB_PRIMITIVES
 
@@ -284,5 +285,5 @@ def test_a_lab_shows_no_steps_in_the_list(running: Attempt, owner: User, client:
 def test_what_a_sum_left_alone_keeps_its_colour() -> None:
     reduce = step("reduce", OWN, [[600.0, 602.0], [600.0, 401.0]])
     result = LabResult.model_validate_json(json.dumps({**RESULT, "steps": [reduce]}))
-    rows = lab_picture.tensors(result, result.steps[0]).rows
+    rows = picture.tensors(result, result.steps[0]).rows
     assert [[box.origin for box in row.after] for row in rows] == [["combined"] * 2, ["combined", "1"]]

@@ -14,12 +14,12 @@ from django.db import connection
 from django.utils import timezone
 
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key
-from jobs import actions, lifecycle
-from jobs.events import drain
-from jobs.lifecycle import MAY_BECOME
 from jobs.models import TERMINAL, Attempt, Host, Job, Outbox, SlotAllocation, StateChange, Status
-from jobs.reconcile import reconcile
-from jobs.scheduler import schedule
+from jobs.queue import actions, lifecycle
+from jobs.queue.events import drain
+from jobs.queue.lifecycle import MAY_BECOME
+from jobs.queue.reconcile import reconcile
+from jobs.queue.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, say
 from tests.planner.wrong_specs import GOOD
 

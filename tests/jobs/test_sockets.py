@@ -20,8 +20,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from contracts.names import TELEMETRY_MAXLEN, telemetry_stream
-from jobs import actions, lifecycle
 from jobs.models import Job, Status
+from jobs.queue import actions, lifecycle
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from webapp.runner import free_port, is_free

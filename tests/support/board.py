@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.support.processes import ROOT, base_environment, gone, wait_until
 from webapp.runner import free_port
-from workers.processes import processes_of
+from workers.host.processes import processes_of
 
 
 class Board:

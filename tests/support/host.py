@@ -16,8 +16,8 @@ from contracts.names import EVENTS_STREAM, TASK_LAUNCH, host_queue, telemetry_st
 from contracts.telemetry import Item
 from planner.parse import parse_spec
 from tests.support.processes import ROOT, RedisServer, base_environment, celery, running, wait_until
-from workers.attempts import AttemptDir, attempt_dir
-from workers.processes import processes_of, sweep
+from workers.host.attempts import AttemptDir, attempt_dir
+from workers.host.processes import processes_of, sweep
 
 NAME = "testhost"
 
@@ -52,7 +52,7 @@ class Host:
     @contextlib.contextmanager
     def worker(self) -> Iterator[subprocess.Popen[bytes]]:
         """The Celery worker, up and announced."""
-        argv = celery("workers.app", "--queues", host_queue(NAME), "--hostname", f"host-{NAME}@%h")
+        argv = celery("workers.host.app", "--queues", host_queue(NAME), "--hostname", f"host-{NAME}@%h")
         before = len(self.events("host"))
         with running(argv, self.environment, self.folder / "worker.log", ROOT) as process:
             wait_until(lambda: len(self.events("host")) > before, "the host announces itself")
@@ -99,7 +99,7 @@ class Host:
         return processes_of(job, attempt)
 
     def reap(self) -> None:
-        from workers.attempts import read_json
+        from workers.host.attempts import read_json
 
         for job, attempt in self._ordered:
             recorded = read_json(attempt_dir(self.run_dir, job, attempt).supervisor)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.support.processes import ROOT, wait_until
-from workers.processes import COOKIE, processes_of, sweep
+from workers.host.processes import COOKIE, processes_of, sweep
 
 # Ignores TERM, moves to a session of its own and forks twice: four processes.
 HIDING = """
@@ -24,7 +24,8 @@ while True:
 SUPERVISOR = """
 import os, subprocess, sys, time
 read_end, lifeline = os.pipe()
-guardian = [sys.executable, "-m", "workers.guardian", str(read_end), sys.argv[2], sys.executable, "-c", sys.argv[1]]
+guardian = [sys.executable, "-m", "workers.host.guardian", str(read_end), sys.argv[2]]
+guardian += [sys.executable, "-c", sys.argv[1]]
 subprocess.Popen(guardian, pass_fds=(read_end,), start_new_session=True)
 os.close(read_end)
 time.sleep(600)

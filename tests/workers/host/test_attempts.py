@@ -11,9 +11,9 @@ import pytest
 from contracts.control import VERSION, LaunchOrder
 from contracts.names import EVENTS_STREAM
 from tests.support.processes import RedisServer
-from workers.attempts import AttemptDir, attempt_dir, attempts, claim, process_id, read_json, write_json
-from workers.host import Reporter
-from workers.settings import HostSettings
+from workers.host.attempts import AttemptDir, attempt_dir, attempts, claim, process_id, read_json, write_json
+from workers.host.reporter import Reporter
+from workers.host.settings import HostSettings
 
 
 def order(job: str = "job", attempt: int = 1) -> LaunchOrder:
@@ -33,7 +33,7 @@ def test_a_claim_cut_off_halfway_does_not_stand_in_the_way(tmp_path: Path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("workers.attempts.write_json", cut_off)
+        patched.setattr("workers.host.attempts.write_json", cut_off)
         with pytest.raises(KeyboardInterrupt):
             claim(tmp_path, order())
     assert list(attempts(tmp_path)) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contracts.telemetry import Cell, GapItem, LogItem, PhaseItem, TrafficItem
-from workers.supervisor.board import MAX_LOG_CHARS, MAX_WAITING, Board
+from workers.host.supervisor.board import MAX_LOG_CHARS, MAX_WAITING, Board
 
 
 def traffic(payload_bytes: int) -> TrafficItem:

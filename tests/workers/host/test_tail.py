@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workers.supervisor.tail import BITE_BYTES, LAUNCHER, LINE_CHARS, LogTail
+from workers.host.supervisor.tail import BITE_BYTES, LAUNCHER, LINE_CHARS, LogTail
 
 
 def rank_log(folder: Path, rank: int) -> Path:

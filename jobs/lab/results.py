@@ -1,13 +1,13 @@
-"""What hosts say of the lab, believed only when it makes sense, and the newest run that shows a primitive."""
+"""The newest lab run that shows a primitive."""
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
 from django.db.models import F, QuerySet
 
 from jobs.models import Attempt, Job, Status
+from jobs.queue.outcomes import checked_result
 from planner.lab import LabPoint, LabResult, LabStep
 from planner.spec import LabPrimitive
 
@@ -21,21 +21,6 @@ class Shown(NamedTuple):
     result: LabResult
     step: LabStep
     points: list[LabPoint]
-
-
-def checked_result(told: object) -> LabResult | None:
-    """A host's result, None for what is none."""
-    try:
-        return LabResult.model_validate_json(json.dumps(told))
-    except (ValueError, TypeError):  # msgpack may bring what JSON has no word for
-        return None
-
-
-def failure(result: LabResult | None) -> str:
-    """Why a lab that ended well has failed all the same; empty when it has not."""
-    if result is None:
-        return "the host sent no usable result"
-    return f"{result.wrong} elements are wrong" if result.wrong else ""
 
 
 def newest_shown(jobs: QuerySet[Job], primitive: LabPrimitive) -> Shown | None:

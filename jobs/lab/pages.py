@@ -10,11 +10,12 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods
 
-from jobs import actions, lab_form, lab_picture
-from jobs.api.views import find_job, visible_jobs
-from jobs.lab import Shown, newest_shown
-from jobs.lab_words import BOOKKEEPING, BY_NAME, PRIMITIVES
+from jobs.access import find_job, visible_jobs
+from jobs.lab import form, picture
+from jobs.lab.results import Shown, newest_shown
+from jobs.lab.words import BOOKKEEPING, BY_NAME, PRIMITIVES
 from jobs.models import LIVE, Host, Job
+from jobs.queue import actions
 from planner.spec import Problem, SpecError
 
 NEWEST_JOBS = 5
@@ -25,9 +26,9 @@ NEWEST_JOBS = 5
 def lab(request: HttpRequest) -> HttpResponse:
     """The primitives, and the form that runs them; filled in from an earlier lab with `?from=ID`."""
     if request.method == "GET":
-        spec = find_job(request.user, request.GET["from"]).spec if "from" in request.GET else lab_form.usual(_host())
+        spec = find_job(request.user, request.GET["from"]).spec if "from" in request.GET else form.usual(_host())
         return _form(request, spec, [])
-    spec = lab_form.spec_from_form(request.POST.dict(), request.POST.getlist("lab.primitives"))
+    spec = form.spec_from_form(request.POST.dict(), request.POST.getlist("lab.primitives"))
     if spec["resources"]["host"] is None:
         return _form(request, spec, [Problem("resources.host", "choose a host that is connected")])
     try:
@@ -38,11 +39,11 @@ def lab(request: HttpRequest) -> HttpResponse:
 
 
 def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem]) -> HttpResponse:
-    errors, other_errors = lab_form.errors_by_field(problems)
+    errors, other_errors = form.errors_by_field(problems)
     context = {
         "primitives": PRIMITIVES,
-        "values": lab_form.values_from_spec(spec),
-        "options": lab_form.OPTIONS,
+        "values": form.values_from_spec(spec),
+        "options": form.OPTIONS,
         "errors": errors,
         "other_errors": other_errors,
         "hosts": _hosts(),
@@ -64,11 +65,11 @@ def primitive(request: HttpRequest, slug: str) -> HttpResponse:
         "words": words,
         "primitives": PRIMITIVES,
         "bookkeeping": BOOKKEEPING,
-        "reducing": words.name in lab_picture.REDUCING,
+        "reducing": words.name in picture.REDUCING,
         "shown": shown,
         "running": None if shown else _running(request.user),
         "host": _host(),
-        "usual": lab_form.values_from_spec(lab_form.usual(_host())),
+        "usual": form.values_from_spec(form.usual(_host())),
         **(_drawn(shown) if shown else {}),
     }
     return render(request, "lab/primitive.html", context)
@@ -76,8 +77,8 @@ def primitive(request: HttpRequest, slug: str) -> HttpResponse:
 
 def _drawn(shown: Shown) -> dict[str, Any]:
     if shown.step.primitive == "barrier":
-        return {"spans": lab_picture.spans(shown.step), "track": lab_picture.TRACK}
-    return {"picture": lab_picture.tensors(shown.result, shown.step)}
+        return {"spans": picture.spans(shown.step), "track": picture.TRACK}
+    return {"picture": picture.tensors(shown.result, shown.step)}
 
 
 def _running(user: Any) -> Job | None:
@@ -87,7 +88,7 @@ def _running(user: Any) -> Job | None:
 
 def _hosts() -> list[Host]:
     """Hosts that a lab could run on now."""
-    live = [host for device in ("cuda", "cpu") for host in actions.live_hosts(device).order_by("name")]
+    live = [host for device in ("cuda", "cpu") for host in Host.objects.live(device).order_by("name")]
     return [host for host in live if not host.drained]
 
 

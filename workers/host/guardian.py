@@ -15,8 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workers.attempts import write_json
-from workers.processes import COOKIE, sweep
+from workers.host.attempts import write_json
+from workers.host.processes import COOKIE, sweep
 
 PR_SET_CHILD_SUBREAPER = 36
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]

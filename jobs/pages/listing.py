@@ -10,7 +10,7 @@ import msgpack
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
-from jobs.events import connect
+from jobs.connection import connect
 from jobs.models import ON_A_HOST, TERMINAL, Attempt, Job
 from planner.layout import SCHEDULE_NAMES
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from contracts.control import LaunchOrder
-from workers.attempts import AttemptDir, read_json
-from workers.guardian import namespace_prefix
-from workers.processes import COOKIE, sweep
-from workers.settings import HostSettings
+from workers.host.attempts import AttemptDir, read_json
+from workers.host.guardian import namespace_prefix
+from workers.host.processes import COOKIE, sweep
+from workers.host.settings import HostSettings
 
-PACKAGES = Path(__file__).resolve().parents[2]
+PACKAGES = Path(__file__).resolve().parents[3]
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 TERM_GRACE_S = 10.0
 
@@ -33,7 +33,7 @@ class Training:
     async def start(self) -> None:
         """Start the guardian with torchrun below it."""
         read_end, self._lifeline = os.pipe()
-        guardian = [sys.executable, "-m", "workers.guardian", str(read_end), str(self._ended), *self._torchrun()]
+        guardian = [sys.executable, "-m", "workers.host.guardian", str(read_end), str(self._ended), *self._torchrun()]
         launcher_log = (self._attempt.logs / "launcher.log").open("ab")
         try:
             self.process = await asyncio.create_subprocess_exec(
@@ -92,7 +92,7 @@ class Training:
         torchrun = ["--nnodes", "1", "--nproc-per-node", ranks, "--max-restarts", "0", "--local-addr", "127.0.0.1"]
         torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", self._attempt.job]
         torchrun += ["--log-dir", str(self._attempt.logs), "--redirects", "3"]
-        return [sys.executable, "-m", "workers.launch", str(self._failure), *torchrun, *trainer]
+        return [sys.executable, "-m", "workers.host.launch", str(self._failure), *torchrun, *trainer]
 
     def _program(self, kind: str) -> list[str]:
         """What torchrun starts on every rank."""

@@ -1,4 +1,4 @@
-"""`python -m workers.supervisor ATTEMPT_DIR`: runs one attempt from start to exit report. Never imports torch."""
+"""`python -m workers.host.supervisor ATTEMPT_DIR`: runs one attempt from start to exit report. Never imports torch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from contracts.control import VERSION, AttemptEvent, ExitReport, LaunchOrder, Ou
 from contracts.names import EVENTS_STREAM, TELEMETRY_MAXLEN, cancel_key, telemetry_stream
 from contracts.telemetry import VERSION as TELEMETRY_VERSION
 from contracts.telemetry import Frame
-from workers.attempts import AttemptDir, process_id, read_json, write_json
-from workers.settings import HostSettings, host_settings
-from workers.supervisor.board import Board
-from workers.supervisor.tail import LAUNCHER, LogTail
-from workers.supervisor.training import Training
+from workers.host.attempts import AttemptDir, process_id, read_json, write_json
+from workers.host.settings import HostSettings, host_settings
+from workers.host.supervisor.board import Board
+from workers.host.supervisor.tail import LAUNCHER, LogTail
+from workers.host.supervisor.training import Training
 
 BATCH_S = 0.15
 TAIL_S = 0.25

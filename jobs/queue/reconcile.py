@@ -9,11 +9,10 @@ from django.db.models import Q
 from django.utils import timezone
 
 from contracts.names import cancel_key
-from jobs import lifecycle
-from jobs.actions import HOST_SILENT_AFTER
-from jobs.events import CANCEL_FLAG_S, known_attempts
-from jobs.models import ON_A_HOST, Attempt, Job, Status
-from jobs.scheduler import order_launch
+from jobs.models import HOST_SILENT_AFTER, ON_A_HOST, Attempt, Job, Status
+from jobs.queue import lifecycle
+from jobs.queue.events import CANCEL_FLAG_S, known_attempts
+from jobs.queue.scheduler import order_launch
 
 ORDER_AGAIN_AFTER = timedelta(seconds=15)
 LOST_AFTER = timedelta(minutes=15)

@@ -8,15 +8,14 @@ from typing import Any
 
 import msgpack
 import redis
-from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
 from contracts.control import VERSION, AttemptReport, Event, HostEvent
 from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, cancel_key, host_queue
-from jobs import lifecycle
-from jobs.lab import checked_result, failure
 from jobs.models import TERMINAL, Attempt, Cursor, Host, Outbox, Status
+from jobs.queue import lifecycle
+from jobs.queue.outcomes import checked_result, failure
 from planner.profile import HostProfile
 
 log = logging.getLogger(__name__)
@@ -31,11 +30,6 @@ OUTCOMES = {
     "cancelled": Status.CANCELLED,
     "lost": Status.LOST,
 }
-
-
-def connect() -> redis.Redis:
-    """A Redis connection with timeouts, for synchronous code."""
-    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=5, socket_connect_timeout=2)
 
 
 def drain(client: redis.Redis) -> int:

@@ -10,10 +10,11 @@ from celery import current_app, shared_task
 from django.db import OperationalError, close_old_connections
 
 from contracts.names import TASK_TICK
-from jobs.events import connect, drain
+from jobs.connection import connect
 from jobs.models import Outbox
-from jobs.reconcile import reconcile
-from jobs.scheduler import schedule
+from jobs.queue.events import drain
+from jobs.queue.reconcile import reconcile
+from jobs.queue.scheduler import schedule
 
 log = logging.getLogger(__name__)
 

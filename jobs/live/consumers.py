@@ -16,10 +16,10 @@ from django.contrib.auth import get_user
 from django.contrib.sessions.backends.db import SessionStore
 
 from contracts.names import telemetry_stream
-from jobs.lifecycle import group_name
-from jobs.models import Job
+from jobs.access import visible_jobs
+from jobs.live.streams import Watch, hub
 from jobs.present import job_detail
-from jobs.streams import Watch, hub
+from jobs.queue.lifecycle import group_name
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class JobConsumer(AsyncWebsocketConsumer):
             await self.channel_layer.group_discard(group_name(self.job_id), self.channel_name)
 
     async def job_changed(self, _message: dict[str, Any]) -> None:
-        """Channel layer event from `jobs.lifecycle`."""
+        """Channel layer event from `jobs.queue.lifecycle`."""
         self._look_now.set()
 
     async def _watch_job(self, after: str, after_attempt: int | None) -> None:
@@ -115,8 +115,7 @@ class JobConsumer(AsyncWebsocketConsumer):
         request: Any = Request()
         request.session = SessionStore(session.session_key)
         user: Any = get_user(request)
-        if not user.is_authenticated or not user.is_active or "\x00" in self.job_id:
+        if "\x00" in self.job_id:
             return None
-        jobs = Job.objects.select_related("owner").filter(id=self.job_id)
-        job = (jobs if user.is_staff else jobs.filter(owner=user)).first()
+        job = visible_jobs(user).filter(id=self.job_id).first()
         return job_detail(job) if job else None

@@ -4,38 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import timedelta
-from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.db.models import Max
-from django.utils import timezone
 
-from jobs import lifecycle
-from jobs.hardware import cluster_for
 from jobs.models import Host, IdempotentRequest, Job, StateChange, Status
+from jobs.planning.hardware import cluster_for
+from jobs.queue import lifecycle
 from planner.estimate import estimate
 from planner.parse import parse_spec
 from planner.runnable import not_runnable
 from planner.spec import JobSpec, Problem, SpecError
 
-HOST_SILENT_AFTER = timedelta(seconds=30)
-
 
 class KeyReusedError(Exception):
     """An Idempotency-Key came again with another body."""
-
-
-def live_hosts(device: str) -> Any:
-    """Hosts of a device that were heard of lately."""
-    return Host.objects.filter(device=device, last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
-
-
-def largest_host_slots(device: str) -> int | None:
-    """Slots of the largest live host of a device, None while none is known."""
-    found: int | None = live_hosts(device).aggregate(largest=Max("slots"))["largest"]
-    return found
 
 
 def checked_spec(data: object) -> JobSpec:
@@ -46,7 +29,7 @@ def checked_spec(data: object) -> JobSpec:
     """
     resources = data.get("resources") if isinstance(data, dict) else None
     device = resources.get("device", "cpu") if isinstance(resources, dict) else "cpu"
-    spec = parse_spec(data, slots=largest_host_slots(device) if isinstance(device, str) else None)
+    spec = parse_spec(data, slots=Host.objects.largest_slots(device) if isinstance(device, str) else None)
     if refused := not_runnable(spec):
         raise SpecError(refused)
     return spec

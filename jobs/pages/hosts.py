@@ -12,8 +12,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
-from jobs import actions
 from jobs.models import LIVE, Host, Job
+from jobs.queue import actions
 from planner.spec import SpecError
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.actions import largest_host_slots
-from jobs.hardware import cluster_for, measured_cluster
 from jobs.models import Host
+from jobs.planning.hardware import cluster_for, measured_cluster
 from planner.advice import Neighbour, neighbours, suggestions
 from planner.choices import choices
 from planner.cluster import Cluster
@@ -38,7 +37,7 @@ def plan(data: object, cluster_name: str | None = None) -> dict[str, Any]:
         cluster = cluster_for(cluster_name, spec)
     except SpecError as error:
         return {"estimate": None, "problems": _told(error.problems), "not_runnable": [], "choices": {}}
-    slots = largest_host_slots(spec.resources.device)
+    slots = Host.objects.largest_slots(spec.resources.device)
     found = problems(spec, slots=slots)
     # More ranks than any host has slots can be costed all the same: that is what planning is for.
     costly = [p for p in found if p.field != "layout"] or oversize(spec)

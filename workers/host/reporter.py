@@ -16,9 +16,9 @@ from redis.exceptions import RedisError
 
 from contracts.control import VERSION, ExitReport, HostEvent
 from contracts.names import EVENTS_STREAM
-from workers.attempts import AttemptDir, attempts, read_json, write_json
-from workers.processes import sweep
-from workers.settings import HostSettings
+from workers.host.attempts import AttemptDir, attempts, read_json, write_json
+from workers.host.processes import sweep
+from workers.host.settings import HostSettings
 
 log = logging.getLogger(__name__)
 

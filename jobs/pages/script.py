@@ -11,8 +11,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
-from jobs import actions
-from jobs.api.views import find_job
+from jobs.access import find_job
+from jobs.queue import actions
 from planner.spec import Problem, SpecError
 
 EMPTY = {"name": "my script", "path": "", "args": "", "ranks": "2", "device": "cpu", "host": ""}

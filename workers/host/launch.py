@@ -1,4 +1,4 @@
-"""torchrun that writes down who failed first: `python -m workers.launch FAILURE_FILE torchrun-args`."""
+"""torchrun that writes down who failed first: `python -m workers.host.launch FAILURE_FILE torchrun-args`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args, run
 
-from workers.attempts import write_json
+from workers.host.attempts import write_json
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The Celery worker of a host: `celery -A workers.app worker --queues host.NAME`.
+"""The Celery worker of a host: `celery -A workers.host.app worker --queues host.NAME`.
 
 Its tasks are short. Long work lives in a detached supervisor, which outlives this worker and is adopted by the next.
 """
@@ -15,9 +15,9 @@ from celery.signals import worker_ready, worker_shutdown
 
 from contracts.control import LaunchOrder
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_queue
-from workers.attempts import attempt_dir, claim
-from workers.host import Reporter
-from workers.settings import host_settings
+from workers.host.attempts import attempt_dir, claim
+from workers.host.reporter import Reporter
+from workers.host.settings import host_settings
 
 settings = host_settings()
 
@@ -46,7 +46,7 @@ def launch(order: dict[str, Any]) -> None:
     if claimed is None:
         return
     # --fork detaches: the supervisor is nobody's child and in nobody's group.
-    supervisor = [sys.executable, "-m", "workers.supervisor", str(claimed.path)]
+    supervisor = [sys.executable, "-m", "workers.host.supervisor", str(claimed.path)]
     with (claimed.path / "supervisor.log").open("ab") as log:
         subprocess.run(
             ["setsid", "--fork", *supervisor],

@@ -9,9 +9,8 @@ from django.utils import timezone
 
 from contracts.control import VERSION, LaunchOrder
 from contracts.names import TASK_LAUNCH, host_queue
-from jobs import lifecycle
-from jobs.actions import live_hosts
 from jobs.models import Attempt, Cursor, Host, Job, Outbox, SlotAllocation, Status
+from jobs.queue import lifecycle
 
 LOCK = "scheduler"
 
@@ -40,7 +39,7 @@ def schedule() -> int:
 def _place(job: Job, ahead: Job | None) -> str:
     """Start the job if a host has room; otherwise the reason in words."""
     device, need = job.spec["resources"]["device"], job.num_slots
-    hosts = list(live_hosts(device).order_by("name"))
+    hosts = list(Host.objects.live(device).order_by("name"))
     if not hosts:
         return f"no {device} host is connected"
     wanted = job.spec["resources"].get("host")
@@ -68,7 +67,7 @@ def _place(job: Job, ahead: Job | None) -> str:
 
 
 def _never_fits(job: Job) -> bool:
-    slots = [host.slots for host in live_hosts(job.spec["resources"]["device"]).filter(drained=False)]
+    slots = [host.slots for host in Host.objects.live(job.spec["resources"]["device"]).filter(drained=False)]
     return job.num_slots > max(slots, default=0)
 
 

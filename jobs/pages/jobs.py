@@ -15,13 +15,15 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs import actions, planning, spec_form
+from jobs.access import find_job, visible_jobs
 from jobs.api.errors import body
-from jobs.api.views import find_job, visible_jobs
-from jobs.hardware import hardware
-from jobs.listing import layout_words, list_rows, model_words
 from jobs.models import TERMINAL, Job, Status
+from jobs.pages import spec_form
+from jobs.pages.listing import layout_words, list_rows, model_words
+from jobs.planning import answers
+from jobs.planning.hardware import hardware
 from jobs.present import job_detail
+from jobs.queue import actions
 from planner.spec import Problem, SpecError
 from planner.templates import TEMPLATES
 
@@ -121,24 +123,24 @@ def _form(
 @require_POST
 @login_required
 def plan(request: HttpRequest) -> HttpResponse:
-    """What a draft would cost, as `jobs.planning.plan` says it, with the spec as it was understood.
+    """What a draft would cost, as `jobs.planning.answers.plan` says it, with the spec as it was understood.
 
     The draft is a JSON body, or the fields of the submit form. `cluster` may name hardware to plan for.
     """
     if request.content_type != "application/json":
         data: Any = spec_form.spec_from_form(request.POST.dict())
-        return JsonResponse({**planning.plan(data, request.POST.get("cluster")), "spec": data})
+        return JsonResponse({**answers.plan(data, request.POST.get("cluster")), "spec": data})
     data, broken = _json_body(request)
     if broken:
         return broken
-    return JsonResponse({**planning.plan(data, request.GET.get("cluster")), "spec": data})
+    return JsonResponse({**answers.plan(data, request.GET.get("cluster")), "spec": data})
 
 
 @require_POST
 @login_required
 def plan_search(request: HttpRequest) -> HttpResponse:
-    """Every layout on so many ranks, ranked: `jobs.planning.searched` of a JSON body."""
-    return _answered(request, planning.searched)
+    """Every layout on so many ranks, ranked: `jobs.planning.answers.searched` of a JSON body."""
+    return _answered(request, answers.searched)
 
 
 @require_POST
@@ -148,7 +150,7 @@ def plan_explain(request: HttpRequest) -> HttpResponse:
 
     def answer(data: Any) -> Any:
         asked = data if isinstance(data, dict) else {}
-        return planning.explained(asked.get("spec"), asked.get("cluster"), asked.get("stage", 0))
+        return answers.explained(asked.get("spec"), asked.get("cluster"), asked.get("stage", 0))
 
     return _answered(request, answer)
 
@@ -174,7 +176,7 @@ def _json_body(request: HttpRequest) -> tuple[Any, HttpResponse | None]:
 @login_required
 def what_if(request: HttpRequest) -> HttpResponse:
     """Layouts side by side, and the search for better ones."""
-    context = {"presets": spec_form.preset_cards(), "hardware": hardware(), "precisions": planning.precisions()}
+    context = {"presets": spec_form.preset_cards(), "hardware": hardware(), "precisions": answers.precisions()}
     return render(request, "jobs/what_if.html", context)
 
 

@@ -1,4 +1,4 @@
-"""`python -m workers.stop RUN_DIR`: end every attempt on this host and wait until nothing is left."""
+"""`python -m workers.host.stop RUN_DIR`: end every attempt on this host and wait until nothing is left."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from workers.attempts import attempts
-from workers.host import live_supervisors
-from workers.processes import sweep
+from workers.host.attempts import attempts
+from workers.host.processes import sweep
+from workers.host.reporter import live_supervisors
 
 TIMEOUT_S = 20.0
 

@@ -1,0 +1,1 @@
+"""The collective lab: its form, its pages, and what its runs found."""

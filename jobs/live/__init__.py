@@ -1,0 +1,1 @@
+"""What a browser sees while a job runs: telemetry streams and sockets."""

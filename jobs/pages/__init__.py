@@ -1,0 +1,1 @@
+"""The pages: thin views, their forms and lists."""
