@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 LOCK   := requirements.lock
-INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c $(LOCK)
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
 .PHONY: help up test lint lock format parity witness faults bench clean browser tools
