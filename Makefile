@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint lock format parity witness faults bench clean browser tools
+.PHONY: help up test lint lock format parity witness faults mix image-test bench clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -57,6 +57,12 @@ witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network names
 
 faults: $(VENV)/.dev ## kill things and watch; prints the table
 	$(BIN)/python -m pytest tests/faults -v --no-header
+
+mix: $(VENV)/.dev ## ten minutes of small jobs while everything is killed at random; MIX="--seconds 60 --seed 7"
+	$(BIN)/python -m tests.faults.mix $(MIX)
+
+image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this machine's files; needs root
+	$(BIN)/python -m tests.image
 
 bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-calibration bench-training bench-dry_run ## every benchmark, as ratios
 

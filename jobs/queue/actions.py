@@ -52,7 +52,16 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
             if seen is not None:
                 return seen.job, False
         planned = estimate(spec, cluster_for(None, spec))
-        job = Job.objects.create(owner=owner, name=spec.name, spec=spec.model_dump(), estimate=planned)
+        job = Job.objects.create(
+            owner=owner,
+            name=spec.name,
+            spec=spec.model_dump(),
+            kind=spec.kind,
+            device=spec.resources.device,
+            num_slots=spec.num_slots,
+            wanted_host=spec.resources.host or "",
+            estimate=planned,
+        )
         StateChange.objects.create(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
         if key is not None:
             IdempotentRequest.objects.create(user=owner, key=key, body_hash=body_hash, job=job)

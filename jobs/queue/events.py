@@ -103,6 +103,7 @@ def _apply_exit(attempt: Attempt, report: AttemptReport) -> None:
     if summary and lab:
         summary["lab"] = lab.model_dump(mode="json")
     Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=exit_report)
+    lifecycle.release(attempt)
     job_id, number, reason = attempt.job_id, attempt.number, exit_report["reason"]
     if lifecycle.change(job_id, number, Status.CANCELLED, reason, only_from=(Status.CANCELLING,)):
         return
