@@ -10,6 +10,8 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
+from planner.kinds import kind_of
+
 HOST_SILENT_AFTER = timedelta(seconds=30)
 ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
@@ -103,7 +105,7 @@ class Job(models.Model):
     @property
     def num_slots(self) -> int:
         """Slots the job needs on a host."""
-        return 1 if self.spec.get("kind") == "dry_run" else self.world_size
+        return kind_of(self.spec).slots(self.world_size)
 
     @property
     def world_size(self) -> int:

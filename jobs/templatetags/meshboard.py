@@ -10,6 +10,8 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from jobs.kinds import command_words
+
 register = template.Library()
 
 
@@ -31,6 +33,12 @@ def compact(number: int) -> str:
         return str(number)
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:.{digits}f}{unit}"
+
+
+@register.filter
+def command(script: Mapping[str, Any]) -> str:
+    """A script and its arguments, as one would type them."""
+    return command_words(script)
 
 
 @register.filter
