@@ -15,7 +15,7 @@ OURS = ("contracts", "planner", "workers", "jobs", "webapp", "tests", "benchmark
 
 # package -> top-level modules it must never import
 FORBIDDEN: dict[str, set[str]] = {
-    "contracts": {*OURS, "django", "torch", "celery", "redis", "pydantic"} - {"contracts"},
+    "contracts": {*OURS, "django", "torch", "celery", "redis"} - {"contracts"},
     "planner": {*OURS, "django", "torch", "celery", "redis", "numpy"} - {"planner", "contracts"},
     "workers": {"jobs", "webapp", "tests", "benchmarks", "django", "channels", "rest_framework"},
     "jobs": {"workers", "webapp", "tests", "benchmarks", "torch", "numpy"},
@@ -117,7 +117,7 @@ def test_no_kind_of_job_is_compared_outside_the_tables() -> None:
     found = {}
     for file in sorted(file for floor in KIND_FLOORS for file in (ROOT / floor).rglob("*.py")):
         name = str(file.relative_to(ROOT))
-        if name not in KIND_TABLES and (compared := kinds_compared(file.read_text())):
+        if name not in KIND_TABLES and "/migrations/" not in name and (compared := kinds_compared(file.read_text())):
             found[name] = compared
     names = "|".join(sorted(KIND_NAMES))
     written = re.compile(rf"""kind\W*(===?|!==?|\bin\b).*["'`]({names})["'`]""")

@@ -89,6 +89,7 @@ def _apply_report(report: AttemptReport, host: str, client: redis.Redis) -> None
 def _apply_exit(attempt: Attempt, report: AttemptReport) -> None:
     ending = finish(attempt.job.spec, report["exit"])
     Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=ending.report)
+    lifecycle.release(attempt)
     job_id, number = attempt.job_id, attempt.number
     if lifecycle.change(job_id, number, Status.CANCELLED, report["exit"]["reason"], only_from=(Status.CANCELLING,)):
         return
