@@ -9,7 +9,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args, run
 
-from workers.host.attempts import write_json
+from workers.host.files import write_json
 
 
 def main() -> int:

@@ -14,7 +14,8 @@ from torch.distributed.run import parse_args
 
 from contracts.control import VERSION, LaunchOrder
 from planner.spec import JobKind
-from workers.host.attempts import AttemptDir, claim
+from workers.host.attempts import AttemptDir
+from workers.host.claims import claim
 from workers.host.programs import PROGRAMS, program_of, rank_command
 from workers.host.settings import HostSettings
 
