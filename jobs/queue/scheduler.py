@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 from django.db import transaction
@@ -14,7 +13,6 @@ from jobs.models import Attempt, Cursor, Host, Job, Outbox, SlotAllocation, Stat
 from jobs.queue import lifecycle
 
 LOCK = "scheduler"
-ORDER_LASTS_S = 60.0
 
 
 def schedule() -> int:
@@ -97,6 +95,11 @@ def _start(job: Job, host: Host, slots: list[int]) -> None:
 def order_launch(job: Job, host: Host, slots: list[int]) -> None:
     """Write the order to the outbox; the host starts an attempt once however often it is told."""
     order = LaunchOrder(
-        v=VERSION, job=job.id, attempt=job.attempt, spec=job.spec, slots=slots, expires=time.time() + ORDER_LASTS_S
+        v=VERSION,
+        job=job.id,
+        attempt=job.attempt,
+        spec=job.spec,
+        slots=slots,
+        expires=0.0,  # set as it is sent
     )
     Outbox.objects.create(task=TASK_LAUNCH, queue=host_queue(host.name), arguments=[order])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,25 +76,57 @@ def say(client: redis.Redis, event: dict[str, Any]) -> None:
     client.xadd(EVENTS_STREAM, {"b": msgpack.packb(event)})
 
 
-def host_event(name: str = "host-a", slots: int = 4, attempts: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+_sequence = itertools.count(1)
+
+
+def host_event(name: str = "host-a", slots: int = 4, attempts: Any = (), **changes: Any) -> dict[str, Any]:
+    """A heartbeat, each newer than the one before."""
     return {
         "kind": "host",
         "v": VERSION,
         "host": name,
         "boot_id": "b",
+        "incarnation": "first",
+        "began": 1.0,
+        "sequence": next(_sequence),
         "time": 0.0,
         "slots": slots,
         "device": "cpu",
         "device_name": "test",
         "memory_bytes": 2**30,
-        "attempts": attempts or [],
+        "attempts": list(attempts),
+        **changes,
     }
 
 
 def attempt_event(
     job: str, attempt: int, state: str, outcome: str | None = None, host: str = "host-a"
 ) -> dict[str, Any]:
-    report: dict[str, Any] = {"job": job, "attempt": attempt, "state": state}
+    return {
+        "kind": "attempt",
+        "v": VERSION,
+        "host": host,
+        "time": 0.0,
+        "report": report(job, attempt, state, outcome),
+    }
+
+
+def report(job: str, attempt: int, state: str, outcome: str | None = None, **changes: Any) -> dict[str, Any]:
+    """What a host knows of an attempt."""
+    told: dict[str, Any] = {"job": job, "attempt": attempt, "state": state, "slots": [0, 1, 2, 3], **changes}
     if outcome is not None:
-        report["exit"] = {"outcome": outcome, "reason": f"it {outcome}", "log_tail": [], "summary": None}
-    return {"kind": "attempt", "v": VERSION, "host": host, "time": 0.0, "report": report}
+        told["exit"] = {
+            "v": VERSION,
+            "job": job,
+            "attempt": attempt,
+            "outcome": outcome,
+            "reason": f"it {outcome}",
+            "exit_code": 0,
+            "rank": None,
+            "signal": None,
+            "log_tail": [],
+            "started": 0.0,
+            "finished": 1.0,
+            "summary": None,
+        }
+    return told

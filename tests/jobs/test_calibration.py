@@ -15,7 +15,7 @@ from rest_framework.test import APIClient
 
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import scheduler
-from jobs.queue.events import apply
+from jobs.queue.hearing import hear
 
 Api = Callable[[User | None], APIClient]
 MakeHost = Callable[..., Host]
@@ -73,7 +73,7 @@ def ended(attempt: Attempt, client: redis.Redis, profile: object, outcome: str =
     }
     report: Any = {"job": attempt.job_id, "attempt": 1, "state": "exited", "exit": exit_report}
     event: Any = {"kind": "attempt", "v": 1, "host": attempt.host.name, "time": 0.0, "report": report}
-    apply(event, client)
+    hear(event, "0-1")
     return Job.objects.get(id=attempt.job_id)
 
 

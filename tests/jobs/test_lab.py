@@ -16,7 +16,7 @@ from jobs.lab import picture
 from jobs.lab.words import PRIMITIVES
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import scheduler
-from jobs.queue.events import apply
+from jobs.queue.hearing import hear
 from planner.lab import LabResult
 from planner.spec import LAB_PRIMITIVES
 
@@ -94,7 +94,7 @@ def ended(attempt: Attempt, client: redis.Redis, result: object, outcome: str = 
     exit_report = {"outcome": outcome, "reason": f"it {outcome}", "log_tail": [], "summary": summary}
     report: Any = {"job": attempt.job_id, "attempt": 1, "state": "exited", "exit": exit_report}
     event: Any = {"kind": "attempt", "v": 1, "host": attempt.host.name, "time": 0.0, "report": report}
-    apply(event, client)
+    hear(event, "0-1")
     return Job.objects.get(id=attempt.job_id)
 
 
