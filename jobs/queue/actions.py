@@ -13,6 +13,7 @@ from jobs.models import HOST_SILENT_AFTER, Attempt, Host, IdempotentRequest, Job
 from jobs.planning.hardware import cluster_for
 from jobs.queue import lifecycle
 from planner.estimate import estimate
+from planner.kinds import num_slots
 from planner.parse import parse_spec
 from planner.runnable import not_runnable
 from planner.spec import JobSpec, Problem, SpecError
@@ -59,7 +60,7 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
             spec=spec.model_dump(),
             kind=spec.kind,
             device=spec.resources.device,
-            num_slots=spec.num_slots,
+            num_slots=num_slots(spec),
             wanted_host=spec.resources.host or "",
             estimate=planned,
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from contracts.control import ExitReport
+from jobs.kinds import kind_of
 from jobs.models import Status
 from planner.lab import LabResult
 from planner.profile import HostProfile
@@ -39,8 +40,8 @@ def finish(spec: Mapping[str, Any], told: ExitReport) -> Ending:
     report: ExitReport = {**told, "summary": summary}
     if status != Status.SUCCEEDED:
         return Ending(status, reason, report, None)
-    brings = {"calibrate": "profile", "lab": "lab"}.get(spec.get("kind", ""), "")
-    if problem := {"profile": unusable, "lab": failure(lab)}.get(brings):
+    brings = kind_of(spec).brings
+    if problem := {"profile": unusable, "lab": failure(lab)}.get(brings or ""):
         return Ending(Status.FAILED, problem, report, None)
     return Ending(status, reason, report, profile if brings == "profile" else None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgpack
 import pytest
 import redis
 from django.contrib.auth.models import User
+from django.db import connection
 from django.utils import timezone
 from knox.models import AuthToken
 from rest_framework.test import APIClient
@@ -130,3 +132,25 @@ def report(job: str, attempt: int, state: str, outcome: str | None = None, **cha
             "summary": None,
         }
     return told
+
+
+def run_together(calls: list[Callable[[], Any]]) -> None:
+    """Run the calls in threads that start at one signal; raise what any of them raised."""
+    gate = threading.Barrier(len(calls))
+    errors: list[BaseException] = []
+
+    def run(call: Callable[[], Any]) -> None:
+        gate.wait()
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
