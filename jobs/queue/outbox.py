@@ -38,19 +38,13 @@ def deliver(client: redis.Redis) -> int:
         try:
             arguments = [_order(row.arguments[0], expires)] if row.task == TASK_LAUNCH else row.arguments
             if arguments != [None]:
-                _send(row.task, arguments, row.queue)
+                _producer(settings.REDIS_URL).send_task(row.task, args=arguments, queue=row.queue)
         except (redis.RedisError, kombu.exceptions.OperationalError):
             raise
         except Exception:
             log.exception("what cannot be sent is dropped: %s to %s", row.task, row.queue)
         row.delete()
     return len(rows)
-
-
-def _send(task: str, arguments: list[Any], queue: str) -> None:
-    # The nameless exchange reaches a queue by its name. Any other needs a binding in Redis, which is declared once a
-    # connection: after a FLUSHALL what is sent would vanish.
-    _producer(settings.REDIS_URL).send_task(task, args=arguments, exchange="", routing_key=queue)
 
 
 @lru_cache(maxsize=4)

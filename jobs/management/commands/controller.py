@@ -44,7 +44,7 @@ class Command(BaseCommand):
 
         worker = threading.Thread(target=work, name="controller", daemon=True)
         worker.start()
-        while not stop.is_set() and not ended.wait(0.5):
+        while not stop.is_set() and not ended.wait(0.1):
             pass
         if ended.wait(STOP_S) and stop.is_set():
             return
