@@ -118,7 +118,7 @@ def give_up_host(host: Host, by: str) -> int:
         HostConnectedError: it was heard of within 30 s.
     """
     with transaction.atomic():
-        silent = Host.objects.select_for_update().filter(last_seen__lt=timezone.now() - HOST_SILENT_AFTER)
+        silent = Host.objects.select_for_update(no_key=True).filter(last_seen__lt=timezone.now() - HOST_SILENT_AFTER)
         if not silent.filter(pk=host.pk).exists():
             raise HostConnectedError
         attempts = list(Attempt.objects.filter(host=host, ended__isnull=True))

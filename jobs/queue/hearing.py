@@ -62,7 +62,7 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
     }
     named = {_key(report) for report in event["attempts"]}
     with transaction.atomic():
-        host, new = Host.objects.select_for_update().get_or_create(name=event["host"], defaults=told)
+        host, new = Host.objects.select_for_update(no_key=True).get_or_create(name=event["host"], defaults=told)
         if new:
             return True
         newer = Q(began__lt=event["began"]) | Q(began=event["began"], sequence__lt=event["sequence"])
@@ -111,7 +111,7 @@ def _attempts(host: str, reports: list[AttemptReport]) -> dict[Key, Attempt]:
     named = {report["job"] for report in reports}
     if not named:
         return {}
-    rows = Attempt.objects.filter(host__name=host, job_id__in=named).select_related("job")
+    rows = Attempt.objects.filter(host__name=host, job_id__in=named).select_related("job", "host")
     return {(attempt.job_id, attempt.number): attempt for attempt in rows}
 
 
@@ -142,7 +142,12 @@ def _hear_report(
 
 
 def _end(attempt: Attempt, told: ExitReport) -> None:
-    """The host says that it ended: the exit, the status, the slots and what a calibration brings, or nothing."""
+    """The host says that it ended: the exit, the status, the slots and what a calibration brings, or nothing.
+
+    Rows are locked in the order host, job, attempt, as wherever more than one is.
+    """
+    _no_longer_holds(attempt)
+    lifecycle.lock(attempt.job_id)
     job_id, number = attempt.job_id, attempt.number
     ending = finish(attempt.job.spec, told)
     if not lifecycle.change(job_id, number, Status.CANCELLED, told["reason"], only_from=(Status.CANCELLING,)):
@@ -153,12 +158,11 @@ def _end(attempt: Attempt, told: ExitReport) -> None:
             Host.objects.filter(pk=attempt.host_id).update(profile=profile, profiled=timezone.now())
     Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=ending.report)
     lifecycle.release(attempt)
-    _no_longer_holds(attempt)
 
 
 def _no_longer_holds(attempt: Attempt) -> None:
     """Its slots are free now, not with the host's next heartbeat."""
-    host = Host.objects.select_for_update().get(pk=attempt.host_id)
+    host = Host.objects.select_for_update(no_key=True).get(pk=attempt.host_id)
     left = [held for held in host.holding if held[:2] != [attempt.job_id, attempt.number]]
     if left != host.holding:
         Host.objects.filter(pk=host.pk).update(holding=left)

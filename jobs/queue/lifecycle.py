@@ -74,9 +74,15 @@ def release(attempt: Attempt) -> None:
         SlotAllocation.objects.filter(attempt=attempt).delete()
 
 
+def lock(job_id: str) -> None:
+    """Nobody else changes the job until this transaction ends: for changes that hang on each other."""
+    list(Job.objects.select_for_update(no_key=True).filter(id=job_id).values_list("id"))
+
+
 def lose(attempt: Attempt, reason: str) -> None:
     """Nothing is left of the attempt, or nobody waits for it: LOST, or CANCELLED where that was asked for."""
     with transaction.atomic():
+        lock(attempt.job_id)
         if not change(attempt.job_id, attempt.number, Status.CANCELLED, reason, only_from=(Status.CANCELLING,)):
             change(attempt.job_id, attempt.number, Status.LOST, reason)
         release(attempt)
