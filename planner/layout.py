@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from planner.lab import lab_problems
-from planner.spec import JobSpec, Layout, ModelSpec, Problem
+from planner.spec import JobSpec, Layout, ModelSpec, Problem, ScriptSpec
 
 MeshAxis = Literal["pp", "dp", "cp", "tp"]
 MESH_AXES: tuple[MeshAxis, ...] = ("pp", "dp", "cp", "tp")  # outermost first: tp ranks are neighbours
@@ -125,9 +125,20 @@ def _kind(spec: JobSpec) -> list[Problem]:
         found.append(Problem("resources.host", "a calibration measures one host: name it"))
     if spec.kind == "script" and spec.script is None:
         found.append(Problem("script", "is required for a script job: its path below the script root, and its args"))
-    if spec.script is not None and (spec.script.path.startswith("/") or ".." in spec.script.path.split("/")):
-        text = f"{spec.script.path!r} leaves the script root; give a path below it, without '..'"
-        found.append(Problem("script.path", text))
+    return found + (_script(spec.script) if spec.script is not None else [])
+
+
+def _script(script: ScriptSpec) -> list[Problem]:
+    found = []
+    if (script.path is None) == (script.module is None):
+        given = "neither" if script.path is None else "both"
+        found.append(Problem("script", f"takes a path or a module below the script root; got {given}"))
+    if script.module is not None and not all(part.isidentifier() for part in script.module.split(".")):
+        found.append(Problem("script.module", f"{script.module!r} is no module's name, such as package.train"))
+    for field, value in (("path", script.path), ("cwd", script.cwd)):
+        if value is not None and (value.startswith("/") or ".." in value.split("/")):
+            text = f"{value!r} leaves the script root; give a path below it, without '..'"
+            found.append(Problem(f"script.{field}", text))
     return found
 
 
