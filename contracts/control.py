@@ -7,87 +7,117 @@ fencing token: a message about a lower attempt than the current one is refused.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Final, Literal, NotRequired
 
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from contracts.fields import (
+    AttemptNumber,
+    Count,
+    HostName,
+    JobId,
+    LogLine,
+    Number,
+    Plain,
+    Rank,
+    Seconds,
+    Sentence,
+    Slot,
+    Word,
+)
 from contracts.telemetry import Cell, CheckpointItem, DryRunItem, VerdictRow
 
-VERSION = 1
+VERSION: Final = 1
 
 Outcome = Literal["succeeded", "failed", "cancelled", "lost"]
+Slots = Annotated[list[Slot], Field(max_length=65536)]
+RankText = Annotated[str, Field(pattern=r"^[0-9]{1,5}$")]
+ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 
 
 class LaunchOrder(TypedDict):
     """Start this attempt. Delivering it twice starts it once."""
 
-    v: int
-    job: str
-    attempt: int
-    spec: dict[str, Any]  # planner.spec.JobSpec as JSON
-    slots: list[int]  # slot (GPU or CPU rank slot) indices of this host
+    v: Literal[1]
+    job: JobId
+    attempt: AttemptNumber
+    spec: Plain  # planner.spec.JobSpec as JSON
+    slots: Slots  # slot (GPU or CPU rank slot) indices of this host
+    expires: Number  # unix seconds by Redis' clock; later the order is not carried out
 
 
 class LossPoint(TypedDict):
     """One point of the loss curve."""
 
-    step: int
-    loss: float
-    time: float
+    step: Count
+    loss: Number
+    time: Number
 
 
 class Summary(TypedDict):
     """What stays of an attempt's telemetry when its stream is gone. Cells are each rank's last."""
 
-    steps: int
-    tokens_per_s: float | None
+    steps: Count
+    tokens_per_s: Seconds | None
     losses: list[LossPoint]  # thinned to 500 points at most
     eval_losses: list[LossPoint]
-    cells: dict[str, list[Cell]]  # by rank, as text: JSON keys
-    verdict: dict[str, list[VerdictRow]]  # by rank
-    ran_steps: NotRequired[int]  # steps of this run, where it resumed
+    cells: dict[RankText, list[Cell]]  # by rank, as text: JSON keys
+    verdict: dict[RankText, list[VerdictRow]]  # by rank
+    ran_steps: NotRequired[Count]  # steps of this run, where it resumed
     checkpoints: NotRequired[list[CheckpointItem]]  # the newest last, at most 100
     dry_runs: NotRequired[list[DryRunItem]]  # by rank, of a dry run
-    profile: NotRequired[dict[str, Any]]  # of a calibration: `planner.profile.HostProfile` as JSON
-    lab: NotRequired[dict[str, Any]]  # of a lab: `planner.lab.LabResult` as JSON
+    profile: NotRequired[Plain]  # of a calibration: `planner.profile.HostProfile` as JSON
+    lab: NotRequired[Plain]  # of a lab: `planner.lab.LabResult` as JSON
 
 
 class ExitReport(TypedDict):
     """How an attempt ended: the supervisor's exit.json."""
 
-    v: int
-    job: str
-    attempt: int
+    v: Literal[1]
+    job: JobId
+    attempt: AttemptNumber
     outcome: Outcome
-    reason: str  # one sentence for people
-    exit_code: int | None
-    rank: int | None  # the first rank that failed
-    signal: str | None  # SIGKILL, SIGSEGV, ...
-    log_tail: list[str]  # the last lines that rank (or the launcher) wrote
-    started: float
-    finished: float
+    reason: Sentence  # one sentence for people
+    exit_code: ExitCode | None
+    rank: Rank | None  # the first rank that failed
+    signal: Word | None  # SIGKILL, SIGSEGV, ...
+    log_tail: list[LogLine]  # the last lines that rank (or the launcher) wrote
+    started: Number
+    finished: Number
     summary: Summary | None
 
 
 class AttemptReport(TypedDict):
     """What a host knows of one attempt."""
 
-    job: str
-    attempt: int
+    job: JobId
+    attempt: AttemptNumber
     state: Literal["starting", "running", "exited"]
-    exit: NotRequired[ExitReport]
+    slots: Slots  # what it holds until it has exited
+    exit: NotRequired[ExitReport]  # with "exited"; in a heartbeat left for a later one when there are many
+    note: NotRequired[Sentence]  # what a person should know: "rank 1 is stopped"
 
 
 class HostEvent(TypedDict):
-    """Heartbeat of a host worker, every 5 s and at start. `attempts`: all not yet acknowledged."""
+    """Heartbeat of a host worker, every 5 s and at start. `attempts`: all not yet acknowledged.
+
+    `sequence` grows by one with each heartbeat of an incarnation, a start of the worker: a lower number, or an
+    incarnation that began earlier, is old news.
+    """
 
     kind: Literal["host"]
-    v: int
-    host: str
-    boot_id: str
-    time: float
-    slots: int
+    v: Literal[1]
+    host: HostName
+    boot_id: Word
+    incarnation: Word
+    began: Number  # when this incarnation started, unix seconds by Redis' clock
+    sequence: Count
+    time: Number
+    slots: Annotated[int, Field(ge=1, le=65536)]
     device: Literal["cpu", "cuda"]
-    device_name: str
-    memory_bytes: int  # per slot: GPU memory, or the machine's memory divided by its slots
+    device_name: Word
+    memory_bytes: Count  # per slot: GPU memory, or the machine's memory divided by its slots
     attempts: list[AttemptReport]
 
 
@@ -95,10 +125,10 @@ class AttemptEvent(TypedDict):
     """Sent by the supervisor: a change of state, and a heartbeat every 5 s."""
 
     kind: Literal["attempt"]
-    v: int
-    host: str
-    time: float
+    v: Literal[1]
+    host: HostName
+    time: Number
     report: AttemptReport
 
 
-Event = HostEvent | AttemptEvent
+Event = Annotated[HostEvent | AttemptEvent, Field(discriminator="kind")]

@@ -10,9 +10,26 @@ Units: bytes, seconds, unix seconds for `time`. Version 1; a reader refuses anot
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Final, Literal, NotRequired
 
-VERSION = 1
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from contracts.fields import (
+    AttemptNumber,
+    Count,
+    JobId,
+    LogLine,
+    LogRank,
+    Number,
+    Plain,
+    Rank,
+    Seconds,
+    Sentence,
+    Word,
+)
+
+VERSION: Final = 1
 
 Phase = Literal["setup", "step", "eval", "checkpoint", "teardown"]
 Op = Literal[
@@ -29,7 +46,7 @@ Op = Literal[
     "barrier",
 ]
 Axis = Literal["dp", "pp", "cp", "ep", "tp", "world"]
-Label = str  # an Axis; in a user's own script, which has none, the words for a group
+Label = Word  # an Axis; in a user's own script, which has none, the words for a group
 
 
 class Cell(TypedDict):
@@ -44,38 +61,39 @@ class Cell(TypedDict):
     phase: Phase
     op: Op
     axis: Label
-    group_size: int
-    count: int
-    completed: int
-    payload_bytes: int
-    algorithmic_bytes: int
-    busy_s: float
+    group_size: Count
+    count: Count
+    completed: Count
+    payload_bytes: Count
+    algorithmic_bytes: Count
+    busy_s: Seconds
 
 
 class TrafficItem(TypedDict):
     """Cells that changed since this rank's previous traffic item."""
 
     kind: Literal["traffic"]
-    rank: int
-    time: float
+    rank: Rank
+    time: Number
     cells: list[Cell]
-    dropped: int  # records the bounded buffer had to let go so far; the counters above stay exact
+    dropped: Count  # records the bounded buffer had to let go so far; the counters above stay exact
 
 
 class StepItem(TypedDict):
     """An optimiser step just ended on this rank. `cells` holds every cell of phase "step", exact."""
 
     kind: Literal["step"]
-    rank: int
-    time: float
-    step: int  # steps completed, from 1
-    ran: int  # of these, steps of this run: fewer when it resumed
-    steps: int  # steps asked for
-    step_s: float
-    tokens: int  # tokens of the global batch
-    loss: float | None  # global mean loss of this step; None on ranks that do not know it
-    grad_norm: float | None
-    learning_rate: float
+    rank: Rank
+    time: Number
+    step: Count  # steps completed, from 1
+    ran: Count  # of these, steps of this run: fewer when it resumed
+    steps: Count  # steps asked for
+    step_s: Seconds
+    tokens: Count  # tokens of the global batch
+    loss: Number | None  # global mean loss of this step; None on ranks that do not know it
+    not_finite: NotRequired[Word]  # "loss is nan": what could not be told as a number, and is None above
+    grad_norm: Number | None
+    learning_rate: Number
     cells: list[Cell]
 
 
@@ -83,18 +101,18 @@ class EvalItem(TypedDict):
     """Validation loss on the held-out slice after `step` steps."""
 
     kind: Literal["eval"]
-    rank: int
-    time: float
-    step: int
-    loss: float
+    rank: Rank
+    time: Number
+    step: Count
+    loss: Number
 
 
 class PhaseItem(TypedDict):
     """The rank entered a phase (page: what is it doing now)."""
 
     kind: Literal["phase"]
-    rank: int
-    time: float
+    rank: Rank
+    time: Number
     phase: Phase
 
 
@@ -102,11 +120,11 @@ class LogItem(TypedDict):
     """Complete log lines of a rank; rank -1 is the launcher. `first` numbers lines from 0."""
 
     kind: Literal["log"]
-    rank: int
-    time: float
-    first: int
-    lines: list[str]
-    skipped: NotRequired[int]  # lines dropped just before `first` because the log outran its bound
+    rank: LogRank
+    time: Number
+    first: Count
+    lines: list[LogLine]
+    skipped: NotRequired[Count]  # lines dropped just before `first` because the log outran its bound
 
 
 class VerdictRow(TypedDict):
@@ -115,18 +133,18 @@ class VerdictRow(TypedDict):
     phase: Phase
     op: Op
     axis: Label
-    predicted_count: int
-    measured_count: int
-    predicted_bytes: int
-    measured_bytes: int
+    predicted_count: Count
+    measured_count: Count
+    predicted_bytes: Count
+    measured_bytes: Count
 
 
 class VerdictItem(TypedDict):
     """A rank's own comparison at the end of its run, every phase."""
 
     kind: Literal["verdict"]
-    rank: int
-    time: float
+    rank: Rank
+    time: Number
     rows: list[VerdictRow]
 
 
@@ -134,18 +152,18 @@ class ProfileItem(TypedDict):
     """What a calibration measured, as `planner.profile.HostProfile` in JSON; rank 0 sends it once."""
 
     kind: Literal["profile"]
-    rank: int
-    time: float
-    profile: dict[str, Any]
+    rank: Rank
+    time: Number
+    profile: Plain
 
 
 class LabItem(TypedDict):
     """What a lab found, as `planner.lab.LabResult` in JSON; the first rank of its group sends it once."""
 
     kind: Literal["lab"]
-    rank: int
-    time: float
-    result: dict[str, Any]
+    rank: Rank
+    time: Number
+    result: Plain
 
 
 class DryRunItem(TypedDict):
@@ -156,39 +174,39 @@ class DryRunItem(TypedDict):
     """
 
     kind: Literal["dry_run"]
-    rank: int
-    time: float
-    parameters: int
-    peak_bytes: int
-    optimizer_bytes: int
-    predicted_bytes: int  # the planner's estimate of both
-    flops: int
-    seconds: float  # what it took to find out
+    rank: Rank
+    time: Number
+    parameters: Count
+    peak_bytes: Count
+    optimizer_bytes: Count
+    predicted_bytes: Count  # the planner's estimate of both
+    flops: Count
+    seconds: Seconds  # what it took to find out
 
 
 class CheckpointItem(TypedDict):
     """Rank 0: a checkpoint is complete, or could not be written. `name` is job/attempt/step, None where it failed."""
 
     kind: Literal["checkpoint"]
-    rank: int
-    time: float
-    step: int
-    name: str | None
-    num_bytes: int
-    stall_s: float  # what training waited
-    save_s: float
-    problem: str
+    rank: Rank
+    time: Number
+    step: Count
+    name: Word | None
+    num_bytes: Count
+    stall_s: Seconds  # what training waited
+    save_s: Seconds
+    problem: Sentence
 
 
 class GapItem(TypedDict):
     """The supervisor had to drop `items` items (Redis away for long) before this one."""
 
     kind: Literal["gap"]
-    time: float
-    items: int
+    time: Number
+    items: Count
 
 
-Item = (
+Item = Annotated[
     TrafficItem
     | StepItem
     | EvalItem
@@ -199,25 +217,26 @@ Item = (
     | LabItem
     | DryRunItem
     | CheckpointItem
-    | GapItem
-)
+    | GapItem,
+    Field(discriminator="kind"),
+]
 
 
 class Frame(TypedDict):
     """Rank -> supervisor."""
 
-    v: int
-    job: str
-    attempt: int
-    rank: int
+    v: Literal[1]
+    job: JobId
+    attempt: AttemptNumber
+    rank: Rank
     items: list[Item]
 
 
 class Batch(TypedDict):
     """Supervisor -> Redis Stream -> browser."""
 
-    v: int
-    job: str
-    attempt: int
-    time: float
+    v: Literal[1]
+    job: JobId
+    attempt: AttemptNumber
+    time: Number
     items: list[Item]

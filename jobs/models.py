@@ -60,6 +60,13 @@ class Host(models.Model):
     boot_id = models.CharField(max_length=64)
     last_seen = models.DateTimeField()
     drained = models.BooleanField(default=False, help_text="takes no new jobs")
+    # What orders its heartbeats: one is believed only if it is newer than the last one believed.
+    incarnation = models.CharField(max_length=200, default="", editable=False)
+    began = models.FloatField(default=0, editable=False, help_text="when the incarnation started, unix seconds")
+    sequence = models.BigIntegerField(default=0, editable=False)
+    holding = models.JSONField(
+        default=list, editable=False, help_text="slots that it says live attempts hold: [job, attempt, slots]"
+    )
     profile = models.JSONField(null=True, editable=False, help_text="what its last calibration measured")
     profiled = models.DateTimeField(null=True, editable=False)
 
@@ -84,6 +91,11 @@ class Job(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="jobs")
     name = models.CharField(max_length=100)
     spec = models.JSONField(editable=False)
+    # Of the spec, what lists and the scheduler ask for without reading it.
+    kind = models.CharField(max_length=16, editable=False)
+    device = models.CharField(max_length=8, editable=False)
+    num_slots = models.PositiveIntegerField(editable=False)
+    wanted_host = models.CharField(max_length=100, blank=True, default="", editable=False)
     estimate = models.JSONField(editable=False)
     priority = models.SmallIntegerField(default=0, help_text="higher first")
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED, editable=False, db_index=True)
@@ -96,14 +108,14 @@ class Job(models.Model):
 
     class Meta:
         ordering = ["-created"]
+        indexes = [
+            models.Index(fields=["-created"], name="job_newest"),
+            models.Index(fields=["owner", "-created"], name="job_newest_of_owner"),
+            models.Index(fields=["status", "-priority", "created"], name="job_queue"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.name} ({self.id})"
-
-    @property
-    def num_slots(self) -> int:
-        """Slots the job needs on a host."""
-        return 1 if self.spec.get("kind") == "dry_run" else self.world_size
 
     @property
     def world_size(self) -> int:
@@ -120,6 +132,15 @@ class Attempt(models.Model):
     created = models.DateTimeField(auto_now_add=True)
     ordered = models.DateTimeField(help_text="when the launch order was last sent")
     exit = models.JSONField(null=True, editable=False)
+    ended = models.DateTimeField(
+        null=True,
+        editable=False,
+        help_text="its host said so, it rebooted, or staff gave it up; until then it holds slots",
+    )
+    missed = models.PositiveIntegerField(
+        default=0, editable=False, help_text="heartbeats in a row of its host that did not name it"
+    )
+    note = models.CharField(max_length=1000, blank=True, default="", editable=False)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number")]
@@ -129,14 +150,14 @@ class Attempt(models.Model):
 
 
 class SlotAllocation(models.Model):
-    """A slot held by a job. The constraint is what keeps two jobs off one slot."""
+    """A slot held by an attempt until it has ended. The constraint is what keeps two attempts off one slot."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="allocations")
     slot = models.PositiveIntegerField()
-    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="allocations")
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="allocations")
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["host", "slot"], name="one_job_per_slot")]
+        constraints = [models.UniqueConstraint(fields=["host", "slot"], name="one_attempt_per_slot")]
 
     def __str__(self) -> str:
         return f"{self.host_id}:{self.slot}"
@@ -194,3 +215,20 @@ class IdempotentRequest(models.Model):
 
     def __str__(self) -> str:
         return self.key
+
+
+class DeadLetter(models.Model):
+    """An event that could not be taken in: kept for staff, so that the ones behind it are."""
+
+    entry = models.CharField(max_length=50, help_text="its id in the events stream")
+    sender = models.CharField(max_length=100, blank=True, help_text="the host it named, as far as it could be read")
+    reason = models.CharField(max_length=1000)
+    body = models.TextField(help_text="the message as text, cut at 4,000 characters")
+    num_bytes = models.PositiveBigIntegerField()
+    created = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.entry} {self.reason[:60]}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from planner.lab import lab_problems
-from planner.spec import JobSpec, Layout, ModelSpec, Problem, ScriptSpec
+from planner.kinds import KINDS, kind_problems, num_slots, product_words
+from planner.spec import JobSpec, Layout, ModelSpec, Problem
 
 MeshAxis = Literal["pp", "dp", "cp", "tp"]
 MESH_AXES: tuple[MeshAxis, ...] = ("pp", "dp", "cp", "tp")  # outermost first: tp ranks are neighbours
@@ -100,11 +100,10 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
 
     `slots`: slots of the largest host, when known. What can be planned but not run yet: `planner.runnable`.
     """
-    if spec.kind == "lab":  # trains nothing: what the model and the batch say does not matter
-        return [*lab_problems(spec), *_world(spec, slots)]
+    if not KINDS[spec.kind].trains:  # what the batch says does not matter
+        return [*kind_problems(spec), *_model(spec), *_world(spec, slots)]
     return [
-        *lab_problems(spec),
-        *_kind(spec),
+        *kind_problems(spec),
         *_model(spec),
         *_tensor(spec),
         *pipeline_problems(spec),
@@ -114,32 +113,6 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
         *_training(spec),
         *_world(spec, slots),
     ]
-
-
-def _kind(spec: JobSpec) -> list[Problem]:
-    """A calibration lays out plain ranks of one named host, a script plain ranks of any."""
-    found = []
-    if spec.kind in ("calibrate", "script") and spec.layout != Layout(dp=spec.layout.dp):
-        found.append(Problem("layout", f"a {spec.kind} job takes dp ranks and no other axis or option"))
-    if spec.kind == "calibrate" and spec.resources.host is None:
-        found.append(Problem("resources.host", "a calibration measures one host: name it"))
-    if spec.kind == "script" and spec.script is None:
-        found.append(Problem("script", "is required for a script job: its path below the script root, and its args"))
-    return found + (_script(spec.script) if spec.script is not None else [])
-
-
-def _script(script: ScriptSpec) -> list[Problem]:
-    found = []
-    if (script.path is None) == (script.module is None):
-        given = "neither" if script.path is None else "both"
-        found.append(Problem("script", f"takes a path or a module below the script root; got {given}"))
-    if script.module is not None and not all(part.isidentifier() for part in script.module.split(".")):
-        found.append(Problem("script.module", f"{script.module!r} is no module's name, such as package.train"))
-    for field, value in (("path", script.path), ("cwd", script.cwd)):
-        if value is not None and (value.startswith("/") or ".." in value.split("/")):
-            text = f"{value!r} leaves the script root; give a path below it, without '..'"
-            found.append(Problem(f"script.{field}", text))
-    return found
 
 
 def _indivisible(field: str, what: str, size: int, by: str, degree: int) -> list[Problem]:
@@ -320,16 +293,10 @@ def _training(spec: JobSpec) -> list[Problem]:
 
 
 def _world(spec: JobSpec, slots: int | None) -> list[Problem]:
-    layout = spec.layout
-    cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
-    product = f"dp {layout.dp} x pp {layout.pp}{cp} x tp {layout.tp} = {layout.world_size} ranks"
+    layout, product = spec.layout, product_words(spec.layout)
     if layout.world_size > MAX_RANKS:
         largest = max(MESH_AXES, key=lambda axis: int(getattr(layout, axis)))
         return [Problem(f"layout.{largest}", f"{product}, more than the {MAX_RANKS} that can be planned")]
-    if spec.kind == "dry_run":
-        beyond = [rank for rank in spec.dry_ranks if rank >= layout.world_size]
-        text = f"{product}, from 0: there is no rank {', '.join(map(str, beyond))}"
-        return [Problem("dry_ranks", text)] if beyond else []
-    if slots is None or layout.world_size <= slots:
+    if slots is None or num_slots(spec) <= slots:
         return []
     return [Problem("layout", f"{product}, but the largest {spec.resources.device} host has {slots} slots")]

@@ -12,6 +12,7 @@ from jobs.models import Host, IdempotentRequest, Job, StateChange, Status
 from jobs.planning.hardware import cluster_for
 from jobs.queue import lifecycle
 from planner.estimate import estimate
+from planner.kinds import num_slots
 from planner.parse import parse_spec
 from planner.runnable import not_runnable
 from planner.spec import JobSpec, Problem, SpecError
@@ -52,7 +53,16 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
             if seen is not None:
                 return seen.job, False
         planned = estimate(spec, cluster_for(None, spec))
-        job = Job.objects.create(owner=owner, name=spec.name, spec=spec.model_dump(), estimate=planned)
+        job = Job.objects.create(
+            owner=owner,
+            name=spec.name,
+            spec=spec.model_dump(),
+            kind=spec.kind,
+            device=spec.resources.device,
+            num_slots=num_slots(spec),
+            wanted_host=spec.resources.host or "",
+            estimate=planned,
+        )
         StateChange.objects.create(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
         if key is not None:
             IdempotentRequest.objects.create(user=owner, key=key, body_hash=body_hash, job=job)

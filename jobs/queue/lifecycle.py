@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from jobs.models import LIVE, TERMINAL, Job, SlotAllocation, StateChange, Status
+from jobs.models import LIVE, Attempt, Job, SlotAllocation, StateChange, Status
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ RETRYABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
 def change(job_id: str, attempt: int, to: Status, reason: str, *, only_from: tuple[Status, ...] | None = None) -> bool:
     """Move an attempt to a new status if it may; True when this call did it.
 
-    A terminal status gives the slots back. `only_from` narrows the statuses it may come from.
+    Slots stay with the attempt until `release`. `only_from` narrows the statuses it may come from.
     """
     allowed = [s for s in LIVE if to in MAY_BECOME[s] and (only_from is None or s in only_from)]
     with transaction.atomic():
@@ -49,8 +49,6 @@ def change(job_id: str, attempt: int, to: Status, reason: str, *, only_from: tup
         if rows.update(status=to, wait_reason="", changed=timezone.now()) != 1:
             return False
         StateChange.objects.create(job_id=job_id, attempt=attempt, status=to, reason=reason[:1000])
-        if to in TERMINAL:
-            SlotAllocation.objects.filter(job_id=job_id).delete()
         transaction.on_commit(lambda: announce(job_id))
     return True
 
@@ -65,6 +63,13 @@ def requeue(job_id: str, reason: str) -> bool:
         StateChange.objects.create(job_id=job_id, attempt=number, status=Status.QUEUED, reason=reason[:1000])
         transaction.on_commit(lambda: announce(job_id))
     return True
+
+
+def release(attempt: Attempt) -> None:
+    """The attempt holds nothing any more: its host said that it ended, it rebooted, or staff gave it up."""
+    with transaction.atomic():
+        Attempt.objects.filter(pk=attempt.pk, ended__isnull=True).update(ended=timezone.now())
+        SlotAllocation.objects.filter(attempt=attempt).delete()
 
 
 def group_name(job_id: str) -> str:

@@ -52,7 +52,7 @@ def _unknown_to_its_host(job: Job, attempt: Attempt) -> None:
     if job.status == Status.STARTING:
         claimed = Attempt.objects.filter(Q(pk=attempt.pk), ordered=attempt.ordered).update(ordered=timezone.now())
         if claimed:
-            order_launch(job, attempt.host, sorted(job.allocations.values_list("slot", flat=True)))
+            order_launch(job, attempt.host, sorted(attempt.allocations.values_list("slot", flat=True)))
         return
     _give_up(job, f"host {attempt.host.name} no longer knows this attempt")
 

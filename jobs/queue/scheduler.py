@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 from django.db import transaction
@@ -13,6 +14,7 @@ from jobs.models import Attempt, Cursor, Host, Job, Outbox, SlotAllocation, Stat
 from jobs.queue import lifecycle
 
 LOCK = "scheduler"
+ORDER_LASTS_S = 60.0
 
 
 def schedule() -> int:
@@ -78,7 +80,7 @@ def _free_slots(host: Host) -> list[int]:
 
 def _occupied(host: Host, free: list[int]) -> str:
     holders: dict[str, int] = {}
-    for name in host.allocations.values_list("job__name", flat=True):
+    for name in host.allocations.values_list("attempt__job__name", flat=True):
         holders[name] = holders.get(name, 0) + 1
     held = ", ".join(f"{name} holds {count}" for name, count in holders.items())
     return f"{host.name} has {len(free)} of {host.slots} free ({held})"
@@ -87,12 +89,14 @@ def _occupied(host: Host, free: list[int]) -> str:
 def _start(job: Job, host: Host, slots: list[int]) -> None:
     if not lifecycle.change(job.id, job.attempt, Status.STARTING, f"placed on {host.name}"):
         return  # cancelled meanwhile
-    SlotAllocation.objects.bulk_create(SlotAllocation(host=host, slot=slot, job=job) for slot in slots)
-    Attempt.objects.create(job=job, number=job.attempt, host=host, ordered=timezone.now())
+    attempt = Attempt.objects.create(job=job, number=job.attempt, host=host, ordered=timezone.now())
+    SlotAllocation.objects.bulk_create(SlotAllocation(host=host, slot=slot, attempt=attempt) for slot in slots)
     order_launch(job, host, slots)
 
 
 def order_launch(job: Job, host: Host, slots: list[int]) -> None:
     """Write the order to the outbox; the host starts an attempt once however often it is told."""
-    order = LaunchOrder(v=VERSION, job=job.id, attempt=job.attempt, spec=job.spec, slots=slots)
+    order = LaunchOrder(
+        v=VERSION, job=job.id, attempt=job.attempt, spec=job.spec, slots=slots, expires=time.time() + ORDER_LASTS_S
+    )
     Outbox.objects.create(task=TASK_LAUNCH, queue=host_queue(host.name), arguments=[order])

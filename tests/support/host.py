@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ class Host:
     def order(self, job: str, attempt: int = 1, spec: dict[str, Any] | None = None, times: int = 1) -> AttemptDir:
         parsed = parse_spec(spec or SPEC)
         slots = list(range(parsed.layout.world_size))
-        order = LaunchOrder(v=VERSION, job=job, attempt=attempt, spec=parsed.model_dump(), slots=slots)
+        expires = time.time() + 60
+        order = LaunchOrder(v=VERSION, job=job, attempt=attempt, spec=parsed.model_dump(), slots=slots, expires=expires)
         for _ in range(times):
             self._sender.send_task(TASK_LAUNCH, args=[order], queue=host_queue(NAME))
         self._ordered.append((job, attempt))

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from contracts.control import AttemptReport, ExitReport, LaunchOrder
 
@@ -71,10 +71,11 @@ class AttemptDir(NamedTuple):
 
     def report(self) -> AttemptReport:
         exited: ExitReport | None = read_json(self.exit)
+        slots: list[int] = read_json(self.order)["slots"]
         if exited is not None:
-            return AttemptReport(job=self.job, attempt=self.attempt, state="exited", exit=exited)
-        state: Any = "running" if self.running.exists() else "starting"
-        return AttemptReport(job=self.job, attempt=self.attempt, state=state)
+            return AttemptReport(job=self.job, attempt=self.attempt, state="exited", slots=slots, exit=exited)
+        state: Literal["running", "starting"] = "running" if self.running.exists() else "starting"
+        return AttemptReport(job=self.job, attempt=self.attempt, state=state, slots=slots)
 
 
 def attempt_dir(run_dir: Path, job: str, attempt: int) -> AttemptDir:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from contracts.control import LaunchOrder
+from planner.kinds import DEFAULT
 from planner.spec import JobKind
 from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings
@@ -60,7 +61,7 @@ PROGRAMS: dict[JobKind, Program] = {
 
 def program_of(order: LaunchOrder) -> Program:
     """The program of an order's kind of job."""
-    return PROGRAMS[order["spec"].get("kind", "train")]
+    return PROGRAMS[order["spec"].get("kind", DEFAULT)]
 
 
 def rank_command(order: LaunchOrder, attempt: AttemptDir, settings: HostSettings, telemetry_socket: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import secrets
 import subprocess
 import threading
 import time
@@ -36,6 +37,8 @@ class Reporter:
         self._stopped = threading.Event()
         self._device_name, self._memory_bytes = _device(settings)
         self._redis = redis.Redis.from_url(settings.redis_url, socket_timeout=5, socket_connect_timeout=2)
+        self._incarnation, self._sequence = secrets.token_hex(8), 0
+        self._began: float | None = None
         self._thread = threading.Thread(target=self._run, name="host-reporter", daemon=True)
 
     def start(self) -> None:
@@ -79,11 +82,17 @@ class Reporter:
         return found
 
     def _send(self) -> None:
+        if self._began is None:
+            self._began = self._redis.time()[0]
+        self._sequence += 1
         event = HostEvent(
             kind="host",
             v=VERSION,
             host=self._settings.name,
             boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            incarnation=self._incarnation,
+            began=self._began,
+            sequence=self._sequence,
             time=time.time(),
             slots=self._settings.slots,
             device=self._settings.device,

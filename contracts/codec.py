@@ -1,0 +1,92 @@
+"""Messages to bytes and back, checked both ways: what does not fit its type is refused, never half understood.
+
+A reader ignores fields it does not know, so a newer writer may add some; another `v` is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+
+from contracts.control import Event, ExitReport, LaunchOrder
+from contracts.telemetry import Batch, Frame
+
+EVENT_BYTES = 8 * 2**20
+EXIT_BYTES = 2 * 2**20
+FRAME_BYTES = 8 * 2**20
+BATCH_BYTES = 256 * 2**10
+
+
+class BadMessageError(ValueError):
+    """Bytes that are no message of the type asked for; says which field is wrong and how."""
+
+
+def encode_event(event: Event) -> bytes:
+    """Raises BadMessageError."""
+    return _encode(_EVENT, event, EVENT_BYTES)
+
+
+def decode_event(body: bytes) -> Event:
+    """Raises BadMessageError."""
+    return cast(Event, _decode(_EVENT, body, EVENT_BYTES))
+
+
+def decode_frame(body: bytes) -> Frame:
+    """Raises BadMessageError."""
+    return cast(Frame, _decode(_FRAME, body, FRAME_BYTES))
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """A batch of checked items. Its size is the caller's to keep: one over BATCH_BYTES is split before."""
+    packed: bytes = msgpack.packb(batch)
+    return packed
+
+
+def decode_batch(body: bytes) -> Batch:
+    """Raises BadMessageError."""
+    return cast(Batch, _decode(_BATCH, body, FRAME_BYTES))
+
+
+def checked_exit(told: object) -> ExitReport:
+    """An exit report read back from JSON. Raises BadMessageError."""
+    return cast(ExitReport, _checked(_EXIT, told))
+
+
+def checked_order(told: object) -> LaunchOrder:
+    """An order as Celery brought it. Raises BadMessageError."""
+    return cast(LaunchOrder, _checked(_ORDER, told))
+
+
+def _encode(adapter: TypeAdapter[Any], message: object, most: int) -> bytes:
+    packed: bytes = msgpack.packb(_checked(adapter, message))
+    if len(packed) > most:
+        raise BadMessageError(f"{len(packed):,} bytes; at most {most:,} are sent")
+    return packed
+
+
+def _decode(adapter: TypeAdapter[Any], body: bytes, most: int) -> Any:
+    if len(body) > most:
+        raise BadMessageError(f"{len(body):,} bytes; at most {most:,} are read")
+    try:
+        told = msgpack.unpackb(body)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise BadMessageError(f"not msgpack: {error}") from None
+    return _checked(adapter, told)
+
+
+def _checked(adapter: TypeAdapter[Any], told: object) -> Any:
+    try:
+        return adapter.validate_python(told, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "message"
+        raise BadMessageError(f"{field[:200]}: {first['msg'][:300]}") from None
+
+
+_EVENT: TypeAdapter[Any] = TypeAdapter(Event)
+_FRAME: TypeAdapter[Any] = TypeAdapter(Frame)
+_BATCH: TypeAdapter[Any] = TypeAdapter(Batch)
+_EXIT: TypeAdapter[Any] = TypeAdapter(ExitReport)
+_ORDER: TypeAdapter[Any] = TypeAdapter(LaunchOrder)

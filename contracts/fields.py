@@ -1,0 +1,54 @@
+"""What a single value that crosses a process boundary may be: bounded text without NUL, finite numbers, plain JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, AllowInfNan, Field, StringConstraints
+
+LARGEST = 2**63 - 1  # what msgpack, a database and JavaScript's BigInt all hold
+DEEPEST = 32
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not hold NUL")
+    return text
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    if depth > DEEPEST:
+        raise ValueError(f"is nested deeper than {DEEPEST}")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _without_nul(value)
+    if isinstance(value, int):
+        if abs(value) > LARGEST:
+            raise ValueError(f"{value.bit_length()} bits are more than 63")
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"must be finite, got {value}")
+        return value
+    if isinstance(value, list):
+        return [_plain(item, depth + 1) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {_without_nul(key): _plain(item, depth + 1) for key, item in value.items()}
+    raise ValueError(f"{type(value).__name__} is no JSON")
+
+
+JobId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")]
+HostName = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,100}$")]
+Word = Annotated[str, StringConstraints(max_length=200), AfterValidator(_without_nul)]
+Sentence = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_without_nul)]
+LogLine = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_without_nul)]
+Number = Annotated[float, AllowInfNan(False)]
+Seconds = Annotated[float, AllowInfNan(False), Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+AttemptNumber = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Rank = Annotated[int, Field(ge=0, le=65535)]
+LogRank = Annotated[int, Field(ge=-1, le=65535)]  # -1: the launcher
+Slot = Annotated[int, Field(ge=0, le=65535)]
+Plain = Annotated[dict[str, Any], AfterValidator(_plain)]
