@@ -19,7 +19,7 @@ from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
 from workers.trainer.allocator import return_large_tensors
 from workers.trainer.data import corpus_of
-from workers.trainer.errors import UserError
+from workers.trainer.errors import DivergedError, UserError
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
 from workers.trainer.parallelize import parallelize
@@ -49,6 +49,8 @@ def main() -> int:
                 exporter.close()
     except (UserError, SpecError) as error:
         return fail(str(error), 2)
+    except DivergedError as error:
+        return fail(str(error), 1)
     return 0
 
 
