@@ -28,7 +28,7 @@ def lab(request: HttpRequest) -> HttpResponse:
     if request.method == "GET":
         spec = find_job(request.user, request.GET["from"]).spec if "from" in request.GET else form.usual(_host())
         return _form(request, spec, [])
-    spec = form.spec_from_form(request.POST.dict(), request.POST.getlist("lab.primitives"))
+    spec = form.spec_from_form(request.POST)
     if spec["resources"]["host"] is None:
         return _form(request, spec, [Problem("resources.host", "choose a host that is connected")])
     try:
@@ -40,10 +40,12 @@ def lab(request: HttpRequest) -> HttpResponse:
 
 def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem]) -> HttpResponse:
     errors, other_errors = form.errors_by_field(problems)
+    values = form.values_from_spec(spec)
     context = {
         "primitives": PRIMITIVES,
-        "values": form.values_from_spec(spec),
-        "options": form.OPTIONS,
+        "values": values,
+        "options": form.options_for(values),
+        "limits": form.limits(),
         "errors": errors,
         "other_errors": other_errors,
         "hosts": _hosts(),

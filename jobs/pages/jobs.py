@@ -94,7 +94,7 @@ def _resuming(spec: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
 
 def _posted_spec(request: HttpRequest) -> tuple[Any, list[Problem]]:
     if "spec" not in request.POST:
-        return spec_form.spec_from_form(request.POST.dict()), []
+        return spec_form.spec_from_form(request.POST), []
     try:
         return json.loads(request.POST["spec"]), []
     except (ValueError, RecursionError):
@@ -109,6 +109,7 @@ def _form(
     context = {
         "values": values,
         "options": spec_form.options_for(values),
+        "limits": spec_form.limits(),
         "errors": errors,
         "other_errors": other_errors,
         "presets": spec_form.preset_cards(),
@@ -129,7 +130,7 @@ def plan(request: HttpRequest) -> HttpResponse:
     The draft is a JSON body, or the fields of the submit form. `cluster` may name hardware to plan for.
     """
     if request.content_type != "application/json":
-        data: Any = spec_form.spec_from_form(request.POST.dict())
+        data: Any = spec_form.spec_from_form(request.POST)
         return JsonResponse({**answers.plan(data, request.POST.get("cluster")), "spec": data})
     data, broken = _json_body(request)
     if broken:
