@@ -10,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods
 
-from jobs.access import find_job, visible_jobs
+from jobs.access import find_job, listed_jobs, visible_jobs
 from jobs.lab import form, picture
 from jobs.lab.results import Shown, newest_shown
 from jobs.lab.words import BOOKKEEPING, BY_NAME, PRIMITIVES
@@ -49,7 +49,7 @@ def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem]) -
         "errors": errors,
         "other_errors": other_errors,
         "hosts": _hosts(),
-        "runs": visible_jobs(request.user).filter(kind="lab")[:NEWEST_JOBS],
+        "runs": listed_jobs(request.user).filter(kind="lab")[:NEWEST_JOBS],
     }
     return render(request, "lab/index.html", context, status=422 if problems else 200)
 
