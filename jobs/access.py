@@ -15,6 +15,11 @@ def visible_jobs(user: Any) -> QuerySet[Job]:
     return Job.objects.visible_to(user).select_related("owner")
 
 
+def listed_jobs(user: Any) -> QuerySet[Job]:
+    """`visible_jobs` for lists, which show no estimate: it is most of a row."""
+    return visible_jobs(user).defer("estimate")
+
+
 def find_job(user: Any, job_id: str) -> Job:
     """The job, or 404 alike for what is not there and what is not theirs."""
     job = None if "\x00" in job_id else visible_jobs(user).filter(id=job_id).first()

@@ -74,6 +74,7 @@ INSTALLED_APPS = [
     "channels",
     "axes",
     "csp",
+    "django_filters",
     "drf_spectacular",
     "knox",
     "rest_framework",

@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from rest_framework.throttling import UserRateThrottle
 from rest_framework.views import APIView
 
-from jobs.access import find_job, visible_jobs
+from jobs.access import find_job, listed_jobs
 from jobs.api import serializers as shapes
 from jobs.api.errors import body
 from jobs.api.parsers import StrictJSONParser
@@ -80,7 +80,7 @@ class Jobs(APIView):
         limit = request.query_params.get("limit", "50")
         if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= PAGE_LIMIT):
             return refuse(400, "limit", f"must be a whole number from 1 to {PAGE_LIMIT}")
-        return Response([job_brief(job) for job in visible_jobs(request.user)[: int(limit)]])
+        return Response([job_brief(job) for job in listed_jobs(request.user)[: int(limit)]])
 
     @extend_schema(
         operation_id="submitJob",
