@@ -35,4 +35,6 @@ urlpatterns = [
     path("admin/", admin.site.urls),
 ]
 
-handler500 = "jobs.pages.jobs.server_error"
+handler400 = "webapp.errors.bad_request"
+handler404 = "webapp.errors.not_found"
+handler500 = "webapp.errors.server_error"

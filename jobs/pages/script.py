@@ -13,6 +13,7 @@ from django.views.decorators.http import require_http_methods
 
 from jobs.access import find_job
 from jobs.queue import actions
+from jobs.text import whole_number
 from planner.spec import Problem, SpecError
 
 EMPTY = {"name": "my script", "path": "", "args": "", "ranks": "2", "device": "cpu", "host": ""}
@@ -39,7 +40,8 @@ def script_new(request: HttpRequest) -> HttpResponse:
 
 
 def _spec(values: dict[str, str]) -> dict[str, Any]:
-    ranks: Any = int(values["ranks"]) if values["ranks"].isdecimal() and len(values["ranks"]) < 10 else values["ranks"]
+    number = whole_number(values["ranks"], 0, 999_999_999)
+    ranks: Any = values["ranks"] if number is None else number
     return {
         "kind": "script",
         "name": values["name"],

@@ -16,7 +16,9 @@ from rest_framework.test import APIClient
 from contracts.control import VERSION
 from contracts.names import EVENTS_STREAM
 from jobs.models import Host
-from tests.support.processes import RedisServer
+from tests.support.postgres import postgres
+from tests.support.processes import RedisServer, redis_server
+from tests.support.web import Site, site
 
 
 @pytest.fixture
@@ -97,3 +99,11 @@ def attempt_event(
     if outcome is not None:
         report["exit"] = {"outcome": outcome, "reason": f"it {outcome}", "log_tail": [], "summary": None}
     return {"kind": "attempt", "v": VERSION, "host": host, "time": 0.0, "report": report}
+
+
+@pytest.fixture(scope="session")
+def postgres_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The web server as it is deployed: PostgreSQL, Redis, every bound. Shared: tests leave it standing."""
+    folder = tmp_path_factory.mktemp("site")
+    with postgres() as url, redis_server(folder / "redis") as redis, site(url, redis, folder / "web") as made:
+        yield made
