@@ -263,11 +263,6 @@ class JobSpec(Strict):
     lab: LabSpec | None = Field(default=None, description="what a lab runs; the defaults when left out")
 
     @property
-    def num_slots(self) -> int:
-        """Slots the job needs: one a rank, but for a dry run, whose ranks take turns in one."""
-        return 1 if self.kind == "dry_run" else self.layout.world_size
-
-    @property
     def micro_batch_size(self) -> int:
         """Sequences in one micro-batch of one dp replica."""
         return self.train.global_batch // (self.layout.dp * self.train.micro_batches)

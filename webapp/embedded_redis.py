@@ -41,6 +41,6 @@ def redis_command(directory: Path, port: int, password: str) -> list[str]:
     config.chmod(0o600)
     config.write_text(
         f"bind 127.0.0.1\nport {port}\nrequirepass {password}\ndir {directory}\n"
-        "save 300 1\nappendonly no\nlogfile redis.log\nmaxmemory-policy noeviction\n"
+        "save 300 1\nappendonly no\nmaxmemory-policy noeviction\n"
     )
     return [find_redis_server(), str(config)]

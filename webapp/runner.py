@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -26,6 +27,9 @@ from webapp.processes import Child, Fleet
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PORT = 8000
+SERVICES = ["web", "controller", "host"]
+# Below those that Linux hands to outgoing connections, one of which might otherwise sit on it while we are down.
+REDIS_PORTS = range(20_000, 32_768)
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
 
 
@@ -53,11 +57,13 @@ def run(state: Path) -> None:
     """Start everything, wait for Ctrl-C, stop everything."""
     started = time.monotonic()
     find_redis_server()
+    fleet = Fleet(log_dir=state / "log")
+    for name, pids in fleet.end_leftovers([*SERVICES, "redis"]).items():
+        print(f"Ended what an earlier run, killed outright, had left of {name}: {', '.join(map(str, pids))}.")
     port = web_port()
     environment = web_environment(state, port)
     host_env = host_environment(state, environment)
     up_file = state / "up.json"
-    fleet = Fleet(log_dir=state / "log")
     try:
         if "MESHBOARD_REDIS_URL" not in os.environ:
             fleet.start(embedded_redis(state, environment))
@@ -81,7 +87,7 @@ def run(state: Path) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("Stopping ...", flush=True)
-        fleet.stop(["web", "controller", "host"])
+        fleet.stop(SERVICES)
         stop_jobs = [sys.executable, "-m", "workers.host.stop", host_env["MESHBOARD_RUN_DIR"]]
         subprocess.run(stop_jobs, env=host_env, cwd=ROOT, check=False)
         fleet.stop(["redis"])
@@ -109,13 +115,12 @@ def services(environment: dict[str, str], host_env: dict[str, str], port: int) -
 
 def web_environment(state: Path, port: int) -> dict[str, str]:
     """Settings of web and controller: what the caller set, and defaults for the rest."""
-    redis_port = free_port()
     password = secret(state / "redis_password")
     defaults = {
         "MESHBOARD_STATE_DIR": str(state),
         "MESHBOARD_SECRET_KEY": secret(state / "secret_key"),
         "MESHBOARD_ALLOWED_HOSTS": "127.0.0.1,localhost",
-        "MESHBOARD_REDIS_URL": f"redis://:{password}@127.0.0.1:{redis_port}/0",
+        "MESHBOARD_REDIS_URL": f"redis://:{password}@127.0.0.1:{redis_port(state)}/0",
         "MESHBOARD_CHECKPOINT_ROOT": str(state / "checkpoints"),
         "MESHBOARD_DATA_ROOT": str(state / "data"),
         "MESHBOARD_SCRIPT_ROOT": str(state / "scripts"),
@@ -202,6 +207,23 @@ def web_port() -> int:
     if not is_free(int(asked)):
         raise StartError(f"MESHBOARD_PORT={asked} is taken by another program; choose another or leave it unset")
     return int(asked)
+
+
+def redis_port(state: Path) -> int:
+    """The embedded Redis' port, the same at every start: supervisors that outlived the last one know no other."""
+    kept = state / "redis_port"
+    known = int(kept.read_text()) if kept.exists() else None
+    if known is not None and is_free(known):
+        return known
+    port = next(p for p in random.sample(REDIS_PORTS, len(REDIS_PORTS)) if is_free(p))
+    if known is not None:
+        print(
+            f"Port {known}, where Redis was, is taken by another program; it moves to {port}. Jobs that still run from "
+            "before know only the old one: they train on, but show nothing new and hear no cancel. "
+            "To end them: python -m workers.host.stop " + os.environ.get("MESHBOARD_RUN_DIR", str(state / "runs"))
+        )
+    write_private(kept, str(port))
+    return port
 
 
 def is_free(port: int) -> bool:

@@ -13,6 +13,7 @@ from jobs.planning.hardware import cluster_for
 from jobs.queue import lifecycle
 from jobs.text import storable
 from planner.estimate import estimate
+from planner.kinds import num_slots
 from planner.parse import parse_spec
 from planner.runnable import not_runnable
 from planner.spec import JobSpec, Problem, SpecError
@@ -82,7 +83,7 @@ def _queue(owner: User, spec: JobSpec) -> Job:
             spec=spec.model_dump(),
             kind=spec.kind,
             device=spec.resources.device,
-            num_slots=spec.num_slots,
+            num_slots=num_slots(spec),
             wanted_host=spec.resources.host or "",
             estimate=planned,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
@@ -15,21 +14,13 @@ from contracts.control import VERSION, AttemptReport, Event, HostEvent
 from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, cancel_key, host_queue
 from jobs.models import TERMINAL, Attempt, Cursor, Host, Outbox, Status
 from jobs.queue import lifecycle
-from jobs.queue.outcomes import checked_result, failure
-from planner.profile import HostProfile
+from jobs.queue.outcomes import finish
 
 log = logging.getLogger(__name__)
 
 CURSOR = "events"
 CHUNK = 500
 CANCEL_FLAG_S = 3600  # raised again each tick while it is needed
-
-OUTCOMES = {
-    "succeeded": Status.SUCCEEDED,
-    "failed": Status.FAILED,
-    "cancelled": Status.CANCELLED,
-    "lost": Status.LOST,
-}
 
 
 def drain(client: redis.Redis) -> int:
@@ -96,42 +87,17 @@ def _apply_report(report: AttemptReport, host: str, client: redis.Redis) -> None
 
 
 def _apply_exit(attempt: Attempt, report: AttemptReport) -> None:
-    exit_report = report["exit"]
-    summary = exit_report["summary"]
-    profile = summary.pop("profile", None) if summary else None
-    lab = checked_result(summary.pop("lab", None)) if summary else None
-    if summary and lab:
-        summary["lab"] = lab.model_dump(mode="json")
-    Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=exit_report)
+    ending = finish(attempt.job.spec, report["exit"])
+    Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=ending.report)
     lifecycle.release(attempt)
-    job_id, number, reason = attempt.job_id, attempt.number, exit_report["reason"]
-    if lifecycle.change(job_id, number, Status.CANCELLED, reason, only_from=(Status.CANCELLING,)):
+    job_id, number = attempt.job_id, attempt.number
+    if lifecycle.change(job_id, number, Status.CANCELLED, report["exit"]["reason"], only_from=(Status.CANCELLING,)):
         return
-    outcome = OUTCOMES[exit_report["outcome"]]
-    if outcome == Status.CANCELLED:
-        # The host ended it though the database never asked: a stale flag. Say so as a failure.
-        outcome = Status.FAILED
     lifecycle.change(job_id, number, Status.RUNNING, "the host is back", only_from=(Status.UNREACHABLE,))
-    if outcome == Status.SUCCEEDED and attempt.job.spec.get("kind") == "calibrate":
-        _finish_calibration(attempt, profile, reason)
-        return
-    if outcome == Status.SUCCEEDED and attempt.job.spec.get("kind") == "lab" and (problem := failure(lab)):
-        outcome, reason = Status.FAILED, problem
-    lifecycle.change(job_id, number, outcome, reason)
-
-
-def _finish_calibration(attempt: Attempt, profile: object, reason: str) -> None:
-    """The host's new profile and the job's end together; a senseless profile is a failure and changes nothing."""
-    try:
-        checked = HostProfile.model_validate_json(json.dumps(profile))
-    except ValueError as error:
-        text = f"the host sent no usable profile: {str(error)[:300]}"
-        lifecycle.change(attempt.job_id, attempt.number, Status.FAILED, text)
-        return
-    with transaction.atomic():
-        if lifecycle.change(attempt.job_id, attempt.number, Status.SUCCEEDED, reason):
-            told = checked.model_dump(mode="json")
-            Host.objects.filter(pk=attempt.host_id).update(profile=told, profiled=timezone.now())
+    with transaction.atomic():  # a host's new profile and the end of its calibration together
+        if lifecycle.change(job_id, number, ending.status, ending.reason) and ending.profile is not None:
+            profile = ending.profile.model_dump(mode="json")
+            Host.objects.filter(pk=attempt.host_id).update(profile=profile, profiled=timezone.now())
 
 
 def _acknowledge(job_id: str, number: int, host: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.board import Board, board
-from tests.support.processes import gone, wait_until
+from tests.support.processes import gone, session, wait_until
 from workers.host.attempts import read_json
 
 ENDLESS: dict[str, Any] = {
@@ -107,3 +107,13 @@ def test_redis_killed_mid_run_leaves_training_alone_and_everything_recovers(
     end = installation.wait_for(running_job, "cancelled")
     assert statuses(installation, running_job) == ["queued", "starting", "running", "cancelling", "cancelled"]
     assert end["exit"]["summary"]["steps"] >= step + 20
+
+
+def test_each_service_killed_outright_leaves_nothing_behind(installation: Board) -> None:
+    for name, pid in installation.up["pids"].items():
+        before = session(pid)
+        assert pid in before
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda name=name, pid=pid: installation.up["pids"][name] != pid, f"{name} is started again")
+        assert [p for p in before if not gone(p)] == [], name
+    wait_until(lambda: installation.call("GET", "hosts"), "the API answers")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import ROOT, base_environment
-from webapp.runner import StartError, wait_for_redis
+from webapp.runner import StartError, redis_port, wait_for_redis
 
 
 def up(state: Path, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -39,6 +39,19 @@ def test_a_port_that_is_none_is_told(tmp_path: Path) -> None:
 def test_a_redis_that_does_not_answer_is_told(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="Redis did not answer within 0 s"):
         wait_for_redis("redis://127.0.0.1:1/0", tmp_path, timeout_s=0.1)
+
+
+def test_redis_keeps_its_port_and_says_so_when_it_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port = redis_port(tmp_path)
+    assert redis_port(tmp_path) == port
+    assert capsys.readouterr().out == ""
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        moved = redis_port(tmp_path)
+    said = capsys.readouterr().out
+    assert f"Port {port}, where Redis was, is taken by another program; it moves to {moved}" in said
+    assert redis_port(tmp_path) == moved != port
 
 
 def test_the_deployment_checks_are_clean(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import json
 import os
 import runpy
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from contracts.telemetry import Cell, PhaseItem
+from planner.parse import parse_spec
 from workers.meter.exporter import Exporter
 from workers.meter.intercept import meter_every_group
 from workers.meter.recorder import Recorder
@@ -25,14 +27,20 @@ def main() -> None:
     parser.add_argument("--job", default="local")
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--telemetry", help="unix socket of the supervisor; without it rank 0 prints a table")
-    parser.add_argument("--root", type=Path, help="directory that the script must lie below")
-    parser.add_argument("script", type=Path)
+    parser.add_argument("--spec", type=Path, help="JSON file with a job spec that names the script and its arguments")
+    parser.add_argument("--root", type=Path, help="directory that the spec's script must lie below")
+    parser.add_argument("script", nargs="?")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    script = _found(options.script, options.root)
+    if (options.script is None) == (options.spec is None):
+        parser.error("give either a script or --spec")
+    wanted, arguments = options.script, options.arguments
+    if options.spec is not None:
+        wanted, arguments = _ordered(options.spec)
+    script = _found(wanted, options.root)
     if script is None:
         where = "" if options.root is None else " below the script root"
-        parser.error(f"script.path: there is no {str(options.script)!r}{where}")
+        parser.error(f"script.path: there is no {wanted!r}{where}")
     rank = int(os.environ.get("RANK", "0"))
     recorder = Recorder(rank)
     meter_every_group(recorder)
@@ -44,7 +52,7 @@ def main() -> None:
     elif rank == 0:
         atexit.register(lambda: print(table(recorder.cells(), recorder.step), file=sys.stderr))
     # As `python SCRIPT args` would: its folder first on the path, its name and arguments in argv.
-    sys.argv = [str(script), *options.arguments]
+    sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
     code = run(script)
     for thread in threading.enumerate():
@@ -57,11 +65,21 @@ def main() -> None:
     os._exit(code)
 
 
-def _found(script: Path, root: Path | None) -> Path | None:
+def _ordered(spec: Path) -> tuple[str, list[str]]:
+    """The script and the arguments that a job's spec names."""
+    script = parse_spec(json.loads(spec.read_text())).script
+    assert script is not None
+    return script.path, script.args
+
+
+def _found(script: str, root: Path | None) -> Path | None:
     """The script's file; where a root is given, only what really lies below it."""
-    path = script if root is None else (root / script).resolve()
-    inside = root is None or path.is_relative_to(root.resolve())
-    return path if inside and path.is_file() else None
+    try:
+        path = Path(script) if root is None else (root / script).resolve()
+        inside = root is None or path.is_relative_to(root.resolve())
+        return path if inside and path.is_file() else None
+    except (OSError, ValueError, RuntimeError):  # a name too long, half a character, a circle of links
+        return None
 
 
 def run(script: Path) -> int:
