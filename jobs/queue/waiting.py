@@ -77,5 +77,5 @@ def _slots(count: int) -> str:
 
 def _about(count: int) -> int:
     """The largest of 10, 20, 50, 100, 200, ... that is not above the count."""
-    step = 10 ** (len(str(count)) - 1)
+    step: int = 10 ** (len(str(count)) - 1)
     return max(step * factor for factor in (1, 2, 5) if step * factor <= count)
