@@ -52,7 +52,7 @@ witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network names
 faults: $(VENV)/.dev ## kill things and watch; prints the table
 	$(BIN)/python -m pytest tests/faults -v --no-header
 
-bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-calibration bench-training bench-dry_run ## every benchmark, as ratios
+bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-calibration bench-training bench-dry_run bench-scheduling ## every benchmark, as ratios
 
 bench-%: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.$*

@@ -130,4 +130,4 @@ def test_announcing_a_thousand_jobs_to_a_redis_that_does_not_answer_takes_a_seco
         settings.CHANNEL_LAYERS = {"default": layer}
         begin = time.monotonic()
         lifecycle.announce(*(f"job-{number}" for number in range(1000)))
-        assert time.monotonic() - begin < 4 * lifecycle.ANNOUNCE_S
+        assert time.monotonic() - begin < 5
