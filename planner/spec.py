@@ -183,9 +183,15 @@ class TrainSpec(Strict):
         pattern=NO_NUL,
         description="'stdlib', or a text file, directory, JSONL, parquet or .bin of uint16 tokens under the data root",
     )
-    column: str = Field(default="text", min_length=1, max_length=200, pattern=NO_NUL, description="text column of JSONL and parquet")
+    column: str = Field(
+        default="text", min_length=1, max_length=200, pattern=NO_NUL, description="text column of JSONL and parquet"
+    )
     tokenizer: str | None = Field(
-        default=None, min_length=1, max_length=4096, pattern=NO_NUL, description="tokenizers JSON under the data root; bytes without"
+        default=None,
+        min_length=1,
+        max_length=4096,
+        pattern=NO_NUL,
+        description="tokenizers JSON under the data root; bytes without",
     )
     checkpoint_every: int = Field(default=0, ge=0, le=100_000_000, description="steps between checkpoints; 0 is off")
     keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="newest checkpoints of an attempt that stay")
@@ -213,7 +219,9 @@ class Resources(Strict):
     """What kind of slot the ranks need, one slot each."""
 
     device: Device = "cpu"
-    host: str | None = Field(default=None, min_length=1, max_length=100, pattern=NO_NUL, description="only this host; any by default")
+    host: str | None = Field(
+        default=None, min_length=1, max_length=100, pattern=NO_NUL, description="only this host; any by default"
+    )
 
 
 def _every_primitive(value: object) -> object:
