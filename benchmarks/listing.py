@@ -42,19 +42,16 @@ def main() -> None:
     django.setup()
     from django.conf import settings
 
-    from tests.support.postgres import default_database, postgres_server, programs
+    from tests.support.postgres import as_default_database, postgres_server
     from tests.support.processes import redis_server
 
     settings.ALLOWED_HOSTS = ["*"]
     count = int(sys.argv[1]) if len(sys.argv) > 1 else JOBS
     with tempfile.TemporaryDirectory() as folder, redis_server(Path(folder) / "redis") as server:
         settings.REDIS_URL = server.url
-        with default_database(f"sqlite:///{folder}/db.sqlite3"):
+        with as_default_database(f"sqlite:///{folder}/db.sqlite3"):
             measure("SQLite", count, server.client())
-        if programs() is None:
-            print("PostgreSQL is not installed: not measured")
-            return
-        with postgres_server() as url, default_database(url):
+        with postgres_server() as url, as_default_database(url):
             measure("PostgreSQL", count, server.client())
 
 

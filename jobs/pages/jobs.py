@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import secrets
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -27,10 +24,9 @@ from jobs.planning import answers
 from jobs.planning.hardware import hardware
 from jobs.present import job_detail
 from jobs.queue import actions
+from jobs.text import parse_json
 from planner.spec import Problem, SpecError
 from planner.templates import TEMPLATES
-
-log = logging.getLogger(__name__)
 
 PAGE_SIZE = 50
 AGAIN = (Status.FAILED, Status.LOST, Status.CANCELLED)
@@ -87,8 +83,8 @@ def _filled_form(request: HttpRequest) -> HttpResponse:
         return _form(request, template.twin if twin else template.spec, [], cluster="" if twin else template.cluster)
     if "spec" in asked:
         try:
-            return _form(request, json.loads(asked["spec"]), [], cluster=asked.get("cluster", ""))
-        except (ValueError, RecursionError):
+            return _form(request, parse_json(asked["spec"]), [], cluster=asked.get("cluster", ""))
+        except ValueError:
             return _form(request, FIRST_RUN, [Problem("spec", "the link holds no readable layout")])
     return _form(request, FIRST_RUN, [])
 
@@ -102,8 +98,8 @@ def _posted_spec(request: HttpRequest) -> tuple[Any, list[Problem]]:
     if "spec" not in request.POST:
         return spec_form.spec_from_form(request.POST), []
     try:
-        return json.loads(request.POST["spec"]), []
-    except (ValueError, RecursionError):
+        return parse_json(request.POST["spec"]), []
+    except ValueError:
         return None, [Problem("spec", "the form arrived empty or broken; please try again")]
 
 
@@ -175,8 +171,8 @@ def _answered(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpRespons
 
 def _json_body(request: HttpRequest) -> tuple[Any, HttpResponse | None]:
     try:
-        return json.loads(request.body), None
-    except (ValueError, RecursionError) as error:
+        return parse_json(request.body), None
+    except ValueError as error:
         return None, JsonResponse(body([Problem("request", f"not JSON: {error}")]), status=400)
 
 
@@ -225,10 +221,3 @@ def job_requeue(request: HttpRequest, job_id: str) -> HttpResponse:
     if not actions.requeue(job, request.user.get_username()):
         messages.info(request, f"A job that is {job.status} cannot be queued again.")
     return redirect("job-detail", job_id)
-
-
-def server_error(request: HttpRequest) -> HttpResponse:
-    """A page with an id to quote; the log has the same id beside the traceback."""
-    reference = secrets.token_hex(4)
-    log.error("error page %s for %s", reference, request.path)
-    return render(request, "500.html", {"reference": reference}, status=500)

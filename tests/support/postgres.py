@@ -1,92 +1,90 @@
-"""A private PostgreSQL for tests and benchmarks: a throw-away cluster on a free port, always ended."""
+"""A private PostgreSQL for races that SQLite, which has one writer at a time, cannot show."""
 
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
+from django.conf import settings
 from django.core.management import call_command
 from django.db import connections
+from pydantic import SecretStr
 
-from tests.support.processes import wait_until
+from tests.support.processes import running, wait_until
+from webapp.environment import parse_database
 from webapp.runner import free_port
-from webapp.settings import database
 
-USER = "meshboard"
-# It dies with its test: nothing needs to reach the disk.
-SETTINGS = ["fsync=off", "synchronous_commit=off", "full_page_writes=off", "listen_addresses=127.0.0.1"]
-
-
-def programs() -> Path | None:
-    """The folder of PostgreSQL's server programs, None where there are none."""
-    found = shutil.which("initdb")
-    if found is not None:
-        return Path(found).resolve().parent
-    versions = Path("/usr/lib/postgresql").glob("*/bin/initdb")
-    return max((path.parent for path in versions), key=lambda path: float(path.parent.name), default=None)
+NAME = "meshboard"
 
 
 @contextlib.contextmanager
 def postgres_server() -> Iterator[str]:
-    """Yields the URL of an empty database."""
-    folder = programs()
-    assert folder is not None, "PostgreSQL is not installed: apt-get install postgresql"
-    user = "postgres" if os.geteuid() == 0 else getpass.getuser()  # it refuses to run as root
-    with tempfile.TemporaryDirectory(prefix="meshboard-postgres-") as home:
-        if user != getpass.getuser():
-            shutil.chown(home, user)
-        data, port = Path(home, "data"), free_port()
-        argv = [folder / "initdb", "-D", data, "-U", USER, "-A", "trust", "-E", "UTF8", "--no-sync"]
-        subprocess.run(argv, user=_other(user), cwd=home, check=True, capture_output=True)
-        options = [part for setting in SETTINGS for part in ("-c", setting)]
-        argv = [folder / "postgres", "-D", data, "-p", str(port), "-k", home, *options]
-        with Path(home, "log").open("wb") as out:
-            server = subprocess.Popen(argv, user=_other(user), cwd=home, stdout=out, stderr=out)
-        try:
-            url = f"postgres://{USER}@127.0.0.1:{port}/postgres"
-            wait_until(lambda: _answers(url), "PostgreSQL answers", 30)
-            yield url
-        finally:
-            server.send_signal(signal.SIGINT)  # ends without waiting for its clients
-            try:
-                server.wait(15)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+    """The URL of an empty database on a cluster of its own, which forgets everything."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1]
+    # pytest's own directory is closed to the postgres user, as whom root must start it.
+    with tempfile.TemporaryDirectory(prefix="meshboard-postgres-") as name:
+        folder, port = Path(name), free_port()
+        data = folder / "data"
+        data.mkdir()
+        as_user = []
+        if os.geteuid() == 0:
+            as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+            for path in (folder, data):
+                shutil.chown(path, "postgres")
+        initdb = [str(programs / "initdb"), "-D", str(data), "-U", NAME, "-A", "trust", "--no-sync", "-E", "UTF8"]
+        subprocess.run([*as_user, *initdb], check=True, capture_output=True, cwd=folder)
+        server = [
+            str(programs / "postgres"),
+            "-D",
+            str(data),
+            "-k",
+            str(folder),
+            "-p",
+            str(port),
+            "-F",
+            "-c",
+            "full_page_writes=off",
+        ]
+        with running([*as_user, *server], {"PATH": os.environ["PATH"]}, folder / "log", folder):
+            admin = f"host=127.0.0.1 port={port} user={NAME} dbname=postgres"
+            wait_until(lambda: _answers(admin), f"PostgreSQL answers; its log:\n{folder / 'log'}", 30)
+            with psycopg.connect(admin, autocommit=True) as server_connection:
+                server_connection.execute(f"CREATE DATABASE {NAME}")
+            yield f"postgres://{NAME}@127.0.0.1:{port}/{NAME}"
 
 
-@contextlib.contextmanager
-def default_database(url: str) -> Iterator[None]:
-    """Django's default connection goes to this database, migrated, in every thread that starts within."""
-    before = connections.settings["default"]
-    replaced = {**before, "OPTIONS": {}, **database(url), "TEST": before["TEST"]}
-    own = connections["default"]
-    connections.settings["default"] = replaced
-    del connections["default"]
+def _answers(address: str) -> bool:
     try:
-        call_command("migrate", verbosity=0)
-        yield
-    finally:
-        connections["default"].close()
-        connections.settings["default"] = before
-        connections["default"] = own
-
-
-def _other(user: str) -> str | None:
-    return user if os.geteuid() == 0 else None
-
-
-def _answers(url: str) -> bool:
-    try:
-        psycopg.connect(url, connect_timeout=2).close()
+        psycopg.connect(address, connect_timeout=1).close()
     except psycopg.OperationalError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def as_default_database(url: str, *, migrated: bool = True) -> Iterator[None]:
+    """Django's default database is this one, in every thread, until the end; then it is empty again."""
+    before = settings.DATABASES["default"]
+    told = parse_database(SecretStr(url))
+    _switch({**before, "OPTIONS": {}, **told, "TEST": before["TEST"]})
+    try:
+        if migrated:
+            call_command("migrate", verbosity=0)
+            call_command("flush", interactive=False, verbosity=0)
+        yield
+    finally:
+        _switch(before)
+
+
+def _switch(told: dict[str, Any]) -> None:
+    connections["default"].close()
+    settings.DATABASES["default"] = told
+    connections.settings["default"] = told
+    del connections["default"]

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from torch.distributed.run import parse_args
 
 from contracts.control import VERSION, LaunchOrder
 from planner.spec import JobKind
 from workers.host.attempts import AttemptDir, claim
-from workers.host.programs import PROGRAMS, program_of, rank_command
+from workers.host.launch import read_options
+from workers.host.programs import PROGRAMS, launch_command, program_of, rank_command
 from workers.host.settings import HostSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,13 +58,13 @@ def hostile(kind: str, text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", get_args(JobKind))
 def test_no_text_of_the_users_is_in_an_argv(tmp_path: Path, kind: JobKind) -> None:
     order, attempt = claimed(tmp_path, hostile(kind, "USERS-TEXT"))
-    command = rank_command(order, attempt, settings(tmp_path), "/run/telemetry")
+    command = launch_command(order, attempt, settings(tmp_path), "/run/telemetry", tmp_path / "failure.json")
     assert not [word for word in command if "USERS-TEXT" in word]
-    assert all(word.startswith("--") and "=" in word for word in command[2:])
-    read = parse_args(["--nproc-per-node", "2", *command])
-    assert (read.module, read.training_script) == (True, PROGRAMS[kind].module(settings(tmp_path)))
-    assert read.training_script_args == command[2:]
-    assert "--job=-m" in command
+    assert command[:3] == [sys.executable, "-m", "workers.host.launch"]
+    read = read_options(command[3:])
+    assert (read.module, read.ranks, read.name) == (PROGRAMS[kind].module(settings(tmp_path)), 2, "-m")
+    assert all(word.startswith("--") and "=" in word for word in read.arguments)
+    assert "--job=-m" in read.arguments
 
 
 def test_each_kind_has_its_program_and_a_job_without_one_trains() -> None:
@@ -83,7 +83,7 @@ def start(folder: Path, path: str, arguments: list[str]) -> subprocess.Completed
     order, attempt = claimed(folder, spec)
     command = rank_command(order, attempt, settings(folder), str(folder / "nobody-listens"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1"}
-    argv = [sys.executable, "-u", *command]
+    argv = [sys.executable, "-u", "-m", *command]
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
