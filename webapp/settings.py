@@ -121,7 +121,7 @@ REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.PageNumberPagination",
     "PAGE_SIZE": 50,
-    "DEFAULT_THROTTLE_RATES": {"submit": f"{number('SUBMITS_PER_MINUTE', 60)}/min"},
+    "DEFAULT_THROTTLE_RATES": {"submit": f"{_given.submits_per_minute}/min"},
     "EXCEPTION_HANDLER": "jobs.api.errors.handle",
 }
 REST_KNOX = {"TOKEN_TTL": None, "AUTH_HEADER_PREFIX": "Token"}

@@ -38,6 +38,7 @@ def test_the_form_queues_a_script_and_fills_itself_from_one(client: Client, owne
     assert job.spec["script"] == {"path": "train.py", "module": None, "args": ["--text", "two words"], "cwd": None}
     assert job.num_slots == 2
     page = client.get(f"/jobs/{job.id}/").content.decode()
+    assert "train.py --text &#x27;two words&#x27;" in page
     assert "A script of your own" in page
     again = client.get(f"/jobs/script/?from={job.id}").content.decode()
     assert "--text &#x27;two words&#x27;" in again
@@ -46,7 +47,7 @@ def test_the_form_queues_a_script_and_fills_itself_from_one(client: Client, owne
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"script.path": ""}, "must have at least 1 character"),
+        ({"script.path": ""}, "takes a path or a module below the script root; got neither"),
         ({"script.path": "../x.py"}, "leaves the script root"),
         ({"script.args": "'open"}, "cannot be split into arguments: No closing quotation"),
         ({"layout.dp": "many"}, "must be a whole number"),
