@@ -85,7 +85,7 @@ _MESSAGES = {
     "bool_type": "must be true or false",
     "string_type": "must be text",
     "string_unicode": "must be valid Unicode text",
-    "string_pattern_mismatch": "must not hold control characters",
+    "string_pattern_mismatch": "must not hold NUL or other control characters",
     "model_type": "must be an object",
     "dict_type": "must be an object",
     "list_type": "must be a list",

@@ -30,7 +30,7 @@ MOST_STAGES = 16
 MOST_MICRO_BATCHES = 32
 
 
-def plan(data: object, cluster_name: str | None = None) -> dict[str, Any]:
+def plan(data: object, cluster_name: object = None) -> dict[str, Any]:
     """Everything about a draft that the page shows; `estimate` is null while the draft has problems."""
     try:
         spec = parse_fields(data)
@@ -88,7 +88,7 @@ def timeline(spec: JobSpec, cluster: Cluster) -> dict[str, Any] | None:
     }
 
 
-def explained(data: object, cluster_name: str | None, stage: object) -> list[Any]:
+def explained(data: object, cluster_name: object, stage: object) -> list[Any]:
     """Every figure's terms for a rank of a stage.
 
     Raises:

@@ -15,8 +15,8 @@ SCRIPTS = Path(__file__).parents[1] / "workers/meter/scripts"
 def test_a_script_runs_unchanged_and_its_groups_are_counted(page: Page, running_board: Board) -> None:
     shutil.copy(SCRIPTS / "groups.py", running_board.state / "scripts" / "groups.py")
     page.get_by_role("link", name="Run a script").click()
-    page.fill("[data-field='path']", "groups.py")
-    page.fill("[data-field='ranks']", "4")
+    page.fill("[data-field='script.path']", "groups.py")
+    page.fill("[data-field='layout.dp']", "4")
     page.get_by_role("button", name="Run it").click()
     page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)
     expect(page.get_by_text("A script of your own")).to_be_visible()
