@@ -26,6 +26,7 @@ ROOMS = {
     "jobs": [
         "models",
         "connection",
+        "text",
         "kinds",
         "filters",
         "access",
