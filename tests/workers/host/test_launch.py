@@ -22,7 +22,8 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from contracts.control import VERSION, LaunchOrder
 from tests.support.processes import wait_until
-from workers.host.attempts import AttemptDir, claim
+from workers.host.attempts import AttemptDir
+from workers.host.claims import claim
 from workers.host.launch import Death, OneHost, first_of, read_told
 from workers.host.processes import processes_of
 from workers.host.settings import HostSettings
