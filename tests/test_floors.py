@@ -27,6 +27,7 @@ ROOMS = {
         "text",
         "models",
         "connection",
+        "text",
         "kinds",
         "filters",
         "access",

@@ -40,18 +40,7 @@ def postgres_server() -> Iterator[str]:
                 shutil.chown(path, "postgres")
         initdb = [str(programs / "initdb"), "-D", str(data), "-U", NAME, "-A", "trust", "--no-sync", "-E", "UTF8"]
         subprocess.run([*as_user, *initdb], check=True, capture_output=True, cwd=folder)
-        server = [
-            str(programs / "postgres"),
-            "-D",
-            str(data),
-            "-k",
-            str(folder),
-            "-p",
-            str(port),
-            "-F",
-            "-c",
-            "full_page_writes=off",
-        ]
+        server = [str(programs / "postgres"), "-D", str(data), "-k", str(folder), "-p", str(port), "-F"]
         with running([*as_user, *server], {"PATH": os.environ["PATH"]}, folder / "log", folder):
             admin = f"host=127.0.0.1 port={port} user={NAME} dbname=postgres"
             wait_until(lambda: _answers(admin), f"PostgreSQL answers; its log:\n{folder / 'log'}", 30)
