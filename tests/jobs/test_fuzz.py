@@ -13,7 +13,7 @@ import msgpack
 import pytest
 import redis
 from django.contrib.auth.models import User
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from contracts.names import EVENTS_STREAM
@@ -107,7 +107,12 @@ def test_an_innocent_job_runs_whatever_is_said_around_it(live_redis: redis.Redis
             pipe.execute()
 
     @settings(
-        max_examples=20 * TIMES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=20 * TIMES,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],  # shrinking takes minutes, with a database in the loop
+        suppress_health_check=list(HealthCheck),
     )
     @given(st.lists(bodies, min_size=BODIES, max_size=BODIES))
     def run(told: list[bytes]) -> None:
