@@ -192,7 +192,7 @@ class Outbox(models.Model):
 
 
 class Cursor(models.Model):
-    """How far a stream was read, and the row whose lock makes scheduling single-flight."""
+    """How far a stream was read; and what the scheduler keeps from pass to pass, with the row that it locks."""
 
     name = models.CharField(max_length=50, primary_key=True)
     position = models.CharField(max_length=50, default="0-0")

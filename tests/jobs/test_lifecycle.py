@@ -100,8 +100,9 @@ def test_the_queue_goes_by_priority_then_age_and_says_why_each_waits(
     Job.objects.filter(id=urgent.id).update(priority=5)
     assert schedule() == 1
     assert [status(job) for job in (first, later, urgent)] == ["queued", "queued", "starting"]
-    assert first.wait_reason == "needs 4 slots on one cpu host; host-a has 0 of 4 free (urgent holds 4)"
-    assert later.wait_reason == f"waits behind first ({first.id}), which is next for a cpu host"
+    assert first.wait_reason == "needs 4 slots on one cpu host; host-a has 0 of 4 free and is kept for it"
+    told = "none is open to it now; 1 job (first) is ahead and needs 4 slots"
+    assert later.wait_reason == f"needs 4 slots on one cpu host; {told}"
 
 
 def test_a_job_that_fits_no_host_does_not_hold_up_those_that_do(owner: User, make_host: Callable[..., Host]) -> None:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
 SCAN_S = 1.0
+ALIVE = "alive"  # touched in the run directory at each scan: a container's health check looks at its age
 START_GRACE_S = 15.0  # from the order to the supervisor's pid file
 
 
@@ -42,6 +43,7 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="host-reporter", daemon=True)
 
     def start(self) -> None:
+        self._settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._thread.start()
 
     def wake(self) -> None:
@@ -62,6 +64,7 @@ class Reporter:
                     self._wake.clear()
                     self._send()
                     due = time.monotonic() + HEARTBEAT_S
+                (self._settings.run_dir / ALIVE).touch()
             except (RedisError, OSError) as error:
                 log.warning("cannot report to the controller: %s", error)
             self._wake.wait(SCAN_S)
