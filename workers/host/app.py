@@ -17,6 +17,7 @@ from contracts.codec import BadMessageError, checked_order
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_queue
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.claims import claim
+from workers.host.prune import Pruner
 from workers.host.reporter import Reporter
 from workers.host.settings import host_settings
 
@@ -38,7 +39,7 @@ app.conf.update(
     broker_transport_options={"visibility_timeout": 60, "socket_keepalive": True},
 )
 
-reporter = Reporter(settings)
+reporter, pruner = Reporter(settings), Pruner(settings)
 
 
 @app.task(name=TASK_LAUNCH)
@@ -85,8 +86,10 @@ def acknowledge(job: str, attempt: int) -> None:
 @worker_ready.connect
 def _start(**_: object) -> None:
     reporter.start()
+    pruner.start()
 
 
 @worker_shutdown.connect
 def _stop(**_: object) -> None:
+    pruner.stop()
     reporter.stop()

@@ -18,7 +18,7 @@ WAITING_BYTES = 16 * 2**20  # of these
 LOG_BYTES = 4 * 2**20  # of log lines that wait
 LATE_LOG_BYTES = 256 * 2**10  # of these, once they come faster than they may be sent
 SEGMENT_BYTES = 32 * 2**10  # of log lines in one item
-ENVELOPE_BYTES = 1024  # of a batch around its items
+ENVELOPE_BYTES = 1024  # of a batch around its items, with a gap
 MOST_BYTES = BATCH_BYTES - ENVELOPE_BYTES  # of one item
 
 NOT_SHOWN = ("profile", "lab")  # for the exit report, not for the page
@@ -104,10 +104,9 @@ class Board:
             return None
         now = time.time()
         items: list[Item] = []
-        left = room
+        left = room - ENVELOPE_BYTES
         if self._lost:
             items.append(GapItem(kind="gap", time=now, items=self._lost))
-            left -= ENVELOPE_BYTES
             self._lost = 0
         while self._others and self._others[0].size <= left:
             item, size = self._others.popleft()
