@@ -9,11 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from planner.estimate import estimate
+from planner.kinds import KINDS
 from planner.layout import problems
 from planner.presets import PRESETS, expand_preset
 from planner.spec import JobSpec, Problem, SpecError
 
-LAB_PRESET = "gpt-tiny"  # a lab needs no model, a spec does
+STAND_IN = "gpt-tiny"  # a spec names a model, also where the kind of job needs none
 LARGEST_BYTES = 2**63 - 1  # what msgpack and a database integer hold
 
 
@@ -42,12 +43,8 @@ def parse_fields(data: object) -> JobSpec:
     if not isinstance(data, Mapping):
         raise SpecError([Problem("spec", f"must be an object, got {_shown(data)}")])
     expanded: dict[str, Any] = {str(key): value for key, value in data.items()}
-    if expanded.get("kind") == "lab":
-        expanded.setdefault("model", {"preset": LAB_PRESET})
-    if expanded.get("kind") == "script":  # it brings its own model; what it trains is not ours to plan
-        dp = expanded["layout"].get("dp") if isinstance(expanded.get("layout"), Mapping) else 1
-        expanded.setdefault("model", {"preset": next(iter(PRESETS))})
-        expanded.setdefault("train", {"global_batch": dp, "micro_batches": 1})
+    if any(name == expanded.get("kind") and not kind.trains for name, kind in KINDS.items()):
+        expanded.setdefault("model", {"preset": STAND_IN})
     model = expanded.get("model")
     found: list[Problem] = []
     if isinstance(model, Mapping):

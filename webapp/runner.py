@@ -105,17 +105,15 @@ def run(settings: RunnerSettings) -> None:
 def services(environment: dict[str, str], host_env: dict[str, str], port: int) -> list[Child]:
     """The three long-lived services; docker-compose.yml starts the same ones on their own machines."""
     host = host_env["MESHBOARD_HOST_NAME"]
-    schedule = f"{environment['MESHBOARD_STATE_DIR']}/celerybeat-schedule"
     web = (
         f"uvicorn webapp.asgi:application --host 127.0.0.1 --port {port} --no-access-log"
         " --timeout-graceful-shutdown 3 --ws-per-message-deflate false"
     )
     celery = "worker --pool threads --concurrency 2 --without-mingle --loglevel INFO"
-    controller = f"celery -A webapp.celery {celery} --queues controller --hostname controller@%h --beat --schedule"
     host_worker = f"celery -A workers.host.app {celery} --queues host.{host} --hostname host-{host}@%h"
     return [
         Child("web", [sys.executable, "-m", *web.split()], environment, ROOT),
-        Child("controller", [sys.executable, "-m", *controller.split(), schedule], environment, ROOT),
+        Child("controller", [sys.executable, "manage.py", "controller"], environment, ROOT),
         Child("host", [sys.executable, "-m", *host_worker.split()], host_env, ROOT),
     ]
 

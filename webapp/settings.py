@@ -5,6 +5,7 @@ from __future__ import annotations
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
+from webapp.admin_theme import unfold
 from webapp.environment import BASE_DIR, SettingError, WebSettings, read
 
 try:
@@ -122,6 +123,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 2**20
 LANGUAGE_CODE = "en-gb"
 TIME_ZONE = "UTC"
 USE_TZ = True
+FORMAT_MODULE_PATH = ["webapp.formats"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "static/"
@@ -156,7 +158,7 @@ SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SILENCED_SYSTEM_CHECKS = ["security.W008"]
 
-UNFOLD = {"SITE_TITLE": "Meshboard", "SITE_HEADER": "Meshboard", "SITE_URL": "/"}
+UNFOLD = unfold()
 
 LOGGING = {
     "version": 1,

@@ -47,7 +47,7 @@ def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem]) -
         "errors": errors,
         "other_errors": other_errors,
         "hosts": _hosts(),
-        "runs": visible_jobs(request.user).filter(spec__kind="lab")[:NEWEST_JOBS],
+        "runs": visible_jobs(request.user).filter(kind="lab")[:NEWEST_JOBS],
     }
     return render(request, "lab/index.html", context, status=422 if problems else 200)
 
@@ -83,7 +83,7 @@ def _drawn(shown: Shown) -> dict[str, Any]:
 
 def _running(user: Any) -> Job | None:
     """A lab that has not ended, and will fill the empty page."""
-    return visible_jobs(user).filter(spec__kind="lab", status__in=LIVE).first()
+    return visible_jobs(user).filter(kind="lab", status__in=LIVE).first()
 
 
 def _hosts() -> list[Host]:

@@ -17,9 +17,10 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from jobs.access import find_job, visible_jobs
 from jobs.api.errors import body
+from jobs.kinds import kind_of, layout_words
 from jobs.models import TERMINAL, Job, Status
 from jobs.pages import spec_form
-from jobs.pages.listing import layout_words, list_rows, model_words
+from jobs.pages.listing import list_rows
 from jobs.planning import answers
 from jobs.planning.hardware import hardware
 from jobs.present import job_detail
@@ -185,12 +186,14 @@ def what_if(request: HttpRequest) -> HttpResponse:
 def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
     """One job, live."""
     job = find_job(request.user, job_id)
+    kind = kind_of(job.spec)
     context = {
         "job": job,
         "data": job_detail(job),
-        "layout_words": layout_words(job.spec["layout"]),
-        "model_words": "collective lab" if job.spec.get("kind") == "lab" else model_words(job.spec["model"]),
-        "kind": job.spec.get("kind", "train"),
+        "kind": kind,
+        "subject": kind.subject(job.spec),
+        "layout": layout_words(job.spec),
+        "panels": [f"jobs/panels/{name}.html" for name in kind.panels],
         "terminal": job.status in TERMINAL,
         "again": job.status in AGAIN,
     }

@@ -1,9 +1,8 @@
-"""Jobs as lines of the list: the layout in words, and how far each run is."""
+"""Jobs as lines of the list, and how far each run is."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import msgpack
@@ -11,47 +10,29 @@ from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
 from jobs.connection import connect
+from jobs.kinds import kind_of, layout_words
 from jobs.models import ON_A_HOST, TERMINAL, Attempt, Job
-from planner.layout import SCHEDULE_NAMES
 
 log = logging.getLogger(__name__)
 
 NEWEST_ENTRIES = 10
 
 
-def layout_words(layout: Mapping[str, Any]) -> str:
-    """'pp2 x dp2 x tp2 · zero-1 · sp · 1F1B'; '1 rank' without any parallelism."""
-    axes = [f"{axis}{layout[axis]}" for axis in ("pp", "dp", "cp", "ep", "tp") if layout.get(axis, 1) > 1]
-    words = [" x ".join(axes) or "1 rank"]
-    if layout["zero"]:
-        words.append(f"zero-{layout['zero']}")
-    if layout["sequence_parallel"]:
-        words.append("sp")
-    if layout["pp"] > 1:
-        words.append(SCHEDULE_NAMES[layout["schedule"]])
-    return " · ".join(words)
-
-
-def model_words(model: Mapping[str, Any]) -> str:
-    """The preset's name, or the sizes of a custom model."""
-    if model["preset"]:
-        return str(model["preset"])
-    return f"{model['arch']}, {model['num_layers']} layers of {model['hidden_size']}"
-
-
 def list_rows(jobs: list[Job]) -> list[dict[str, Any]]:
-    """What the table shows. `step` is None where nothing is known, `steps` where there are none."""
+    """What the table shows. `step` is None where nothing is known, `steps` where none were asked for."""
     steps = {**_steps_of_ended(jobs), **_steps_of_running(jobs)}
     return [
         {
             "id": job.id,
             "name": job.name,
             "owner": job.owner.get_username(),
-            "layout": layout_words(job.spec["layout"]),
+            "kind": kind_of(job.spec).title,
+            "subject": kind_of(job.spec).subject(job.spec),
+            "layout": layout_words(job.spec),
             "status": job.status,
             "wait_reason": job.wait_reason,
             "step": steps.get(job.id),
-            "steps": None if job.spec.get("kind") == "lab" else job.spec["train"]["steps"],
+            "steps": kind_of(job.spec).steps_asked(job.spec),
             "created": job.created,
         }
         for job in jobs

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.choices import DEGREES
+from planner.kinds import KINDS
 from planner.layout import SCHEDULE_NAMES
 from planner.models import parameter_count
 from planner.precision import MIXES
@@ -116,9 +117,10 @@ def spec_from_form(form: Mapping[str, str]) -> dict[str, Any]:
             _put(spec, name, form.get(name, "").strip() or None)
         elif name in form:
             _put(spec, name, form[name] if name in _TEXT else _number(form[name], whole=name not in _FLOATS))
-    if form.get("kind") == "dry_run":
+    kind = form.get("kind", "")
+    if any(name == kind and other.one_slot for name, other in KINDS.items()):
         spec |= {
-            "kind": "dry_run",
+            "kind": kind,
             "dry_ranks": [_number(r, whole=True) for r in form.get("dry_ranks", "0").split(",")],
         }
     return spec

@@ -9,6 +9,7 @@ from planner.calibration import cluster_of
 from planner.cluster import Cluster
 from planner.clusters import CLUSTERS
 from planner.estimate import default_cluster
+from planner.kinds import num_slots
 from planner.profile import HostProfile
 from planner.spec import JobSpec, Problem, SpecError
 
@@ -55,4 +56,4 @@ def _own(spec: JobSpec) -> Cluster | None:
     if spec.resources.host is not None:
         hosts = hosts.filter(name=spec.resources.host)
     host = hosts.first()
-    return measured_cluster(host) if host and host.slots >= spec.num_slots else None
+    return measured_cluster(host) if host and host.slots >= num_slots(spec) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ def test_the_form_queues_a_script_and_fills_itself_from_one(client: Client, owne
     form = {"name": "mine", "path": "train.py", "args": "--text 'two words'", "ranks": "2", "device": "cpu", "host": ""}
     assert client.post("/jobs/script/", form).status_code == 302
     job = Job.objects.get()
-    assert job.spec["script"] == {"path": "train.py", "args": ["--text", "two words"]}
+    assert job.spec["script"] == {"path": "train.py", "module": None, "args": ["--text", "two words"], "cwd": None}
     assert job.num_slots == 2
     page = client.get(f"/jobs/{job.id}/").content.decode()
     assert "A script of your own" in page
@@ -63,3 +64,23 @@ def test_rest_takes_one_too_and_refuses_axes_it_cannot_have(owner: User, api: Ap
         parse_spec({"kind": "script"})
     with pytest.raises(SpecError, match=r"script\.args\.0: "):
         parse_spec({"kind": "script", "script": {"path": "x.py", "args": ["a\x00b"]}})
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ({}, "script: takes a path or a module below the script root; got neither"),
+        ({"path": "a.py", "module": "a"}, "script: takes a path or a module below the script root; got both"),
+        ({"module": "-m"}, "script.module: '-m' is no module's name"),
+        ({"module": "a..b"}, "script.module: 'a..b' is no module's name"),
+        ({"path": "a.py", "cwd": "../b"}, "script.cwd: '../b' leaves the script root"),
+        ({"path": "a.py", "cwd": "/tmp"}, "script.cwd: '/tmp' leaves the script root"),
+        ({"path": "a.py", "cwd": "a\x00b"}, "script.cwd: "),
+    ],
+)
+def test_a_script_is_one_file_or_one_module_and_all_of_it_lies_below_the_root(
+    script: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        parse_spec({"kind": "script", "script": script})
+    assert parse_spec({"kind": "script", "script": {"module": "package.train", "cwd": "data"}}).script is not None

@@ -24,6 +24,7 @@ from contracts.names import EVENTS_STREAM, TELEMETRY_MAXLEN, cancel_key, telemet
 from contracts.telemetry import VERSION as TELEMETRY_VERSION
 from contracts.telemetry import Frame
 from workers.host.attempts import AttemptDir, process_id, read_json, write_json
+from workers.host.programs import program_of
 from workers.host.settings import HostSettings, host_settings
 from workers.host.supervisor.board import Board
 from workers.host.supervisor.tail import LAUNCHER, LogTail
@@ -211,16 +212,9 @@ class Supervisor:
     def _verdict(self, code: int, failure: dict[str, Any]) -> tuple[Outcome, str]:
         if self.ended_by is not None:
             return self.ended_by, self.reason
-        if code == 0 and self.board.profile is not None:
-            return "succeeded", "measured the host"
-        if code == 0 and self.board.lab is not None:
-            return "succeeded", "ran the lab: every element is as it should be"
-        if code == 0 and self.board.dry_runs:
-            return "succeeded", f"tried a step of {len(self.board.dry_runs)} ranks"
-        if code == 0 and self.order["spec"].get("kind") == "script":
-            return "succeeded", "the script ended well"
         if code == 0:
-            return "succeeded", f"finished after step {self.board.steps}"
+            words = program_of(self.order).good_end
+            return "succeeded", words.format(steps=self.board.steps, tried=len(self.board.dry_runs))
         if not failure:
             killed_by = _signal_name(code)
             how = f"was killed by {killed_by}" if killed_by else f"ended with exit code {code}"

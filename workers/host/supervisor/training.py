@@ -13,6 +13,7 @@ from contracts.control import LaunchOrder
 from workers.host.attempts import AttemptDir, read_json
 from workers.host.guardian import namespace_prefix
 from workers.host.processes import COOKIE, sweep
+from workers.host.programs import launch_command
 from workers.host.settings import HostSettings
 
 PACKAGES = Path(__file__).resolve().parents[3]
@@ -33,7 +34,8 @@ class Training:
     async def start(self) -> None:
         """Start the guardian with torchrun below it."""
         read_end, self._lifeline = os.pipe()
-        guardian = [sys.executable, "-m", "workers.host.guardian", str(read_end), str(self._ended), *self._torchrun()]
+        torchrun = launch_command(self._order, self._attempt, self._settings, self._socket, self._failure)
+        guardian = [sys.executable, "-m", "workers.host.guardian", str(read_end), str(self._ended), *torchrun]
         launcher_log = (self._attempt.logs / "launcher.log").open("ab")
         try:
             self.process = await asyncio.create_subprocess_exec(
@@ -72,7 +74,7 @@ class Training:
             self._close_lifeline()
 
     def failure(self) -> dict[str, Any] | None:
-        """{rank, exit_code, signal} of the rank that failed first, when torchrun named one."""
+        """What `workers.host.launch` wrote of the rank that failed first, when there is one."""
         found: dict[str, Any] | None = read_json(self._failure)
         return found
 
@@ -80,32 +82,6 @@ class Training:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
-
-    def _torchrun(self) -> list[str]:
-        trainer = self._program(self._order["spec"].get("kind", "train"))
-        trainer += ["--telemetry", self._socket]
-        trainer += ["--job", self._attempt.job, "--attempt", str(self._attempt.attempt)]
-        script = self._order["spec"].get("script")
-        if script is not None:
-            trainer += [script["path"], *script["args"]]
-        ranks = str(len(self._order["slots"]))
-        torchrun = ["--nnodes", "1", "--nproc-per-node", ranks, "--max-restarts", "0", "--local-addr", "127.0.0.1"]
-        torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", self._attempt.job]
-        torchrun += ["--log-dir", str(self._attempt.logs), "--redirects", "3"]
-        return [sys.executable, "-m", "workers.host.launch", str(self._failure), *torchrun, *trainer]
-
-    def _program(self, kind: str) -> list[str]:
-        """What torchrun starts on every rank."""
-        if kind == "calibrate":
-            return ["-m", "workers.calibrate", "--device", self._settings.device]
-        if kind == "lab":
-            return ["-m", "workers.lab", "--spec", str(self._attempt.spec)]
-        if kind == "script":
-            return ["-m", "workers.meter", "--root", str(self._settings.script_root)]
-        if kind == "dry_run":
-            return ["-m", "workers.dry_run", "--spec", str(self._attempt.spec)]
-        roots = ["--data-root", str(self._settings.data_root), "--checkpoint-root", str(self._settings.checkpoint_root)]
-        return ["-m", self._settings.trainer_module, "--spec", str(self._attempt.spec), *roots]
 
     def _environment(self) -> dict[str, str]:
         """An allow-list: training code sees neither Redis nor any secret."""
@@ -116,6 +92,7 @@ class Training:
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this host; its name need not resolve
+            "NCCL_SOCKET_IFNAME": "lo",
         }
         if self._settings.device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(slot) for slot in self._order["slots"])
