@@ -70,8 +70,8 @@ class Run:
         self.training = Training(attempt, order, settings, str(folder / "nobody-listens"))
 
     def failure(self) -> dict[str, Any]:
-        found = self.training.failure()
-        assert found is not None, (self.attempt.logs / "launcher.log").read_text()
+        assert self.attempt.failure.exists(), (self.attempt.logs / "launcher.log").read_text()
+        found: dict[str, Any] = json.loads(self.attempt.failure.read_text())
         return found
 
 
