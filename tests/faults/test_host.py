@@ -197,7 +197,7 @@ def test_frames_for_another_job_attempt_or_rank_are_refused(redis_service: Redis
         machine.order("guarded")
         wait_until(lambda: (machine.data_root / "environment-0").exists(), "rank 0 runs")
         words = arguments(rank_pid(machine, "guarded", 0))
-        address = words[words.index("--telemetry") + 1]
+        address = next(word for word in words if word.startswith("--telemetry=")).partition("=")[2]
         answers = {}
         for what, sent in foreign.items():
             with socket.socket(socket.AF_UNIX) as rank:

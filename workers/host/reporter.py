@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
 SCAN_S = 1.0
+ALIVE = "alive"  # touched in the run directory at each scan: a container's health check looks at its age
 EVENTS_KEPT = 20_000  # entries of the events stream
 EVENTS_BYTES = 64 * 2**20  # of the events stream: where it is larger, nobody reads it, and exit reports wait
 EXITS_BYTES = 4 * 2**20  # of exit reports in one heartbeat
@@ -52,6 +54,7 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="host-reporter", daemon=True)
 
     def start(self) -> None:
+        self._settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._thread.start()
 
     def wake(self) -> None:
@@ -74,11 +77,16 @@ class Reporter:
             due = 0.0
             while not self._stopped.is_set():
                 due = self._turn(due)
+                self._alive()
                 self._wake.wait(SCAN_S)
         finally:
             if not self._stopped.is_set():
                 log.critical("the reporter has ended: so does this worker")
                 os._exit(1)
+
+    def _alive(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk is told elsewhere, and is no death
+            (self._settings.run_dir / ALIVE).touch()
 
     def _turn(self, due: float) -> float:
         """One look, and a heartbeat when it is due; returns when the next one is."""

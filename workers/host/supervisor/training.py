@@ -14,7 +14,7 @@ from contracts.control import LaunchOrder
 from workers.host.attempts import AttemptDir
 from workers.host.guardian import namespace_prefix
 from workers.host.processes import COOKIE, sweep
-from workers.host.programs import rank_command
+from workers.host.programs import launch_command
 from workers.host.settings import HostSettings
 
 PACKAGES = Path(__file__).resolve().parents[3]
@@ -35,7 +35,8 @@ class Training:
         """Start the guardian with torchrun below it."""
         self._hand_over()
         fd = self._guardians_end.fileno()
-        guardian = [sys.executable, "-m", "workers.host.guardian", str(fd), *self._as_job_user(), *self._torchrun()]
+        torchrun = launch_command(self._order, self._attempt, self._settings, self._socket, self._attempt.failure)
+        guardian = [sys.executable, "-m", "workers.host.guardian", str(fd), *self._as_job_user(), *torchrun]
         with self._guardians_end, (self._attempt.logs / "launcher.log").open("ab") as launcher_log:
             self.process = await asyncio.create_subprocess_exec(
                 *namespace_prefix(),
@@ -101,14 +102,6 @@ class Training:
         identity = ["--reuid", str(user.uid), "--regid", str(user.gid), "--init-groups"]
         return ["setpriv", *identity, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--"]
 
-    def _torchrun(self) -> list[str]:
-        ranks = str(len(self._order["slots"]))
-        torchrun = ["--nnodes", "1", "--nproc-per-node", ranks, "--max-restarts", "0", "--local-addr", "127.0.0.1"]
-        torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", f"--rdzv-id={self._attempt.job}"]
-        torchrun += ["--log-dir", str(self._attempt.logs), "--redirects", "3"]
-        command = rank_command(self._order, self._attempt, self._settings, self._socket)
-        return [sys.executable, "-m", "workers.host.launch", str(self._attempt.failure), *torchrun, *command]
-
     def _environment(self) -> dict[str, str]:
         """An allow-list: training code sees neither Redis nor any secret."""
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
@@ -118,6 +111,7 @@ class Training:
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this host; its name need not resolve
+            "NCCL_SOCKET_IFNAME": "lo",
         }
         if self._settings.job_user is not None:
             environment |= {"HOME": str(self._attempt.work), "USER": self._settings.job_user.name}
