@@ -54,7 +54,7 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="host-reporter", daemon=True)
 
     def start(self) -> None:
-        self._settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._settings.run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
         self._thread.start()
 
     def wake(self) -> None:
