@@ -45,7 +45,7 @@ def on_first_rank(work: Callable[[], T], group: dist.ProcessGroup | None) -> T:
         UserError: as above.
     """
     here = group is None or group.rank() == 0
-    return on_every_rank(work if here else lambda: None, group)[0]
+    return on_every_rank(work if here else lambda: None, group)[0]  # type: ignore[return-value]  # rank 0 did work
 
 
 def words_of(error: BaseException) -> str:
