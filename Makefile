@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint lock format parity witness faults mix image-test bench clean tools
+.PHONY: help up test lint lock format parity witness schemathesis faults mix image-test bench clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ parity: $(VENV)/.dev ## every layout against one process; prints the table
 witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network namespaces; prints the table; needs root
 	$(BIN)/python -m tests.witness
 
+schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI document; prints what failed
+	$(BIN)/python -m tests.fuzz_api
+
 faults: $(VENV)/.dev ## kill things and watch; prints the table
 	$(BIN)/python -m pytest tests/faults -v --no-header
 
@@ -64,7 +67,7 @@ mix: $(VENV)/.dev ## ten minutes of small jobs while everything is killed at ran
 image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this machine's files; needs root
 	$(BIN)/python -m tests.image
 
-bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-calibration bench-training bench-dry_run ## every benchmark, as ratios
+bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-calibration bench-training bench-dry_run bench-scheduling bench-listing ## every benchmark, as ratios
 
 bench-%: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.$*

@@ -58,7 +58,7 @@ def parse_fields(data: object) -> JobSpec:
     try:
         spec = JobSpec.model_validate(expanded)
     except ValidationError as error:
-        found += [_problem(e) for e in error.errors(include_url=False)]
+        found += [problem_of(e) for e in error.errors(include_url=False)]
     if found:
         raise SpecError(found)
     return spec
@@ -85,7 +85,7 @@ _MESSAGES = {
     "bool_type": "must be true or false",
     "string_type": "must be text",
     "string_unicode": "must be valid Unicode text",
-    "string_pattern_mismatch": "must not hold control characters",
+    "string_pattern_mismatch": "must not hold NUL or other control characters",
     "model_type": "must be an object",
     "dict_type": "must be an object",
     "list_type": "must be a list",
@@ -100,7 +100,7 @@ _MESSAGES = {
 }
 
 
-def _problem(error: Any) -> Problem:
+def problem_of(error: Any) -> Problem:
     """pydantic's error in our words, with the value that was given."""
     field = ".".join(str(part) for part in error["loc"]) or "spec"
     text = _MESSAGES.get(error["type"], error["msg"]).format(**error.get("ctx", {}))

@@ -49,6 +49,7 @@ LabDtype = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"
 
 DryRank = Annotated[int, Field(ge=0, le=65535)]
 Degree = Annotated[int, Field(ge=1, le=65536)]
+NO_NUL = r"^[^\x00]*$"  # no database and no file name takes it
 
 
 class Problem(NamedTuple):
@@ -104,7 +105,7 @@ class ModelSpec(Strict):
     gpt: LayerNorm, GELU, learned positions, biases. llama: RMSNorm, RoPE, SwiGLU, GQA, no biases.
     """
 
-    preset: str | None = Field(default=None, max_length=64, description="preset these sizes come from")
+    preset: str | None = Field(default=None, max_length=64, pattern=NO_NUL, description="preset these sizes come from")
     arch: Arch
     num_layers: int = Field(ge=1, le=1024)
     hidden_size: int = Field(ge=1, le=1_048_576)
@@ -180,11 +181,18 @@ class TrainSpec(Strict):
         default="stdlib",
         min_length=1,
         max_length=4096,
+        pattern=NO_NUL,
         description="'stdlib', or a text file, directory, JSONL, parquet or .bin of uint16 tokens under the data root",
     )
-    column: str = Field(default="text", min_length=1, max_length=200, description="text column of JSONL and parquet")
+    column: str = Field(
+        default="text", min_length=1, max_length=200, pattern=NO_NUL, description="text column of JSONL and parquet"
+    )
     tokenizer: str | None = Field(
-        default=None, min_length=1, max_length=4096, description="tokenizers JSON under the data root; bytes without"
+        default=None,
+        min_length=1,
+        max_length=4096,
+        pattern=NO_NUL,
+        description="tokenizers JSON under the data root; bytes without",
     )
     checkpoint_every: int = Field(default=0, ge=0, le=100_000_000, description="steps between checkpoints; 0 is off")
     keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="newest checkpoints of an attempt that stay")
@@ -192,13 +200,14 @@ class TrainSpec(Strict):
         default=None,
         min_length=1,
         max_length=200,
+        pattern=NO_NUL,
         description="checkpoint to go on from: job, job/attempt or job/attempt/step",
     )
     eval_every: int = Field(default=25, ge=0, le=100_000_000, description="steps between validations; 0 is off")
     on_not_finite: OnNotFinite = Field(default="stop", description="what a loss or gradient norm of nan or inf does")
 
 
-Argument = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+Argument = Annotated[str, Field(max_length=4096, pattern=NO_NUL)]
 
 
 class ScriptSpec(Strict):
@@ -228,7 +237,9 @@ class Resources(Strict):
     """What kind of slot the ranks need, one slot each."""
 
     device: Device = "cpu"
-    host: str | None = Field(default=None, min_length=1, max_length=100, description="only this host; any by default")
+    host: str | None = Field(
+        default=None, min_length=1, max_length=100, pattern=NO_NUL, description="only this host; any by default"
+    )
 
 
 def _every_primitive(value: object) -> object:

@@ -47,4 +47,6 @@ urlpatterns = [
     path("favicon.ico", icon),
 ]
 
-handler500 = "jobs.pages.jobs.server_error"
+handler400 = "webapp.errors.bad_request"
+handler404 = "webapp.errors.not_found"
+handler500 = "webapp.errors.server_error"

@@ -6,12 +6,13 @@ import hashlib
 import json
 
 from django.contrib.auth.models import User
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from jobs.models import HOST_SILENT_AFTER, Attempt, Host, IdempotentRequest, Job, StateChange, Status
 from jobs.planning.hardware import cluster_for
 from jobs.queue import lifecycle
+from jobs.text import storable
 from planner.estimate import estimate
 from planner.kinds import num_slots
 from planner.parse import parse_spec
@@ -31,7 +32,7 @@ def checked_spec(data: object) -> JobSpec:
     """
     resources = data.get("resources") if isinstance(data, dict) else None
     device = resources.get("device", "cpu") if isinstance(resources, dict) else "cpu"
-    spec = parse_spec(data, slots=Host.objects.largest_slots(device) if isinstance(device, str) else None)
+    spec = parse_spec(data, slots=Host.objects.largest_slots(device) if storable(device) else None)
     if refused := not_runnable(spec):
         raise SpecError(refused)
     return spec
@@ -44,16 +45,39 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
         SpecError: the spec cannot run.
         KeyReusedError: `key` was used for another body.
     """
-    spec = checked_spec(data)
+    if key is None:
+        return _queue(owner, checked_spec(data)), True
     body_hash = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    if earlier := _answered(owner, key, body_hash):
+        return earlier, False
+    spec = checked_spec(data)
+    try:
+        with transaction.atomic():
+            job = _queue(owner, spec)
+            IdempotentRequest.objects.create(user=owner, key=key, body_hash=body_hash, job=job)
+    except IntegrityError:  # the same key came twice at once, and the other was first
+        first = _answered(owner, key, body_hash)
+        if first is None:
+            raise
+        return first, False
+    return job, True
+
+
+def _answered(owner: User, key: str, body_hash: str) -> Job | None:
+    """The job this key and body made, None while the key is new.
+
+    Raises:
+        KeyReusedError: the key made a job of another body.
+    """
+    seen = IdempotentRequest.objects.filter(user=owner, key=key).select_related("job__owner").first()
+    if seen is not None and seen.body_hash != body_hash:
+        raise KeyReusedError
+    return seen.job if seen else None
+
+
+def _queue(owner: User, spec: JobSpec) -> Job:
+    planned = estimate(spec, cluster_for(None, spec))
     with transaction.atomic():
-        if key is not None:
-            seen = IdempotentRequest.objects.filter(user=owner, key=key).select_related("job").first()
-            if seen is not None and seen.body_hash != body_hash:
-                raise KeyReusedError
-            if seen is not None:
-                return seen.job, False
-        planned = estimate(spec, cluster_for(None, spec))
         job = Job.objects.create(
             owner=owner,
             name=spec.name,
@@ -65,9 +89,7 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
             estimate=planned,
         )
         StateChange.objects.create(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
-        if key is not None:
-            IdempotentRequest.objects.create(user=owner, key=key, body_hash=body_hash, job=job)
-    return job, True
+    return job
 
 
 def calibrate(owner: User, host: Host) -> Job:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from django.db import transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, Q
 from django.utils import timezone
 
 from contracts.codec import BadMessageError
@@ -14,11 +12,9 @@ from contracts.names import TASK_ACKNOWLEDGE, host_queue
 from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Outbox, Status
 from jobs.queue import lifecycle
 from jobs.queue.deadletters import bury, passes
-from jobs.queue.outbox import ORDER_LASTS_S
 from jobs.queue.outcomes import finish
 
 Key = tuple[str, int]  # job, attempt
-MISSED_IN_A_ROW = 3  # believed heartbeats without an attempt, and its host has forgotten it
 
 
 def hear(event: Event, entry: str, *, replayed: bool = False) -> None:
@@ -40,8 +36,6 @@ def hear(event: Event, entry: str, *, replayed: bool = False) -> None:
             if passes(error):
                 raise
             bury(entry, report, error, event["host"])
-    if believed:
-        _lose_forgotten(event["host"])
 
 
 def _believe(event: HostEvent, *, replayed: bool) -> bool:
@@ -85,22 +79,11 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
 
 def _lose_before_boot(host: Host, told_ended: set[Key]) -> None:
     """`host` as it was known before the boot. An end that the host tells of is left to its report."""
-    for attempt in _begun(host.name).filter(created__lte=host.last_seen):
+    unended = Attempt.objects.filter(host=host, ended__isnull=True, created__lte=host.last_seen)
+    # One that never ran and still should is ordered again instead.
+    for attempt in unended.filter(Q(job__status=Status.CANCELLING) | ~lifecycle.NEVER_RAN):
         if (attempt.job_id, attempt.number) not in told_ended:
             lifecycle.lose(attempt, f"host {host.name} was rebooted")
-
-
-def _lose_forgotten(host: str) -> None:
-    # An order that has not expired may still be carried out: until then nobody says that its attempt is gone.
-    expired = timezone.now() - timedelta(seconds=ORDER_LASTS_S)
-    for attempt in _begun(host).filter(missed__gte=MISSED_IN_A_ROW, ordered__lt=expired):
-        lifecycle.lose(attempt, f"host {host} no longer knows this attempt")
-
-
-def _begun(host: str) -> QuerySet[Attempt]:
-    """Attempts of a host that have not ended, but for those that never ran and still should: they are ordered again."""
-    unended = Attempt.objects.filter(host__name=host, ended__isnull=True)
-    return unended.filter(Q(job__status=Status.CANCELLING) | ~lifecycle.NEVER_RAN)
 
 
 def _key(report: AttemptReport) -> Key:

@@ -13,7 +13,7 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 from django.db import transaction
-from django.db.models import Exists, F, OuterRef, QuerySet
+from django.db.models import Exists, F, OuterRef
 from django.utils import timezone
 
 from jobs.models import LIVE, Attempt, Job, SlotAllocation, StateChange, Status
@@ -59,10 +59,11 @@ def change(job_id: str, attempt: int, to: Status, reason: str, *, only_from: tup
     return True
 
 
-def still_queued(job_ids: Iterable[str]) -> QuerySet[Job]:
-    """Those that are queued, locked against change until the transaction ends, but for what others change now."""
-    rows = Job.objects.select_for_update(skip_locked=True, no_key=True)
-    return rows.filter(id__in=list(job_ids), status=Status.QUEUED).order_by("id")
+def lock_queued(job_ids: Iterable[str], *fields: str) -> list[Job]:
+    """Those that are queued, locked until the transaction ends; without any that somebody else is changing now."""
+    rows = Job.objects.select_for_update(skip_locked=True, no_key=True).filter(id__in=list(job_ids)).order_by("id")
+    # Asked for by id alone: with the status, SQLite would go through the whole queue.
+    return [job for job in rows.only("id", "attempt", "status", *fields) if job.status == Status.QUEUED]
 
 
 def start(placed: Mapping[str, tuple[int, str]]) -> dict[str, Job]:
@@ -71,8 +72,7 @@ def start(placed: Mapping[str, tuple[int, str]]) -> dict[str, Job]:
     Returns those that this call moved. One that was cancelled meanwhile, or is being changed now, is left as it is.
     """
     with transaction.atomic():
-        rows = still_queued(placed).only("id", "attempt", "spec")
-        jobs = {job.id: job for job in rows if job.attempt == placed[job.id][0]}
+        jobs = {job.id: job for job in lock_queued(placed, "spec") if job.attempt == placed[job.id][0]}
         queued = Job.objects.filter(id__in=list(jobs), status=Status.QUEUED)
         moved = queued.update(status=Status.STARTING, wait_reason="", changed=timezone.now())
         assert moved == len(jobs), f"{moved} of {len(jobs)} locked jobs were queued"

@@ -10,10 +10,12 @@ that takes jobs is blocked, and no later job may delay it where it holds a host:
   that needs the fewest further slots to come free. It keeps that host from pass to pass (`Waiting.kept`, from
   `Plan.kept`) while the host takes jobs and no job before it holds it.
 
-A held host takes no later job, all others do: as nobody knows how long a job runs, any slot given away there could
-delay the holder, and no other can. So a holder starts, at the latest, when enough of the jobs that ran on its host as
-it began to hold it have ended, whatever comes after; it starts earlier where another host has room first. Were the
-host chosen anew in each pass, a second one that drew level would let later jobs onto the first.
+A held host takes no later job, all others do. Nobody knows how long a job runs, so a slot given away on the held host
+could keep its holder out for ever; one given away elsewhere cannot. The holder starts, at the latest, when enough of
+the jobs that ran on its host as it began to hold it have ended, whatever comes after it, and earlier where another
+host has room first. What later jobs can cost it is such a chance elsewhere: none where one host alone is large
+enough. (To spare it that, every host that is large enough would have to idle.) Were the host chosen anew in each
+pass, a second one that drew level would let later jobs onto the first, and the promise would be none.
 
 Nobody starves: if jobs end, a head starts, then the next blocked job is head, and finitely many are before each (but
 for a stream of higher priority, which means to go first). Only one head a device: if every blocked job held a host, a

@@ -13,9 +13,12 @@ from django.utils import timezone
 from contracts.names import cancel_key
 from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Job, Status
 from jobs.queue import lifecycle
+from jobs.queue.outbox import ORDER_LASTS_S
 from jobs.queue.scheduler import order_launch
 
 ORDER_AGAIN_AFTER = timedelta(seconds=15)
+ORDER_LASTS = timedelta(seconds=ORDER_LASTS_S)
+MISSED_IN_A_ROW = 3  # believed heartbeats without an attempt, and its host has forgotten it
 CANCEL_FLAG_S = 3600  # raised again each tick while it is needed
 
 
@@ -39,9 +42,12 @@ def reconcile(client: redis.Redis, listening_since: datetime) -> None:
             continue
         if job.status == Status.CANCELLING and job.wait_reason:
             Job.objects.filter(id=job.id, status=Status.CANCELLING).update(wait_reason="")
-        waits = attempt.never_ran and job.status in (Status.STARTING, Status.UNREACHABLE)
-        if waits and attempt.missed and now - attempt.ordered > ORDER_AGAIN_AFTER:
-            _order_again(job, attempt)
+        if attempt.never_ran and job.status in (Status.STARTING, Status.UNREACHABLE):
+            if attempt.missed and now - attempt.ordered > ORDER_AGAIN_AFTER:
+                _order_again(job, attempt)
+        elif attempt.missed >= MISSED_IN_A_ROW and now - attempt.ordered > ORDER_LASTS:
+            # Not sooner: an order that has not expired may still be carried out.
+            lifecycle.lose(attempt, f"host {attempt.host.name} no longer knows this attempt")
     raise_flags(client, flags)
 
 

@@ -12,7 +12,7 @@ import uuid
 from typing import NamedTuple
 
 from django.db import IntegrityError, transaction
-from django.db.models import Exists, OuterRef
+from django.db.models import Case, CharField, Exists, OuterRef, Value, When
 from django.utils import timezone
 
 from contracts.control import VERSION, LaunchOrder
@@ -23,9 +23,9 @@ from jobs.queue.placement import HostState, Placement, Waiting, place
 
 log = logging.getLogger(__name__)
 
-LOCK = "scheduler"  # its position is another one after each pass that wrote placements
+LOCK = "scheduler"  # its position is another one after each pass that wrote
 KEPT = f"{LOCK}:"  # and a job: the position is the key of the host that is kept for it
-CHUNK = 500  # rows of the queue written in one transaction
+CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
 
 
 class Queued(NamedTuple):
@@ -37,30 +37,48 @@ class Queued(NamedTuple):
     placed_before: bool  # its current attempt has been on a host, though it is queued
 
 
-class _StaleError(Exception):
-    """What was decided goes by what was true before."""
+class Turn(NamedTuple):
+    """Which write of the LOCK row a pass saw, and by which it will be known itself."""
+
+    seen: str
+    mine: str
+
+    def take(self) -> None:
+        """Hold the lock until the transaction ends.
+
+        Raises:
+            StaleError: another scheduler wrote since, so what was decided goes by what is no longer true.
+        """
+        lock, _ = Cursor.objects.select_for_update().get_or_create(name=LOCK, defaults={"position": ""})
+        if lock.position not in self:
+            raise StaleError("another scheduler wrote meanwhile")
+        Cursor.objects.filter(name=LOCK).update(position=self.mine)
+
+
+class StaleError(Exception):
+    """A decision came too late."""
 
 
 def schedule() -> int:
     """Place what fits and say why the rest waits; returns how many jobs were placed."""
     stored = dict(Cursor.objects.filter(name__startswith=LOCK).values_list("name", "position"))
+    turn = Turn(seen=stored.pop(LOCK, ""), mine=uuid.uuid4().hex)
+    kept = {name.removeprefix(KEPT): int(key) for name, key in stored.items()}
     hosts = _hosts()
-    names = {str(key): state.name for key, state in hosts.items()}
-    kept = {name.removeprefix(KEPT): key for name, key in stored.items() if name.startswith(KEPT)}
-    queue = _queue({job: names[key] for job, key in kept.items() if key in names})
+    queue = _queue({job: hosts[key].name for job, key in kept.items() if key in hosts})
     if not queue:
         return 0
     plan = place([queued.job for queued in queue if not queued.placed_before], hosts.values())
-    keys = {state.name: key for key, state in hosts.items()}
-    keep = {job: str(keys[host]) for job, host in plan.kept.items()}
+    keys = {host.name: key for key, host in hosts.items()}
+    attempts = {queued.job.id: queued.attempt for queued in queue}
     placed = 0
-    if plan.placements or keep != kept:
-        attempts = {queued.job.id: queued.attempt for queued in queue}
-        try:
-            placed = _write(plan.placements, attempts, keys, keep, seen=stored.get(LOCK, ""))
-        except (IntegrityError, _StaleError) as error:
-            log.warning("this pass placed nothing: %s", error)
-            return 0
+    try:
+        _keep({job: keys[host] for job, host in plan.kept.items()}, kept, turn)
+        for begin in range(0, len(plan.placements), CHUNK):
+            placed += _start(plan.placements[begin : begin + CHUNK], attempts, keys, turn)
+    except (IntegrityError, StaleError) as error:
+        log.warning("this pass ended early, the next one goes on: %s", error)
+        return placed
     _explain(queue, plan.reasons)
     return placed
 
@@ -77,7 +95,10 @@ def _queue(kept: dict[str, str]) -> list[Queued]:
         "id", "name", "owner", "device", "num_slots", "wanted_host", "priority", "created",
         "attempt", "wait_reason", Exists(attempts),
     )  # fmt: skip
-    return [Queued(Waiting(*row[:8], kept=kept.get(row[0], "")), *row[8:]) for row in rows]
+    return [
+        Queued(Waiting._make([*job, kept.get(job[0], "")]), attempt, reason, placed_before)
+        for *job, attempt, reason, placed_before in rows
+    ]
 
 
 def _hosts() -> dict[int, HostState]:
@@ -95,23 +116,26 @@ def _hosts() -> dict[int, HostState]:
     return hosts
 
 
-def _write(
-    placements: list[Placement], attempts: dict[str, int], keys: dict[str, int], keep: dict[str, str], seen: str
-) -> int:
-    """Start what was placed and is still queued, and keep what is kept; all of it or nothing. Returns how many started.
+def _keep(now: dict[str, int], before: dict[str, int], turn: Turn) -> None:
+    """Remember which hosts are kept for whom. Raises StaleError."""
+    if now == before:
+        return
+    with transaction.atomic():
+        turn.take()
+        Cursor.objects.filter(name__startswith=KEPT).delete()
+        Cursor.objects.bulk_create(Cursor(name=f"{KEPT}{job}", position=str(key)) for job, key in now.items())
+
+
+def _start(placements: list[Placement], attempts: dict[str, int], keys: dict[str, int], turn: Turn) -> int:
+    """Start what is still queued, all of it or nothing; returns how many jobs started.
 
     Raises:
-        _StaleError: another scheduler wrote since `seen` was read.
+        StaleError: another scheduler wrote meanwhile.
         IntegrityError: a slot or an attempt is there already, or a host is gone.
     """
     now = timezone.now()
     with transaction.atomic():
-        lock, _ = Cursor.objects.select_for_update().get_or_create(name=LOCK, defaults={"position": ""})
-        if lock.position != seen:
-            raise _StaleError("another scheduler wrote meanwhile")
-        Cursor.objects.filter(name=LOCK).update(position=uuid.uuid4().hex)
-        Cursor.objects.filter(name__startswith=KEPT).delete()
-        Cursor.objects.bulk_create(Cursor(name=KEPT + job, position=key) for job, key in keep.items())
+        turn.take()
         started = lifecycle.start({p.job: (attempts[p.job], f"placed on {p.host}") for p in placements})
         pairs = [(started[p.job], p) for p in placements if p.job in started]
         created = Attempt.objects.bulk_create(
@@ -146,10 +170,14 @@ def _explain(queue: list[Queued], reasons: dict[str, str]) -> None:
         reason = stuck if queued.placed_before else reasons.get(queued.job.id, queued.reason)
         if reason != queued.reason:
             news[queued.job.id] = reason
-    waiting = sorted(news)
+    waiting = sorted(news, key=lambda job: news[job])
     for begin in range(0, len(waiting), CHUNK):
         with transaction.atomic():
-            jobs = list(lifecycle.still_queued(waiting[begin : begin + CHUNK]).only("id"))
-            for job in jobs:
-                job.wait_reason = news[job.id]
-            Job.objects.bulk_update(jobs, ["wait_reason"])
+            told: dict[str, list[str]] = {}
+            for job in lifecycle.lock_queued(waiting[begin : begin + CHUNK]):
+                told.setdefault(news[job.id], []).append(job.id)
+            if told:
+                texts = [When(id__in=jobs, then=Value(text, CharField())) for text, jobs in told.items()]
+                Job.objects.filter(id__in=[job for jobs in told.values() for job in jobs]).update(
+                    wait_reason=Case(*texts, output_field=CharField())
+                )

@@ -1,5 +1,6 @@
 """Why a job waits, in words that are true, that stay the same while nothing that matters changes, and that name no job
-but those of its own owner."""
+but those of its own owner. A host is open to a job if it takes jobs and is not kept for another.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +64,8 @@ def _anywhere(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> st
 
 def _most_free(pool: Pool) -> str:
     if not pool.open:
-        return "each is kept for a job ahead"
-    return f"of those not kept for a job ahead {_free(pool, pool.open[-1][1])}, the most"
+        return "none is open to it now"
+    return f"of those open to it {_free(pool, pool.open[-1][1])}, the most"
 
 
 def _free(pool: Pool, host: str) -> str:
@@ -77,5 +78,5 @@ def _slots(count: int) -> str:
 
 def _about(count: int) -> int:
     """The largest of 10, 20, 50, 100, 200, ... that is not above the count."""
-    step = 10 ** (len(str(count)) - 1)
+    step: int = 10 ** (len(str(count)) - 1)
     return max(step * factor for factor in (1, 2, 5) if step * factor <= count)

@@ -19,7 +19,9 @@ from rest_framework.test import APIClient
 from contracts.control import VERSION
 from contracts.names import EVENTS_STREAM
 from jobs.models import Host
-from tests.support.processes import RedisServer
+from tests.support.postgres import postgres_server
+from tests.support.processes import RedisServer, redis_server
+from tests.support.web import Site, site
 
 
 @pytest.fixture
@@ -154,3 +156,11 @@ def run_together(calls: list[Callable[[], Any]]) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+@pytest.fixture(scope="session")
+def postgres_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The web server as it is deployed: PostgreSQL, Redis, every bound. Shared: tests leave it standing."""
+    folder = tmp_path_factory.mktemp("site")
+    with postgres_server() as url, redis_server(folder / "redis") as redis, site(url, redis, folder / "web") as made:
+        yield made

@@ -101,7 +101,7 @@ def test_the_queue_goes_by_priority_then_age_and_says_why_each_waits(
     assert schedule() == 1
     assert [status(job) for job in (first, later, urgent)] == ["queued", "queued", "starting"]
     assert first.wait_reason == "needs 4 slots on one cpu host; host-a has 0 of 4 free and is kept for it"
-    told = "each is kept for a job ahead; 1 job (first) is ahead and needs 4 slots"
+    told = "none is open to it now; 1 job (first) is ahead and needs 4 slots"
     assert later.wait_reason == f"needs 4 slots on one cpu host; {told}"
 
 

@@ -300,13 +300,13 @@ BUSY = [host("host-a", 4, free=1), host("host-b", 2, free=0), host("host-c", 4, 
         (
             [job("j", 2), job("ahead", 4, age=1, owner=2)],
             BUSY,
-            "needs 2 slots on one cpu host; of those not kept for a job ahead host-b has 0 of 2 free, the most; "
+            "needs 2 slots on one cpu host; of those open to it host-b has 0 of 2 free, the most; "
             "1 job is ahead and needs 4 slots",
         ),
         (
             [job("j", 2), job("first", 4, age=3), job("second", 2, age=2, owner=2)],
             BUSY,
-            "needs 2 slots on one cpu host; of those not kept for a job ahead host-b has 0 of 2 free, the most; "
+            "needs 2 slots on one cpu host; of those open to it host-b has 0 of 2 free, the most; "
             "2 jobs are ahead, the first (name-of-first) needs 4 slots",
         ),
         (

@@ -60,8 +60,9 @@ def _answers(address: str) -> bool:
 @contextlib.contextmanager
 def as_default_database(url: str, *, migrated: bool = True) -> Iterator[None]:
     """Django's default database is this one, in every thread, until the end; then it is empty again."""
-    before, told = settings.DATABASES["default"], parse_database(SecretStr(url))
-    _switch({**before, **told, "TEST": before["TEST"], "OPTIONS": told.get("OPTIONS", {})})
+    before = settings.DATABASES["default"]
+    told = parse_database(SecretStr(url))
+    _switch({**before, "OPTIONS": {}, **told, "TEST": before["TEST"]})
     try:
         if migrated:
             call_command("migrate", verbosity=0)

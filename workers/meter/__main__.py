@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from contracts.telemetry import Cell, PhaseItem
 from workers.meter.ending import end_as, fail
@@ -60,7 +61,7 @@ def main() -> int:
     return code
 
 
-def count_steps(recorder: Recorder) -> None:
+def count_steps(recorder: Recorder) -> RemovableHandle:
     """Setup lasts until the first optimiser step has ended; what follows are steps.
 
     Several optimisers that take turns make one step together: the next begins when one of them comes again.
@@ -74,7 +75,7 @@ def count_steps(recorder: Recorder) -> None:
             recorder.set_phase("step")
         turns.add(optimizer)
 
-    register_optimizer_step_post_hook(stepped)
+    return register_optimizer_step_post_hook(stepped)
 
 
 def table(cells: list[Cell], steps: int) -> str:

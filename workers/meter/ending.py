@@ -54,8 +54,9 @@ def tell(message: str, trace: str = "") -> None:
 
 def tell_exception(error: BaseException) -> None:
     """Leave word of an exception that nobody caught."""
-    words = "".join(traceback.format_exception_only(error)).strip()
-    tell(words, "".join(traceback.format_exception(error)))
+    # Of a syntax error, the place comes first, indented.
+    words = next(line for line in traceback.format_exception_only(error) if not line.startswith(" "))
+    tell(words.strip(), "".join(traceback.format_exception(error)))
 
 
 def _code_of(main: Callable[[], int]) -> int:

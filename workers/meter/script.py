@@ -8,8 +8,9 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from planner.parse import parse_spec
 from planner.spec import ScriptSpec, SpecError
@@ -57,8 +58,7 @@ def from_spec(spec_file: Path, root: Path) -> Script:
     """
     wanted, root = _ordered(spec_file), root.resolve()
     if wanted.module is not None:
-        file = search = _module_file(wanted.module, root, "below the script root")
-        search = root
+        file, search = _module_file(wanted.module, root, "below the script root"), root
     else:
         file = _below(root, wanted.path or "", Path.is_file, "script.path")
         search = file.parent
@@ -114,20 +114,26 @@ def _ordered(spec_file: Path) -> ScriptSpec:
     return wanted
 
 
-def _below(root: Path, name: str, is_there: Any, field: str) -> Path:
-    try:
-        path = (root / name).resolve()
-        if path.is_relative_to(root) and is_there(path):
-            return path
-    except (OSError, ValueError, RuntimeError):  # a name too long, half a character, a circle of links
-        pass
-    raise NoScriptError(f"{field}: there is no {name!r} below the script root")
+def _below(root: Path, name: str, is_there: Callable[[Path], bool], field: str) -> Path:
+    found = _inside(root, root / name, is_there)
+    if found is None:
+        raise NoScriptError(f"{field}: there is no {name!r} below the script root")
+    return found
 
 
 def _module_file(module: str, root: Path, where: str) -> Path:
     """The file that `python -m module` would run in `root`: of a package, its __main__."""
     place = root.joinpath(*module.split("."))
     for file in (place / "__main__.py", place.with_name(f"{place.name}.py")):
-        if file.resolve().is_relative_to(root.resolve()) and file.is_file():
+        if _inside(root, file, Path.is_file):
             return file
     raise NoScriptError(f"script.module: there is no {module!r} {where}")
+
+
+def _inside(root: Path, path: Path, is_there: Callable[[Path], bool]) -> Path | None:
+    """Where a path really leads, None when that is outside `root` or nowhere."""
+    try:
+        found = path.resolve()
+        return found if found.is_relative_to(root.resolve()) and is_there(found) else None
+    except (OSError, ValueError, RuntimeError):  # a name too long, half a character, a circle of links
+        return None
