@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+LOCK   := requirements.lock
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint format parity witness faults bench clean browser tools
+.PHONY: help up test lint lock format parity witness schemathesis faults mix image-test bench clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -16,12 +18,12 @@ $(BIN)/python:
 	  echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
 
 # The stamps keep a second run off the network.
-$(VENV)/.run: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[web,worker,local]'
+$(VENV)/.run: pyproject.toml $(LOCK) | $(BIN)/python
+	$(INSTALL) -e '.[web,worker,local]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[web,worker,local,dev]'
+	$(INSTALL) -e '.[web,worker,local,dev]'
 	@touch $@
 
 up: $(VENV)/.run ## start everything on this machine; Ctrl-C stops it
@@ -39,6 +41,10 @@ lint: $(VENV)/.dev ## lint, format and types
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_floors.py
 
+lock: $(VENV)/.dev ## pin every package anew, at its newest allowed version
+	$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --no-annotate \
+	  --custom-compile-command 'make lock' --output-file $(LOCK) pyproject.toml
+
 format: $(VENV)/.dev ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -49,10 +55,19 @@ parity: $(VENV)/.dev ## every layout against one process; prints the table
 witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network namespaces; prints the table; needs root
 	$(BIN)/python -m tests.witness
 
+schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI document; prints what failed
+	$(BIN)/python -m tests.fuzz_api
+
 faults: $(VENV)/.dev ## kill things and watch; prints the table
 	$(BIN)/python -m pytest tests/faults -v --no-header
 
-bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-calibration bench-training bench-dry_run bench-scheduling ## every benchmark, as ratios
+mix: $(VENV)/.dev ## ten minutes of small jobs while everything is killed at random; MIX="--seconds 60 --seed 7"
+	$(BIN)/python -m tests.faults.mix $(MIX)
+
+image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this machine's files; needs root
+	$(BIN)/python -m tests.image
+
+bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-calibration bench-training bench-dry_run bench-scheduling bench-listing ## every benchmark, as ratios
 
 bench-%: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.$*

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from contracts.telemetry import Op
 from planner.collectives import bus_factor
-from planner.spec import LAB_PRIMITIVES, Device, JobSpec, LabDtype, LabPrimitive, LabSpec, Layout, Problem, Strict
+from planner.spec import LAB_PRIMITIVES, Device, JobSpec, LabDtype, LabPrimitive, LabSpec, Problem, Strict
 
 LAB_VERSION: Literal[1] = 1
 MAX_SIZES = 32  # as many as the spec's own bounds allow
@@ -127,13 +127,9 @@ class LabResult(Strict):
 
 
 def lab_problems(spec: JobSpec) -> list[Problem]:
-    """What of the lab cannot run, each with its arithmetic."""
-    if spec.kind != "lab":
-        return [] if spec.lab is None else [Problem("lab", f"is for jobs of kind lab, and this one is {spec.kind}")]
+    """What of a lab's own part of the spec cannot run, each with its arithmetic."""
     lab = lab_of(spec)
     found = []
-    if spec.layout != Layout(dp=spec.layout.dp):
-        found.append(Problem("layout", "the lab takes dp ranks and no other axis or option"))
     if repeated := _repeated(lab.primitives):
         found.append(Problem("lab.primitives", f"{repeated} stands there more than once"))
     return [*found, *_group(spec, lab), *_sizes(lab, len(lab_ranks(spec)))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from planner.lab import lab_problems
+from planner.kinds import KINDS, kind_problems, num_slots, product_words
 from planner.spec import JobSpec, Layout, ModelSpec, Problem
 
 MeshAxis = Literal["pp", "dp", "cp", "tp"]
@@ -100,11 +100,10 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
 
     `slots`: slots of the largest host, when known. What can be planned but not run yet: `planner.runnable`.
     """
-    if spec.kind == "lab":  # trains nothing: what the model and the batch say does not matter
-        return [*lab_problems(spec), *_world(spec, slots)]
+    if not KINDS[spec.kind].trains:  # what the batch says does not matter
+        return [*kind_problems(spec), *_model(spec), *_world(spec, slots)]
     return [
-        *lab_problems(spec),
-        *_kind(spec),
+        *kind_problems(spec),
         *_model(spec),
         *_tensor(spec),
         *pipeline_problems(spec),
@@ -114,21 +113,6 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
         *_training(spec),
         *_world(spec, slots),
     ]
-
-
-def _kind(spec: JobSpec) -> list[Problem]:
-    """A calibration lays out plain ranks of one named host, a script plain ranks of any."""
-    found = []
-    if spec.kind in ("calibrate", "script") and spec.layout != Layout(dp=spec.layout.dp):
-        found.append(Problem("layout", f"a {spec.kind} job takes dp ranks and no other axis or option"))
-    if spec.kind == "calibrate" and spec.resources.host is None:
-        found.append(Problem("resources.host", "a calibration measures one host: name it"))
-    if spec.kind == "script" and spec.script is None:
-        found.append(Problem("script", "is required for a script job: its path below the script root, and its args"))
-    if spec.script is not None and (spec.script.path.startswith("/") or ".." in spec.script.path.split("/")):
-        text = f"{spec.script.path!r} leaves the script root; give a path below it, without '..'"
-        found.append(Problem("script.path", text))
-    return found
 
 
 def _indivisible(field: str, what: str, size: int, by: str, degree: int) -> list[Problem]:
@@ -309,16 +293,10 @@ def _training(spec: JobSpec) -> list[Problem]:
 
 
 def _world(spec: JobSpec, slots: int | None) -> list[Problem]:
-    layout = spec.layout
-    cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
-    product = f"dp {layout.dp} x pp {layout.pp}{cp} x tp {layout.tp} = {layout.world_size} ranks"
+    layout, product = spec.layout, product_words(spec.layout)
     if layout.world_size > MAX_RANKS:
         largest = max(MESH_AXES, key=lambda axis: int(getattr(layout, axis)))
         return [Problem(f"layout.{largest}", f"{product}, more than the {MAX_RANKS} that can be planned")]
-    if spec.kind == "dry_run":
-        beyond = [rank for rank in spec.dry_ranks if rank >= layout.world_size]
-        text = f"{product}, from 0: there is no rank {', '.join(map(str, beyond))}"
-        return [Problem("dry_ranks", text)] if beyond else []
-    if slots is None or layout.world_size <= slots:
+    if slots is None or num_slots(spec) <= slots:
         return []
     return [Problem("layout", f"{product}, but the largest {spec.resources.device} host has {slots} slots")]

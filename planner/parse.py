@@ -9,11 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from planner.estimate import estimate
+from planner.kinds import KINDS
 from planner.layout import problems
 from planner.presets import PRESETS, expand_preset
 from planner.spec import JobSpec, Problem, SpecError
 
-LAB_PRESET = "gpt-tiny"  # a lab needs no model, a spec does
+STAND_IN = "gpt-tiny"  # a spec names a model, also where the kind of job needs none
 LARGEST_BYTES = 2**63 - 1  # what msgpack and a database integer hold
 
 
@@ -42,12 +43,8 @@ def parse_fields(data: object) -> JobSpec:
     if not isinstance(data, Mapping):
         raise SpecError([Problem("spec", f"must be an object, got {_shown(data)}")])
     expanded: dict[str, Any] = {str(key): value for key, value in data.items()}
-    if expanded.get("kind") == "lab":
-        expanded.setdefault("model", {"preset": LAB_PRESET})
-    if expanded.get("kind") == "script":  # it brings its own model; what it trains is not ours to plan
-        dp = expanded["layout"].get("dp") if isinstance(expanded.get("layout"), Mapping) else 1
-        expanded.setdefault("model", {"preset": next(iter(PRESETS))})
-        expanded.setdefault("train", {"global_batch": dp, "micro_batches": 1})
+    if any(name == expanded.get("kind") and not kind.trains for name, kind in KINDS.items()):
+        expanded.setdefault("model", {"preset": STAND_IN})
     model = expanded.get("model")
     found: list[Problem] = []
     if isinstance(model, Mapping):
@@ -61,7 +58,7 @@ def parse_fields(data: object) -> JobSpec:
     try:
         spec = JobSpec.model_validate(expanded)
     except ValidationError as error:
-        found += [_problem(e) for e in error.errors(include_url=False)]
+        found += [problem_of(e) for e in error.errors(include_url=False)]
     if found:
         raise SpecError(found)
     return spec
@@ -88,7 +85,7 @@ _MESSAGES = {
     "bool_type": "must be true or false",
     "string_type": "must be text",
     "string_unicode": "must be valid Unicode text",
-    "string_pattern_mismatch": "must not hold control characters",
+    "string_pattern_mismatch": "must not hold NUL or other control characters",
     "model_type": "must be an object",
     "dict_type": "must be an object",
     "list_type": "must be a list",
@@ -103,7 +100,7 @@ _MESSAGES = {
 }
 
 
-def _problem(error: Any) -> Problem:
+def problem_of(error: Any) -> Problem:
     """pydantic's error in our words, with the value that was given."""
     field = ".".join(str(part) for part in error["loc"]) or "spec"
     text = _MESSAGES.get(error["type"], error["msg"]).format(**error.get("ctx", {}))

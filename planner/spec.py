@@ -29,6 +29,7 @@ AttentionKernel = Literal["fused", "unfused"]
 Balance = Literal["layers", "cost"]
 Precision = Literal["fp32", "bf16", "bf16_gradients", "fp8"]
 Device = Literal["cpu", "cuda"]
+OnNotFinite = Literal["stop", "continue"]
 JobKind = Literal["train", "calibrate", "dry_run", "script", "lab"]
 LabPrimitive = Literal[
     "broadcast",
@@ -48,6 +49,7 @@ LabDtype = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"
 
 DryRank = Annotated[int, Field(ge=0, le=65535)]
 Degree = Annotated[int, Field(ge=1, le=65536)]
+NO_NUL = r"^[^\x00]*$"  # no database and no file name takes it
 
 
 class Problem(NamedTuple):
@@ -103,7 +105,7 @@ class ModelSpec(Strict):
     gpt: LayerNorm, GELU, learned positions, biases. llama: RMSNorm, RoPE, SwiGLU, GQA, no biases.
     """
 
-    preset: str | None = Field(default=None, max_length=64, description="preset these sizes come from")
+    preset: str | None = Field(default=None, max_length=64, pattern=NO_NUL, description="preset these sizes come from")
     arch: Arch
     num_layers: int = Field(ge=1, le=1024)
     hidden_size: int = Field(ge=1, le=1_048_576)
@@ -179,11 +181,18 @@ class TrainSpec(Strict):
         default="stdlib",
         min_length=1,
         max_length=4096,
+        pattern=NO_NUL,
         description="'stdlib', or a text file, directory, JSONL, parquet or .bin of uint16 tokens under the data root",
     )
-    column: str = Field(default="text", min_length=1, max_length=200, description="text column of JSONL and parquet")
+    column: str = Field(
+        default="text", min_length=1, max_length=200, pattern=NO_NUL, description="text column of JSONL and parquet"
+    )
     tokenizer: str | None = Field(
-        default=None, min_length=1, max_length=4096, description="tokenizers JSON under the data root; bytes without"
+        default=None,
+        min_length=1,
+        max_length=4096,
+        pattern=NO_NUL,
+        description="tokenizers JSON under the data root; bytes without",
     )
     checkpoint_every: int = Field(default=0, ge=0, le=100_000_000, description="steps between checkpoints; 0 is off")
     keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="newest checkpoints of an attempt that stay")
@@ -191,26 +200,46 @@ class TrainSpec(Strict):
         default=None,
         min_length=1,
         max_length=200,
+        pattern=NO_NUL,
         description="checkpoint to go on from: job, job/attempt or job/attempt/step",
     )
     eval_every: int = Field(default=25, ge=0, le=100_000_000, description="steps between validations; 0 is off")
+    on_not_finite: OnNotFinite = Field(default="stop", description="what a loss or gradient norm of nan or inf does")
 
 
-Argument = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+Argument = Annotated[str, Field(max_length=4096, pattern=NO_NUL)]
 
 
 class ScriptSpec(Strict):
     """A training script of the user's own, which torchrun starts on every rank of `layout.dp`."""
 
-    path: str = Field(min_length=1, max_length=1000, pattern=r"^[^\x00]+$", description="below the host's script root")
+    path: str | None = Field(
+        default=None, min_length=1, max_length=1000, pattern=r"^[^\x00]+$", description="below the host's script root"
+    )
+    module: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        pattern=r"^[^\x00]+$",
+        description="instead of path: a module below the script root, as python -m takes it",
+    )
     args: list[Argument] = Field(default=[], max_length=200)
+    cwd: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1000,
+        pattern=r"^[^\x00]+$",
+        description="directory below the script root to run in; the script's own by default, the root for a module",
+    )
 
 
 class Resources(Strict):
     """What kind of slot the ranks need, one slot each."""
 
     device: Device = "cpu"
-    host: str | None = Field(default=None, min_length=1, max_length=100, description="only this host; any by default")
+    host: str | None = Field(
+        default=None, min_length=1, max_length=100, pattern=NO_NUL, description="only this host; any by default"
+    )
 
 
 def _every_primitive(value: object) -> object:
@@ -258,11 +287,6 @@ class JobSpec(Strict):
     script: ScriptSpec | None = None
     dry_ranks: list[DryRank] = Field(default=[0], min_length=1, max_length=64, description="ranks that a dry run tries")
     lab: LabSpec | None = Field(default=None, description="what a lab runs; the defaults when left out")
-
-    @property
-    def num_slots(self) -> int:
-        """Slots the job needs: one a rank, but for a dry run, whose ranks take turns in one."""
-        return 1 if self.kind == "dry_run" else self.layout.world_size
 
     @property
     def micro_batch_size(self) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
+
+from planner.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("contracts", "planner", "workers", "jobs", "webapp", "tests", "benchmarks")
@@ -20,10 +23,31 @@ FORBIDDEN: dict[str, set[str]] = {
 }
 # Rooms of a floor, lowest first: a room imports only from those before it; two in one entry know each other.
 ROOMS = {
-    "jobs": ["models", "connection", "access", "present", "planning", "queue", "live", "api", "pages", "lab", "admin"],
+    "jobs": [
+        "text",
+        "models",
+        "connection",
+        "text",
+        "kinds",
+        "filters",
+        "access",
+        "present",
+        "planning",
+        "queue",
+        "live",
+        "api",
+        "pages",
+        "lab",
+        "admin",
+    ],
     # The trainer saves through checkpoint, whose export builds the trainer's model: one room with two doors.
     "workers": ["drafts", "host", "meter", "checkpoint trainer", "tokenizer", "calibrate", "lab", "dry_run"],
 }
+# Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.
+KIND_TABLES = {"planner/kinds.py", "jobs/kinds.py", "workers/host/programs.py"}
+OWN_KIND = {"workers/lab/__main__.py"}  # a program that refuses a spec which is not for it
+KIND_FLOORS = ("planner", "jobs", "workers", "webapp")
+KIND_NAMES: set[object] = set(KINDS)
 # What watches the training stays small: it never loads torch, but for the module that starts torchrun.
 WITHOUT_TORCH = sorted(path for path in (ROOT / "workers/host").rglob("*.py") if path.name != "launch.py")
 
@@ -77,6 +101,55 @@ def test_every_room_is_on_the_list(package: str) -> None:
     exempt = {"__init__", "apps", "migrations", "management", "templatetags"}
     found = {path.name.removesuffix(".py") for path in (ROOT / package).iterdir() if path.name != "__pycache__"}
     assert found - exempt == {room for entry in ROOMS[package] for room in entry.split()}
+
+
+def kinds_compared(source: str) -> list[str]:
+    """Comparisons of something called a kind with the name of a kind of job; of an item of telemetry they are none."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        subject = node.subject if isinstance(node, ast.Match) else node
+        if not isinstance(node, ast.Compare | ast.Match):
+            continue
+        words = {leaf.value for leaf in ast.walk(node) if isinstance(leaf, ast.Constant)}
+        text = ast.unparse(subject)
+        if words & KIND_NAMES and re.search(r"\bkind\b", text) and not re.search(r"\b(item|event)\b", text):
+            found.append(text)
+    return found
+
+
+def test_no_kind_of_job_is_compared_outside_the_tables() -> None:
+    found = {}
+    for file in sorted(file for floor in KIND_FLOORS for file in (ROOT / floor).rglob("*.py")):
+        name = str(file.relative_to(ROOT))
+        if (
+            name not in KIND_TABLES | OWN_KIND
+            and "/migrations/" not in name
+            and (compared := kinds_compared(file.read_text()))
+        ):
+            found[name] = compared
+    names = "|".join(sorted(KIND_NAMES))
+    written = re.compile(rf"""kind\W*(===?|!==?|\bin\b).*["'`]({names})["'`]""")
+    pages = [*(ROOT / "templates").rglob("*.html"), *(ROOT / "webapp/static/js").rglob("*.js")]
+    for file in pages:
+        lines = [line for line in file.read_text().splitlines() if written.search(line)]
+        if lines:
+            found[str(file.relative_to(ROOT))] = lines
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if spec.kind == "lab": pass',
+        'x = job.spec.get("kind") != "calibrate"',
+        'y = kind in ("train", "script")',
+        'match spec.kind:\n    case "dry_run":\n        pass',
+    ],
+)
+def test_the_reader_of_kinds_sees_every_comparison(source: str) -> None:
+    assert kinds_compared(source)
+    assert not kinds_compared('item["kind"] == "lab"')
+    assert not kinds_compared('action.kind == "F"')
 
 
 @pytest.mark.parametrize("path", WITHOUT_TORCH, ids=lambda path: path.stem)

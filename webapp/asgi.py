@@ -1,4 +1,4 @@
-"""HTTP by Django, websockets by Channels. A socket's Origin must be an allowed host."""
+"""HTTP by Django, websockets by Channels, both behind `webapp.doors`. A socket's Origin must be an allowed host."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from django.core.asgi import get_asgi_application
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
 django_application = get_asgi_application()  # before anything imports models
 
-from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
-from django.urls import path  # noqa: E402
+from channels.sessions import SessionMiddlewareStack  # noqa: E402
+from django.urls import path, re_path  # noqa: E402
 
-from jobs.live.consumers import JobConsumer  # noqa: E402
+from jobs.live.consumers import JobConsumer, no_such_socket  # noqa: E402
+from webapp.doors import Doors  # noqa: E402
 
-sockets = URLRouter([path("ws/jobs/<str:job_id>/", JobConsumer.as_asgi())])
+sockets = URLRouter(
+    [
+        path("ws/jobs/<str:job_id>/", JobConsumer.as_asgi()),
+        re_path("", no_such_socket),  # type: ignore[arg-type]  # Channels routes to ASGI applications
+    ]
+)
 
-application = ProtocolTypeRouter(
-    {
-        "http": django_application,
-        "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(sockets)),
-    }
+application = Doors(
+    ProtocolTypeRouter(
+        {
+            "http": django_application,
+            # Who is asking is read by the consumer itself, again and again.
+            "websocket": AllowedHostsOriginValidator(SessionMiddlewareStack(sockets)),
+        }
+    )
 )

@@ -2,64 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
-
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
-BASE_DIR = Path(__file__).resolve().parent.parent
+from webapp.admin_theme import unfold
+from webapp.environment import BASE_DIR, SettingError, WebSettings, read
 
+try:
+    _given = read(WebSettings)
+except SettingError as error:
+    raise ImproperlyConfigured(str(error)) from None
 
-def setting(name: str, default: str | None = None) -> str:
-    value = os.environ.get(f"MESHBOARD_{name}", default)
-    if value is None:
-        raise ImproperlyConfigured(f"MESHBOARD_{name} is not set (docs/deploy.md)")
-    return value
-
-
-def flag(name: str, default: str) -> bool:
-    value = setting(name, default)
-    if value not in ("0", "1"):
-        raise ImproperlyConfigured(f"MESHBOARD_{name} must be 0 or 1, got {value!r}")
-    return value == "1"
-
-
-def database(url: str) -> dict[str, object]:
-    """Django's settings for `sqlite:///PATH` or `postgres://user:password@host:port/name`."""
-    parts = urlsplit(url)
-    if parts.scheme == "sqlite":
-        return {
-            "ENGINE": "django.db.backends.sqlite3",
-            "NAME": parts.path,
-            # IMMEDIATE takes the write lock at once, so two writers queue instead of failing half way.
-            "OPTIONS": {
-                "transaction_mode": "IMMEDIATE",
-                "timeout": 20,
-                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
-            },
-        }
-    if parts.scheme not in ("postgres", "postgresql"):
-        raise ImproperlyConfigured("MESHBOARD_DATABASE_URL must start with postgres:// or sqlite:///")
-    return {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": parts.path.lstrip("/"),
-        "USER": unquote(parts.username or ""),
-        "PASSWORD": unquote(parts.password or ""),
-        "HOST": parts.hostname or "",
-        "PORT": str(parts.port or 5432),
-        "CONN_HEALTH_CHECKS": True,
-    }
-
-
-STATE_DIR = Path(setting("STATE_DIR", str(BASE_DIR / "var"))).resolve()
-DEBUG = flag("DEBUG", "0")
-HTTPS = flag("HTTPS", "1")
-SECRET_KEY = setting("SECRET_KEY")
-REDIS_URL = setting("REDIS_URL")
-ALLOWED_HOSTS = setting("ALLOWED_HOSTS", "127.0.0.1,localhost").split(",")
-DATABASES = {"default": database(setting("DATABASE_URL", f"sqlite:///{STATE_DIR / 'db.sqlite3'}"))}
+STATE_DIR = _given.state_dir
+DEBUG = _given.debug
+HTTPS = _given.https
+SECRET_KEY = _given.secret_key.get_secret_value()
+REDIS_URL = _given.redis_url.get_secret_value()
+ALLOWED_HOSTS = _given.allowed_hosts
+DATABASES = {"default": _given.database()}
 
 INSTALLED_APPS = [
     "unfold",
@@ -72,6 +32,7 @@ INSTALLED_APPS = [
     "channels",
     "axes",
     "csp",
+    "django_filters",
     "drf_spectacular",
     "knox",
     "rest_framework",
@@ -79,6 +40,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "webapp.health.HealthMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "csp.middleware.CSPMiddleware",
@@ -127,27 +89,39 @@ AXES_COOLOFF_TIME = 0.25  # hours
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_RESET_ON_SUCCESS = True
 
-CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": REDIS_URL,
+        # Whoever submits waits for this; without the count the job is queued all the same.
+        "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1},
+    }
+}
 CHANNEL_LAYERS = {
     "default": {
         "BACKEND": "channels_redis.core.RedisChannelLayer",
         # The 5 s default socket timeout of redis-py would end every idle websocket.
-        "CONFIG": {"hosts": [{"address": REDIS_URL, "socket_timeout": 30, "max_connections": 1000}]},
+        "CONFIG": {
+            "hosts": [
+                {"address": REDIS_URL, "socket_timeout": 30, "socket_connect_timeout": 2, "max_connections": 1000}
+            ]
+        },
     }
 }
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "knox.auth.TokenAuthentication",
+        "jobs.api.authentication.AsciiTokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["jobs.api.parsers.StrictJSONParser"],
+    "URL_FORMAT_OVERRIDE": None,
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.PageNumberPagination",
     "PAGE_SIZE": 50,
-    "DEFAULT_THROTTLE_RATES": {"submit": "60/min"},
+    "DEFAULT_THROTTLE_RATES": {"submit": f"{_given.submits_per_minute}/min"},
     "EXCEPTION_HANDLER": "jobs.api.errors.handle",
 }
 REST_KNOX = {"TOKEN_TTL": None, "AUTH_HEADER_PREFIX": "Token"}
@@ -155,17 +129,20 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "Meshboard",
     "DESCRIPTION": "Submit parallel training runs, and read what every rank sends.",
     "VERSION": "1",
+    "OAS_VERSION": "3.1.0",
     "SERVE_PERMISSIONS": ["rest_framework.permissions.IsAuthenticated"],
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "jobs.api.schema.with_models"],
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2**20
 
 LANGUAGE_CODE = "en-gb"
 TIME_ZONE = "UTC"
 USE_TZ = True
+FORMAT_MODULE_PATH = ["webapp.formats"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "static/"
-STATIC_ROOT = STATE_DIR / "static"
+STATIC_ROOT = _given.static_root or STATE_DIR / "static"
 STATICFILES_DIRS = [BASE_DIR / "webapp" / "static"]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
@@ -196,7 +173,7 @@ SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SILENCED_SYSTEM_CHECKS = ["security.W008"]
 
-UNFOLD = {"SITE_TITLE": "Meshboard", "SITE_HEADER": "Meshboard", "SITE_URL": "/"}
+UNFOLD = unfold()
 
 LOGGING = {
     "version": 1,

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.contrib.auth.views import LoginView, LogoutView
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.templatetags.static import static
 from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
 from jobs.pages import hosts, jobs, learn, script
+from webapp.admin_theme import MARK
+
+
+def icon(_request: HttpRequest) -> HttpResponse:
+    """Browsers ask for it where no page could name one: beside JSON."""
+    return redirect(static(MARK))
+
 
 urlpatterns = [
     path("", jobs.job_list, name="job-list"),
@@ -33,6 +43,9 @@ urlpatterns = [
     path("logout/", LogoutView.as_view(), name="logout"),
     path("api/v1/", include("jobs.api.urls")),
     path("admin/", admin.site.urls),
+    path("favicon.ico", icon),
 ]
 
-handler500 = "jobs.pages.jobs.server_error"
+handler400 = "webapp.errors.bad_request"
+handler404 = "webapp.errors.not_found"
+handler500 = "webapp.errors.server_error"

@@ -1,26 +1,51 @@
-"""Every refusal has one shape: {"errors": [{"field", "message"}]}."""
+"""Every refusal, and every failure, has one shape: {"errors": [{"field", "message"}]}."""
 
 from __future__ import annotations
 
+import logging
+import secrets
 from typing import Any
 
+from django.db import InterfaceError, OperationalError
 from rest_framework.response import Response
-from rest_framework.views import exception_handler
+from rest_framework.views import exception_handler, set_rollback
 
 from planner.spec import Problem, SpecError
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 5
 
 
 def body(problems: list[Problem]) -> dict[str, Any]:
     return {"errors": [{"field": p.field, "message": p.message} for p in problems]}
 
 
-def handle(error: Exception, context: dict[str, Any]) -> Response | None:
-    """DRF's exception handler: a SpecError is 422, the rest is reshaped."""
+def failure(path: str, error: BaseException | None = None) -> str:
+    """Log a failure of ours under an id that its answer quotes; returns the id."""
+    reference = secrets.token_hex(4)
+    log.error("error %s for %s", reference, path, exc_info=error)
+    return reference
+
+
+def failed(reference: str) -> dict[str, Any]:
+    """The body of a 500."""
+    return body([Problem("request", f"something broke on our side; it is in the log under {reference}")])
+
+
+def handle(error: Exception, context: dict[str, Any]) -> Response:
+    """DRF's exception handler: a SpecError is 422, a database that is away 503, what nobody expected 500."""
     if isinstance(error, SpecError):
         return Response(body(error.problems), status=422)
+    path = context["request"].path
+    if isinstance(error, OperationalError | InterfaceError):
+        log.warning("the database did not answer for %s: %s", path, error)
+        away = [Problem("request", "the database does not answer just now; nothing was changed")]
+        return Response(body(away), status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
     response = exception_handler(error, context)
     if response is None:
-        return None
+        set_rollback()
+        return Response(failed(failure(path, error)), status=500)
     detail = response.data.get("detail", response.data) if isinstance(response.data, dict) else response.data
     response.data = body([Problem("request", str(detail))])
     return response

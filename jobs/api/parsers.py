@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -10,6 +9,8 @@ from django.conf import settings
 from rest_framework import status
 from rest_framework.exceptions import APIException, ParseError
 from rest_framework.parsers import BaseParser
+
+from jobs.text import parse_json
 
 
 class TooLargeError(APIException):
@@ -30,8 +31,6 @@ class StrictJSONParser(BaseParser):
         if len(raw) > limit:
             raise TooLargeError
         try:
-            return json.loads(raw.decode("utf-8"))
-        except RecursionError:
-            raise ParseError("the JSON is nested too deep") from None
+            return parse_json(raw)
         except ValueError as error:
             raise ParseError(f"not JSON: {error}") from None

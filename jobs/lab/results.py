@@ -25,7 +25,7 @@ class Shown(NamedTuple):
 
 def newest_shown(jobs: QuerySet[Job], primitive: LabPrimitive) -> Shown | None:
     """The newest of the succeeded labs among `jobs` that captured the primitive."""
-    ended = jobs.filter(spec__kind="lab", status=Status.SUCCEEDED)
+    ended = jobs.filter(kind="lab", status=Status.SUCCEEDED)
     attempts = Attempt.objects.filter(job__in=ended, number=F("job__attempt")).select_related("job", "host")
     for attempt in attempts.order_by("-job__changed")[:NEWEST_RUNS].iterator():
         result = checked_result(((attempt.exit or {}).get("summary") or {}).get("lab"))

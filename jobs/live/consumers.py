@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -16,53 +17,72 @@ from django.contrib.auth import get_user
 from django.contrib.sessions.backends.db import SessionStore
 
 from contracts.names import telemetry_stream
-from jobs.access import visible_jobs
-from jobs.live.streams import Watch, hub
+from jobs.access import visible_job
+from jobs.live.streams import Oversize, Watch, hub
 from jobs.present import job_detail
 from jobs.queue.lifecycle import group_name
+from jobs.text import whole_number
 
 log = logging.getLogger(__name__)
 
-ENTRY_ID = re.compile(r"\d{1,20}-\d{1,20}")
+ENTRY_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
+LARGEST_ID = 2**64 - 1  # of either half; Redis refuses more
+MOST_ATTEMPTS = 2**31 - 1
 LOOK_S = 5.0
+TRY_AGAIN = 1013
 FORBIDDEN = 4403
 BAD_REQUEST = 4400
 
 
-class JobConsumer(AsyncWebsocketConsumer):
-    """Binary msgpack frames to the browser; nothing is read from it.
+async def no_such_socket(_scope: Any, _receive: Any, send: Any) -> None:
+    """Any other address: refused before it opens."""
+    await send({"type": "websocket.close"})
 
-    {"entries": [[id, batch msgpack], ...]}, {"gap": {"after", "first"}} where history was trimmed, {"stale": true}
-    while Redis is away, {"job": job detail} at connect and whenever it changed.
+
+class JobConsumer(AsyncWebsocketConsumer):
+    """Binary msgpack frames of at most 1 MB to the browser; nothing is read from it.
+
+    {"entries": [[id, batch msgpack], ...]}, {"gap": {"after", "first"}} where history was trimmed or does not fit a
+    frame, {"stale": true} while Redis is away, {"job": job detail} at connect and whenever it changed.
     """
 
     async def connect(self) -> None:
         self.job_id = self.scope["url_route"]["kwargs"]["job_id"]
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watching: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._look_now = asyncio.Event()
         query = parse_qs(self.scope["query_string"].decode("latin-1"))
         after = query.get("after", ["0-0"])[0]
         await self.accept()
-        if not ENTRY_ID.fullmatch(after):
+        if not _is_entry_id(after):
             await self.close(BAD_REQUEST)
             return
-        if await self._visible_job() is None:
-            await self.close(FORBIDDEN)
-            return
-        with contextlib.suppress(Exception):  # without the channel layer, looking every LOOK_S still works
-            await self.channel_layer.group_add(group_name(self.job_id), self.channel_name)
-        attempt = query.get("attempt", [""])[0]
-        self._tasks.append(asyncio.create_task(self._watch_job(after, int(attempt) if attempt.isdigit() else None)))
+        attempt = whole_number(query.get("attempt", [""])[0], 1, MOST_ATTEMPTS)
+        self._watching = asyncio.create_task(self._or_close(self._watch_job(after, attempt)))
 
     async def disconnect(self, code: int) -> None:
-        for task in self._tasks:
-            task.cancel()
+        for task in (self._watching, self._following):
+            if task is not None:
+                task.cancel()
         with contextlib.suppress(Exception):
             await self.channel_layer.group_discard(group_name(self.job_id), self.channel_name)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        """No page of ours sends anything."""
+        await self.close(BAD_REQUEST)
 
     async def job_changed(self, _message: dict[str, Any]) -> None:
         """Channel layer event from `jobs.queue.lifecycle`."""
         self._look_now.set()
+
+    async def _or_close(self, work: Coroutine[Any, Any, None]) -> None:
+        """A socket whose work ended in an error is closed, so that the browser connects again."""
+        try:
+            await work
+        except Exception as error:
+            log.warning("closing a socket of job %s: %s", self.job_id, error)
+            with contextlib.suppress(Exception):  # the browser may be gone, which may have been the error
+                await self.close(TRY_AGAIN)
 
     async def _watch_job(self, after: str, after_attempt: int | None) -> None:
         """Send the job when it changed; follow the stream of its current attempt; end when the right to see ends."""
@@ -73,16 +93,21 @@ class JobConsumer(AsyncWebsocketConsumer):
             if job is None:
                 await self.close(FORBIDDEN)
                 return
+            if shown is None:
+                with contextlib.suppress(Exception):  # without the channel layer, looking every LOOK_S still works
+                    await self.channel_layer.group_add(group_name(self.job_id), self.channel_name)
+                self._look_now.set()  # it may have changed before we were told of changes
             if job != shown:
                 await self._send({"job": job})
                 shown = job
             if job["attempt"] != followed:
-                for task in self._tasks[1:]:
-                    task.cancel()
+                if self._following is not None:
+                    self._following.cancel()
                 same = after_attempt is None or after_attempt == job["attempt"]
                 start = after if followed is None and same else "0-0"
                 followed = job["attempt"]
-                self._tasks[1:] = [asyncio.create_task(self._follow(telemetry_stream(self.job_id, followed), start))]
+                follow = self._follow(telemetry_stream(self.job_id, followed), start)
+                self._following = asyncio.create_task(self._or_close(follow))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._look_now.wait(), LOOK_S)
             self._look_now.clear()
@@ -93,8 +118,10 @@ class JobConsumer(AsyncWebsocketConsumer):
             first = await watch.trimmed_before()
             if first is not None:
                 await self._send({"gap": {"after": after, "first": first}})
-        async for chunk in watch.entries():
-            if chunk:
+        async for chunk in watch.chunks():
+            if isinstance(chunk, Oversize):
+                await self._send({"gap": {"after": chunk.after, "first": chunk.id}})
+            elif chunk:
                 await self._send({"entries": [[entry.id, entry.batch] for entry in chunk]})
             else:
                 await self._send({"stale": True})
@@ -114,8 +141,10 @@ class JobConsumer(AsyncWebsocketConsumer):
 
         request: Any = Request()
         request.session = SessionStore(session.session_key)
-        user: Any = get_user(request)
-        if "\x00" in self.job_id:
-            return None
-        job = visible_jobs(user).filter(id=self.job_id).first()
+        job = visible_job(get_user(request), self.job_id)
         return job_detail(job) if job else None
+
+
+def _is_entry_id(text: str) -> bool:
+    found = ENTRY_ID.fullmatch(text)
+    return found is not None and all(int(half) <= LARGEST_ID for half in found.groups())

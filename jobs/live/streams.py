@@ -1,15 +1,16 @@
 """Reads telemetry streams for sockets: one reader task a process, however many sockets watch.
 
 A `Watch` first replays what the stream holds, then gets what the reader sees. If its bounded queue overflows it reads
-on from Redis itself, so a slow browser costs memory for QUEUE_ENTRIES and loses nothing the stream still has.
+on from Redis itself, so a slow browser costs memory for QUEUE_BYTES and one chunk, and loses nothing the stream still
+has. Nothing is read from Redis by a count alone: entries are small or `contracts.codec.BATCH_BYTES` large.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple
 
 import redis.asyncio
@@ -20,8 +21,11 @@ from contracts.names import TELEMETRY_MAXLEN
 
 log = logging.getLogger(__name__)
 
-CHUNK = 200
-QUEUE_ENTRIES = 400
+CHUNK_BYTES = 2**20 - 2**14  # of batches in one chunk: one frame of at most 1 MB with what is written round them
+CHUNK_ENTRIES = 32  # read at once at most; at BATCH_BYTES each that is 8 MB
+LIVE_ENTRIES = 1  # of each stream at a time: a host writes a few a second
+QUEUE_BYTES = 2**20
+ENTRY_BYTES = 200  # what an entry costs beside its batch
 BLOCK_MS = 1000
 RETRY_S = 1.0
 
@@ -31,6 +35,20 @@ class Entry(NamedTuple):
 
     id: str
     batch: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.batch) + ENTRY_BYTES
+
+
+class Oversize(NamedTuple):
+    """An entry too large for any frame, from `after` to `id`: told as a gap."""
+
+    after: str
+    id: str
+
+
+Chunk = list[Entry] | Oversize
 
 
 class Hub:
@@ -62,8 +80,10 @@ class Hub:
         while self._watches:
             try:
                 await self._read()
-            except (RedisError, OSError) as error:
-                log.warning("telemetry streams cannot be read: %s", error)
+            except Exception as error:
+                # Whatever it is, the sockets that wait for this one task must not stay open and blind.
+                away = isinstance(error, RedisError | OSError)
+                log.warning("telemetry streams cannot be read: %s", error, exc_info=None if away else error)
                 for watch in self._everyone():
                     watch.fall_behind()
                 await asyncio.sleep(RETRY_S)
@@ -77,15 +97,15 @@ class Hub:
                 for watch in self._watches.get(stream, set()):
                     watch.fall_behind()
         positions: Any = dict(self._positions)
-        found: Any = await self.redis.xread(positions, count=CHUNK, block=BLOCK_MS)
+        found: Any = await self.redis.xread(positions, count=LIVE_ENTRIES, block=BLOCK_MS)
         for name, entries in found or []:
             stream = name.decode()
             if stream not in self._positions:
                 continue
             self._positions[stream] = entries[-1][0].decode()
             for watch in self._watches.get(stream, set()):
-                for entry_id, fields in entries:
-                    watch.offer(Entry(entry_id.decode(), fields[b"b"]))
+                for entry in _entries(entries):
+                    watch.offer(entry)
 
     def _everyone(self) -> list[Watch]:
         return [watch for watching in self._watches.values() for watch in watching]
@@ -98,23 +118,28 @@ class Watch:
         self.stream = stream
         self.position = after
         self._hub = hub
-        self._queue: asyncio.Queue[Entry | None] = asyncio.Queue(QUEUE_ENTRIES)
+        self._queue: deque[Entry] = deque()
+        self._queued_bytes = 0
+        self._news = asyncio.Event()
         self._behind = True
 
     def offer(self, entry: Entry) -> None:
-        try:
-            self._queue.put_nowait(entry)
-        except asyncio.QueueFull:
+        if self._queued_bytes + entry.num_bytes > QUEUE_BYTES:
             self.fall_behind()
+            return
+        self._queue.append(entry)
+        self._queued_bytes += entry.num_bytes
+        self._news.set()
 
     def fall_behind(self) -> None:
         """What is queued is no longer all there is: read from Redis again."""
+        self._queue.clear()
+        self._queued_bytes = 0
         self._behind = True
-        with contextlib.suppress(asyncio.QueueFull):
-            self._queue.put_nowait(None)
+        self._news.set()
 
-    async def entries(self) -> AsyncIterator[list[Entry]]:
-        """Chunks of entries, for ever. An empty chunk says that Redis could not be reached just now."""
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """Entries for one frame at a time, for ever. An empty chunk says that Redis could not be reached just now."""
         self._hub.add(self)
         try:
             while True:
@@ -122,33 +147,57 @@ class Watch:
                     async for chunk in self._catch_up():
                         yield chunk
                     continue
-                first = await self._queue.get()
-                queued = [first]
-                while not self._queue.empty():
-                    queued.append(self._queue.get_nowait())
-                fresh = [e for e in queued if e is not None and _order(e.id) > _order(self.position)]
-                if fresh and not self._behind:
-                    self.position = fresh[-1].id
-                    yield fresh
+                await self._news.wait()
+                for chunk in self._cut(self._take()):
+                    yield chunk
         finally:
             self._hub.remove(self)
 
-    async def _catch_up(self) -> AsyncIterator[list[Entry]]:
+    def _take(self) -> list[Entry]:
+        """What is queued and new; nothing where some of it was let go."""
+        self._news.clear()
+        fresh = [] if self._behind else [e for e in self._queue if _order(e.id) > _order(self.position)]
+        self._queue.clear()
+        self._queued_bytes = 0
+        return fresh
+
+    async def _catch_up(self) -> AsyncIterator[Chunk]:
         self._behind = False
+        wanted = 1
         while True:
             try:
-                found: Any = await self._hub.redis.xrange(self.stream, min=f"({self.position}", count=CHUNK)
+                found: Any = await self._hub.redis.xrange(self.stream, min=f"({self.position}", count=wanted)
             except (RedisError, OSError):
                 self._behind = True
                 yield []
                 await asyncio.sleep(RETRY_S)
                 return
-            if found:
-                chunk = [Entry(entry_id.decode(), fields[b"b"]) for entry_id, fields in found]
-                self.position = chunk[-1].id
+            entries = _entries(found)
+            for chunk in self._cut(entries):
                 yield chunk
-            if len(found) < CHUNK:
+            if len(found) < wanted:
                 return
+            mean_bytes = sum(e.num_bytes for e in entries) // len(entries) + 1
+            wanted = max(1, min(CHUNK_ENTRIES, 2 * wanted, CHUNK_BYTES // mean_bytes))
+
+    def _cut(self, entries: list[Entry]) -> Iterator[Chunk]:
+        """Parts that fit a frame each; moves the position past them."""
+        part: list[Entry] = []
+        part_bytes = 0
+        for entry in entries:
+            if part and part_bytes + entry.num_bytes > CHUNK_BYTES:
+                yield part
+                part, part_bytes = [], 0
+            before, self.position = self.position, entry.id
+            if not entry.batch:
+                continue
+            if entry.num_bytes > CHUNK_BYTES:
+                yield Oversize(before, entry.id)
+                continue
+            part.append(entry)
+            part_bytes += entry.num_bytes
+        if part:
+            yield part
 
     async def trimmed_before(self) -> str | None:
         """The first id the stream still has, when what lay between it and our position was trimmed away.
@@ -162,6 +211,11 @@ class Watch:
         if self.position == "0-0":
             return first if info["length"] >= TELEMETRY_MAXLEN else None
         return first if _order(first) > _order(self.position) else None
+
+
+def _entries(found: Any) -> list[Entry]:
+    """As Redis tells them; one without a batch is empty, so that the position still moves past it."""
+    return [Entry(entry_id.decode(), fields.get(b"b", b"")) for entry_id, fields in found]
 
 
 def _order(entry_id: str) -> tuple[int, int]:

@@ -57,7 +57,7 @@ def calibrate(request: HttpRequest, name: str) -> HttpResponse:
 
 def _running(found: Host) -> Job | None:
     """A calibration of this host that has not ended."""
-    jobs = Job.objects.filter(status__in=LIVE, spec__kind="calibrate", spec__resources__host=found.name)
+    jobs = Job.objects.filter(status__in=LIVE, kind="calibrate", wanted_host=found.name)
     return jobs.order_by("created").first()
 
 

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import secrets
 from collections.abc import Callable
 from typing import Any, cast
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
+from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.access import find_job, visible_jobs
+from jobs.access import find_job, listed_jobs
 from jobs.api.errors import body
+from jobs.filters import JobFilter
+from jobs.kinds import kind_of, layout_words
 from jobs.models import TERMINAL, Job, Status
 from jobs.pages import spec_form
-from jobs.pages.listing import layout_words, list_rows, model_words
+from jobs.pages.listing import list_rows
 from jobs.planning import answers
 from jobs.planning.hardware import hardware
 from jobs.present import job_detail
 from jobs.queue import actions
+from jobs.text import parse_json
 from planner.spec import Problem, SpecError
 from planner.templates import TEMPLATES
 
-log = logging.getLogger(__name__)
-
-SHOWN_JOBS = 100
+PAGE_SIZE = 50
 AGAIN = (Status.FAILED, Status.LOST, Status.CANCELLED)
 FIRST_RUN = {
     "name": "my first run",
@@ -41,10 +40,14 @@ FIRST_RUN = {
 @require_GET
 @login_required
 def job_list(request: HttpRequest) -> HttpResponse:
-    """Jobs of the user, or everybody's for staff. `?part=rows` gives the table alone, for refreshing."""
-    jobs = visible_jobs(request.user)[:SHOWN_JOBS]
-    template = "jobs/rows.html" if request.GET.get("part") == "rows" else "jobs/list.html"
-    return render(request, template, {"rows": list_rows(list(jobs)), "shown_jobs": SHOWN_JOBS})
+    """Jobs of the user, or everybody's for staff, a page at a time, narrowed by `jobs.filters`.
+
+    `?part=rows` gives the table alone, for refreshing.
+    """
+    filters = JobFilter(request.GET, user=request.user, queryset=listed_jobs(request.user))
+    page = Paginator(filters.qs, PAGE_SIZE).get_page(request.GET.get("page"))
+    context = {"rows": list_rows(list(page)), "page": page, "filters": filters.form, "narrows": filters.narrows}
+    return render(request, "jobs/rows.html" if request.GET.get("part") == "rows" else "jobs/list.html", context)
 
 
 @require_http_methods(["GET", "POST"])
@@ -80,8 +83,8 @@ def _filled_form(request: HttpRequest) -> HttpResponse:
         return _form(request, template.twin if twin else template.spec, [], cluster="" if twin else template.cluster)
     if "spec" in asked:
         try:
-            return _form(request, json.loads(asked["spec"]), [], cluster=asked.get("cluster", ""))
-        except (ValueError, RecursionError):
+            return _form(request, parse_json(asked["spec"]), [], cluster=asked.get("cluster", ""))
+        except ValueError:
             return _form(request, FIRST_RUN, [Problem("spec", "the link holds no readable layout")])
     return _form(request, FIRST_RUN, [])
 
@@ -93,10 +96,10 @@ def _resuming(spec: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
 
 def _posted_spec(request: HttpRequest) -> tuple[Any, list[Problem]]:
     if "spec" not in request.POST:
-        return spec_form.spec_from_form(request.POST.dict()), []
+        return spec_form.spec_from_form(request.POST), []
     try:
-        return json.loads(request.POST["spec"]), []
-    except (ValueError, RecursionError):
+        return parse_json(request.POST["spec"]), []
+    except ValueError:
         return None, [Problem("spec", "the form arrived empty or broken; please try again")]
 
 
@@ -108,6 +111,7 @@ def _form(
     context = {
         "values": values,
         "options": spec_form.options_for(values),
+        "limits": spec_form.limits(),
         "errors": errors,
         "other_errors": other_errors,
         "presets": spec_form.preset_cards(),
@@ -128,7 +132,7 @@ def plan(request: HttpRequest) -> HttpResponse:
     The draft is a JSON body, or the fields of the submit form. `cluster` may name hardware to plan for.
     """
     if request.content_type != "application/json":
-        data: Any = spec_form.spec_from_form(request.POST.dict())
+        data: Any = spec_form.spec_from_form(request.POST)
         return JsonResponse({**answers.plan(data, request.POST.get("cluster")), "spec": data})
     data, broken = _json_body(request)
     if broken:
@@ -147,12 +151,7 @@ def plan_search(request: HttpRequest) -> HttpResponse:
 @login_required
 def plan_explain(request: HttpRequest) -> HttpResponse:
     """Every term of a draft's figures: a JSON body of `spec`, `cluster` and `stage`."""
-
-    def answer(data: Any) -> Any:
-        asked = data if isinstance(data, dict) else {}
-        return answers.explained(asked.get("spec"), asked.get("cluster"), asked.get("stage", 0))
-
-    return _answered(request, answer)
+    return _answered(request, answers.explained)
 
 
 def _answered(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpResponse:
@@ -167,8 +166,8 @@ def _answered(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpRespons
 
 def _json_body(request: HttpRequest) -> tuple[Any, HttpResponse | None]:
     try:
-        return json.loads(request.body), None
-    except (ValueError, RecursionError) as error:
+        return parse_json(request.body), None
+    except ValueError as error:
         return None, JsonResponse(body([Problem("request", f"not JSON: {error}")]), status=400)
 
 
@@ -185,12 +184,14 @@ def what_if(request: HttpRequest) -> HttpResponse:
 def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
     """One job, live."""
     job = find_job(request.user, job_id)
+    kind = kind_of(job.spec)
     context = {
         "job": job,
         "data": job_detail(job),
-        "layout_words": layout_words(job.spec["layout"]),
-        "model_words": "collective lab" if job.spec.get("kind") == "lab" else model_words(job.spec["model"]),
-        "kind": job.spec.get("kind", "train"),
+        "kind": kind,
+        "subject": kind.subject(job.spec),
+        "layout": layout_words(job.spec),
+        "panels": [f"jobs/panels/{name}.html" for name in kind.panels],
         "terminal": job.status in TERMINAL,
         "again": job.status in AGAIN,
     }
@@ -215,10 +216,3 @@ def job_requeue(request: HttpRequest, job_id: str) -> HttpResponse:
     if not actions.requeue(job, request.user.get_username()):
         messages.info(request, f"A job that is {job.status} cannot be queued again.")
     return redirect("job-detail", job_id)
-
-
-def server_error(request: HttpRequest) -> HttpResponse:
-    """A page with an id to quote; the log has the same id beside the traceback."""
-    reference = secrets.token_hex(4)
-    log.error("error page %s for %s", reference, request.path)
-    return render(request, "500.html", {"reference": reference}, status=500)

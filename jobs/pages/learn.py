@@ -10,6 +10,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from jobs.api.errors import body
+from jobs.text import whole_number
 from planner.growth import RANGES, Setting, check, curves, lesson
 from planner.spec import SpecError
 
@@ -53,5 +54,6 @@ def _asked(request: HttpRequest) -> Setting:
     given: dict[str, Any] = {}
     for name, text in request.GET.dict().items():
         if name != "over" and isinstance(text, str):
-            given[name] = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else text
+            number = whole_number(text, 0, 10**11)
+            given[name] = text if number is None else number
     return check(given)

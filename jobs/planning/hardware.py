@@ -5,24 +5,28 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from jobs.models import Host
+from jobs.text import storable
 from planner.calibration import cluster_of
 from planner.cluster import Cluster
 from planner.clusters import CLUSTERS
 from planner.estimate import default_cluster
+from planner.kinds import num_slots
 from planner.profile import HostProfile
 from planner.spec import JobSpec, Problem, SpecError
 
 HOST = "host:"
 
 
-def cluster_for(name: str | None, spec: JobSpec) -> Cluster:
+def cluster_for(name: object, spec: JobSpec) -> Cluster:
     """A cluster by name, `host:NAME` for a measured host; without a name what the job would run on.
 
     Raises:
         SpecError: there is no such hardware.
     """
-    if not name:
+    if name is None or name == "":
         return _own(spec) or default_cluster(spec)
+    if not isinstance(name, str) or not storable(name):
+        raise SpecError([Problem("cluster", "must be text")])
     if name.startswith(HOST):
         host = Host.objects.filter(name=name.removeprefix(HOST), profile__isnull=False).first()
         measured = host and measured_cluster(host)
@@ -55,4 +59,4 @@ def _own(spec: JobSpec) -> Cluster | None:
     if spec.resources.host is not None:
         hosts = hosts.filter(name=spec.resources.host)
     host = hosts.first()
-    return measured_cluster(host) if host and host.slots >= spec.num_slots else None
+    return measured_cluster(host) if host and host.slots >= num_slots(spec) else None

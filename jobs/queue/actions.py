@@ -6,12 +6,15 @@ import hashlib
 import json
 
 from django.contrib.auth.models import User
-from django.db import transaction
+from django.db import IntegrityError, transaction
+from django.utils import timezone
 
-from jobs.models import Host, IdempotentRequest, Job, StateChange, Status
+from jobs.models import HOST_SILENT_AFTER, Attempt, Host, IdempotentRequest, Job, StateChange, Status
 from jobs.planning.hardware import cluster_for
 from jobs.queue import lifecycle
+from jobs.text import storable
 from planner.estimate import estimate
+from planner.kinds import num_slots
 from planner.parse import parse_spec
 from planner.runnable import not_runnable
 from planner.spec import JobSpec, Problem, SpecError
@@ -29,7 +32,7 @@ def checked_spec(data: object) -> JobSpec:
     """
     resources = data.get("resources") if isinstance(data, dict) else None
     device = resources.get("device", "cpu") if isinstance(resources, dict) else "cpu"
-    spec = parse_spec(data, slots=Host.objects.largest_slots(device) if isinstance(device, str) else None)
+    spec = parse_spec(data, slots=Host.objects.largest_slots(device) if storable(device) else None)
     if refused := not_runnable(spec):
         raise SpecError(refused)
     return spec
@@ -42,30 +45,51 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
         SpecError: the spec cannot run.
         KeyReusedError: `key` was used for another body.
     """
-    spec = checked_spec(data)
+    if key is None:
+        return _queue(owner, checked_spec(data)), True
     body_hash = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    if earlier := _answered(owner, key, body_hash):
+        return earlier, False
+    spec = checked_spec(data)
+    try:
+        with transaction.atomic():
+            job = _queue(owner, spec)
+            IdempotentRequest.objects.create(user=owner, key=key, body_hash=body_hash, job=job)
+    except IntegrityError:  # the same key came twice at once, and the other was first
+        first = _answered(owner, key, body_hash)
+        if first is None:
+            raise
+        return first, False
+    return job, True
+
+
+def _answered(owner: User, key: str, body_hash: str) -> Job | None:
+    """The job this key and body made, None while the key is new.
+
+    Raises:
+        KeyReusedError: the key made a job of another body.
+    """
+    seen = IdempotentRequest.objects.filter(user=owner, key=key).select_related("job__owner").first()
+    if seen is not None and seen.body_hash != body_hash:
+        raise KeyReusedError
+    return seen.job if seen else None
+
+
+def _queue(owner: User, spec: JobSpec) -> Job:
+    planned = estimate(spec, cluster_for(None, spec))
     with transaction.atomic():
-        if key is not None:
-            seen = IdempotentRequest.objects.filter(user=owner, key=key).select_related("job").first()
-            if seen is not None and seen.body_hash != body_hash:
-                raise KeyReusedError
-            if seen is not None:
-                return seen.job, False
-        planned = estimate(spec, cluster_for(None, spec))
         job = Job.objects.create(
             owner=owner,
             name=spec.name,
             spec=spec.model_dump(),
             kind=spec.kind,
             device=spec.resources.device,
-            num_slots=spec.num_slots,
+            num_slots=num_slots(spec),
             wanted_host=spec.resources.host or "",
             estimate=planned,
         )
         StateChange.objects.create(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
-        if key is not None:
-            IdempotentRequest.objects.create(user=owner, key=key, body_hash=body_hash, job=job)
-    return job, True
+    return job
 
 
 def calibrate(owner: User, host: Host) -> Job:
@@ -101,3 +125,25 @@ def cancel(job: Job, by: str) -> bool:
 def requeue(job: Job, by: str) -> bool:
     """Run again as a new attempt; True when this call did."""
     return lifecycle.requeue(job.id, f"queued again by {by}")
+
+
+class HostConnectedError(Exception):
+    """A host that speaks is not given up: its jobs can be cancelled."""
+
+
+def give_up_host(host: Host, by: str) -> int:
+    """Declare a silent host gone: its attempts are LOST, its slots free; returns how many attempts.
+
+    If it comes back with ranks still running, they are told to end, and what they hold is not placed upon.
+
+    Raises:
+        HostConnectedError: it was heard of within 30 s.
+    """
+    with transaction.atomic():
+        silent = Host.objects.select_for_update(no_key=True).filter(last_seen__lt=timezone.now() - HOST_SILENT_AFTER)
+        if not silent.filter(pk=host.pk).exists():
+            raise HostConnectedError
+        attempts = list(Attempt.objects.filter(host=host, ended__isnull=True))
+        for attempt in attempts:
+            lifecycle.lose(attempt, f"host {host.name} was given up by {by}")
+    return len(attempts)

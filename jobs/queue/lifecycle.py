@@ -13,7 +13,7 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 from django.db import transaction
-from django.db.models import F
+from django.db.models import Exists, F, OuterRef
 from django.utils import timezone
 
 from jobs.models import LIVE, Attempt, Job, SlotAllocation, StateChange, Status
@@ -38,6 +38,8 @@ MAY_BECOME: dict[Status, tuple[Status, ...]] = {
     Status.LOST: (),
     Status.CANCELLED: (),
 }
+# Of attempts: those that no host ever told of as running.
+NEVER_RAN = ~Exists(StateChange.objects.filter(job=OuterRef("job"), attempt=OuterRef("number"), status=Status.RUNNING))
 ANNOUNCE_S = 1.0  # at most, however many jobs there are to announce
 RETRYABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
 
@@ -97,8 +99,22 @@ def requeue(job_id: str, reason: str) -> bool:
 def release(attempt: Attempt) -> None:
     """The attempt holds nothing any more: its host said that it ended, it rebooted, or staff gave it up."""
     with transaction.atomic():
-        Attempt.objects.filter(pk=attempt.pk, ended__isnull=True).update(ended=timezone.now())
+        Attempt.objects.filter(pk=attempt.pk, ended__isnull=True).update(ended=timezone.now(), note="")
         SlotAllocation.objects.filter(attempt=attempt).delete()
+
+
+def lock(job_id: str) -> None:
+    """Nobody else changes the job until this transaction ends: for changes that hang on each other."""
+    list(Job.objects.select_for_update(no_key=True).filter(id=job_id).values_list("id"))
+
+
+def lose(attempt: Attempt, reason: str) -> None:
+    """Nothing is left of the attempt, or nobody waits for it: LOST, or CANCELLED where that was asked for."""
+    with transaction.atomic():
+        lock(attempt.job_id)
+        if not change(attempt.job_id, attempt.number, Status.CANCELLED, reason, only_from=(Status.CANCELLING,)):
+            change(attempt.job_id, attempt.number, Status.LOST, reason)
+        release(attempt)
 
 
 def group_name(job_id: str) -> str:

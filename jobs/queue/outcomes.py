@@ -1,17 +1,64 @@
-"""What a host says a lab found, believed only when it makes sense."""
+"""How an attempt ended, from what its host says and what its kind of job must bring; nothing is stored here."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from contracts.control import ExitReport
+from jobs.kinds import kind_of
+from jobs.models import Status
 from planner.lab import LabResult
+from planner.profile import HostProfile
+
+OUTCOMES = {
+    "succeeded": Status.SUCCEEDED,
+    "failed": Status.FAILED,
+    "cancelled": Status.FAILED,  # by its host, though nobody here asked for it: a stale flag
+    "lost": Status.LOST,
+}
+
+
+class Ending(NamedTuple):
+    """`report` is what stays with the attempt; `profile` is for its host, of a calibration that ended well."""
+
+    status: Status
+    reason: str
+    report: ExitReport
+    profile: HostProfile | None
+
+
+def finish(spec: Mapping[str, Any], told: ExitReport) -> Ending:
+    """What becomes of a job whose host told this. A good end without what its kind must bring is a failure."""
+    summary: Any = dict(told["summary"]) if told["summary"] else None
+    status, reason = OUTCOMES[told["outcome"]], told["reason"]
+    profile, unusable = checked_profile(summary.pop("profile", None) if summary else None)
+    lab = checked_result(summary.pop("lab", None)) if summary else None
+    if summary and lab:
+        summary["lab"] = lab.model_dump(mode="json")
+    report: ExitReport = {**told, "summary": summary}
+    if status != Status.SUCCEEDED:
+        return Ending(status, reason, report, None)
+    brings = kind_of(spec).brings
+    if problem := {"profile": unusable, "lab": failure(lab)}.get(brings or ""):
+        return Ending(Status.FAILED, problem, report, None)
+    return Ending(status, reason, report, profile if brings == "profile" else None)
+
+
+def checked_profile(told: object) -> tuple[HostProfile | None, str]:
+    """A host's profile, or why what was told is none."""
+    try:
+        return HostProfile.model_validate_json(json.dumps(told)), ""
+    except (ValueError, TypeError) as error:  # msgpack may bring what JSON has no word for
+        return None, f"the host sent no usable profile: {str(error)[:300]}"
 
 
 def checked_result(told: object) -> LabResult | None:
-    """A host's result, None for what is none."""
+    """A lab's result, None for what is none."""
     try:
         return LabResult.model_validate_json(json.dumps(told))
-    except (ValueError, TypeError):  # msgpack may bring what JSON has no word for
+    except (ValueError, TypeError):
         return None
 
 

@@ -8,7 +8,6 @@ the next pass sees it again.
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from typing import NamedTuple
 
@@ -26,7 +25,6 @@ log = logging.getLogger(__name__)
 
 LOCK = "scheduler"  # its position is another one after each pass that wrote
 KEPT = f"{LOCK}:"  # and a job: the position is the key of the host that is kept for it
-ORDER_LASTS_S = 60.0
 CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
 
 
@@ -154,7 +152,12 @@ def _start(placements: list[Placement], attempts: dict[str, int], keys: dict[str
 
 def _order(job: Job, host: str, slots: list[int]) -> Outbox:
     order = LaunchOrder(
-        v=VERSION, job=job.id, attempt=job.attempt, spec=job.spec, slots=slots, expires=time.time() + ORDER_LASTS_S
+        v=VERSION,
+        job=job.id,
+        attempt=job.attempt,
+        spec=job.spec,
+        slots=slots,
+        expires=0.0,  # set as it is sent
     )
     return Outbox(task=TASK_LAUNCH, queue=host_queue(host), arguments=[order])
 

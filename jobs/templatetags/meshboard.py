@@ -10,6 +10,8 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from jobs.kinds import command_words
+
 register = template.Library()
 
 
@@ -34,6 +36,12 @@ def compact(number: int) -> str:
 
 
 @register.filter
+def command(script: Mapping[str, Any]) -> str:
+    """A script and its arguments, as one would type them."""
+    return command_words(script)
+
+
+@register.filter
 def grouped(number: int) -> str:
     """1048576 -> "1,048,576"."""
     return f"{number:,}"
@@ -41,9 +49,18 @@ def grouped(number: int) -> str:
 
 @register.filter
 def moment(when: datetime | str | None) -> SafeString | str:
-    """A <time> in UTC; js/times.js shows it in the reader's own zone."""
+    """A <time>, "22 Nov 2026 03:04 UTC"; js/times.js shows it in the reader's own zone."""
+    return _time(when, '<time datetime="{}">{} UTC</time>', "%H:%M")
+
+
+@register.filter
+def instant(when: datetime | str | None) -> SafeString | str:
+    """Like `moment`, to the second: for what follows one another quickly."""
+    return _time(when, '<time datetime="{}" data-exact>{} UTC</time>', "%H:%M:%S")
+
+
+def _time(when: datetime | str | None, element: str, clock: str) -> SafeString | str:
     if not when:
         return ""
-    instant = datetime.fromisoformat(when) if isinstance(when, str) else when
-    utc = instant.astimezone(UTC)
-    return format_html('<time datetime="{}">{} UTC</time>', utc.isoformat(), utc.strftime("%Y-%m-%d %H:%M:%S"))
+    utc = (datetime.fromisoformat(when) if isinstance(when, str) else when).astimezone(UTC)
+    return format_html(element, utc.isoformat(), f"{utc.day} {utc.strftime(f'%b %Y {clock}')}")

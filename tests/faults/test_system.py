@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.board import Board, board
-from tests.support.processes import gone, wait_until
-from workers.host.attempts import read_json
+from tests.support.processes import gone, session, wait_until
+from workers.host.attempts import attempt_dir
+from workers.host.files import read_json
 
 ENDLESS: dict[str, Any] = {
     "name": "endless",
@@ -74,9 +75,9 @@ def test_killing_the_controller_and_the_web_changes_nothing(installation: Board,
 
 
 def test_killing_the_supervisor_makes_the_job_lost(installation: Board, running_job: str) -> None:
-    attempt = installation.state / "runs" / running_job / "1"
+    attempt = attempt_dir(installation.state / "runs", running_job, 1)
     pids = installation.processes(running_job)
-    os.kill(read_json(attempt / "supervisor.pid")["pid"], signal.SIGKILL)
+    os.kill(read_json(attempt.supervisor)["pid"], signal.SIGKILL)
     wait_until(lambda: all(gone(pid) for pid in pids), "nothing is left", 1)
     job = installation.wait_for(running_job, "lost", timeout_s=40)
     assert "supervisor died" in job["exit"]["reason"]
@@ -107,3 +108,13 @@ def test_redis_killed_mid_run_leaves_training_alone_and_everything_recovers(
     end = installation.wait_for(running_job, "cancelled")
     assert statuses(installation, running_job) == ["queued", "starting", "running", "cancelling", "cancelled"]
     assert end["exit"]["summary"]["steps"] >= step + 20
+
+
+def test_each_service_killed_outright_leaves_nothing_behind(installation: Board) -> None:
+    for name, pid in installation.up["pids"].items():
+        before = session(pid)
+        assert pid in before
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda name=name, pid=pid: installation.up["pids"][name] != pid, f"{name} is started again")
+        assert [p for p in before if not gone(p)] == [], name
+    wait_until(lambda: installation.call("GET", "hosts"), "the API answers")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.core.cache import cache
+from django.db import OperationalError
 from rest_framework.test import APIClient
 
 from jobs.models import Host, Job
@@ -238,6 +239,40 @@ def test_too_many_submits_are_told_when_to_come_back(owner: User, api: Api) -> N
     assert int(answer.headers["Retry-After"]) > 0
 
 
+def test_a_submit_is_queued_while_redis_is_away(owner: User, api: Api, settings: Any) -> None:
+    redis_cache = {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {"default": redis_cache}
+    answer = submit(api(owner))
+    assert answer.status_code == 201
+    assert Job.objects.get(id=answer.json()["id"]).status == "queued"
+
+
+@pytest.mark.parametrize(("error", "status"), [(ZeroDivisionError("a bug"), 500), (OperationalError("gone"), 503)])
+def test_a_failure_of_ours_has_the_promised_shape(
+    owner: User, api: Api, monkeypatch: pytest.MonkeyPatch, caplog: Any, error: Exception, status: int
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("jobs.planning.answers.presets", fail)
+    answer = api(owner).get("/api/v1/presets")
+    assert answer.status_code == status
+    message = answer.json()["errors"][0]["message"]
+    assert (message.split()[-1] in caplog.text) is (status == 500), "the log has the id that the answer quotes"
+    assert answer.headers.get("Retry-After") == (None if status == 500 else "5")
+
+
+def test_a_failure_outside_the_views_has_it_too(client: Any) -> None:
+    """As Django's own handlers meet it, when a middleware fails."""
+    from django.test import RequestFactory
+
+    from webapp.errors import server_error
+
+    told = json.loads(server_error(RequestFactory().get("/api/v1/jobs")).content)
+    assert told["errors"][0]["field"] == "request"
+    assert b"<html" in server_error(RequestFactory().get("/jobs/new/")).content
+
+
 def test_planning_answers_with_cost_or_with_problems(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
     make_host(slots=4)
     fine = api(owner).post("/api/v1/plan", GOOD, format="json").json()
@@ -249,9 +284,7 @@ def test_planning_answers_with_cost_or_with_problems(owner: User, api: Api, make
 
 
 def test_the_openapi_document_lists_every_route(owner: User, api: Api) -> None:
-    import yaml
-
-    document = yaml.safe_load(api(owner).get("/api/v1/schema", HTTP_ACCEPT="application/vnd.oai.openapi").content)
+    document = api(owner).get("/api/v1/schema").json()
     paths = {path for path in document["paths"] if path.startswith("/api/v1/")}
     assert {path.format(id="{job_id}") for _, path in ROUTES} - {"/api/v1/schema"} <= paths
     assert "422" in document["paths"]["/api/v1/jobs"]["post"]["responses"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from planner.kinds import num_slots
 from planner.lab import LARGEST_EXACT, MAX_SIZES, bandwidths, lab_ranks, lab_sizes
 from planner.parse import parse_spec
 from planner.spec import LAB_PRIMITIVES, LabPrimitive, LabSpec, SpecError
@@ -18,7 +19,7 @@ def lab(change: dict[str, Any], dp: int = 4, **more: Any) -> Any:
 def test_a_lab_needs_nothing_but_its_ranks() -> None:
     spec = parse_spec({"kind": "lab", "layout": {"dp": 3}})
     assert lab_ranks(spec) == (0, 1, 2)
-    assert spec.num_slots == 3
+    assert num_slots(spec) == 3
     assert lab({"primitives": "all"}).lab.primitives == list(LAB_PRIMITIVES)
 
 

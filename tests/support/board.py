@@ -34,10 +34,11 @@ class Board:
     def url(self) -> str:
         return str(self.up["url"])
 
-    def call(self, method: str, path: str, body: Any = None) -> Any:
+    def call(self, method: str, path: str, body: Any = None, key: str | None = None) -> Any:
         """REST with the token of up.json; raises urllib's HTTPError on a refusal."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Token {self.up['api_token']}", "Content-Type": "application/json"}
+        headers |= {} if key is None else {"Idempotency-Key": key}
         request = urllib.request.Request(f"{self.url}/api/v1/{path}", data=data, headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=20) as answer:
             return json.load(answer)

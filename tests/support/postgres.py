@@ -15,10 +15,11 @@ import psycopg
 from django.conf import settings
 from django.core.management import call_command
 from django.db import connections
+from pydantic import SecretStr
 
 from tests.support.processes import running, wait_until
+from webapp.environment import parse_database
 from webapp.runner import free_port
-from webapp.settings import database
 
 NAME = "meshboard"
 
@@ -60,7 +61,8 @@ def _answers(address: str) -> bool:
 def as_default_database(url: str, *, migrated: bool = True) -> Iterator[None]:
     """Django's default database is this one, in every thread, until the end; then it is empty again."""
     before = settings.DATABASES["default"]
-    _switch({**before, **database(url), "TEST": before["TEST"], "OPTIONS": database(url).get("OPTIONS", {})})
+    told = parse_database(SecretStr(url))
+    _switch({**before, "OPTIONS": {}, **told, "TEST": before["TEST"]})
     try:
         if migrated:
             call_command("migrate", verbosity=0)

@@ -41,6 +41,16 @@ def gone(pid: int) -> bool:
     return state in "ZX"
 
 
+def session(leader: int) -> list[int]:
+    """Pids of a session, zombies left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            if entry.name.isdigit() and os.getsid(int(entry.name)) == leader and not gone(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
 @contextlib.contextmanager
 def running(
     argv: list[str], environment: dict[str, str], log: Path, cwd: Path = ROOT

@@ -109,29 +109,27 @@ export function ratio(measured, predicted) {
   return (measured / predicted).toFixed(4);
 }
 
-const clockFormat = new Intl.DateTimeFormat("en-GB", {
-  hour: "2-digit",
-  minute: "2-digit",
-  second: "2-digit",
-  timeZoneName: "short",
-});
-const dateFormat = new Intl.DateTimeFormat("en-GB", {
-  year: "numeric",
-  month: "short",
-  day: "numeric",
-  hour: "2-digit",
-  minute: "2-digit",
-  second: "2-digit",
-  timeZoneName: "short",
-});
+const MINUTES = { year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", timeZoneName: "short" };
+const minuteFormat = new Intl.DateTimeFormat("en-GB", MINUTES);
+const secondFormat = new Intl.DateTimeFormat("en-GB", { ...MINUTES, second: "2-digit" });
 
-/** A Date as "14:03:22 UTC", in the reader's zone; with the date when it is not today's. */
-export function clock(date, now = new Date()) {
-  return (date.toDateString() === now.toDateString() ? clockFormat : dateFormat).format(date);
+/** A Date as "22 Nov 2026 03:04 UTC", in the reader's zone. */
+export function dateTime(date) {
+  return minuteFormat.format(date).replace(",", "");
 }
 
-export function dateTime(date) {
-  return dateFormat.format(date);
+/** A Date as "22 Nov 2026 03:04:09 UTC", in the reader's zone. */
+export function exactTime(date) {
+  return secondFormat.format(date).replace(",", "");
+}
+
+/** How long ago a Date was: "12.0 s ago", "2 h 04 min ago", "3 days ago". */
+export function ago(date, now = new Date()) {
+  const seconds = (now - date) / 1000;
+  if (seconds < 1) return "just now";
+  const days = Math.floor(seconds / 86_400);
+  if (days >= 2) return `${days} days ago`;
+  return `${duration(Math.floor(seconds))} ago`;
 }
 
 const OP_NAMES = {

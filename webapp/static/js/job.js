@@ -18,27 +18,34 @@ let job = embedded("job");
 let state = createState();
 let paused = false;
 const openAxes = new Set();
-const drawLoss = lossChart($("loss-chart"));
-const drawTraffic = trafficChart($("traffic-chart"));
-const showLogs = logView($("logs"));
-const showLab = $("lab-result") ? labView($("lab-result")) : null;
+const drawLoss = whereItIs("loss-chart", lossChart);
+const drawTraffic = whereItIs("traffic-chart", trafficChart);
+const showLogs = whereItIs("logs", logView);
+const showLab = whereItIs("lab-result", labView);
 const predictedOf = predictionOf(job.estimate);
 const redraw = eachFrame(draw);
 
+/** Each kind of job has its own panels (jobs/kinds.py): a widget is made where the page has its place. */
+function whereItIs(id, make) {
+  return $(id) ? make($(id)) : () => {};
+}
+
 function draw() {
-  drawProgress();
+  if (job.finished) for (const place of document.querySelectorAll("[data-ended]")) place.textContent = place.dataset.ended;
+  if ($("progress")) drawProgress();
+  if ($("script-steps")) drawStepsSeen();
   drawLoss(state.losses, state.evalLosses);
-  if (!paused) drawRates();
-  drawComparison();
-  const keep = job.spec.train.keep_checkpoints ?? 2;
-  showCheckpoints($("checkpoints"), $("checkpoint-rows"), state.checkpoints, keep, job.id);
-  showLab?.(job.exit?.summary?.lab ?? null);
+  if ($("traffic-chart") && !paused) drawRates();
+  if ($("fidelity")) drawComparison();
+  if ($("checkpoints")) {
+    const keep = job.spec.train.keep_checkpoints ?? 2;
+    showCheckpoints($("checkpoints"), $("checkpoint-rows"), state.checkpoints, keep, job.id);
+  }
+  showLab(job.exit?.summary?.lab ?? null);
   if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
-  const phase = $("phase").value;
-  showCollectives($("collectives"), state, phase ? [phase] : null);
+  if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null);
   showLogs(state.logs);
-  $("verdict-panel").hidden = state.verdicts.size === 0;
-  if (state.verdicts.size > 0) showVerdicts($("verdicts"), $("verdict-summary"), state);
+  if ($("verdict-panel")) drawVerdicts();
   $("gap").hidden = !state.lost;
   if (state.lost) {
     $("gap").textContent =
@@ -46,8 +53,22 @@ function draw() {
   }
 }
 
+function drawVerdicts() {
+  $("verdict-panel").hidden = state.verdicts.size === 0;
+  if (state.verdicts.size > 0) showVerdicts($("verdicts"), $("verdict-summary"), state);
+}
+
+/** Of a script: how many optimiser steps ended, where that was told; else whether any did. */
+function drawStepsSeen() {
+  const steps = Math.max(state.progress?.step ?? 0, job.exit?.summary?.steps ?? 0);
+  const some = [...state.ranks.values()].some((rank) => [...rank.cells.values()].some((cell) => cell.phase === "step"));
+  if (steps > 0) $("script-steps").textContent = `${integer(steps)} optimiser ${steps === 1 ? "step" : "steps"} seen`;
+  else if (some) $("script-steps").textContent = "optimiser steps seen";
+  else $("script-steps").textContent = job.finished ? "no optimiser step seen" : "no optimiser step seen yet";
+}
+
 function drawComparison() {
-  const off = showComparison($("fidelity-rows"), $("fidelity-note"), state, predictedOf, openAxes);
+  const off = showComparison($("fidelity-rows"), $("fidelity-note"), state, predictedOf, openAxes, job.finished);
   if (off === null) delete $("fidelity").dataset.difference;
   else $("fidelity").dataset.difference = String(off);
 }
@@ -138,15 +159,15 @@ function onConnection(name) {
 }
 
 function listen() {
-  for (const id of ["by-axis", "by-op", "phase"]) $(id).addEventListener("change", redraw);
+  for (const id of ["by-axis", "by-op", "phase"]) $(id)?.addEventListener("change", redraw);
   for (const radio of document.querySelectorAll("[name=range]")) radio.addEventListener("change", redraw);
-  $("pause").addEventListener("click", (event) => {
+  $("pause")?.addEventListener("click", (event) => {
     paused = !paused;
     event.currentTarget.textContent = paused ? "Go live" : "Pause";
     event.currentTarget.setAttribute("aria-pressed", String(paused));
     redraw();
   });
-  $("fidelity").addEventListener("click", (event) => {
+  $("fidelity")?.addEventListener("click", (event) => {
     const axis = event.target.closest("button")?.dataset.axis;
     if (!axis) return;
     if (!openAxes.delete(axis)) openAxes.add(axis);
@@ -163,7 +184,8 @@ function listen() {
 }
 
 listen();
-if (job.finished) document.querySelector("[name=range][value=whole]").checked = true;
+const whole = document.querySelector("[name=range][value=whole]");
+if (job.finished && whole) whole.checked = true;
 showHeader(job);
 seedFromSummary();
 redraw();

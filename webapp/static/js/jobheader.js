@@ -1,6 +1,6 @@
 // State, timeline, wait reason and failure of the job page's head, from the job as REST tells it.
 import { el } from "./dom.js";
-import { clock, dateTime } from "./format.js";
+import { exactTime } from "./format.js";
 import { plain } from "./joblog.js";
 
 const $ = (id) => document.getElementById(id);
@@ -9,7 +9,7 @@ const BAD = new Set(["failed", "lost"]);
 
 function time(text) {
   const date = new Date(text);
-  return el("time", { dateTime: date.toISOString(), title: dateTime(date) }, clock(date));
+  return el("time", { dateTime: date.toISOString() }, exactTime(date));
 }
 
 function showTimeline(history) {

@@ -14,7 +14,7 @@ function axisCell(axis) {
 export function showCollectives(body, state, phases) {
   const rows = collectiveRows([...state.ranks.values()].map((rank) => [...rank.cells.values()]), phases);
   if (rows.length === 0) {
-    body.replaceChildren(emptyRow(8, "No collective yet."));
+    body.replaceChildren(emptyRow(8, "No collective so far."));
     return;
   }
   body.replaceChildren(
@@ -48,12 +48,14 @@ function comparisonCells({ predicted, measured, predictedCalls, measuredCalls })
 }
 
 /** By axis, summed over ranks; `open` is the set of axes whose ranks are shown. Returns the whole difference, or null. */
-export function showComparison(body, note, state, predictedOf, open) {
+export function showComparison(body, note, state, predictedOf, open, finished) {
   const rows = compareAxes(state.ranks, predictedOf);
   if (rows.length === 0) {
     const text = [...state.ranks.values()].some((rank) => rank.exactStep)
       ? "This layout needs no communication in a step: 0 B predicted, 0 B measured."
-      : "Waiting for the first optimiser step.";
+      : finished
+        ? "The run ended before its first optimiser step."
+        : "Waiting for the first optimiser step.";
     body.replaceChildren(emptyRow(7, text));
     return null;
   }

@@ -58,6 +58,7 @@ export function labView(section) {
     badge.textContent = wrong > 0 ? `${integer(wrong)} elements are wrong` : "every element is right";
     const group = result.ranks.length === result.world_size ? `all ${result.world_size} ranks` : `ranks ${result.ranks.join(", ")} of ${result.world_size}`;
     const how = `${result.dtype}, ${result.reduce_op}, root ${result.root}, median of ${integer(result.iterations)} calls`;
+    delete find("lab-note").dataset.ended;
     find("lab-note").textContent = `${group} · ${how} · ${result.backend} on ${result.device_name} · torch ${result.torch_version}`;
     find("lab-rows").replaceChildren(...result.points.map(row));
     button.disabled = false;

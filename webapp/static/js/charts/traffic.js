@@ -1,6 +1,6 @@
 // Bytes a second of each rank over time. Up to 16 ranks have lines of their own.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
-import { byteRate, clock } from "../format.js";
+import { byteRate, exactTime } from "../format.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
 
 const HEIGHT = 300;
@@ -20,9 +20,9 @@ export function trafficChart(container) {
       cursor: { drag: { x: false, y: false } },
       legend: { markers: MARKERS },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
-      axes: [{ ...axis(`time of day (${zone()})`, clockTicks, 36), incrs: TIME_STEPS, space: 72 }, axis("payload bytes per second", rates, 84)],
+      axes: [{ ...axis(`time of day (${zone()})`, clockTicks, 50), incrs: TIME_STEPS, space: 72 }, axis("payload bytes per second", rates, 84)],
       series: [
-        { label: "time", value: (_, value) => (value === null ? "–" : clock(new Date(value * 1000))) },
+        { label: "time", value: (_, value) => (value === null ? "–" : exactTime(new Date(value * 1000))) },
         ...ranks.map((rank, index) => ({
           label: `rank ${rank}`,
           stroke: color(`--series-${index % MOST_LINES}`),
@@ -52,7 +52,18 @@ export function trafficChart(container) {
 
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600];
 const ticksFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const clockTicks = (_, ticks) => ticks.map((tick) => ticksFormat.format(new Date(tick * 1000)));
+const dayFormat = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
+
+/** The time of day; the first tick of each day has its date below. */
+function clockTicks(_, ticks) {
+  let day = "";
+  return ticks.map((tick) => {
+    const date = new Date(tick * 1000);
+    const before = day;
+    day = dayFormat.format(date);
+    return day === before ? ticksFormat.format(date) : `${ticksFormat.format(date)}\n${day}`;
+  });
+}
 
 function zone() {
   const parts = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(new Date());

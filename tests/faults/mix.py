@@ -1,0 +1,197 @@
+"""`make mix`: minutes of small jobs while every part of an installation is killed or stopped at random, by seed.
+
+Ends with `N passed, N failed`: an acknowledged job is never lost, one that nobody touched succeeds, every history is
+legal, and no process and no slot is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import urllib.error
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.support.board import Board, board
+from tests.support.processes import wait_until
+from workers.host.files import read_json
+
+TERMINAL = {"succeeded", "failed", "lost", "cancelled"}
+# What may follow what within an attempt, as docs/architecture.md has it.
+LEGAL = {
+    "queued": {"starting", "cancelling"},
+    "starting": {"running", "succeeded", "failed", "lost", "unreachable", "cancelling"},
+    "running": {"succeeded", "failed", "lost", "unreachable", "cancelling"},
+    "unreachable": {"running", "lost", "cancelling"},
+    "cancelling": {"cancelled"},
+}
+SERVICES = ("web", "controller", "host", "redis")
+INSIDE = ("supervisor", "guardian", "torchrun", "rank")
+LIVE_JOBS = 3
+
+
+class Mix:
+    """One run: what was submitted, and what was done to whom."""
+
+    def __init__(self, made: Board, seed: int) -> None:
+        self.board, self.random = made, random.Random(seed)
+        self.jobs: list[str] = []
+        self.touched: dict[str, list[str]] = {}  # by job: what was killed of it, or that it was cancelled
+        self.killed: dict[str, int] = {}
+
+    def patiently(self, call: Callable[[], Any]) -> Any:
+        """The answer once the web is there to give it; a refusal is raised."""
+
+        def answered() -> list[Any] | None:
+            try:
+                return [call()]
+            except urllib.error.HTTPError as error:
+                if error.code != 503:
+                    raise
+            except (urllib.error.URLError, ConnectionError, TimeoutError, OSError):
+                pass
+            return None
+
+        found = wait_until(answered, "the web answers", 60, 0.2)
+        assert found is not None
+        return found[0]
+
+    def submit(self) -> None:
+        number = len(self.jobs)
+        spec = {
+            "name": f"mix {number}",
+            "model": {"preset": "gpt-tiny"},
+            "layout": {"dp": self.random.choice((1, 2))},
+            "train": {"steps": self.random.randint(20, 200), "global_batch": 2, "seq_len": 32, "eval_every": 0},
+        }
+        # The same key again and again until it is answered: a web killed half way must not make two jobs of one.
+        self.jobs.append(str(self.patiently(lambda: self.board.call("POST", "jobs", spec, key=f"mix-{number}"))["id"]))
+
+    def live(self) -> list[str]:
+        return [job for job in self.jobs if self.state(job) not in TERMINAL]
+
+    def state(self, job: str) -> str:
+        return str(self.patiently(lambda: self.board.job(job))["status"])
+
+    def fault(self) -> None:
+        victims = [*SERVICES, *INSIDE, "cancel", "stop"]
+        victim = self.random.choice(victims)
+        self.killed[victim] = self.killed.get(victim, 0) + 1
+        if victim in SERVICES:
+            pid = self.board.up["pids"].get(victim)
+            if pid:
+                _kill(pid, signal.SIGKILL, group=True)
+            return
+        running = [job for job in self.live() if self.board.processes(job)]
+        if not running:
+            return
+        job = self.random.choice(running)
+        if victim == "cancel":
+            self.touched.setdefault(job, []).append("cancelled")
+            with contextlib.suppress(urllib.error.HTTPError):  # 409: it has just ended by itself
+                self.patiently(lambda: self.board.call("POST", f"jobs/{job}/cancel"))
+            return
+        if victim == "stop":
+            # Silence that passes is no fault: a job stopped for a moment is still a healthy one.
+            pids = self.pids(job, self.random.choice(INSIDE))
+            for pid in pids:
+                _kill(pid, signal.SIGSTOP)
+            time.sleep(self.random.uniform(0.5, 4))
+            for pid in pids:
+                _kill(pid, signal.SIGCONT)
+            return
+        pids = self.pids(job, victim)
+        if pids:
+            self.touched.setdefault(job, []).append(f"{victim} killed")
+            _kill(self.random.choice(pids), signal.SIGKILL)
+
+    def pids(self, job: str, part: str) -> list[int]:
+        """Processes of the job's first attempt that play a part."""
+        if part == "supervisor":
+            found = next((self.board.state / "runs/.host" / job).rglob("supervisor.pid"), None)
+            recorded = read_json(found) if found else None
+            return [recorded["pid"]] if recorded else []
+        words = {"guardian": b"workers.host.guardian", "torchrun": b"workers.host.launch"}
+        pids = []
+        for pid in self.board.processes(job):
+            with contextlib.suppress(OSError):
+                arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                is_rank = any(
+                    entry.startswith(b"RANK=") for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                )
+                if is_rank if part == "rank" else words[part] in arguments:
+                    pids.append(pid)
+        return pids
+
+    def check(self) -> list[str]:
+        """What is wrong at the end, in words; empty is good."""
+        wrong = []
+        for job in self.jobs:
+            told = self.patiently(lambda job=job: self.board.job(job))
+            history = [change["status"] for change in told["history"]]
+            done = ", ".join(self.touched.get(job, [])) or "nothing done to it"
+            if told["status"] not in TERMINAL:
+                wrong.append(f"{job} never ended: {history} ({done})")
+            if job not in self.touched and told["status"] != "succeeded":
+                reason = (told["exit"] or {}).get("reason") or told["history"][-1]["reason"]
+                wrong.append(f"{job} was healthy and is {told['status']}: {reason}")
+            if history[0] != "queued" or any(b not in LEGAL.get(a, set()) for a, b in itertools.pairwise(history)):
+                wrong.append(f"{job} has an illegal history: {history}")
+            if left := self.board.processes(job):
+                wrong.append(f"{job} left processes {left}")
+        free = self.patiently(lambda: self.board.call("GET", "hosts"))[0]
+        if free["free_slots"] != free["slots"]:
+            wrong.append(f"slots are still held: {free['free_slots']} of {free['slots']} are free")
+        return wrong
+
+
+def _kill(pid: int, number: signal.Signals, *, group: bool = False) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        (os.killpg if group else os.kill)(pid, number)
+
+
+def run(seconds: float, seed: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="meshboard-mix-") as folder, board(Path(folder) / "state") as made:
+        mix = Mix(made, seed)
+        deadline = time.monotonic() + seconds
+        next_fault = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            if len(mix.live()) < LIVE_JOBS:
+                mix.submit()
+            if time.monotonic() >= next_fault:
+                mix.fault()
+                next_fault = time.monotonic() + mix.random.uniform(2, 10)
+            time.sleep(0.3)
+        print(f"seed {seed}: {len(mix.jobs)} jobs, faults {dict(sorted(mix.killed.items()))}", flush=True)
+        with contextlib.suppress(AssertionError):  # what has not ended by then is told by `check`
+            wait_until(lambda: not mix.live(), "every job has ended", 180, 1)
+            wait_until(lambda: not [job for job in mix.jobs if made.processes(job)], "no process is left", 30, 0.5)
+            wait_until(
+                lambda: all(h["free_slots"] == h["slots"] for h in made.call("GET", "hosts")), "slots are free", 30
+            )
+        wrong = mix.check()
+    for line in wrong:
+        print(f"FAILED {line}")
+    failed = len({line.split()[0] for line in wrong})
+    print(f"{len(mix.jobs) - failed} passed, {failed} failed")
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.mix", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    return run(options.seconds, options.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

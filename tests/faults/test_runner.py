@@ -1,0 +1,47 @@
+"""The runner killed outright: nothing of its services stays, and a job that outlives them is reached again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from contracts.names import telemetry_stream
+from tests.support.board import Board, board
+from tests.support.processes import gone, session, wait_until
+
+ENDLESS: dict[str, Any] = {
+    "name": "endless",
+    "model": {"preset": "gpt-tiny"},
+    "layout": {"dp": 2},
+    "train": {"steps": 100_000, "global_batch": 4, "seq_len": 32, "eval_every": 0},
+}
+
+
+def test_a_job_that_outlives_a_killed_runner_is_seen_and_cancelled_after_the_next_start(tmp_path: Path) -> None:
+    with board(tmp_path / "var") as first:
+        job = first.submit(ENDLESS)
+        first.wait_for(job, "running")
+        first.wait_for_line(job, "step 2/")
+        ranks, services = first.processes(job), [p for pid in first.up["pids"].values() for p in session(pid)]
+        first.process.kill()
+        first.process.wait()
+        with board(tmp_path / "var") as second:
+            assert [pid for pid in services if not gone(pid)] == []
+            assert not any(gone(pid) for pid in ranks)
+            before = last_entry(second, job)
+            wait_until(lambda: last_entry(second, job) > before, "telemetry goes on", 30)
+            assert [change["status"] for change in second.job(job)["history"]] == ["queued", "starting", "running"]
+            second.call("POST", f"jobs/{job}/cancel")
+            second.wait_for(job, "cancelled", timeout_s=30)
+            wait_until(lambda: all(gone(pid) for pid in ranks), "its ranks have ended", 15)
+
+
+def last_entry(up: Board, job: str) -> str:
+    """Id of the newest entry of the job's stream, in the Redis that the web reads."""
+    environment = Path(f"/proc/{up.up['pids']['web']}/environ").read_bytes().split(b"\0")
+    url = next(e.partition(b"=")[2].decode() for e in environment if e.startswith(b"MESHBOARD_REDIS_URL="))
+    client = redis.Redis.from_url(url, socket_timeout=5)
+    newest: Any = client.xrevrange(telemetry_stream(job, 1), count=1)
+    return str(newest[0][0].decode()) if newest else ""

@@ -1,0 +1,83 @@
+"""What every page shows alike: times in full, links that lead somewhere, an icon, the product's own colours."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.contrib.staticfiles import finders
+
+from jobs.models import Job
+from jobs.queue import actions
+from jobs.templatetags.meshboard import instant, moment
+from tests.planner.wrong_specs import GOOD
+from webapp.admin_theme import colors, tokens
+
+FULL_TIME = re.compile(r"\d{1,2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}(:\d{2})? UTC")
+
+
+@pytest.fixture
+def job(owner: User) -> Job:
+    made, _ = actions.submit(owner, GOOD)
+    return made
+
+
+def test_a_time_has_its_date_and_its_zone() -> None:
+    assert moment("2026-11-02T04:04:09+01:00").endswith(">2 Nov 2026 03:04 UTC</time>")
+    assert instant("2026-11-02T04:04:09+01:00").endswith(">2 Nov 2026 03:04:09 UTC</time>")
+    assert moment(None) == ""
+
+
+def test_every_time_on_every_page_is_written_in_full(job: Job, make_host: Any, client: Any, staff: User) -> None:
+    make_host()
+    client.force_login(staff)
+    seen = 0
+    for path in ("/", f"/jobs/{job.id}/", "/hosts/", "/hosts/host-a/", "/lab/"):
+        times = re.findall(r"<time[^>]*>([^<]*)</time>", client.get(path).content.decode())
+        assert [text for text in times if not FULL_TIME.fullmatch(text)] == [], path
+        seen += len(times)
+    assert seen >= 4
+
+
+def test_the_admin_tells_the_zone_too(job: Job, client: Any, db: None) -> None:
+    client.force_login(User.objects.create_superuser("root", password="root-password"))
+    page = client.get("/admin/jobs/job/").content.decode()
+    assert FULL_TIME.search(page)
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "link"),
+    [("job", "/", "/admin/jobs/job/"), ("host", "/hosts/", "/admin/jobs/host/")],
+)
+def test_a_link_to_the_admin_is_for_those_it_lets_in(
+    staff: User, client: Any, model: str, path: str, link: str
+) -> None:
+    client.force_login(staff)
+    assert link not in client.get(path).content.decode()
+    assert client.get(link).status_code == 403
+    staff.user_permissions.add(Permission.objects.get(codename=f"view_{model}"))
+    assert f'href="{link}"' in client.get(path).content.decode()
+    assert client.get(link).status_code == 200
+
+
+def test_every_page_has_an_icon_that_is_there(client: Any, db: None) -> None:
+    client.force_login(User.objects.create_superuser("root", password="root-password"))
+    for path in ("/", "/login/?next=/", "/admin/", "/admin/jobs/host/"):
+        icons = re.findall(
+            r'<link rel="icon"[^>]*href="/?static/([^"]+)"', client.get(path, follow=True).content.decode()
+        )
+        assert icons, path
+        assert all(finders.find(name) for name in icons), path
+    assert client.get("/favicon.ico")["Location"] == "/static/img/mark.svg"
+
+
+def test_the_admin_wears_the_tokens(client: Any, db: None) -> None:
+    light, dark = tokens()["accent"]
+    primary = colors()["primary"]
+    assert (primary["600"], primary["400"]) == (light, dark)
+    client.force_login(User.objects.create_superuser("root", password="root-password"))
+    page = client.get("/admin/").content.decode()
+    red, green, blue = (int(light[i : i + 2], 16) for i in (1, 3, 5))
+    assert re.search(rf"--color-primary-600: rgb\({red},\s*{green},\s*{blue}\)", page)

@@ -1,0 +1,138 @@
+"""The web server as it is deployed, over a database and a Redis of the test's own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
+from webapp.runner import free_port, is_free
+
+# One start of Django for all of it: migrated, and four people with a token and a session each.
+PEOPLE = """
+import json, django
+django.setup()
+from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
+from django.test import Client
+from knox.models import AuthToken
+call_command("migrate", verbosity=0)
+told = {}
+for name in ("owner", "stranger", "viewer", "staff"):
+    user = User.objects.create_user(name, password=name + "-password", is_staff=name in ("viewer", "staff"))
+    wanted = {"viewer": ["view_job", "view_host"], "staff": ["view_job", "view_host", "change_job", "change_host"]}
+    user.user_permissions.set(Permission.objects.filter(codename__in=wanted.get(name, [])))
+    client = Client()
+    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
+    told[name] = {"token": AuthToken.objects.create(user)[1], "session": client.cookies["sessionid"].value}
+print(json.dumps(told))
+"""
+
+
+class Answer(NamedTuple):
+    """Of an HTTP request."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Site:
+    """A running web server and who may log in to it."""
+
+    def __init__(
+        self,
+        port: int,
+        people: dict[str, dict[str, str]],
+        process: subprocess.Popen[bytes],
+        log: Path,
+        redis: RedisServer,
+    ) -> None:
+        self.port, self.people, self.process, self.redis, self._log = port, people, process, redis, log
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Resident, now."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+    def token(self, name: str) -> dict[str, str]:
+        return {"Authorization": f"Token {self.people[name]['token']}"}
+
+    def cookie(self, name: str) -> dict[str, str]:
+        return {"Cookie": f"sessionid={self.people[name]['session']}"}
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        headers: dict[str, str] | None = None,
+        timeout_s: float = 30,
+    ) -> Answer:
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        own = {"Content-Type": "application/json", **(headers or {})}
+        request = urllib.request.Request(self.url + path, data=data, headers=own, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+                return Answer(response.status, dict(response.headers), response.read())
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, dict(error.headers), error.read())
+
+    def raw(self, sent: bytes, timeout_s: float = 30) -> bytes:
+        """What comes back for these very bytes, until the server closes."""
+        got = b""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as line:
+            line.sendall(sent)
+            with contextlib.suppress(ConnectionResetError):
+                while part := line.recv(65536):
+                    got += part
+        return got
+
+
+@contextlib.contextmanager
+def site(database_url: str, redis: RedisServer, folder: Path, **settings: str) -> Iterator[Site]:
+    """Migrate, make the people, serve."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **base_environment(),
+        "DJANGO_SETTINGS_MODULE": "webapp.settings",
+        "MESHBOARD_SECRET_KEY": "only-for-this-test-0123456789-0123456789-0123456789-0123",
+        "MESHBOARD_REDIS_URL": redis.url,
+        "MESHBOARD_STATE_DIR": str(folder),
+        "MESHBOARD_DATABASE_URL": database_url,
+        "MESHBOARD_HTTPS": "0",
+        "MESHBOARD_SUBMITS_PER_MINUTE": "1000000",
+        **settings,
+    }
+    made = subprocess.run(
+        [sys.executable, "-c", PEOPLE], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    people = json.loads(made.stdout.splitlines()[-1])
+    port, log = free_port(), folder / "web.log"
+    serve = [sys.executable, "-m", "webapp.serve", "--port", str(port)]
+    with running(serve, environment, log, ROOT) as process:
+        wait_until(lambda: not is_free(port) or process.poll() is not None, "the web server listens")
+        assert process.poll() is None, log.read_text()
+        yield Site(port, people, process, log, redis)

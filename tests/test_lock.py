@@ -1,0 +1,79 @@
+"""requirements.lock pins what pyproject.toml asks for: each package, once for a platform, by version alone."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCK = ROOT / "requirements.lock"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def pinned() -> list[Requirement]:
+    return [Requirement(line) for line in LOCK.read_text().splitlines() if line and not line.startswith("#")]
+
+
+def asked() -> list[Requirement]:
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    lines = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"], *(r for e in extras for r in e)]
+    return [Requirement(line) for line in lines]
+
+
+def applies(requirement: Requirement) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate(dict(default_environment()))
+
+
+@pytest.mark.parametrize("wanted", asked(), ids=lambda wanted: wanted.name)
+def test_what_the_project_asks_for_is_pinned_within_what_it_allows(wanted: Requirement) -> None:
+    found = [p for p in pinned() if canonicalize_name(p.name) == canonicalize_name(wanted.name)]
+    assert found, f"{wanted.name} is not in {LOCK.name}; run `make lock`"
+    for pin in found:
+        version = str(pin.specifier).removeprefix("==")
+        assert wanted.specifier.contains(version), f"{pin} is outside {wanted}; run `make lock`"
+
+
+def test_a_pin_is_a_version_and_nothing_of_the_machine_that_made_it() -> None:
+    assert not re.search(r"https?:|file:|@|--|(^|\s)/", LOCK.read_text())
+    for pin in pinned():
+        assert re.fullmatch(r"==[0-9][0-9a-z.]*", str(pin.specifier)), f"{pin}: a local build would be nobody else's"
+    applied = [canonicalize_name(pin.name) for pin in pinned() if applies(pin)]
+    assert len(applied) == len(set(applied))
+
+
+def test_a_cpu_build_of_torch_fits_its_pin() -> None:
+    torch = next(pin for pin in pinned() if pin.name == "torch")
+    assert torch.specifier.contains("2.13.0+cpu")
+
+
+def test_what_is_installed_needs_nothing_that_the_lock_leaves_open() -> None:
+    """Followed from the extras through what is installed here: no dependency of a dependency is unpinned."""
+    names = {canonicalize_name(pin.name) for pin in pinned()}
+    waiting, seen = [r for r in asked() if applies(r)], set()
+    while waiting:
+        wanted = waiting.pop()
+        key = (canonicalize_name(wanted.name), frozenset(wanted.extras))
+        if key in seen:
+            continue
+        seen.add(key)
+        assert key[0] in names, f"{wanted} is not in {LOCK.name}; run `make lock`"
+        for line in distribution(wanted.name).requires or []:
+            inner = Requirement(line)
+            environments = [{**default_environment(), "extra": extra} for extra in ("", *wanted.extras)]
+            if inner.marker is None or any(inner.marker.evaluate(dict(e)) for e in environments):
+                waiting.append(inner)
+
+
+def test_installing_asks_the_lock() -> None:
+    """Makefile, Dockerfile and docs install with the lock; a plain `pip install .` would take what is newest."""
+    for name in ("Makefile", "Dockerfile"):
+        for line in (ROOT / name).read_text().splitlines():
+            if "pip install" in line or "$(INSTALL)" in line:
+                assert "-c requirements.lock" in line or "-c $(LOCK)" in line or "$(INSTALL)" in line, f"{name}: {line}"

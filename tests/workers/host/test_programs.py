@@ -1,0 +1,127 @@
+"""What a job starts on its ranks: a program for each kind, and never a word of the user's as an option."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from contracts.control import VERSION, LaunchOrder
+from planner.spec import JobKind
+from workers.host.attempts import AttemptDir
+from workers.host.claims import claim
+from workers.host.launch import read_options
+from workers.host.programs import PROGRAMS, launch_command, program_of, rank_command
+from workers.host.settings import HostSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+OPTIONS = ["--root=/", "-m", "--", "-c", "--rdzv-endpoint=0.0.0.0:1", "--no-python", "; id"]
+
+
+def settings(folder: Path) -> HostSettings:
+    return HostSettings(
+        redis_url="",
+        name="here",
+        slots=2,
+        device="cpu",
+        run_dir=folder / "runs",
+        data_root=folder / "data",
+        checkpoint_root=folder / "checkpoints",
+        script_root=folder / "scripts",
+        trainer_module="workers.trainer",
+    )
+
+
+def claimed(folder: Path, spec: dict[str, Any]) -> tuple[LaunchOrder, AttemptDir]:
+    order = LaunchOrder(v=VERSION, job="-m", attempt=1, spec=spec, slots=[0, 1])
+    attempt = claim(folder / "runs", order)
+    assert attempt is not None
+    return order, attempt
+
+
+def hostile(kind: str, text: str) -> dict[str, Any]:
+    """A spec whose every text is `text`."""
+    return {
+        "kind": kind,
+        "name": text,
+        "train": {"data": text, "column": text, "tokenizer": text, "resume": text},
+        "script": {"path": text, "args": [text, text]},
+        "resources": {"device": "cpu", "host": text},
+        "model": {"preset": text},
+    }
+
+
+@pytest.mark.parametrize("kind", get_args(JobKind))
+def test_no_text_of_the_users_is_in_an_argv(tmp_path: Path, kind: JobKind) -> None:
+    order, attempt = claimed(tmp_path, hostile(kind, "USERS-TEXT"))
+    command = launch_command(order, attempt, settings(tmp_path), "/run/telemetry", tmp_path / "failure.json")
+    assert not [word for word in command if "USERS-TEXT" in word]
+    assert command[:3] == [sys.executable, "-m", "workers.host.launch"]
+    read = read_options(command[3:])
+    assert (read.module, read.ranks, read.name) == (PROGRAMS[kind].module(settings(tmp_path)), 2, "-m")
+    assert all(word.startswith("--") and "=" in word for word in read.arguments)
+    assert "--job=-m" in read.arguments
+
+
+def test_each_kind_has_its_program_and_a_job_without_one_trains() -> None:
+    assert set(PROGRAMS) == set(get_args(JobKind))
+    told = {kind: program.good_end.format(steps=7, tried=3) for kind, program in PROGRAMS.items()}
+    assert told["train"] == "finished after step 7"
+    assert told["dry_run"] == "tried a step of 3 ranks"
+    assert len(set(told.values())) == len(PROGRAMS)
+    plain = LaunchOrder(v=VERSION, job="job", attempt=1, spec={}, slots=[0])
+    assert program_of(plain) is PROGRAMS["train"]
+
+
+def start(folder: Path, arguments: list[str], **script: str) -> subprocess.CompletedProcess[str]:
+    """One rank of a script job, as torchrun starts it."""
+    spec = {"kind": "script", "script": {**script, "args": arguments}}
+    order, attempt = claimed(folder, spec)
+    command = rank_command(order, attempt, settings(folder), str(folder / "nobody-listens"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1"}
+    argv = [sys.executable, "-u", "-m", *command]
+    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_path_that_looks_like_an_option_is_a_file_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "outside.py").write_text("print('I RAN')\n")
+    ran = start(tmp_path, [str(tmp_path / "outside.py"), "outside.py"], path="--root=/")
+    assert ran.returncode == 2
+    assert "I RAN" not in ran.stdout
+    assert "script.path: there is no '--root=/' below the script root" in ran.stderr
+
+
+TELLS = "import json, os, sys\nfrom {own} import WORD\nprint(json.dumps([WORD, __file__, os.getcwd(), sys.argv[1:]]))\n"
+
+
+def test_a_script_runs_in_its_own_folder_with_its_arguments_as_they_were_written(tmp_path: Path) -> None:
+    own = tmp_path / "scripts/own"
+    own.mkdir(parents=True)
+    (own / "beside.py").write_text("WORD = 'beside'\n")
+    (own / "-m").write_text(TELLS.format(own="beside"))
+    ran = start(tmp_path, OPTIONS, path="own/-m")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == ["beside", str(own / "-m"), str(own), OPTIONS]
+
+
+def test_a_module_runs_in_the_directory_asked_for(tmp_path: Path) -> None:
+    package = tmp_path / "scripts/package"
+    package.mkdir(parents=True)
+    (tmp_path / "scripts/data").mkdir()
+    (package / "__init__.py").touch()
+    (package / "beside.py").write_text("WORD = 'relative'\n")
+    (package / "train.py").write_text(TELLS.format(own=".beside"))
+    ran = start(tmp_path, ["--lr", "1"], module="package.train", cwd="data")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == [
+        "relative",
+        str(package / "train.py"),
+        str(tmp_path / "scripts/data"),
+        ["--lr", "1"],
+    ]

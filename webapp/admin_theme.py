@@ -1,0 +1,73 @@
+"""The admin in the product's own colours, read from the design tokens of every other page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from django.http import HttpRequest
+from django.templatetags.static import static
+
+TOKENS = Path(__file__).resolve().parent / "static" / "css" / "tokens.css"
+MARK = "img/mark.svg"
+
+
+def tokens() -> dict[str, tuple[str, str]]:
+    """{token: (light, dark)} of the colours in tokens.css."""
+    found = re.findall(r"--([a-z0-9-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\);", TOKENS.read_text())
+    return {name: (light, dark) for name, light, dark in found}
+
+
+def _mixed(color: str, share: int, other: str) -> str:
+    return f"color-mix(in oklab, {color} {share}%, {other})"
+
+
+def colors() -> dict[str, dict[str, str]]:
+    """Unfold's two ramps: greys are the surfaces and inks, the primary one runs through both accents."""
+    token = tokens()
+    (accent, bright), (wash, deep_wash) = token["accent"], token["accent-wash"]
+    return {
+        "base": {
+            "50": token["page"][0],
+            "100": token["sunken"][0],
+            "200": token["line"][0],
+            "300": token["part-bubble"][0],
+            "400": token["ink-faint"][1],
+            "500": token["ink-faint"][0],
+            "600": token["ink-soft"][0],
+            "700": token["line"][1],
+            "800": token["raised"][1],
+            "900": token["surface"][1],
+            "950": token["page"][1],
+        },
+        "primary": {
+            "50": wash,
+            "100": _mixed(bright, 25, "white"),
+            "200": _mixed(bright, 45, "white"),
+            "300": _mixed(bright, 70, "white"),
+            "400": bright,
+            "500": _mixed(bright, 50, accent),
+            "600": accent,
+            "700": _mixed(accent, 85, "black"),
+            "800": _mixed(accent, 70, "black"),
+            "900": _mixed(accent, 50, "black"),
+            "950": deep_wash,
+        },
+    }
+
+
+def _mark(_request: HttpRequest) -> str:
+    return static(MARK)
+
+
+def unfold() -> dict[str, Any]:
+    """The setting UNFOLD."""
+    return {
+        "SITE_TITLE": "Meshboard",
+        "SITE_HEADER": "Meshboard",
+        "SITE_URL": "/",
+        "SITE_ICON": {"light": _mark, "dark": _mark},
+        "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": _mark}],
+        "COLORS": colors(),
+    }

@@ -1,0 +1,163 @@
+"""The outermost ASGI layer: what is malformed, too large or too slow never reaches Django.
+
+Django's own handler spools a body of any size to disk before it asks who sent it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from webapp import limits
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+
+class RefusedError(Exception):
+    """The status and the words of a refusal."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+class DisconnectedError(Exception):
+    """The client went away before its request was whole."""
+
+
+class Doors:
+    """Checks a request's head, takes in its body within bounds, and hands both on."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._request(scope, receive, send)
+        else:
+            await self._application(scope, receive, send)
+
+    async def _socket(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if _malformed(scope):
+            await send({"type": "websocket.close"})
+            return
+        await self._application(scope, receive, send)
+
+    async def _request(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        try:
+            _check_head(scope)
+            async with asyncio.timeout(limits.BODY_S):
+                body = await _whole_body(receive)
+        except DisconnectedError:
+            return
+        except TimeoutError:
+            await _refuse(scope, receive, send, 408, f"the body did not arrive within {limits.BODY_S:.0f} s")
+            return
+        except RefusedError as error:
+            await _refuse(scope, receive, send, error.status, str(error))
+            return
+        await self._application(scope, _replay(body, receive), _patient(send))
+
+
+def _malformed(scope: MutableMapping[str, Any]) -> str | None:
+    """What no honest client sends, and what comes after us would raise on."""
+    if "\x00" in scope["path"] or b"%00" in scope["query_string"]:
+        return "the address holds a NUL character"
+    for name, value in scope["headers"]:
+        if name == b"cookie" and b"\\000" in value:  # a quoted cookie's way to write NUL
+            return "a cookie holds a NUL character"
+        if name == b"origin" and not _is_address(value.decode("latin-1")):
+            return "the Origin header is no address"
+    return None
+
+
+def _is_address(text: str) -> bool:
+    try:
+        _ = urlsplit(text).port
+    except ValueError:
+        return False
+    return True
+
+
+def _check_head(scope: MutableMapping[str, Any]) -> None:
+    if words := _malformed(scope):
+        raise RefusedError(400, words)
+    declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    if not declared.isdigit():
+        raise RefusedError(400, "Content-Length is no number")
+    if len(declared) > 18 or int(declared) > limits.BODY_BYTES:
+        raise RefusedError(413, f"the body is larger than {limits.BODY_BYTES // 2**20} MB")
+
+
+async def _whole_body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise DisconnectedError
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limits.BODY_BYTES:
+            raise RefusedError(413, f"the body is larger than {limits.BODY_BYTES // 2**20} MB")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body as one message, then what the server says, which is only that the client went away."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replayed
+
+
+def _patient(send: Send) -> Send:
+    """A peer that takes nothing for SEND_S loses its connection: the error ends the request."""
+
+    async def within(message: Message) -> None:
+        async with asyncio.timeout(limits.SEND_S):
+            await send(message)
+
+    return within
+
+
+async def _refuse(scope: MutableMapping[str, Any], receive: Receive, send: Send, status: int, words: str) -> None:
+    """Answer, then throw away some of what is still coming: a reset connection would lose the answer."""
+    is_api = scope["path"].startswith("/api/")
+    text = json.dumps({"errors": [{"field": "request", "message": words}]}) if is_api else words
+    content_type = b"application/json" if is_api else b"text/plain; charset=utf-8"
+    headers = [
+        (b"content-type", content_type),
+        (b"content-length", str(len(text)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+    if status == 413:
+        await _throw_away(receive)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _throw_away(receive: Receive) -> None:
+    left = limits.LINGER_BYTES
+    try:
+        async with asyncio.timeout(limits.LINGER_S):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return

@@ -1,0 +1,1 @@
+"""British English, with the zone wherever a time stands."""

@@ -1,0 +1,14 @@
+"""What one connection may cost the web process. docs/deploy.md says what happens at each bound."""
+
+from __future__ import annotations
+
+MOST_CONNECTIONS = 2000  # open at once, sockets included; more are answered 503
+HEAD_BYTES = 64 * 2**10  # request line and headers
+HEAD_S = 10.0  # from the first byte due to the last header
+BODY_BYTES = 2**20
+BODY_S = 30.0  # from the headers to the last byte of the body
+LINGER_BYTES = 16 * 2**20  # read and thrown away behind a refusal, so that its sender gets to see it
+LINGER_S = 2.0
+SEND_S = 60.0  # for a peer to take the next part of an answer
+KEEP_ALIVE_S = 5
+SOCKET_FRAME_BYTES = 1024  # from a browser, which sends none

@@ -1,0 +1,88 @@
+"""The web server: uvicorn with every bound of `webapp.limits`. `python -m webapp.serve --host H --port P`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from webapp import limits
+
+
+class BoundedHeads(HttpToolsProtocol):
+    """uvicorn waits for ever for the end of a request's headers, and keeps what came of them however long."""
+
+    _reading_head = True
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_read()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._reading_head:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > limits.HEAD_BYTES:
+            self.send_400_response("The request's headers are too long.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if not self._reading_head:  # another request on the same connection
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_is_read()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._reading_head, self._head_bytes = True, 0
+        self._head_timer = self.loop.call_later(limits.HEAD_S, self._give_up)
+
+    def _head_is_read(self) -> None:
+        self._reading_head = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+
+    def _give_up(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+def config(host: str, port: int) -> uvicorn.Config:
+    """Proxies' headers are Django's business (MESHBOARD_TRUSTED_PROXIES): uvicorn would believe anybody on loopback."""
+    return uvicorn.Config(
+        "webapp.asgi:application",
+        host=host,
+        port=port,
+        http=BoundedHeads,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=limits.MOST_CONNECTIONS,
+        timeout_keep_alive=limits.KEEP_ALIVE_S,
+        timeout_graceful_shutdown=3,
+        ws_max_size=limits.SOCKET_FRAME_BYTES,
+        ws_max_queue=1,
+        ws_per_message_deflate=False,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    arguments = parser.parse_args()
+    uvicorn.Server(config(arguments.host, arguments.port)).run()
+
+
+if __name__ == "__main__":
+    main()
