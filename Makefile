@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint lock format parity witness faults mix image-test bench clean tools
+.PHONY: help up test lint lock format parity witness schemathesis faults mix image-test bench clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ parity: $(VENV)/.dev ## every layout against one process; prints the table
 
 witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network namespaces; prints the table; needs root
 	$(BIN)/python -m tests.witness
+
+schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI document; prints what failed
+	$(BIN)/python -m tests.fuzz_api
 
 faults: $(VENV)/.dev ## kill things and watch; prints the table
 	$(BIN)/python -m pytest tests/faults -v --no-header

@@ -12,6 +12,7 @@ from django.shortcuts import render
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 
+from jobs.kinds import layout_words
 from jobs.models import Attempt, DeadLetter, Host, Job, StateChange, Status
 from jobs.queue import actions
 
@@ -55,6 +56,9 @@ class JobAdmin(ModelAdmin):
     list_display = ["name", "id", "owner", "state", "priority", "layout", "wait_reason", "created"]
     list_editable = ["priority"]
     list_filter = ["status", "owner"]
+    list_select_related = ["owner"]
+    list_max_show_all = list_per_page = 25  # each line holds a form: a hundred take a second to draw
+    show_full_result_count = False
     search_fields = ["id", "name", "owner__username"]
     readonly_fields = [
         "id",
@@ -76,8 +80,11 @@ class JobAdmin(ModelAdmin):
         return job.status, job.get_status_display()
 
     def layout(self, job: Job) -> str:
-        layout = job.spec["layout"]
-        return f"dp{layout['dp']} pp{layout['pp']} tp{layout['tp']} zero{layout['zero']}"
+        return layout_words(job.spec)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
+        jobs: QuerySet[Job] = super().get_queryset(request)
+        return jobs.defer("estimate")  # most of a row, and only the page of one job shows it
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

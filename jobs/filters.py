@@ -29,6 +29,7 @@ class JobFilter(django_filters.FilterSet):
         super().__init__(data, queryset=queryset)
         if not user.is_staff:
             del self.filters["owner"]
+        self.form.label_suffix = ""
         for field in self.form.fields.values():
             field.widget.attrs["autocomplete"] = "off"
 

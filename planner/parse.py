@@ -58,7 +58,7 @@ def parse_fields(data: object) -> JobSpec:
     try:
         spec = JobSpec.model_validate(expanded)
     except ValidationError as error:
-        found += [_problem(e) for e in error.errors(include_url=False)]
+        found += [problem_of(e) for e in error.errors(include_url=False)]
     if found:
         raise SpecError(found)
     return spec
@@ -100,7 +100,7 @@ _MESSAGES = {
 }
 
 
-def _problem(error: Any) -> Problem:
+def problem_of(error: Any) -> Problem:
     """pydantic's error in our words, with the value that was given."""
     field = ".".join(str(part) for part in error["loc"]) or "spec"
     text = _MESSAGES.get(error["type"], error["msg"]).format(**error.get("ctx", {}))

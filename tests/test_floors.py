@@ -24,6 +24,7 @@ FORBIDDEN: dict[str, set[str]] = {
 # Rooms of a floor, lowest first: a room imports only from those before it; two in one entry know each other.
 ROOMS = {
     "jobs": [
+        "text",
         "models",
         "connection",
         "text",

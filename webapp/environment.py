@@ -90,6 +90,7 @@ class WebSettings(BaseSettings):
         description="`postgres://user:password@host:port/name?sslmode=require`; SQLite in `STATE_DIR` if not set",
     )
     redis_url: SecretStr = Field(description="broker, events and telemetry")
+    submits_per_minute: int = Field(60, ge=1, description="jobs that a user may submit in a minute over REST")
 
     def database(self) -> dict[str, Any]:
         """Django's settings of the database."""

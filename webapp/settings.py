@@ -121,7 +121,7 @@ REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.PageNumberPagination",
     "PAGE_SIZE": 50,
-    "DEFAULT_THROTTLE_RATES": {"submit": "60/min"},
+    "DEFAULT_THROTTLE_RATES": {"submit": f"{_given.submits_per_minute}/min"},
     "EXCEPTION_HANDLER": "jobs.api.errors.handle",
 }
 REST_KNOX = {"TOKEN_TTL": None, "AUTH_HEADER_PREFIX": "Token"}
@@ -129,7 +129,9 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "Meshboard",
     "DESCRIPTION": "Submit parallel training runs, and read what every rank sends.",
     "VERSION": "1",
+    "OAS_VERSION": "3.1.0",
     "SERVE_PERMISSIONS": ["rest_framework.permissions.IsAuthenticated"],
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "jobs.api.schema.with_models"],
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2**20
 

@@ -1,9 +1,10 @@
-"""Shapes of the API's answers, for the OpenAPI document. What goes in is `planner.spec.JobSpec`."""
+"""Shapes of the API's answers, for the OpenAPI document. What goes in is described by `jobs.api.schema`."""
 
 from __future__ import annotations
 
 from rest_framework import serializers
 
+from jobs.api.schema import LayoutField, ModelField, SpecField
 from jobs.models import Status
 
 
@@ -28,7 +29,7 @@ class BriefSerializer(serializers.Serializer[object]):
     attempt = serializers.IntegerField()
     priority = serializers.IntegerField()
     wait_reason = serializers.CharField(allow_blank=True, help_text="why a queued job waits")
-    layout = serializers.DictField()
+    layout = LayoutField()
     world_size = serializers.IntegerField()
     created = serializers.DateTimeField()
     changed = serializers.DateTimeField()
@@ -41,7 +42,7 @@ class JobSerializer(BriefSerializer):
     host = serializers.CharField(allow_null=True)
     exit = serializers.DictField(allow_null=True, help_text="how the current attempt ended")
     history = serializers.ListField(child=serializers.DictField())
-    spec = serializers.DictField()
+    spec = SpecField()
     estimate = serializers.DictField()
 
 
@@ -64,19 +65,6 @@ class PlanSerializer(serializers.Serializer[object]):
     )
 
 
-class SearchSerializer(serializers.Serializer[object]):
-    """What to search. The layout in `spec` is ignored: `fixed` holds what must stay."""
-
-    spec = serializers.DictField(help_text="model, train and resources of a job spec")
-    ranks = serializers.IntegerField(min_value=1, max_value=65536)
-    cluster = serializers.CharField(required=False, help_text="a name of /clusters")
-    fixed = serializers.DictField(required=False, help_text="layout fields with the value they must have")
-    max_micro_batch = serializers.IntegerField(required=False, min_value=1, max_value=1024)
-    max_memory_bytes = serializers.IntegerField(required=False, min_value=1, max_value=2**60)
-    runnable = serializers.BooleanField(required=False, help_text="only layouts that can be submitted today")
-    limit = serializers.IntegerField(required=False, min_value=1, max_value=100)
-
-
 class SearchResultSerializer(serializers.Serializer[object]):
     """The best layouts by time; the Pareto front of time and memory; why neighbours of the first were not taken."""
 
@@ -91,34 +79,12 @@ class SearchResultSerializer(serializers.Serializer[object]):
     cluster = serializers.DictField()
 
 
-class ExplainSerializer(serializers.Serializer[object]):
-    """A spec, and the pipeline stage whose rank is explained."""
-
-    spec = serializers.DictField()
-    cluster = serializers.CharField(required=False)
-    stage = serializers.IntegerField(required=False, min_value=0)
-
-
 class ExplanationSerializer(serializers.Serializer[object]):
     figure = serializers.CharField()
     value = serializers.FloatField()
     unit = serializers.CharField(allow_blank=True)
     kind = serializers.CharField(help_text="counted, exact or estimated")
     terms = serializers.ListField(child=serializers.DictField())
-
-
-class ClusterSerializer(serializers.Serializer[object]):
-    """Hardware; see planner.cluster for each field and its unit."""
-
-    id = serializers.CharField()
-    name = serializers.CharField()
-    device = serializers.CharField()
-    accelerator = serializers.DictField()
-    per_node = serializers.IntegerField()
-    node = serializers.DictField()
-    network = serializers.DictField()
-    base_s = serializers.FloatField()
-    basis = serializers.CharField()
 
 
 class TemplateSerializer(serializers.Serializer[object]):
@@ -134,7 +100,7 @@ class PresetSerializer(serializers.Serializer[object]):
     name = serializers.CharField()
     description = serializers.CharField()
     parameters = serializers.IntegerField()
-    model = serializers.DictField()
+    model = ModelField()
 
 
 class HostSerializer(serializers.Serializer[object]):
@@ -146,22 +112,3 @@ class HostSerializer(serializers.Serializer[object]):
     drained = serializers.BooleanField()
     last_seen = serializers.DateTimeField()
     calibrated = serializers.DateTimeField(allow_null=True, help_text="when it was last measured")
-
-
-class ProfileSerializer(serializers.Serializer[object]):
-    """A calibration; see planner.profile for each point and its unit."""
-
-    version = serializers.IntegerField()
-    device = serializers.CharField()
-    device_name = serializers.CharField()
-    torch_version = serializers.CharField()
-    cores = serializers.IntegerField()
-    slots = serializers.IntegerField()
-    memory_bytes = serializers.IntegerField()
-    measured_at = serializers.DateTimeField()
-    gemm = serializers.ListField(child=serializers.DictField())
-    stream = serializers.ListField(child=serializers.DictField())
-    layers = serializers.ListField(child=serializers.DictField())
-    ends = serializers.ListField(child=serializers.DictField())
-    optimizer = serializers.ListField(child=serializers.DictField())
-    collectives = serializers.ListField(child=serializers.DictField())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -16,6 +17,7 @@ from rest_framework.throttling import UserRateThrottle
 from rest_framework.views import APIView
 
 from jobs.access import find_job, listed_jobs
+from jobs.api import schema
 from jobs.api import serializers as shapes
 from jobs.api.errors import body
 from jobs.models import Host
@@ -23,33 +25,49 @@ from jobs.planning import answers
 from jobs.present import job_brief, job_detail
 from jobs.queue import actions
 from jobs.text import storable, whole_number
-from planner.spec import JobSpec, Problem
+from planner.spec import Problem
 
 log = logging.getLogger(__name__)
 
 LONGEST_KEY = 200
-PAGE_LIMIT = 200
+KEY_PATTERN = f"[!-~]{{1,{LONGEST_KEY}}}"
+PAGE, PAGE_LIMIT = 50, 200
 REFUSALS = {
     code: OpenApiResponse(shapes.ErrorsSerializer, description=text)
     for code, text in {
-        400: "not JSON, or a senseless parameter",
+        400: "not JSON, a senseless parameter, or a malformed request",
         401: "no token, or a wrong one",
         403: "the session lacks its CSRF token, or the user the right",
         404: "no such thing, or not yours",
+        406: "only JSON is written",
+        408: "the body did not arrive in time",
         409: "the job's state does not allow it",
         413: "the body is larger than 1 MB",
         415: "the body is not application/json",
         422: "the spec cannot run: every problem with its field and the arithmetic",
         429: "too many submits; see Retry-After",
+        500: "something broke on our side; the message quotes an id that the log has too",
+        503: "the database is away, or too much is asked at once; see Retry-After",
     }.items()
 }
-SPEC_SCHEMA = {"application/json": JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")}
-
+ANYWHERE = (400, 401, 406, 408, 413, 500, 503)
+LIMIT = OpenApiParameter(
+    "limit",
+    {"type": "integer", "minimum": 1, "maximum": PAGE_LIMIT, "default": PAGE},
+    description="how many of the newest",
+)
+KEY = OpenApiParameter(
+    "Idempotency-Key",
+    {"type": "string", "pattern": f"^{KEY_PATTERN}$"},
+    OpenApiParameter.HEADER,
+    description="the same key and body: the same job",
+)
 CLUSTER = OpenApiParameter("cluster", str, description="a name of /clusters; by default the one for the spec's device")
 
 
 def refusals(*codes: int) -> dict[int, OpenApiResponse]:
-    return {code: REFUSALS[code] for code in codes}
+    """What a route may answer beside its success: what any may, and `codes`."""
+    return {code: REFUSALS[code] for code in sorted({*ANYWHERE, *codes})}
 
 
 def _user(request: Request) -> User:
@@ -81,35 +99,32 @@ class Jobs(APIView):
 
     @extend_schema(
         operation_id="listJobs",
-        parameters=[OpenApiParameter("limit", int, description=f"at most {PAGE_LIMIT}; 50 unless told")],
-        responses={200: shapes.BriefSerializer(many=True), **refusals(400, 401)},
+        parameters=[LIMIT],
+        responses={200: shapes.BriefSerializer(many=True), **refusals()},
     )
     def get(self, request: Request) -> Response:
         """Your jobs, newest first; staff see everybody's."""
-        limit = whole_number(request.query_params.get("limit", "50"), 1, PAGE_LIMIT)
+        asked = request.query_params.getlist("limit", [str(PAGE)])
+        limit = whole_number(asked[0], 1, PAGE_LIMIT) if len(asked) == 1 else None
         if limit is None:
             return refuse(400, "limit", f"must be a whole number from 1 to {PAGE_LIMIT}")
         return Response([job_brief(job) for job in listed_jobs(request.user)[:limit]])
 
     @extend_schema(
         operation_id="submitJob",
-        request=SPEC_SCHEMA,
-        parameters=[
-            OpenApiParameter(
-                "Idempotency-Key", str, OpenApiParameter.HEADER, description="the same key and body: the same job"
-            )
-        ],
+        request=schema.SUBMIT,
+        parameters=[KEY],
         responses={
             201: shapes.JobSerializer,
             200: OpenApiResponse(shapes.JobSerializer, description="this key and body were submitted before"),
-            **refusals(400, 401, 403, 413, 415, 422, 429),
+            **refusals(403, 415, 422, 429),
         },
     )
     def post(self, request: Request) -> Response:
         """Queue a job. A model may be given as {"preset": NAME}."""
         key = request.headers.get("Idempotency-Key")
-        if key is not None and not (0 < len(key) <= LONGEST_KEY and key.isprintable()):
-            return refuse(400, "Idempotency-Key", f"must be 1 to {LONGEST_KEY} printable characters")
+        if key is not None and not re.fullmatch(KEY_PATTERN, key):
+            return refuse(400, "Idempotency-Key", f"must be 1 to {LONGEST_KEY} visible ASCII characters")
         try:
             job, is_new = actions.submit(_user(request), request.data, key=key)
         except actions.KeyReusedError:
@@ -120,7 +135,7 @@ class Jobs(APIView):
 class JobView(APIView):
     """One job."""
 
-    @extend_schema(operation_id="getJob", responses={200: shapes.JobSerializer, **refusals(401, 404)})
+    @extend_schema(operation_id="getJob", responses={200: shapes.JobSerializer, **refusals(404)})
     def get(self, request: Request, job_id: str) -> Response:
         """Its state, history, estimate and, at the end, the exit report with predicted and measured bytes."""
         return Response(job_detail(find_job(request.user, job_id)))
@@ -132,7 +147,7 @@ class Cancel(APIView):
     @extend_schema(
         operation_id="cancelJob",
         request=None,
-        responses={200: shapes.JobSerializer, **refusals(401, 403, 404, 409)},
+        responses={200: shapes.JobSerializer, **refusals(403, 404, 409)},
     )
     def post(self, request: Request, job_id: str) -> Response:
         """Ask for the end: every process is gone within 15 s."""
@@ -149,7 +164,7 @@ class Requeue(APIView):
     @extend_schema(
         operation_id="requeueJob",
         request=None,
-        responses={200: shapes.JobSerializer, **refusals(401, 403, 404, 409)},
+        responses={200: shapes.JobSerializer, **refusals(403, 404, 409)},
     )
     def post(self, request: Request, job_id: str) -> Response:
         """A new attempt of a job that failed, was lost or cancelled."""
@@ -164,9 +179,9 @@ class Plan(APIView):
 
     @extend_schema(
         operation_id="plan",
-        request=SPEC_SCHEMA,
+        request=schema.DRAFT,
         parameters=[CLUSTER],
-        responses={200: shapes.PlanSerializer, **refusals(400, 401, 403, 413, 415)},
+        responses={200: shapes.PlanSerializer, **refusals(403, 415)},
     )
     def post(self, request: Request) -> Response:
         """Traffic (exact where the trainer runs the layout), memory and time (estimates) of a spec, or its problems."""
@@ -180,8 +195,8 @@ class PlanSearch(APIView):
 
     @extend_schema(
         operation_id="searchPlans",
-        request=shapes.SearchSerializer,
-        responses={200: shapes.SearchResultSerializer, **refusals(400, 401, 403, 413, 415, 422, 429)},
+        request=schema.SEARCH,
+        responses={200: shapes.SearchResultSerializer, **refusals(403, 415, 422, 429)},
     )
     def post(self, request: Request) -> Response:
         """Every layout of a model and batch on so many ranks, ranked by time under memory; none is launched."""
@@ -193,19 +208,18 @@ class PlanExplain(APIView):
 
     @extend_schema(
         operation_id="explainPlan",
-        request=shapes.ExplainSerializer,
-        responses={200: shapes.ExplanationSerializer(many=True), **refusals(400, 401, 403, 413, 415, 422)},
+        request=schema.EXPLAIN,
+        responses={200: shapes.ExplanationSerializer(many=True), **refusals(403, 415, 422)},
     )
     def post(self, request: Request) -> Response:
         """Each figure of the estimate with its terms: formula, numbers, source."""
-        data = request.data if isinstance(request.data, dict) else {}
-        return Response(answers.explained(data.get("spec"), data.get("cluster"), data.get("stage", 0)))
+        return Response(answers.explained(request.data))
 
 
 class Clusters(APIView):
     """Hardware to plan for."""
 
-    @extend_schema(operation_id="listClusters", responses={200: shapes.ClusterSerializer(many=True), **refusals(401)})
+    @extend_schema(operation_id="listClusters", responses={200: schema.list_of("NamedCluster"), **refusals()})
     def get(self, request: Request) -> Response:
         """Every named cluster, with all the planner assumes of it."""
         return Response(answers.clusters())
@@ -214,7 +228,7 @@ class Clusters(APIView):
 class Templates(APIView):
     """Published layouts."""
 
-    @extend_schema(operation_id="listTemplates", responses={200: shapes.TemplateSerializer(many=True), **refusals(401)})
+    @extend_schema(operation_id="listTemplates", responses={200: shapes.TemplateSerializer(many=True), **refusals()})
     def get(self, request: Request) -> Response:
         """Layouts as they were published, each with a twin of CPU size."""
         return Response(answers.templates())
@@ -223,7 +237,7 @@ class Templates(APIView):
 class Presets(APIView):
     """Named models."""
 
-    @extend_schema(operation_id="listPresets", responses={200: shapes.PresetSerializer(many=True), **refusals(401)})
+    @extend_schema(operation_id="listPresets", responses={200: shapes.PresetSerializer(many=True), **refusals()})
     def get(self, request: Request) -> Response:
         """Every preset with its exact parameter count."""
         return Response(answers.presets())
@@ -232,7 +246,7 @@ class Presets(APIView):
 class Hosts(APIView):
     """Where jobs run."""
 
-    @extend_schema(operation_id="listHosts", responses={200: shapes.HostSerializer(many=True), **refusals(401)})
+    @extend_schema(operation_id="listHosts", responses={200: shapes.HostSerializer(many=True), **refusals()})
     def get(self, request: Request) -> Response:
         """Every host that was ever heard of."""
         return Response([_host(host) for host in Host.objects.order_by("name")])
@@ -246,7 +260,7 @@ class HostCalibrate(APIView):
     @extend_schema(
         operation_id="calibrateHost",
         request=None,
-        responses={201: shapes.JobSerializer, **refusals(401, 403, 404, 422)},
+        responses={201: shapes.JobSerializer, **refusals(403, 404, 422)},
     )
     def post(self, request: Request, name: str) -> Response:
         """Queue a job that measures the host on all its slots; the planner then uses what it found. Staff only."""
@@ -257,13 +271,22 @@ class HostCalibrate(APIView):
 class HostProfileView(APIView):
     """What a calibration measured."""
 
-    @extend_schema(operation_id="getHostProfile", responses={200: shapes.ProfileSerializer, **refusals(401, 404)})
+    @extend_schema(operation_id="getHostProfile", responses={200: schema.of("HostProfile"), **refusals(404)})
     def get(self, request: Request, name: str) -> Response:
         """Every point, as planner.profile.HostProfile describes them; 404 while the host was never measured."""
         host = _find_host(name)
         if host.profile is None:
             raise Http404("never calibrated")
         return Response(host.profile)
+
+
+class Schema(APIView):
+    """This document."""
+
+    @extend_schema(operation_id="getSchema", responses={200: OpenApiResponse({"type": "object"}), **refusals()})
+    def get(self, request: Request) -> Response:
+        """The OpenAPI 3.1 document of this API."""
+        return Response(schema.document())
 
 
 def _find_host(name: str) -> Host:

@@ -151,12 +151,7 @@ def plan_search(request: HttpRequest) -> HttpResponse:
 @login_required
 def plan_explain(request: HttpRequest) -> HttpResponse:
     """Every term of a draft's figures: a JSON body of `spec`, `cluster` and `stage`."""
-
-    def answer(data: Any) -> Any:
-        asked = data if isinstance(data, dict) else {}
-        return answers.explained(asked.get("spec"), asked.get("cluster"), asked.get("stage", 0))
-
-    return _answered(request, answer)
+    return _answered(request, answers.explained)
 
 
 def _answered(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpResponse:

@@ -34,6 +34,7 @@ _WORDS: dict[str, Mapping[str, str]] = {
     "layout.balance": {"layers": "by layers", "cost": "by cost"},
     "layout.cp_method": {"all_gather": "all-gather"},
     "model.arch": {"gpt": "GPT", "llama": "Llama"},
+    "train.on_not_finite": {"stop": "ends the run", "continue": "goes on"},
     "train.overlap": {"true": "while backward runs", "false": "afterwards"},
     "resources.device": {"cpu": "CPU", "cuda": "GPU"},
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 from jobs.models import Host
 from jobs.planning.hardware import cluster_for, measured_cluster
+from jobs.planning.queries import ExplainQuery, SearchQuery, checked
 from planner.advice import Neighbour, neighbours, suggestions
 from planner.choices import choices
 from planner.cluster import Cluster
@@ -88,23 +89,21 @@ def timeline(spec: JobSpec, cluster: Cluster) -> dict[str, Any] | None:
     }
 
 
-def explained(data: object, cluster_name: object, stage: object) -> list[Any]:
+def explained(data: object) -> list[Any]:
     """Every figure's terms for a rank of a stage.
 
     Raises:
         SpecError: the draft cannot be planned, or has no such stage.
     """
-    spec = parse_fields(data)
-    cluster = cluster_for(cluster_name, spec)
+    query = checked(ExplainQuery, data)
+    spec = parse_fields(query.spec)
+    cluster = cluster_for(query.cluster, spec)
     found = problems(spec) or oversize(spec)
     if found:
         raise SpecError(found)
-    if not isinstance(stage, int) or isinstance(stage, bool) or not 0 <= stage < spec.layout.pp:
+    if query.stage >= spec.layout.pp:
         raise SpecError([Problem("stage", f"must be a whole number from 0 to {spec.layout.pp - 1}")])
-    return list(explain(spec, cluster, stage=stage))
-
-
-_SEARCH_FIELDS = ("spec", "ranks", "cluster", "fixed", "max_micro_batch", "max_memory_bytes", "runnable", "limit")
+    return list(explain(spec, cluster, stage=query.stage))
 
 
 def searched(data: object) -> dict[str, Any]:
@@ -113,35 +112,18 @@ def searched(data: object) -> dict[str, Any]:
     Raises:
         SpecError: a field that is missing, unknown or senseless.
     """
-    if not isinstance(data, Mapping):
-        raise SpecError([Problem("request", "must be an object")])
-    found = [Problem(str(name)[:60], "is not a known field") for name in data if name not in _SEARCH_FIELDS]
-    found += [Problem(name, "is required") for name in ("spec", "ranks") if name not in data]
-    numbers = {"ranks": (1, 65536), "max_micro_batch": (1, 1024), "max_memory_bytes": (1, 2**60), "limit": (1, 100)}
-    for name, (least, most) in numbers.items():
-        value = data.get(name, least)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            found.append(Problem(name, f"must be a whole number from {least} to {most}"))
-    if not isinstance(data.get("fixed", {}), Mapping):
-        found.append(Problem("fixed", "must be an object of layout fields"))
-    if not isinstance(data.get("cluster", ""), str):
-        found.append(Problem("cluster", "must be text"))
-    if not isinstance(data.get("runnable", False), bool):
-        found.append(Problem("runnable", "must be true or false"))
-    if found:
-        raise SpecError(found)
-    fixed = dict(data.get("fixed", {}))
-    spec = parse_fields(_seed(data["spec"], fixed))
-    cluster = cluster_for(data.get("cluster"), spec)
+    query = checked(SearchQuery, data)
+    spec = parse_fields(_seed(query.spec, query.fixed))
+    cluster = cluster_for(query.cluster, spec)
     constraints = Constraints(
-        world_size=data["ranks"],
-        fixed=fixed,
-        max_micro_batch=data.get("max_micro_batch", 16),
-        max_memory_bytes=data.get("max_memory_bytes"),
-        runnable=data.get("runnable", False),
+        world_size=query.ranks,
+        fixed=query.fixed,
+        max_micro_batch=query.max_micro_batch,
+        max_memory_bytes=query.max_memory_bytes,
+        runnable=query.runnable,
         max_seconds=SEARCH_SECONDS,
     )
-    result = search(spec, cluster, constraints, limit=data.get("limit", 20))
+    result = search(spec, cluster, constraints, limit=query.limit)
     return {
         "best": [layout_found(f) for f in result.best],
         "pareto": [layout_found(f) for f in result.pareto],

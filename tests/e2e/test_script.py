@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -20,7 +21,12 @@ def test_a_script_runs_unchanged_and_its_groups_are_counted(page: Page, running_
     page.get_by_role("button", name="Run it").click()
     page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)
     expect(page.get_by_text("A script of your own")).to_be_visible()
-    expect(page.locator("#fidelity")).to_be_hidden()
+    expect(page.locator(".page-head")).to_contain_text("script · groups.py · 4 ranks")
+    expect(page.locator("#script-steps")).to_have_text(
+        re.compile("^(no optimiser step|optimiser steps|[0-9]+ .*) seen$")
+    )
+    expect(page.locator("main")).not_to_contain_text("gpt-tiny")
+    expect(page.locator("main")).not_to_contain_text("Waiting")
     page.select_option("#phase", "setup")
     rows = page.locator("#collectives tr")
     expect(rows.filter(has_text="ranks 0,2")).to_contain_text("all-reduce")

@@ -18,11 +18,6 @@ HUGE = "0000000019999999999999999999999"
 NUL = "a\x00b"
 
 
-@pytest.fixture(autouse=True)
-def _fresh_throttle(postgres_site: Site) -> None:
-    postgres_site.redis.client().flushdb()
-
-
 def errors(answer: Any) -> list[dict[str, str]]:
     """Every refusal has the promised shape."""
     told = answer.json()["errors"]

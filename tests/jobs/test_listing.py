@@ -119,6 +119,19 @@ def test_a_page_asks_the_database_as_often_for_fifty_jobs_as_for_one(make: Make,
     assert not any('"jobs_job"."estimate"' in query["sql"] for query in fifty)
 
 
+def test_the_admins_list_asks_as_often_for_many_jobs_as_for_one(make: Make, client: Client, db: None) -> None:
+    client.force_login(User.objects.create_superuser("root", password="root-password"))
+    make(1)
+    with CaptureQueriesContext(connection) as one:
+        client.get("/admin/jobs/job/")
+    make(60)
+    with CaptureQueriesContext(connection) as many:
+        page = client.get("/admin/jobs/job/").content.decode()
+    assert len(many) == len(one)
+    assert not any('"jobs_job"."estimate"' in query["sql"] for query in many)
+    assert page.count('name="form-') < 120
+
+
 def test_newest_first_is_read_from_an_index(make: Make, owner: User, staff: User) -> None:
     for user in (owner, staff):
         plan = pages.listed_jobs(user)[:50].explain()

@@ -1,0 +1,118 @@
+"""The OpenAPI document: what goes in derives from the pydantic models that read it, and every reference resolves."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.utils import OpenApiResponse, extend_schema_field
+from pydantic.json_schema import models_json_schema
+from rest_framework import serializers
+
+from jobs.planning.queries import ExplainQuery, SearchQuery
+from planner.cluster import Cluster
+from planner.presets import PRESETS
+from planner.profile import HostProfile
+from planner.spec import JobSpec
+
+MODELS = (JobSpec, Cluster, HostProfile, SearchQuery, ExplainQuery)
+TEMPLATE = "#/components/schemas/{model}"
+EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}
+
+
+@cache
+def document() -> Any:
+    """The same for everybody, and until the next start."""
+    return SchemaGenerator().get_schema(request=None, public=True)
+
+
+def ref(name: str) -> dict[str, str]:
+    return {"$ref": TEMPLATE.format(model=name)}
+
+
+def of(name: str) -> OpenApiResponse:
+    """An answer that is a model."""
+    return OpenApiResponse(ref(name))
+
+
+def list_of(name: str) -> OpenApiResponse:
+    return OpenApiResponse({"type": "array", "items": ref(name)})
+
+
+def request_body(schema: dict[str, Any], example: object) -> dict[str, Any]:
+    """For `extend_schema(request=...)`."""
+    return {"application/json": {**schema, "examples": [example]}}
+
+
+SUBMIT = request_body({"allOf": [ref("JobSpec")]}, EXAMPLE)
+# What is wrong with a draft is an answer, not a refusal: every JSON value can be asked about.
+DRAFT = request_body({"anyOf": [ref("JobSpec"), {"description": "a draft that is no whole spec yet"}]}, EXAMPLE)
+SEARCH = request_body({"allOf": [ref("SearchQuery")]}, {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 8})
+EXPLAIN = request_body({"allOf": [ref("ExplainQuery")]}, {"spec": EXAMPLE})
+
+
+@extend_schema_field(ref("JobSpec"))
+class SpecField(serializers.DictField):
+    """A stored spec: every field of it is there."""
+
+
+@extend_schema_field(ref("Layout"))
+class LayoutField(serializers.DictField):
+    """Of a spec."""
+
+
+@extend_schema_field(ref("SizedModel"))
+class ModelField(serializers.DictField):
+    """A model with every size."""
+
+
+class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """How a token is sent."""
+
+    target_class = "jobs.api.authentication.AsciiTokenAuthentication"
+    name = "token"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        return {"type": "apiKey", "in": "header", "name": "Authorization", "description": "Token YOUR_TOKEN"}
+
+
+def with_models(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
+    """drf-spectacular's hook: the pydantic models join the components."""
+    _, told = models_json_schema([(model, "validation") for model in MODELS], ref_template=TEMPLATE)
+    models = told["$defs"]
+    sized = models.pop("ModelSpec")
+    models |= {"SizedModel": sized, "ModelSpec": _model_or_preset(sized)}
+    # A lab and a script name no model; that other kinds need one is the parser's to say.
+    del models["JobSpec"]["required"]
+    models["SearchSpec"] = _without_layout(models["JobSpec"])
+    models["ExplainQuery"]["properties"]["spec"] = ref("JobSpec")
+    models["SearchQuery"]["properties"] |= {"spec": ref("SearchSpec"), "fixed": ref("Layout")}
+    models["Cluster"]["properties"].pop("profile")
+    models["NamedCluster"] = _named(models.pop("Cluster"))
+    result["components"]["schemas"] |= models
+    return result
+
+
+def _model_or_preset(sized: dict[str, Any]) -> dict[str, Any]:
+    """A model as it may be asked for: every size, or a preset with the sizes that differ from it."""
+    preset = {"type": "string", "enum": list(PRESETS), "description": "sizes given beside it win"}
+    return {
+        **{name: value for name, value in sized.items() if name != "required"},
+        "properties": {**sized["properties"], "preset": {"anyOf": [preset, {"type": "null"}], "default": None}},
+        "anyOf": [
+            {"required": sized["required"]},
+            {"required": ["preset"], "properties": {"preset": {"type": "string"}}},
+        ],
+    }
+
+
+def _without_layout(spec: dict[str, Any]) -> dict[str, Any]:
+    properties = {**spec["properties"], "layout": {"description": "ignored: `fixed` says what must stay"}}
+    return {**spec, "properties": properties}
+
+
+def _named(cluster: dict[str, Any]) -> dict[str, Any]:
+    properties = {"id": {"type": "string", "description": "what `cluster` takes"}, **cluster["properties"]}
+    return {**cluster, "properties": properties, "required": ["id", *cluster["required"]]}

@@ -1,0 +1,48 @@
+"""What may be asked of the planner beside a draft, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from planner.layout import MAX_RANKS
+from planner.parse import problem_of
+from planner.spec import NO_NUL, Problem, SpecError, Strict
+
+Query = TypeVar("Query", bound=BaseModel)
+
+Draft = Any  # the planner's own parser tells every problem of it; `jobs.api.schema` describes it
+ClusterName = Annotated[str, Field(max_length=200, pattern=NO_NUL, description="a name of /clusters")]
+
+
+class SearchQuery(Strict):
+    """What to search. The layout in `spec` is ignored: `fixed` holds what must stay."""
+
+    spec: Draft
+    ranks: int = Field(ge=1, le=MAX_RANKS)
+    cluster: ClusterName | None = None
+    fixed: dict[str, Any] = Field(default={}, description="layout fields with the value they must have")
+    max_micro_batch: int = Field(default=16, ge=1, le=1024)
+    max_memory_bytes: int | None = Field(default=None, ge=1, le=2**60)
+    runnable: bool = Field(default=False, description="only layouts that can be submitted today")
+    limit: int = Field(default=20, ge=1, le=100)
+
+
+class ExplainQuery(Strict):
+    """A spec, and the pipeline stage whose rank is explained."""
+
+    spec: Draft
+    cluster: ClusterName | None = None
+    stage: int = Field(default=0, ge=0)
+
+
+def checked(kind: type[Query], data: object) -> Query:
+    """Raises SpecError with every field that is missing, unknown or senseless."""
+    if not isinstance(data, Mapping):
+        raise SpecError([Problem("request", "must be an object")])
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise SpecError([problem_of(e) for e in error.errors(include_url=False)]) from None

@@ -1,0 +1,58 @@
+"""The OpenAPI document: valid, whole, and true of what the server does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from rest_framework.test import APIClient
+
+from planner.spec import JobSpec
+from tests.support.fuzz import fuzz
+from tests.support.web import Site
+
+
+@pytest.fixture
+def document(owner: User, api: Callable[[User | None], APIClient]) -> Any:
+    return api(owner).get("/api/v1/schema").json()
+
+
+def references(part: Any) -> Iterator[str]:
+    if isinstance(part, dict):
+        if isinstance(part.get("$ref"), str):
+            yield part["$ref"]
+        for inner in part.values():
+            yield from references(inner)
+    if isinstance(part, list):
+        for inner in part:
+            yield from references(inner)
+
+
+def test_it_is_valid_3_1_and_every_reference_resolves(document: Any) -> None:
+    assert document["openapi"].startswith("3.1")
+    assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
+    named = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    found = set(references(document))
+    assert "#/components/schemas/MoeSpec" in found
+    assert found <= named
+
+
+def test_a_spec_is_described_by_the_model_that_reads_it(document: Any) -> None:
+    described = document["components"]["schemas"]["JobSpec"]["properties"]
+    assert set(described) == set(JobSpec.model_fields)
+    assert described["dry_ranks"]["maxItems"] == 64
+    sent = document["paths"]["/api/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert sent["allOf"] == [{"$ref": "#/components/schemas/JobSpec"}]
+
+
+def test_what_the_server_does_is_what_it_says(postgres_site: Site, tmp_path: Path) -> None:
+    """A short run; `make schemathesis` is the long one, and takes the coverage phase too."""
+    before = postgres_site.log.count("Traceback")
+    told = fuzz(postgres_site, tmp_path, "owner", "--phases", "examples,fuzzing,stateful", "--max-examples", "8")
+    assert told.passed, told.text
+    assert told.cases >= 100
+    assert postgres_site.log.count("Traceback") == before
