@@ -205,6 +205,11 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(namespace: N
         psql = ["psql", "-h", "postgres", "-U", "meshboard", "-d", "postgres", "-c", "CREATE DATABASE meshboard"]
         password = {"PATH": os.environ["PATH"], "PGPASSWORD": SECRETS["MESHBOARD_DATABASE_PASSWORD"]}
         subprocess.run(inside(psql), env=password, check=True, capture_output=True)
+        required = environment("web")
+        required["MESHBOARD_DATABASE_URL"] += "?sslmode=require"
+        argv = inside([sys.executable, "manage.py", "migrate"])
+        refused = subprocess.run(argv, env=required, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert "server does not support SSL" in refused.stderr
         run("migrate")
         token = json.loads(run("web", "meshboard_user"))["api_token"]
         checked = [name for name in ("web", "controller", "host") if "healthcheck" in services[name]]

@@ -21,7 +21,8 @@ from contracts.names import TASK_LAUNCH, cancel_key, host_queue
 from contracts.telemetry import VERSION
 from tests.support.host import NAME, Host, host
 from tests.support.processes import ROOT, RedisServer, gone, wait_until
-from workers.host.attempts import read_json
+from workers.host.attempts import attempt_dir
+from workers.host.files import read_json
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def machine(redis_service: RedisServer, tmp_path: Path) -> Iterator[Host]:
 
 
 def supervisor_pid(machine: Host, job: str) -> int:
-    path = machine.run_dir / job / "1" / "supervisor.pid"
+    path = attempt_dir(machine.run_dir, job, 1).supervisor
     pid: int = wait_until(lambda: read_json(path), "the supervisor writes its pid")["pid"]
     return pid
 

@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from workers.host.attempts import write_json
+from workers.host.files import write_json
 
 LOOPBACK = "127.0.0.1"
 BACKEND = "loopback"

@@ -22,7 +22,8 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from contracts.control import VERSION, LaunchOrder
 from tests.support.processes import wait_until
-from workers.host.attempts import AttemptDir, claim
+from workers.host.attempts import AttemptDir
+from workers.host.claims import claim
 from workers.host.launch import Death, OneHost, first_of, read_told
 from workers.host.processes import processes_of
 from workers.host.settings import HostSettings
@@ -69,8 +70,8 @@ class Run:
         self.training = Training(attempt, order, settings, str(folder / "nobody-listens"))
 
     def failure(self) -> dict[str, Any]:
-        found = self.training.failure()
-        assert found is not None, (self.attempt.logs / "launcher.log").read_text()
+        assert self.attempt.failure.exists(), (self.attempt.logs / "launcher.log").read_text()
+        found: dict[str, Any] = json.loads(self.attempt.failure.read_text())
         return found
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from contracts.control import VERSION, LaunchOrder
 from planner.spec import JobKind
-from workers.host.attempts import AttemptDir, claim
+from workers.host.attempts import AttemptDir
+from workers.host.claims import claim
 from workers.host.launch import read_options
 from workers.host.programs import PROGRAMS, launch_command, program_of, rank_command
 from workers.host.settings import HostSettings
