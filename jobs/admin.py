@@ -140,7 +140,7 @@ class HostAdmin(ModelAdmin):
     def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
         self.message_user(request, f"{hosts.update(drained=False)} take jobs again", messages.SUCCESS)
 
-    @admin.action(description="Give up: it will not come back, its jobs are lost")
+    @admin.action(description="Give up: it will not come back, its jobs are lost", permissions=["change"])
     def give_up(self, request: HttpRequest, hosts: QuerySet[Host]) -> HttpResponse | None:
         if "confirmed" not in request.POST:
             return self._asked(request, hosts)

@@ -22,7 +22,7 @@ from django.db import DataError, OperationalError
 from django.utils import timezone
 
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_queue
-from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Outbox, Status
+from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Outbox, SlotAllocation, Status
 from jobs.queue import actions, controller, deadletters
 from jobs.queue.controller import Controller, Listening
 from jobs.queue.events import drain
@@ -138,6 +138,17 @@ def test_one_bad_report_spoils_no_other(job: Job, live_redis: redis.Redis) -> No
     job.refresh_from_db()
     assert job.status == Status.RUNNING
     assert DeadLetter.objects.get().reason.startswith("exit: of attempt another/7")
+
+
+def test_an_end_whose_report_cannot_be_taken_in_is_an_end(job: Job, live_redis: redis.Redis) -> None:
+    schedule()
+    Job.objects.update(spec={"kind": "no kind we know"})
+    say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+    drain(live_redis)
+    job.refresh_from_db()
+    assert (job.status, SlotAllocation.objects.count()) == (Status.LOST, 0)
+    assert DeadLetter.objects.get().sender == "host-a"
+    assert Outbox.objects.filter(task=TASK_ACKNOWLEDGE).count() == 1, "the host need not repeat it"
 
 
 def test_an_order_expires_by_redis_clock_from_when_it_is_sent(job: Job, live_redis: redis.Redis) -> None:
