@@ -1,5 +1,6 @@
 # Two images from one source: `web` (web and controller, no torch) and `worker` (a GPU host, no Django).
-FROM python:3.11-slim AS base
+# docs/deploy.md tells how to pin the base image by its digest.
+FROM python:3.11.14-slim-bookworm AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1
 WORKDIR /app
 RUN useradd --create-home meshboard && install -d -o meshboard /var/lib/meshboard
@@ -13,9 +14,11 @@ COPY webapp webapp
 COPY jobs jobs
 COPY templates templates
 RUN pip install -c requirements.lock '.[web]'
-USER meshboard
-RUN MESHBOARD_SECRET_KEY=only-for-this-step MESHBOARD_STATE_DIR=/var/lib/meshboard \
+# Static files belong to the image: on a volume, those of an older image would hide them.
+ENV MESHBOARD_STATIC_ROOT=/srv/static
+RUN MESHBOARD_SECRET_KEY=only-for-this-step MESHBOARD_REDIS_URL=redis://unused \
     python manage.py collectstatic --no-input --verbosity 0
+USER meshboard
 
 FROM base AS worker
 COPY workers workers

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 TASK_LAUNCH = "workers.launch"  # argument: LaunchOrder; starts a detached supervisor and returns
 TASK_ACKNOWLEDGE = "workers.acknowledge"  # arguments: job, attempt; the exit report was stored
-TASK_TICK = "jobs.tick"  # no argument: drain events, schedule, reconcile
-
-CONTROLLER_QUEUE = "controller"
 
 EVENTS_STREAM = "meshboard:events"  # hosts -> controller; field "b" holds one msgpack Event
 TELEMETRY_MAXLEN = 50_000  # entries kept per attempt, about 2.5 hours at five a second

@@ -16,6 +16,11 @@ def visible_jobs(user: Any) -> QuerySet[Job]:
     return Job.objects.visible_to(user).select_related("owner")
 
 
+def listed_jobs(user: Any) -> QuerySet[Job]:
+    """`visible_jobs` for lists, which show no estimate: it is most of a row."""
+    return visible_jobs(user).defer("estimate")
+
+
 def visible_job(user: Any, job_id: str) -> Job | None:
     """The job, None alike for what is not there and what is not theirs."""
     return visible_jobs(user).filter(id=job_id).first() if storable(job_id) else None

@@ -7,11 +7,13 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 
-from jobs.models import Attempt, Host, Job, StateChange, Status
+from jobs.kinds import layout_words
+from jobs.models import Attempt, DeadLetter, Host, Job, StateChange, Status
 from jobs.queue import actions
 
 BADGES = {
@@ -54,6 +56,9 @@ class JobAdmin(ModelAdmin):
     list_display = ["name", "id", "owner", "state", "priority", "layout", "wait_reason", "created"]
     list_editable = ["priority"]
     list_filter = ["status", "owner"]
+    list_select_related = ["owner"]
+    list_max_show_all = list_per_page = 25  # each line holds a form: a hundred take a second to draw
+    show_full_result_count = False
     search_fields = ["id", "name", "owner__username"]
     readonly_fields = [
         "id",
@@ -75,11 +80,18 @@ class JobAdmin(ModelAdmin):
         return job.status, job.get_status_display()
 
     def layout(self, job: Job) -> str:
-        layout = job.spec["layout"]
-        return f"dp{layout['dp']} pp{layout['pp']} tp{layout['tp']} zero{layout['zero']}"
+        return layout_words(job.spec)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
+        jobs: QuerySet[Job] = super().get_queryset(request)
+        return jobs.defer("estimate")  # most of a row, and only the page of one job shows it
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
+
+    def save_model(self, request: HttpRequest, obj: Job, form: Any, change: bool) -> None:
+        # Its own column alone: the rest of the row may have moved on since the form was shown.
+        Job.objects.filter(pk=obj.pk).update(priority=obj.priority)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         # A job that holds slots must be cancelled first: deleting its row would orphan its processes.
@@ -100,17 +112,25 @@ class JobAdmin(ModelAdmin):
 
 @admin.register(Host)
 class HostAdmin(ModelAdmin):
-    """Hosts announce themselves; a person may only drain them."""
+    """Hosts announce themselves; a person may only drain them, or give up one that is silent."""
 
-    list_display = ["name", "device_name", "slots", "free", "drained", "last_seen"]
+    list_display = ["name", "device_name", "slots", "free", "drained", "last_seen", "dead_letters"]
     readonly_fields = ["name", "slots", "device", "device_name", "memory_bytes", "boot_id", "last_seen"]
-    actions = ["drain", "undrain"]
+    actions = ["drain", "undrain", "give_up"]
 
     def free(self, host: Host) -> int:
         return host.slots - host.allocations.count()
 
+    @display(description="events not understood")
+    def dead_letters(self, host: Host) -> int:
+        return DeadLetter.objects.filter(sender=host.name).count()
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
+
+    def save_model(self, request: HttpRequest, obj: Host, form: Any, change: bool) -> None:
+        # Its own column alone: the rest is what the host last said of itself.
+        Host.objects.filter(pk=obj.pk).update(drained=obj.drained)
 
     @admin.action(description="Drain: finish what runs, take nothing new")
     def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
@@ -119,3 +139,46 @@ class HostAdmin(ModelAdmin):
     @admin.action(description="Take jobs again")
     def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
         self.message_user(request, f"{hosts.update(drained=False)} take jobs again", messages.SUCCESS)
+
+    @admin.action(description="Give up: it will not come back, its jobs are lost")
+    def give_up(self, request: HttpRequest, hosts: QuerySet[Host]) -> HttpResponse | None:
+        if "confirmed" not in request.POST:
+            return self._asked(request, hosts)
+        for host in hosts:
+            try:
+                lost = actions.give_up_host(host, request.user.get_username())
+            except actions.HostConnectedError:
+                self.message_user(request, f"{host.name} is connected: cancel its jobs instead", messages.ERROR)
+            else:
+                self.message_user(request, f"{host.name} is given up, {lost} attempts are lost", messages.SUCCESS)
+        return None
+
+    def _asked(self, request: HttpRequest, hosts: QuerySet[Host]) -> HttpResponse:
+        attempts = Attempt.objects.filter(host__in=hosts, ended__isnull=True).select_related("job", "host")
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Give up hosts",
+            "hosts": hosts,
+            "attempts": attempts,
+            "opts": self.model._meta,
+        }
+        return render(request, "admin/give_up_hosts.html", context)
+
+
+@admin.register(DeadLetter)
+class DeadLetterAdmin(ModelAdmin):
+    """What could not be taken in: from whom, and why."""
+
+    list_display = ["created", "sender", "reason", "num_bytes"]
+    list_filter = ["sender"]
+    search_fields = ["sender", "reason"]
+    readonly_fields = ["created", "entry", "sender", "reason", "num_bytes", "body"]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False

@@ -49,7 +49,8 @@ def model_words(spec: Spec) -> str:
 
 def command_words(script: Spec) -> str:
     """A script and its arguments, as one would type them."""
-    return shlex.join([script["path"], *script["args"]])
+    program = ["-m", script["module"]] if script.get("module") else [script["path"]]
+    return shlex.join([*program, *script["args"]])
 
 
 def _script_words(spec: Spec) -> str:

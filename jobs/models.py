@@ -57,7 +57,7 @@ class Host(models.Model):
     device = models.CharField(max_length=8)
     device_name = models.CharField(max_length=200)
     memory_bytes = models.BigIntegerField(help_text="per slot")
-    boot_id = models.CharField(max_length=64)
+    boot_id = models.CharField(max_length=200)
     last_seen = models.DateTimeField()
     drained = models.BooleanField(default=False, help_text="takes no new jobs")
     # What orders its heartbeats: one is believed only if it is newer than the last one believed.
@@ -192,13 +192,26 @@ class Outbox(models.Model):
 
 
 class Cursor(models.Model):
-    """How far a stream was read, and the row whose lock makes scheduling single-flight."""
+    """How far a stream was read; and what the scheduler keeps from pass to pass, with the row that it locks."""
 
     name = models.CharField(max_length=50, primary_key=True)
     position = models.CharField(max_length=50, default="0-0")
 
     def __str__(self) -> str:
         return f"{self.name} {self.position}"
+
+
+class Lease(models.Model):
+    """Which controller works: whoever last moved `beats`. One that moves no more has lost it, whatever clocks say."""
+
+    name = models.CharField(max_length=50, primary_key=True)
+    holder = models.CharField(max_length=200, blank=True)
+    beats = models.BigIntegerField(default=0)
+    ticked = models.DateTimeField(null=True, help_text="end of the last tick of which every stage went well")
+    pruned = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.holder or 'nobody'}"
 
 
 class IdempotentRequest(models.Model):

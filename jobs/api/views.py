@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from rest_framework.throttling import UserRateThrottle
 from rest_framework.views import APIView
 
-from jobs.access import find_job, visible_jobs
+from jobs.access import find_job, listed_jobs
 from jobs.api import schema
 from jobs.api import serializers as shapes
 from jobs.api.errors import body
@@ -108,7 +108,7 @@ class Jobs(APIView):
         limit = whole_number(asked[0], 1, PAGE_LIMIT) if len(asked) == 1 else None
         if limit is None:
             return refuse(400, "limit", f"must be a whole number from 1 to {PAGE_LIMIT}")
-        return Response([job_brief(job) for job in visible_jobs(request.user)[:limit]])
+        return Response([job_brief(job) for job in listed_jobs(request.user)[:limit]])
 
     @extend_schema(
         operation_id="submitJob",

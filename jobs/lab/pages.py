@@ -10,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods
 
-from jobs.access import find_job, visible_jobs
+from jobs.access import find_job, listed_jobs, visible_jobs
 from jobs.lab import form, picture
 from jobs.lab.results import Shown, newest_shown
 from jobs.lab.words import BOOKKEEPING, BY_NAME, PRIMITIVES
@@ -28,7 +28,7 @@ def lab(request: HttpRequest) -> HttpResponse:
     if request.method == "GET":
         spec = find_job(request.user, request.GET["from"]).spec if "from" in request.GET else form.usual(_host())
         return _form(request, spec, [])
-    spec = form.spec_from_form(request.POST.dict(), request.POST.getlist("lab.primitives"))
+    spec = form.spec_from_form(request.POST)
     if spec["resources"]["host"] is None:
         return _form(request, spec, [Problem("resources.host", "choose a host that is connected")])
     try:
@@ -40,14 +40,16 @@ def lab(request: HttpRequest) -> HttpResponse:
 
 def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem]) -> HttpResponse:
     errors, other_errors = form.errors_by_field(problems)
+    values = form.values_from_spec(spec)
     context = {
         "primitives": PRIMITIVES,
-        "values": form.values_from_spec(spec),
-        "options": form.OPTIONS,
+        "values": values,
+        "options": form.options_for(values),
+        "limits": form.limits(),
         "errors": errors,
         "other_errors": other_errors,
         "hosts": _hosts(),
-        "runs": visible_jobs(request.user).filter(kind="lab")[:NEWEST_JOBS],
+        "runs": listed_jobs(request.user).filter(kind="lab")[:NEWEST_JOBS],
     }
     return render(request, "lab/index.html", context, status=422 if problems else 200)
 

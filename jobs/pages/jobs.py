@@ -8,12 +8,14 @@ from typing import Any, cast
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
+from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.access import find_job, visible_jobs
+from jobs.access import find_job, listed_jobs
 from jobs.api.errors import body
+from jobs.filters import JobFilter
 from jobs.kinds import kind_of, layout_words
 from jobs.models import TERMINAL, Job, Status
 from jobs.pages import spec_form
@@ -26,7 +28,7 @@ from jobs.text import parse_json
 from planner.spec import Problem, SpecError
 from planner.templates import TEMPLATES
 
-SHOWN_JOBS = 100
+PAGE_SIZE = 50
 AGAIN = (Status.FAILED, Status.LOST, Status.CANCELLED)
 FIRST_RUN = {
     "name": "my first run",
@@ -38,10 +40,14 @@ FIRST_RUN = {
 @require_GET
 @login_required
 def job_list(request: HttpRequest) -> HttpResponse:
-    """Jobs of the user, or everybody's for staff. `?part=rows` gives the table alone, for refreshing."""
-    jobs = visible_jobs(request.user)[:SHOWN_JOBS]
-    template = "jobs/rows.html" if request.GET.get("part") == "rows" else "jobs/list.html"
-    return render(request, template, {"rows": list_rows(list(jobs)), "shown_jobs": SHOWN_JOBS})
+    """Jobs of the user, or everybody's for staff, a page at a time, narrowed by `jobs.filters`.
+
+    `?part=rows` gives the table alone, for refreshing.
+    """
+    filters = JobFilter(request.GET, user=request.user, queryset=listed_jobs(request.user))
+    page = Paginator(filters.qs, PAGE_SIZE).get_page(request.GET.get("page"))
+    context = {"rows": list_rows(list(page)), "page": page, "filters": filters.form, "narrows": filters.narrows}
+    return render(request, "jobs/rows.html" if request.GET.get("part") == "rows" else "jobs/list.html", context)
 
 
 @require_http_methods(["GET", "POST"])
@@ -90,7 +96,7 @@ def _resuming(spec: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
 
 def _posted_spec(request: HttpRequest) -> tuple[Any, list[Problem]]:
     if "spec" not in request.POST:
-        return spec_form.spec_from_form(request.POST.dict()), []
+        return spec_form.spec_from_form(request.POST), []
     try:
         return parse_json(request.POST["spec"]), []
     except ValueError:
@@ -105,6 +111,7 @@ def _form(
     context = {
         "values": values,
         "options": spec_form.options_for(values),
+        "limits": spec_form.limits(),
         "errors": errors,
         "other_errors": other_errors,
         "presets": spec_form.preset_cards(),
@@ -125,7 +132,7 @@ def plan(request: HttpRequest) -> HttpResponse:
     The draft is a JSON body, or the fields of the submit form. `cluster` may name hardware to plan for.
     """
     if request.content_type != "application/json":
-        data: Any = spec_form.spec_from_form(request.POST.dict())
+        data: Any = spec_form.spec_from_form(request.POST)
         return JsonResponse({**answers.plan(data, request.POST.get("cluster")), "spec": data})
     data, broken = _json_body(request)
     if broken:

@@ -7,8 +7,9 @@ import json
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
+from django.utils import timezone
 
-from jobs.models import Host, IdempotentRequest, Job, StateChange, Status
+from jobs.models import HOST_SILENT_AFTER, Attempt, Host, IdempotentRequest, Job, StateChange, Status
 from jobs.planning.hardware import cluster_for
 from jobs.queue import lifecycle
 from jobs.text import storable
@@ -124,3 +125,25 @@ def cancel(job: Job, by: str) -> bool:
 def requeue(job: Job, by: str) -> bool:
     """Run again as a new attempt; True when this call did."""
     return lifecycle.requeue(job.id, f"queued again by {by}")
+
+
+class HostConnectedError(Exception):
+    """A host that speaks is not given up: its jobs can be cancelled."""
+
+
+def give_up_host(host: Host, by: str) -> int:
+    """Declare a silent host gone: its attempts are LOST, its slots free; returns how many attempts.
+
+    If it comes back with ranks still running, they are told to end, and what they hold is not placed upon.
+
+    Raises:
+        HostConnectedError: it was heard of within 30 s.
+    """
+    with transaction.atomic():
+        silent = Host.objects.select_for_update(no_key=True).filter(last_seen__lt=timezone.now() - HOST_SILENT_AFTER)
+        if not silent.filter(pk=host.pk).exists():
+            raise HostConnectedError
+        attempts = list(Attempt.objects.filter(host=host, ended__isnull=True))
+        for attempt in attempts:
+            lifecycle.lose(attempt, f"host {host.name} was given up by {by}")
+    return len(attempts)

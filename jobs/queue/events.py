@@ -1,118 +1,82 @@
-"""Reads what hosts and supervisors say, and turns it into changes of state."""
+"""Reads the events stream: each message is taken in by itself, and one that cannot be stops none behind it."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-import msgpack
 import redis
-from django.db import transaction
-from django.utils import timezone
 
-from contracts.control import VERSION, AttemptReport, Event, HostEvent
-from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, cancel_key, host_queue
-from jobs.models import TERMINAL, Attempt, Cursor, Host, Outbox, Status
-from jobs.queue import lifecycle
-from jobs.queue.outcomes import finish
-
-log = logging.getLogger(__name__)
+from contracts.codec import decode_event
+from contracts.names import EVENTS_STREAM
+from jobs.models import Cursor
+from jobs.queue.deadletters import bury, passes
+from jobs.queue.hearing import hear
 
 CURSOR = "events"
-CHUNK = 500
-CANCEL_FLAG_S = 3600  # raised again each tick while it is needed
+START = "0-0"
+CHUNK = 32  # messages read at once: at most 8 MiB each
 
 
 def drain(client: redis.Redis) -> int:
-    """Apply every event since the last one applied; returns how many. Applying one twice changes nothing."""
-    cursor, _ = Cursor.objects.get_or_create(name=CURSOR)
+    """Take in every event since the last one; returns how many. Taking one in twice changes nothing."""
+    position, replayed_to = _resume(client)
     done = 0
-    while True:
-        entries: Any = client.xrange(EVENTS_STREAM, min=f"({cursor.position}", count=CHUNK)
-        for entry_id, fields in entries:
-            try:
-                apply(msgpack.unpackb(fields[b"b"]), client)
-            except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
-                log.warning("skipped a malformed event %s: %r", entry_id, error)
-            cursor.position = entry_id.decode()
-            done += 1
-        if entries:
-            cursor.save(update_fields=["position"])
-        if len(entries) < CHUNK:
-            return done
+    while entries := _read(client, position):
+        for entry, fields in entries:
+            position = entry.decode()
+            _take_in(position, fields, replayed=order_of(position) <= order_of(replayed_to))
+        # After each chunk, so that a crash repeats little.
+        Cursor.objects.filter(name=CURSOR).update(position=position)
+        done += len(entries)
+    if done:
+        # What was taken in is never read again. Nodes of the stream go as a whole: the newest few entries stay.
+        client.xtrim(EVENTS_STREAM, minid=position, approximate=True)
+    return done
 
 
-def apply(event: Event, client: redis.Redis) -> None:
-    """Take one event in."""
-    if event["v"] != VERSION:
-        raise ValueError(f"event version {event['v']}")
-    if event["kind"] == "host":
-        _apply_host(event, client)
-        return
-    _apply_report(event["report"], event["host"], client)
+def wait_for_event(client: redis.Redis, timeout_s: float) -> None:
+    """Return as soon as there is an event that was not taken in, or after the timeout."""
+    position = Cursor.objects.filter(name=CURSOR).values_list("position", flat=True).first() or START
+    client.xread({EVENTS_STREAM: position}, count=1, block=max(1, int(timeout_s * 1000)))
 
 
-def _apply_host(event: HostEvent, client: redis.Redis) -> None:
-    Host.objects.update_or_create(
-        name=event["host"],
-        defaults={
-            "slots": event["slots"],
-            "device": event["device"],
-            "device_name": event["device_name"],
-            "memory_bytes": event["memory_bytes"],
-            "boot_id": event["boot_id"],
-            "last_seen": timezone.now(),
-        },
-    )
-    for report in event["attempts"]:
-        _apply_report(report, event["host"], client)
+def order_of(entry: str) -> tuple[int, int]:
+    """A stream id as numbers that compare as the stream does."""
+    milliseconds, _, sequence = entry.partition("-")
+    return int(milliseconds), int(sequence or 0)
 
 
-def _apply_report(report: AttemptReport, host: str, client: redis.Redis) -> None:
-    job_id, number = report["job"], report["attempt"]
-    attempt = Attempt.objects.filter(job_id=job_id, number=number, host__name=host).select_related("job").first()
-    if attempt is None:
-        # Not ours: another installation's, or deleted. Let the host forget it once it has ended.
-        if report["state"] == "exited":
-            _acknowledge(job_id, number, host)
-        return
-    if report["state"] == "exited":
-        _apply_exit(attempt, report)
-        _acknowledge(job_id, number, host)
-    elif attempt.job.status in TERMINAL or attempt.job.attempt != number:
-        # A host came back with ranks that were given up: they must not share slots with what runs now.
-        client.set(cancel_key(job_id, number), "1", ex=CANCEL_FLAG_S)
-    elif report["state"] == "running" or attempt.job.status == Status.UNREACHABLE:
-        lifecycle.change(job_id, number, Status.RUNNING, "training", only_from=(Status.STARTING, Status.UNREACHABLE))
+def _resume(client: redis.Redis) -> tuple[str, str]:
+    """Where to read on; and up to where what is read may have been heard before.
+
+    A stream that ends before our position is another one: Redis was emptied, restored from an older dump, or its
+    clock was set back. All of it is read again.
+    """
+    cursor, _ = Cursor.objects.get_or_create(name=CURSOR)
+    last = _last_id(client)
+    if order_of(last) < order_of(cursor.position):
+        return START, last
+    return cursor.position, START
 
 
-def _apply_exit(attempt: Attempt, report: AttemptReport) -> None:
-    ending = finish(attempt.job.spec, report["exit"])
-    Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=ending.report)
-    lifecycle.release(attempt)
-    job_id, number = attempt.job_id, attempt.number
-    if lifecycle.change(job_id, number, Status.CANCELLED, report["exit"]["reason"], only_from=(Status.CANCELLING,)):
-        return
-    lifecycle.change(job_id, number, Status.RUNNING, "the host is back", only_from=(Status.UNREACHABLE,))
-    with transaction.atomic():  # a host's new profile and the end of its calibration together
-        if lifecycle.change(job_id, number, ending.status, ending.reason) and ending.profile is not None:
-            profile = ending.profile.model_dump(mode="json")
-            Host.objects.filter(pk=attempt.host_id).update(profile=profile, profiled=timezone.now())
+def _last_id(client: redis.Redis) -> str:
+    if not client.exists(EVENTS_STREAM):
+        return START
+    told: Any = client.xinfo_stream(EVENTS_STREAM)
+    last: str = told["last-generated-id"].decode()
+    return last
 
 
-def _acknowledge(job_id: str, number: int, host: str) -> None:
-    arguments = [job_id, number]
-    queue = host_queue(host)
-    if not Outbox.objects.filter(task=TASK_ACKNOWLEDGE, queue=queue, arguments=arguments).exists():
-        Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=queue, arguments=arguments)
+def _read(client: redis.Redis, position: str) -> list[Any]:
+    entries: Any = client.xrange(EVENTS_STREAM, min=f"({position}", count=CHUNK)
+    return list(entries)
 
 
-def known_attempts(client: redis.Redis) -> dict[str, set[tuple[str, int]]]:
-    """By host, the attempts of its latest heartbeat."""
-    latest: dict[str, set[tuple[str, int]]] = {}
-    entries: Any = client.xrevrange(EVENTS_STREAM, count=CHUNK)
-    for _, fields in entries:
-        event = msgpack.unpackb(fields[b"b"])
-        if event.get("kind") == "host" and event["host"] not in latest:
-            latest[event["host"]] = {(r["job"], r["attempt"]) for r in event["attempts"]}
-    return latest
+def _take_in(entry: str, fields: dict[bytes, bytes], *, replayed: bool) -> None:
+    body = fields.get(b"b", b"")
+    try:
+        hear(decode_event(body), entry, replayed=replayed)
+    except Exception as error:
+        if passes(error):
+            raise
+        bury(entry, body, error)

@@ -5,12 +5,15 @@ Each change is an UPDATE conditional on the old status and the attempt, whose ro
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 from django.db import transaction
-from django.db.models import F
+from django.db.models import Exists, F, OuterRef
 from django.utils import timezone
 
 from jobs.models import LIVE, Attempt, Job, SlotAllocation, StateChange, Status
@@ -35,6 +38,9 @@ MAY_BECOME: dict[Status, tuple[Status, ...]] = {
     Status.LOST: (),
     Status.CANCELLED: (),
 }
+# Of attempts: those that no host ever told of as running.
+NEVER_RAN = ~Exists(StateChange.objects.filter(job=OuterRef("job"), attempt=OuterRef("number"), status=Status.RUNNING))
+ANNOUNCE_S = 1.0  # at most, however many jobs there are to announce
 RETRYABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
 
 
@@ -53,6 +59,31 @@ def change(job_id: str, attempt: int, to: Status, reason: str, *, only_from: tup
     return True
 
 
+def lock_queued(job_ids: Iterable[str], *fields: str) -> list[Job]:
+    """Those that are queued, locked until the transaction ends; without any that somebody else is changing now."""
+    rows = Job.objects.select_for_update(skip_locked=True, no_key=True).filter(id__in=list(job_ids)).order_by("id")
+    # Asked for by id alone: with the status, SQLite would go through the whole queue.
+    return [job for job in rows.only("id", "attempt", "status", *fields) if job.status == Status.QUEUED]
+
+
+def start(placed: Mapping[str, tuple[int, str]]) -> dict[str, Job]:
+    """Move queued jobs to STARTING at once; `placed` has the attempt and the reason of each.
+
+    Returns those that this call moved. One that was cancelled meanwhile, or is being changed now, is left as it is.
+    """
+    with transaction.atomic():
+        jobs = {job.id: job for job in lock_queued(placed, "spec") if job.attempt == placed[job.id][0]}
+        queued = Job.objects.filter(id__in=list(jobs), status=Status.QUEUED)
+        moved = queued.update(status=Status.STARTING, wait_reason="", changed=timezone.now())
+        assert moved == len(jobs), f"{moved} of {len(jobs)} locked jobs were queued"
+        StateChange.objects.bulk_create(
+            StateChange(job=job, attempt=job.attempt, status=Status.STARTING, reason=placed[job.id][1][:1000])
+            for job in jobs.values()
+        )
+        transaction.on_commit(lambda: announce(*jobs))
+    return jobs
+
+
 def requeue(job_id: str, reason: str) -> bool:
     """Begin a new attempt of a job whose last one failed, was lost or cancelled; True when this call did it."""
     with transaction.atomic():
@@ -68,8 +99,22 @@ def requeue(job_id: str, reason: str) -> bool:
 def release(attempt: Attempt) -> None:
     """The attempt holds nothing any more: its host said that it ended, it rebooted, or staff gave it up."""
     with transaction.atomic():
-        Attempt.objects.filter(pk=attempt.pk, ended__isnull=True).update(ended=timezone.now())
+        Attempt.objects.filter(pk=attempt.pk, ended__isnull=True).update(ended=timezone.now(), note="")
         SlotAllocation.objects.filter(attempt=attempt).delete()
+
+
+def lock(job_id: str) -> None:
+    """Nobody else changes the job until this transaction ends: for changes that hang on each other."""
+    list(Job.objects.select_for_update(no_key=True).filter(id=job_id).values_list("id"))
+
+
+def lose(attempt: Attempt, reason: str) -> None:
+    """Nothing is left of the attempt, or nobody waits for it: LOST, or CANCELLED where that was asked for."""
+    with transaction.atomic():
+        lock(attempt.job_id)
+        if not change(attempt.job_id, attempt.number, Status.CANCELLED, reason, only_from=(Status.CANCELLING,)):
+            change(attempt.job_id, attempt.number, Status.LOST, reason)
+        release(attempt)
 
 
 def group_name(job_id: str) -> str:
@@ -77,12 +122,18 @@ def group_name(job_id: str) -> str:
     return f"job.{job_id}"
 
 
-def announce(job_id: str) -> None:
-    """Wake the sockets that watch a job. They also look by themselves, so a lost wake-up only delays."""
+def announce(*job_ids: str) -> None:
+    """Wake the sockets that watch these jobs. They also look by themselves, so a lost wake-up only delays."""
     layer = get_channel_layer()
-    if layer is None:
+    if layer is None or not job_ids:
         return
     try:
-        async_to_sync(layer.group_send)(group_name(job_id), {"type": "job.changed"})
+        async_to_sync(_wake)(layer, job_ids)
     except Exception as error:
-        log.warning("could not announce job %s: %s", job_id, error)
+        log.warning("could not announce %d jobs, the first %s: %r", len(job_ids), job_ids[0], error)
+
+
+async def _wake(layer: Any, job_ids: Iterable[str]) -> None:
+    async with asyncio.timeout(ANNOUNCE_S):
+        for job_id in job_ids:
+            await layer.group_send(group_name(job_id), {"type": "job.changed"})

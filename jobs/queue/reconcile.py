@@ -1,64 +1,90 @@
-"""The database says what should run, each host says what does; here the two are held against each other."""
+"""The database says what should run, each host says what does; here the two are held against each other.
+
+Silence alone frees no slot and ends no rank: what its host cannot tell of stays as it is, with the reason in words.
+"""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import redis
-from django.db.models import Q
 from django.utils import timezone
 
 from contracts.names import cancel_key
-from jobs.models import HOST_SILENT_AFTER, ON_A_HOST, Attempt, Job, Status
+from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Job, Status
 from jobs.queue import lifecycle
-from jobs.queue.events import CANCEL_FLAG_S, known_attempts
+from jobs.queue.outbox import ORDER_LASTS_S
 from jobs.queue.scheduler import order_launch
 
 ORDER_AGAIN_AFTER = timedelta(seconds=15)
-LOST_AFTER = timedelta(minutes=15)
+ORDER_LASTS = timedelta(seconds=ORDER_LASTS_S)
+MISSED_IN_A_ROW = 3  # believed heartbeats without an attempt, and its host has forgotten it
+CANCEL_FLAG_S = 3600  # raised again each tick while it is needed
 
 
-def reconcile(client: redis.Redis) -> None:
-    """One pass over every job that is on a host."""
+def reconcile(client: redis.Redis, listening_since: datetime) -> None:
+    """One pass over every attempt that has not ended, and over what hosts hold though it has.
+
+    `listening_since`: from when on a host's silence is its own, and not that nobody listened.
+    """
     now = timezone.now()
-    known = known_attempts(client)
-    jobs = Job.objects.filter(status__in=ON_A_HOST)
-    current = {job.id: job for job in jobs}
-    attempts = Attempt.objects.filter(job_id__in=current).select_related("host")
-    for attempt in attempts:
-        job = current[attempt.job_id]
-        if attempt.number != job.attempt:
-            continue
+    unended = Attempt.objects.filter(ended__isnull=True).select_related("host", "job")
+    flags = _given_up_and_held()
+    for attempt in unended.defer("exit", "job__spec", "job__estimate", "host__profile").annotate(
+        never_ran=lifecycle.NEVER_RAN
+    ):
+        job = attempt.job
         if job.status == Status.CANCELLING:
-            client.set(cancel_key(job.id, job.attempt), "1", ex=CANCEL_FLAG_S)
-        silent_for = now - attempt.host.last_seen
-        if silent_for > LOST_AFTER:
-            reason = f"host {attempt.host.name} has been silent for {int(silent_for.total_seconds())} s"
-            _give_up(job, reason)
-        elif silent_for > HOST_SILENT_AFTER:
-            reason = f"host {attempt.host.name} has been silent for {int(silent_for.total_seconds())} s"
-            running = (Status.STARTING, Status.RUNNING)
-            lifecycle.change(job.id, job.attempt, Status.UNREACHABLE, reason, only_from=running)
-        elif attempt.exit is None and (job.id, job.attempt) not in known.get(
-            attempt.host.name, {(job.id, job.attempt)}
-        ):
-            _unknown_to_its_host(job, attempt)
+            flags.append((job.id, attempt.number))
+        silent = now - max(attempt.host.last_seen, listening_since) > HOST_SILENT_AFTER
+        if silent:
+            _tell_of_silence(job, attempt)
+            continue
+        if job.status == Status.CANCELLING and job.wait_reason:
+            Job.objects.filter(id=job.id, status=Status.CANCELLING).update(wait_reason="")
+        if attempt.never_ran and job.status in (Status.STARTING, Status.UNREACHABLE):
+            if attempt.missed and now - attempt.ordered > ORDER_AGAIN_AFTER:
+                _order_again(job, attempt)
+        elif attempt.missed >= MISSED_IN_A_ROW and now - attempt.ordered > ORDER_LASTS:
+            # Not sooner: an order that has not expired may still be carried out.
+            lifecycle.lose(attempt, f"host {attempt.host.name} no longer knows this attempt")
+    raise_flags(client, flags)
 
 
-def _unknown_to_its_host(job: Job, attempt: Attempt) -> None:
-    """The host lives and does not have the attempt: the order was lost on the way, or its files are gone."""
-    if timezone.now() - attempt.ordered < ORDER_AGAIN_AFTER:
+def raise_flags(client: redis.Redis, attempts: list[tuple[str, int]]) -> None:
+    """Tell the supervisors of these attempts to end."""
+    if not attempts:
         return
-    if job.status == Status.STARTING:
-        claimed = Attempt.objects.filter(Q(pk=attempt.pk), ordered=attempt.ordered).update(ordered=timezone.now())
-        if claimed:
-            order_launch(job, attempt.host, sorted(attempt.allocations.values_list("slot", flat=True)))
-        return
-    _give_up(job, f"host {attempt.host.name} no longer knows this attempt")
+    with client.pipeline(transaction=False) as pipe:
+        for job_id, number in attempts:
+            pipe.set(cancel_key(job_id, number), "1", ex=CANCEL_FLAG_S)
+        pipe.execute()
 
 
-def _give_up(job: Job, reason: str) -> None:
+def _given_up_and_held() -> list[tuple[str, int]]:
+    """Attempts that a host came back with although they were given up: it is told to end them."""
+    held = {
+        (name, job, number)
+        for name, holding in Host.objects.exclude(holding=[]).values_list("name", "holding")
+        for job, number, _ in holding
+    }
+    ended = Attempt.objects.filter(ended__isnull=False, exit__isnull=True, job_id__in={job for _, job, _ in held})
+    rows = ended.values_list("host__name", "job_id", "number")
+    return [(job, number) for name, job, number in rows if (name, job, number) in held]
+
+
+def _tell_of_silence(job: Job, attempt: Attempt) -> None:
+    since = f"host {attempt.host.name} has been silent since {attempt.host.last_seen:%Y-%m-%d %H:%M:%S} UTC"
     if job.status == Status.CANCELLING:
-        lifecycle.change(job.id, job.attempt, Status.CANCELLED, reason)
+        waits = f"{since}: the job ends when the host is back, or when staff gives it up"
+        if waits != job.wait_reason:
+            Job.objects.filter(id=job.id, status=Status.CANCELLING).update(wait_reason=waits[:500])
         return
-    lifecycle.change(job.id, job.attempt, Status.LOST, reason)
+    lifecycle.change(job.id, attempt.number, Status.UNREACHABLE, since, only_from=(Status.STARTING, Status.RUNNING))
+
+
+def _order_again(job: Job, attempt: Attempt) -> None:
+    """The host lives and does not have the attempt: the order was lost on the way. It starts an attempt once."""
+    claimed = Attempt.objects.filter(pk=attempt.pk, ordered=attempt.ordered).update(ordered=timezone.now())
+    if claimed:
+        order_launch(job, attempt.host, sorted(attempt.allocations.values_list("slot", flat=True)))

@@ -1,102 +1,183 @@
-"""Places queued jobs: the whole gang on one host or nothing, by priority, then age. Says why a job waits."""
+"""Places queued jobs: reads queue and hosts, lets `placement` decide, and writes that down in bulk.
+
+Deciding holds no lock. Writing does, for one short transaction in which each job placed must still be queued as that
+attempt and no other scheduler may have written since we read. A row that somebody else is changing is not waited for:
+the next pass sees it again.
+"""
 
 from __future__ import annotations
 
-import time
-from functools import partial
+import logging
+import uuid
+from typing import NamedTuple
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
+from django.db.models import Case, CharField, Exists, OuterRef, Value, When
 from django.utils import timezone
 
 from contracts.control import VERSION, LaunchOrder
 from contracts.names import TASK_LAUNCH, host_queue
-from jobs.models import Attempt, Cursor, Host, Job, Outbox, SlotAllocation, Status
+from jobs.models import HOST_SILENT_AFTER, Attempt, Cursor, Host, Job, Outbox, SlotAllocation, Status
 from jobs.queue import lifecycle
+from jobs.queue.placement import HostState, Placement, Waiting, place
 
-LOCK = "scheduler"
-ORDER_LASTS_S = 60.0
+log = logging.getLogger(__name__)
+
+LOCK = "scheduler"  # its position is another one after each pass that wrote
+KEPT = f"{LOCK}:"  # and a job: the position is the key of the host that is kept for it
+CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
+
+
+class Queued(NamedTuple):
+    """A queued job and what is written about it."""
+
+    job: Waiting
+    attempt: int
+    reason: str
+    placed_before: bool  # its current attempt has been on a host, though it is queued
+
+
+class Turn(NamedTuple):
+    """Which write of the LOCK row a pass saw, and by which it will be known itself."""
+
+    seen: str
+    mine: str
+
+    def take(self) -> None:
+        """Hold the lock until the transaction ends.
+
+        Raises:
+            StaleError: another scheduler wrote since, so what was decided goes by what is no longer true.
+        """
+        lock, _ = Cursor.objects.select_for_update().get_or_create(name=LOCK, defaults={"position": ""})
+        if lock.position not in self:
+            raise StaleError("another scheduler wrote meanwhile")
+        Cursor.objects.filter(name=LOCK).update(position=self.mine)
+
+
+class StaleError(Exception):
+    """A decision came too late."""
 
 
 def schedule() -> int:
-    """Place what fits; returns how many jobs were placed. Single flight: a second call waits for the first."""
-    with transaction.atomic():
-        Cursor.objects.get_or_create(name=LOCK)
-        Cursor.objects.select_for_update().get(name=LOCK)
-        placed = 0
-        blocked: dict[str, Job] = {}
-        for job in Job.objects.filter(status=Status.QUEUED).order_by("-priority", "created"):
-            device = job.spec["resources"]["device"]
-            reason = _place(job, blocked.get(device))
-            if not reason:
-                placed += 1
-                continue
-            if not _never_fits(job):
-                blocked.setdefault(device, job)
-            if reason != job.wait_reason:
-                Job.objects.filter(id=job.id, status=Status.QUEUED).update(wait_reason=reason[:500])
-                transaction.on_commit(partial(lifecycle.announce, job.id))
+    """Place what fits and say why the rest waits; returns how many jobs were placed."""
+    stored = dict(Cursor.objects.filter(name__startswith=LOCK).values_list("name", "position"))
+    turn = Turn(seen=stored.pop(LOCK, ""), mine=uuid.uuid4().hex)
+    kept = {name.removeprefix(KEPT): int(key) for name, key in stored.items()}
+    hosts = _hosts()
+    queue = _queue({job: hosts[key].name for job, key in kept.items() if key in hosts})
+    if not queue:
+        return 0
+    plan = place([queued.job for queued in queue if not queued.placed_before], hosts.values())
+    keys = {host.name: key for key, host in hosts.items()}
+    attempts = {queued.job.id: queued.attempt for queued in queue}
+    placed = 0
+    try:
+        _keep({job: keys[host] for job, host in plan.kept.items()}, kept, turn)
+        for begin in range(0, len(plan.placements), CHUNK):
+            placed += _start(plan.placements[begin : begin + CHUNK], attempts, keys, turn)
+    except (IntegrityError, StaleError) as error:
+        log.warning("this pass ended early, the next one goes on: %s", error)
+        return placed
+    _explain(queue, plan.reasons)
     return placed
-
-
-def _place(job: Job, ahead: Job | None) -> str:
-    """Start the job if a host has room; otherwise the reason in words."""
-    device, need = job.spec["resources"]["device"], job.num_slots
-    hosts = list(Host.objects.live(device).order_by("name"))
-    if not hosts:
-        return f"no {device} host is connected"
-    wanted = job.spec["resources"].get("host")
-    if wanted is not None:
-        hosts = [host for host in hosts if host.name == wanted]
-        if not hosts:
-            return f"{wanted}, the one host it asks for, is not connected"
-        if hosts[0].drained:
-            return f"{wanted}, the one host it asks for, is drained and takes no new jobs"
-    open_hosts = [host for host in hosts if not host.drained]
-    if not open_hosts:
-        return f"every {device} host is drained and takes no new jobs"
-    largest = max(host.slots for host in open_hosts)
-    if need > largest:
-        return f"needs {need} slots on one {device} host; the largest has {largest}"
-    if ahead is not None and wanted is None:
-        return f"waits behind {ahead.name} ({ahead.id}), which is next for a {device} host"
-    free = {host: _free_slots(host) for host in open_hosts}
-    fitting = [host for host in open_hosts if len(free[host]) >= need]
-    if not fitting:
-        return f"needs {need} slots on one {device} host; " + "; ".join(_occupied(h, free[h]) for h in open_hosts)
-    host = min(fitting, key=lambda h: len(free[h]))  # the tightest fit keeps large holes for large jobs
-    _start(job, host, free[host][:need])
-    return ""
-
-
-def _never_fits(job: Job) -> bool:
-    slots = [host.slots for host in Host.objects.live(job.spec["resources"]["device"]).filter(drained=False)]
-    return job.num_slots > max(slots, default=0)
-
-
-def _free_slots(host: Host) -> list[int]:
-    taken = set(host.allocations.values_list("slot", flat=True))
-    return [slot for slot in range(host.slots) if slot not in taken]
-
-
-def _occupied(host: Host, free: list[int]) -> str:
-    holders: dict[str, int] = {}
-    for name in host.allocations.values_list("attempt__job__name", flat=True):
-        holders[name] = holders.get(name, 0) + 1
-    held = ", ".join(f"{name} holds {count}" for name, count in holders.items())
-    return f"{host.name} has {len(free)} of {host.slots} free ({held})"
-
-
-def _start(job: Job, host: Host, slots: list[int]) -> None:
-    if not lifecycle.change(job.id, job.attempt, Status.STARTING, f"placed on {host.name}"):
-        return  # cancelled meanwhile
-    attempt = Attempt.objects.create(job=job, number=job.attempt, host=host, ordered=timezone.now())
-    SlotAllocation.objects.bulk_create(SlotAllocation(host=host, slot=slot, attempt=attempt) for slot in slots)
-    order_launch(job, host, slots)
 
 
 def order_launch(job: Job, host: Host, slots: list[int]) -> None:
     """Write the order to the outbox; the host starts an attempt once however often it is told."""
+    _order(job, host.name, slots).save()
+
+
+def _queue(kept: dict[str, str]) -> list[Queued]:
+    """The queue; `kept` is, by job, the host that the last pass kept for it."""
+    attempts = Attempt.objects.filter(job=OuterRef("pk"), number=OuterRef("attempt"))
+    rows = Job.objects.filter(status=Status.QUEUED).values_list(
+        "id", "name", "owner", "device", "num_slots", "wanted_host", "priority", "created",
+        "attempt", "wait_reason", Exists(attempts),
+    )  # fmt: skip
+    return [
+        Queued(Waiting._make([*job, kept.get(job[0], "")]), attempt, reason, placed_before)
+        for *job, attempt, reason, placed_before in rows
+    ]
+
+
+def _hosts() -> dict[int, HostState]:
+    """All hosts by key. A slot is free if no attempt was given it and the host names none that lives there."""
+    seen_after = timezone.now() - HOST_SILENT_AFTER
+    taken: dict[int, set[int]] = {}
+    for host, slot in SlotAllocation.objects.values_list("host", "slot"):
+        taken.setdefault(host, set()).add(slot)
+    hosts = {}
+    rows = Host.objects.values_list("id", "name", "device", "slots", "drained", "last_seen", "holding")
+    for key, name, device, slots, drained, last_seen, holding in rows:
+        held = taken.get(key, set()).union(*(alive for _job, _attempt, alive in holding))
+        free = tuple(slot for slot in range(slots) if slot not in held)
+        hosts[key] = HostState(name, device, slots, free, drained, live=last_seen >= seen_after)
+    return hosts
+
+
+def _keep(now: dict[str, int], before: dict[str, int], turn: Turn) -> None:
+    """Remember which hosts are kept for whom. Raises StaleError."""
+    if now == before:
+        return
+    with transaction.atomic():
+        turn.take()
+        Cursor.objects.filter(name__startswith=KEPT).delete()
+        Cursor.objects.bulk_create(Cursor(name=f"{KEPT}{job}", position=str(key)) for job, key in now.items())
+
+
+def _start(placements: list[Placement], attempts: dict[str, int], keys: dict[str, int], turn: Turn) -> int:
+    """Start what is still queued, all of it or nothing; returns how many jobs started.
+
+    Raises:
+        StaleError: another scheduler wrote meanwhile.
+        IntegrityError: a slot or an attempt is there already, or a host is gone.
+    """
+    now = timezone.now()
+    with transaction.atomic():
+        turn.take()
+        started = lifecycle.start({p.job: (attempts[p.job], f"placed on {p.host}") for p in placements})
+        pairs = [(started[p.job], p) for p in placements if p.job in started]
+        created = Attempt.objects.bulk_create(
+            Attempt(job=job, number=job.attempt, host_id=keys[p.host], ordered=now) for job, p in pairs
+        )
+        SlotAllocation.objects.bulk_create(
+            SlotAllocation(host_id=attempt.host_id, slot=slot, attempt=attempt)
+            for attempt, (_, p) in zip(created, pairs, strict=True)
+            for slot in p.slots
+        )
+        Outbox.objects.bulk_create(_order(job, p.host, list(p.slots)) for job, p in pairs)
+    return len(pairs)
+
+
+def _order(job: Job, host: str, slots: list[int]) -> Outbox:
     order = LaunchOrder(
-        v=VERSION, job=job.id, attempt=job.attempt, spec=job.spec, slots=slots, expires=time.time() + ORDER_LASTS_S
+        v=VERSION,
+        job=job.id,
+        attempt=job.attempt,
+        spec=job.spec,
+        slots=slots,
+        expires=0.0,  # set as it is sent
     )
-    Outbox.objects.create(task=TASK_LAUNCH, queue=host_queue(host.name), arguments=[order])
+    return Outbox(task=TASK_LAUNCH, queue=host_queue(host), arguments=[order])
+
+
+def _explain(queue: list[Queued], reasons: dict[str, str]) -> None:
+    """Write the reasons that are new, in transactions short enough for everybody else."""
+    news = {}
+    for queued in queue:
+        stuck = f"attempt {queued.attempt} has been on a host already: cancel the job, then queue it again"
+        reason = stuck if queued.placed_before else reasons.get(queued.job.id, queued.reason)
+        if reason != queued.reason:
+            news[queued.job.id] = reason
+    waiting = sorted(news, key=lambda job: news[job])
+    for begin in range(0, len(waiting), CHUNK):
+        with transaction.atomic():
+            told: dict[str, list[str]] = {}
+            for job in lifecycle.lock_queued(waiting[begin : begin + CHUNK]):
+                told.setdefault(news[job.id], []).append(job.id)
+            if told:
+                texts = [When(id__in=jobs, then=Value(text, CharField())) for text, jobs in told.items()]
+                Job.objects.filter(id__in=[job for jobs in told.values() for job in jobs]).update(
+                    wait_reason=Case(*texts, output_field=CharField())
+                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect
@@ -71,6 +72,52 @@ def test_the_form_works_without_script(browser: Browser, running_board: Board) -
     tab.click("#cancel")
     expect(tab.locator("#status")).to_contain_text("cancel")
     context.close()
+
+
+FITS = """() => [...document.querySelectorAll(".jobs tbody tr > *")].filter((cell) => {
+  const content = document.createRange();
+  content.selectNodeContents(cell);
+  const [inner, outer] = [content.getBoundingClientRect(), cell.getBoundingClientRect()];
+  return inner.right > outer.right + 1 || inner.left < outer.left - 1;
+}).map((cell) => cell.textContent.trim())"""
+
+
+def test_nothing_in_the_list_lies_over_its_neighbour(page: Page, running_board: Board) -> None:
+    spec = {**SPEC, "name": "a" * 59 + " name of a hundred characters, as they go", "layout": {"dp": 2, "tp": 2}}
+    job = running_board.submit(spec)
+    running_board.wait_for(job, "succeeded", timeout_s=90)
+    for width in (1440, 1280, 1000, 700, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(running_board.url)
+        expect(page.locator(".jobs .steps .note").first).to_have_text("80 of 80")
+        assert page.evaluate(FITS) == [], width
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_every_time_names_its_day_and_zone(page: Page, running_board: Board) -> None:
+    job = running_board.call("GET", "jobs")[0]["id"]
+    for path in ("/", f"/jobs/{job}/", "/hosts/"):
+        page.goto(running_board.url + path)
+        expect(page.locator("time").first).to_have_text(
+            re.compile(r"^\d{1,2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}(:\d{2})? [A-Z]")
+        )
+    page.goto(running_board.url)
+    page.locator("time").first.hover()
+    expect(page.locator("time").first).to_have_attribute("title", re.compile(r"ago · \d"))
+
+
+def test_explain_shows_its_last_column(page: Page, running_board: Board) -> None:
+    for width in (1440, 1000, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(f"{running_board.url}/jobs/new/")
+        page.locator("[data-explain]").first.click()
+        source = page.locator("#explain .source").first
+        expect(source).to_be_visible()
+        box, frame = source.bounding_box(), page.locator("#explain").bounding_box()
+        assert box
+        assert frame
+        assert box["x"] + box["width"] <= frame["x"] + frame["width"]
+        assert box["width"] >= 200
 
 
 def test_the_theme_is_the_readers_choice_and_stays(page: Page, running_board: Board) -> None:

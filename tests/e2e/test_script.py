@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -15,12 +16,17 @@ SCRIPTS = Path(__file__).parents[1] / "workers/meter/scripts"
 def test_a_script_runs_unchanged_and_its_groups_are_counted(page: Page, running_board: Board) -> None:
     shutil.copy(SCRIPTS / "groups.py", running_board.state / "scripts" / "groups.py")
     page.get_by_role("link", name="Run a script").click()
-    page.fill("[data-field='path']", "groups.py")
-    page.fill("[data-field='ranks']", "4")
+    page.fill("[data-field='script.path']", "groups.py")
+    page.fill("[data-field='layout.dp']", "4")
     page.get_by_role("button", name="Run it").click()
     page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)
     expect(page.get_by_text("A script of your own")).to_be_visible()
-    expect(page.locator("#fidelity")).to_be_hidden()
+    expect(page.locator(".page-head")).to_contain_text("script · groups.py · 4 ranks")
+    expect(page.locator("#script-steps")).to_have_text(
+        re.compile("^(no optimiser step|optimiser steps|[0-9]+ .*) seen$")
+    )
+    expect(page.locator("main")).not_to_contain_text("gpt-tiny")
+    expect(page.locator("main")).not_to_contain_text("Waiting")
     page.select_option("#phase", "setup")
     rows = page.locator("#collectives tr")
     expect(rows.filter(has_text="ranks 0,2")).to_contain_text("all-reduce")

@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.support.board import Board, board
 from tests.support.processes import wait_until
-from workers.host.attempts import read_json
+from workers.host.files import read_json
 
 TERMINAL = {"succeeded", "failed", "lost", "cancelled"}
 # What may follow what within an attempt, as docs/architecture.md has it.
@@ -116,7 +116,7 @@ class Mix:
     def pids(self, job: str, part: str) -> list[int]:
         """Processes of the job's first attempt that play a part."""
         if part == "supervisor":
-            found = next((self.board.state / "runs" / job).rglob("supervisor.pid"), None)
+            found = next((self.board.state / "runs/.host" / job).rglob("supervisor.pid"), None)
             recorded = read_json(found) if found else None
             return [recorded["pid"]] if recorded else []
         words = {"guardian": b"workers.host.guardian", "torchrun": b"workers.host.launch"}

@@ -21,7 +21,8 @@ from contracts.names import TASK_LAUNCH, cancel_key, host_queue
 from contracts.telemetry import VERSION
 from tests.support.host import NAME, Host, host
 from tests.support.processes import ROOT, RedisServer, gone, wait_until
-from workers.host.attempts import read_json
+from workers.host.attempts import attempt_dir
+from workers.host.files import read_json
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def machine(redis_service: RedisServer, tmp_path: Path) -> Iterator[Host]:
 
 
 def supervisor_pid(machine: Host, job: str) -> int:
-    path = machine.run_dir / job / "1" / "supervisor.pid"
+    path = attempt_dir(machine.run_dir, job, 1).supervisor
     pid: int = wait_until(lambda: read_json(path), "the supervisor writes its pid")["pid"]
     return pid
 
@@ -196,7 +197,7 @@ def test_frames_for_another_job_attempt_or_rank_are_refused(redis_service: Redis
         machine.order("guarded")
         wait_until(lambda: (machine.data_root / "environment-0").exists(), "rank 0 runs")
         words = arguments(rank_pid(machine, "guarded", 0))
-        address = words[words.index("--telemetry") + 1]
+        address = next(word for word in words if word.startswith("--telemetry=")).partition("=")[2]
         answers = {}
         for what, sent in foreign.items():
             with socket.socket(socket.AF_UNIX) as rank:

@@ -12,7 +12,8 @@ import pytest
 
 from tests.support.board import Board, board
 from tests.support.processes import gone, session, wait_until
-from workers.host.attempts import read_json
+from workers.host.attempts import attempt_dir
+from workers.host.files import read_json
 
 ENDLESS: dict[str, Any] = {
     "name": "endless",
@@ -74,9 +75,9 @@ def test_killing_the_controller_and_the_web_changes_nothing(installation: Board,
 
 
 def test_killing_the_supervisor_makes_the_job_lost(installation: Board, running_job: str) -> None:
-    attempt = installation.state / "runs" / running_job / "1"
+    attempt = attempt_dir(installation.state / "runs", running_job, 1)
     pids = installation.processes(running_job)
-    os.kill(read_json(attempt / "supervisor.pid")["pid"], signal.SIGKILL)
+    os.kill(read_json(attempt.supervisor)["pid"], signal.SIGKILL)
     wait_until(lambda: all(gone(pid) for pid in pids), "nothing is left", 1)
     job = installation.wait_for(running_job, "lost", timeout_s=40)
     assert "supervisor died" in job["exit"]["reason"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +11,7 @@ import msgpack
 import pytest
 import redis
 from django.contrib.auth.models import User
+from django.db import connection
 from django.utils import timezone
 from knox.models import AuthToken
 from rest_framework.test import APIClient
@@ -16,7 +19,7 @@ from rest_framework.test import APIClient
 from contracts.control import VERSION
 from contracts.names import EVENTS_STREAM
 from jobs.models import Host
-from tests.support.postgres import postgres
+from tests.support.postgres import postgres_server
 from tests.support.processes import RedisServer, redis_server
 from tests.support.web import Site, site
 
@@ -77,33 +80,87 @@ def say(client: redis.Redis, event: dict[str, Any]) -> None:
     client.xadd(EVENTS_STREAM, {"b": msgpack.packb(event)})
 
 
-def host_event(name: str = "host-a", slots: int = 4, attempts: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+_sequence = itertools.count(1)
+
+
+def host_event(name: str = "host-a", slots: int = 4, attempts: Any = (), **changes: Any) -> dict[str, Any]:
+    """A heartbeat, each newer than the one before."""
     return {
         "kind": "host",
         "v": VERSION,
         "host": name,
         "boot_id": "b",
+        "incarnation": "first",
+        "began": 1.0,
+        "sequence": next(_sequence),
         "time": 0.0,
         "slots": slots,
         "device": "cpu",
         "device_name": "test",
         "memory_bytes": 2**30,
-        "attempts": attempts or [],
+        "attempts": list(attempts),
+        **changes,
     }
 
 
 def attempt_event(
     job: str, attempt: int, state: str, outcome: str | None = None, host: str = "host-a"
 ) -> dict[str, Any]:
-    report: dict[str, Any] = {"job": job, "attempt": attempt, "state": state}
+    return {
+        "kind": "attempt",
+        "v": VERSION,
+        "host": host,
+        "time": 0.0,
+        "report": report(job, attempt, state, outcome),
+    }
+
+
+def report(job: str, attempt: int, state: str, outcome: str | None = None, **changes: Any) -> dict[str, Any]:
+    """What a host knows of an attempt."""
+    told: dict[str, Any] = {"job": job, "attempt": attempt, "state": state, "slots": [0, 1, 2, 3], **changes}
     if outcome is not None:
-        report["exit"] = {"outcome": outcome, "reason": f"it {outcome}", "log_tail": [], "summary": None}
-    return {"kind": "attempt", "v": VERSION, "host": host, "time": 0.0, "report": report}
+        told["exit"] = {
+            "v": VERSION,
+            "job": job,
+            "attempt": attempt,
+            "outcome": outcome,
+            "reason": f"it {outcome}",
+            "exit_code": 0,
+            "rank": None,
+            "signal": None,
+            "log_tail": [],
+            "started": 0.0,
+            "finished": 1.0,
+            "summary": None,
+        }
+    return told
+
+
+def run_together(calls: list[Callable[[], Any]]) -> None:
+    """Run the calls in threads that start at one signal; raise what any of them raised."""
+    gate = threading.Barrier(len(calls))
+    errors: list[BaseException] = []
+
+    def run(call: Callable[[], Any]) -> None:
+        gate.wait()
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
 
 
 @pytest.fixture(scope="session")
 def postgres_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The web server as it is deployed: PostgreSQL, Redis, every bound. Shared: tests leave it standing."""
     folder = tmp_path_factory.mktemp("site")
-    with postgres() as url, redis_server(folder / "redis") as redis, site(url, redis, folder / "web") as made:
+    with postgres_server() as url, redis_server(folder / "redis") as redis, site(url, redis, folder / "web") as made:
         yield made

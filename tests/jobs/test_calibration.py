@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import redis
 from django.contrib.auth.models import User
 from django.core.cache import cache
 from django.utils import timezone
@@ -15,7 +14,8 @@ from rest_framework.test import APIClient
 
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import scheduler
-from jobs.queue.events import apply
+from jobs.queue.hearing import hear
+from tests.jobs.conftest import attempt_event
 
 Api = Callable[[User | None], APIClient]
 MakeHost = Callable[..., Host]
@@ -53,27 +53,13 @@ def running(staff: User, api: Api, make_host: MakeHost) -> Attempt:
     return Attempt.objects.get(job_id=job["id"])
 
 
-def ended(attempt: Attempt, client: redis.Redis, profile: object, outcome: str = "succeeded") -> Job:
+def ended(attempt: Attempt, profile: object, outcome: str = "succeeded") -> Job:
     summary = {"steps": 0, "tokens_per_s": None, "losses": [], "eval_losses": [], "cells": {}, "verdict": {}}
     if profile is not None:
         summary["profile"] = profile
-    exit_report = {
-        "v": 1,
-        "job": attempt.job_id,
-        "attempt": 1,
-        "outcome": outcome,
-        "reason": "measured the host",
-        "exit_code": 0,
-        "rank": None,
-        "signal": None,
-        "log_tail": [],
-        "started": 0.0,
-        "finished": 1.0,
-        "summary": summary,
-    }
-    report: Any = {"job": attempt.job_id, "attempt": 1, "state": "exited", "exit": exit_report}
-    event: Any = {"kind": "attempt", "v": 1, "host": attempt.host.name, "time": 0.0, "report": report}
-    apply(event, client)
+    event: Any = attempt_event(attempt.job_id, 1, "exited", outcome, attempt.host.name)
+    event["report"]["exit"] |= {"reason": "measured the host", "summary": summary}
+    hear(event, "0-1")
     return Job.objects.get(id=attempt.job_id)
 
 
@@ -90,14 +76,12 @@ def test_it_takes_every_slot_of_the_host_it_names(running: Attempt) -> None:
     assert running.host.allocations.count() == 4
 
 
-def test_its_profile_becomes_the_hosts_and_the_planner_uses_it(
-    running: Attempt, live_redis: redis.Redis, staff: User, api: Api
-) -> None:
+def test_its_profile_becomes_the_hosts_and_the_planner_uses_it(running: Attempt, staff: User, api: Api) -> None:
     client = api(staff)
     spec = {"model": {"preset": "gpt-tiny"}}
     assert client.get("/api/v1/hosts/host-a/profile").status_code == 404
     assert client.post("/api/v1/plan", spec, format="json").json()["estimate"]["time"]["basis"] == "data sheet"
-    assert ended(running, live_redis, PROFILE).status == Status.SUCCEEDED
+    assert ended(running, PROFILE).status == Status.SUCCEEDED
     assert client.get("/api/v1/hosts/host-a/profile").json()["gemm"] == PROFILE["gemm"]
     assert client.get("/api/v1/hosts").json()[0]["calibrated"]
     made = client.post("/api/v1/plan", spec, format="json").json()["estimate"]
@@ -122,18 +106,16 @@ def test_its_profile_becomes_the_hosts_and_the_planner_uses_it(
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_senseless_profile_fails_the_job_and_changes_nothing(
-    running: Attempt, live_redis: redis.Redis, profile: object
-) -> None:
-    job = ended(running, live_redis, profile)
+def test_a_senseless_profile_fails_the_job_and_changes_nothing(running: Attempt, profile: object) -> None:
+    job = ended(running, profile)
     assert job.status == Status.FAILED
     assert job.history.get(status=Status.FAILED).reason.startswith("the host sent no usable profile")
     assert Host.objects.get().profile is None
 
 
-def test_a_failed_calibration_keeps_the_profile_there_was(running: Attempt, live_redis: redis.Redis) -> None:
+def test_a_failed_calibration_keeps_the_profile_there_was(running: Attempt) -> None:
     Host.objects.update(profile=PROFILE, profiled=timezone.now())
-    assert ended(running, live_redis, None, outcome="failed").status == Status.FAILED
+    assert ended(running, None, outcome="failed").status == Status.FAILED
     assert Host.objects.get().profile == PROFILE
 
 

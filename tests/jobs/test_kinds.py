@@ -80,6 +80,12 @@ def test_a_page_and_a_line_of_the_list_say_what_the_job_is(
     assert other not in listed
 
 
+def test_a_module_is_named_as_one_starts_it(client: Client, owner: User) -> None:
+    job, _ = actions.submit(owner, {**spec_of("script"), "script": {"module": "package.train", "args": ["-v"]}})
+    client.force_login(owner)
+    assert "script · -m package.train -v · 2 ranks" in client.get(f"/jobs/{job.id}/").content.decode()
+
+
 def test_a_script_lists_the_steps_it_was_seen_to_take(
     client: Client, owner: User, make_host: Callable[..., Host]
 ) -> None:

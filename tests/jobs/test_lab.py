@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 from django.contrib.auth.models import User
 from django.core.cache import cache
 from rest_framework.test import APIClient
@@ -16,9 +15,10 @@ from jobs.lab import picture
 from jobs.lab.words import PRIMITIVES
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import scheduler
-from jobs.queue.events import apply
+from jobs.queue.hearing import hear
 from planner.lab import LabResult
 from planner.spec import LAB_PRIMITIVES
+from tests.jobs.conftest import attempt_event
 
 Api = Callable[[User | None], APIClient]
 MakeHost = Callable[..., Host]
@@ -86,24 +86,21 @@ def running(owner: User, api: Api, make_host: MakeHost) -> Attempt:
     return placed(owner, api)
 
 
-def ended(attempt: Attempt, client: redis.Redis, result: object, outcome: str = "succeeded") -> Job:
+def ended(attempt: Attempt, result: object, outcome: str = "succeeded") -> Job:
     summary: dict[str, Any] = {"steps": 0, "tokens_per_s": None, "losses": [], "eval_losses": []}
     summary |= {"cells": {}, "verdict": {}}
     if result is not None:
         summary["lab"] = result
-    exit_report = {"outcome": outcome, "reason": f"it {outcome}", "log_tail": [], "summary": summary}
-    report: Any = {"job": attempt.job_id, "attempt": 1, "state": "exited", "exit": exit_report}
-    event: Any = {"kind": "attempt", "v": 1, "host": attempt.host.name, "time": 0.0, "report": report}
-    apply(event, client)
+    event: Any = attempt_event(attempt.job_id, 1, "exited", outcome, attempt.host.name)
+    event["report"]["exit"] |= {"summary": summary}
+    hear(event, "0-1")
     return Job.objects.get(id=attempt.job_id)
 
 
-def test_rest_takes_a_lab_without_a_model_and_answers_with_its_result(
-    running: Attempt, live_redis: redis.Redis, owner: User, api: Api
-) -> None:
+def test_rest_takes_a_lab_without_a_model_and_answers_with_its_result(running: Attempt, owner: User, api: Api) -> None:
     assert running.host.allocations.count() == 4
     assert running.job.spec["lab"]["ranks"] == [1, 3]
-    assert ended(running, live_redis, RESULT).status == Status.SUCCEEDED
+    assert ended(running, RESULT).status == Status.SUCCEEDED
     told = api(owner).get(f"/api/v1/jobs/{running.job_id}").json()
     assert told["exit"]["summary"]["lab"] == RESULT
 
@@ -130,19 +127,17 @@ def test_rest_refuses_a_senseless_lab_by_its_field(owner: User, api: Api) -> Non
     ],
     ids=["none", "list", "empty", "no point", "version", "nan", "many", "wide", "bytes"],
 )
-def test_a_senseless_result_fails_the_job_and_is_not_kept(
-    running: Attempt, live_redis: redis.Redis, result: object
-) -> None:
-    job = ended(running, live_redis, result)
+def test_a_senseless_result_fails_the_job_and_is_not_kept(running: Attempt, result: object) -> None:
+    job = ended(running, result)
     assert job.status == Status.FAILED
     assert job.history.get(status=Status.FAILED).reason == "the host sent no usable result"
     assert "lab" not in Attempt.objects.get(pk=running.pk).exit["summary"]
 
 
 def test_a_wrong_element_fails_the_job_whatever_the_host_says_of_its_end(
-    running: Attempt, live_redis: redis.Redis
+    running: Attempt,
 ) -> None:
-    job = ended(running, live_redis, {**RESULT, "points": [{**POINT, "wrong": 3}]})
+    job = ended(running, {**RESULT, "points": [{**POINT, "wrong": 3}]})
     assert job.status == Status.FAILED
     assert job.history.get(status=Status.FAILED).reason == "3 elements are wrong"
     assert Attempt.objects.get(pk=running.pk).exit["summary"]["lab"]["points"][0]["wrong"] == 3
@@ -162,12 +157,10 @@ def test_every_primitive_has_a_page_and_none_is_drawn_without_a_run(owner: User,
     assert client.get("/lab/shout/").status_code == client.get("/lab/all_reduce/").status_code == 404
 
 
-def test_a_page_draws_what_the_newest_run_captured(
-    running: Attempt, live_redis: redis.Redis, owner: User, client: Any
-) -> None:
+def test_a_page_draws_what_the_newest_run_captured(running: Attempt, owner: User, client: Any) -> None:
     client.force_login(owner)
     assert "lab is starting" in client.get("/lab/broadcast/").content.decode()
-    ended(running, live_redis, RESULT)
+    ended(running, RESULT)
     page = client.get("/lab/all-reduce/").content.decode()
     assert f"/jobs/{running.job_id}/" in page
     assert "<td>400, 401</td><td>600, 602</td>" in page
@@ -181,10 +174,8 @@ def test_a_page_draws_what_the_newest_run_captured(
     assert "No run has shown this yet" in client.get("/lab/gather/").content.decode()
 
 
-def test_nobody_sees_a_strangers_run(
-    running: Attempt, live_redis: redis.Redis, stranger: User, staff: User, client: Any
-) -> None:
-    ended(running, live_redis, RESULT)
+def test_nobody_sees_a_strangers_run(running: Attempt, stranger: User, staff: User, client: Any) -> None:
+    ended(running, RESULT)
     client.force_login(stranger)
     assert "No run has shown this yet" in client.get("/lab/broadcast/").content.decode()
     assert running.job_id not in client.get("/lab/").content.decode()
@@ -192,8 +183,8 @@ def test_nobody_sees_a_strangers_run(
     assert "as captured by" in client.get("/lab/broadcast/").content.decode()
 
 
-def test_a_failed_run_is_not_drawn(running: Attempt, live_redis: redis.Redis, owner: User, client: Any) -> None:
-    ended(running, live_redis, RESULT, outcome="failed")
+def test_a_failed_run_is_not_drawn(running: Attempt, owner: User, client: Any) -> None:
+    ended(running, RESULT, outcome="failed")
     client.force_login(owner)
     assert "No run has shown this yet" in client.get("/lab/broadcast/").content.decode()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.db import connection
 from django.utils import timezone
 
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key
@@ -20,8 +18,10 @@ from jobs.queue.events import drain
 from jobs.queue.lifecycle import MAY_BECOME
 from jobs.queue.reconcile import reconcile
 from jobs.queue.scheduler import schedule
-from tests.jobs.conftest import attempt_event, host_event, say
+from tests.jobs.conftest import attempt_event, run_together, say
 from tests.planner.wrong_specs import GOOD
+
+LONG_AGO = timezone.now() - timedelta(days=1)
 
 
 def submitted(owner: User, **changes: Any) -> Job:
@@ -100,8 +100,9 @@ def test_the_queue_goes_by_priority_then_age_and_says_why_each_waits(
     Job.objects.filter(id=urgent.id).update(priority=5)
     assert schedule() == 1
     assert [status(job) for job in (first, later, urgent)] == ["queued", "queued", "starting"]
-    assert first.wait_reason == "needs 4 slots on one cpu host; host-a has 0 of 4 free (urgent holds 4)"
-    assert later.wait_reason == f"waits behind first ({first.id}), which is next for a cpu host"
+    assert first.wait_reason == "needs 4 slots on one cpu host; host-a has 0 of 4 free and is kept for it"
+    told = "none is open to it now; 1 job (first) is ahead and needs 4 slots"
+    assert later.wait_reason == f"needs 4 slots on one cpu host; {told}"
 
 
 def test_a_job_that_fits_no_host_does_not_hold_up_those_that_do(owner: User, make_host: Callable[..., Host]) -> None:
@@ -122,70 +123,6 @@ def test_a_drained_host_takes_nothing_new(owner: User, make_host: Callable[..., 
     assert job.wait_reason == "every cpu host is drained and takes no new jobs"
 
 
-def test_a_silent_host_makes_its_jobs_unreachable_and_its_return_makes_them_run(
-    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
-) -> None:
-    make_host()
-    job = submitted(owner)
-    schedule()
-    say(live_redis, attempt_event(job.id, 1, "running"))
-    drain(live_redis)
-    Host.objects.update(last_seen=timezone.now() - timedelta(seconds=31))
-    reconcile(live_redis)
-    assert status(job) == Status.UNREACHABLE
-    say(live_redis, host_event(attempts=[{"job": job.id, "attempt": 1, "state": "running"}]))
-    drain(live_redis)
-    reconcile(live_redis)
-    assert status(job) == Status.RUNNING
-    Host.objects.update(last_seen=timezone.now() - timedelta(minutes=16))
-    reconcile(live_redis)
-    assert status(job) == Status.LOST
-    assert SlotAllocation.objects.count() == 0
-
-
-def test_a_host_that_returns_with_ranks_given_up_is_told_to_end_them(
-    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
-) -> None:
-    make_host()
-    job = submitted(owner)
-    schedule()
-    lifecycle.change(job.id, 1, Status.LOST, "given up")
-    say(live_redis, host_event(attempts=[{"job": job.id, "attempt": 1, "state": "running"}]))
-    drain(live_redis)
-    assert live_redis.exists(cancel_key(job.id, 1))
-    assert status(job) == Status.LOST
-    live_redis.delete(cancel_key(job.id, 1))
-    actions.requeue(job, "tester")
-    schedule()
-    say(live_redis, attempt_event(job.id, 1, "running"))
-    say(live_redis, attempt_event(job.id, 2, "running"))
-    drain(live_redis)
-    assert live_redis.exists(cancel_key(job.id, 1))
-    assert not live_redis.exists(cancel_key(job.id, 2))
-    assert status(job) == Status.RUNNING
-
-
-def test_an_order_lost_on_the_way_is_sent_again_and_a_forgotten_run_is_lost(
-    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
-) -> None:
-    make_host()
-    job = submitted(owner)
-    schedule()
-    Outbox.objects.all().delete()
-    say(live_redis, host_event())
-    reconcile(live_redis)
-    assert Outbox.objects.count() == 0, "too early to tell"
-    Attempt.objects.update(ordered=timezone.now() - timedelta(seconds=16))
-    reconcile(live_redis)
-    reconcile(live_redis)
-    assert Outbox.objects.get().arguments[0]["slots"] == [0, 1, 2, 3]
-    say(live_redis, attempt_event(job.id, 1, "running"))
-    drain(live_redis)
-    Attempt.objects.update(ordered=timezone.now() - timedelta(seconds=16))
-    reconcile(live_redis)
-    assert status(job) == Status.LOST
-
-
 def test_cancelling_raises_the_flag_again_after_redis_was_emptied(
     owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
 ) -> None:
@@ -193,9 +130,9 @@ def test_cancelling_raises_the_flag_again_after_redis_was_emptied(
     job = submitted(owner)
     schedule()
     assert actions.cancel(job, "tester")
-    reconcile(live_redis)
+    reconcile(live_redis, LONG_AGO)
     live_redis.flushall()
-    reconcile(live_redis)
+    reconcile(live_redis, LONG_AGO)
     assert live_redis.exists(cancel_key(job.id, 1))
     say(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
     drain(live_redis)
@@ -243,26 +180,4 @@ def test_two_schedulers_at_once_start_a_job_once(make_host: Callable[..., Host])
         assert Attempt.objects.filter(job=job).count() == 1
         assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1
         Outbox.objects.all().delete()
-        lifecycle.change(job.id, 1, Status.FAILED, "make room")
-
-
-def run_together(calls: list[Callable[[], Any]]) -> None:
-    """Run the calls in threads that start at one signal; raise what any of them raised."""
-    gate = threading.Barrier(len(calls))
-    errors: list[BaseException] = []
-
-    def run(call: Callable[[], Any]) -> None:
-        gate.wait()
-        try:
-            call()
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+        lifecycle.lose(Attempt.objects.get(job=job), "make room")

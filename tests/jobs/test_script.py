@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,16 +19,26 @@ pytestmark = pytest.mark.django_db
 Api = Callable[[User], APIClient]
 GOOD: dict[str, Any] = {"kind": "script", "script": {"path": "a/train.py", "args": ["--lr", "1"]}, "layout": {"dp": 2}}
 
+FORM = {
+    "name": "mine",
+    "script.path": "train.py",
+    "script.args": "",
+    "layout.dp": "2",
+    "resources.device": "cpu",
+    "resources.host": "",
+}
+
 
 def test_the_form_queues_a_script_and_fills_itself_from_one(client: Client, owner: User) -> None:
     client.force_login(owner)
     assert b"Run a script" in client.get("/jobs/script/").content
-    form = {"name": "mine", "path": "train.py", "args": "--text 'two words'", "ranks": "2", "device": "cpu", "host": ""}
+    form = {**FORM, "script.args": "--text 'two words'"}
     assert client.post("/jobs/script/", form).status_code == 302
     job = Job.objects.get()
-    assert job.spec["script"] == {"path": "train.py", "args": ["--text", "two words"]}
+    assert job.spec["script"] == {"path": "train.py", "module": None, "args": ["--text", "two words"], "cwd": None}
     assert job.num_slots == 2
     page = client.get(f"/jobs/{job.id}/").content.decode()
+    assert "train.py --text &#x27;two words&#x27;" in page
     assert "A script of your own" in page
     again = client.get(f"/jobs/script/?from={job.id}").content.decode()
     assert "--text &#x27;two words&#x27;" in again
@@ -36,18 +47,18 @@ def test_the_form_queues_a_script_and_fills_itself_from_one(client: Client, owne
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"path": ""}, "must have at least 1 character"),
-        ({"path": "../x.py"}, "leaves the script root"),
-        ({"args": "'open"}, "cannot be split into arguments: No closing quotation"),
-        ({"ranks": "many"}, "must be a whole number"),
-        ({"ranks": "0"}, "must be at least 1, got 0"),
+        ({"script.path": ""}, "takes a path or a module below the script root; got neither"),
+        ({"script.path": "../x.py"}, "leaves the script root"),
+        ({"script.args": "'open"}, "cannot be split into arguments: No closing quotation"),
+        ({"layout.dp": "many"}, "must be a whole number"),
+        ({"layout.dp": "0"}, "must be at least 1, got 0"),
     ],
 )
 def test_what_is_wrong_stands_beside_its_field(
     client: Client, owner: User, changed: dict[str, str], words: str
 ) -> None:
     client.force_login(owner)
-    form = {"name": "mine", "path": "train.py", "args": "", "ranks": "2", "device": "cpu", "host": "", **changed}
+    form = {**FORM, **changed}
     answer = client.post("/jobs/script/", form)
     assert answer.status_code == 422
     assert words in answer.content.decode().replace("&#x27;", "'")
@@ -63,3 +74,23 @@ def test_rest_takes_one_too_and_refuses_axes_it_cannot_have(owner: User, api: Ap
         parse_spec({"kind": "script"})
     with pytest.raises(SpecError, match=r"script\.args\.0: "):
         parse_spec({"kind": "script", "script": {"path": "x.py", "args": ["a\x00b"]}})
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ({}, "script: takes a path or a module below the script root; got neither"),
+        ({"path": "a.py", "module": "a"}, "script: takes a path or a module below the script root; got both"),
+        ({"module": "-m"}, "script.module: '-m' is no module's name"),
+        ({"module": "a..b"}, "script.module: 'a..b' is no module's name"),
+        ({"path": "a.py", "cwd": "../b"}, "script.cwd: '../b' leaves the script root"),
+        ({"path": "a.py", "cwd": "/tmp"}, "script.cwd: '/tmp' leaves the script root"),
+        ({"path": "a.py", "cwd": "a\x00b"}, "script.cwd: "),
+    ],
+)
+def test_a_script_is_one_file_or_one_module_and_all_of_it_lies_below_the_root(
+    script: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        parse_spec({"kind": "script", "script": script})
+    assert parse_spec({"kind": "script", "script": {"module": "package.train", "cwd": "data"}}).script is not None

@@ -19,6 +19,7 @@ from planner.parse import parse_spec
 from tests.support.processes import ROOT, RedisServer, base_environment, celery, running, wait_until
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.processes import processes_of, sweep
+from workers.host.watch import kill_supervisor
 
 NAME = "testhost"
 
@@ -101,15 +102,8 @@ class Host:
         return processes_of(job, attempt)
 
     def reap(self) -> None:
-        from workers.host.attempts import read_json
-
         for job, attempt in self._ordered:
-            recorded = read_json(attempt_dir(self.run_dir, job, attempt).supervisor)
-            if recorded is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    import os
-
-                    os.kill(recorded["pid"], 9)
+            kill_supervisor(attempt_dir(self.run_dir, job, attempt))
             sweep(job, attempt)
 
 

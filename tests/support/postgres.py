@@ -1,4 +1,4 @@
-"""A private PostgreSQL: for what SQLite forgives, and for races."""
+"""A private PostgreSQL for races that SQLite, which has one writer at a time, cannot show."""
 
 from __future__ import annotations
 
@@ -9,32 +9,71 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from tests.support.processes import base_environment, running, wait_until
+import psycopg
+from django.conf import settings
+from django.core.management import call_command
+from django.db import connections
+from pydantic import SecretStr
+
+from tests.support.processes import running, wait_until
+from webapp.environment import parse_database
 from webapp.runner import free_port
 
-USER = "postgres"
+NAME = "meshboard"
 
 
 @contextlib.contextmanager
-def postgres() -> Iterator[str]:
-    """Its database URL. The data are thrown away; nothing is synced to disk."""
-    programs = max(Path("/usr/lib/postgresql").iterdir()) / "bin"
-    folder, port = Path(tempfile.mkdtemp(prefix="meshboard-postgres-")), free_port()
-    as_owner: list[str] = []
-    if os.geteuid() == 0:  # PostgreSQL refuses to run as root
-        shutil.chown(folder, USER)
-        as_owner = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
-    data = str(folder / "data")
-    initdb = [*as_owner, str(programs / "initdb"), "-D", data, "-U", "meshboard", "-A", "trust", "--no-sync"]
-    server = [*as_owner, str(programs / "postgres"), "-D", data, "-k", str(folder), "-p", str(port)]
-    server += ["-c", "listen_addresses=127.0.0.1", "-c", "fsync=off"]
-    ready = [str(programs / "pg_isready"), "-h", "127.0.0.1", "-p", str(port)]
+def postgres_server() -> Iterator[str]:
+    """The URL of an empty database on a cluster of its own, which forgets everything."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1]
+    # pytest's own directory is closed to the postgres user, as whom root must start it.
+    with tempfile.TemporaryDirectory(prefix="meshboard-postgres-") as name:
+        folder, port = Path(name), free_port()
+        data = folder / "data"
+        data.mkdir()
+        as_user = []
+        if os.geteuid() == 0:
+            as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+            for path in (folder, data):
+                shutil.chown(path, "postgres")
+        initdb = [str(programs / "initdb"), "-D", str(data), "-U", NAME, "-A", "trust", "--no-sync", "-E", "UTF8"]
+        subprocess.run([*as_user, *initdb], check=True, capture_output=True, cwd=folder)
+        server = [str(programs / "postgres"), "-D", str(data), "-k", str(folder), "-p", str(port), "-F"]
+        with running([*as_user, *server], {"PATH": os.environ["PATH"]}, folder / "log", folder):
+            admin = f"host=127.0.0.1 port={port} user={NAME} dbname=postgres"
+            wait_until(lambda: _answers(admin), f"PostgreSQL answers; its log:\n{folder / 'log'}", 30)
+            with psycopg.connect(admin, autocommit=True) as server_connection:
+                server_connection.execute(f"CREATE DATABASE {NAME}")
+            yield f"postgres://{NAME}@127.0.0.1:{port}/{NAME}"
+
+
+def _answers(address: str) -> bool:
     try:
-        subprocess.run(initdb, check=True, capture_output=True, cwd=folder)
-        with running(server, base_environment(), folder.with_suffix(".log"), folder):
-            wait_until(lambda: subprocess.run(ready, capture_output=True, check=False).returncode == 0, "it is ready")
-            yield f"postgres://meshboard@127.0.0.1:{port}/postgres"
+        psycopg.connect(address, connect_timeout=1).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def as_default_database(url: str, *, migrated: bool = True) -> Iterator[None]:
+    """Django's default database is this one, in every thread, until the end; then it is empty again."""
+    before = settings.DATABASES["default"]
+    told = parse_database(SecretStr(url))
+    _switch({**before, "OPTIONS": {}, **told, "TEST": before["TEST"]})
+    try:
+        if migrated:
+            call_command("migrate", verbosity=0)
+            call_command("flush", interactive=False, verbosity=0)
+        yield
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.with_suffix(".log").unlink(missing_ok=True)
+        _switch(before)
+
+
+def _switch(told: dict[str, Any]) -> None:
+    connections["default"].close()
+    settings.DATABASES["default"] = told
+    connections.settings["default"] = told
+    del connections["default"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -31,9 +30,10 @@ def test_a_taken_port_is_told_and_nothing_is_started(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_a_port_that_is_none_is_told(tmp_path: Path) -> None:
-    for wrong in ("0", "65536", "-1", "http"):
-        assert f"must be a port from 1 to 65535, got '{wrong}'" in up(tmp_path / "var", MESHBOARD_PORT=wrong).stderr
+def test_a_wrong_setting_is_told_without_a_traceback(tmp_path: Path) -> None:
+    ended = up(tmp_path / "var", MESHBOARD_PORT="http")
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert ended.stderr.startswith("meshboard: MESHBOARD_PORT: ")
 
 
 def test_a_redis_that_does_not_answer_is_told(tmp_path: Path) -> None:
@@ -64,11 +64,3 @@ def test_the_deployment_checks_are_clean(tmp_path: Path) -> None:
     argv = [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"]
     done = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_missing_setting_is_named(tmp_path: Path) -> None:
-    environment = {**base_environment(), "MESHBOARD_STATE_DIR": str(tmp_path)}
-    argv = [sys.executable, "manage.py", "check"]
-    done = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "MESHBOARD_" in done.stderr.splitlines()[-1]
-    assert os.path.exists(ROOT / "docs" / "deploy.md")

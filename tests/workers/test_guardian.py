@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.support.processes import ROOT, wait_until
 from workers.host.processes import COOKIE, processes_of, sweep
@@ -22,21 +21,18 @@ while True:
 """
 
 SUPERVISOR = """
-import os, subprocess, sys, time
-read_end, lifeline = os.pipe()
-guardian = [sys.executable, "-m", "workers.host.guardian", str(read_end), sys.argv[2]]
-guardian += [sys.executable, "-c", sys.argv[1]]
-subprocess.Popen(guardian, pass_fds=(read_end,), start_new_session=True)
-os.close(read_end)
+import socket, subprocess, sys, time
+lifeline, theirs = socket.socketpair()
+guardian = [sys.executable, "-m", "workers.host.guardian", str(theirs.fileno()), sys.executable, "-c", sys.argv[1]]
+subprocess.Popen(guardian, pass_fds=(theirs.fileno(),), start_new_session=True)
+theirs.close()
 time.sleep(600)
 """
 
 
-def test_killing_the_supervisor_ends_even_what_hid_in_another_session(tmp_path: Path) -> None:
+def test_killing_the_supervisor_ends_even_what_hid_in_another_session() -> None:
     environment = {**os.environ, COOKIE: "guarded/1"}
-    supervisor = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, HIDING, str(tmp_path / "ended")], cwd=ROOT, env=environment
-    )
+    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISOR, HIDING], cwd=ROOT, env=environment)
     try:
         wait_until(lambda: len(processes_of("guarded", 1)) == 5, "the guardian and its family run")
         supervisor.kill()

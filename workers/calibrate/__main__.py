@@ -19,6 +19,7 @@ from workers.calibrate.clock import WINDOW_S, make_crew
 from workers.calibrate.collectives import collective_points
 from workers.calibrate.compute import ends_points, gemm_points, layer_points, optimizer_points, stream_points
 from workers.meter import Exporter, Recorder, metered_backend
+from workers.meter.ending import end_as
 from workers.trainer.allocator import return_large_tensors
 
 GROUP_TIMEOUT = timedelta(minutes=10)
@@ -128,7 +129,4 @@ def _stay_silent(line: str) -> None:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # gloo's threads of a broken group would keep a plain exit waiting
+    end_as(main)

@@ -160,5 +160,6 @@ def retain(attempt: Path, keep: int) -> list[str]:
     """Delete all but the newest `keep` checkpoints of an attempt, and drafts nobody finished. Gives their names."""
     gone = [c.path for c in complete_below(attempt)[:-keep]]
     for path in gone:
+        (path / MANIFEST).unlink()  # half deleted, it must not look complete
         shutil.rmtree(path)
     return [path.name for path in gone]

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from contracts.telemetry import CheckpointItem, Item
 from planner.spec import JobSpec
 from workers.checkpoint import folder
+from workers.checkpoint.agree import on_first_rank
 from workers.checkpoint.folder import Checkpoint
 from workers.checkpoint.load import restore
 from workers.checkpoint.save import Saved, Saver
@@ -47,7 +48,7 @@ class JobCheckpoints:
 
     def resume(self) -> int:
         """Go on from the newest checkpoint of this job, else from the one asked for. Gives the steps done."""
-        found = self._found()
+        found = on_first_rank(self._found, self._group)  # all ranks try the same ones, whatever comes and goes on disk
         if not found:
             return 0
         trainer, where = self._trainer, self._trainer.mesh.place

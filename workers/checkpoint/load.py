@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from planner.layout import Coordinates
 from planner.spec import JobSpec, ModelSpec
 from workers.checkpoint import folder
+from workers.checkpoint.agree import on_every_rank, words_of
 from workers.checkpoint.boxes import BoxLoadPlanner, State
 from workers.checkpoint.folder import Checkpoint, Manifest
 from workers.checkpoint.state import copy_tied, model_state, optimizer_state, set_steps
@@ -53,10 +55,17 @@ def restore(
 
 
 def read(state: State, checkpoint: Checkpoint) -> None:
-    """Fill the boxes of a state; every rank reads its own, nothing is sent."""
+    """Fill the boxes of a state; every rank reads its own, nothing is sent.
+
+    Raises:
+        UserError: when a file cannot be read.
+    """
     reader = FileSystemReader(checkpoint.path)
-    with torch.no_grad():
-        dcp_load(dict(state), storage_reader=reader, planner=BoxLoadPlanner(), no_dist=True)
+    try:
+        with torch.no_grad():
+            dcp_load(dict(state), storage_reader=reader, planner=BoxLoadPlanner(), no_dist=True)
+    except (CheckpointException, OSError) as error:
+        raise UserError(f"checkpoint {checkpoint.path.name} cannot be read: {words_of(error)}") from None
 
 
 def first_whole(
@@ -90,16 +99,16 @@ def model_difference(wanted: ModelSpec, held: ModelSpec) -> str:
 
 
 def _problem(checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> str | None:
-    try:
+    rank, size = (0, 1) if group is None else (group.rank(), group.size())
+
+    def damage() -> str | None:
         files = folder.read_manifest(checkpoint.path).files
+        return folder.damage(checkpoint.path, dict(sorted(files.items())[rank::size]))
+
+    try:
+        return next((problem for problem in on_every_rank(damage, group) if problem), None)
     except UserError as error:
         return str(error)
-    if group is None:
-        return folder.damage(checkpoint.path, files)
-    share = dict(sorted(files.items())[group.rank() :: group.size()])
-    said: list[str | None] = [None] * group.size()
-    dist.all_gather_object(said, folder.damage(checkpoint.path, share), group=group)
-    return next((problem for problem in said if problem), None)
 
 
 def _moved(spec: JobSpec, before: JobSpec) -> str:

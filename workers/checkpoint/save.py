@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from planner.layout import Coordinates
 from planner.spec import JobSpec
 from workers.checkpoint import folder
+from workers.checkpoint.agree import on_every_rank, on_first_rank, words_of
 from workers.checkpoint.boxes import Boxed, BoxSavePlanner, State
 from workers.checkpoint.state import model_state, optimizer_state
 from workers.trainer.parallelize import Part
@@ -91,49 +92,30 @@ class Saver:
         try:
             num_bytes = self._write_all(step, rng, draft)
             path = target
-        except (
-            CheckpointException,
-            RuntimeError,
-            OSError,
-        ) as error:  # a full disk must not end the training that a checkpoint is to protect
-            problem = str(error) or type(error).__name__
+        except (CheckpointException, Exception) as error:  # must not end the training that a checkpoint is to protect
+            problem = words_of(error)
             if self._rank == 0:
                 shutil.rmtree(draft, ignore_errors=True)
         self._told(Saved(step, path, num_bytes, stall_s, time.perf_counter() - started, problem))
 
     def _write_all(self, step: int, rng: list[int], draft: Path) -> int:
-        self._first_rank(lambda: _empty(draft))
-        writer = FileSystemWriter(draft, sync_files=False)
+        on_first_rank(lambda: _empty(draft), self._group)
         planner, alone = BoxSavePlanner(), self._group is None
+        # Its own collectives carry what fails in it to all ranks.
+        writer = FileSystemWriter(draft, sync_files=False)
         dcp_save(self._copies, storage_writer=writer, planner=planner, process_group=self._group, no_dist=alone)
-        own = [path.name for path in draft.glob(f"__{self._rank}_*")]
-        files = self._all_files(folder.describe(draft, own + [".metadata"] * (self._rank == 0)))
-        self._first_rank(lambda: self._publish(draft, step, files, rng))
+        described = on_every_rank(lambda: self._own_files(draft), self._group)
+        files = {name: entry for part in described for name, entry in part.items()}
+        on_first_rank(lambda: self._publish(draft, step, files, rng), self._group)
         return sum(size for size, _ in files.values())
+
+    def _own_files(self, draft: Path) -> Files:
+        own = [path.name for path in draft.glob(f"__{self._rank}_*")]
+        return folder.describe(draft, own + [".metadata"] * (self._rank == 0))
 
     def _publish(self, draft: Path, step: int, files: Files, rng: list[int]) -> None:
         folder.publish(draft, self._spec, step, files, rng)
         folder.retain(self._attempt, self._spec.train.keep_checkpoints)
-
-    def _all_files(self, own: Files) -> Files:
-        if self._group is None:
-            return own
-        said: list[Files | None] = [None] * self._group.size()
-        dist.all_gather_object(said, own, group=self._group)
-        return {name: entry for part in said for name, entry in (part or {}).items()}
-
-    def _first_rank(self, work: Callable[[], None]) -> None:
-        """Done by rank 0 while the others wait; what it could not do fails on all."""
-        problem: list[str | None] = [None]
-        if self._rank == 0:
-            try:
-                work()
-            except OSError as error:
-                problem = [f"{error.strerror or error}: {error.filename}"]
-        if self._group is not None:
-            dist.broadcast_object_list(problem, group=self._group, group_src=0)
-        if problem[0] is not None:
-            raise RuntimeError(problem[0])
 
 
 def _empty(draft: Path) -> None:

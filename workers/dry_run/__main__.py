@@ -16,6 +16,7 @@ from planner.runnable import not_runnable
 from planner.spec import JobSpec, SpecError
 from workers.dry_run.rank import DryStep, dry_step
 from workers.meter import Exporter, Recorder
+from workers.meter.ending import end_as, fail
 from workers.trainer.errors import UserError
 from workers.trainer.verdict import step_verdict
 
@@ -32,8 +33,7 @@ def main() -> int:
     try:
         spec = _spec(options.spec, options.ranks)
     except (UserError, SpecError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2
+        return fail(str(error), 2)
     exporter = Exporter(Recorder(0), options.telemetry, options.job, options.attempt) if options.telemetry else None
     wrong = 0
     try:
@@ -49,7 +49,7 @@ def main() -> int:
     finally:
         if exporter is not None:
             exporter.close()
-    return 1 if wrong else 0
+    return fail(f"{wrong} of the collectives above are not as predicted", 1) if wrong else 0
 
 
 def _tried(spec: JobSpec, step: DryStep) -> tuple[DryRunItem, list[VerdictRow]]:
@@ -107,4 +107,4 @@ def _spec(path: Path, ranks: str | None) -> JobSpec:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_as(main)

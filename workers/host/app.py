@@ -5,19 +5,23 @@ Its tasks are short. Long work lives in a detached supervisor, which outlives th
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
-from typing import Any
 
 from celery import Celery
 from celery.signals import worker_ready, worker_shutdown
 
-from contracts.control import LaunchOrder
+from contracts.codec import BadMessageError, checked_order
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_queue
-from workers.host.attempts import attempt_dir, claim
+from workers.host.attempts import AttemptDir, attempt_dir
+from workers.host.claims import claim
+from workers.host.prune import Pruner
 from workers.host.reporter import Reporter
 from workers.host.settings import host_settings
+
+log = logging.getLogger(__name__)
 
 settings = host_settings()
 
@@ -35,28 +39,40 @@ app.conf.update(
     broker_transport_options={"visibility_timeout": 60, "socket_keepalive": True},
 )
 
-reporter = Reporter(settings)
+reporter, pruner = Reporter(settings), Pruner(settings)
 
 
 @app.task(name=TASK_LAUNCH)
-def launch(order: dict[str, Any]) -> None:
-    """Start the supervisor of an attempt, once however often the order is delivered."""
-    typed: LaunchOrder = order  # type: ignore[assignment]  # JSON of our own controller
-    claimed = claim(settings.run_dir, typed)
-    if claimed is None:
+def launch(told: object) -> None:
+    """Start the supervisor of an attempt, once however often the order is delivered, and not when it is stale."""
+    try:
+        order = checked_order(told)
+    except BadMessageError as error:
+        log.warning("refused an order: %s", error)
         return
-    # --fork detaches: the supervisor is nobody's child and in nobody's group.
-    supervisor = [sys.executable, "-m", "workers.host.supervisor", str(claimed.path)]
-    with (claimed.path / "supervisor.log").open("ab") as log:
+    name = f"{order['job']}/{order['attempt']}"
+    late_s = reporter.now() - order["expires"]
+    if late_s > 0:
+        log.warning("refused the order of %s: it expired %.1f s ago", name, late_s)
+        return
+    claimed = claim(settings.run_dir, order)
+    if claimed is not None:
+        start_supervisor(claimed)
+    reporter.wake()
+
+
+def start_supervisor(attempt: AttemptDir) -> None:
+    """--fork detaches: the supervisor is nobody's child and in nobody's group."""
+    identity = [str(attempt.run_dir), attempt.job, str(attempt.attempt)]
+    with attempt.supervisor_log.open("ab") as out:
         subprocess.run(
-            ["setsid", "--fork", *supervisor],
+            ["setsid", "--fork", sys.executable, "-m", "workers.host.supervisor", *identity],
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=out,
+            stderr=out,
             cwd=os.getcwd(),
             check=True,
         )
-    reporter.wake()
 
 
 @app.task(name=TASK_ACKNOWLEDGE)
@@ -70,8 +86,10 @@ def acknowledge(job: str, attempt: int) -> None:
 @worker_ready.connect
 def _start(**_: object) -> None:
     reporter.start()
+    pruner.start()
 
 
 @worker_shutdown.connect
 def _stop(**_: object) -> None:
+    pruner.stop()
     reporter.stop()

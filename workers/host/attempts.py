@@ -1,147 +1,187 @@
-"""An attempt on disk: RUN_DIR/<job>/<attempt>/, the host's own memory of what it runs."""
+"""An attempt on disk: the host's own memory of what it runs.
+
+Two trees below RUN_DIR. `.host/<job>/<attempt>/` is the host's: the order, the supervisor's pid, the exit report; no
+process of the job is told of it. `<job>/<attempt>/` is the job's: its spec, its logs and the directory it works in.
+"""
 
 from __future__ import annotations
 
-import errno
-import json
-import os
+import contextlib
 import re
-import shutil
-import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from contracts.control import AttemptReport, ExitReport, LaunchOrder
+from contracts.codec import BadMessageError, checked_exit, checked_order
+from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder, Outcome
+from workers.host.files import BadFileError, read_json
+from workers.host.processes import ProcessId, process_id
 
 JOB_NAME = re.compile(r"[a-z0-9-]{1,64}")
-
-
-class ProcessId(NamedTuple):
-    """A process for certain: pids are used again, a pid with its start time is not."""
-
-    pid: int
-    started: int  # clock ticks since boot
+OWN_TREE = ".host"
 
 
 class AttemptDir(NamedTuple):
     """Paths of one attempt."""
 
-    path: Path
+    run_dir: Path
+    job: str
+    attempt: int
 
     @property
-    def job(self) -> str:
-        return self.path.parent.name
+    def own(self) -> Path:
+        """The host's."""
+        return self.run_dir / OWN_TREE / self.job / str(self.attempt)
 
     @property
-    def attempt(self) -> int:
-        return int(self.path.name)
-
-    @property
-    def order(self) -> Path:
-        return self.path / "order.json"
+    def given(self) -> Path:
+        """The job's."""
+        return self.run_dir / self.job / str(self.attempt)
 
     @property
     def spec(self) -> Path:
-        return self.path / "spec.json"
+        return self.given / "spec.json"
 
     @property
     def logs(self) -> Path:
-        return self.path / "logs"
+        return self.given / "logs"
+
+    @property
+    def work(self) -> Path:
+        """Where its processes start."""
+        return self.given / "work"
+
+    @property
+    def failure(self) -> Path:
+        """What torchrun's launcher says of the rank that failed first: the job's word, not the host's."""
+        return self.logs / "failure.json"
+
+    @property
+    def order(self) -> Path:
+        return self.own / "order.json"
 
     @property
     def supervisor(self) -> Path:
-        return self.path / "supervisor.pid"
+        return self.own / "supervisor.pid"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.own / "supervisor.log"
 
     @property
     def running(self) -> Path:
-        return self.path / "running"
+        return self.own / "running"
 
     @property
     def exit(self) -> Path:
-        return self.path / "exit.json"
+        return self.own / "exit.json"
+
+    @property
+    def note(self) -> Path:
+        return self.own / "note.json"
 
     @property
     def acknowledged(self) -> Path:
-        return self.path / "acknowledged"
+        return self.own / "acknowledged"
 
-    def supervisor_alive(self) -> bool:
-        recorded = read_json(self.supervisor)
-        return recorded is not None and process_id(recorded["pid"]) == ProcessId(recorded["pid"], recorded["started"])
+    def supervisor_id(self) -> ProcessId | None:
+        """The supervisor while it lives; a pid file that is broken names nobody."""
+        try:
+            recorded = read_json(self.supervisor)
+            named = ProcessId(recorded["pid"], recorded["started"])
+            return named if process_id(named.pid) == named else None
+        except (BadFileError, TypeError, KeyError):
+            return None
+
+    def ordered(self) -> float | None:
+        """When the order came, unix seconds; None where its file is gone."""
+        try:
+            return self.order.stat().st_mtime
+        except OSError:
+            return None
+
+    def read_order(self) -> LaunchOrder:
+        """Raises BadFileError."""
+        try:
+            return checked_order(read_json(self.order))
+        except BadMessageError as error:
+            raise BadFileError(f"order.json: {error}") from None
+
+    def read_exit(self) -> ExitReport | None:
+        """None while there is none. Raises BadFileError."""
+        told = read_json(self.exit)
+        if told is None:
+            return None
+        try:
+            report = checked_exit(told)
+        except BadMessageError as error:
+            raise BadFileError(f"exit.json: {error}") from None
+        if (report["job"], report["attempt"]) != (self.job, self.attempt):
+            raise BadFileError(f"exit.json is of {report['job']}/{report['attempt']}")
+        return report
+
+    def read_note(self) -> str:
+        """What a person should know of it, empty when nothing."""
+        try:
+            note = read_json(self.note)
+        except BadFileError:
+            return ""
+        return note[:1000].replace("\0", "\ufffd") if isinstance(note, str) else ""
 
     def report(self) -> AttemptReport:
-        exited: ExitReport | None = read_json(self.exit)
-        slots: list[int] = read_json(self.order)["slots"]
+        """What is known of it. Raises BadFileError."""
+        exited = self.read_exit()
         if exited is not None:
+            slots = []
+            with contextlib.suppress(BadFileError):
+                slots = self.read_order()["slots"]
             return AttemptReport(job=self.job, attempt=self.attempt, state="exited", slots=slots, exit=exited)
+        slots = self.read_order()["slots"]
         state: Literal["running", "starting"] = "running" if self.running.exists() else "starting"
-        return AttemptReport(job=self.job, attempt=self.attempt, state=state, slots=slots)
+        report = AttemptReport(job=self.job, attempt=self.attempt, state=state, slots=slots)
+        if note := self.read_note():
+            report["note"] = note
+        return report
 
 
 def attempt_dir(run_dir: Path, job: str, attempt: int) -> AttemptDir:
-    """The directory of an attempt.
+    """The directories of an attempt.
 
     Raises:
         ValueError: when the job's name could leave `run_dir`.
     """
     if not JOB_NAME.fullmatch(job) or attempt < 1:
         raise ValueError(f"not an attempt: {job!r} {attempt!r}")
-    return AttemptDir(run_dir / job / str(attempt))
+    return AttemptDir(run_dir, job, attempt)
+
+
+def kept(run_dir: Path) -> Iterator[AttemptDir]:
+    """Every attempt this host has on disk."""
+    for path in sorted((run_dir / OWN_TREE).glob("*/*")):
+        if JOB_NAME.fullmatch(path.parent.name) and path.name.isascii() and path.name.isdigit():
+            yield AttemptDir(run_dir, path.parent.name, int(path.name))
 
 
 def attempts(run_dir: Path) -> Iterator[AttemptDir]:
-    """Every attempt this host has on disk whose end the controller has not acknowledged."""
-    for path in sorted(run_dir.glob("*/*")):
-        found = AttemptDir(path)
-        if path.name.isdigit() and found.order.exists() and not found.acknowledged.exists():
-            yield found
+    """Those whose end the controller has not acknowledged."""
+    return (found for found in kept(run_dir) if not found.acknowledged.exists())
 
 
-def claim(run_dir: Path, order: LaunchOrder) -> AttemptDir | None:
-    """Make the directory of an order, or None when it was claimed before or a later attempt exists."""
-    target = attempt_dir(run_dir, order["job"], order["attempt"])
-    target.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    known = [int(path.name) for path in target.path.parent.iterdir() if path.name.isdigit()]
-    if any(number > order["attempt"] for number in known):
-        return None
-    # Made aside and renamed: a worker killed halfway leaves no claim, so the order is carried out when it comes again.
-    draft = AttemptDir(Path(tempfile.mkdtemp(prefix=".claim-", dir=target.path.parent)))
-    draft.logs.mkdir()
-    write_json(draft.spec, order["spec"])
-    write_json(draft.order, order)
-    try:
-        draft.path.rename(target.path)  # refused by the kernel where another claim, never empty, stands
-    except OSError as error:
-        shutil.rmtree(draft.path)
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            return None
-        raise
-    return target
-
-
-def write_json(path: Path, value: object) -> None:
-    """By rename, so that a reader sees all of it or nothing."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w") as out:
-        json.dump(value, out)
-        out.flush()
-        os.fsync(out.fileno())
-    draft.replace(path)
-
-
-def read_json(path: Path) -> Any:
-    """The file's value, None when there is no such file."""
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-
-
-def process_id(pid: int) -> ProcessId | None:
-    """Identity of a living process, None when there is none (a zombie is none)."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else ProcessId(pid, int(fields[19]))
+def report_of_host(attempt: AttemptDir, outcome: Outcome, reason: str) -> ExitReport:
+    """An exit report in the host worker's own words, where no supervisor wrote one."""
+    now = time.time()
+    return ExitReport(
+        v=VERSION,
+        job=attempt.job,
+        attempt=attempt.attempt,
+        outcome=outcome,
+        reason=reason[:1000].replace("\0", "\ufffd"),
+        exit_code=None,
+        rank=None,
+        signal=None,
+        log_tail=[],
+        started=attempt.ordered() or now,
+        finished=now,
+        summary=None,
+    )

@@ -13,9 +13,7 @@ import selectors
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
-from workers.host.attempts import write_json
 from workers.host.processes import COOKIE, sweep
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -33,18 +31,23 @@ def namespace_prefix() -> list[str]:
 
 
 def main() -> int:
-    """argv: FD of a pipe, a file for the command's exit code (-N: signal N), the command.
+    """argv: FD of a socket to the supervisor, the command.
 
-    A byte on the pipe means TERM; its end, that the supervisor is gone. Our own exit status says nothing: unshare
-    2.38 does not pass on how its child died.
+    A byte from there means TERM; its end, that the supervisor is gone. We send the command's exit code as text (-N:
+    signal N). Our own exit status says nothing: unshare 2.38 does not pass on how its child died.
     """
-    lifeline, ended, command = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    lifeline, command = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.set_inheritable(lifeline, False)
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    child = subprocess.Popen(command, start_new_session=True)
+    try:
+        child = subprocess.Popen(command, start_new_session=True)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error}", file=sys.stderr)
+        os.write(lifeline, b"127")
+        return 0
     with selectors.DefaultSelector() as selector:
         selector.register(lifeline, selectors.EVENT_READ)
         selector.register(wake_read, selectors.EVENT_READ)
@@ -59,7 +62,8 @@ def main() -> int:
             status = _reap(child.pid)
             if status is not None:
                 _end(child.pid)
-                write_json(ended, os.waitstatus_to_exitcode(status))
+                with contextlib.suppress(OSError):  # nobody is left to hear it
+                    os.write(lifeline, str(os.waitstatus_to_exitcode(status)).encode())
                 return 0
 
 

@@ -7,26 +7,59 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 COOKIE = "MESHBOARD_ATTEMPT"
 
 
-def cookie(job: str, attempt: int) -> str:
-    """The environment entry that every process of an attempt inherits, whatever session it moves to."""
-    return f"{COOKIE}={job}/{attempt}"
+class ProcessId(NamedTuple):
+    """A process for certain: pids are used again, a pid with its start time is not."""
+
+    pid: int
+    started: int  # clock ticks since boot
+
+
+def process_id(pid: int) -> ProcessId | None:
+    """Identity of a living process, None when there is none (a zombie is none).
+
+    psutil's creation time is relative to a boot time that moves with the clock; the kernel's ticks do not.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else ProcessId(pid, int(fields[19]))
+
+
+def cookie_of(process: psutil.Process) -> str | None:
+    """job/attempt of the attempt that a process belongs to; every process of one inherits it, whatever session it
+    moves to."""
+    try:
+        return process.environ().get(COOKIE)
+    except (psutil.Error, OSError):
+        return None
 
 
 def processes_of(job: str, attempt: int) -> list[int]:
-    """Pids that carry the attempt's cookie; zombies have no environment left and do not count."""
-    wanted = cookie(job, attempt).encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+    """Pids that carry the attempt's cookie, and all below them: one that emptied its environment too. Ourselves and
+    zombies do not count."""
+    below: dict[int, list[int]] = {}
+    wanted, found = [], set()
+    for process in psutil.process_iter(["ppid", "status"]):
+        if process.info["status"] == psutil.STATUS_ZOMBIE:
             continue
-        with contextlib.suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+        below.setdefault(process.info["ppid"], []).append(process.pid)
+        if cookie_of(process) == f"{job}/{attempt}":
+            wanted.append(process.pid)
+    while wanted:
+        pid = wanted.pop()
+        if pid not in found:
+            found.add(pid)
+            wanted += below.get(pid, [])
+    return sorted(found - {os.getpid()})
 
 
 def sweep(job: str, attempt: int, timeout_s: float = 5.0) -> list[int]:

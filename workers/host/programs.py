@@ -6,11 +6,13 @@ a "=": nothing can be taken for an option of torchrun, of the program, or of Pyt
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from contracts.control import LaunchOrder
+from planner.kinds import DEFAULT
 from planner.spec import JobKind
 from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings
@@ -59,15 +61,33 @@ PROGRAMS: dict[JobKind, Program] = {
 
 def program_of(order: LaunchOrder) -> Program:
     """The program of an order's kind of job."""
-    return PROGRAMS[order["spec"].get("kind", "train")]
+    return PROGRAMS[order["spec"].get("kind", DEFAULT)]
 
 
 def rank_command(order: LaunchOrder, attempt: AttemptDir, settings: HostSettings, telemetry_socket: str) -> list[str]:
-    """What torchrun is told to start on every rank: "-m", the module, its options."""
+    """What every rank runs: the module and its options."""
     program = program_of(order)
     options = program.options(settings, attempt.spec) | {
         "telemetry": telemetry_socket,
         "job": attempt.job,
         "attempt": str(attempt.attempt),
     }
-    return ["-m", program.module(settings), *(f"--{name}={value}" for name, value in options.items())]
+    return [program.module(settings), *_options(options)]
+
+
+def launch_command(
+    order: LaunchOrder, attempt: AttemptDir, settings: HostSettings, telemetry_socket: str, failure: Path
+) -> list[str]:
+    """What starts every rank, and writes to `failure` which of them failed first."""
+    options = {
+        "failure": str(failure),
+        "logs": str(attempt.logs),
+        "ranks": str(len(order["slots"])),
+        "name": attempt.job,
+    }
+    ranks = rank_command(order, attempt, settings, telemetry_socket)
+    return [sys.executable, "-m", "workers.host.launch", *_options(options), *ranks]
+
+
+def _options(values: dict[str, str]) -> list[str]:
+    return [f"--{name}={value}" for name, value in values.items()]

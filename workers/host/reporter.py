@@ -1,7 +1,9 @@
-"""Tells the controller, again and again, what this host is and what it runs; finds supervisors that died."""
+"""Tells the controller, again and again, what this host is and what it runs."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import platform
@@ -10,26 +12,34 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
-import msgpack
 import redis
 from redis.exceptions import RedisError
 
-from contracts.control import VERSION, ExitReport, HostEvent
+from contracts.codec import encode_event
+from contracts.control import VERSION, AttemptReport, HostEvent
 from contracts.names import EVENTS_STREAM
-from workers.host.attempts import AttemptDir, attempts, read_json, write_json
-from workers.host.processes import sweep
+from workers.host.attempts import attempts
 from workers.host.settings import HostSettings
+from workers.host.watch import Watch, told_of
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
 SCAN_S = 1.0
-START_GRACE_S = 15.0  # from the order to the supervisor's pid file
+ALIVE = "alive"  # touched in the run directory at each scan: a container's health check looks at its age
+EVENTS_KEPT = 20_000  # entries of the events stream
+EVENTS_BYTES = 64 * 2**20  # of the events stream: where it is larger, nobody reads it, and exit reports wait
+EXITS_BYTES = 4 * 2**20  # of exit reports in one heartbeat
 
 
 class Reporter:
-    """A thread that scans the run directory each second and sends a `HostEvent` every 5 s, sooner on a change."""
+    """A thread that looks at the attempts each second and sends a `HostEvent` every 5 s, sooner on a change.
+
+    It outlives whatever an attempt's files or Redis do to it. Should it end all the same, so does the worker's
+    process, for a silent worker that still takes orders is worse than one that is started again.
+    """
 
     def __init__(self, settings: HostSettings) -> None:
         self._settings = settings
@@ -37,11 +47,14 @@ class Reporter:
         self._stopped = threading.Event()
         self._device_name, self._memory_bytes = _device(settings)
         self._redis = redis.Redis.from_url(settings.redis_url, socket_timeout=5, socket_connect_timeout=2)
+        self._watch = Watch(settings.run_dir, self._redis)
         self._incarnation, self._sequence = secrets.token_hex(8), 0
         self._began: float | None = None
+        self._exits_sent: dict[tuple[str, int], int] = {}  # by attempt, the heartbeat that last had its exit report
         self._thread = threading.Thread(target=self._run, name="host-reporter", daemon=True)
 
     def start(self) -> None:
+        self._settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._thread.start()
 
     def wake(self) -> None:
@@ -54,36 +67,43 @@ class Reporter:
         if self._thread.is_alive():
             self._thread.join(5)
 
-    def _run(self) -> None:
-        due = 0.0
-        while not self._stopped.is_set():
-            try:
-                if self.bury_the_dead() or self._wake.is_set() or time.monotonic() >= due:
-                    self._wake.clear()
-                    self._send()
-                    due = time.monotonic() + HEARTBEAT_S
-            except (RedisError, OSError) as error:
-                log.warning("cannot report to the controller: %s", error)
-            self._wake.wait(SCAN_S)
+    def now(self) -> float:
+        """Unix seconds by Redis' clock, which all hosts share. Raises RedisError."""
+        told: Any = self._redis.time()
+        return float(told[0] + told[1] / 1e6)
 
-    def bury_the_dead(self) -> bool:
-        """Write the exit report of every attempt whose supervisor is gone without one. True if there was any."""
-        found = False
-        for attempt in attempts(self._settings.run_dir):
-            # In this order: a supervisor found dead has already written its report, if it ever will.
-            if attempt.supervisor_alive() or attempt.exit.exists() or not _had_time(attempt):
-                continue
-            survivors = sweep(attempt.job, attempt.attempt)
-            reason = "the supervisor died without an exit report; its ranks were ended with it"
-            if survivors:
-                reason = f"the supervisor died and processes {survivors} could not be ended: look at this host"
-            write_json(attempt.exit, _lost(attempt, reason))
-            found = True
-        return found
+    def _run(self) -> None:
+        try:
+            due = 0.0
+            while not self._stopped.is_set():
+                due = self._turn(due)
+                self._alive()
+                self._wake.wait(SCAN_S)
+        finally:
+            if not self._stopped.is_set():
+                log.critical("the reporter has ended: so does this worker")
+                os._exit(1)
+
+    def _alive(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk is told elsewhere, and is no death
+            (self._settings.run_dir / ALIVE).touch()
+
+    def _turn(self, due: float) -> float:
+        """One look, and a heartbeat when it is due; returns when the next one is."""
+        try:
+            if self._watch.look() or self._wake.is_set() or time.monotonic() >= due:
+                self._wake.clear()
+                self._send()
+                return time.monotonic() + HEARTBEAT_S
+        except RedisError as error:
+            log.warning("cannot report to the controller: %s", error)
+        except Exception:
+            log.exception("cannot report to the controller")
+        return due
 
     def _send(self) -> None:
         if self._began is None:
-            self._began = self._redis.time()[0]
+            self._began = self.now()
         self._sequence += 1
         event = HostEvent(
             kind="host",
@@ -98,31 +118,27 @@ class Reporter:
             device=self._settings.device,
             device_name=self._device_name,
             memory_bytes=self._memory_bytes,
-            attempts=[attempt.report() for attempt in attempts(self._settings.run_dir)],
+            attempts=self._bounded([told_of(attempt) for attempt in attempts(self._settings.run_dir)]),
         )
-        self._redis.xadd(EVENTS_STREAM, {"b": msgpack.packb(event)}, maxlen=100_000, approximate=True)
+        self._redis.xadd(EVENTS_STREAM, {"b": encode_event(event)}, maxlen=EVENTS_KEPT, approximate=True)
 
+    def _bounded(self, reports: list[AttemptReport]) -> list[AttemptReport]:
+        """All attempts, with as many exit reports as fit; what waited longest goes first."""
+        exited = [report for report in reports if "exit" in report]
+        room = EXITS_BYTES if exited and self._events_bytes() < EVENTS_BYTES else 0
+        sent = {(r["job"], r["attempt"]): self._exits_sent.get((r["job"], r["attempt"]), 0) for r in exited}
+        for report in sorted(exited, key=lambda r: sent[r["job"], r["attempt"]]):
+            room -= len(json.dumps(report["exit"]))
+            if room < 0:
+                del report["exit"]
+            else:
+                sent[report["job"], report["attempt"]] = self._sequence
+        self._exits_sent = sent
+        return reports
 
-def _had_time(attempt: AttemptDir) -> bool:
-    """False while a supervisor may still be on its way to writing its pid."""
-    return attempt.supervisor.exists() or time.time() - attempt.order.stat().st_mtime > START_GRACE_S
-
-
-def _lost(attempt: AttemptDir, reason: str) -> ExitReport:
-    return ExitReport(
-        v=VERSION,
-        job=attempt.job,
-        attempt=attempt.attempt,
-        outcome="lost",
-        reason=reason,
-        exit_code=None,
-        rank=None,
-        signal=None,
-        log_tail=[],
-        started=attempt.order.stat().st_mtime,
-        finished=time.time(),
-        summary=None,
-    )
+    def _events_bytes(self) -> int:
+        told: Any = self._redis.memory_usage(EVENTS_STREAM)
+        return int(told or 0)
 
 
 def _device(settings: HostSettings) -> tuple[str, int]:
@@ -131,11 +147,6 @@ def _device(settings: HostSettings) -> tuple[str, int]:
         query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
         listed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
         name, _, mebibytes = listed[0].rpartition(",")
-        return name.strip(), int(mebibytes) * 2**20
+        return name.strip()[:200], int(mebibytes) * 2**20
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"{platform.machine()} CPU, {os.cpu_count()} cores", total // settings.slots
-
-
-def live_supervisors(run_dir: Path) -> list[tuple[AttemptDir, int]]:
-    """Attempts whose supervisor runs, with its pid."""
-    return [(a, read_json(a.supervisor)["pid"]) for a in attempts(run_dir) if a.supervisor_alive()]

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 
 class SettingError(RuntimeError):
     """A MESHBOARD_ variable is missing or senseless."""
+
+
+class JobUser(NamedTuple):
+    """A user of this machine."""
+
+    name: str
+    uid: int
+    gid: int
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,11 @@ class HostSettings:
     checkpoint_root: Path
     script_root: Path
     trainer_module: str
+    log_bytes: int = 64 * 2**20  # of each log file of a rank, on disk
+    stream_bytes: int = 32 * 2**20  # of an attempt's telemetry in Redis
+    keep_runs_s: float = 7 * 86400.0  # how long an acknowledged attempt stays on disk
+    keep_runs_bytes: int = 10 * 2**30  # of all acknowledged attempts
+    job_user: JobUser | None = None  # who torchrun and the ranks run as, where not as ourselves
 
 
 def host_settings() -> HostSettings:
@@ -39,16 +53,13 @@ def host_settings() -> HostSettings:
     redis_url = env.get("MESHBOARD_REDIS_URL")
     if not redis_url:
         raise SettingError("MESHBOARD_REDIS_URL is not set")
-    slots = env.get("MESHBOARD_SLOTS", "4")
-    if not slots.isascii() or not slots.isdigit() or int(slots) < 1:
-        raise SettingError(f"MESHBOARD_SLOTS must be a whole number of at least 1, got {slots!r}")
     device = env.get("MESHBOARD_DEVICE", "cpu")
     if device not in ("cpu", "cuda"):
         raise SettingError(f"MESHBOARD_DEVICE must be cpu or cuda, got {device!r}")
     return HostSettings(
         redis_url=redis_url,
         name=env.get("MESHBOARD_HOST_NAME") or socket.gethostname().split(".")[0],
-        slots=int(slots),
+        slots=_whole("MESHBOARD_SLOTS", 4, 1),
         device=cast(Literal["cpu", "cuda"], device),
         run_dir=Path(env.get("MESHBOARD_RUN_DIR", state / "runs")).resolve(),
         data_root=Path(env.get("MESHBOARD_DATA_ROOT", state / "data")).resolve(),
@@ -56,4 +67,30 @@ def host_settings() -> HostSettings:
         script_root=Path(env.get("MESHBOARD_SCRIPT_ROOT", state / "scripts")).resolve(),
         # Fault tests train a script of their own, one that ignores signals, say.
         trainer_module=env.get("MESHBOARD_TRAINER_MODULE", "workers.trainer"),
+        log_bytes=_whole("MESHBOARD_LOG_BYTES", 64 * 2**20, 2**20),
+        stream_bytes=_whole("MESHBOARD_STREAM_BYTES", 32 * 2**20, 2**20),
+        keep_runs_s=_whole("MESHBOARD_KEEP_RUNS_DAYS", 7, 0) * 86400.0,
+        keep_runs_bytes=_whole("MESHBOARD_KEEP_RUNS_BYTES", 10 * 2**30, 0),
+        job_user=_job_user(env.get("MESHBOARD_JOB_USER", "")),
     )
+
+
+def _whole(variable: str, default: int, least: int) -> int:
+    text = os.environ.get(variable, str(default))
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < least:
+        raise SettingError(f"{variable} must be a whole number of at least {least}, got {text[:40]!r}")
+    return int(text)
+
+
+def _job_user(name: str) -> JobUser | None:
+    if not name:
+        return None
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError:
+        raise SettingError(f"MESHBOARD_JOB_USER: this machine has no user {name!r}") from None
+    if found.pw_uid == 0:
+        raise SettingError(f"MESHBOARD_JOB_USER must not be root, and {name!r} is")
+    if os.geteuid() != 0:
+        raise SettingError(f"MESHBOARD_JOB_USER is {name!r}: only a host worker that is root may change user")
+    return JobUser(name, found.pw_uid, found.pw_gid)

@@ -11,25 +11,25 @@ from pathlib import Path
 
 from workers.host.attempts import attempts
 from workers.host.processes import sweep
-from workers.host.reporter import live_supervisors
+from workers.host.watch import kill_supervisor
 
 TIMEOUT_S = 20.0
 
 
 def main() -> int:
     run_dir = Path(sys.argv[1])
-    live = live_supervisors(run_dir)
-    for _, pid in live:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+    live = [attempt for attempt in attempts(run_dir) if attempt.supervisor_id() is not None]
+    for attempt in live:
+        supervisor = attempt.supervisor_id()
+        if supervisor is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(supervisor.pid, signal.SIGTERM)
     # A supervisor has done its duty once the exit report is on disk: it may wait long for Redis after that.
     deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline and any(a.supervisor_alive() and not a.exit.exists() for a, _ in live):
+    while time.monotonic() < deadline and any(a.supervisor_id() is not None and not a.exit.exists() for a in live):
         time.sleep(0.1)
-    for attempt, pid in live:
-        if attempt.supervisor_alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    for attempt in live:
+        kill_supervisor(attempt)
     survivors = [pid for attempt in attempts(run_dir) for pid in sweep(attempt.job, attempt.attempt)]
     if survivors:
         print(f"could not end processes {survivors}", file=sys.stderr)

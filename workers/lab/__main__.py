@@ -22,6 +22,7 @@ from planner.spec import JobSpec, SpecError
 from workers.lab.measure import Team, points, steps
 from workers.lab.values import Setting, pattern
 from workers.meter import Exporter, Recorder, metered_backend
+from workers.meter.ending import end_as, fail
 
 GROUP_TIMEOUT = timedelta(minutes=10)
 IDLE_TIMEOUT = timedelta(days=1)  # ranks outside the group wait for its end
@@ -40,9 +41,10 @@ def main() -> int:
     try:
         spec = parse_spec(json.loads(options.spec.read_text()))
     except (OSError, ValueError, SpecError) as error:
-        return _fail(f"--spec: {error}")
+        return fail(f"--spec: {error}", 1)
     if spec.kind != "lab" or spec.layout.world_size != world:
-        return _fail(f"--spec: a {spec.kind} of {spec.layout.world_size} ranks, and torchrun started a lab of {world}")
+        given = f"a {spec.kind} of {spec.layout.world_size} ranks"
+        return fail(f"--spec: {given}, and torchrun started a lab of {world}", 1)
     recorder = Recorder(rank)
     exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
     try:
@@ -58,7 +60,7 @@ def main() -> int:
         if exporter is not None:
             exporter.close()
     wrong = next((point for point in result.points if point.wrong), None) if result else None
-    return 0 if wrong is None else _fail(_words(wrong))
+    return 0 if wrong is None else fail(_words(wrong), 1)
 
 
 def run(spec: JobSpec, recorder: Recorder) -> LabResult | None:
@@ -135,12 +137,5 @@ def _stay_silent(line: str) -> None:
     """The first rank of the group speaks for all."""
 
 
-def _fail(text: str) -> int:
-    print(f"error: {text}", file=sys.stderr, flush=True)
-    return 1
-
-
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # gloo's threads of a broken group would keep a plain exit waiting
+    end_as(main)

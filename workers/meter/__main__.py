@@ -1,46 +1,48 @@
-"""`torchrun ... -m workers.meter SCRIPT args`: a training script of one's own, unchanged, and what it sends."""
+"""`torchrun ... -m workers.meter [-m] SCRIPT args`: a training script of one's own, unchanged, and what it sends."""
 
 from __future__ import annotations
 
 import argparse
 import atexit
-import json
 import os
-import runpy
-import signal
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from contracts.telemetry import Cell, PhaseItem
-from planner.parse import parse_spec
+from workers.meter.ending import end_as, fail
 from workers.meter.exporter import Exporter
 from workers.meter.intercept import meter_every_group
 from workers.meter.recorder import Recorder
+from workers.meter.script import NoScriptError, from_command_line, from_spec, run
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m workers.meter", description=__doc__)
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers.meter", description=__doc__, allow_abbrev=False)
     parser.add_argument("--job", default="local")
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--telemetry", help="unix socket of the supervisor; without it rank 0 prints a table")
     parser.add_argument("--spec", type=Path, help="JSON file with a job spec that names the script and its arguments")
     parser.add_argument("--root", type=Path, help="directory that the spec's script must lie below")
+    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", nargs="?")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    if (options.script is None) == (options.spec is None):
-        parser.error("give either a script or --spec")
-    wanted, arguments = options.script, options.arguments
-    if options.spec is not None:
-        wanted, arguments = _ordered(options.spec)
-    script = _found(wanted, options.root)
-    if script is None:
-        where = "" if options.root is None else " below the script root"
-        parser.error(f"script.path: there is no {wanted!r}{where}")
+    if (options.script is None) != (options.spec is not None and options.root is not None):
+        parser.error("give a script, or --spec and --root")
+    try:
+        if options.spec is not None:
+            script = from_spec(options.spec, options.root)
+        else:
+            script = from_command_line(options.script, options.arguments, is_module=options.is_module)
+    except NoScriptError as error:
+        return fail(str(error), 2)
     rank = int(os.environ.get("RANK", "0"))
     recorder = Recorder(rank)
     meter_every_group(recorder)
@@ -51,63 +53,29 @@ def main() -> None:
         atexit.register(exporter.close)
     elif rank == 0:
         atexit.register(lambda: print(table(recorder.cells(), recorder.step), file=sys.stderr))
-    # As `python SCRIPT args` would: its folder first on the path, its name and arguments in argv.
-    sys.argv = [str(script), *arguments]
-    sys.path[0] = str(script.resolve().parent)
     code = run(script)
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # gloo's threads still hand over what has completed: in an interpreter that is going down they abort the process.
-    os._exit(code)
+    return code
 
 
-def _ordered(spec: Path) -> tuple[str, list[str]]:
-    """The script and the arguments that a job's spec names."""
-    script = parse_spec(json.loads(spec.read_text())).script
-    assert script is not None
-    return script.path, script.args
+def count_steps(recorder: Recorder) -> RemovableHandle:
+    """Setup lasts until the first optimiser step has ended; what follows are steps.
 
+    Several optimisers that take turns make one step together: the next begins when one of them comes again.
+    """
+    turns: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
-def _found(script: str, root: Path | None) -> Path | None:
-    """The script's file; where a root is given, only what really lies below it."""
-    try:
-        path = Path(script) if root is None else (root / script).resolve()
-        inside = root is None or path.is_relative_to(root.resolve())
-        return path if inside and path.is_file() else None
-    except (OSError, ValueError, RuntimeError):  # a name too long, half a character, a circle of links
-        return None
+    def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if optimizer in turns or not turns:
+            turns.clear()
+            recorder.step += 1
+            recorder.set_phase("step")
+        turns.add(optimizer)
 
-
-def run(script: Path) -> int:
-    """Run a script as the main program; the exit code that Python would give it."""
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or 0
-        print(end.code, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        return 1
-    return 0
-
-
-def count_steps(recorder: Recorder) -> None:
-    """Setup lasts until the first optimiser step has ended; what follows are steps."""
-
-    def stepped(*_: object) -> None:
-        recorder.step += 1
-        recorder.set_phase("step")
-
-    register_optimizer_step_post_hook(stepped)
+    return register_optimizer_step_post_hook(stepped)
 
 
 def table(cells: list[Cell], steps: int) -> str:
@@ -122,4 +90,4 @@ def table(cells: list[Cell], steps: int) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    end_as(main)

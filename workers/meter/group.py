@@ -196,9 +196,12 @@ setattr(MeteredGroup, "barrier", _barrier)  # noqa: B010 - torch types it as ove
 
 
 def _num_bytes(buffers: Any) -> int:
-    """Bytes of a tensor, or of tensors in lists of any depth."""
+    """Bytes of a tensor, or of tensors in lists of any depth. A sparse one's are those of its indices and values.
+
+    Other layouts (compressed, nested, quantised) torch refuses before they get here.
+    """
     if isinstance(buffers, torch.Tensor):
-        return buffers.nbytes
+        return buffers._indices().nbytes + buffers._values().nbytes if buffers.is_sparse else buffers.nbytes
     return sum(map(_num_bytes, buffers))
 
 

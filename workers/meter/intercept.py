@@ -1,27 +1,36 @@
 """Meters the groups of a script that knows nothing of it.
 
-Checked on torch 2.13.0: `distributed_c10d._new_process_group_helper`, through which every group is made, and `_world`'s
-dicts, in which it is entered. tests/workers/meter/test_script.py fails when they change.
+Checked on torch 2.13.0: `distributed_c10d._new_process_group_helper`, through which every group is made, `_world`'s
+dicts, in which it is entered, and `DeviceMesh._dim_group_names`. tests/workers/meter/test_script.py fails when they
+change.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from workers.meter.group import MeteredGroup, coalesce_metered_p2p
 from workers.meter.recorder import Recorder
 
 METERED_BACKENDS = ("gloo", "nccl")
+# What torch calls a group that nobody described: of its own, and of a mesh whose axes have no names.
+UNNAMED = re.compile(r"|undefined|default_pg|mesh_default|mesh_dim_\d+")
+MAX_NAME = 60  # characters
 
 
 def meter_every_group(recorder: Recorder) -> None:
-    """From now on each group that anybody makes over gloo or NCCL is counted, under the words for its ranks."""
+    """From now on each group that anybody makes over gloo or NCCL is counted.
+
+    Under the name that its mesh axis or `group_desc` gives it, else under the words for its ranks.
+    """
     original = c10d._new_process_group_helper
 
     @functools.wraps(original)
@@ -39,8 +48,42 @@ def meter_every_group(recorder: Recorder) -> None:
         return dist.get_world_size() if dist.is_initialized() else default
 
     c10d._new_process_group_helper = helper
+    _name_mesh_axes(recorder)
     if torch.cuda.is_available():
         coalesce_metered_p2p()
+
+
+def _name_mesh_axes(recorder: Recorder) -> None:
+    """A mesh axis as large as the world takes the default group, which had no name yet: let it have the axis's."""
+    make, make_from = DeviceMesh.__init__, DeviceMesh.from_group
+
+    def name(mesh: DeviceMesh) -> None:
+        for axis, group in zip(mesh.mesh_dim_names or (), getattr(mesh, "_dim_group_names", ()), strict=False):
+            if recorder.axis_of(group) == "world":
+                recorder.name_group(group, printable(axis))
+
+    @functools.wraps(make)
+    def init(self: DeviceMesh, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        name(self)
+
+    @functools.wraps(make_from)
+    def from_group(*args: Any, **kwargs: Any) -> DeviceMesh:
+        mesh = make_from(*args, **kwargs)
+        name(mesh)
+        return mesh
+
+    DeviceMesh.__init__ = init  # type: ignore[method-assign]
+    DeviceMesh.from_group = staticmethod(from_group)  # type: ignore[method-assign,assignment]
+
+
+def given_name(description: str) -> str:
+    """The name somebody gave a group, for a table; empty when nobody did."""
+    return "" if UNNAMED.fullmatch(description) else printable(description.removeprefix("mesh_"))
+
+
+def printable(name: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in name[:MAX_NAME])
 
 
 def words_for(ranks: list[int], world_size: int) -> str:
@@ -68,6 +111,5 @@ def _swap(native: Any, recorder: Recorder, devices: list[torch.device], words: s
         groups[:] = [metered if group is native else group for group in groups]
     _unregister_process_group(name)
     _register_process_group(name, metered)
-    if name not in recorder.labelled:  # a device mesh's axis has named itself
-        recorder.name_group(name, words)
+    recorder.name_group(name, given_name(native.group_desc) or words)
     return metered

@@ -126,11 +126,6 @@ class Recorder:
         known = set(self._axes.values())
         self._axes[group_name] = words if words in known or len(known) < MAX_NAMES else OTHER_GROUPS
 
-    @property
-    def labelled(self) -> frozenset[str]:
-        """Names of the groups that have a label."""
-        return frozenset(self._axes)
-
     def axis_of(self, group_name: str) -> Label:
         """What a group is counted under; "world" until it is labelled."""
         return self._axes.get(group_name, "world")

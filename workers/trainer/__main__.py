@@ -16,9 +16,10 @@ from planner.parse import parse_spec
 from planner.spec import JobSpec, SpecError
 from workers.checkpoint.job import JobCheckpoints, Place, place_of
 from workers.meter import Exporter, Recorder, metered_backend
+from workers.meter.ending import end_as, fail
 from workers.trainer.allocator import return_large_tensors
 from workers.trainer.data import corpus_of
-from workers.trainer.errors import UserError
+from workers.trainer.errors import DivergedError, UserError
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
 from workers.trainer.parallelize import parallelize
@@ -47,9 +48,9 @@ def main() -> int:
             if exporter is not None:
                 exporter.close()
     except (UserError, SpecError) as error:
-        sys.stderr.write(f"error: {error}\n")  # one write, as below
-        sys.stderr.flush()
-        return 2
+        return fail(str(error), 2)
+    except DivergedError as error:
+        return fail(str(error), 1)
     return 0
 
 
@@ -119,7 +120,4 @@ def _device(spec: JobSpec) -> torch.device:
 
 
 if __name__ == "__main__":
-    # A plain sys.exit would wait for gloo's threads of a broken group.
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)
+    end_as(main)

@@ -1,8 +1,12 @@
-"""Mistakes of the person who asked, told in one line and exit code 2."""
+"""What ends a run that is told in one line: a mistake of the person who asked (exit code 2), training that diverged."""
 
 
 class UserError(Exception):
     """Something the user can mend: a missing file, too little data, a token outside the vocabulary."""
+
+
+class DivergedError(Exception):
+    """A loss or gradient norm is not finite any more. Raised on every rank in the same place."""
 
 
 def brief(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry import EvalItem, Item, Phase, PhaseItem, StepItem, VerdictItem
-from planner.spec import JobSpec
+from planner.spec import JobSpec, TrainSpec
 from workers.meter.recorder import Recorder
 from workers.trainer.data import Corpus, Tokens
+from workers.trainer.errors import DivergedError
 from workers.trainer.mesh import Mesh
 from workers.trainer.model import Decoder
 from workers.trainer.optimizer import (
@@ -36,6 +38,12 @@ class StepResult:
 
     loss: float
     grad_norm: float
+
+    @property
+    def not_finite(self) -> str:
+        """What of it is no number, in words; empty where all is."""
+        named = (("loss", self.loss), ("gradient norm", self.grad_norm))
+        return " and ".join(f"{name} is {value}" for name, value in named if not math.isfinite(value))
 
 
 class Trainer:
@@ -175,13 +183,17 @@ def train(trainer: Trainer, send: Send, say: Callable[[str], None], done: int = 
         if rank == 0:
             speed = trainer.tokens / elapsed
             say(f"step {index + 1}/{steps} loss {result.loss:.4f} norm {result.grad_norm:.3f} {speed:,.0f} tokens/s")
+        _stop_if(result.not_finite, index, spec.train)
         if _is_due(index + 1, spec.train.eval_every, steps):
             enter("eval")
             loss = trainer.evaluate()
             received["eval"] += trainer.received_rows()
             if rank == 0:
-                send(EvalItem(kind="eval", rank=rank, time=time.time(), step=index + 1, loss=loss))
                 say(f"step {index + 1}/{steps} validation loss {loss:.4f}")
+            if not math.isfinite(loss):
+                _stop_if(f"validation loss is {loss}", index, spec.train)
+            elif rank == 0:
+                send(EvalItem(kind="eval", rank=rank, time=time.time(), step=index + 1, loss=loss))
             enter("step")
         if save is not None and _is_due(index + 1, spec.train.checkpoint_every, steps):
             save(index + 1)
@@ -194,6 +206,15 @@ def train(trainer: Trainer, send: Send, say: Callable[[str], None], done: int = 
     say(f"fidelity: measured {total:,} B, predicted minus measured {wrong_bytes:,} B, {wrong_calls} calls")
 
 
+def _stop_if(not_finite: str, index: int, train: TrainSpec) -> None:
+    """End the run unless it is to go on with what is no number. All ranks know the same sums: all end, or none."""
+    if not not_finite or train.on_not_finite == "continue":
+        return
+    rate = f"learning rate {train.learning_rate:g} ({learning_rate(index, train):.3g} at this step)"
+    clip = f"gradient clip {train.grad_clip:g}" if train.grad_clip else "gradient clip off"
+    raise DivergedError(f"{not_finite} at step {index + 1}; {rate}, {clip}, precision {train.precision}")
+
+
 def _is_due(step: int, every: int, steps: int) -> bool:
     """Whether something done `every` so many steps, and after the last, comes after this one."""
     return bool(every) and (step % every == 0 or step == steps)
@@ -201,7 +222,7 @@ def _is_due(step: int, every: int, steps: int) -> bool:
 
 def _step_item(trainer: Trainer, index: int, ran: int, result: StepResult, elapsed: float) -> StepItem:
     spec = trainer.spec
-    return StepItem(
+    item = StepItem(
         kind="step",
         rank=trainer.mesh.rank,
         time=time.time(),
@@ -210,8 +231,15 @@ def _step_item(trainer: Trainer, index: int, ran: int, result: StepResult, elaps
         steps=spec.train.steps,
         step_s=elapsed,
         tokens=trainer.tokens,
-        loss=result.loss,
-        grad_norm=result.grad_norm,
+        loss=_number(result.loss),
+        grad_norm=_number(result.grad_norm),
         learning_rate=learning_rate(index, spec.train),
         cells=trainer.recorder.cells("step"),
     )
+    if result.not_finite:
+        item["not_finite"] = result.not_finite
+    return item
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -34,22 +34,29 @@ def make_spec(layout: dict[str, Any], arch: str = "gpt", **train: Any) -> JobSpe
     return parse_spec({"model": SIZES[arch], "layout": layout, "train": settings | train})
 
 
-def run(spec: JobSpec, root: Path, job: str = "job", attempt: int = 1) -> Ran:
-    """Run a job under torchrun with checkpoints below `root`."""
+def run(
+    spec: JobSpec,
+    root: Path,
+    job: str = "job",
+    attempt: int = 1,
+    module: str = "tests.workers.checkpoint.rank",
+    **variables: str,
+) -> Ran:
+    """Run a job under torchrun with checkpoints below `root`. `variables` are set in its environment."""
     (root.parent / "data").mkdir(exist_ok=True)
     folder = root.parent / f"run-{job}-{attempt}-{len(list(root.parent.glob('run-*')))}"
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text(spec.model_dump_json())
     world = spec.layout.world_size
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    program = ["-m", "tests.workers.checkpoint.rank", str(folder), str(root), job, str(attempt)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **variables}
+    program = ["-m", module, str(folder), str(root), job, str(attempt)]
     if world == 1:  # needs nobody to gather the ranks
         environment |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         argv = [sys.executable, *program]
     else:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
         argv = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *program]
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr[-6000:]
     said = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
     losses = {item["step"]: item["loss"] for item in said[0]["items"] if item["kind"] == "step"}

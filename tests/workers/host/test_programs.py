@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from torch.distributed.run import parse_args
 
 from contracts.control import VERSION, LaunchOrder
 from planner.spec import JobKind
-from workers.host.attempts import AttemptDir, claim
-from workers.host.programs import PROGRAMS, program_of, rank_command
+from workers.host.attempts import AttemptDir
+from workers.host.claims import claim
+from workers.host.launch import read_options
+from workers.host.programs import PROGRAMS, launch_command, program_of, rank_command
 from workers.host.settings import HostSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,13 +59,13 @@ def hostile(kind: str, text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", get_args(JobKind))
 def test_no_text_of_the_users_is_in_an_argv(tmp_path: Path, kind: JobKind) -> None:
     order, attempt = claimed(tmp_path, hostile(kind, "USERS-TEXT"))
-    command = rank_command(order, attempt, settings(tmp_path), "/run/telemetry")
+    command = launch_command(order, attempt, settings(tmp_path), "/run/telemetry", tmp_path / "failure.json")
     assert not [word for word in command if "USERS-TEXT" in word]
-    assert all(word.startswith("--") and "=" in word for word in command[2:])
-    read = parse_args(["--nproc-per-node", "2", *command])
-    assert (read.module, read.training_script) == (True, PROGRAMS[kind].module(settings(tmp_path)))
-    assert read.training_script_args == command[2:]
-    assert "--job=-m" in command
+    assert command[:3] == [sys.executable, "-m", "workers.host.launch"]
+    read = read_options(command[3:])
+    assert (read.module, read.ranks, read.name) == (PROGRAMS[kind].module(settings(tmp_path)), 2, "-m")
+    assert all(word.startswith("--") and "=" in word for word in read.arguments)
+    assert "--job=-m" in read.arguments
 
 
 def test_each_kind_has_its_program_and_a_job_without_one_trains() -> None:
@@ -77,28 +78,50 @@ def test_each_kind_has_its_program_and_a_job_without_one_trains() -> None:
     assert program_of(plain) is PROGRAMS["train"]
 
 
-def start(folder: Path, path: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def start(folder: Path, arguments: list[str], **script: str) -> subprocess.CompletedProcess[str]:
     """One rank of a script job, as torchrun starts it."""
-    spec = {"kind": "script", "script": {"path": path, "args": arguments}}
+    spec = {"kind": "script", "script": {**script, "args": arguments}}
     order, attempt = claimed(folder, spec)
     command = rank_command(order, attempt, settings(folder), str(folder / "nobody-listens"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1"}
-    argv = [sys.executable, "-u", *command]
+    argv = [sys.executable, "-u", "-m", *command]
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_a_path_that_looks_like_an_option_is_a_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "outside.py").write_text("print('I RAN')\n")
-    ran = start(tmp_path, "--root=/", [str(tmp_path / "outside.py"), "outside.py"])
+    ran = start(tmp_path, [str(tmp_path / "outside.py"), "outside.py"], path="--root=/")
     assert ran.returncode == 2
     assert "I RAN" not in ran.stdout
     assert "script.path: there is no '--root=/' below the script root" in ran.stderr
 
 
-def test_arguments_reach_the_script_as_they_were_written(tmp_path: Path) -> None:
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/-m").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
-    ran = start(tmp_path, "-m", OPTIONS)
+TELLS = "import json, os, sys\nfrom {own} import WORD\nprint(json.dumps([WORD, __file__, os.getcwd(), sys.argv[1:]]))\n"
+
+
+def test_a_script_runs_in_its_own_folder_with_its_arguments_as_they_were_written(tmp_path: Path) -> None:
+    own = tmp_path / "scripts/own"
+    own.mkdir(parents=True)
+    (own / "beside.py").write_text("WORD = 'beside'\n")
+    (own / "-m").write_text(TELLS.format(own="beside"))
+    ran = start(tmp_path, OPTIONS, path="own/-m")
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == OPTIONS
+    assert json.loads(ran.stdout) == ["beside", str(own / "-m"), str(own), OPTIONS]
+
+
+def test_a_module_runs_in_the_directory_asked_for(tmp_path: Path) -> None:
+    package = tmp_path / "scripts/package"
+    package.mkdir(parents=True)
+    (tmp_path / "scripts/data").mkdir()
+    (package / "__init__.py").touch()
+    (package / "beside.py").write_text("WORD = 'relative'\n")
+    (package / "train.py").write_text(TELLS.format(own=".beside"))
+    ran = start(tmp_path, ["--lr", "1"], module="package.train", cwd="data")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == [
+        "relative",
+        str(package / "train.py"),
+        str(tmp_path / "scripts/data"),
+        ["--lr", "1"],
+    ]

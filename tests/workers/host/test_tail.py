@@ -1,20 +1,32 @@
-"""Logs arrive line by line, bounded, with what is left out counted."""
+"""Logs arrive line by line, bounded, with what is left out counted; nothing but a log is read as one."""
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
-from workers.host.supervisor.tail import BITE_BYTES, LAUNCHER, LINE_CHARS, LogTail
+import pytest
+
+from contracts.telemetry import LogItem
+from workers.host.supervisor.logfile import cap
+from workers.host.supervisor.tail import BITE_BYTES, COUNTED_BYTES, LAUNCHER, LINE_CHARS, LogTail
+
+MEBI = 2**20
 
 
-def rank_log(folder: Path, rank: int) -> Path:
-    path = folder / "none_abc" / "attempt_0" / str(rank) / "stdout.log"
-    path.parent.mkdir(parents=True)
+def tail_of(folder: Path, log_bytes: int = 64 * MEBI) -> LogTail:
+    return LogTail(folder, 4, log_bytes, frozenset({os.geteuid()}))
+
+
+def rank_log(folder: Path, rank: int, name: str = "stdout.log") -> Path:
+    path = folder / "none_abc" / "attempt_0" / str(rank) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def test_only_complete_lines_are_told_and_the_rest_at_the_end(tmp_path: Path) -> None:
-    path, tail = rank_log(tmp_path, 3), LogTail(tmp_path)
+    path, tail = rank_log(tmp_path, 3), tail_of(tmp_path)
     path.write_bytes(b"one\ntw")
     assert [(i["rank"], i["first"], i["lines"]) for i in tail.read()] == [(3, 0, ["one"])]
     assert tail.read() == []
@@ -27,16 +39,129 @@ def test_only_complete_lines_are_told_and_the_rest_at_the_end(tmp_path: Path) ->
 
 def test_bytes_that_are_no_text_do_not_stop_the_tail_and_long_lines_are_cut(tmp_path: Path) -> None:
     (tmp_path / "launcher.log").write_bytes(b"\xff\x00ok\n" + b"y" * 100_000 + b"\n")
-    (item,) = LogTail(tmp_path).read()
+    (item,) = tail_of(tmp_path).read()
     assert item["rank"] == LAUNCHER
     assert item["lines"] == ["\ufffd\ufffdok", "y" * LINE_CHARS]
 
 
 def test_a_flood_is_skipped_and_every_line_of_it_counted(tmp_path: Path) -> None:
-    path, tail = rank_log(tmp_path, 0), LogTail(tmp_path)
+    path, tail = rank_log(tmp_path, 0), tail_of(tmp_path)
     lines = 5 * BITE_BYTES // 8
     path.write_text("".join(f"{number:07d}\n" for number in range(lines)))
     (item,) = tail.read()
     assert item["skipped"] + len(item["lines"]) == lines
     assert item["first"] == item["skipped"] == int(item["lines"][0])
     assert sum(len(line) + 1 for line in item["lines"]) <= BITE_BYTES
+
+
+def test_a_sparse_log_of_terabytes_is_passed_over_and_its_bytes_are_told(tmp_path: Path) -> None:
+    path, tail = rank_log(tmp_path, 0), tail_of(tmp_path)
+    path.write_text("before\n")
+    assert tail.read()[0]["lines"] == ["before"]
+    with path.open("r+b") as out:
+        out.truncate(4 * 2**40)
+        out.seek(0, os.SEEK_END)
+        out.write(b"\nafter\n")
+    started = time.monotonic()
+    (item,) = tail.read()
+    assert time.monotonic() - started < 2
+    unseen = path.stat().st_size - len("before\n") - BITE_BYTES - COUNTED_BYTES
+    assert item["lines"][0] == f"[{unseen:,} bytes of this log are not shown, nor are their lines counted]"
+    assert item["lines"][-1] == "after"
+
+
+def fifo(path: Path, secret: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(path: Path, secret: Path) -> None:
+    path.symlink_to(secret)
+
+
+def hard_link(path: Path, secret: Path) -> None:
+    path.hardlink_to(secret)
+
+
+def folder(path: Path, secret: Path) -> None:
+    path.mkdir()
+
+
+def linked_folder(path: Path, secret: Path) -> None:
+    path.parent.rmdir()
+    path.parent.symlink_to(secret.parent)
+
+
+def linked_run(path: Path, secret: Path) -> None:
+    path.parent.rmdir()
+    path.parent.parent.rmdir()
+    path.parent.parent.symlink_to(secret.parent.parent)
+
+
+@pytest.mark.parametrize("make", [fifo, link, hard_link, folder, linked_folder, linked_run])
+def test_only_a_plain_file_of_the_jobs_own_is_a_log(tmp_path: Path, make: object) -> None:
+    """A FIFO once blocked the supervisor for ever, and a link showed any file as a rank's log."""
+    assert callable(make)
+    secret = rank_log(tmp_path / "elsewhere", 0)
+    secret.write_text("secret\n")
+    logs = tmp_path / "logs"
+    path = rank_log(logs, 0)
+    make(path, secret)
+    rank_log(logs, 1, "stderr.log").write_text("mine\n")
+    items = tail_of(logs).read(final=True)
+    assert [(item["rank"], item["lines"]) for item in items] in ([(1, ["mine"])], [])
+    assert make is linked_run or items != []
+
+
+def test_a_file_of_another_user_is_no_log(tmp_path: Path) -> None:
+    rank_log(tmp_path, 0).write_text("secret\n")
+    assert LogTail(tmp_path, 4, MEBI, frozenset({os.geteuid() + 1})).read() == []
+
+
+def test_files_that_torchrun_was_not_told_of_are_no_logs(tmp_path: Path) -> None:
+    rank_log(tmp_path, 0).write_text("mine\n")
+    for path in (rank_log(tmp_path, 4), rank_log(tmp_path, 0, "other.log"), tmp_path / "another.log"):
+        path.write_text("not mine\n")
+    second = tmp_path / "other_run" / "attempt_0" / "0"
+    second.mkdir(parents=True)
+    (second / "stdout.log").write_text("not mine\n")
+    os.utime(tmp_path / "other_run")
+    assert [item["lines"] for item in tail_of(tmp_path).read()] == [["mine"]]
+
+
+def test_a_log_on_disk_keeps_its_start_and_its_end_while_it_is_written(tmp_path: Path) -> None:
+    path, tail = rank_log(tmp_path, 0), tail_of(tmp_path, log_bytes=4 * MEBI)
+    written = 0
+    told: list[LogItem] = []
+    with path.open("wb") as rank:  # as torchrun opens it: not for appending, so the place to write never moves
+        for _ in range(64):
+            rank.write(b"".join(b"%07d\n" % (number) for number in range(written, written + 65536)))
+            rank.flush()
+            written += 65536
+            told += tail.read()
+            assert path.stat().st_blocks * 512 <= 5 * MEBI
+    assert path.stat().st_size == written * 8
+    assert path.stat().st_blocks * 512 <= 4 * MEBI + 8192
+    body = path.read_bytes()
+    assert body.startswith(b"0000000\n0000001\n")
+    assert body.endswith(b"%07d\n" % (written - 1))
+    assert b" bytes from here were cut: a log keeps 4,194,304 on disk]" in body[: 2 * MEBI]
+    assert sum(len(item["lines"]) + item.get("skipped", 0) for item in told) == written
+
+
+def test_a_file_system_without_holes_loses_what_was_written_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoHoles:
+        @staticmethod
+        def fallocate(*_: object) -> int:
+            return -1
+
+    monkeypatch.setattr("workers.host.supervisor.logfile._libc", NoHoles)
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 3 * MEBI)
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        cap(descriptor, MEBI)
+    finally:
+        os.close(descriptor)
+    assert path.read_bytes() == b"\n[3,145,728 bytes from here were cut: a log keeps 1,048,576 on disk]\n"

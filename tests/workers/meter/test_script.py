@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
 
-from workers.meter.intercept import words_for
+from workers.meter.__main__ import count_steps
+from workers.meter.intercept import given_name, words_for
 from workers.meter.recorder import MAX_NAMES, OTHER_GROUPS, Recorder
 
 HERE = Path(__file__).parent
@@ -63,6 +65,54 @@ def test_an_fsdp2_script_is_counted_by_the_axes_of_its_mesh() -> None:
     assert not [key for key in told if key[1] == "tp"], "nothing was sent over the other axis"
 
 
+def test_names_sparse_gradients_and_two_optimisers_are_what_the_script_means() -> None:
+    ran = launch(2, str(HERE / "scripts/named.py"))
+    assert ran.returncode == 0, ran.stderr
+    assert f"file {HERE / 'scripts/named.py'}" in ran.stdout
+    assert "rank 0 after 3 optimiser steps" in ran.stderr, "two optimisers take one step together"
+    told = counted(ran.stderr)
+    assert told["setup", "tp", "all_reduce"] == (2, 2 * 8)
+    sparse = 3 * 8 + 3 * 4 * 4  # indices and values of the rows that were looked up
+    assert told["step", "my pair", "all_reduce"] == (2, 2 * sparse)
+    assert not [key for key in told if key[1] == "world"]
+
+
+@pytest.mark.parametrize(
+    ("description", "name"),
+    [
+        ("mesh_tp", "tp"),
+        ("mesh_own axis", "own axis"),
+        ("mesh_dim_0", ""),
+        ("mesh_default", ""),
+        ("undefined", ""),
+        ("default_pg", ""),
+        ("", ""),
+        ("a\0b\n" + "x" * 100, "a?b?" + "x" * 56),
+    ],
+)
+def test_a_group_goes_by_the_name_it_was_given(description: str, name: str) -> None:
+    assert given_name(description) == name
+
+
+def test_a_step_is_counted_once_however_many_optimisers_take_it() -> None:
+    recorder = Recorder(0)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    hook = count_steps(recorder)
+    try:
+        first, second = (torch.optim.SGD([parameter], lr=0.1) for _ in range(2))
+        for optimizer in (first, second, first, second):
+            optimizer.step()
+        assert recorder.step == 2
+        first.step()
+        first.step()
+        assert recorder.step == 4, "one that steps twice makes two"
+        del first, second, optimizer
+        torch.optim.SGD([parameter], lr=0.1).step()
+        assert recorder.step == 5, "a new one goes on where the old ones are gone"
+    finally:
+        hook.remove()
+
+
 def test_groups_go_by_their_ranks_and_exit_codes_stay_the_scripts_own() -> None:
     ran = launch(4, str(HERE / "scripts/groups.py"))
     assert ran.returncode == 0, ran.stderr
@@ -111,6 +161,10 @@ def test_a_script_with_thousands_of_groups_does_not_fill_the_page() -> None:
 
 def test_torch_enters_a_group_where_it_is_swapped() -> None:
     assert torch.__version__.split("+")[0] == "2.13.0", "check workers.meter.intercept against the new torch"
+    made = inspect.getsource(DeviceMesh)
+    assert "_dim_group_names = self._init_process_groups(" in made
+    assert "device_mesh._dim_group_names = [group.group_name for group in groups]" in made
+    assert 'group_desc = f"mesh_{dim_name}"' in made
     entered = inspect.getsource(c10d._register_pg_in_world)
     places = ("pg_map", "pg_names", "pg_backend_config", "_register_process_group", "tags_to_pg", "pg_to_tag")
     assert all(f"_world.{place}" in entered or f"{place}(" in entered for place in places)

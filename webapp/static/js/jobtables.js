@@ -14,7 +14,7 @@ function axisCell(axis) {
 export function showCollectives(body, state, phases) {
   const rows = collectiveRows([...state.ranks.values()].map((rank) => [...rank.cells.values()]), phases);
   if (rows.length === 0) {
-    body.replaceChildren(emptyRow(8, "No collective yet."));
+    body.replaceChildren(emptyRow(8, "No collective so far."));
     return;
   }
   body.replaceChildren(

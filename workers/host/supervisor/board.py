@@ -1,175 +1,242 @@
-"""What the ranks said: waiting to be sent, and summed up for the exit report."""
+"""What waits to be sent to Redis, in bounded bytes; what had to go is counted."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from contracts.control import LossPoint, Summary
-from contracts.telemetry import (
-    VERSION,
-    Batch,
-    Cell,
-    CheckpointItem,
-    DryRunItem,
-    EvalItem,
-    GapItem,
-    Item,
-    StepItem,
-    TrafficItem,
-    VerdictRow,
-)
+import msgpack
 
-MAX_WAITING = 20_000
-MAX_LOG_CHARS = 32 * 2**20  # of all log items that wait
-MAX_POINTS = 500
-MAX_CHECKPOINTS = 100
-SPEED_STEPS = 20
+from contracts.codec import BATCH_BYTES
+from contracts.telemetry import Cell, GapItem, Item, LogItem, TrafficItem
+from workers.host.supervisor.tally import MAX_CELLS, CellKey, cell_key
 
-CellKey = tuple[str, str, str, int]
+MAX_WAITING = 20_000  # items that are no logs
+WAITING_BYTES = 16 * 2**20  # of these
+LOG_BYTES = 4 * 2**20  # of log lines that wait
+LATE_LOG_BYTES = 256 * 2**10  # of these, once they come faster than they may be sent
+SEGMENT_BYTES = 32 * 2**10  # of log lines in one item
+ENVELOPE_BYTES = 1024  # of a batch around its items, with a gap
+MOST_BYTES = BATCH_BYTES - ENVELOPE_BYTES  # of one item
+
+NOT_SHOWN = ("profile", "lab")  # for the exit report, not for the page
+
+
+class Sized(NamedTuple):
+    """An item and its bytes as msgpack."""
+
+    item: Item
+    size: int
+
+
+class Lane:
+    """Log items of one rank, oldest first, and their bytes."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[LogItem, int]] = deque()
+        self.size = 0
+
+    def append(self, item: LogItem, size: int) -> None:
+        self.waiting.append((item, size))
+        self.size += size
+
+    def append_left(self, item: LogItem, size: int) -> None:
+        self.waiting.appendleft((item, size))
+        self.size += size
+
+    def pop(self) -> tuple[LogItem, int]:
+        item, size = self.waiting.popleft()
+        self.size -= size
+        return item, size
+
+
+class Load(NamedTuple):
+    """Items on their way, and their bytes."""
+
+    items: list[Item]
+    size: int
+    log_size: int
 
 
 class Board:
-    """Collects items of all ranks between two batches.
+    """Three lanes. Traffic cells are cumulative: a newer one replaces an older one, so they are thinned and nothing
+    is lost. Log lines wait by rank; the oldest go first and are counted as `skipped`. Everything else waits in order;
+    the oldest go first and are counted as a gap."""
 
-    Cells are cumulative, so a newer one replaces an older one: while Redis is away traffic is thinned and nothing is
-    lost. Other items wait, up to MAX_WAITING and MAX_LOG_CHARS; the oldest are dropped and counted as
-    a gap.
-    """
-
-    def __init__(self, job: str, attempt: int) -> None:
-        self._job, self._attempt = job, attempt
-        self._waiting: deque[Item] = deque()
-        self._log_chars = 0
+    def __init__(self) -> None:
+        self._others: deque[Sized] = deque()
+        self._others_bytes = 0
         self._lost = 0
+        self._logs: dict[int, Lane] = {}
+        self._log_bytes = 0
+        self._skipped: dict[int, int] = {}  # lines dropped with none of their rank waiting behind them
         self._traffic: dict[int, dict[CellKey, Cell]] = {}
         self._dropped: dict[int, int] = {}
-        self._cells: dict[int, dict[CellKey, Cell]] = {}
-        self._losses: list[LossPoint] = []
-        self._stride = 1
-        self._eval_losses: list[LossPoint] = []
-        self._verdict: dict[str, list[VerdictRow]] = {}
-        self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
-        self.dry_runs: list[DryRunItem] = []
-        self.profile: dict[str, Any] | None = None
-        self.lab: dict[str, Any] | None = None
-        self._speeds: deque[float] = deque(maxlen=SPEED_STEPS)
-        self.steps = self._ran = 0
-        self.training = False
 
     def add(self, item: Item) -> None:
-        """Take one item from a rank, or a log item."""
+        """Take one checked item."""
         if item["kind"] == "traffic":
-            self._add_traffic(item)
-            return
-        if item["kind"] == "step":
-            self._add_step(item)
-        elif item["kind"] == "eval":
-            self._eval_losses.append(_point(item))
-        elif item["kind"] == "phase":
-            self.training = self.training or item["phase"] == "step"
-        elif item["kind"] == "profile":
-            self.profile = item["profile"]
-            return  # for the exit report, not for the page
-        elif item["kind"] == "lab":
-            self.lab = item["result"]
-            return
-        elif item["kind"] == "checkpoint":
-            self._checkpoints.append(item)
-        elif item["kind"] == "dry_run":
-            self.dry_runs.append(item)
-        elif item["kind"] == "verdict":
-            self._verdict[str(item["rank"])] = item["rows"]
-        self._waiting.append(item)
-        self._log_chars += _log_chars(item)
-        self._drop_oldest()
+            self._dropped[item["rank"]] = item["dropped"]
+            self._add_cells(item["rank"], item["cells"])
+        elif item["kind"] == "log":
+            for segment in _segments(item):
+                self._append_log(segment)
+            self._drop_logs(LOG_BYTES)
+        elif item["kind"] not in NOT_SHOWN:
+            size = _size(item)
+            if size > MOST_BYTES:
+                self._lost += 1
+                return
+            self._others.append(Sized(item, size))
+            self._others_bytes += size
+            self._drop_others()
 
-    def _drop_oldest(self) -> None:
-        while len(self._waiting) > MAX_WAITING or self._log_chars > MAX_LOG_CHARS:
-            self._log_chars -= _log_chars(self._waiting.popleft())
-            self._lost += 1
+    def lose(self, count: int) -> None:
+        """Something was refused before it got here."""
+        self._lost += count
 
-    def _add_traffic(self, item: TrafficItem) -> None:
-        for cell in item["cells"]:
-            key = (cell["phase"], cell["op"], cell["axis"], cell["group_size"])
-            self._traffic.setdefault(item["rank"], {})[key] = cell
-            self._cells.setdefault(item["rank"], {})[key] = cell
-        self._dropped[item["rank"]] = item["dropped"]
-
-    def _add_step(self, item: StepItem) -> None:
-        if item["rank"] != 0:
-            return
-        self.steps, self._ran = item["step"], item["ran"]
-        self._speeds.append(item["tokens"] / item["step_s"])
-        if item["loss"] is not None and item["step"] % self._stride == 0:
-            self._losses.append(LossPoint(step=item["step"], loss=item["loss"], time=item["time"]))
-        if len(self._losses) > MAX_POINTS:
-            self._losses = self._losses[1::2]
-            self._stride *= 2
-
-    def take(self) -> Batch | None:
-        """Everything waiting as one batch, None when nothing is. Hand it back with `give_back` if it was not sent."""
+    def take(self, room: int, log_room: int) -> Load | None:
+        """What fits into `room` bytes, of which logs have `log_room`; None when nothing does or nothing waits. Hand
+        it back with `give_back` if it was not sent."""
+        if room < ENVELOPE_BYTES:
+            return None
         now = time.time()
         items: list[Item] = []
+        left = room - ENVELOPE_BYTES
         if self._lost:
             items.append(GapItem(kind="gap", time=now, items=self._lost))
-        items += self._waiting
-        for rank, cells in sorted(self._traffic.items()):
-            dropped = self._dropped.get(rank, 0)
-            items.append(TrafficItem(kind="traffic", rank=rank, time=now, cells=list(cells.values()), dropped=dropped))
-        self._waiting.clear()
-        self._log_chars = 0
-        self._traffic.clear()
-        self._lost = 0
+            self._lost = 0
+        while self._others and self._others[0].size <= left:
+            item, size = self._others.popleft()
+            self._others_bytes -= size
+            left -= size
+            items.append(item)
+        for rank in sorted(self._traffic):
+            cells, size = self._take_cells(rank, left)
+            left -= size
+            if cells:
+                dropped = self._dropped.get(rank, 0)
+                items.append(TrafficItem(kind="traffic", rank=rank, time=now, cells=cells, dropped=dropped))
+        logs, log_size = self._take_logs(min(left, log_room))
+        items += logs
         if not items:
             return None
-        return Batch(v=VERSION, job=self._job, attempt=self._attempt, time=now, items=items)
+        return Load(items, room - left + log_size, log_size)
 
-    def give_back(self, batch: Batch) -> None:
-        """The batch could not be sent: its items wait again, before those that came since."""
-        newer = list(self._waiting)
-        self._waiting.clear()
-        for item in batch["items"]:
+    def give_back(self, load: Load) -> None:
+        """It could not be sent: it waits again, before what came since."""
+        for item in reversed(load.items):
             if item["kind"] == "gap":
                 self._lost += item["items"]
             elif item["kind"] == "traffic":
-                for cell in item["cells"]:
-                    key = (cell["phase"], cell["op"], cell["axis"], cell["group_size"])
-                    self._traffic.setdefault(item["rank"], {}).setdefault(key, cell)
+                newer = self._traffic.get(item["rank"], {})
+                self._traffic[item["rank"]] = {cell_key(cell): cell for cell in item["cells"]} | newer
+            elif item["kind"] == "log":
+                size = _size(item)
+                self._logs.setdefault(item["rank"], Lane()).append_left(item, size)
+                self._log_bytes += size
             else:
-                self._waiting.append(item)
-                self._log_chars += _log_chars(item)
-        self._waiting.extend(newer)
-        self._drop_oldest()
+                size = _size(item)
+                self._others.appendleft(Sized(item, size))
+                self._others_bytes += size
+        self._drop_others()
+        self._drop_logs(LOG_BYTES)
 
-    def summary(self) -> Summary:
-        """What stays with the job when the stream is gone."""
-        speed = sum(self._speeds) / len(self._speeds) if self._speeds else None
-        summary = Summary(
-            steps=self.steps,
-            tokens_per_s=speed,
-            losses=self._losses,
-            eval_losses=self._eval_losses,
-            cells={str(rank): list(cells.values()) for rank, cells in sorted(self._cells.items())},
-            verdict=self._verdict,
-        )
-        if self._ran != self.steps:
-            summary["ran_steps"] = self._ran
-        if self._checkpoints:
-            summary["checkpoints"] = list(self._checkpoints)
-        if self.dry_runs:
-            summary["dry_runs"] = self.dry_runs
-        if self.profile is not None:
-            summary["profile"] = self.profile
-        if self.lab is not None:
-            summary["lab"] = self.lab
-        return summary
+    def thin_logs(self) -> None:
+        """Lines come faster than they may be sent: keep the newest, so that what is shown is not long past."""
+        self._drop_logs(LATE_LOG_BYTES)
+
+    def _drop_others(self) -> None:
+        while len(self._others) > MAX_WAITING or self._others_bytes > WAITING_BYTES:
+            self._others_bytes -= self._others.popleft().size
+            self._lost += 1
+
+    def _add_cells(self, rank: int, cells: Iterable[Cell]) -> None:
+        held = self._traffic.setdefault(rank, {})
+        for cell in cells:
+            if len(held) < MAX_CELLS or cell_key(cell) in held:
+                held[cell_key(cell)] = cell
+            else:
+                self._lost += 1
+
+    def _take_cells(self, rank: int, room: int) -> tuple[list[Cell], int]:
+        held = self._traffic[rank]
+        taken: list[Cell] = []
+        size = 64  # of the item around them
+        for key in list(held):
+            cell_size = _size(held[key])
+            if size + cell_size > room:
+                return taken, size if taken else 0
+            size += cell_size
+            taken.append(held.pop(key))
+        del self._traffic[rank]
+        return taken, size
+
+    def _append_log(self, segment: LogItem) -> None:
+        skipped = self._skipped.pop(segment["rank"], 0)
+        if skipped:
+            segment["skipped"] = segment.get("skipped", 0) + skipped
+        size = _size(segment)
+        self._logs.setdefault(segment["rank"], Lane()).append(segment, size)
+        self._log_bytes += size
+
+    def _drop_logs(self, most: int) -> None:
+        """The rank with most lines waiting loses its oldest."""
+        while self._log_bytes > most:
+            rank, lane = max(self._logs.items(), key=lambda entry: entry[1].size)
+            segment, size = lane.pop()
+            self._log_bytes -= size
+            skipped = len(segment["lines"]) + segment.get("skipped", 0)
+            if lane.waiting:
+                oldest = lane.waiting[0][0]
+                oldest["skipped"] = oldest.get("skipped", 0) + skipped
+            else:
+                self._skipped[rank] = skipped
+                del self._logs[rank]
+
+    def _take_logs(self, room: int) -> tuple[list[LogItem], int]:
+        """Of each rank in turn, so that a loud one does not silence the others."""
+        taken: list[LogItem] = []
+        used, some = 0, True
+        while some:
+            some = False
+            for rank in sorted(self._logs):
+                lane = self._logs[rank]
+                if used + lane.waiting[0][1] > room:
+                    continue
+                segment, size = lane.pop()
+                if not lane.waiting:
+                    del self._logs[rank]
+                used += size
+                taken.append(segment)
+                some = True
+        self._log_bytes -= used
+        return taken, used
 
 
-def _point(item: EvalItem) -> LossPoint:
-    return LossPoint(step=item["step"], loss=item["loss"], time=item["time"])
+def _segments(item: LogItem) -> Iterator[LogItem]:
+    """The item in pieces of SEGMENT_BYTES; what was skipped stands before the first."""
+    first, lines, size = item["first"], list[str](), 0
+    skipped = item.get("skipped", 0)
+    for line in item["lines"]:
+        line_size = len(line.encode()) + 5
+        if lines and size + line_size > SEGMENT_BYTES:
+            yield _segment(item, first, lines, skipped)
+            first, lines, size, skipped = first + len(lines), [], 0, 0
+        lines.append(line)
+        size += line_size
+    if lines or skipped:
+        yield _segment(item, first, lines, skipped)
 
 
-def _log_chars(item: Item) -> int:
-    return sum(map(len, item["lines"])) if item["kind"] == "log" else 0
+def _segment(item: LogItem, first: int, lines: list[str], skipped: int) -> LogItem:
+    segment = LogItem(kind="log", rank=item["rank"], time=item["time"], first=first, lines=lines)
+    if skipped:
+        segment["skipped"] = skipped
+    return segment
+
+
+def _size(value: object) -> int:
+    return len(msgpack.packb(value))

@@ -1,74 +1,115 @@
-"""Follows the log files of all ranks, in bounded bites."""
+"""Follows the log files of an attempt's ranks, in bounded bites, and keeps them bounded on disk."""
 
 from __future__ import annotations
 
-import re
+import os
+import threading
 import time
 from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 from contracts.telemetry import LogItem
+from workers.host.supervisor.logfile import cap, open_log, run_folder
 
 LAUNCHER = -1
 LINE_CHARS = 4096
-BITE_BYTES = 256 * 1024
+BITE_BYTES = 256 * 1024  # of one log kept at a look
+COUNTED_BYTES = 8 * 2**20  # of all logs read at a look to count the lines that are left out
 TAIL_LINES = 40
-RANK_FOLDER = re.compile(r"attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")
+
+
+class Log(NamedTuple):
+    """A file below the log folder, and whose words are in it."""
+
+    path: tuple[str, ...]
+    rank: int
+    is_error: bool
 
 
 class LogTail:
-    """New complete lines since the last look, by rank. A log that grows by more than BITE_BYTES between two looks
-    is cut: the rest of the growth is counted in lines, not kept."""
+    """New complete lines since the last look, by rank, of exactly the files that torchrun writes for `ranks` ranks.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._offsets: dict[Path, int] = {}
+    A log that grows by more than BITE_BYTES between two looks is cut: lines left out are counted, and where there are
+    too many bytes to count lines in, a line says how many bytes. Safe to call from a thread; it blocks on disks only.
+    """
+
+    def __init__(self, folder: Path, ranks: int, log_bytes: int, owners: frozenset[int]) -> None:
+        self._folder, self._ranks, self._log_bytes, self._owners = folder, ranks, log_bytes, owners
+        self._offsets: dict[Log, int] = {}
         self._next_line: dict[int, int] = {}
         self._last: dict[int, deque[str]] = {}
+        self._last_error: dict[int, str] = {}
+        self._run: str | None = None
+        self._lock = threading.Lock()
 
     def read(self, *, final: bool = False) -> list[LogItem]:
         """Lines that are new; with `final` an unfinished last line too."""
-        items = []
-        for path in sorted(self._folder.rglob("*.log")):
-            rank = self._rank(path)
-            if rank is None:
-                continue
-            lines, skipped = self._new_lines(path, final)
-            if not lines and not skipped:
-                continue
-            first = self._next_line.get(rank, 0) + skipped
-            self._next_line[rank] = first + len(lines)
-            self._last.setdefault(rank, deque(maxlen=TAIL_LINES)).extend(lines)
-            item = LogItem(kind="log", rank=rank, time=time.time(), first=first, lines=lines)
-            if skipped:
-                item["skipped"] = skipped
-            items.append(item)
-        return items
+        with self._lock:
+            items, countable = [], COUNTED_BYTES
+            for log in self._logs():
+                descriptor = open_log(self._folder, log.path, self._owners)
+                if descriptor is None:
+                    continue
+                try:
+                    lines, skipped, counted = self._new_lines(log, descriptor, final, countable)
+                    cap(descriptor, self._log_bytes)
+                finally:
+                    os.close(descriptor)
+                countable -= counted
+                if lines or skipped:
+                    items.append(self._item(log, lines, skipped))
+            return items
 
     def last_lines(self, rank: int) -> list[str]:
         return list(self._last.get(rank, ()))
 
-    def _rank(self, path: Path) -> int | None:
-        if path.name == "launcher.log":
-            return LAUNCHER
-        match = RANK_FOLDER.search(str(path))
-        return int(match.group(1)) if match else None
+    def last_error(self, rank: int) -> str:
+        """The last line with anything in it that a rank wrote to stderr."""
+        return self._last_error.get(rank, "")
 
-    def _new_lines(self, path: Path, final: bool) -> tuple[list[str], int]:
-        offset = self._offsets.get(path, 0)
-        size = path.stat().st_size
-        skipped = 0
-        with path.open("rb") as log:
-            log.seek(offset)
-            while size - offset > BITE_BYTES:
-                skipped_bytes = log.read(BITE_BYTES)
-                skipped += skipped_bytes.count(b"\n")
-                offset += len(skipped_bytes)
-            new = log.read(size - offset)
+    def _logs(self) -> list[Log]:
+        found = [Log(("launcher.log",), LAUNCHER, True)]
+        self._run = self._run or run_folder(self._folder)
+        if self._run is not None:
+            for rank in range(self._ranks):
+                folder = (self._run, "attempt_0", str(rank))
+                found += [Log((*folder, "stderr.log"), rank, True), Log((*folder, "stdout.log"), rank, False)]
+        return found
+
+    def _item(self, log: Log, lines: list[str], skipped: int) -> LogItem:
+        first = self._next_line.get(log.rank, 0) + skipped
+        self._next_line[log.rank] = first + len(lines)
+        self._last.setdefault(log.rank, deque(maxlen=TAIL_LINES)).extend(lines)
+        if log.is_error and (said := next((line for line in reversed(lines) if line.strip()), "")):
+            self._last_error[log.rank] = said
+        item = LogItem(kind="log", rank=log.rank, time=time.time(), first=first, lines=lines)
+        if skipped:
+            item["skipped"] = skipped
+        return item
+
+    def _new_lines(self, log: Log, descriptor: int, final: bool, countable: int) -> tuple[list[str], int, int]:
+        """Lines; lines left out before them; bytes read to count these."""
+        offset, size = self._offsets.get(log, 0), os.fstat(descriptor).st_size
+        if size < offset:  # the rank wrote its log anew
+            offset = 0
+        lines: list[str] = []
+        skipped = counted = 0
+        unseen = size - BITE_BYTES - offset - max(0, countable)
+        if unseen > 0:
+            lines.append(f"[{unseen:,} bytes of this log are not shown, nor are their lines counted]")
+            offset += unseen
+        while size - offset > BITE_BYTES:
+            left_out = os.pread(descriptor, min(BITE_BYTES, size - BITE_BYTES - offset), offset)
+            if not left_out:
+                break
+            skipped += left_out.count(b"\n")
+            counted += len(left_out)
+            offset += len(left_out)
+        new = os.pread(descriptor, size - offset, offset)
         if not final and not new.endswith(b"\n"):
             new = new[: new.rfind(b"\n") + 1]
-        self._offsets[path] = offset + len(new)
-        lines = [line[:LINE_CHARS] for line in new.decode("utf-8", "replace").split("\n")]
-        if lines and not lines[-1]:
-            lines.pop()
-        return [line.replace("\0", "\ufffd") for line in lines], skipped
+        self._offsets[log] = offset + len(new)
+        text = new.decode("utf-8", "replace").replace("\0", "\ufffd").split("\n")
+        lines += [line[:LINE_CHARS] for line in (text if text[-1] else text[:-1])]
+        return lines, skipped, counted

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 from contracts.control import LaunchOrder
-from workers.host.attempts import AttemptDir, read_json
+from workers.host.attempts import AttemptDir
 from workers.host.guardian import namespace_prefix
 from workers.host.processes import COOKIE, sweep
-from workers.host.programs import rank_command
+from workers.host.programs import launch_command
 from workers.host.settings import HostSettings
 
 PACKAGES = Path(__file__).resolve().parents[3]
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 TERM_GRACE_S = 10.0
+GUARDIAN_S = 0.5  # to end what is left; then it is ended itself
 
 
 class Training:
@@ -27,68 +29,78 @@ class Training:
     def __init__(self, attempt: AttemptDir, order: LaunchOrder, settings: HostSettings, telemetry_socket: str) -> None:
         self._attempt, self._order, self._settings = attempt, order, settings
         self._socket = telemetry_socket
-        self._lifeline = -1
-        self._failure = attempt.path / "failure.json"
-        self._ended = attempt.path / "torchrun.json"
+        self._lifeline, self._guardians_end = socket.socketpair()
 
     async def start(self) -> None:
         """Start the guardian with torchrun below it."""
-        read_end, self._lifeline = os.pipe()
-        guardian = [sys.executable, "-m", "workers.host.guardian", str(read_end), str(self._ended), *self._torchrun()]
-        launcher_log = (self._attempt.logs / "launcher.log").open("ab")
-        try:
+        self._hand_over()
+        fd = self._guardians_end.fileno()
+        torchrun = launch_command(self._order, self._attempt, self._settings, self._socket, self._attempt.failure)
+        guardian = [sys.executable, "-m", "workers.host.guardian", str(fd), *self._as_job_user(), *torchrun]
+        with self._guardians_end, (self._attempt.logs / "launcher.log").open("ab") as launcher_log:
             self.process = await asyncio.create_subprocess_exec(
                 *namespace_prefix(),
                 *guardian,
-                cwd=self._attempt.path,
+                cwd=self._attempt.work,
                 env=self._environment(),
-                pass_fds=(read_end,),
+                pass_fds=(fd,),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=launcher_log,
                 stderr=launcher_log,
                 start_new_session=True,
             )
-        finally:
-            os.close(read_end)
-            launcher_log.close()
 
     def terminate(self) -> None:
         """Ask every rank to end."""
-        os.write(self._lifeline, b"t")
+        with contextlib.suppress(OSError):  # it has ended already
+            self._lifeline.send(b"t")
 
     async def wait(self) -> int:
         """The exit code of torchrun, -N when signal N ended it; nothing of the attempt is left when this returns."""
         await self.process.wait()
-        self._close_lifeline()
+        self._lifeline.setblocking(False)
+        said = b""
+        with contextlib.suppress(OSError):
+            said = self._lifeline.recv(16)
+        self._lifeline.close()
         sweep(self._attempt.job, self._attempt.attempt)
-        code: int | None = read_json(self._ended)
-        return -signal.SIGKILL if code is None else code  # no word of it: killed together with its guardian
+        return int(said) if said else -signal.SIGKILL  # no word: killed together with its guardian
 
     async def stop(self) -> None:
-        """TERM, TERM_GRACE_S, KILL."""
+        """TERM, TERM_GRACE_S, the guardian's own KILL, and ours where it does not answer: a stopped one cannot."""
         self.terminate()
-        try:
-            await asyncio.wait_for(asyncio.shield(self.process.wait()), TERM_GRACE_S)
-        except TimeoutError:
-            self._close_lifeline()
+        for grace_s, next_step in ((TERM_GRACE_S, self._hang_up), (GUARDIAN_S, self._kill)):
+            try:
+                await asyncio.wait_for(asyncio.shield(self.process.wait()), grace_s)
+            except TimeoutError:
+                next_step()
 
-    def failure(self) -> dict[str, Any] | None:
-        """{rank, exit_code, signal} of the rank that failed first, when torchrun named one."""
-        found: dict[str, Any] | None = read_json(self._failure)
-        return found
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._lifeline.shutdown(socket.SHUT_WR)
 
-    def _close_lifeline(self) -> None:
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        sweep(self._attempt.job, self._attempt.attempt)
 
-    def _torchrun(self) -> list[str]:
-        ranks = str(len(self._order["slots"]))
-        torchrun = ["--nnodes", "1", "--nproc-per-node", ranks, "--max-restarts", "0", "--local-addr", "127.0.0.1"]
-        torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", f"--rdzv-id={self._attempt.job}"]
-        torchrun += ["--log-dir", str(self._attempt.logs), "--redirects", "3"]
-        command = rank_command(self._order, self._attempt, self._settings, self._socket)
-        return [sys.executable, "-m", "workers.host.launch", str(self._failure), *torchrun, *command]
+    def _hand_over(self) -> None:
+        """What the job may write to, made its user's."""
+        user = self._settings.job_user
+        if user is None:
+            return
+        checkpoints = self._settings.checkpoint_root / self._attempt.job
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        for folder in (self._attempt.logs, self._attempt.work, checkpoints):
+            os.chown(folder, user.uid, user.gid)
+
+    def _as_job_user(self) -> list[str]:
+        """The command that starts what follows as another user, for good."""
+        user = self._settings.job_user
+        if user is None:
+            return []
+        identity = ["--reuid", str(user.uid), "--regid", str(user.gid), "--init-groups"]
+        return ["setpriv", *identity, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--"]
 
     def _environment(self) -> dict[str, str]:
         """An allow-list: training code sees neither Redis nor any secret."""
@@ -99,7 +111,10 @@ class Training:
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this host; its name need not resolve
+            "NCCL_SOCKET_IFNAME": "lo",
         }
+        if self._settings.job_user is not None:
+            environment |= {"HOME": str(self._attempt.work), "USER": self._settings.job_user.name}
         if self._settings.device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(slot) for slot in self._order["slots"])
         return environment

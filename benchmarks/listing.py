@@ -1,0 +1,188 @@
+"""The lists at 10,000 jobs: p95 of the page, of REST and of the admin, and the plan of each query.
+
+    python -m benchmarks.listing [jobs]
+
+On SQLite and, where its programs are installed, on PostgreSQL. Requests are made in this process, so no network or
+server is measured; no answer is cached but the running jobs' steps, which the page keeps for 2 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+JOBS = 10_000
+REQUESTS = 40
+RUNNING = 30
+PAGES = {
+    "page": "/",
+    "page, last": "/?page=999999",
+    "page, failed": "/?status=failed",
+    "page, lab": "/?kind=lab",
+    "page, words": "/?q=nowhere",
+    "page of an owner": "/",
+    "REST list": "/api/v1/jobs?limit=50",
+    "admin list": "/admin/jobs/job/",
+    "admin, failed": "/admin/jobs/job/?status__exact=failed",
+}
+
+
+def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    import django
+
+    django.setup()
+    from django.conf import settings
+
+    from tests.support.postgres import as_default_database, postgres_server
+    from tests.support.processes import redis_server
+
+    settings.ALLOWED_HOSTS = ["*"]
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else JOBS
+    with tempfile.TemporaryDirectory() as folder, redis_server(Path(folder) / "redis") as server:
+        settings.REDIS_URL = server.url
+        with as_default_database(f"sqlite:///{folder}/db.sqlite3"):
+            measure("SQLite", count, server.client())
+        with postgres_server() as url, as_default_database(url):
+            measure("PostgreSQL", count, server.client())
+
+
+def measure(database: str, count: int, redis: Any) -> None:
+    """Fill, ask, explain; prints one line for each list and one for each of its queries."""
+    from django.db import connection
+
+    staff, owner = fill(count, redis)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+    print(f"\n{database}, {count:,} jobs, {RUNNING} of them running, {REQUESTS} requests each")
+    print(f"{'list':<18}{'median ms':>10}{'p95 ms':>9}{'cpu ms':>9}{'queries':>9}{'kB':>7}")
+    plans = []
+    for name, path in PAGES.items():
+        client = client_of(owner if "owner" in name else staff)
+        with queries() as asked:
+            size = len(client.get(path).content)
+        times, worked = zip(*(timed(client, path) for _ in range(REQUESTS)), strict=True)
+        p95, cpu = statistics.quantiles(times, n=20)[-1], statistics.median(worked)
+        figures = f"{1e3 * statistics.median(times):>10.1f}{1e3 * p95:>9.1f}{1e3 * cpu:>9.1f}"
+        print(f"{name:<18}{figures}{len(asked):>9}{size / 1e3:>7.0f}")
+        plans += [(name, plan) for sql in asked for plan in explained(database, sql)]
+    print("plans of the queries on jobs:")
+    for name, plan in dict.fromkeys(plans):
+        print(f"  {name:<18}{plan}")
+
+
+def fill(count: int, redis: Any) -> tuple[Any, Any]:
+    """Jobs of two people in every state and kind, their attempts, and telemetry of the running ones."""
+    import msgpack
+    from django.contrib.auth.models import User
+    from django.utils import timezone
+
+    from contracts.names import telemetry_stream
+    from jobs.models import TERMINAL, Attempt, Host, Job, Status
+    from planner.estimate import estimate
+    from planner.kinds import num_slots
+    from planner.parse import parse_spec
+
+    staff = User.objects.create_superuser("root", password="root-password")
+    owner = User.objects.create_user("owner", password="owner-password")
+    now = timezone.now()
+    host = Host.objects.create(
+        name="h", slots=4, device="cpu", device_name="a CPU", memory_bytes=2**33, boot_id="b", last_seen=now
+    )
+    specs = [
+        parse_spec({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2, "zero": 1}}),
+        parse_spec({"model": {"preset": "llama-tiny"}, "layout": {"pp": 2}, "train": {"micro_batches": 4}}),
+        parse_spec({"kind": "script", "layout": {"dp": 2}, "script": {"path": "train.py", "args": ["--lr", "1"]}}),
+        parse_spec({"kind": "lab", "layout": {"dp": 2}}),
+    ]
+    made = [(spec, spec.model_dump(), estimate(spec)) for spec in specs]
+    losses = [{"step": step, "loss": 2.5, "time": 1e9} for step in range(1, 51)]
+    summary = {"steps": 50, "tokens_per_s": 1e4, "losses": losses, "eval_losses": [], "cells": {}, "verdict": {}}
+    jobs = []
+    Job._meta.get_field("created").auto_now_add = False  # theirs are spread over days
+    for index in range(count):
+        spec, dumped, planned = made[index % len(made) if index % 10 else 0]
+        ended = index < count - RUNNING
+        status = TERMINAL[index % len(TERMINAL)] if ended else Status.RUNNING
+        jobs.append(
+            Job(
+                owner=owner if index % 2 else staff,
+                name=f"run {index} of {spec.kind}",
+                spec=dumped,
+                kind=spec.kind,
+                device="cpu",
+                num_slots=num_slots(spec),
+                estimate=planned,
+                status=status,
+                created=now - timedelta(minutes=count - index),
+            )
+        )
+    Job.objects.bulk_create(jobs, batch_size=500)
+    exit_report = {"outcome": "succeeded", "reason": "ended", "log_tail": [], "summary": summary}
+    attempts = [
+        Attempt(job=job, number=1, host=host, ordered=now, exit=exit_report if job.status in TERMINAL else None)
+        for job in jobs
+    ]
+    Attempt.objects.bulk_create(attempts, batch_size=500)
+    for job in jobs[-RUNNING:]:
+        items = [{"kind": "step", "rank": 0, "step": 7}, {"kind": "log", "rank": 0, "lines": ["a line"] * 50}]
+        for _ in range(20):
+            redis.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb({"items": items})})
+    return staff, owner
+
+
+def client_of(user: Any) -> Any:
+    from django.test import Client
+
+    client = Client()
+    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
+    return client
+
+
+def timed(client: Any, path: str) -> tuple[float, float]:
+    """Seconds that an answer took, and seconds of them that this process worked: PostgreSQL's are its own."""
+    began, worked = time.perf_counter(), time.process_time()
+    answer = client.get(path)
+    assert answer.status_code == 200
+    return time.perf_counter() - began, time.process_time() - worked
+
+
+@contextlib.contextmanager
+def queries() -> Iterator[list[tuple[str, Any]]]:
+    """(sql, parameters) of every query within."""
+    from django.db import connection
+
+    asked: list[tuple[str, Any]] = []
+
+    def note(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
+        asked.append((sql, parameters))
+        return execute(sql, parameters, many, context)
+
+    with connection.execute_wrapper(note):
+        yield asked
+
+
+def explained(database: str, asked: tuple[str, Any]) -> list[str]:
+    """The steps of a query's plan that read the table of jobs."""
+    from django.db import connection
+
+    sql, parameters = asked
+    if not sql.startswith("SELECT") or '"jobs_job"' not in sql:
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {'QUERY PLAN ' if database == 'SQLite' else ''}{sql}", parameters)
+        lines = [str(row[-1]).strip() for row in cursor.fetchall()]
+    wanted = [line.removeprefix("->  ").split("  (cost")[0] for line in lines if "jobs_job" in line or "B-TREE" in line]
+    return [f"count: {line}" if "COUNT(" in sql else line for line in wanted]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""How long a pass of the scheduler takes, in how many queries, and how long a cancel waits meanwhile.
+
+    python -m benchmarks.scheduling
+
+On SQLite and on PostgreSQL, both thrown away afterwards, with a real Redis behind the announcements. Hosts have 8
+slots, jobs ask for 1 to 8, every tenth for one host of its own. "Busy" is this process' own CPU time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+django.setup()
+
+from django.conf import settings  # noqa: E402
+from django.contrib.auth.models import User  # noqa: E402
+from django.db import connection  # noqa: E402
+from django.utils import timezone  # noqa: E402
+
+from jobs.models import Attempt, Host, Job, SlotAllocation, Status  # noqa: E402
+from jobs.queue import actions, lifecycle  # noqa: E402
+from jobs.queue.scheduler import schedule  # noqa: E402
+from planner.parse import parse_spec  # noqa: E402
+from tests.planner.wrong_specs import GOOD  # noqa: E402
+from tests.support.postgres import as_default_database, postgres_server  # noqa: E402
+from tests.support.processes import redis_server  # noqa: E402
+
+SLOTS = 8
+SPEC = parse_spec(GOOD, slots=SLOTS).model_dump()
+CANCELS = 200
+
+
+class Queries:
+    """Counts what is sent to the database."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        self.count += 1
+        return execute(sql, params, many, context)
+
+
+def fill(hosts: int, jobs: int, owner: User) -> None:
+    """Empty hosts, and a queue."""
+    for model in (Job, Host):
+        model.objects.all().delete()
+    now = timezone.now()
+    Host.objects.bulk_create(
+        Host(
+            name=f"host-{n:04}",
+            slots=SLOTS,
+            device="cpu",
+            device_name="cpu",
+            memory_bytes=1,
+            boot_id="b",
+            last_seen=now,
+        )
+        for n in range(hosts)
+    )
+    chance = random.Random(0)
+    Job.objects.bulk_create(
+        Job(
+            owner=owner,
+            name=f"job-{n}",
+            spec=SPEC,
+            kind="train",
+            device="cpu",
+            num_slots=chance.choice((1, 2, 4, 8)),
+            wanted_host=f"host-{chance.randrange(hosts):04}" if n % 10 == 0 else "",
+            priority=chance.choice((0, 0, 0, 5)),
+            estimate={},
+        )
+        for n in range(jobs)
+    )
+
+
+def timed_pass(what: str) -> None:
+    """One pass, printed."""
+    queries = Queries()
+    Host.objects.update(last_seen=timezone.now())
+    with connection.execute_wrapper(queries):
+        begin, busy = time.perf_counter(), time.process_time()
+        placed = schedule()
+        seconds, busy = time.perf_counter() - begin, time.process_time() - busy
+    print(
+        f"  {what:<38} {seconds * 1e3:6,.0f} ms, {busy * 1e3:6,.0f} ms of it busy"
+        f"  {queries.count:4} queries  {placed:5,} placed"
+    )
+
+
+def end_some(count: int) -> None:
+    """What hosts would tell: that the oldest attempts ended."""
+    for attempt in Attempt.objects.filter(ended__isnull=True).order_by("id")[:count]:
+        lifecycle.change(attempt.job_id, attempt.number, Status.SUCCEEDED, "done")
+        lifecycle.release(attempt)
+
+
+def passes(hosts: int, jobs: int, owner: User) -> None:
+    """A queue from its first pass to the quiet ones."""
+    fill(hosts, jobs, owner)
+    print(f" {jobs:,} queued jobs, {hosts} hosts")
+    taken = list(Host.objects.order_by("id"))
+    held = Job.objects.order_by("id").first()
+    assert held is not None
+    Job.objects.filter(id=held.id).update(status=Status.RUNNING)
+    attempt = Attempt.objects.create(job=held, number=1, host=taken[0], ordered=timezone.now())
+    SlotAllocation.objects.bulk_create(
+        SlotAllocation(host=host, slot=slot, attempt=attempt) for host in taken for slot in range(SLOTS)
+    )
+    timed_pass("all hosts full, no reason written yet")
+    timed_pass("nothing new")
+    SlotAllocation.objects.filter(slot__lt=2, host__in=taken[:5]).delete()
+    timed_pass("two slots free on five hosts")
+    SlotAllocation.objects.all().delete()
+    timed_pass("all hosts empty")
+    end_some(20)
+    timed_pass("20 jobs ended")
+
+
+def cancels_meanwhile(owner: User) -> None:
+    """Cancel queued jobs one by one while a thread does nothing but schedule, hosts ending jobs in between."""
+    fill(500, 10_000, owner)
+    over = threading.Event()
+    done = 0
+
+    def scheduling() -> None:
+        nonlocal done
+        while not over.is_set():
+            schedule()
+            end_some(5)
+            done += 1
+        connection.close()
+
+    doomed = list(Job.objects.order_by("priority", "-created")[:CANCELS])
+    thread = threading.Thread(target=scheduling)
+    thread.start()
+    waits = []
+    for job in doomed:
+        begin = time.perf_counter()
+        cancelled = actions.cancel(job, "benchmark")
+        waits.append(time.perf_counter() - begin)
+        assert cancelled
+        time.sleep(0.02)
+    over.set()
+    thread.join()
+    waits.sort()
+    worst, p95 = waits[-1], waits[int(0.95 * len(waits))]
+    print(f" {CANCELS} cancels, 10,000 queued, {done} passes one after another meanwhile")
+    print(f"  p50 {median(waits) * 1e3:.0f} ms, p95 {p95 * 1e3:.0f} ms, longest {worst * 1e3:.0f} ms")
+
+
+def main() -> None:
+    """Print the table."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshboard-scheduling-")))
+        redis = stack.enter_context(redis_server(folder / "redis"))
+        settings.CHANNEL_LAYERS = {
+            "default": {"BACKEND": "channels_redis.core.RedisChannelLayer", "CONFIG": {"hosts": [redis.url]}}
+        }
+        urls = {
+            "SQLite": f"sqlite:///{folder / 'db.sqlite3'}",
+            "PostgreSQL": stack.enter_context(postgres_server()),
+        }
+        for name, url in urls.items():
+            print(name)
+            with as_default_database(url):
+                owner = User.objects.create_user("owner")
+                passes(500, 1_000, owner)
+                passes(500, 10_000, owner)
+                cancels_meanwhile(owner)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""What a list of jobs can be narrowed to; the page and REST read the same parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import django_filters
+from django.db.models import Q, QuerySet
+
+from jobs.kinds import KINDS
+from jobs.models import Job, Status
+
+TITLES = [(name, kind.title) for name, kind in KINDS.items()]
+
+
+class JobFilter(django_filters.FilterSet):
+    """Search words, state, kind; for staff the owner too. A parameter that makes no sense narrows nothing."""
+
+    q = django_filters.CharFilter(label="Search", method="search", max_length=100)
+    status = django_filters.ChoiceFilter(label="Status", choices=Status.choices, empty_label="any")
+    kind = django_filters.ChoiceFilter(label="Kind", choices=TITLES, empty_label="any")
+    owner = django_filters.CharFilter(label="Owner", field_name="owner__username", max_length=150)
+
+    class Meta:
+        model = Job
+        fields: list[str] = []
+
+    def __init__(self, data: Any, *, user: Any, queryset: QuerySet[Job]) -> None:
+        super().__init__(data, queryset=queryset)
+        if not user.is_staff:
+            del self.filters["owner"]
+        self.form.label_suffix = ""
+        for field in self.form.fields.values():
+            field.widget.attrs["autocomplete"] = "off"
+
+    def search(self, jobs: QuerySet[Job], _name: str, words: str) -> QuerySet[Job]:
+        """Jobs whose name holds the words, or whose id they are."""
+        return jobs.filter(Q(name__icontains=words) | Q(id=words))
+
+    @property
+    def narrows(self) -> bool:
+        """Whether anything was asked for."""
+        return any(self.form.cleaned_data.values()) if self.form.is_valid() else True

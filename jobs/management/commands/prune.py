@@ -1,0 +1,22 @@
+"""Forgets what nobody needs any more, as the controller does each hour (docs/bounds.md)."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from jobs.connection import connect
+from jobs.queue.prune import prune
+
+
+class Command(BaseCommand):
+    """Prints how many of each went."""
+
+    help = __doc__
+
+    def handle(self, *_args: Any, **_options: Any) -> None:
+        with closing(connect()) as client:
+            for what, count in prune(client).items():
+                self.stdout.write(f"{count:8,} {what}")

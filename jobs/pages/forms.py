@@ -1,0 +1,213 @@
+"""HTML forms derived from the spec's pydantic models: their fields, the text of each, and back to a nested spec.
+
+What a field takes is read from the model; what it means is checked by `planner.parse` alone. Names are dotted, as in a
+`Problem`: "train.steps".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from django.utils.datastructures import MultiValueDict
+from pydantic import BaseModel
+
+from planner.spec import Problem, SpecError
+
+ONE_TEXT = {"integer": "int", "number": "float", "boolean": "bool", "string": "text"}
+YES = ("true", "on")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
+_PLACE_IN_LIST = re.compile(r"\.[0-9]+$")
+
+Fields = Mapping[str, "Field"]
+Options = dict[str, list[tuple[str, str]]]
+
+
+class Field(NamedTuple):
+    """A field of a form. `many`: a list; numbers are written with commas, words as in a shell, choices are ticked.
+
+    `optional`: left empty it is null. `limits` in words: "1 to 65,536".
+    """
+
+    kind: Literal["int", "float", "bool", "text"]
+    optional: bool
+    many: bool
+    default: Any
+    choices: tuple[str, ...]
+    limits: str
+
+    @property
+    def ticked(self) -> bool:
+        """Whether browsers send nothing for "no": boxes, but for what is on by default and has two buttons."""
+        return (self.many and bool(self.choices)) or (self.kind == "bool" and self.default is not True)
+
+    def read(self, texts: list[str]) -> Any:
+        """The value that was written; what is none of the field's kind stays text, for the parser to refuse.
+
+        Raises:
+            ValueError: words that a shell could not take apart.
+        """
+        text = texts[-1].strip() if texts else ""
+        if self.optional and not text:
+            return None
+        if self.many and self.choices:
+            return texts
+        if self.many:
+            return (
+                shlex.split(text)
+                if self.kind == "text"
+                else [_number(part.strip(), self.kind) for part in text.split(",")]
+            )
+        if self.kind == "bool":
+            return text in YES
+        return text if self.kind == "text" else _number(text, self.kind)
+
+    def write(self, value: Any) -> Any:
+        """The text of a value, which may be wrong; a list of those ticked."""
+        if self.many and self.choices:
+            return value
+        if isinstance(value, list):
+            return shlex.join(map(_text, value)) if self.kind == "text" else ", ".join(map(_text, value))
+        return _text(value)
+
+
+def fields_of(section: str, model: type[BaseModel], *, only: Iterable[str] | None = None) -> dict[str, Field]:
+    """The flat fields of a model under their dotted names; what is nested is a section of its own."""
+    found = {}
+    for name, schema in model.model_json_schema(mode="serialization")["properties"].items():
+        if only is not None and name not in only:
+            continue
+        field = _field(schema)
+        if field is not None:
+            found[f"{section}.{name}" if section else name] = field
+    return found
+
+
+def _field(schema: dict[str, Any]) -> Field | None:
+    kinds = schema.get("anyOf", [schema])
+    single = next(kind for kind in kinds if kind.get("type") != "null")
+    many = single.get("type") == "array"
+    item = single["items"] if many else single
+    if item.get("type") not in ONE_TEXT:
+        return None
+    return Field(
+        kind=ONE_TEXT[item["type"]],  # type: ignore[arg-type]  # one of the four
+        optional=len(kinds) > 1,
+        many=many,
+        default=schema.get("default"),
+        choices=tuple(item.get("enum", ())),
+        limits=_limits(item),
+    )
+
+
+def _limits(schema: Mapping[str, Any]) -> str:
+    low, above, high = (schema.get(key) for key in ("minimum", "exclusiveMinimum", "maximum"))
+    if high is None:
+        return ""
+    return f"above {above:,}, at most {high:,}" if low is None else f"{low:,} to {high:,}"
+
+
+def spec_from(fields: Fields, form: MultiValueDict[str, str]) -> dict[str, Any]:
+    """The nested, untrusted spec a form asks for, ready for `parse_spec`. What is left out keeps the spec's default;
+    a box counts as not ticked where anything else of its section was sent.
+
+    Raises:
+        SpecError: what was written cannot be read at all.
+    """
+    spec: dict[str, Any] = {}
+    sent = {name.rpartition(".")[0] for name in fields if name in form}
+    problems = []
+    for name, field in fields.items():
+        if name not in form and not (field.ticked and name.rpartition(".")[0] in sent):
+            continue
+        try:
+            _put(spec, name, field.read(form.getlist(name)))
+        except ValueError as error:
+            problems.append(Problem(name, f"cannot be split into arguments: {error}"))
+    if problems:
+        raise SpecError(problems)
+    return spec
+
+
+def values_of(fields: Fields, spec: object) -> dict[str, Any]:
+    """The form's texts for a spec, which may be incomplete or wrong; what it lacks has its default."""
+    return {name: field.write(_get(spec, name, field.default)) for name, field in fields.items()}
+
+
+def options_of(fields: Fields, words: Mapping[str, Mapping[str, str]], values: Mapping[str, str]) -> Options:
+    """The choices of each field that has some, in `words` where those are given.
+
+    A field without choices of its own offers what `words` says of it, and its value besides, which REST may have set.
+    """
+    options: Options = {}
+    for name, field in fields.items():
+        told = words.get(name, {})
+        offered = [(choice, told.get(choice, choice.replace("_", " "))) for choice in field.choices or told]
+        current = values.get(name, "")
+        if offered and not field.many and current and all(value != current for value, _ in offered):
+            offered.append((current, current))
+        if offered:
+            options[name] = offered
+    return options
+
+
+def limits_of(fields: Fields) -> dict[str, str]:
+    """What each field's value must lie between, in words."""
+    return {name: field.limits for name, field in fields.items() if field.limits}
+
+
+def errors_beside(
+    problems: list[Problem], places: Iterable[str], instead: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Messages by the place in the form that they stand beside, and lines for the rest.
+
+    An element of a list is told at its list; `instead` names the place of what has none by its own name.
+    """
+    known = set(places)
+    beside: dict[str, str] = {}
+    other: list[str] = []
+    for problem in problems:
+        field = _PLACE_IN_LIST.sub("", problem.field)
+        place = instead.get(field, field)
+        if place in known:
+            beside[place] = "; ".join(filter(None, [beside.get(place), problem.message]))
+        else:
+            other.append(f"{problem.field}: {problem.message}")
+    return beside, other
+
+
+def _number(text: str, kind: str) -> int | float | str:
+    if _INTEGER.fullmatch(text.strip()):
+        return int(text)
+    if kind == "int":
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return value if math.isfinite(value) else text
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+def _put(spec: dict[str, Any], name: str, value: object) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        spec = spec.setdefault(part, {})
+    spec[last] = value
+
+
+def _get(spec: object, name: str, default: object) -> object:
+    value = spec
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return default
+        value = value[part]
+    return value

@@ -1,0 +1,74 @@
+"""How many steps runs have done: of those that ended from the database, of running ones from their telemetry."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import msgpack
+from redis.exceptions import RedisError
+
+from contracts.names import telemetry_stream
+from jobs.connection import connect
+from jobs.models import ON_A_HOST, TERMINAL, Attempt, Job
+
+log = logging.getLogger(__name__)
+
+NEWEST_ENTRIES = 10
+FRESH_S = 2.0
+
+Key = tuple[str, int]  # job, attempt
+
+
+class RunningSteps:
+    """Steps of running jobs, read from Redis at most once in FRESH_S a process, however many look at the list."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told: dict[Key, tuple[float, int | None]] = {}
+
+    def of(self, keys: list[Key]) -> dict[Key, int]:
+        """A run whose newest telemetry tells of no step is left out, as are all while Redis is away."""
+        with self._lock:  # whoever comes meanwhile waits, and finds the answer
+            now = time.monotonic()
+            self._told = {key: told for key, told in self._told.items() if now - told[0] < FRESH_S}
+            if missing := [key for key in keys if key not in self._told]:
+                self._told |= {key: (now, step) for key, step in _read(missing).items()}
+            found = {key: self._told[key][1] for key in keys}
+        return {key: step for key, step in found.items() if step is not None}
+
+
+def _read(keys: list[Key]) -> dict[Key, int | None]:
+    steps: dict[Key, int | None] = dict.fromkeys(keys)
+    try:
+        with connect() as client, client.pipeline(transaction=False) as pipe:
+            for job, attempt in keys:
+                pipe.xrevrange(telemetry_stream(job, attempt), count=NEWEST_ENTRIES)
+            answers = pipe.execute()
+    except (RedisError, OSError) as error:
+        log.warning("the list goes without progress: %s", error)
+        return steps
+    for key, entries in zip(keys, answers, strict=True):
+        items = [item for _, fields in entries for item in msgpack.unpackb(fields[b"b"])["items"]]
+        done = [item["step"] for item in items if item["kind"] == "step"]
+        steps[key] = max(done, default=None)
+    return steps
+
+
+_running = RunningSteps()
+
+
+def steps_of(jobs: list[Job]) -> dict[str, int]:
+    """{job: steps} of those of which anything is known."""
+    running = [(job.id, job.attempt) for job in jobs if job.status in ON_A_HOST]
+    live = _running.of(running) if running else {}
+    return {**_ended(jobs), **{job: step for (job, _), step in live.items()}}
+
+
+def _ended(jobs: list[Job]) -> dict[str, int]:
+    current = {(job.id, job.attempt) for job in jobs if job.status in TERMINAL}
+    found = Attempt.objects.filter(job__in=[job for job, _ in current]).values_list(
+        "job_id", "number", "exit__summary__steps"
+    )
+    return {job: steps for job, number, steps in found if (job, number) in current and steps is not None}

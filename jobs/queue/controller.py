@@ -1,0 +1,122 @@
+"""The controller: stages in a row, again and again; one that fails holds up no other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from django.db import connection
+from django.utils import timezone
+
+from jobs.connection import connect
+from jobs.queue.events import drain, wait_for_event
+from jobs.queue.lease import ControllerLease
+from jobs.queue.outbox import deliver
+from jobs.queue.prune import prune_if_due
+from jobs.queue.reconcile import reconcile
+from jobs.queue.scheduler import schedule
+from jobs.queue.troubles import Troubles, away, of_database
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+SHORTEST_TICK_S = 0.2  # however much there is to hear
+LONGEST_PAUSE_S = 5.0  # between tries while the database or Redis is away
+
+
+class Listening:
+    """Since when hosts were listened to without a gap: their silence before that is not their own."""
+
+    GAP = timedelta(seconds=10)
+
+    def __init__(self) -> None:
+        self.since = timezone.now()
+        self._last, self._last_tick = self.since, time.monotonic()
+
+    def heard(self) -> None:
+        """Every event there is has been taken in."""
+        now, tick = timezone.now(), time.monotonic()
+        # By both clocks: while a machine sleeps one of them may stand still, and the other may be set.
+        if tick - self._last_tick > self.GAP.total_seconds() or abs(now - self._last) > self.GAP:
+            self.since = now
+        self._last, self._last_tick = now, tick
+
+
+class Controller:
+    """Works while it holds the lease. Killed anywhere, the next one goes on from what is in the database."""
+
+    def __init__(self) -> None:
+        self._lease = ControllerLease()
+        self._listening = Listening()
+        self._troubles = Troubles()
+        self._client = connect()
+        self._waiting = self._away = False
+
+    def run(self, stop: threading.Event) -> None:
+        """Until told to stop."""
+        failures = 0
+        try:
+            while not stop.is_set():
+                began, self._away = time.monotonic(), False
+                self.turn()
+                failures = failures + 1 if self._away else 0
+                if self._away:
+                    stop.wait(min(LONGEST_PAUSE_S, TICK_S / 4 * 2 ** min(failures, 10)))
+                else:
+                    self._wait(began, stop)
+        finally:
+            self._stage("stop", self._lease.release)
+            connection.close()
+            self._client.close()
+
+    def turn(self) -> None:
+        """One tick, or none while another controller works."""
+        if not self._stage("lease", self._take_lease) or self._waiting:
+            return
+        self.tick()
+
+    def _take_lease(self) -> None:
+        waiting = not self._lease.hold()
+        if waiting and not self._waiting:
+            log.info("another controller works (%s): waiting", self._lease.holder_now())
+        if self._waiting and not waiting:
+            log.info("the other controller is gone: going on")
+        self._waiting = waiting
+
+    def tick(self) -> bool:
+        """Every stage once; True when all went well."""
+        went_well = [
+            self._stage("events", self._listen),
+            self._stage("schedule", schedule),
+            self._stage("reconcile", lambda: reconcile(self._client, self._listening.since)),
+            self._stage("deliver", lambda: deliver(self._client)),
+            self._stage("prune", lambda: prune_if_due(self._client)),
+        ]
+        return all(went_well) and self._stage("lease", self._lease.ticked)
+
+    def _listen(self) -> None:
+        drain(self._client)
+        self._listening.heard()
+
+    def _stage(self, name: str, work: Callable[[], object]) -> bool:
+        try:
+            work()
+        except Exception as error:
+            self._troubles.tell(name, error)
+            self._away |= away(error)
+            if of_database(error):
+                connection.close()  # the next use opens another
+            return False
+        return True
+
+    def _wait(self, began: float, stop: threading.Event) -> None:
+        """At most until the next tick is due; less when a host has something to say."""
+        stop.wait(max(0.0, SHORTEST_TICK_S - (time.monotonic() - began)))
+        left = TICK_S - (time.monotonic() - began)
+        if left <= 0 or stop.is_set():
+            return
+        if self._waiting or not self._stage("events", lambda: wait_for_event(self._client, left)):
+            stop.wait(left)

@@ -1,0 +1,157 @@
+"""What a host or a supervisor says, held against what is known: believed if it is newer, and then written down."""
+
+from __future__ import annotations
+
+from django.db import transaction
+from django.db.models import F, Q
+from django.utils import timezone
+
+from contracts.codec import BadMessageError
+from contracts.control import AttemptReport, Event, ExitReport, HostEvent
+from contracts.names import TASK_ACKNOWLEDGE, host_queue
+from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Outbox, Status
+from jobs.queue import lifecycle
+from jobs.queue.deadletters import bury, passes
+from jobs.queue.outcomes import finish
+
+Key = tuple[str, int]  # job, attempt
+
+
+def hear(event: Event, entry: str, *, replayed: bool = False) -> None:
+    """Take one event in; a report of a heartbeat that cannot be becomes a dead letter by itself.
+
+    `replayed`: it may have been heard before.
+    """
+    if event["kind"] == "attempt":
+        report = event["report"]
+        attempts = _attempts(event["host"], [report])
+        _hear_report(report, event["host"], attempts.get(_key(report)), believed=True, of_heartbeat=False)
+        return
+    believed = _believe(event, replayed=replayed)
+    attempts = _attempts(event["host"], event["attempts"])
+    for report in event["attempts"]:
+        try:
+            _hear_report(report, event["host"], attempts.get(_key(report)), believed=believed, of_heartbeat=True)
+        except Exception as error:
+            if passes(error):
+                raise
+            bury(entry, report, error, event["host"])
+
+
+def _believe(event: HostEvent, *, replayed: bool) -> bool:
+    """Write down what a host says of itself if it is newer than what it said last; whether it was."""
+    held = [[r["job"], r["attempt"], r["slots"]] for r in event["attempts"] if r["state"] != "exited"]
+    now = timezone.now()
+    told = {
+        "slots": event["slots"],
+        "device": event["device"],
+        "device_name": event["device_name"],
+        "memory_bytes": event["memory_bytes"],
+        "boot_id": event["boot_id"],
+        "incarnation": event["incarnation"],
+        "began": event["began"],
+        "sequence": event["sequence"],
+        "holding": held,
+        "last_seen": now,
+    }
+    named = {_key(report) for report in event["attempts"]}
+    with transaction.atomic():
+        host, new = Host.objects.select_for_update(no_key=True).get_or_create(name=event["host"], defaults=told)
+        if new:
+            return True
+        newer = Q(began__lt=event["began"]) | Q(began=event["began"], sequence__lt=event["sequence"])
+        if not replayed:
+            # It started before the one we know by Redis' clock, and only it is heard: the clock was set back.
+            newer |= ~Q(incarnation=event["incarnation"]) & Q(last_seen__lt=now - HOST_SILENT_AFTER)
+        if not Host.objects.filter(newer, pk=host.pk).update(**told):
+            return False
+        unended = Attempt.objects.filter(host=host, ended__isnull=True)
+        known = {(job, number): pk for pk, job, number in unended.values_list("pk", "job_id", "number")}
+        missed = [pk for key, pk in known.items() if key not in named]
+        Attempt.objects.filter(pk__in=missed).update(missed=F("missed") + 1)
+        seen = [pk for key, pk in known.items() if key in named]
+        Attempt.objects.filter(pk__in=seen, missed__gt=0).update(missed=0)
+    if host.boot_id != event["boot_id"]:
+        told_ended = {_key(report) for report in event["attempts"] if report["state"] == "exited"}
+        _lose_before_boot(host, told_ended)
+    return True
+
+
+def _lose_before_boot(host: Host, told_ended: set[Key]) -> None:
+    """`host` as it was known before the boot. An end that the host tells of is left to its report."""
+    unended = Attempt.objects.filter(host=host, ended__isnull=True, created__lte=host.last_seen)
+    # One that never ran and still should is ordered again instead.
+    for attempt in unended.filter(Q(job__status=Status.CANCELLING) | ~lifecycle.NEVER_RAN):
+        if (attempt.job_id, attempt.number) not in told_ended:
+            lifecycle.lose(attempt, f"host {host.name} was rebooted")
+
+
+def _key(report: AttemptReport) -> Key:
+    return report["job"], report["attempt"]
+
+
+def _attempts(host: str, reports: list[AttemptReport]) -> dict[Key, Attempt]:
+    named = {report["job"] for report in reports}
+    if not named:
+        return {}
+    rows = Attempt.objects.filter(host__name=host, job_id__in=named).select_related("job", "host")
+    return {(attempt.job_id, attempt.number): attempt for attempt in rows}
+
+
+def _hear_report(
+    report: AttemptReport, host: str, attempt: Attempt | None, *, believed: bool, of_heartbeat: bool
+) -> None:
+    """An end is true whenever it is told; anything else only where it is news."""
+    if report["state"] == "exited":
+        told = report.get("exit")
+        if told is None:
+            return  # a later heartbeat brings it
+        if (told["job"], told["attempt"]) != _key(report):
+            raise BadMessageError(f"exit: of attempt {told['job']}/{told['attempt']}, not of its report's")
+        with transaction.atomic():
+            if attempt is not None:
+                _end(attempt, told)
+            _acknowledge(report, host)
+        return
+    if attempt is None or attempt.ended is not None or not believed:
+        return
+    note = report.get("note", "")
+    if note != attempt.note:
+        Attempt.objects.filter(pk=attempt.pk).update(note=note)
+    if report["state"] == "running":
+        lifecycle.change(*_key(report), Status.RUNNING, "training", only_from=(Status.STARTING,))
+    if of_heartbeat:
+        lifecycle.change(*_key(report), Status.RUNNING, f"host {host} is back", only_from=(Status.UNREACHABLE,))
+
+
+def _end(attempt: Attempt, told: ExitReport) -> None:
+    """The host says that it ended: the exit, the status, the slots and what a calibration brings, or nothing.
+
+    Rows are locked in the order host, job, attempt, as wherever more than one is.
+    """
+    _no_longer_holds(attempt)
+    lifecycle.lock(attempt.job_id)
+    job_id, number = attempt.job_id, attempt.number
+    ending = finish(attempt.job.spec, told)
+    if not lifecycle.change(job_id, number, Status.CANCELLED, told["reason"], only_from=(Status.CANCELLING,)):
+        back = f"host {attempt.host.name} is back"
+        lifecycle.change(job_id, number, Status.RUNNING, back, only_from=(Status.UNREACHABLE,))
+        if lifecycle.change(job_id, number, ending.status, ending.reason) and ending.profile is not None:
+            profile = ending.profile.model_dump(mode="json")
+            Host.objects.filter(pk=attempt.host_id).update(profile=profile, profiled=timezone.now())
+    Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=ending.report)
+    lifecycle.release(attempt)
+
+
+def _no_longer_holds(attempt: Attempt) -> None:
+    """Its slots are free now, not with the host's next heartbeat."""
+    host = Host.objects.select_for_update(no_key=True).get(pk=attempt.host_id)
+    left = [held for held in host.holding if held[:2] != [attempt.job_id, attempt.number]]
+    if left != host.holding:
+        Host.objects.filter(pk=host.pk).update(holding=left)
+
+
+def _acknowledge(report: AttemptReport, host: str) -> None:
+    row = {"task": TASK_ACKNOWLEDGE, "queue": host_queue(host), "arguments": list(_key(report))}
+    if not Outbox.objects.filter(**row).exists():
+        Outbox.objects.create(**row)

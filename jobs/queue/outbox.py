@@ -1,0 +1,73 @@
+"""Sends what transactions decided to send. Sent and then not deleted means sent twice, which hosts expect."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import Any
+
+import kombu.exceptions
+import redis
+from celery import Celery
+from django.conf import settings
+from django.db import transaction
+
+from contracts.codec import BadMessageError, checked_order
+from contracts.names import TASK_LAUNCH
+from jobs.models import Attempt, Outbox, Status
+from jobs.queue import lifecycle
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+ORDER_LASTS_S = 60.0  # a host carries no older order out
+
+
+def deliver(client: redis.Redis) -> int:
+    """Send the oldest rows, in order; returns how many went. What Redis does not take stays, with all behind it.
+
+    Raises:
+        redis.RedisError, kombu.exceptions.OperationalError: Redis is away or full.
+    """
+    rows = list(Outbox.objects.order_by("id")[:BATCH])
+    if not rows:
+        return 0
+    seconds, microseconds = client.time()
+    expires = seconds + microseconds / 1e6 + ORDER_LASTS_S
+    for row in rows:
+        try:
+            arguments = [_order(row.arguments[0], expires)] if row.task == TASK_LAUNCH else row.arguments
+            if arguments != [None]:
+                _producer(settings.REDIS_URL).send_task(row.task, args=arguments, queue=row.queue)
+        except (redis.RedisError, kombu.exceptions.OperationalError):
+            raise
+        except Exception:
+            log.exception("what cannot be sent is dropped: %s to %s", row.task, row.queue)
+        row.delete()
+    return len(rows)
+
+
+@lru_cache(maxsize=4)
+def _producer(url: str) -> Celery:
+    app = Celery("meshboard-controller", broker=url, set_as_current=False)
+    app.conf.update(
+        task_serializer="json",
+        task_ignore_result=True,
+        task_publish_retry=False,  # the row stays, and the next tick tries again
+        broker_transport_options={"socket_timeout": 5, "socket_connect_timeout": 2, "socket_keepalive": True},
+    )
+    return app
+
+
+def _order(told: Any, expires: float) -> Any:
+    """The order as it leaves, None where nobody waits for it any more; one that no host could read fails its job."""
+    attempt = Attempt.objects.filter(job_id=told["job"], number=told["attempt"], ended__isnull=True).first()
+    if attempt is None:
+        return None
+    try:
+        return checked_order({**told, "expires": expires})
+    except BadMessageError as error:
+        with transaction.atomic():
+            lifecycle.change(attempt.job_id, attempt.number, Status.FAILED, f"its order cannot be sent: {error}")
+            lifecycle.release(attempt)
+        return None

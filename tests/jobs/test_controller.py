@@ -1,0 +1,270 @@
+"""The controller's process: stages fail apart, two are harmless, and it goes on by itself when a part comes back."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.db import DataError, OperationalError
+from django.utils import timezone
+
+from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_queue
+from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Outbox, Status
+from jobs.queue import actions, controller, deadletters
+from jobs.queue.controller import Controller, Listening
+from jobs.queue.events import drain
+from jobs.queue.outbox import ORDER_LASTS_S, deliver
+from jobs.queue.scheduler import schedule
+from tests.jobs.conftest import attempt_event, host_event, say
+from tests.planner.wrong_specs import GOOD
+from tests.support.processes import ROOT, RedisServer, base_environment, wait_until
+
+
+@pytest.fixture
+def job(owner: User, make_host: Callable[..., Host]) -> Job:
+    make_host()
+    made, _ = actions.submit(owner, GOOD)
+    return made
+
+
+@pytest.mark.parametrize("broken", ["drain", "schedule", "reconcile", "deliver", "prune_if_due"])
+def test_a_stage_that_fails_holds_up_no_other(
+    job: Job, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: Any, broken: str
+) -> None:
+    called: list[str] = []
+    for stage in ("drain", "schedule", "reconcile", "deliver", "prune_if_due"):
+
+        def work(*_: Any, stage: str = stage) -> None:
+            called.append(stage)
+            if stage == broken:
+                raise ZeroDivisionError("a defect of ours")
+
+        monkeypatch.setattr(controller, stage, work)
+    made = Controller()
+    for _ in range(3):
+        made.turn()
+    assert called == ["drain", "schedule", "reconcile", "deliver", "prune_if_due"] * 3
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(told) == 1, "the same is told once a minute"
+    assert "ZeroDivisionError" in caplog.text
+    assert "Traceback" in caplog.text
+    assert Lease.objects.get().ticked is None, "no whole tick"
+
+
+def test_an_idle_tick_says_nothing(job: Job, live_redis: redis.Redis, caplog: Any) -> None:
+    caplog.set_level(logging.INFO)
+    made = Controller()
+    for _ in range(3):
+        made.turn()
+    assert caplog.records == []
+    assert Lease.objects.get().ticked is not None
+
+
+def test_time_in_which_nobody_listened_is_known_by_either_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = Listening()
+    began = listening.since
+    listening.heard()
+    assert listening.since == began
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 11)
+    listening.heard()
+    assert listening.since > began
+    again = listening.since
+    listening.heard()
+    assert listening.since == again
+    later = timezone.now() + timedelta(hours=1)
+    monkeypatch.setattr(timezone, "now", lambda: later)
+    listening.heard()
+    assert listening.since == later
+
+
+class Cause(Exception):  # noqa: N818
+    def __init__(self, sqlstate: str) -> None:
+        self.sqlstate = sqlstate
+
+
+def test_what_passes_is_tried_again_and_what_does_not_is_buried() -> None:
+    def caused(error: Exception, state: str) -> Exception:
+        error.__cause__ = Cause(state)
+        return error
+
+    assert deadletters.passes(OperationalError("database is locked"))
+    assert deadletters.passes(redis.ConnectionError())
+    assert deadletters.passes(caused(OperationalError("deadlock detected"), "40P01"))
+    assert not deadletters.passes(caused(OperationalError("stack depth limit exceeded"), "54001"))
+    assert not deadletters.passes(DataError("invalid byte sequence"))
+    assert not deadletters.passes(KeyError("host"))
+
+
+def test_dead_letters_are_told_in_plain_text_and_bounded(
+    db: None, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadletters, "MOST", 5)
+    for slots in range(-9, 0):
+        say(live_redis, host_event("host-x", slots=slots, device_name="a\0b" + "x" * 9000))
+    live_redis.xadd("meshboard:events", {"b": b"\xc1\0 no msgpack"})
+    live_redis.xadd("meshboard:events", {"other": b"1"})
+    assert drain(live_redis) == 11
+    letters = list(DeadLetter.objects.all())
+    assert len(letters) == 5
+    assert "not msgpack" in letters[1].reason
+    named = letters[2]
+    assert (named.sender, len(named.body)) == ("host-x", deadletters.BODY_CHARACTERS)
+    assert "slots" in named.reason or "device_name" in named.reason
+    assert named.num_bytes > 9000
+    assert not any("\0" in letter.body + letter.reason for letter in letters)
+
+
+def test_one_bad_report_spoils_no_other(job: Job, live_redis: redis.Redis) -> None:
+    schedule()
+    strange = attempt_event(job.id, 1, "exited", "failed")["report"]
+    strange["exit"] |= {"job": "another", "attempt": 7}
+    good = attempt_event(job.id, 1, "running")["report"]
+    say(live_redis, host_event(attempts=[strange, good]))
+    drain(live_redis)
+    job.refresh_from_db()
+    assert job.status == Status.RUNNING
+    assert DeadLetter.objects.get().reason.startswith("exit: of attempt another/7")
+
+
+def test_an_order_expires_by_redis_clock_from_when_it_is_sent(job: Job, live_redis: redis.Redis) -> None:
+    schedule()
+    before: Any = live_redis.time()
+    assert deliver(live_redis) == 1
+    assert Outbox.objects.count() == 0
+    message: Any = live_redis.lindex(host_queue("host-a"), 0)
+    envelope = json.loads(message)
+    order = json.loads(base64.b64decode(envelope["body"]))[0][0]
+    assert order["job"] == job.id
+    assert 0 <= order["expires"] - before[0] - ORDER_LASTS_S < 30
+
+
+def test_after_redis_was_emptied_orders_still_arrive(job: Job, live_redis: redis.Redis) -> None:
+    for number in range(3):
+        Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=host_queue("host-a"), arguments=[job.id, number + 1])
+        assert deliver(live_redis) == 1
+        assert live_redis.llen(host_queue("host-a")) == 1
+        live_redis.flushall()
+
+
+def test_what_redis_does_not_take_stays_in_order(job: Job, live_redis: redis.Redis) -> None:
+    rows = [
+        Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=host_queue(f"host-{n}"), arguments=[job.id, n])
+        for n in range(1, 4)
+    ]
+    live_redis.config_set("maxmemory", 1)
+    with pytest.raises(Exception, match="memory"):
+        deliver(live_redis)
+    assert list(Outbox.objects.order_by("id")) == rows
+    live_redis.config_set("maxmemory", 0)
+    assert deliver(live_redis) == 3
+    assert [live_redis.llen(host_queue(f"host-{n}")) for n in range(1, 4)] == [1, 1, 1]
+
+
+def test_an_order_that_no_host_could_read_fails_its_job_and_holds_up_nothing(job: Job, live_redis: redis.Redis) -> None:
+    schedule()
+    row = Outbox.objects.get()
+    row.arguments[0]["slots"] = [-1]
+    row.save()
+    Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=host_queue("host-a"), arguments=["x", 1])
+    assert deliver(live_redis) == 2
+    assert live_redis.llen(host_queue("host-a")) == 1
+    job.refresh_from_db()
+    assert job.status == Status.FAILED
+    assert Attempt.objects.get().ended is not None
+
+
+def test_an_order_nobody_waits_for_is_not_sent(job: Job, live_redis: redis.Redis) -> None:
+    schedule()
+    Attempt.objects.update(ended=timezone.now())
+    assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1
+    deliver(live_redis)
+    assert not live_redis.exists(host_queue("host-a"))
+
+
+@pytest.fixture
+def environment(redis_service: RedisServer, tmp_path: Path) -> dict[str, str]:
+    """Of a controller with a new database."""
+    made = {
+        **base_environment(),
+        "MESHBOARD_SECRET_KEY": "a key of this test alone 0123456789 0123456789",
+        "MESHBOARD_STATE_DIR": str(tmp_path),
+        "MESHBOARD_DATABASE_URL": f"sqlite:///{tmp_path}/db.sqlite3",
+        "MESHBOARD_REDIS_URL": redis_service.url,
+        "MESHBOARD_HTTPS": "0",
+    }
+    manage(made, "migrate", "--verbosity", "0")
+    return made
+
+
+def manage(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "manage.py", *arguments]
+    return subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    made: list[subprocess.Popen[bytes]] = []
+
+    def go(name: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / f"{name}.log").open("wb") as log:
+            argv = [sys.executable, "manage.py", "controller"]
+            made.append(subprocess.Popen(argv, env=environment, cwd=ROOT, stdout=log, stderr=log))
+        return made[-1]
+
+    yield go
+    for process in made:
+        process.kill()
+        process.wait()
+
+
+def test_the_process_checks_itself_waits_its_turn_survives_redis_and_ends_at_once(
+    environment: dict[str, str],
+    start: Callable[[str], subprocess.Popen[bytes]],
+    redis_service: RedisServer,
+    tmp_path: Path,
+) -> None:
+    def log(name: str) -> str:
+        return (tmp_path / f"{name}.log").read_text()
+
+    assert manage(environment, "controller", "--check").returncode == 1
+    first = start("first")
+    wait_until(lambda: manage(environment, "controller", "--check").returncode == 0, "a whole tick", 30, 0.2)
+    second = start("second")
+    wait_until(lambda: "another controller works" in log("second"), "the second one waits", 30)
+    first.kill()
+    wait_until(lambda: "going on" in log("second"), "the second one goes on", 30)
+    redis_service.stop(signal.SIGKILL)
+    wait_until(lambda: "events waits" in log("second"), "it says that Redis is away", 30)
+    redis_service.start()
+    client = redis_service.client()
+    say(client, host_event())
+    wait_until(lambda: found(tmp_path, "SELECT count(*) FROM jobs_host") == 1, "it hears again, by itself", 30)
+    began = time.monotonic()
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(5) == 0
+    assert time.monotonic() - began < 2.0
+    assert "Traceback" not in log("second")
+    third = start("third")
+    holds = "SELECT holder LIKE '%process ' || ? || ' %' FROM jobs_lease"
+    wait_until(lambda: found(tmp_path, holds, third.pid), "the third one works", 30)
+    assert "another controller" not in log("third"), "one that ended in order leaves the lease free"
+
+
+def found(folder: Path, query: str, *arguments: Any) -> int:
+    with sqlite3.connect(folder / "db.sqlite3", timeout=20) as database:
+        value: int = database.execute(query, arguments).fetchone()[0]
+        return value

@@ -1,0 +1,112 @@
+"""The forms are made of the spec's models: every field is there, within its limits, and comes back as it went."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.http import QueryDict
+from django.test import Client
+
+from jobs.lab import form as lab_form
+from jobs.pages import forms, script, spec_form
+from planner.parse import parse_spec
+from planner.spec import LabSpec, Layout, SpecError, TrainSpec
+from planner.templates import TEMPLATES
+
+PAGES = {"/jobs/new/": spec_form.FIELDS, "/jobs/script/": script.FIELDS, "/lab/": lab_form.FIELDS}
+
+
+def posted(values: dict[str, Any]) -> QueryDict:
+    """The values as a browser would send them: nothing of a box that is not ticked."""
+    sent = QueryDict(mutable=True)
+    for name, value in values.items():
+        field = spec_form.FIELDS.get(name) or lab_form.FIELDS.get(name)
+        if isinstance(value, list):
+            sent.setlist(name, value)
+        elif not (field and field.ticked and value == "false"):
+            sent[name] = value
+    return sent
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_field_of_the_models_is_on_its_page(path: str, owner: User, client: Client) -> None:
+    client.force_login(owner)
+    page = client.get(path).content.decode()
+    assert [name for name in PAGES[path] if f'name="{name}"' not in page] == []
+    told = forms.limits_of(PAGES[path])
+    assert told
+    assert [limits for name, limits in told.items() if f'data-field="{name}"' in page and limits not in page] == []
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_spec_goes_into_the_form_and_comes_back(name: str) -> None:
+    twin = TEMPLATES[name].twin
+    back = spec_form.spec_from_form(posted(spec_form.values_from_spec(twin)))
+    if "moe" not in twin["model"] and "preset" in twin["model"]:
+        assert parse_spec({**back, "name": "x"}) == parse_spec({**twin, "name": "x"})
+    assert Layout(**back["layout"]) == Layout(**twin["layout"])
+    assert TrainSpec(**back["train"]) == TrainSpec(**twin["train"])
+
+
+def test_a_lab_goes_into_the_form_and_comes_back() -> None:
+    lab = LabSpec(primitives=["barrier", "gather"], ranks=[3, 1], root=1, dtype="int32", reduce_op="max", factor=2)
+    sent = posted(lab_form.values_from_spec({"lab": lab.model_dump(), "layout": {"dp": 4}}))
+    assert LabSpec(**forms.spec_from(lab_form.FIELDS, sent)["lab"]) == lab
+
+
+def test_what_a_field_takes_is_read_from_its_model() -> None:
+    fields = spec_form.FIELDS
+    assert fields["train.steps"][:3] == ("int", False, False)
+    assert (fields["train.steps"].default, fields["train.steps"].limits) == (50, "1 to 100,000,000")
+    assert (fields["train.learning_rate"].kind, fields["train.learning_rate"].limits) == (
+        "float",
+        "above 0, at most 10",
+    )
+    assert fields["train.resume"].optional
+    assert fields["train.precision"].choices == ("fp32", "bf16", "bf16_gradients", "fp8")
+    assert fields["train.compile"].ticked
+    assert not fields["train.overlap"].ticked  # on by default: nothing sent must not mean off
+    assert lab_form.FIELDS["lab.ranks"][:3] == ("int", True, True)
+    assert "model.moe" not in fields
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("train.steps", " 12 ", 12),
+        ("train.steps", "1.5", "1.5"),
+        ("train.steps", "9" * 31, "9" * 31),
+        ("train.learning_rate", "1e-3", 0.001),
+        ("train.learning_rate", "nan", "nan"),
+        ("train.learning_rate", "much", "much"),
+        ("resources.host", " ", None),
+        ("train.overlap", "false", False),
+        ("name", " my run ", "my run"),
+    ],
+)
+def test_text_becomes_what_the_field_takes_or_stays_for_the_parser_to_refuse(name: str, text: str, value: Any) -> None:
+    sent = QueryDict(mutable=True)
+    sent[name] = text
+    section, _, last = name.rpartition(".")
+    spec = forms.spec_from(spec_form.FIELDS, sent)
+    assert (spec[section] if section else spec)[last] == value
+
+
+def test_what_was_not_sent_keeps_its_default() -> None:
+    assert forms.spec_from(spec_form.FIELDS, QueryDict()) == {}
+    assert forms.spec_from(lab_form.FIELDS, QueryDict("layout.dp=2")) == {"layout": {"dp": 2}}
+    ticked = forms.spec_from(lab_form.FIELDS, QueryDict("lab.factor=2"))
+    assert ticked["lab"]["primitives"] == []  # the whole form came, and no box was ticked
+
+
+def test_an_unreadable_line_of_arguments_is_told_by_its_field() -> None:
+    with pytest.raises(SpecError, match=r"script\.args: cannot be split into arguments: No closing quotation"):
+        forms.spec_from(script.FIELDS, QueryDict("script.args='open"))
+
+
+@pytest.mark.parametrize("spec", [None, 5, [], {"layout": 5}, {"train": None, "model": []}, {"name": {}, "lab": "x"}])
+def test_a_senseless_spec_fills_the_form_with_defaults(spec: Any) -> None:
+    assert spec_form.values_from_spec(spec)["layout.dp"] == "1"
+    assert spec_form.values_from_spec(spec)["train.steps"] == "50"

@@ -1,0 +1,271 @@
+"""What a host says is believed if it is newer; silence alone loses no job and frees no slot."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import msgpack
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key
+from jobs.models import Attempt, Cursor, Host, Job, Outbox, SlotAllocation, StateChange, Status
+from jobs.queue import actions
+from jobs.queue.events import drain
+from jobs.queue.reconcile import reconcile
+from jobs.queue.scheduler import schedule
+from tests.jobs.conftest import attempt_event, host_event, report, say
+from tests.planner.wrong_specs import GOOD
+from tests.support.processes import RedisServer
+
+LONG_AGO = timezone.now() - timedelta(days=300)
+
+
+@pytest.fixture
+def job(owner: User, make_host: Callable[..., Host]) -> Job:
+    """Placed on host-a, which it fills."""
+    make_host()
+    made, _ = actions.submit(owner, GOOD)
+    schedule()
+    return made
+
+
+def hear(client: redis.Redis, *events: dict[str, Any]) -> None:
+    for event in events:
+        say(client, event)
+    drain(client)
+    reconcile(client, LONG_AGO)
+
+
+def status(job: Job) -> str:
+    job.refresh_from_db()
+    return job.status
+
+
+def running(job: Job, client: redis.Redis, **changes: Any) -> None:
+    hear(client, host_event(attempts=[report(job.id, 1, "running")], **changes))
+    assert status(job) == Status.RUNNING
+    Attempt.objects.update(ordered=timezone.now() - timedelta(minutes=5))
+
+
+def silent(**time: int) -> None:
+    Host.objects.update(last_seen=timezone.now() - timedelta(**time))
+
+
+def test_a_host_silent_for_months_keeps_its_job_and_its_slots(job: Job, live_redis: redis.Redis) -> None:
+    running(job, live_redis)
+    silent(days=100)
+    reconcile(live_redis, LONG_AGO)
+    reconcile(live_redis, LONG_AGO)
+    assert status(job) == Status.UNREACHABLE
+    assert SlotAllocation.objects.count() == 4
+    assert not live_redis.exists(cancel_key(job.id, 1))
+    reason = StateChange.objects.filter(job=job).last()
+    assert reason is not None
+    assert reason.reason.startswith("host host-a has been silent since 20")
+    running(job, live_redis)
+    history = [change.status for change in StateChange.objects.filter(job=job)]
+    assert history == ["queued", "starting", "running", "unreachable", "running"]
+
+
+def test_silence_while_nobody_listened_is_no_silence(job: Job, live_redis: redis.Redis) -> None:
+    running(job, live_redis)
+    silent(minutes=20)
+    reconcile(live_redis, timezone.now() - timedelta(seconds=29))
+    assert status(job) == Status.RUNNING
+    reconcile(live_redis, timezone.now() - timedelta(seconds=31))
+    assert status(job) == Status.UNREACHABLE
+
+
+def test_a_cancel_waits_for_a_silent_host_and_says_so(job: Job, live_redis: redis.Redis) -> None:
+    running(job, live_redis)
+    silent(hours=1)
+    assert actions.cancel(job, "tester")
+    reconcile(live_redis, LONG_AGO)
+    assert status(job) == Status.CANCELLING
+    assert "silent since" in job.wait_reason
+    assert job.wait_reason.endswith("the job ends when the host is back, or when staff gives it up")
+    assert live_redis.exists(cancel_key(job.id, 1))
+    assert SlotAllocation.objects.count() == 4
+    hear(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
+    assert (status(job), job.wait_reason) == (Status.CANCELLING, "")
+
+
+def test_a_host_given_up_loses_its_attempt_and_is_told_to_end_it_when_it_comes_back(
+    job: Job, live_redis: redis.Redis
+) -> None:
+    running(job, live_redis)
+    host = Host.objects.get()
+    with pytest.raises(actions.HostConnectedError):
+        actions.give_up_host(host, "tester")
+    silent(hours=1)
+    assert actions.give_up_host(host, "tester") == 1
+    assert status(job) == Status.LOST
+    assert SlotAllocation.objects.count() == 0
+    last = StateChange.objects.filter(job=job).last()
+    assert last is not None
+    assert last.reason == "host host-a was given up by tester"
+    reconcile(live_redis, LONG_AGO)
+    live_redis.delete(cancel_key(job.id, 1))
+    hear(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
+    assert live_redis.exists(cancel_key(job.id, 1))
+    host.refresh_from_db()
+    assert host.holding == [[job.id, 1, [0, 1, 2, 3]]]
+    hear(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
+    host.refresh_from_db()
+    assert (status(job), host.holding) == (Status.LOST, [])
+    assert Attempt.objects.get().exit["outcome"] == "cancelled"
+
+
+def test_an_attempt_that_its_host_has_forgotten_is_lost_after_three_heartbeats(
+    job: Job, live_redis: redis.Redis
+) -> None:
+    running(job, live_redis)
+    hear(live_redis, host_event(), host_event())
+    assert (status(job), Attempt.objects.get().missed) == (Status.RUNNING, 2)
+    hear(live_redis, host_event(attempts=[report(job.id, 1, "running")]), host_event(), host_event())
+    assert status(job) == Status.RUNNING, "three in a row"
+    assert SlotAllocation.objects.count() == 4
+    hear(live_redis, host_event())
+    assert status(job) == Status.LOST
+    assert SlotAllocation.objects.count() == 0
+
+
+def test_an_order_lost_on_the_way_is_sent_again_and_again(job: Job, live_redis: redis.Redis) -> None:
+    Outbox.objects.all().delete()
+    Attempt.objects.update(ordered=timezone.now() - timedelta(minutes=5))
+    reconcile(live_redis, LONG_AGO)
+    assert Outbox.objects.count() == 0, "its host has not spoken yet"
+    hear(live_redis, *[host_event() for _ in range(5)])
+    assert status(job) == Status.STARTING
+    reconcile(live_redis, LONG_AGO)
+    assert Outbox.objects.get(task=TASK_LAUNCH).arguments[0]["slots"] == [0, 1, 2, 3]
+
+
+def test_a_start_that_a_silence_caught_is_ordered_again(job: Job, live_redis: redis.Redis) -> None:
+    Outbox.objects.all().delete()
+    silent(hours=1)
+    reconcile(live_redis, LONG_AGO)
+    assert status(job) == Status.UNREACHABLE
+    Attempt.objects.update(ordered=timezone.now() - timedelta(minutes=5))
+    hear(live_redis, *[host_event() for _ in range(5)])
+    assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1
+    running(job, live_redis)
+
+
+def test_a_cancelled_start_whose_order_was_lost_ends(job: Job, live_redis: redis.Redis) -> None:
+    actions.cancel(job, "tester")
+    hear(live_redis, *[host_event() for _ in range(5)])
+    assert status(job) == Status.CANCELLING, "its order may still be carried out"
+    Attempt.objects.update(ordered=timezone.now() - timedelta(minutes=5))
+    hear(live_redis, host_event())
+    assert status(job) == Status.CANCELLED
+    assert SlotAllocation.objects.count() == 0
+
+
+@pytest.mark.parametrize(
+    "older",
+    [{"sequence": 1}, {"began": 0.5, "sequence": 10**9, "incarnation": "before"}],
+    ids=["sequence", "incarnation"],
+)
+def test_an_old_heartbeat_changes_nothing(job: Job, live_redis: redis.Redis, older: dict[str, Any]) -> None:
+    running(job, live_redis)
+    before = Host.objects.values().get()
+    hear(live_redis, *[host_event(slots=1, boot_id="other", **older) for _ in range(5)])
+    assert Host.objects.values().get() == before
+    assert (status(job), Attempt.objects.get().missed) == (Status.RUNNING, 0)
+
+
+def test_an_end_is_true_in_an_old_heartbeat_too(job: Job, live_redis: redis.Redis) -> None:
+    running(job, live_redis)
+    hear(live_redis, host_event(attempts=[report(job.id, 1, "exited", "succeeded")], sequence=0))
+    assert status(job) == Status.SUCCEEDED
+    assert Outbox.objects.filter(task=TASK_ACKNOWLEDGE).count() == 1
+
+
+def test_a_rebooted_host_has_lost_what_ran_before(job: Job, live_redis: redis.Redis) -> None:
+    running(job, live_redis)
+    hear(live_redis, host_event(boot_id="after", incarnation="second", began=2.0, sequence=1))
+    assert status(job) == Status.LOST
+    last = StateChange.objects.filter(job=job).last()
+    assert last is not None
+    assert last.reason == "host host-a was rebooted"
+    assert SlotAllocation.objects.count() == 0
+
+
+def test_a_rebooted_host_that_tells_of_an_end_is_believed(job: Job, live_redis: redis.Redis) -> None:
+    running(job, live_redis)
+    ended = [report(job.id, 1, "exited", "succeeded")]
+    hear(live_redis, host_event(boot_id="after", incarnation="second", began=2.0, sequence=1, attempts=ended))
+    assert status(job) == Status.SUCCEEDED
+
+
+def test_a_start_on_its_way_survives_the_reboot_of_its_host(job: Job, live_redis: redis.Redis) -> None:
+    hear(live_redis, host_event())
+    hear(live_redis, host_event(boot_id="after", incarnation="second", began=2.0, sequence=1))
+    assert status(job) == Status.STARTING
+    assert SlotAllocation.objects.count() == 4
+
+
+def test_a_worker_that_began_earlier_by_a_clock_set_back_is_believed_once_only_it_is_heard(
+    job: Job, live_redis: redis.Redis
+) -> None:
+    running(job, live_redis, began=5000.0)
+    set_back = {"began": 1400.0, "incarnation": "second"}
+    hear(live_redis, host_event(attempts=[report(job.id, 1, "running")], sequence=1, **set_back))
+    assert Host.objects.get().incarnation == "first"
+    silent(seconds=31)
+    hear(live_redis, host_event(attempts=[report(job.id, 1, "running")], sequence=2, **set_back))
+    assert Host.objects.get().incarnation == "second"
+
+
+def test_redis_killed_and_restored_from_an_older_dump_loses_no_job(
+    job: Job, redis_service: RedisServer, live_redis: redis.Redis
+) -> None:
+    old = [host_event(), host_event(), host_event(), host_event()]
+    hear(live_redis, *old[:3])
+    for event in old:
+        say(live_redis, event)  # kept in the dump beyond what is trimmed
+    live_redis.save()
+    drain(live_redis)
+    running(job, live_redis)
+    redis_service.stop(signal.SIGKILL)
+    redis_service.start()
+    restored = redis_service.client()
+    assert restored.xlen(EVENTS_STREAM) >= 4
+    silent(hours=1)
+    assert drain(restored) >= 4, "the older stream is read again"
+    reconcile(restored, timezone.now())
+    assert (status(job), Attempt.objects.get().missed) == (Status.RUNNING, 0)
+    assert drain(restored) == 0
+
+
+def test_an_emptied_redis_and_a_clock_set_back_do_not_deafen(job: Job, live_redis: redis.Redis) -> None:
+    running(job, live_redis)
+    live_redis.flushall()
+    # Ids of another time: Redis' clock went back by years.
+    event = attempt_event(job.id, 1, "exited", "succeeded")
+    live_redis.xadd(EVENTS_STREAM, {"b": msgpack.packb(event)}, id="1000-0")
+    assert drain(live_redis) == 1
+    assert status(job) == Status.SUCCEEDED
+    assert Cursor.objects.get(name="events").position == "1000-0"
+
+
+def test_what_was_taken_in_is_not_kept(job: Job, live_redis: redis.Redis) -> None:
+    hear(live_redis, *[host_event() for _ in range(150)])
+    assert live_redis.xlen(EVENTS_STREAM) <= 100
+
+
+def test_a_note_is_shown_until_it_is_gone(job: Job, live_redis: redis.Redis) -> None:
+    hear(live_redis, host_event(attempts=[report(job.id, 1, "running", note="rank 1 is stopped")]))
+    assert Attempt.objects.get().note == "rank 1 is stopped"
+    hear(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
+    assert Attempt.objects.get().note == ""
+    hear(live_redis, host_event(attempts=[report(job.id, 1, "running", note="rank 2 is stopped")]))
+    hear(live_redis, attempt_event(job.id, 1, "exited", "failed"))
+    assert Attempt.objects.get().note == ""

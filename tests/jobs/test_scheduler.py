@@ -1,0 +1,133 @@
+"""What a pass of the scheduler reads and writes; that it decides rightly is test_placement's."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.utils import timezone
+
+from jobs.models import Attempt, Host, Job, Outbox, SlotAllocation, StateChange, Status
+from jobs.queue import lifecycle
+from jobs.queue.scheduler import schedule
+
+MakeHost = Callable[..., Host]
+
+
+def queued(owner: User, num_slots: int = 1, count: int = 1, **fields: Any) -> list[Job]:
+    """Jobs as a submit leaves them, without planning each."""
+    told = {"kind": "train", "device": "cpu", "spec": {"name": "x"}, "estimate": {}, "name": "queued", **fields}
+    return Job.objects.bulk_create(Job(owner=owner, num_slots=num_slots, **told) for _ in range(count))
+
+
+def busy(host: Host, owner: User, *slots: int) -> Attempt:
+    """An attempt that holds these slots."""
+    job = queued(owner, len(slots), status=Status.RUNNING)[0]
+    attempt = Attempt.objects.create(job=job, number=1, host=host, ordered=timezone.now())
+    SlotAllocation.objects.bulk_create(SlotAllocation(host=host, slot=slot, attempt=attempt) for slot in slots)
+    return attempt
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """What is sent to the database meanwhile."""
+    sent: list[str] = []
+
+    def note(execute: Any, sql: str, *rest: Any) -> Any:
+        sent.append(sql)
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(note):
+        yield sent
+
+
+def reason(job: Job) -> str:
+    return Job.objects.values_list("wait_reason", flat=True).get(id=job.id)
+
+
+def test_a_long_queue_takes_few_statements_and_no_spec(owner: User, make_host: MakeHost) -> None:
+    for number in range(50):
+        busy(make_host(f"host-{number}"), owner, 0, 1, 2, 3)
+    queued(owner, 4, count=400)
+    with statements() as first:
+        assert schedule() == 0
+    assert len(first) < 20
+    assert not any('"spec"' in sql for sql in first)
+    with statements() as quiet:
+        schedule()
+    assert len(quiet) == 4, "nothing changed, so nothing is written and nothing is locked"
+    assert all(sql.startswith("SELECT") for sql in quiet)
+    SlotAllocation.objects.all().delete()
+    with statements() as placing:
+        assert schedule() == 50
+    assert len(placing) < 30
+    assert Attempt.objects.filter(job__status=Status.STARTING).count() == 50
+    assert Outbox.objects.count() == 50
+    assert StateChange.objects.filter(status=Status.STARTING, reason__startswith="placed on host-").count() == 50
+
+
+def test_an_order_says_what_runs_where(owner: User, make_host: MakeHost) -> None:
+    busy(make_host(), owner, 1)
+    job = queued(owner, 2, attempt=3)[0]
+    assert schedule() == 1
+    row = Outbox.objects.get()
+    assert row.queue == "host.host-a"
+    told = {name: row.arguments[0][name] for name in ("job", "attempt", "slots", "spec")}
+    assert told == {"job": job.id, "attempt": 3, "slots": [0, 2], "spec": {"name": "x"}}
+    assert sorted(SlotAllocation.objects.filter(attempt__job=job).values_list("slot", flat=True)) == [0, 2]
+
+
+def test_slots_of_which_the_host_says_that_they_live_are_not_given_away(owner: User, make_host: MakeHost) -> None:
+    """The attempt was given up, so nothing is allocated; its ranks are there all the same."""
+    host = make_host()
+    Host.objects.filter(pk=host.pk).update(holding=[["given-up", 1, [0, 1, 2]]])
+    large, small = queued(owner, 2)[0], queued(owner, 1)[0]
+    assert schedule() == 0, "the large one is the head and the host is kept for it"
+    assert reason(large) == "needs 2 slots on one cpu host; host-a has 1 of 4 free and is kept for it"
+    Job.objects.filter(id=large.id).delete()
+    assert schedule() == 1
+    assert SlotAllocation.objects.get(attempt__job=small).slot == 3
+
+
+def test_a_host_once_kept_for_a_head_stays_kept_though_another_draws_ahead(owner: User, make_host: MakeHost) -> None:
+    first, second = make_host("host-a"), make_host("host-b")
+    for slot in range(2):
+        busy(first, owner, slot)
+        busy(second, owner, slot)
+    head = queued(owner, 4)[0]
+    assert schedule() == 0
+    assert reason(head) == "needs 4 slots on one cpu host; host-a has 2 of 4 free and is kept for it"
+    SlotAllocation.objects.filter(host=second, slot=0).delete()
+    late = queued(owner, 2)[0]
+    assert schedule() == 1
+    assert Attempt.objects.get(job=late).host == second
+    SlotAllocation.objects.filter(host=first).delete()
+    assert schedule() == 1
+    assert Attempt.objects.get(job=head).host == first
+
+
+def test_a_queued_job_that_is_on_a_host_already_holds_up_nobody(owner: User, make_host: MakeHost) -> None:
+    """A row written over by hand: on it, every pass would fail."""
+    host = make_host()
+    broken, sound = queued(owner)[0], queued(owner)[0]
+    Attempt.objects.create(job=broken, number=1, host=host, ordered=timezone.now())
+    assert schedule() == 1
+    assert Attempt.objects.filter(job=sound).exists()
+    assert reason(broken) == "attempt 1 has been on a host already: cancel the job, then queue it again"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_announcing_a_thousand_jobs_to_a_redis_that_does_not_answer_takes_a_second(settings: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"redis://127.0.0.1:{mute.getsockname()[1]}/0"
+        layer = {"BACKEND": "channels_redis.core.RedisChannelLayer", "CONFIG": {"hosts": [address]}}
+        settings.CHANNEL_LAYERS = {"default": layer}
+        begin = time.monotonic()
+        lifecycle.announce(*(f"job-{number}" for number in range(1000)))
+        assert time.monotonic() - begin < 5

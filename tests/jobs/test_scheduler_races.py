@@ -1,0 +1,151 @@
+"""The scheduler against others that write at the same time, on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.utils import timezone
+
+from jobs.models import Attempt, Host, Job, Outbox, SlotAllocation, StateChange, Status
+from jobs.queue import actions, lifecycle
+from jobs.queue.scheduler import schedule
+from tests.jobs.test_lifecycle import run_together
+from tests.jobs.test_scheduler import busy, queued
+from tests.support.postgres import as_default_database, postgres_server
+
+CANCELS = 200
+
+
+@pytest.fixture(scope="module")
+def postgres(django_db_blocker: Any) -> Iterator[None]:
+    with django_db_blocker.unblock(), postgres_server() as url, as_default_database(url):
+        yield
+
+
+@pytest.fixture
+def owner(postgres: None) -> Iterator[User]:
+    user = User.objects.create_user("owner")
+    yield user
+    Outbox.objects.all().delete()
+    user.delete()
+    Host.objects.all().delete()
+
+
+def make_host(name: str, slots: int) -> Host:
+    told = {"device": "cpu", "device_name": "cpu", "memory_bytes": 1, "boot_id": "b", "last_seen": timezone.now()}
+    return Host.objects.create(name=name, slots=slots, **told)
+
+
+def test_two_schedulers_at_once_start_each_job_once(owner: User, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(4):
+        make_host(f"host-{number}", 4)
+    for _ in range(25):
+        jobs = queued(owner, 2, count=5) + queued(owner, 4, count=2)  # the last does not fit any more
+        run_together([schedule, schedule])
+        schedule()
+        assert Attempt.objects.filter(job__in=jobs).count() == 6
+        assert Outbox.objects.count() == 6
+        assert SlotAllocation.objects.count() == 5 * 2 + 4
+        Outbox.objects.all().delete()
+        Job.objects.all().delete()
+    assert not [record for record in caplog.records if "duplicate key" in record.getMessage()]
+
+
+def test_a_job_cancelled_while_it_is_placed_never_gets_slots(owner: User) -> None:
+    """The cancel starts as the scheduler sends its first statement, its second, ..., and after its last."""
+    make_host("host-a", 4)
+    ends = {"cancelled": 0, "cancelling": 0}
+    for number in range(CANCELS):
+        job = queued(owner, 4)[0]
+        go = threading.Event()
+
+        def scheduling(at: int = number % 24, go: threading.Event = go) -> None:
+            sent = 0
+
+            def count(execute: Any, *statement: Any) -> Any:
+                nonlocal sent
+                if sent == at:
+                    go.set()
+                sent += 1
+                return execute(*statement)
+
+            try:
+                with connection.execute_wrapper(count):
+                    schedule()
+            finally:
+                go.set()
+
+        def cancelling(job: Job = job, go: threading.Event = go) -> None:
+            go.wait()
+            assert actions.cancel(job, "tester")
+
+        run_together([scheduling, cancelling])
+        job.refresh_from_db()
+        ends[job.status] += 1
+        on_a_host = job.status == "cancelling"
+        assert Attempt.objects.filter(job=job).count() == on_a_host
+        assert Outbox.objects.count() == on_a_host
+        assert SlotAllocation.objects.count() == 4 * on_a_host
+        history = list(StateChange.objects.filter(job=job).values_list("status", flat=True))
+        assert history == (["starting", "cancelling"] if on_a_host else ["cancelling", "cancelled"])
+        Outbox.objects.all().delete()
+        Job.objects.all().delete()
+    assert min(ends.values()) > 0, f"only one side ever won: {ends}"
+
+
+def test_a_slot_taken_at_the_last_moment_leaves_nothing_half_written(owner: User) -> None:
+    host = make_host("host-a", 4)
+    job = queued(owner, 2)[0]
+
+    def take_slot_0() -> None:
+        busy(host, owner, 0)
+        connection.close()
+
+    def interfere(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith('INSERT INTO "jobs_attempt"'):
+            thief = threading.Thread(target=take_slot_0)
+            thief.start()
+            thief.join()
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(interfere):
+        assert schedule() == 0
+    job.refresh_from_db()
+    assert job.status == Status.QUEUED
+    assert not Attempt.objects.filter(job=job).exists()
+    assert not Outbox.objects.exists()
+    assert not StateChange.objects.filter(job=job).exists()
+    assert schedule() == 1
+    assert sorted(SlotAllocation.objects.filter(attempt__job=job).values_list("slot", flat=True)) == [1, 2]
+
+
+def test_a_decision_older_than_another_schedulers_is_not_carried_out(owner: User) -> None:
+    """Between reading and writing another pass placed what came meanwhile; no slot clashes, but the order does."""
+    make_host("host-a", 8)
+    old = queued(owner, 2)[0]
+
+    def another_pass() -> None:
+        queued(owner, 2, priority=9)
+        assert schedule() == 2
+        lifecycle.release(Attempt.objects.get(job=old))
+        Job.objects.filter(id=old.id).update(status=Status.QUEUED, attempt=1)
+        Attempt.objects.filter(job=old).delete()
+        connection.close()
+
+    def interfere(execute: Any, sql: str, *rest: Any) -> Any:
+        if 'FROM "jobs_cursor"' in sql and "FOR UPDATE" in sql and not interfered:
+            interfered.append(True)
+            between = threading.Thread(target=another_pass)
+            between.start()
+            between.join()
+        return execute(sql, *rest)
+
+    interfered: list[bool] = []
+    with connection.execute_wrapper(interfere):
+        assert schedule() == 0
+    assert schedule() == 1

@@ -1,0 +1,147 @@
+"""Settings from the environment: what is wrong is named, and docs/deploy.md tells of each what the table says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.db.backends.postgresql.base import DatabaseWrapper
+from pydantic_settings import BaseSettings
+
+from tests.support.processes import ROOT, base_environment
+from webapp.environment import RunnerSettings, SettingError, WebSettings, read
+
+GIVEN = {"MESHBOARD_SECRET_KEY": "secret", "MESHBOARD_REDIS_URL": "redis://127.0.0.1:1/0"}
+
+
+@pytest.fixture(autouse=True)
+def _only_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in (RunnerSettings, WebSettings):
+        for name in table.model_fields:
+            monkeypatch.delenv(f"MESHBOARD_{name.upper()}", raising=False)
+    for name, value in GIVEN.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_what_follows_the_database_s_name_reaches_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "postgres://user:p%40ss%2Fword@db.example:6432/board?sslmode=require&connect_timeout=7"
+    monkeypatch.setenv("MESHBOARD_DATABASE_URL", url)
+    settings = read(WebSettings).database()
+    wrapper = DatabaseWrapper({"TIME_ZONE": None, **settings})
+    asked = wrapper.get_connection_params()
+    kept = {k: asked[k] for k in ("user", "password", "host", "port", "dbname", "sslmode", "connect_timeout")}
+    assert kept == {
+        "user": "user",
+        "password": "p@ss/word",
+        "host": "db.example",
+        "port": 6432,
+        "dbname": "board",
+        "sslmode": "require",
+        "connect_timeout": 7,
+    }
+
+
+def test_without_a_url_the_database_is_a_file_whose_writers_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHBOARD_STATE_DIR", "/srv/board")
+    found = read(WebSettings).database()
+    assert (found["ENGINE"], found["NAME"]) == ("django.db.backends.sqlite3", "/srv/board/db.sqlite3")
+    assert found["OPTIONS"]["transaction_mode"] == "IMMEDIATE"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("HTTPS", "maybe", "should be a valid boolean.*'maybe'"),
+        ("DEBUG", "2", "should be a valid boolean.*'2'"),
+        ("SECRET_KEY", "", "is not set"),
+        ("DATABASE_URL", "mysql://u:hunter2@h/db", "it is postgres://"),
+        ("DATABASE_URL", "postgres://u:hunter2@h:port/db", "it is postgres://"),
+        ("DATABASE_URL", "postgres://u:hunter2/x@h/db", "it is postgres://"),
+        ("DATABASE_URL", "postgres://u:hunter2@h", "it is postgres://"),
+        ("DATABASE_URL", "postgres://u:hunter2@[h/db", "it is postgres://"),
+    ],
+)
+def test_a_wrong_value_is_named_and_no_password_shown(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+) -> None:
+    monkeypatch.setenv(f"MESHBOARD_{name}", value)
+    with pytest.raises(SettingError, match=f"^MESHBOARD_{name}:? .*{told}") as error:
+        read(WebSettings)
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [("0", "greater than or equal to 1"), ("65536", "less than or equal to 65535"), ("http", "a valid integer")],
+)
+def test_a_port_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, wrong: str, told: str) -> None:
+    monkeypatch.setenv("MESHBOARD_PORT", wrong)
+    with pytest.raises(SettingError, match=f"^MESHBOARD_PORT: input should be {told}.*, got '{wrong}'"):
+        read(RunnerSettings)
+
+
+@pytest.mark.parametrize("wrong", ["lots", "-1", "0", "1 gb", "1tb", "1gb\nrequirepass x"])
+def test_a_limit_that_redis_would_not_take_is_named(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv("MESHBOARD_REDIS_MAXMEMORY", wrong)
+    with pytest.raises(SettingError, match=r"^MESHBOARD_REDIS_MAXMEMORY: "):
+        read(RunnerSettings)
+
+
+def test_a_command_names_every_missing_setting_and_shows_no_traceback_of_ours(tmp_path: Path) -> None:
+    environment = {**base_environment(), "MESHBOARD_STATE_DIR": str(tmp_path), "MESHBOARD_DEBUG": "yes please"}
+    argv = [sys.executable, "manage.py", "check"]
+    done = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert [line.rpartition("ImproperlyConfigured: ")[2].split(" ")[0] for line in done.stderr.splitlines()[-3:]] == [
+        "MESHBOARD_SECRET_KEY",
+        "MESHBOARD_DEBUG:",
+        "MESHBOARD_REDIS_URL",
+    ]
+
+
+def documented() -> dict[str, tuple[str, str, str]]:
+    """Name -> who reads it, default, meaning."""
+    rows = re.findall(
+        r"^\| `(MESHBOARD_\w+)` \| (.*?) \| (.*?) \| (.*) \|$", (ROOT / "docs/deploy.md").read_text(), re.M
+    )
+    return {name: (readers, default, meaning) for name, readers, default, meaning in rows}
+
+
+FIELDS = [(table, name) for table in (WebSettings, RunnerSettings) for name in table.model_fields]
+
+
+@pytest.mark.parametrize(("table", "name"), FIELDS)
+def test_the_table_in_the_docs_is_the_one_in_the_code(table: type[BaseSettings], name: str) -> None:
+    field = table.model_fields[name]
+    readers, default, meaning = documented()[f"MESHBOARD_{name.upper()}"]
+    assert meaning == field.description
+    assert table is WebSettings or "`make up`" in readers
+    assert default == ("required" if field.is_required() else shown(field.default))
+
+
+def shown(default: object) -> str:
+    match default:
+        case None:
+            return "none"
+        case bool():
+            return f"`{default:d}`"
+        case list():
+            return f"`{','.join(default)}`"
+        case Path():
+            return f"`{default.relative_to(ROOT)}`"
+        case _:
+            return f"`{default}`"
+
+
+def test_every_variable_that_anything_reads_is_in_the_docs() -> None:
+    of_our_own = {"MESHBOARD_ATTEMPT"}  # a cookie on processes, set by us and no setting
+    sources = [f for room in ("webapp", "workers", "jobs") for f in (ROOT / room).rglob("*.py")]
+    text = "\n".join(f.read_text() for f in [*sources, ROOT / "docker-compose.yml", ROOT / "Dockerfile"])
+    read_somewhere = set(re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", text)) - of_our_own
+    deploy = (ROOT / "docs/deploy.md").read_text()
+    assert [name for name in sorted(read_somewhere) if f"`{name}`" not in deploy] == []
+    known = {f"MESHBOARD_{name.upper()}" for _, name in FIELDS}
+    assert [name for name in documented() if name not in known | read_somewhere] == []

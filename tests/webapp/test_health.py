@@ -1,0 +1,34 @@
+"""/healthz: true answers about the database and Redis, whatever name it is asked by."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.test import Client
+from pytest_django import Settings
+
+from tests.support.processes import RedisServer
+
+
+@pytest.mark.django_db
+def test_a_prober_needs_neither_name_nor_login(client: Client, settings: Settings, redis_service: RedisServer) -> None:
+    settings.REDIS_URL = redis_service.url
+    settings.ALLOWED_HOSTS = ["board.example"]
+    answer = client.get("/healthz", headers={"host": "10.0.0.7:8000"})
+    assert (answer.status_code, answer.json()) == (200, {"database": True, "redis": True})
+    redis_service.stop()
+    answer = client.get("/healthz")
+    assert (answer.status_code, answer.json()) == (503, {"database": True, "redis": False})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_that_does_not_answer_is_told(
+    client: Client, settings: Settings, redis_service: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.REDIS_URL = redis_service.url
+    connection.close()
+    monkeypatch.setitem(connection.settings_dict, "NAME", "/nowhere/at/all.sqlite3")
+    answer = client.get("/healthz")
+    assert (answer.status_code, answer.json()) == (503, {"database": False, "redis": True})
+    monkeypatch.undo()
+    connection.close()

@@ -1,0 +1,54 @@
+"""One rank of a training job at which something fails: FAULTS is {stage: [rank, checkpoint's step]}."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from typing import Any
+
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+from tests.workers.checkpoint.rank import main
+from workers.checkpoint import folder, save
+from workers.checkpoint.boxes import BoxSavePlanner
+
+FAULTS: dict[str, tuple[int, int]] = json.loads(os.environ["FAULTS"])
+PLACES: dict[str, tuple[Any, str]] = {
+    "prepare": (save, "_empty"),
+    "plan": (BoxSavePlanner, "create_local_plan"),
+    "write": (FileSystemWriter, "write_data"),
+    "metadata": (FileSystemWriter, "finish"),
+    "describe": (folder, "describe"),
+    "rename": (folder, "publish"),
+    "manifest": (folder, "read_manifest"),
+    "check": (folder, "damage"),
+}
+now = {"step": 0}
+
+
+def failing(stage: str, work: Any) -> Any:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        if [int(os.environ["RANK"]), now["step"]] == FAULTS.get(stage):
+            raise OSError(errno.ENOSPC, "No space left on device", f"/{stage}")
+        return work(*args, **kwargs)
+
+    return fails
+
+
+for stage, (owner, name) in PLACES.items():
+    setattr(owner, name, failing(stage, getattr(owner, name)))
+
+write = save.Saver._write
+
+
+def writing(self: save.Saver, step: int, *args: Any) -> None:
+    now["step"] = step
+    write(self, step, *args)
+
+
+save.Saver._write = writing  # type: ignore[method-assign]
+code = main()
+sys.stdout.flush()
+os._exit(code)

@@ -1,0 +1,74 @@
+"""What one rank cannot do while a checkpoint is made or read, every rank comes to hear of; none waits for ever."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.checkpoint.api import CheckpointException
+
+from tests.workers.checkpoint.runs import Ran, make_spec, run
+from workers.checkpoint.agree import on_every_rank, on_first_rank, words_of
+from workers.checkpoint.folder import complete_below
+from workers.trainer.errors import UserError
+
+STAGES = {"prepare": 0, "plan": 1, "write": 1, "metadata": 0, "describe": 1, "rename": 0}  # and the rank it fails on
+LAST = len(STAGES) + 2
+
+
+def faulty(root: Path, faults: dict[str, Any], steps: int, attempt: int) -> Ran:
+    spec = make_spec({"dp": 2}, checkpoint_every=1, keep_checkpoints=10, steps=steps, micro_batches=1, seq_len=8)
+    return run(spec, root, attempt=attempt, module="tests.workers.checkpoint.faulty", FAULTS=json.dumps(faults))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faulty") / "root"
+
+
+@pytest.fixture(scope="module")
+def saved(root: Path) -> Ran:
+    """Another stage fails at each step, after a good one and before a good one."""
+    return faulty(root, {stage: [rank, 2 + at] for at, (stage, rank) in enumerate(STAGES.items())}, LAST, 1)
+
+
+def test_training_goes_on_and_each_problem_names_its_rank(saved: Ran, root: Path) -> None:
+    assert sorted(saved.losses) == list(range(1, LAST + 1))
+    told = {item["step"]: (item["name"], item["problem"]) for item in saved.of_kind("checkpoint")}
+    assert sorted(told) == sorted(saved.losses)
+    for at, (stage, rank) in enumerate(STAGES.items()):
+        assert told[2 + at] == (None, f"rank {rank}: No space left on device: /{stage}")
+    assert [told[step][1] for step in (1, LAST)] == ["", ""]
+    assert [checkpoint.step for checkpoint in complete_below(root)] == [1, LAST]
+    assert list(root.glob("**/.step-*.draft")) == [], "nothing half written stays"
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(root: Path) -> None:
+    """Both ranks go on from the same one, or end with the same words."""
+    ran = faulty(root, {"manifest": [1, 0]}, LAST + 1, 2)
+    assert ran.problem is not None
+    assert ran.problem.startswith("train.resume: no whole checkpoint. ")
+    assert ran.problem.count("rank 1: No space left on device: /manifest") == 2
+    assert ran.of_kind("step") == []
+
+
+def test_alone_there_is_nobody_to_tell() -> None:
+    assert on_every_rank(lambda: 5, None) == [5]
+    assert on_first_rank(lambda: "x", None) == "x"
+    with pytest.raises(UserError, match=r"^Permission denied: /x$"):
+        on_every_rank(_denied, None)
+
+
+def _denied() -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", "/x")
+
+
+def test_words_of_a_failure_are_one_line_and_bounded() -> None:
+    assert words_of(ValueError("a\n  b\0")) == "ValueError: a b"
+    assert len(words_of(RuntimeError("x" * 9999))) == 500
+    both = CheckpointException("write", {3: (OSError(28, "full", "/a"), None), 1: (OSError("odd"), None)})  # type: ignore[dict-item]
+    assert words_of(both) == "rank 1: OSError: odd"

@@ -1,0 +1,124 @@
+"""What an attempt puts into Redis is bounded in bytes, whatever it prints or sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.codec import BATCH_BYTES, decode_batch
+from contracts.names import telemetry_stream
+from contracts.telemetry import CheckpointItem, Item, LogItem, PhaseItem
+from tests.support.processes import RedisServer
+from workers.host.attempts import AttemptDir
+from workers.host.settings import HostSettings
+from workers.host.supervisor import publish
+from workers.host.supervisor.board import Board
+from workers.host.supervisor.bucket import Bucket
+from workers.host.supervisor.publish import STREAM_KEPT_S, Publisher
+
+STREAM = telemetry_stream("job", 1)
+STREAM_BYTES = 2**20
+
+
+def run(server: RedisServer, work: Callable[[Publisher, Board], Awaitable[None]]) -> list[bytes]:
+    """Do the work with a publisher; what the stream then holds."""
+    path = Path("/nowhere")
+    settings = HostSettings(
+        server.url, "testhost", 4, "cpu", path, path, path, path, "workers.trainer", stream_bytes=STREAM_BYTES
+    )
+
+    async def main() -> None:
+        board = Board()
+        publisher = Publisher(AttemptDir(path, "job", 1), settings, board)
+        await work(publisher, board)
+        await publisher.close()
+
+    asyncio.run(main())
+    entries: Any = server.client().xrange(STREAM)
+    return [fields[b"b"] for _, fields in entries]
+
+
+def problem(number: int) -> CheckpointItem:
+    return CheckpointItem(
+        kind="checkpoint",
+        rank=0,
+        time=0.0,
+        step=number,
+        name=None,
+        num_bytes=0,
+        stall_s=0.0,
+        save_s=0.0,
+        problem="x" * 1000,
+    )
+
+
+def items(bodies: list[bytes]) -> list[Item]:
+    return [item for body in bodies for item in decode_batch(body)["items"]]
+
+
+def test_a_stream_keeps_its_newest_bytes_in_entries_of_bounded_size_and_expires(redis_service: RedisServer) -> None:
+    async def flood(publisher: Publisher, board: Board) -> None:
+        for number in range(4000):
+            board.add(problem(number))
+        assert await publisher.send()
+
+    bodies = run(redis_service, flood)
+    assert max(map(len, bodies)) <= BATCH_BYTES
+    assert STREAM_BYTES - BATCH_BYTES <= sum(map(len, bodies)) <= STREAM_BYTES
+    steps = [item["step"] for item in items(bodies) if item["kind"] == "checkpoint"]
+    assert steps == list(range(steps[0], 4000))
+    assert STREAM_KEPT_S - 60 < redis_service.client().ttl(STREAM) <= STREAM_KEPT_S
+
+
+def test_a_flood_of_lines_is_thinned_to_what_may_be_sent_and_other_items_get_through(
+    redis_service: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "LOG_BURST", 300_000)
+    monkeypatch.setattr(publish, "LOG_BYTES_PER_S", 1000)
+    lines = 0
+
+    async def flood(publisher: Publisher, board: Board) -> None:
+        nonlocal lines
+        for _ in range(50):
+            board.add(LogItem(kind="log", rank=0, time=0.0, first=lines, lines=["x" * 100] * 1000))
+            board.add(PhaseItem(kind="phase", rank=0, time=0.0, phase="step"))
+            lines += 1000
+            assert await publisher.send()
+
+    found = items(run(redis_service, flood))
+    sent = [item for item in found if item["kind"] == "log"]
+    assert sum(len("".join(item["lines"])) for item in sent) <= 300_000
+    assert [item["kind"] for item in found].count("phase") == 50
+    assert 0 < sum(len(item["lines"]) + item.get("skipped", 0) for item in sent) <= lines
+
+
+def test_what_redis_did_not_take_is_sent_later_and_all_of_it(redis_service: RedisServer) -> None:
+    async def outage(publisher: Publisher, board: Board) -> None:
+        redis_service.stop()
+        for number in range(100):
+            board.add(problem(number))
+            assert not await publisher.send()
+        await asyncio.to_thread(redis_service.start)
+        assert await publisher.send()
+
+    steps = [item["step"] for item in items(run(redis_service, outage)) if item["kind"] == "checkpoint"]
+    assert steps == list(range(100))
+
+
+def test_a_bucket_gives_its_burst_then_its_rate_and_makes_a_debtor_wait() -> None:
+    async def main() -> None:
+        bucket = Bucket(rate=1000, burst=50)
+        assert bucket.level() == 50
+        await bucket.paid()
+        bucket.spend(100)
+        assert bucket.level() == 0
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await bucket.paid()
+        assert loop.time() - started >= 0.045
+
+    asyncio.run(main())

@@ -1,0 +1,179 @@
+"""The exit report is one that every reader takes, whatever the ranks said."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.codec import EXIT_BYTES, checked_exit
+from contracts.telemetry import Cell, EvalItem, LabItem, StepItem, TrafficItem, VerdictItem, VerdictRow
+from tests.support.orders import order
+from workers.host.attempts import AttemptDir
+from workers.host.supervisor.ending import Ended, Failure, exit_report, read_failure
+from workers.host.supervisor.tail import LogTail
+from workers.host.supervisor.tally import MAX_POINTS, Tally
+
+
+def ending(folder: Path, tally: Tally, failure: Failure | None = None, code: int = 0, error: str = "") -> object:
+    logs = folder / "logs"
+    stderr = logs / "run" / "attempt_0" / "0" / "stderr.log"
+    stderr.parent.mkdir(parents=True, exist_ok=True)
+    stderr.write_text(error)
+    (stderr.parent / "stdout.log").write_text("progress\n")
+    tail = LogTail(logs, 1, 2**20, frozenset({stderr.stat().st_uid}))
+    tail.read(final=True)
+    ended = Ended(code=code, failure=failure, ended_by=None, reason="", started=1.0)
+    report = exit_report(AttemptDir(folder, "job", 1), order(), ended, tally, tail)
+    assert len(json.dumps(report)) <= EXIT_BYTES
+    return checked_exit(json.loads(json.dumps(report, allow_nan=False)))
+
+
+def step(number: int, step_s: float, tokens: int = 100, loss: float | None = 1.0) -> StepItem:
+    return StepItem(
+        kind="step",
+        rank=0,
+        time=1.0,
+        step=number,
+        ran=number,
+        steps=number,
+        step_s=step_s,
+        tokens=tokens,
+        loss=loss,
+        grad_norm=None,
+        learning_rate=0.1,
+        cells=[],
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.floats(min_value=0, allow_infinity=False, allow_nan=False),
+    st.integers(0, 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+def test_no_step_makes_a_report_that_cannot_be_told(
+    tmp_path_factory: pytest.TempPathFactory, step_s: float, tokens: int, loss: float
+) -> None:
+    tally = Tally()
+    for number in range(3):
+        tally.add(step(number, step_s, tokens, loss))
+    report = ending(tmp_path_factory.getbasetemp() / "steps", tally)
+    assert isinstance(report, dict)
+    assert report["summary"] is not None
+    assert report["summary"]["steps"] == 2
+    assert report["summary"]["tokens_per_s"] is None or math.isfinite(report["summary"]["tokens_per_s"])
+
+
+def test_both_loss_curves_are_thinned(tmp_path: Path) -> None:
+    tally = Tally()
+    for number in range(1, 5 * MAX_POINTS):
+        tally.add(step(number, 0.1))
+        tally.add(EvalItem(kind="eval", rank=0, time=1.0, step=number, loss=2.0))
+    summary = tally.summary()
+    for points in (summary["losses"], summary["eval_losses"]):
+        assert MAX_POINTS / 2 <= len(points) <= MAX_POINTS
+        steps = [point["step"] for point in points]
+        assert steps == sorted(set(steps))
+        assert steps[-1] > 4.9 * MAX_POINTS
+
+
+def cell(axis: str) -> Cell:
+    return Cell(
+        phase="step",
+        op="send",
+        axis=axis,
+        group_size=2,
+        count=1,
+        completed=1,
+        payload_bytes=1,
+        algorithmic_bytes=1,
+        busy_s=0.0,
+    )
+
+
+def row(axis: str) -> VerdictRow:
+    return VerdictRow(
+        phase="step",
+        op="send",
+        axis=axis,
+        predicted_count=1,
+        measured_count=1,
+        predicted_bytes=1,
+        measured_bytes=1,
+    )
+
+
+def test_a_summary_keeps_what_fits_and_leaves_out_the_last_ranks_cells(tmp_path: Path) -> None:
+    tally = Tally()
+    tally.add(step(1, 0.1))
+    for rank in range(64):
+        cells = [cell(f"{rank} {number} " + "x" * 180) for number in range(300)]
+        tally.add(TrafficItem(kind="traffic", rank=rank, time=1.0, cells=cells, dropped=0))
+    tally.add(VerdictItem(kind="verdict", rank=0, time=1.0, rows=[row("dp")]))
+    report = ending(tmp_path, tally)
+    assert isinstance(report, dict)
+    assert report["summary"]["verdict"] == {"0": [row("dp")]}
+    kept = [int(rank) for rank in report["summary"]["cells"]]
+    assert 0 < len(kept) < 64
+    assert kept == list(range(len(kept)))
+
+
+def test_a_lab_result_too_large_is_left_out_and_the_rest_is_told(tmp_path: Path) -> None:
+    tally = Tally()
+    tally.add(LabItem(kind="lab", rank=0, time=1.0, result={"text": "x" * EXIT_BYTES}))
+    report = ending(tmp_path, tally)
+    assert isinstance(report, dict)
+    assert "lab" not in report["summary"]
+
+
+def test_the_reason_is_the_launchers_message_else_the_last_line_on_stderr_and_never_stdout(tmp_path: Path) -> None:
+    told = Failure(0, 1, None, "ValueError: boom")
+    silent = told._replace(message="")
+    reasons = [
+        ending(tmp_path, Tally(), told, 1, "Traceback\nOSError: late\n"),
+        ending(tmp_path, Tally(), silent, 1, "Traceback\nOSError: late\n\n  \n"),
+        ending(tmp_path, Tally(), silent, 1, ""),
+    ]
+    assert [report["reason"] for report in reasons if isinstance(report, dict)] == [
+        "rank 0 ended with exit code 1: ValueError: boom",
+        "rank 0 ended with exit code 1: OSError: late",
+        "rank 0 ended with exit code 1: ",
+    ]
+
+
+SENSELESS = [
+    "[",
+    "[1]",
+    "null",
+    '{"rank": "0", "exit_code": 1, "signal": null}',
+    '{"rank": 1, "exit_code": 1, "signal": null}',
+    '{"rank": true, "exit_code": 1, "signal": null}',
+    '{"rank": 0, "exit_code": 1e99, "signal": null}',
+    '{"rank": 0, "exit_code": 1, "signal": ["SIGKILL"]}',
+    '{"rank": 0, "exit_code": 1, "signal": "SIGNONSENSE"}',
+]
+
+
+@pytest.mark.parametrize("text", SENSELESS)
+def test_a_launchers_word_that_makes_no_sense_is_ignored(tmp_path: Path, text: str) -> None:
+    attempt = AttemptDir(tmp_path, "job", 1)
+    attempt.logs.mkdir(parents=True)
+    attempt.failure.write_text(text)
+    assert read_failure(attempt, 1) is None
+
+
+def test_a_launchers_message_is_made_plain(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path, "job", 1)
+    attempt.logs.mkdir(parents=True)
+    said = {"rank": 0, "exit_code": 1, "signal": None, "message": "a\0b\ud800\n\nc" + "d" * 9999}
+    attempt.failure.write_text(json.dumps(said))
+    found = read_failure(attempt, 1)
+    assert found is not None
+    report = ending(tmp_path / "end", Tally(), found, 1)
+    assert isinstance(report, dict)
+    assert report["reason"].startswith("rank 0 ended with exit code 1: a\ufffdb? cddd")

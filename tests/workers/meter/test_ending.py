@@ -1,0 +1,75 @@
+"""What a rank dies of is left where torchrun told it to, in a form that torch and our launcher both read."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from workers.host.launch import read_told
+from workers.meter.ending import MAX_MESSAGE, MAX_TRACEBACK, fail, tell, tell_exception
+from workers.meter.script import Script, run
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    return tmp_path / "error.json"
+
+
+def test_an_exception_is_told_with_its_type_its_words_and_its_traceback(told: Path) -> None:
+    before = time.time()
+    try:
+        int("boom")
+    except ValueError as error:
+        tell_exception(error)
+    message, trace, moment = read_told(told)
+    assert message == "ValueError: invalid literal for int() with base 10: 'boom'"
+    assert 'int("boom")' in trace
+    assert moment is not None
+    assert before <= moment <= time.time(), "to the microsecond: it says which rank was first"
+    assert ProcessFailure(0, 1, 1, str(told)).timestamp == int(moment), "plain torchrun reads it as well"
+
+
+def test_what_is_told_is_bounded_and_the_end_of_a_traceback_stays(told: Path) -> None:
+    tell("m" * 10**6, "t" * 10**6 + "last")
+    content = json.loads(told.read_text())["message"]
+    assert len(content["message"]) == MAX_MESSAGE
+    assert len(content["extraInfo"]["py_callstack"]) == MAX_TRACEBACK
+    assert content["extraInfo"]["py_callstack"].endswith("last")
+
+
+def test_an_error_file_that_cannot_be_written_hides_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "absent/error.json"))
+    assert fail("no such data", 2) == 2
+    assert capsys.readouterr().err.startswith("error: no such data\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "message"),
+    [
+        ("raise SystemExit('bad data')", 1, "bad data"),
+        ("raise SystemExit(3)", 3, None),
+        ("raise SystemExit", 0, None),
+        ("print('progress'); raise ValueError('boom')", 1, "ValueError: boom"),
+        ("class E(Exception):\n    def __str__(self): raise self\nraise E", 1, "E: <exception str() failed>"),
+        ("def f(): f()\nf()", 1, "RecursionError: maximum recursion depth exceeded"),
+        ("x = (", 1, "SyntaxError: '(' was never closed"),
+    ],
+)
+def test_a_script_ends_as_python_ends_it_and_its_last_words_are_told(
+    told: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, code: int, message: str | None
+) -> None:
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    file = tmp_path / "script.py"
+    file.write_text(source)
+    assert run(Script(file, None, "script.py", [], tmp_path, None)) == code
+    assert told.exists() == (message is not None)
+    assert message is None or read_told(told)[0].startswith(message)

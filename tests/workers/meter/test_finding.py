@@ -1,0 +1,88 @@
+"""What a job's spec names as its script is looked for below the script root, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workers.meter.script import NoScriptError, Script, from_spec, run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A script root with a way out of it under every name."""
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    (outside / "package").mkdir(parents=True)
+    for file in ("evil.py", "package/__main__.py", "package/train.py"):
+        (outside / file).write_text("print('I RAN')\n")
+    root.mkdir()
+    (root / "evil.py").symlink_to(outside / "evil.py")
+    (root / "away").symlink_to(outside / "package")
+    (root / "circle").symlink_to(root / "circle")
+    (root / "circle.py").symlink_to(root / "circle.py")
+    (root / "good").mkdir()
+    (root / "good/train.py").write_text("print('fine')\n")
+    (root / "good/__main__.py").write_text("print('fine')\n")
+    (root / "link.py").symlink_to(root / "good/train.py")
+    (root / "json.py").write_text("print('not the one that Python has')\n")
+    return root
+
+
+def find(root: Path, **script: Any) -> Script:
+    spec = root.parent / "spec.json"
+    spec.write_text(json.dumps({"kind": "script", "script": script}))
+    return from_spec(spec, root)
+
+
+@pytest.mark.parametrize(
+    ("script", "field"),
+    [
+        ({"path": "evil.py"}, "script.path"),
+        ({"path": "away/train.py"}, "script.path"),
+        ({"path": "circle"}, "script.path"),
+        ({"path": "good"}, "script.path"),
+        ({"path": "x" * 900}, "script.path"),
+        ({"path": "absent.py"}, "script.path"),
+        ({"module": "evil"}, "script.module"),
+        ({"module": "away"}, "script.module"),
+        ({"module": "away.train"}, "script.module"),
+        ({"module": "circle"}, "script.module"),
+        ({"module": "x" * 200}, "script.module"),
+        ({"module": "http.server"}, "script.module"),
+        ({"path": "good/train.py", "cwd": "away"}, "script.cwd"),
+        ({"path": "good/train.py", "cwd": "absent"}, "script.cwd"),
+        ({"path": "good/train.py", "cwd": "link.py"}, "script.cwd"),
+    ],
+)
+def test_a_way_out_of_the_root_is_as_good_as_none(root: Path, script: dict[str, str], field: str) -> None:
+    with pytest.raises(NoScriptError, match=f"^{re.escape(field)}: there is no '"):
+        find(root, **script)
+
+
+def test_what_lies_below_the_root_is_found(root: Path) -> None:
+    file, folder = root / "good/train.py", root / "good"
+    for path in ("good/train.py", "link.py", "good/./train.py"):
+        assert find(root, path=path)[:1] == (file,)
+        assert find(root, path=path)[4:] == (folder, folder)
+    assert find(root, path="good/train.py", cwd=".").cwd == root
+    assert find(root, module="good.train")[4:] == (root, root)
+    assert find(root, module="good").file == folder / "__main__.py"
+
+
+def test_a_module_that_python_finds_elsewhere_is_not_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = find(root, module="json")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.chdir(root)
+    assert run(script) == 2
+    said = capsys.readouterr()
+    assert "error: script.module: 'json' is " in said.err
+    assert "but Python finds it in" in said.err
+    assert said.out == ""

@@ -1,0 +1,123 @@
+"""Every MESHBOARD_ variable of web, controller and `make up`: type, default and meaning, in one table.
+
+docs/deploy.md shows the same table, and a test holds it against this one. A host worker reads its own
+(workers/host/settings.py): it must start without Django and without what only a web host has installed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import dj_database_url
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+PREFIX = "MESHBOARD_"
+BASE_DIR = Path(__file__).resolve().parent.parent
+DATABASE_FORM = (
+    "it is postgres://user:password@host:port/name (with ?sslmode=require, say), or sqlite:////path; "
+    "percent-encode what is special in a password"
+)
+
+
+def parse_database(url: SecretStr) -> dict[str, Any]:
+    """Django's settings for a URL, what follows its `?` as the driver's options."""
+    text = url.get_secret_value()
+    try:
+        known = text.startswith(("postgres://", "postgresql://", "sqlite:///"))
+        found: dict[str, Any] = dict(dj_database_url.parse(text, conn_health_checks=True)) if known else {}
+    except ValueError:
+        found = {}
+    if not found.get("NAME"):
+        raise ValueError(DATABASE_FORM)  # not the parser's own words: they can hold a piece of the password
+    if found["ENGINE"] == "django.db.backends.sqlite3":
+        # IMMEDIATE takes the write lock at once, so two writers queue instead of failing half way.
+        found["OPTIONS"] = {
+            "transaction_mode": "IMMEDIATE",
+            "timeout": 20,
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+        }
+    return found
+
+
+def _parsed(url: SecretStr) -> SecretStr:
+    parse_database(url)
+    return url
+
+
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_parsed)]
+Names = Annotated[list[str], NoDecode, BeforeValidator(lambda text: [name.strip() for name in text.split(",")])]
+Folder = Annotated[Path, AfterValidator(Path.resolve)]
+
+
+CONFIG = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, validate_default=False, frozen=True)
+
+
+class SettingError(RuntimeError):
+    """A MESHBOARD_ variable is missing or senseless; one line for each."""
+
+
+class RunnerSettings(BaseSettings):
+    """What only `make up` reads."""
+
+    model_config = CONFIG
+
+    state_dir: Folder = Field(BASE_DIR / "var", description="database, static files, secrets")
+    port: int | None = Field(None, ge=1, le=65535, description="where the web listens; 8000 or a free one if not set")
+    redis_maxmemory: str = Field(
+        "1gb",
+        pattern=r"(?i)^[1-9][0-9]*(b|kb?|mb?|gb?)?$",
+        description="bytes that the embedded Redis may hold, as Redis writes them; full, it refuses to be written to",
+    )
+
+
+class WebSettings(BaseSettings):
+    """What web and controller read."""
+
+    model_config = CONFIG
+
+    state_dir: Folder = Field(BASE_DIR / "var", description="database, static files, secrets")
+    static_root: Folder | None = Field(None, description="static files as served; `STATE_DIR/static` if not set")
+    secret_key: SecretStr = Field(description="signs sessions and tokens")
+    debug: bool = Field(False, description="Django's debug pages; never on a reachable host")
+    allowed_hosts: Names = Field(
+        ["127.0.0.1", "localhost"], description="host names served, and socket origins accepted, with commas between"
+    )
+    https: bool = Field(True, description="secure cookies and HSTS; `make up` sets 0 on loopback")
+    database_url: DatabaseUrl | None = Field(
+        None,
+        description="`postgres://user:password@host:port/name?sslmode=require`; SQLite in `STATE_DIR` if not set",
+    )
+    redis_url: SecretStr = Field(description="broker, events and telemetry")
+    submits_per_minute: int = Field(60, ge=1, description="jobs that a user may submit in a minute over REST")
+
+    def database(self) -> dict[str, Any]:
+        """Django's settings of the database."""
+        return parse_database(self.database_url or SecretStr(f"sqlite:///{self.state_dir}/db.sqlite3"))
+
+
+Settings = TypeVar("Settings", bound=BaseSettings)
+
+
+def read(table: type[Settings]) -> Settings:
+    """The environment's values.
+
+    Raises:
+        SettingError: naming every variable that is missing or senseless, secrets not shown.
+    """
+    try:
+        return table()
+    except ValidationError as errors:
+        told = [_told(table, error) for error in errors.errors()]
+    raise SettingError("\n".join(told))
+
+
+def _told(table: type[BaseSettings], error: Any) -> str:
+    name = str(error["loc"][0])
+    if error["type"] == "missing":
+        return f"{PREFIX}{name.upper()} is not set"
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    secret = "Secret" in str(table.model_fields[name].annotation)
+    return f"{PREFIX}{name.upper()}: {message}" + ("" if secret else f", got {error['input']!r}")

@@ -1,0 +1,119 @@
+"""How an attempt ended, in one sentence and one checked report."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import time
+from typing import NamedTuple
+
+from contracts.codec import EXIT_BYTES, BadMessageError, checked_exit
+from contracts.control import VERSION, ExitReport, LaunchOrder, Outcome
+from workers.host.attempts import AttemptDir
+from workers.host.files import BadFileError, read_json
+from workers.host.programs import program_of
+from workers.host.supervisor.tail import LAUNCHER, LogTail
+from workers.host.supervisor.tally import Tally
+
+log = logging.getLogger(__name__)
+
+
+class Failure(NamedTuple):
+    """The rank that failed first, as the launcher wrote it down."""
+
+    rank: int
+    exit_code: int
+    signal: str | None
+    message: str
+
+
+def read_failure(attempt: AttemptDir, ranks: int) -> Failure | None:
+    """None when torchrun named none, or its file makes no sense: it lies where the job can write."""
+    try:
+        told = read_json(attempt.failure)
+    except (BadFileError, OSError) as error:
+        log.warning("the launcher's word is ignored: %s", error)
+        return None
+    if not isinstance(told, dict):
+        return None
+    rank, code, killed_by = told.get("rank"), told.get("exit_code"), told.get("signal")
+    if not (type(rank) is int and 0 <= rank < ranks and type(code) is int and abs(code) < 2**31):
+        return None
+    if killed_by is not None and killed_by not in list(signal.Signals.__members__):
+        return None
+    return Failure(rank, code, killed_by, plain(str(told.get("message") or "")))
+
+
+def plain(text: str) -> str:
+    """One line that any reader can hold: no NUL, no half characters, at most 500 long."""
+    return " ".join(text.replace("\0", "\ufffd").encode("utf-8", "replace").decode().split())[:500]
+
+
+class Ended(NamedTuple):
+    """What is known when torchrun is gone."""
+
+    code: int  # -N: signal N
+    failure: Failure | None
+    ended_by: Outcome | None  # set when the supervisor, not the training, ended it
+    reason: str
+    started: float
+
+
+def exit_report(attempt: AttemptDir, order: LaunchOrder, ended: Ended, tally: Tally, tail: LogTail) -> ExitReport:
+    """Always one that every reader takes."""
+    failure = ended.failure
+    outcome, reason = _verdict(order, ended, tally, tail)
+    rank = None if failure is None else failure.rank
+    report = ExitReport(
+        v=VERSION,
+        job=attempt.job,
+        attempt=attempt.attempt,
+        outcome=outcome,
+        reason=reason[:1000],
+        exit_code=ended.code if failure is None else failure.exit_code,
+        rank=rank,
+        signal=_signal_name(ended.code) if failure is None else failure.signal,
+        log_tail=tail.last_lines(LAUNCHER if rank is None else rank) if outcome == "failed" else [],
+        started=ended.started,
+        finished=time.time(),
+        summary=tally.summary(),
+    )
+    trouble = _trouble(report)
+    if trouble:
+        log.error("an exit report without its summary: %s", trouble)
+        report["summary"], report["log_tail"] = None, []
+        report["reason"] = f"{report['reason'][:600]} (what its ranks said cannot be told: {trouble[:300]})"
+    return report
+
+
+def _trouble(report: ExitReport) -> str:
+    """Why a reader would refuse it; empty when none would."""
+    try:
+        checked_exit(report)
+    except BadMessageError as error:
+        return str(error)
+    size = len(json.dumps(report))
+    return f"{size:,} bytes; at most {EXIT_BYTES:,} are read" if size > EXIT_BYTES else ""
+
+
+def _verdict(order: LaunchOrder, ended: Ended, tally: Tally, tail: LogTail) -> tuple[Outcome, str]:
+    if ended.ended_by is not None:
+        return ended.ended_by, ended.reason
+    if ended.code == 0:
+        return "succeeded", program_of(order).good_end.format(steps=tally.steps, tried=tally.tried)
+    failure = ended.failure
+    if failure is None:
+        killed_by = _signal_name(ended.code)
+        how = f"was killed by {killed_by}" if killed_by else f"ended with exit code {ended.code}"
+        return "failed", f"torchrun {how} after step {tally.steps}"
+    if failure.signal:
+        return "failed", f"rank {failure.rank} was killed by {failure.signal} after step {tally.steps}"
+    said = failure.message or plain(tail.last_error(failure.rank))[:300]
+    return "failed", f"rank {failure.rank} ended with exit code {failure.exit_code}: {said}"
+
+
+def _signal_name(code: int) -> str | None:
+    if code >= 0:
+        return None
+    return signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"

@@ -1,0 +1,142 @@
+"""What the ranks said, summed up for the exit report, in bounded bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from typing import Any
+
+from contracts.control import LossPoint, Summary
+from contracts.telemetry import Cell, CheckpointItem, DryRunItem, EvalItem, Item, StepItem, TrafficItem, VerdictRow
+
+MAX_POINTS = 500
+MAX_CHECKPOINTS = 100
+MAX_CELLS = 20_000  # of all ranks: a script names its own groups
+SPEED_STEPS = 20
+SUMMARY_BYTES = 3 * 2**19  # as JSON; with the log's tail an exit report stays below contracts.codec.EXIT_BYTES
+
+CellKey = tuple[str, str, str, int]
+
+
+def cell_key(cell: Cell) -> CellKey:
+    """What a cell counts; a newer one of the same key replaces it."""
+    return cell["phase"], cell["op"], cell["axis"], cell["group_size"]
+
+
+class Curve:
+    """Points thinned to MAX_POINTS at most: when there are more, every second goes, and of those to come too."""
+
+    def __init__(self) -> None:
+        self.points: list[LossPoint] = []
+        self._seen, self._stride = 0, 1
+
+    def add(self, step: int, loss: float, time: float) -> None:
+        self._seen += 1
+        if self._seen % self._stride == 0:
+            self.points.append(LossPoint(step=step, loss=loss, time=time))
+        if len(self.points) > MAX_POINTS:
+            self.points = self.points[1::2]
+            self._stride *= 2
+
+
+class Tally:
+    """The state of an attempt as its ranks tell it."""
+
+    def __init__(self) -> None:
+        self._cells: dict[int, dict[CellKey, Cell]] = {}
+        self._num_cells = 0
+        self._losses, self._eval_losses = Curve(), Curve()
+        self._verdict: dict[int, list[VerdictRow]] = {}
+        self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
+        self._dry_runs: dict[int, DryRunItem] = {}
+        self._profile: dict[str, Any] | None = None
+        self._lab: dict[str, Any] | None = None
+        self._speeds: deque[float] = deque(maxlen=SPEED_STEPS)
+        self.steps = self._ran = 0
+        self.training = False
+
+    @property
+    def tried(self) -> int:
+        """Ranks of a dry run."""
+        return len(self._dry_runs)
+
+    def add(self, item: Item) -> None:
+        """Take one checked item from a rank."""
+        if item["kind"] == "traffic":
+            self._add_traffic(item)
+        elif item["kind"] == "step":
+            self._add_step(item)
+        elif item["kind"] == "eval":
+            self._add_eval(item)
+        elif item["kind"] == "phase":
+            self.training = self.training or item["phase"] == "step"
+        elif item["kind"] == "profile":
+            self._profile = item["profile"]
+        elif item["kind"] == "lab":
+            self._lab = item["result"]
+        elif item["kind"] == "checkpoint":
+            self._checkpoints.append(item)
+        elif item["kind"] == "dry_run":
+            self._dry_runs[item["rank"]] = item
+        elif item["kind"] == "verdict":
+            self._verdict[item["rank"]] = item["rows"]
+
+    def _add_traffic(self, item: TrafficItem) -> None:
+        cells = self._cells.setdefault(item["rank"], {})
+        for cell in item["cells"]:
+            key = cell_key(cell)
+            if key not in cells:
+                if self._num_cells >= MAX_CELLS:
+                    continue
+                self._num_cells += 1
+            cells[key] = cell
+
+    def _add_step(self, item: StepItem) -> None:
+        if item["rank"] != 0:
+            return
+        self.steps, self._ran = item["step"], item["ran"]
+        speed = item["tokens"] / item["step_s"] if item["step_s"] > 0 else math.inf
+        if math.isfinite(speed):
+            self._speeds.append(speed)
+        if item["loss"] is not None:
+            self._losses.add(item["step"], item["loss"], item["time"])
+
+    def _add_eval(self, item: EvalItem) -> None:
+        self._eval_losses.add(item["step"], item["loss"], item["time"])
+
+    def summary(self) -> Summary:
+        """What stays with the job when the stream is gone. What does not fit into SUMMARY_BYTES is left out, the
+        ranks' cells first, from the last rank on."""
+        speed = math.fsum(speed / len(self._speeds) for speed in self._speeds) if self._speeds else None
+        summary = Summary(
+            steps=self.steps,
+            tokens_per_s=speed,
+            losses=self._losses.points,
+            eval_losses=self._eval_losses.points,
+            cells={},
+            verdict={},
+        )
+        if self._ran != self.steps:
+            summary["ran_steps"] = self._ran
+        if self._checkpoints:
+            summary["checkpoints"] = list(self._checkpoints)
+        room = SUMMARY_BYTES - _size(summary)
+        if self._profile is not None and (room := room - _size(self._profile)) >= 0:
+            summary["profile"] = self._profile
+        if self._lab is not None and (room := room - _size(self._lab)) >= 0:
+            summary["lab"] = self._lab
+        dry_runs = list(self._dry_runs.values())
+        if dry_runs and (room := room - _size(dry_runs)) >= 0:
+            summary["dry_runs"] = dry_runs
+        for rank, rows in sorted(self._verdict.items()):
+            if (room := room - _size(rows)) >= 0:
+                summary["verdict"][str(rank)] = rows
+        for rank, cells in sorted(self._cells.items()):
+            if (room := room - _size(list(cells.values()))) >= 0:
+                summary["cells"][str(rank)] = list(cells.values())
+        return summary
+
+
+def _size(value: object) -> int:
+    return len(json.dumps(value))

@@ -1,0 +1,68 @@
+"""How a rank ends: what it died of is told, and no thread of a broken group is waited for.
+
+Told where torchrun tells a rank to (TORCHELASTIC_ERROR_FILE), in the shape of torch's own handler, within bounds and
+with a time that says which of several ranks was the first. `workers.host.launch` reads it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+MAX_MESSAGE = 2_000  # characters
+MAX_TRACEBACK = 16_000
+
+
+def end_as(main: Callable[[], int]) -> NoReturn:
+    """Run a rank's program and end the process with its exit code.
+
+    A plain exit would wait for gloo's threads of a broken group.
+    """
+    faulthandler.enable()
+    code = _code_of(main)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def fail(message: str, code: int) -> int:
+    """Say in one line what is wrong, here and to torchrun. Gives `code`."""
+    sys.stderr.write(f"error: {message}\n")  # one write: lines of ranks that share a pipe would mix
+    sys.stderr.flush()
+    tell(message)
+    return code
+
+
+def tell(message: str, trace: str = "") -> None:
+    """Leave word of what this rank dies of. The last word counts."""
+    path, now = os.environ.get("TORCHELASTIC_ERROR_FILE"), time.time()
+    if not path:
+        return
+    extra = {"py_callstack": trace[-MAX_TRACEBACK:], "timestamp": str(int(now)), "time_s": now}
+    try:
+        Path(path).write_text(json.dumps({"message": {"message": message[:MAX_MESSAGE], "extraInfo": extra}}))
+    except OSError as error:  # a full disk must not hide what was to be told: it is in the log
+        sys.stderr.write(f"error: {path!r} cannot be written: {error.strerror or error}\n")
+
+
+def tell_exception(error: BaseException) -> None:
+    """Leave word of an exception that nobody caught."""
+    # Of a syntax error, the place comes first, indented.
+    words = next(line for line in traceback.format_exception_only(error) if not line.startswith(" "))
+    tell(words.strip(), "".join(traceback.format_exception(error)))
+
+
+def _code_of(main: Callable[[], int]) -> int:
+    try:
+        return main()
+    except Exception as error:
+        tell_exception(error)
+        sys.excepthook(*sys.exc_info())
+        return 1

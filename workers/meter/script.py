@@ -1,0 +1,139 @@
+"""A script of the user's own: where it lies, and running it as Python would."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from planner.parse import parse_spec
+from planner.spec import ScriptSpec, SpecError
+from workers.meter.ending import fail, tell, tell_exception
+
+
+class NoScriptError(Exception):
+    """What was asked for is not there, in words that name the field."""
+
+
+class Script(NamedTuple):
+    """What to run: the file, and the module's name where it was asked for by that.
+
+    `search`: first on sys.path. `cwd`: None to stay where we are.
+    """
+
+    file: Path
+    module: str | None
+    name: str
+    arguments: list[str]
+    search: Path
+    cwd: Path | None
+
+
+def from_command_line(name: str, arguments: list[str], *, is_module: bool) -> Script:
+    """As `python NAME arguments` and `python -m NAME arguments` find it.
+
+    Raises:
+        NoScriptError: when there is none.
+    """
+    here = Path.cwd()
+    if is_module:
+        return Script(_module_file(name, here, "here"), name, name, arguments, here, None)
+    file = Path(name).absolute()
+    if not file.is_file():
+        raise NoScriptError(f"script.path: there is no {name!r}")
+    return Script(file, None, name, arguments, file.resolve().parent, None)
+
+
+def from_spec(spec_file: Path, root: Path) -> Script:
+    """What a job's spec names, all of which lies below `root`: a link out of it is as good as none.
+
+    Raises:
+        NoScriptError: when it does not.
+    """
+    wanted, root = _ordered(spec_file), root.resolve()
+    if wanted.module is not None:
+        file, search = _module_file(wanted.module, root, "below the script root"), root
+    else:
+        file = _below(root, wanted.path or "", Path.is_file, "script.path")
+        search = file.parent
+    cwd = search if wanted.cwd is None else _below(root, wanted.cwd, Path.is_dir, "script.cwd")
+    return Script(file, wanted.module, str(file), wanted.args, search, cwd)
+
+
+def run(script: Script) -> int:
+    """Run it as the main program; the exit code that Python would give it."""
+    sys.argv = [script.name, *script.arguments]
+    sys.path[0] = str(script.search)
+    if script.cwd is not None:
+        os.chdir(script.cwd)
+    try:
+        _start(script)
+    except NoScriptError as error:
+        return fail(str(error), 2)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        tell(str(end.code))
+        return 1
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException as error:
+        tell_exception(error)
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _start(script: Script) -> None:
+    if script.module is None:
+        runpy.run_path(str(script.file), run_name="__main__")
+        return
+    name = script.module if script.file.name != "__main__.py" else f"{script.module}.__main__"
+    found = importlib.util.find_spec(name)  # imports what it lies in
+    if found is None or found.origin is None or not script.file.samefile(found.origin):
+        where = "nowhere" if found is None else found.origin
+        raise NoScriptError(f"script.module: {script.module!r} is {str(script.file)!r}, but Python finds it in {where}")
+    runpy.run_module(script.module, run_name="__main__", alter_sys=True)
+
+
+def _ordered(spec_file: Path) -> ScriptSpec:
+    try:
+        wanted = parse_spec(json.loads(spec_file.read_text())).script
+    except (OSError, ValueError, SpecError) as error:
+        raise NoScriptError(f"--spec: {error}") from None
+    if wanted is None:
+        raise NoScriptError("script: the spec names none")
+    return wanted
+
+
+def _below(root: Path, name: str, is_there: Callable[[Path], bool], field: str) -> Path:
+    found = _inside(root, root / name, is_there)
+    if found is None:
+        raise NoScriptError(f"{field}: there is no {name!r} below the script root")
+    return found
+
+
+def _module_file(module: str, root: Path, where: str) -> Path:
+    """The file that `python -m module` would run in `root`: of a package, its __main__."""
+    place = root.joinpath(*module.split("."))
+    for file in (place / "__main__.py", place.with_name(f"{place.name}.py")):
+        if _inside(root, file, Path.is_file):
+            return file
+    raise NoScriptError(f"script.module: there is no {module!r} {where}")
+
+
+def _inside(root: Path, path: Path, is_there: Callable[[Path], bool]) -> Path | None:
+    """Where a path really leads, None when that is outside `root` or nowhere."""
+    try:
+        found = path.resolve()
+        return found if found.is_relative_to(root.resolve()) and is_there(found) else None
+    except (OSError, ValueError, RuntimeError):  # a name too long, half a character, a circle of links
+        return None
