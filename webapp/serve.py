@@ -58,7 +58,7 @@ class BoundedHeads(HttpToolsProtocol):
 
 
 def config(host: str, port: int) -> uvicorn.Config:
-    """Proxies' headers are Django's business (MESHBOARD_TRUSTED_PROXIES): uvicorn would believe anybody on loopback."""
+    """Proxies' headers are Django's business: uvicorn would believe anybody on loopback."""
     return uvicorn.Config(
         "webapp.asgi:application",
         host=host,

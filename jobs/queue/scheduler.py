@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 LOCK = "scheduler"  # its position is another one after each pass that wrote
 KEPT = f"{LOCK}:"  # and a job: the position is the key of the host that is kept for it
+MOST_ANNOUNCED = 50  # new reasons of which sockets are told at once; the others' look by themselves
 CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
 
 
@@ -181,3 +182,4 @@ def _explain(queue: list[Queued], reasons: dict[str, str]) -> None:
                 Job.objects.filter(id__in=[job for jobs in told.values() for job in jobs]).update(
                     wait_reason=Case(*texts, output_field=CharField())
                 )
+    lifecycle.announce(*waiting[:MOST_ANNOUNCED])

@@ -211,3 +211,12 @@ def test_a_host_that_is_not_served_is_400_in_the_api_s_shape(postgres_site: Site
     answer = postgres_site.call("GET", "/api/v1/jobs", headers={"Host": "evil.example"})
     assert answer.status == 400
     errors(answer)
+
+
+def test_a_body_over_the_bound_is_413_with_or_without_a_login(postgres_site: Site) -> None:
+    body = b" " * (3 * 2**20)
+    for headers in ({}, postgres_site.token("owner"), {"Transfer-Encoding": "chunked"}):
+        answer = postgres_site.call("POST", "/api/v1/jobs", body, headers=headers)
+        assert answer.status == 413
+        assert errors(answer)[0]["message"] == "the body is larger than 1 MB"
+    assert postgres_site.call("POST", "/login/", body).status == 413
