@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 from django.contrib.auth.models import User
@@ -71,6 +72,25 @@ def test_an_idle_tick_says_nothing(job: Job, live_redis: redis.Redis, caplog: An
         made.turn()
     assert caplog.records == []
     assert Lease.objects.get().ticked is not None
+
+
+@pytest.mark.usefixtures("postgres")
+def test_a_database_that_cut_the_connection_is_found_again(
+    live_redis: redis.Redis, postgres_url: str, caplog: Any
+) -> None:
+    made = Controller()
+    made.turn()
+    first = Lease.objects.get().ticked
+    with psycopg.connect(postgres_url) as other:
+        other.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+    made.turn()
+    made.turn()
+    last = Lease.objects.get().ticked
+    assert first is not None
+    assert last is not None
+    assert last > first
+    assert "lease waits" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_time_in_which_nobody_listened_is_known_by_either_clock(monkeypatch: pytest.MonkeyPatch) -> None:
