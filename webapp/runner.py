@@ -105,10 +105,7 @@ def run(settings: RunnerSettings) -> None:
 def services(environment: dict[str, str], host_env: dict[str, str], port: int) -> list[Child]:
     """The three long-lived services; docker-compose.yml starts the same ones on their own machines."""
     host = host_env["MESHBOARD_HOST_NAME"]
-    web = (
-        f"uvicorn webapp.asgi:application --host 127.0.0.1 --port {port} --no-access-log"
-        " --timeout-graceful-shutdown 3 --ws-per-message-deflate false"
-    )
+    web = f"webapp.serve --port {port}"
     celery = "worker --pool threads --concurrency 2 --without-mingle --loglevel INFO"
     host_worker = f"celery -A workers.host.app {celery} --queues host.{host} --hostname host-{host}@%h"
     return [

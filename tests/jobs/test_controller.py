@@ -231,7 +231,7 @@ def environment(redis_service: RedisServer, tmp_path: Path) -> dict[str, str]:
     """Of a controller with a new database."""
     made = {
         **base_environment(),
-        "MESHBOARD_SECRET_KEY": "a key of this test alone 0123456789 0123456789",
+        "MESHBOARD_SECRET_KEY": "a key of this test alone 0123456789 0123456789 0123456789",
         "MESHBOARD_STATE_DIR": str(tmp_path),
         "MESHBOARD_DATABASE_URL": f"sqlite:///{tmp_path}/db.sqlite3",
         "MESHBOARD_REDIS_URL": redis_service.url,

@@ -86,10 +86,16 @@ def test_a_body_declared_too_large_is_refused_before_it_is_sent(behind: Behind) 
     assert behind.bodies == []
 
 
-@pytest.mark.parametrize("declared", [b"9" * 30, b"1048577"])
-def test_its_sender_gets_to_see_the_refusal_though_it_sends_on(behind: Behind, declared: bytes) -> None:
+def test_its_sender_gets_to_see_the_refusal_though_it_sends_on(behind: Behind) -> None:
     body = [b"x" * 2**20] * 4
-    assert behind.answer(HEAD + b"Content-Length: " + declared + b"\r\n\r\n", *body).startswith(b"HTTP/1.1 4")
+    answer = behind.answer(HEAD + b"Content-Length: %d\r\n\r\n" % (4 * 2**20), *body)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert behind.bodies == []
+
+
+@pytest.mark.parametrize("declared", [b"9" * 30, b"-1", b"1e3", "²".encode()])
+def test_a_length_that_is_none_is_refused(behind: Behind, declared: bytes) -> None:
+    assert behind.answer(HEAD + b"Content-Length: " + declared + b"\r\n\r\n")[:10] == b"HTTP/1.1 4"
     assert behind.bodies == []
 
 
