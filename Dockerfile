@@ -16,7 +16,7 @@ COPY templates templates
 RUN pip install -c requirements.lock '.[web]'
 # Static files belong to the image: on a volume, those of an older image would hide them.
 ENV MESHBOARD_STATIC_ROOT=/srv/static
-RUN MESHBOARD_SECRET_KEY=only-for-this-step MESHBOARD_REDIS_URL=redis://unused \
+RUN MESHBOARD_SECRET_KEY=only-for-this-step-0123456789-0123456789-0123456789 MESHBOARD_REDIS_URL=redis://127.0.0.1 \
     python manage.py collectstatic --no-input --verbosity 0
 USER meshboard
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404
 
@@ -32,3 +33,21 @@ def find_job(user: Any, job_id: str) -> Job:
     if job is None:
         raise Http404("no such job")
     return job
+
+
+def may_change(user: Any, job: Job) -> bool:
+    """Whether the user may cancel it or run it again: its owner, and staff with the right, which viewers lack."""
+    return job.owner_id == user.pk or bool(user.is_staff and user.has_perm("jobs.change_job"))
+
+
+def find_job_to_change(user: Any, job_id: str) -> Job:
+    """The job; 404 as `find_job` says it, and 403 where the user may only look."""
+    job = find_job(user, job_id)
+    if not may_change(user, job):
+        raise PermissionDenied("you may look at this job, not change it")
+    return job
+
+
+def may_change_hosts(user: Any) -> bool:
+    """Staff with the right."""
+    return bool(user.is_active and user.is_staff and user.has_perm("jobs.change_host"))

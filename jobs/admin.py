@@ -28,6 +28,15 @@ BADGES = {
 }
 
 
+class OwnColumns(ModelAdmin):
+    """Saves what was edited and nothing else: the other columns are the scheduler's and the hosts'."""
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        edited = {name: getattr(obj, name) for name in form.changed_data}
+        if edited:
+            self.model.objects.filter(pk=obj.pk).update(**edited)
+
+
 class ReadOnlyInline(TabularInline):
     extra = 0
     can_delete = False
@@ -50,7 +59,7 @@ class AttemptInline(ReadOnlyInline):
 
 
 @admin.register(Job)
-class JobAdmin(ModelAdmin):
+class JobAdmin(OwnColumns):
     """The queue, in the order in which the scheduler takes it, and all that ended."""
 
     list_display = ["name", "id", "owner", "state", "priority", "layout", "wait_reason", "created"]
@@ -97,11 +106,11 @@ class JobAdmin(ModelAdmin):
         # A job that holds slots must be cancelled first: deleting its row would orphan its processes.
         return obj is not None and obj.status in ("succeeded", "failed", "lost", "cancelled")
 
-    @admin.action(description="Cancel")
+    @admin.action(permissions=["change"], description="Cancel")
     def cancel(self, request: HttpRequest, jobs: QuerySet[Job]) -> None:
         self._each(request, jobs, actions.cancel, "cancelled")
 
-    @admin.action(description="Queue again")
+    @admin.action(permissions=["change"], description="Queue again")
     def requeue(self, request: HttpRequest, jobs: QuerySet[Job]) -> None:
         self._each(request, jobs, actions.requeue, "queued again")
 
@@ -111,7 +120,7 @@ class JobAdmin(ModelAdmin):
 
 
 @admin.register(Host)
-class HostAdmin(ModelAdmin):
+class HostAdmin(OwnColumns):
     """Hosts announce themselves; a person may only drain them, or give up one that is silent."""
 
     list_display = ["name", "device_name", "slots", "free", "drained", "last_seen", "dead_letters"]
@@ -132,15 +141,15 @@ class HostAdmin(ModelAdmin):
         # Its own column alone: the rest is what the host last said of itself.
         Host.objects.filter(pk=obj.pk).update(drained=obj.drained)
 
-    @admin.action(description="Drain: finish what runs, take nothing new")
+    @admin.action(permissions=["change"], description="Drain: finish what runs, take nothing new")
     def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
         self.message_user(request, f"{hosts.update(drained=True)} drained", messages.SUCCESS)
 
-    @admin.action(description="Take jobs again")
+    @admin.action(permissions=["change"], description="Take jobs again")
     def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
         self.message_user(request, f"{hosts.update(drained=False)} take jobs again", messages.SUCCESS)
 
-    @admin.action(description="Give up: it will not come back, its jobs are lost")
+    @admin.action(description="Give up: it will not come back, its jobs are lost", permissions=["change"])
     def give_up(self, request: HttpRequest, hosts: QuerySet[Host]) -> HttpResponse | None:
         if "confirmed" not in request.POST:
             return self._asked(request, hosts)

@@ -25,7 +25,8 @@ PYTHON = "/opt/image-python"
 PROOFS = {
     "web": [
         "test -s $MESHBOARD_STATIC_ROOT/css/tokens.css && test -s $MESHBOARD_STATIC_ROOT/admin/css/base.css",
-        "MESHBOARD_SECRET_KEY=x MESHBOARD_REDIS_URL=redis://unused python -c 'import webapp.asgi'",
+        "MESHBOARD_SECRET_KEY=$(head -c 48 /dev/urandom | base64 -w0) MESHBOARD_REDIS_URL=redis://127.0.0.1 "
+        "python -c 'import webapp.asgi'",
         "! python -c 'import torch' 2>/dev/null",
         "touch /var/lib/meshboard/writable",
     ],

@@ -6,6 +6,7 @@ docs/deploy.md shows the same table, and a test holds it against this one. A hos
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -46,8 +47,17 @@ def _parsed(url: SecretStr) -> SecretStr:
     return url
 
 
+def _networks(text: str) -> list[str]:
+    """'*' is none: then anybody could say that he is anybody."""
+    given = [part.strip() for part in text.split(",") if part.strip()]
+    for part in given:
+        ip_network(part)
+    return given
+
+
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_parsed)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(lambda text: [name.strip() for name in text.split(",")])]
+Networks = Annotated[list[str], NoDecode, BeforeValidator(_networks)]
 Folder = Annotated[Path, AfterValidator(Path.resolve)]
 
 
@@ -91,6 +101,12 @@ class WebSettings(BaseSettings):
     )
     redis_url: SecretStr = Field(description="broker, events and telemetry")
     submits_per_minute: int = Field(60, ge=1, description="jobs that a user may submit in a minute over REST")
+
+    logins_per_minute: int = Field(30, ge=1, description="logins that may be tried in a minute from one address")
+    token_days: int = Field(90, ge=1, le=36500, description="how long a REST token is good for")
+    trusted_proxies: Networks | None = Field(
+        None, description="addresses and networks of proxies whose `X-Forwarded-For` is believed, with commas between"
+    )
 
     def database(self) -> dict[str, Any]:
         """Django's settings of the database."""

@@ -105,10 +105,7 @@ def run(settings: RunnerSettings) -> None:
 def services(environment: dict[str, str], host_env: dict[str, str], port: int) -> list[Child]:
     """The three long-lived services; docker-compose.yml starts the same ones on their own machines."""
     host = host_env["MESHBOARD_HOST_NAME"]
-    web = (
-        f"uvicorn webapp.asgi:application --host 127.0.0.1 --port {port} --no-access-log"
-        " --timeout-graceful-shutdown 3 --ws-per-message-deflate false"
-    )
+    web = f"webapp.serve --port {port}"
     celery = "worker --pool threads --concurrency 2 --without-mingle --loglevel INFO"
     host_worker = f"celery -A workers.host.app {celery} --queues host.{host} --hostname host-{host}@%h"
     return [
@@ -143,7 +140,8 @@ def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]
     gpus = gpu_count()
     keep = {k: v for k, v in environment.items() if k in (*PASSED_ON, "PYTHONUNBUFFERED")}
     roots = ("CHECKPOINT_ROOT", "DATA_ROOT", "SCRIPT_ROOT")
-    wanted = ("REDIS_URL", "HOST_NAME", "SLOTS", "DEVICE", "RUN_DIR", "TRAINER_MODULE", *roots)
+    bounds = ("LOG_BYTES", "STREAM_BYTES", "KEEP_RUNS_DAYS", "KEEP_RUNS_BYTES")
+    wanted = ("REDIS_URL", "HOST_NAME", "SLOTS", "DEVICE", "RUN_DIR", "TRAINER_MODULE", "JOB_USER", *bounds, *roots)
     given = {f"MESHBOARD_{k}": environment[f"MESHBOARD_{k}"] for k in wanted if f"MESHBOARD_{k}" in environment}
     defaults = {
         "MESHBOARD_HOST_NAME": socket.gethostname().split(".")[0] or "localhost",

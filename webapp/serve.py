@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Sequence
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from webapp import limits
+from webapp.environment import SettingError, WebSettings, read
 
 
 class BoundedHeads(HttpToolsProtocol):
@@ -57,15 +59,17 @@ class BoundedHeads(HttpToolsProtocol):
             self.transport.close()
 
 
-def config(host: str, port: int) -> uvicorn.Config:
-    """Proxies' headers are Django's business (MESHBOARD_TRUSTED_PROXIES): uvicorn would believe anybody on loopback."""
+def config(host: str, port: int, trusted_proxies: Sequence[str] = ()) -> uvicorn.Config:
+    """`trusted_proxies`: addresses and networks whose X-Forwarded-For is believed; nobody's by default,
+    where uvicorn would believe everybody on loopback."""
     return uvicorn.Config(
         "webapp.asgi:application",
         host=host,
         port=port,
         http=BoundedHeads,
         access_log=False,
-        proxy_headers=False,
+        proxy_headers=bool(trusted_proxies),
+        forwarded_allow_ips=list(trusted_proxies),
         server_header=False,
         limit_concurrency=limits.MOST_CONNECTIONS,
         timeout_keep_alive=limits.KEEP_ALIVE_S,
@@ -81,7 +85,11 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     arguments = parser.parse_args()
-    uvicorn.Server(config(arguments.host, arguments.port)).run()
+    try:
+        proxies = read(WebSettings).trusted_proxies or ()
+    except SettingError as error:
+        parser.error(str(error))
+    uvicorn.Server(config(arguments.host, arguments.port, proxies)).run()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
 from webapp.admin_theme import unfold
 from webapp.environment import BASE_DIR, SettingError, WebSettings, read
+from webapp.safety import unsafe
 
 try:
     _given = read(WebSettings)
@@ -19,6 +22,8 @@ HTTPS = _given.https
 SECRET_KEY = _given.secret_key.get_secret_value()
 REDIS_URL = _given.redis_url.get_secret_value()
 ALLOWED_HOSTS = _given.allowed_hosts
+if refused := unsafe(secret_key=SECRET_KEY, allowed_hosts=ALLOWED_HOSTS, debug=DEBUG, redis_url=REDIS_URL):
+    raise ImproperlyConfigured("\n".join(refused))
 DATABASES = {"default": _given.database()}
 
 INSTALLED_APPS = [
@@ -48,6 +53,8 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    # Pages; REST's views are exempt, and ask for a login themselves.
+    "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "axes.middleware.AxesMiddleware",
@@ -88,6 +95,11 @@ AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = 0.25  # hours
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_RESET_ON_SUCCESS = True
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False  # whoever knocks on must not keep the owner out
+AXES_LOCKOUT_CALLABLE = "webapp.login.locked_out"
+# The address of the connection, which `webapp.serve` takes from a proxy's header only if the proxy is a trusted one.
+AXES_IPWARE_META_PRECEDENCE_ORDER = ["REMOTE_ADDR"]
+LOGINS_PER_MINUTE = _given.logins_per_minute
 
 CACHES = {
     "default": {
@@ -124,7 +136,7 @@ REST_FRAMEWORK = {
     "DEFAULT_THROTTLE_RATES": {"submit": f"{_given.submits_per_minute}/min"},
     "EXCEPTION_HANDLER": "jobs.api.errors.handle",
 }
-REST_KNOX = {"TOKEN_TTL": None, "AUTH_HEADER_PREFIX": "Token"}
+REST_KNOX = {"TOKEN_TTL": timedelta(days=_given.token_days), "AUTH_HEADER_PREFIX": "Token"}
 SPECTACULAR_SETTINGS = {
     "TITLE": "Meshboard",
     "DESCRIPTION": "Submit parallel training runs, and read what every rank sends.",

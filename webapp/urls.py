@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.contrib import admin
+from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.views import LoginView, LogoutView
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -13,12 +14,15 @@ from sesame.views import LoginView as OnceView
 from jobs.lab import pages as lab
 from jobs.pages import hosts, jobs, learn, script
 from webapp.admin_theme import MARK
+from webapp.login import limited
 
 
 def icon(_request: HttpRequest) -> HttpResponse:
     """Browsers ask for it where no page could name one: beside JSON."""
     return redirect(static(MARK))
 
+
+login = LoginView.as_view(template_name="login.html", redirect_authenticated_user=True)
 
 urlpatterns = [
     path("", jobs.job_list, name="job-list"),
@@ -38,10 +42,11 @@ urlpatterns = [
     path("hosts/<str:name>/", hosts.host, name="host"),
     path("hosts/<str:name>/calibrate/", hosts.calibrate, name="host-calibrate"),
     path("what-if/", jobs.what_if, name="what-if"),
-    path("login/", LoginView.as_view(template_name="login.html", redirect_authenticated_user=True), name="login"),
-    path("login/once/", OnceView.as_view(), name="login-once"),
+    path("login/", limited(login), name="login"),
+    path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),
     path("logout/", LogoutView.as_view(), name="logout"),
     path("api/v1/", include("jobs.api.urls")),
+    path("admin/login/", limited(admin.site.login)),
     path("admin/", admin.site.urls),
     path("favicon.ico", icon),
 ]

@@ -10,13 +10,13 @@ from django.contrib.auth.models import User
 from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from redis.exceptions import RedisError
-from rest_framework.permissions import IsAdminUser
+from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.throttling import UserRateThrottle
 from rest_framework.views import APIView
 
-from jobs.access import find_job, listed_jobs
+from jobs.access import find_job, find_job_to_change, listed_jobs, may_change_hosts
 from jobs.api import schema
 from jobs.api import serializers as shapes
 from jobs.api.errors import body
@@ -77,6 +77,11 @@ def _user(request: Request) -> User:
 
 def refuse(status: int, field: str, message: str) -> Response:
     return Response(body([Problem(field, message)]), status=status)
+
+
+class MayChangeHosts(BasePermission):
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        return may_change_hosts(request.user)
 
 
 class SubmitThrottle(UserRateThrottle):
@@ -151,7 +156,7 @@ class Cancel(APIView):
     )
     def post(self, request: Request, job_id: str) -> Response:
         """Ask for the end: every process is gone within 15 s."""
-        job = find_job(request.user, job_id)
+        job = find_job_to_change(request.user, job_id)
         if not actions.cancel(job, request.user.get_username()):
             job.refresh_from_db()
             return refuse(409, "status", f"a job that is {job.status} cannot be cancelled")
@@ -168,7 +173,7 @@ class Requeue(APIView):
     )
     def post(self, request: Request, job_id: str) -> Response:
         """A new attempt of a job that failed, was lost or cancelled."""
-        job = find_job(request.user, job_id)
+        job = find_job_to_change(request.user, job_id)
         if not actions.requeue(job, request.user.get_username()):
             return refuse(409, "status", f"a job that is {job.status} cannot be queued again")
         return Response(job_detail(find_job(request.user, job_id)))
@@ -255,7 +260,7 @@ class Hosts(APIView):
 class HostCalibrate(APIView):
     """Measure a host."""
 
-    permission_classes = [IsAdminUser]
+    permission_classes = [IsAuthenticated, MayChangeHosts]
 
     @extend_schema(
         operation_id="calibrateHost",

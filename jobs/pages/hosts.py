@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
+from jobs.access import may_change_hosts, visible_jobs
 from jobs.models import LIVE, Host, Job
 from jobs.queue import actions
 from planner.spec import SpecError
@@ -35,7 +36,7 @@ def host(request: HttpRequest, name: str) -> HttpResponse:
         "free": found.slots - found.allocations.count(),
         "profile": found.profile,
         "gemm": _gemm(found.profile) if found.profile else [],
-        "running": _running(found),
+        "running": _running(request.user, found),
     }
     return render(request, "hosts/detail.html", context)
 
@@ -43,9 +44,9 @@ def host(request: HttpRequest, name: str) -> HttpResponse:
 @require_POST
 @login_required
 def calibrate(request: HttpRequest, name: str) -> HttpResponse:
-    """Queue a calibration, then to its job. Staff only."""
+    """Queue a calibration, then to its job. Staff with the right only."""
     user = cast(User, request.user)
-    if not user.is_staff:
+    if not may_change_hosts(user):
         raise PermissionDenied
     try:
         job = actions.calibrate(user, get_object_or_404(Host, name=name))
@@ -55,9 +56,9 @@ def calibrate(request: HttpRequest, name: str) -> HttpResponse:
     return redirect("job-detail", job.id)
 
 
-def _running(found: Host) -> Job | None:
-    """A calibration of this host that has not ended."""
-    jobs = Job.objects.filter(status__in=LIVE, kind="calibrate", wanted_host=found.name)
+def _running(user: Any, found: Host) -> Job | None:
+    """A calibration of this host that has not ended, if the user may know of it."""
+    jobs = visible_jobs(user).filter(status__in=LIVE, kind="calibrate", wanted_host=found.name)
     return jobs.order_by("created").first()
 
 

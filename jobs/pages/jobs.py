@@ -13,7 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.access import find_job, listed_jobs
+from jobs.access import find_job, find_job_to_change, listed_jobs
 from jobs.api.errors import body
 from jobs.filters import JobFilter
 from jobs.kinds import kind_of, layout_words
@@ -202,7 +202,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
 @login_required
 def job_cancel(request: HttpRequest, job_id: str) -> HttpResponse:
     """Cancel, then back to the job."""
-    job = find_job(request.user, job_id)
+    job = find_job_to_change(request.user, job_id)
     if not actions.cancel(job, request.user.get_username()):
         messages.info(request, "The job had already ended.")
     return redirect("job-detail", job_id)
@@ -212,7 +212,7 @@ def job_cancel(request: HttpRequest, job_id: str) -> HttpResponse:
 @login_required
 def job_requeue(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue the same job again as a new attempt."""
-    job = find_job(request.user, job_id)
+    job = find_job_to_change(request.user, job_id)
     if not actions.requeue(job, request.user.get_username()):
         messages.info(request, f"A job that is {job.status} cannot be queued again.")
     return redirect("job-detail", job_id)

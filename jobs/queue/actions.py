@@ -9,6 +9,7 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from jobs.access import visible_job
 from jobs.models import HOST_SILENT_AFTER, Attempt, Host, IdempotentRequest, Job, StateChange, Status
 from jobs.planning.hardware import cluster_for
 from jobs.queue import lifecycle
@@ -24,8 +25,8 @@ class KeyReusedError(Exception):
     """An Idempotency-Key came again with another body."""
 
 
-def checked_spec(data: object) -> JobSpec:
-    """Parse a spec against the hosts there are.
+def checked_spec(owner: User, data: object) -> JobSpec:
+    """Parse a spec against the hosts there are and the jobs that its owner may see.
 
     Raises:
         SpecError: with every problem.
@@ -33,9 +34,17 @@ def checked_spec(data: object) -> JobSpec:
     resources = data.get("resources") if isinstance(data, dict) else None
     device = resources.get("device", "cpu") if isinstance(resources, dict) else "cpu"
     spec = parse_spec(data, slots=Host.objects.largest_slots(device) if storable(device) else None)
-    if refused := not_runnable(spec):
+    if refused := [*not_runnable(spec), *_foreign_checkpoint(owner, spec)]:
         raise SpecError(refused)
     return spec
+
+
+def _foreign_checkpoint(owner: User, spec: JobSpec) -> list[Problem]:
+    """A checkpoint is its job's: who may not see that job is told the same as where there is none."""
+    resume = spec.train.resume
+    if resume is None or visible_job(owner, resume.partition("/")[0]):
+        return []
+    return [Problem("train.resume", f"there is no checkpoint {resume!r}: no such job, or not yours")]
 
 
 def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, bool]:
@@ -46,11 +55,11 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
         KeyReusedError: `key` was used for another body.
     """
     if key is None:
-        return _queue(owner, checked_spec(data)), True
+        return _queue(owner, checked_spec(owner, data)), True
     body_hash = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
     if earlier := _answered(owner, key, body_hash):
         return earlier, False
-    spec = checked_spec(data)
+    spec = checked_spec(owner, data)
     try:
         with transaction.atomic():
             job = _queue(owner, spec)

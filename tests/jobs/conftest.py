@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 import pytest
 import redis
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.utils import timezone
 from knox.models import AuthToken
@@ -44,7 +44,18 @@ def stranger(db: None) -> User:
 
 @pytest.fixture
 def staff(db: None) -> User:
-    return User.objects.create_user("staff", password="staff-password", is_staff=True)
+    """Staff with every right on jobs and hosts."""
+    made = User.objects.create_user("staff", password="staff-password", is_staff=True)
+    made.user_permissions.set(Permission.objects.filter(content_type__app_label="jobs"))
+    return made
+
+
+@pytest.fixture
+def viewer(db: None) -> User:
+    """Staff that may look and nothing else."""
+    made = User.objects.create_user("viewer", password="viewer-password", is_staff=True)
+    made.user_permissions.set(Permission.objects.filter(codename__in=("view_job", "view_host")))
+    return made
 
 
 @pytest.fixture

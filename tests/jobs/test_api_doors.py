@@ -211,3 +211,27 @@ def test_a_host_that_is_not_served_is_400_in_the_api_s_shape(postgres_site: Site
     answer = postgres_site.call("GET", "/api/v1/jobs", headers={"Host": "evil.example"})
     assert answer.status == 400
     errors(answer)
+
+
+def test_a_body_over_the_bound_is_413_with_or_without_a_login(postgres_site: Site) -> None:
+    body = b" " * (3 * 2**20)
+    for headers in ({}, postgres_site.token("owner"), {"Transfer-Encoding": "chunked"}):
+        answer = postgres_site.call("POST", "/api/v1/jobs", body, headers=headers)
+        assert answer.status == 413
+        assert errors(answer)[0]["message"] == "the body is larger than 1 MB"
+    assert postgres_site.call("POST", "/login/", body).status == 413
+
+
+def test_a_rotating_header_from_loopback_does_not_get_round_the_lockout(postgres_site: Site) -> None:
+    """uvicorn would believe it: loopback is its trusted proxy, unless it is told of others."""
+    cookie = postgres_site.call("GET", "/login/").headers["Set-Cookie"].split(";")[0]
+    kept = {"Cookie": cookie, "X-CSRFToken": cookie.partition("=")[2]}
+    kept["Content-Type"] = "application/x-www-form-urlencoded"
+
+    def guess(turn: int) -> int:
+        headers = {**kept, "X-Forwarded-For": f"192.0.2.{turn}"}
+        return postgres_site.call("POST", "/login/", b"username=nobody&password=guess", headers=headers).status
+
+    codes = [guess(turn) for turn in range(12)]
+    assert codes[0] == 200
+    assert codes[-1] == 429

@@ -58,8 +58,10 @@ class Site:
         process: subprocess.Popen[bytes],
         log: Path,
         redis: RedisServer,
+        database_url: str,
     ) -> None:
-        self.port, self.people, self.process, self.redis, self._log = port, people, process, redis, log
+        self.port, self.people, self.process, self._log = port, people, process, log
+        self.redis, self.database_url = redis, database_url
 
     @property
     def url(self) -> str:
@@ -135,4 +137,4 @@ def site(database_url: str, redis: RedisServer, folder: Path, **settings: str) -
     with running(serve, environment, log, ROOT) as process:
         wait_until(lambda: not is_free(port) or process.poll() is not None, "the web server listens")
         assert process.poll() is None, log.read_text()
-        yield Site(port, people, process, log, redis)
+        yield Site(port, people, process, log, redis, database_url)

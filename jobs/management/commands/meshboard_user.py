@@ -10,7 +10,9 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandParser
 from django.urls import reverse
+from django.utils import timezone
 from knox.models import AuthToken
+from knox.settings import CONSTANTS, knox_settings
 from sesame.utils import get_query_string
 
 USERNAME = "admin"
@@ -34,9 +36,15 @@ class Command(BaseCommand):
             password = secrets.token_urlsafe(15)
             user.set_password(password)
             user.save()
-        if not token or not AuthToken.objects.filter(user=user, token_key=token[:15]).exists():
+        if not token or not _renewed(user, token):
             AuthToken.objects.filter(user=user).delete()
-            _, token = AuthToken.objects.create(user=user, expiry=None)
+            _, token = AuthToken.objects.create(user=user)
         once = reverse("login-once") + get_query_string(user)
         answer = {"username": USERNAME, "password": password, "api_token": token, "one_time_url_path": once}
         self.stdout.write(json.dumps(answer))
+
+
+def _renewed(user: Any, token: str) -> bool:
+    """Let a token live on from today; False when it is not there any more."""
+    own = AuthToken.objects.filter(user=user, token_key=token[: CONSTANTS.TOKEN_KEY_LENGTH])
+    return bool(own.update(expiry=timezone.now() + knox_settings.TOKEN_TTL) == 1)

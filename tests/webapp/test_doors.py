@@ -1,0 +1,149 @@
+"""The server's outermost layer, on a real uvicorn: what is too large or too slow ends before the application."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from tests.support.processes import wait_until
+from webapp import limits, serve
+from webapp.doors import Doors
+from webapp.runner import free_port
+
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
+PATIENCE_S = 0.3
+LONGEST_S = 10.0  # until a test gives up on the server's patience; far above it, for a busy machine
+
+
+class Behind:
+    """The application behind the doors, served: remembers the bodies that reached it."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.port = free_port()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        self.bodies.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    @contextlib.contextmanager
+    def line(self) -> Iterator[socket.socket]:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=LONGEST_S) as made:
+            yield made
+
+    def answer(self, *parts: bytes) -> bytes:
+        """What came back until the server closed the connection."""
+        with self.line() as line:
+            for part in parts:
+                line.sendall(part)
+            return until_closed(line)
+
+
+def until_closed(line: socket.socket) -> bytes:
+    got = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := line.recv(65536):
+            got += part
+    return got
+
+
+@pytest.fixture
+def behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behind]:
+    for name in ("HEAD_S", "BODY_S"):
+        monkeypatch.setattr(limits, name, PATIENCE_S)
+    made = Behind()
+    config = serve.config("127.0.0.1", made.port)
+    config.app, config.lifespan, config.log_level = Doors(made), "off", "error"
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started, "the server listens", 20)
+        yield made
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def test_what_is_whole_and_small_passes(behind: Behind) -> None:
+    assert b" 200 " in behind.answer(HEAD + b"Content-Length: 3\r\nConnection: close\r\n\r\nabc")
+    assert behind.bodies == [b"abc"]
+
+
+def test_a_body_declared_too_large_is_refused_before_it_is_sent(behind: Behind) -> None:
+    answer = behind.answer(HEAD + b"Content-Length: 1048577\r\nExpect: 100-continue\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert answer.endswith(b"the body is larger than 1 MB")
+    assert behind.bodies == []
+
+
+def test_its_sender_gets_to_see_the_refusal_though_it_sends_on(behind: Behind) -> None:
+    body = [b"x" * 2**20] * 4
+    answer = behind.answer(HEAD + b"Content-Length: %d\r\n\r\n" % (4 * 2**20), *body)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert behind.bodies == []
+
+
+@pytest.mark.parametrize("declared", [b"9" * 30, b"-1", b"1e3", "²".encode()])
+def test_a_length_that_is_none_is_refused(behind: Behind, declared: bytes) -> None:
+    assert behind.answer(HEAD + b"Content-Length: " + declared + b"\r\n\r\n")[:10] == b"HTTP/1.1 4"
+    assert behind.bodies == []
+
+
+def test_a_chunked_body_is_cut_at_the_bound(behind: Behind) -> None:
+    chunk = b"80000\r\n" + b"x" * 2**19 + b"\r\n"
+    answer = behind.answer(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", chunk, chunk, chunk, b"0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert behind.bodies == []
+
+
+def test_a_body_that_never_ends_is_408(behind: Behind) -> None:
+    assert behind.answer(HEAD + b"Content-Length: 10\r\n\r\nabc").startswith(b"HTTP/1.1 408")
+    assert behind.bodies == []
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", HEAD], ids=["nothing", "half a line", "half a head"])
+def test_a_head_that_never_ends_is_closed(behind: Behind, sent: bytes) -> None:
+    assert behind.answer(sent) == b""
+    assert behind.bodies == []
+
+
+def test_the_next_head_on_a_connection_is_waited_for_no_longer(behind: Behind) -> None:
+    with behind.line() as line:
+        line.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"ok" in line.recv(65536)
+        line.sendall(b"GET / HT")
+        assert until_closed(line) == b""
+
+
+def test_a_head_fed_drop_by_drop_is_closed_all_the_same(behind: Behind) -> None:
+    began = time.monotonic()
+    with behind.line() as line, contextlib.suppress(ConnectionError):
+        line.sendall(HEAD)
+        line.settimeout(PATIENCE_S / 10)
+        while time.monotonic() < began + LONGEST_S:
+            line.sendall(b"X-A: b\r\n")
+            with contextlib.suppress(TimeoutError):
+                if not line.recv(1):
+                    break
+    assert time.monotonic() - began < LONGEST_S / 2
+
+
+def test_a_head_without_end_is_refused(behind: Behind) -> None:
+    with behind.line() as line:
+        with contextlib.suppress(ConnectionError):
+            line.sendall(HEAD + b"X-A: " + b"b" * (2 * limits.HEAD_BYTES + 2**20))
+        assert until_closed(line)[:12] in (b"HTTP/1.1 400", b"")
+
+
+def test_nobody_on_loopback_can_say_that_he_is_somebody_else() -> None:
+    assert serve.config("127.0.0.1", 1).proxy_headers is False

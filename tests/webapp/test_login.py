@@ -1,0 +1,120 @@
+"""Guessing passwords: what one address may try, and who is locked out."""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.cache import cache
+from django.core.exceptions import ImproperlyConfigured
+
+import webapp.settings
+from tests.support.processes import ROOT, base_environment
+from webapp.environment import SettingError, WebSettings, read
+from webapp.safety import unsafe
+
+SAFE: dict[str, Any] = {
+    "secret_key": "only-for-this-test-0123456789-0123456789-0123456789",
+    "allowed_hosts": ["board.example"],
+    "debug": False,
+    "redis_url": "redis://:password@redis:6379/0",
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_counts() -> None:
+    cache.clear()
+
+
+def wrong(client: Any, name: str, **more: Any) -> Any:
+    return client.post("/login/", {"username": name, "password": "guess"}, **more)
+
+
+def right(client: Any, name: str, **more: Any) -> Any:
+    return client.post("/login/", {"username": name, "password": f"{name}-password"}, **more)
+
+
+@pytest.fixture
+def people(db: None) -> None:
+    for name in ("ann", "bob"):
+        User.objects.create_user(name, password=f"{name}-password")
+
+
+def test_a_rotating_header_does_not_get_round_the_lockout(people: None, client: Any) -> None:
+    answers = [wrong(client, "ann", headers={"X-Forwarded-For": f"10.0.0.{i}"}) for i in range(11)]
+    assert answers[-1].status_code == 429
+    assert int(answers[-1].headers["Retry-After"]) == 900
+    assert right(client, "ann", headers={"X-Forwarded-For": "10.9.9.9"}).status_code == 429
+
+
+def test_a_stranger_elsewhere_locks_nobody_out(people: None, client: Any) -> None:
+    for _ in range(12):
+        wrong(client, "ann", REMOTE_ADDR="192.0.2.1")
+    assert right(client, "ann", REMOTE_ADDR="192.0.2.1").status_code == 429
+    assert right(client, "ann", REMOTE_ADDR="192.0.2.2").status_code == 302
+    assert right(client, "bob", REMOTE_ADDR="192.0.2.1").status_code == 302
+
+
+@pytest.mark.parametrize("path", ["/login/", "/admin/login/"])
+def test_one_address_tries_few_names_a_minute(people: None, client: Any, path: str, settings: Any) -> None:
+    settings.LOGINS_PER_MINUTE = 5
+    codes = [client.post(path, {"username": f"u{i}", "password": "x"}).status_code for i in range(8)]
+    # A minute may begin between two of them.
+    assert codes[:5] == [200] * 5
+    assert 429 in codes[5:]
+    assert client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"secret_key": "short"}, "5 characters"),
+        ({"secret_key": "aaaaa" * 20}, "1 different ones"),
+        ({"allowed_hosts": ["*"]}, "ALLOWED_HOSTS"),
+        ({"allowed_hosts": ["board.example", ""]}, "ALLOWED_HOSTS"),
+        ({"debug": True}, "DEBUG=1"),
+        ({"redis_url": "redis://redis:6379/0"}, "no password for redis"),
+    ],
+)
+def test_unsafe_settings_are_refused(change: dict[str, Any], words: str) -> None:
+    assert unsafe(**SAFE) == []
+    assert len(found := unsafe(**{**SAFE, **change})) == 1
+    assert words in found[0]
+
+
+def test_a_local_one_may_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = {**SAFE, "allowed_hosts": ["127.0.0.1", "localhost"], "redis_url": "redis://127.0.0.1:1/0"}
+    assert unsafe(**{**local, "debug": True}) == []
+
+
+def test_nothing_starts_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither web nor controller nor a command: the settings themselves refuse."""
+    monkeypatch.setenv("MESHBOARD_ALLOWED_HOSTS", "*")
+    with pytest.raises(ImproperlyConfigured, match="MESHBOARD_ALLOWED_HOSTS"):
+        importlib.reload(webapp.settings)
+
+
+@pytest.mark.parametrize("given", ["*", "proxy.example", "10.0.0.0/33"])
+def test_a_trusted_proxy_is_an_address(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("MESHBOARD_TRUSTED_PROXIES", given)
+    with pytest.raises(SettingError, match="MESHBOARD_TRUSTED_PROXIES"):
+        read(WebSettings)
+
+
+def test_django_finds_nothing_to_warn_of_in_a_deployment(tmp_path: Path) -> None:
+    environment = {
+        **base_environment(),
+        "MESHBOARD_SECRET_KEY": secrets.token_urlsafe(48),
+        "MESHBOARD_ALLOWED_HOSTS": "board.example",
+        "MESHBOARD_REDIS_URL": SAFE["redis_url"],
+        "MESHBOARD_STATE_DIR": str(tmp_path),
+    }
+    argv = [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"]
+    done = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,59 @@
+"""Logging in: how often one address may try, and what whoever is locked out is told.
+
+django-axes counts failures by name and address together, so that nobody is locked out by a stranger elsewhere; what one
+address tries with many names is bounded here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.conf import settings
+from django.core.cache import cache
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from redis.exceptions import RedisError
+
+log = logging.getLogger(__name__)
+
+WINDOW_S = 60
+View = Callable[..., HttpResponseBase]
+
+
+def limited(view: View) -> View:
+    """At most MESHBOARD_LOGINS_PER_MINUTE posts from an address."""
+
+    @wraps(view)
+    def bounded(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
+        if request.method == "POST" and _tries(request.META["REMOTE_ADDR"]) > settings.LOGINS_PER_MINUTE:
+            return _later(request, WINDOW_S)
+        return view(request, *arguments, **named)
+
+    return bounded
+
+
+def locked_out(request: HttpRequest, _response: HttpResponse, _credentials: dict[str, Any]) -> HttpResponse:
+    """django-axes: too many failures of this name from this address."""
+    return _later(request, round(settings.AXES_COOLOFF_TIME * 3600))
+
+
+def _tries(address: str) -> int:
+    """Of this minute, this one included; 0 while Redis is away: axes still counts failures in the database."""
+    key = f"login:{address}:{int(time.time() // WINDOW_S)}"
+    try:
+        cache.add(key, 0, WINDOW_S)
+        return int(cache.incr(key))
+    except (RedisError, OSError, ValueError) as error:  # ValueError: it expired between the two
+        log.warning("logins are not counted: %s", error)
+        return 0
+
+
+def _later(request: HttpRequest, seconds: int) -> HttpResponse:
+    minutes = -(-seconds // 60)
+    answer = render(request, "429.html", {"minutes": minutes}, status=429)
+    answer["Retry-After"] = str(seconds)
+    return answer
