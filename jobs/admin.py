@@ -149,7 +149,7 @@ class HostAdmin(OwnColumns):
     def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
         self.message_user(request, f"{hosts.update(drained=False)} take jobs again", messages.SUCCESS)
 
-    @admin.action(permissions=["change"], description="Give up: it will not come back, its jobs are lost")
+    @admin.action(description="Give up: it will not come back, its jobs are lost", permissions=["change"])
     def give_up(self, request: HttpRequest, hosts: QuerySet[Host]) -> HttpResponse | None:
         if "confirmed" not in request.POST:
             return self._asked(request, hosts)

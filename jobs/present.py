@@ -36,6 +36,7 @@ def job_detail(job: Job) -> dict[str, Any]:
         "finished": job.status in TERMINAL,
         "host": attempt.host.name if attempt else None,
         "exit": attempt.exit if attempt else None,
+        "note": attempt.note if attempt else "",
         "history": history,
         "spec": job.spec,
         "estimate": job.estimate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -77,3 +77,26 @@ def test_installing_asks_the_lock() -> None:
         for line in (ROOT / name).read_text().splitlines():
             if "pip install" in line or "$(INSTALL)" in line:
                 assert "-c requirements.lock" in line or "-c $(LOCK)" in line or "$(INSTALL)" in line, f"{name}: {line}"
+
+
+@pytest.mark.parametrize(("room", "extras"), [("workers", ["worker"]), ("jobs", ["web"]), ("webapp", ["web", "local"])])
+def test_what_a_room_imports_its_own_requirements_bring(room: str, extras: list[str]) -> None:
+    """Not what only the tests' environment happens to have: an image would fail at its start."""
+    lines = [
+        *PROJECT["project"]["dependencies"],
+        *(r for e in extras for r in PROJECT["project"]["optional-dependencies"][e]),
+    ]
+    asked_for = {canonicalize_name(Requirement(line).name) for line in lines}
+    brought = asked_for | {canonicalize_name(Requirement(line).name) for name in asked_for for line in needs(name)}
+    owners = packages_distributions()
+    text = "\n".join(f.read_text() for f in (ROOT / room).rglob("*.py"))
+    imported = set(re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE))
+    missing = [m for m in sorted(imported) if m in owners and not {canonicalize_name(o) for o in owners[m]} & brought]
+    assert [m for m in missing if not (ROOT / m).exists()] == []
+
+
+def needs(name: str) -> list[str]:
+    try:
+        return [line for line in distribution(name).requires or [] if "extra ==" not in line]
+    except PackageNotFoundError:
+        return []

@@ -14,21 +14,21 @@ from typing import Any
 
 from django.conf import settings
 from django.core.cache import cache
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from redis.exceptions import RedisError
 
 log = logging.getLogger(__name__)
 
 WINDOW_S = 60
-View = Callable[..., HttpResponse]
+View = Callable[..., HttpResponseBase]
 
 
 def limited(view: View) -> View:
     """At most MESHBOARD_LOGINS_PER_MINUTE posts from an address."""
 
     @wraps(view)
-    def bounded(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponse:
+    def bounded(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
         if request.method == "POST" and _tries(request.META["REMOTE_ADDR"]) > settings.LOGINS_PER_MINUTE:
             return _later(request, WINDOW_S)
         return view(request, *arguments, **named)

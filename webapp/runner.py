@@ -140,7 +140,8 @@ def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]
     gpus = gpu_count()
     keep = {k: v for k, v in environment.items() if k in (*PASSED_ON, "PYTHONUNBUFFERED")}
     roots = ("CHECKPOINT_ROOT", "DATA_ROOT", "SCRIPT_ROOT")
-    wanted = ("REDIS_URL", "HOST_NAME", "SLOTS", "DEVICE", "RUN_DIR", "TRAINER_MODULE", *roots)
+    bounds = ("LOG_BYTES", "STREAM_BYTES", "KEEP_RUNS_DAYS", "KEEP_RUNS_BYTES")
+    wanted = ("REDIS_URL", "HOST_NAME", "SLOTS", "DEVICE", "RUN_DIR", "TRAINER_MODULE", "JOB_USER", *bounds, *roots)
     given = {f"MESHBOARD_{k}": environment[f"MESHBOARD_{k}"] for k in wanted if f"MESHBOARD_{k}" in environment}
     defaults = {
         "MESHBOARD_HOST_NAME": socket.gethostname().split(".")[0] or "localhost",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.contrib import admin
+from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.views import LoginView, LogoutView
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -42,7 +43,7 @@ urlpatterns = [
     path("hosts/<str:name>/calibrate/", hosts.calibrate, name="host-calibrate"),
     path("what-if/", jobs.what_if, name="what-if"),
     path("login/", limited(login), name="login"),
-    path("login/once/", OnceView.as_view(), name="login-once"),
+    path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),
     path("logout/", LogoutView.as_view(), name="logout"),
     path("api/v1/", include("jobs.api.urls")),
     path("admin/login/", limited(admin.site.login)),

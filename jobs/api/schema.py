@@ -25,7 +25,7 @@ EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "t
 @cache
 def document() -> Any:
     """The same for everybody, and until the next start."""
-    return SchemaGenerator().get_schema(request=None, public=True)
+    return SchemaGenerator().get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
 
 
 def ref(name: str) -> dict[str, str]:

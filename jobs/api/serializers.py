@@ -41,6 +41,7 @@ class JobSerializer(BriefSerializer):
     finished = serializers.BooleanField()
     host = serializers.CharField(allow_null=True)
     exit = serializers.DictField(allow_null=True, help_text="how the current attempt ended")
+    note = serializers.CharField(allow_blank=True, help_text="what its host wants known of it, such as a stopped rank")
     history = serializers.ListField(child=serializers.DictField())
     spec = SpecField()
     estimate = serializers.DictField()

@@ -108,10 +108,7 @@ def _hear_report(
             return  # a later heartbeat brings it
         if (told["job"], told["attempt"]) != _key(report):
             raise BadMessageError(f"exit: of attempt {told['job']}/{told['attempt']}, not of its report's")
-        with transaction.atomic():
-            if attempt is not None:
-                _end(attempt, told)
-            _acknowledge(report, host)
+        _hear_end(report, told, host, attempt)
         return
     if attempt is None or attempt.ended is not None or not believed:
         return
@@ -122,6 +119,23 @@ def _hear_report(
         lifecycle.change(*_key(report), Status.RUNNING, "training", only_from=(Status.STARTING,))
     if of_heartbeat:
         lifecycle.change(*_key(report), Status.RUNNING, f"host {host} is back", only_from=(Status.UNREACHABLE,))
+
+
+def _hear_end(report: AttemptReport, told: ExitReport, host: str, attempt: Attempt | None) -> None:
+    """Raises what went wrong after ending the attempt without its report: nothing is left of it to hold slots."""
+    try:
+        with transaction.atomic():
+            if attempt is not None:
+                _end(attempt, told)
+            _acknowledge(report, host)
+    except Exception as error:
+        if attempt is None or passes(error):
+            raise
+        with transaction.atomic():
+            problem = f"it ended, and its exit report could not be taken in: {type(error).__name__}"
+            lifecycle.lose(attempt, problem)
+            _acknowledge(report, host)
+        raise
 
 
 def _end(attempt: Attempt, told: ExitReport) -> None:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 EVERY = timedelta(hours=1)
 IDEMPOTENCY_LASTS = timedelta(days=7)
 LOGINS_LAST = timedelta(days=30)
-TELEMETRY_LASTS = timedelta(days=7)
+TELEMETRY_LASTS = timedelta(days=1)  # as long as a supervisor lets its stream live on
 QUEUE_LASTS = timedelta(days=1)  # of a silent host: every order in it has long expired
 MOST_CHANGES = 1000  # of a job's status
 TELEMETRY_KEYS = "meshboard:telemetry:*"

@@ -23,8 +23,9 @@ from jobs.queue.placement import HostState, Placement, Waiting, place
 
 log = logging.getLogger(__name__)
 
-LOCK = "scheduler"  # its position is another one after each pass that wrote
+LOCK = "scheduler"  # its position is another one after each write of a pass
 KEPT = f"{LOCK}:"  # and a job: the position is the key of the host that is kept for it
+MOST_ANNOUNCED = 50  # new reasons of which sockets are told at once; the others' look by themselves
 CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
 
 
@@ -37,22 +38,23 @@ class Queued(NamedTuple):
     placed_before: bool  # its current attempt has been on a host, though it is queued
 
 
-class Turn(NamedTuple):
-    """Which write of the LOCK row a pass saw, and by which it will be known itself."""
+class Turn:
+    """That no other scheduler wrote since this pass read."""
 
-    seen: str
-    mine: str
+    def __init__(self, seen: str) -> None:
+        self._seen = seen  # the LOCK row's position as it was read, then as this pass last wrote it
 
     def take(self) -> None:
         """Hold the lock until the transaction ends.
 
         Raises:
-            StaleError: another scheduler wrote since, so what was decided goes by what is no longer true.
+            StaleError: another scheduler wrote, so what was decided goes by what is no longer true.
         """
         lock, _ = Cursor.objects.select_for_update().get_or_create(name=LOCK, defaults={"position": ""})
-        if lock.position not in self:
+        if lock.position != self._seen:
             raise StaleError("another scheduler wrote meanwhile")
-        Cursor.objects.filter(name=LOCK).update(position=self.mine)
+        self._seen = uuid.uuid4().hex  # another one each time: who read between two writes must notice the second
+        Cursor.objects.filter(name=LOCK).update(position=self._seen)
 
 
 class StaleError(Exception):
@@ -62,7 +64,7 @@ class StaleError(Exception):
 def schedule() -> int:
     """Place what fits and say why the rest waits; returns how many jobs were placed."""
     stored = dict(Cursor.objects.filter(name__startswith=LOCK).values_list("name", "position"))
-    turn = Turn(seen=stored.pop(LOCK, ""), mine=uuid.uuid4().hex)
+    turn = Turn(stored.pop(LOCK, ""))
     kept = {name.removeprefix(KEPT): int(key) for name, key in stored.items()}
     hosts = _hosts()
     queue = _queue({job: hosts[key].name for job, key in kept.items() if key in hosts})
@@ -181,3 +183,4 @@ def _explain(queue: list[Queued], reasons: dict[str, str]) -> None:
                 Job.objects.filter(id__in=[job for jobs in told.values() for job in jobs]).update(
                     wait_reason=Case(*texts, output_field=CharField())
                 )
+    lifecycle.announce(*waiting[:MOST_ANNOUNCED])

@@ -72,6 +72,11 @@ def test_killing_the_controller_and_the_web_changes_nothing(installation: Board,
     )
     installation.wait_for(running_job, "running")
     assert statuses(installation, running_job) == ["queued", "starting", "running"]
+    # The next one works: it hears of the end.
+    wait_until(lambda: "going on" in installation.log("controller"), "the lease of the killed one ends", 30)
+    installation.call("POST", f"jobs/{running_job}/cancel")
+    installation.wait_for(running_job, "cancelled")
+    assert [*session(pids["controller"]), *session(pids["web"])] == []
 
 
 def test_killing_the_supervisor_makes_the_job_lost(installation: Board, running_job: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.utils import timezone
 
-from jobs.models import Host, Job, Status
+from jobs.models import DeadLetter, Host, Job, Status
 from jobs.queue import actions
 from jobs.queue.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
@@ -79,3 +81,30 @@ def test_who_is_not_staff_is_sent_away(client: Any, owner: User, job: Job) -> No
     assert client.post(JOBS, {"action": "cancel", "_selected_action": [job.id]}).status_code == 302
     job.refresh_from_db()
     assert job.status == Status.QUEUED
+
+
+def test_a_host_is_given_up_only_when_it_is_silent_and_after_a_second_thought(
+    admin: Any, job: Job, make_host: Callable[..., Host]
+) -> None:
+    host = make_host()
+    schedule()
+    asked = act(admin, HOSTS, "give_up", host.pk)
+    assert f"good ({job.id}), attempt 1, on host-a" in asked
+    confirmed = {"action": "give_up", "_selected_action": [host.pk], "confirmed": "yes"}
+    assert "is connected" in admin.post(HOSTS, confirmed, follow=True).content.decode()
+    Host.objects.update(last_seen=timezone.now() - timedelta(minutes=1))
+    assert "1 attempts are lost" in admin.post(HOSTS, confirmed, follow=True).content.decode()
+    job.refresh_from_db()
+    assert job.status == Status.LOST
+
+
+def test_dead_letters_are_read_and_not_touched(admin: Any, make_host: Callable[..., Host]) -> None:
+    make_host()
+    letter = DeadLetter.objects.create(entry="1-0", sender="host-a", reason="slots: too few", body="{}", num_bytes=2)
+    page = "/admin/jobs/deadletter/"
+    assert "slots: too few" in admin.get(page).content.decode()
+    assert admin.get(f"{page}{letter.pk}/change/").status_code == 200
+    assert admin.post(f"{page}{letter.pk}/change/", {"reason": "other"}).status_code == 403
+    assert admin.post(f"{page}{letter.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert admin.get(f"{page}add/").status_code == 403
+    assert "events not understood" in admin.get(HOSTS).content.decode().lower()

@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 from django.contrib.auth.models import User
@@ -22,7 +23,7 @@ from django.db import DataError, OperationalError
 from django.utils import timezone
 
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_queue
-from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Outbox, Status
+from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Outbox, SlotAllocation, Status
 from jobs.queue import actions, controller, deadletters
 from jobs.queue.controller import Controller, Listening
 from jobs.queue.events import drain
@@ -71,6 +72,25 @@ def test_an_idle_tick_says_nothing(job: Job, live_redis: redis.Redis, caplog: An
         made.turn()
     assert caplog.records == []
     assert Lease.objects.get().ticked is not None
+
+
+@pytest.mark.usefixtures("postgres")
+def test_a_database_that_cut_the_connection_is_found_again(
+    live_redis: redis.Redis, postgres_url: str, caplog: Any
+) -> None:
+    made = Controller()
+    made.turn()
+    first = Lease.objects.get().ticked
+    with psycopg.connect(postgres_url) as other:
+        other.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+    made.turn()
+    made.turn()
+    last = Lease.objects.get().ticked
+    assert first is not None
+    assert last is not None
+    assert last > first
+    assert "lease waits" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_time_in_which_nobody_listened_is_known_by_either_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +158,17 @@ def test_one_bad_report_spoils_no_other(job: Job, live_redis: redis.Redis) -> No
     job.refresh_from_db()
     assert job.status == Status.RUNNING
     assert DeadLetter.objects.get().reason.startswith("exit: of attempt another/7")
+
+
+def test_an_end_whose_report_cannot_be_taken_in_is_an_end(job: Job, live_redis: redis.Redis) -> None:
+    schedule()
+    Job.objects.update(spec={"kind": "no kind we know"})
+    say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+    drain(live_redis)
+    job.refresh_from_db()
+    assert (job.status, SlotAllocation.objects.count()) == (Status.LOST, 0)
+    assert DeadLetter.objects.get().sender == "host-a"
+    assert Outbox.objects.filter(task=TASK_ACKNOWLEDGE).count() == 1, "the host need not repeat it"
 
 
 def test_an_order_expires_by_redis_clock_from_when_it_is_sent(job: Job, live_redis: redis.Redis) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jobs.queue.placement import HostState, Plan, Waiting, place
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
-DEVICES = ("cpu", "cuda")
+MOSTLY_CPU = st.sampled_from(["cpu", "cpu", "cpu", "cuda"])
 NAMES = [f"host-{letter}" for letter in "abcde"]
 LONG = "x" * 100  # the longest name of a job or a host
 
@@ -34,8 +34,8 @@ def some_hosts(draw: st.DrawFn) -> list[HostState]:
     for name in draw(st.lists(st.sampled_from(NAMES), unique=True)):
         slots = draw(st.integers(1, 8))
         free = draw(st.sets(st.integers(0, slots - 1)))
-        drained, live = draw(st.booleans() | st.just(False)), draw(st.booleans() | st.just(True))
-        device = draw(st.sampled_from(DEVICES))
+        drained, live = not draw(st.integers(0, 5)), bool(draw(st.integers(0, 5)))
+        device = draw(MOSTLY_CPU)
         hosts.append(HostState(name, device, slots, tuple(sorted(free)), drained, live))
     return hosts
 
@@ -47,10 +47,10 @@ def some_queue(draw: st.DrawFn) -> list[Waiting]:
         id=st.just(""),
         name=st.just("name"),
         owner=st.integers(1, 2),
-        device=st.sampled_from(DEVICES),
-        num_slots=st.integers(1, 10),
-        wanted_host=st.just("") | st.sampled_from([*NAMES, "absent"]),
-        priority=st.integers(-1, 2),
+        device=MOSTLY_CPU,
+        num_slots=st.integers(1, 4) | st.integers(1, 10),
+        wanted_host=st.sampled_from(["", "", "", *NAMES, "absent"]),
+        priority=st.integers(-1, 1),
         created=st.integers(0, 3).map(lambda s: EPOCH + timedelta(seconds=s)),
         kept=st.just("") | st.sampled_from([*NAMES, "absent"]),
     )
@@ -262,6 +262,11 @@ def test_a_pinned_job_overtakes_no_job_of_a_higher_priority() -> None:
     }
 
 
+def test_of_equal_priority_the_older_starts() -> None:
+    plan = place([job("a-young", 4, age=1), job("old", 4, age=2)], [host("host-a", 4)])
+    assert [placement.job for placement in plan.placements] == ["old"]
+
+
 def test_the_tightest_fit_keeps_large_holes() -> None:
     plan = place([job("small", 2), job("large", 8, age=-1)], [host("host-a", 8), host("host-b", 3)])
     assert {placement.job: placement.host for placement in plan.placements} == {"small": "host-b", "large": "host-a"}
@@ -324,7 +329,7 @@ def test_what_it_says(queue: list[Waiting], hosts: list[HostState], told: str) -
 def test_no_reason_names_a_strangers_job(queue: list[Waiting], hosts: list[HostState]) -> None:
     """Each owner's jobs bear a secret; no text for the other's may hold it, nor any job's id."""
     queue = [job._replace(name=f"secret-of-{job.owner}") for job in queue]
-    reasons = place(queue, hosts).reasons
+    reasons = place(queue, [*hosts, host("host-full", 10, free=0)]).reasons
     for job_ in queue:
         text = reasons.get(job_.id, "")
         assert f"secret-of-{3 - job_.owner}" not in text

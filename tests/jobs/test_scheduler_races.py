@@ -149,3 +149,44 @@ def test_a_decision_older_than_another_schedulers_is_not_carried_out(owner: User
     with connection.execute_wrapper(interfere):
         assert schedule() == 0
     assert schedule() == 1
+
+
+def test_what_was_read_between_two_writes_of_one_pass_is_stale_after_the_second(
+    owner: User, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pass writes what it keeps, then what it starts; another reads the hosts in between, the queue after both."""
+    make_host("host-a", 4)
+    busy(make_host("host-b", 8), owner, 0)
+    queued(owner, 8, priority=9)
+    small, _next = queued(owner, 4, count=2)
+    has_read, may_go_on = threading.Event(), threading.Event()
+    turns: list[str] = []
+
+    def hold_back(execute: Any, sql: str, *rest: Any) -> Any:
+        if 'FROM "jobs_job"' in sql and not has_read.is_set():
+            has_read.set()
+            may_go_on.wait()
+        return execute(sql, *rest)
+
+    def other_pass() -> None:
+        with connection.execute_wrapper(hold_back):
+            assert schedule() == 0
+        connection.close()
+
+    other = threading.Thread(target=other_pass)
+
+    def let_it_read(execute: Any, sql: str, *rest: Any) -> Any:
+        if 'FROM "jobs_cursor"' in sql and "FOR UPDATE" in sql:
+            turns.append(sql)
+            if len(turns) == 2:
+                other.start()
+                assert has_read.wait(30)
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(let_it_read):
+        assert schedule() == 1
+    may_go_on.set()
+    other.join()
+    assert len(turns) == 2
+    assert Attempt.objects.filter(job=small).count() == 1
+    assert not [record for record in caplog.records if "duplicate key" in record.getMessage()]

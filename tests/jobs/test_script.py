@@ -76,6 +76,20 @@ def test_rest_takes_one_too_and_refuses_axes_it_cannot_have(owner: User, api: Ap
         parse_spec({"kind": "script", "script": {"path": "x.py", "args": ["a\x00b"]}})
 
 
+def test_a_module_stands_on_its_pages_as_one_would_type_it(client: Client, owner: User) -> None:
+    client.force_login(owner)
+    form = {"name": "mine", "script.module": "package.train", "script.cwd": "data", "script.args": "--lr 1"}
+    ranks = {"layout.dp": "2", "resources.device": "cpu"}
+    assert client.post("/jobs/script/", form | ranks).status_code == 302
+    job = Job.objects.get()
+    assert job.spec["script"] == {"path": None, "module": "package.train", "args": ["--lr", "1"], "cwd": "data"}
+    for page in (f"/jobs/{job.id}/", "/"):
+        assert "-m package.train --lr 1" in client.get(page).content.decode()
+    again = client.get(f"/jobs/script/?from={job.id}").content.decode()
+    assert 'value="package.train"' in again
+    assert 'value="None"' not in again
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [

@@ -33,7 +33,7 @@ SPEC: dict[str, Any] = {
 class Host:
     """What a test asks of a host, and reads from it."""
 
-    def __init__(self, server: RedisServer, folder: Path, trainer_module: str) -> None:
+    def __init__(self, server: RedisServer, folder: Path, trainer_module: str, settings: dict[str, str]) -> None:
         self.server, self.folder = server, folder
         self.run_dir, self.data_root = folder / "runs", folder / "data"
         self.data_root.mkdir(parents=True)
@@ -47,6 +47,7 @@ class Host:
             "MESHBOARD_CHECKPOINT_ROOT": str(folder / "checkpoints"),
             "MESHBOARD_DATA_ROOT": str(self.data_root),
             "MESHBOARD_TRAINER_MODULE": trainer_module,
+            **settings,
         }
         self._sender = Celery(broker=server.url)
         self._ordered: list[tuple[str, int]] = []
@@ -60,15 +61,31 @@ class Host:
             wait_until(lambda: len(self.events("host")) > before, "the host announces itself")
             yield process
 
-    def order(self, job: str, attempt: int = 1, spec: dict[str, Any] | None = None, times: int = 1) -> AttemptDir:
+    def order(
+        self,
+        job: str,
+        attempt: int = 1,
+        spec: dict[str, Any] | None = None,
+        times: int = 1,
+        first_slot: int = 0,
+        expires_in_s: float = 60,
+    ) -> AttemptDir:
         parsed = parse_spec(spec or SPEC)
-        slots = list(range(parsed.layout.world_size))
-        expires = time.time() + 60
-        order = LaunchOrder(v=VERSION, job=job, attempt=attempt, spec=parsed.model_dump(), slots=slots, expires=expires)
+        order = LaunchOrder(
+            v=VERSION,
+            job=job,
+            attempt=attempt,
+            spec=parsed.model_dump(),
+            slots=list(range(first_slot, first_slot + parsed.layout.world_size)),
+            expires=time.time() + expires_in_s,
+        )
         for _ in range(times):
-            self._sender.send_task(TASK_LAUNCH, args=[order], queue=host_queue(NAME))
+            self.send(order)
         self._ordered.append((job, attempt))
         return attempt_dir(self.run_dir, job, attempt)
+
+    def send(self, order: object) -> None:
+        self._sender.send_task(TASK_LAUNCH, args=[order], queue=host_queue(NAME))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         entries: Any = self.server.client().xrange(EVENTS_STREAM)
@@ -108,8 +125,9 @@ class Host:
 
 
 @contextlib.contextmanager
-def host(server: RedisServer, folder: Path, trainer_module: str = "workers.trainer") -> Iterator[Host]:
-    made = Host(server, folder, trainer_module)
+def host(server: RedisServer, folder: Path, trainer_module: str = "workers.trainer", **settings: str) -> Iterator[Host]:
+    """`settings` are environment variables of the worker."""
+    made = Host(server, folder, trainer_module, settings)
     try:
         yield made
     finally:

@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings
 
 from tests.support.processes import ROOT, base_environment
 from webapp.environment import RunnerSettings, SettingError, WebSettings, read
+from webapp.runner import host_environment
 
 GIVEN = {"MESHBOARD_SECRET_KEY": "secret", "MESHBOARD_REDIS_URL": "redis://127.0.0.1:1/0"}
 
@@ -145,3 +146,10 @@ def test_every_variable_that_anything_reads_is_in_the_docs() -> None:
     assert [name for name in sorted(read_somewhere) if f"`{name}`" not in deploy] == []
     known = {f"MESHBOARD_{name.upper()}" for _, name in FIELDS}
     assert [name for name in documented() if name not in known | read_somewhere] == []
+
+
+def test_make_up_hands_a_host_every_setting_that_it_reads(tmp_path: Path) -> None:
+    text = (ROOT / "workers/host/settings.py").read_text()
+    names = set(re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", text)) - {"MESHBOARD_STATE_DIR"}
+    handed = host_environment(tmp_path, dict.fromkeys(names, "given"))
+    assert {name: handed.get(name) for name in names} == dict.fromkeys(names, "given")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -45,7 +45,8 @@ def on_first_rank(work: Callable[[], T], group: dist.ProcessGroup | None) -> T:
         UserError: as above.
     """
     here = group is None or group.rank() == 0
-    return on_every_rank(work if here else lambda: None, group)[0]
+    given: list[T | None] = on_every_rank(work if here else lambda: None, group)
+    return cast(T, given[0])
 
 
 def words_of(error: BaseException) -> str:

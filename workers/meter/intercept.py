@@ -74,7 +74,7 @@ def _name_mesh_axes(recorder: Recorder) -> None:
         return mesh
 
     DeviceMesh.__init__ = init  # type: ignore[method-assign]
-    DeviceMesh.from_group = staticmethod(from_group)  # type: ignore[method-assign,assignment]
+    DeviceMesh.from_group = staticmethod(from_group)  # type: ignore[method-assign]
 
 
 def given_name(description: str) -> str:

@@ -47,4 +47,4 @@ class Command(BaseCommand):
 def _renewed(user: Any, token: str) -> bool:
     """Let a token live on from today; False when it is not there any more."""
     own = AuthToken.objects.filter(user=user, token_key=token[: CONSTANTS.TOKEN_KEY_LENGTH])
-    return own.update(expiry=timezone.now() + knox_settings.TOKEN_TTL) == 1
+    return bool(own.update(expiry=timezone.now() + knox_settings.TOKEN_TTL) == 1)

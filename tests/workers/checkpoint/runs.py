@@ -56,7 +56,9 @@ def run(
     else:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
         argv = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *program]
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    # TERM, which torchrun passes on: subprocess's own timeout would leave the ranks behind.
+    argv = ["timeout", "--kill-after=40", "200", *argv]
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     said = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
     losses = {item["step"]: item["loss"] for item in said[0]["items"] if item["kind"] == "step"}

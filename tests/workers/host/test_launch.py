@@ -137,7 +137,7 @@ def test_the_reason_is_what_the_first_rank_raised_not_the_last_line(ended: Run) 
     assert 'script.py", line' in failure["traceback"]
     assert time.time() - 60 < failure["time"] <= time.time()
     assert len(failure["message"]) <= 2_000
-    assert (ended.attempt.path / "failure.json").stat().st_size < 16_000
+    assert ended.attempt.failure.stat().st_size < 16_000
     assert "\0" not in failure["traceback"].encode().decode()
 
 

@@ -23,7 +23,7 @@ SMALL_FRAME = 2**20  # larger ones are read one at a time: each connection could
 BODY_S = 30.0  # for a frame that has begun
 SPARE_CONNECTIONS = 8  # beside two for each rank
 TOLD_REFUSALS = 20  # in our own log
-PENANCE_S = 0.5  # before a sender of nonsense is cut off, so that coming back at once gains nothing
+PENANCE_S = 0.2  # before a sender of nonsense is cut off, so that coming back at once gains nothing
 
 
 class Telemetry:

@@ -1,0 +1,55 @@
+"""A job that attacks the host it runs on harms itself alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from contracts.codec import BATCH_BYTES, decode_event
+from contracts.names import EVENTS_STREAM, telemetry_stream
+from tests.support.host import host
+from tests.support.processes import RedisServer, wait_until
+from workers.host.supervisor.publish import LOG_BURST, LOG_BYTES_PER_S
+
+ONE_RANK: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "train": {"steps": 1, "warmup_steps": 0}}
+LOG_BYTES = 4 * 2**20
+AT_MOST_S = 60
+
+
+def test_a_job_that_breaks_files_logs_and_telemetry_harms_itself_alone(
+    redis_service: RedisServer, tmp_path: Path
+) -> None:
+    settings = {"MESHBOARD_LOG_BYTES": str(LOG_BYTES)}
+    with host(redis_service, tmp_path, "tests.workers.hostile", **settings) as machine, machine.worker():
+        attempt = machine.order("hostile", spec=ONE_RANK)
+        told_file = machine.data_root / "told.json"
+        wait_until(lambda: told_file.exists(), "it has said its nonsense")
+        told = json.loads(told_file.read_text())
+        assert {what for what, cut_off in told.items() if not cut_off} == {"a frame of its own"}
+
+        def lines() -> list[str]:
+            return [line for item in machine.items("hostile", "log") for line in item["lines"]]
+
+        wait_until(lambda: "the end" in lines(), "the end of its log is told", AT_MOST_S)
+        assert not [line for line in lines() if "secret" in line or "forged" in line]
+        skipped = sum(item.get("skipped", 0) for item in machine.items("hostile", "log"))
+        assert skipped > 0
+        (log,) = attempt.logs.glob("*/attempt_0/0/stdout.log")
+        assert log.stat().st_blocks * 512 <= LOG_BYTES + 2**16
+        assert log.stat().st_size > 5 * LOG_BYTES
+
+        entries: Any = redis_service.client().xrange(telemetry_stream("hostile", 1))
+        sizes = [len(fields[b"b"]) for _, fields in entries]
+        assert max(sizes) <= BATCH_BYTES
+        assert sum(sizes) < LOG_BURST + AT_MOST_S * LOG_BYTES_PER_S + 2**20
+        assert sum(item["items"] for item in machine.items("hostile", "gap")) == len(told) - 1
+
+        heard = len(machine.events("host"))
+        wait_until(lambda: len(machine.events("host")) > heard, "the host's heart goes on", 10)
+        (machine.data_root / "go").touch()
+        report = machine.exit_of("hostile")
+        assert (report["outcome"], report["reason"]) == ("succeeded", "finished after step 0")
+        everything: Any = redis_service.client().xrange(EVENTS_STREAM)
+        assert all(decode_event(fields[b"b"]) for _, fields in everything)
+        assert machine.processes("hostile") == []

@@ -1,0 +1,111 @@
+"""What a host does about processes that neither run nor die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from contracts.names import cancel_key
+from tests.support.host import Host, host
+from tests.support.processes import RedisServer, gone, redis_server, wait_until
+from workers.host.attempts import attempt_dir
+
+ONE_RANK: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "train": {"steps": 100_000}}
+STOPPED = ("supervisor", "guardian", "both", "torchrun", "rank")  # each job is named after what is stopped of it
+TOLD = {
+    "supervisor": "its supervisor is stopped (state T) since ",
+    "guardian": "its guardian is stopped (state T) since ",
+    "both": "its supervisor is stopped (state T) since ",
+    "torchrun": "torchrun is stopped (state T) since ",
+    "rank": "rank 0 is stopped (state T) since ",
+}
+WITHIN_S = 15.0
+
+
+def part(machine: Host, job: str, name: str) -> list[int]:
+    """Pids of a part of a job."""
+    if name == "both":
+        return part(machine, job, "supervisor") + part(machine, job, "guardian")
+    if name == "supervisor":
+        found = attempt_dir(machine.run_dir, job, 1).supervisor_id()
+        return [] if found is None else [found.pid]
+    module = {"guardian": "workers.host.guardian", "torchrun": "workers.host.launch"}.get(name)
+    pids = []
+    for process in map(psutil.Process, machine.processes(job)):
+        is_rank = process.environ().get("RANK") == "0"
+        if is_rank if module is None else process.cmdline()[1:3] == ["-m", module]:
+            pids.append(process.pid)
+    return pids
+
+
+def note(machine: Host, job: str) -> str:
+    """What the host's latest heartbeat notes of a job."""
+    attempts = machine.events("host")[-1]["attempts"]
+    return next((str(report.get("note", "")) for report in attempts if report["job"] == job), "")
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[dict[Host, tuple[str, ...]]]:
+    """A host with PID namespaces and one that forbids them, at the same time, each with the jobs it is to run."""
+    forbidding = tmp_path / "bin"
+    forbidding.mkdir()
+    (forbidding / "unshare").write_text("#!/bin/sh\nexit 1\n")
+    (forbidding / "unshare").chmod(0o755)
+    paths = {f"{os.environ['PATH']}": STOPPED, f"{forbidding}:{os.environ['PATH']}": ("guardian", "both")}
+    with contextlib.ExitStack() as entered:
+        made = {}
+        for number, (path, jobs) in enumerate(paths.items()):
+            server = entered.enter_context(redis_server(tmp_path / f"redis-{number}"))
+            settings = {"PATH": path, "MESHBOARD_SLOTS": str(len(jobs))}
+            opened = host(server, tmp_path / str(number), "tests.workers.stubborn", **settings)
+            machine = entered.enter_context(opened)
+            entered.enter_context(machine.worker())
+            made[machine] = jobs
+        yield made
+
+
+def test_what_is_stopped_is_told_and_ends_within_15_s_of_a_cancel(machines: dict[Host, tuple[str, ...]]) -> None:
+    """The ranks ignore TERM, and leave a child in a session of its own. Once such a job was cancelling for ever."""
+    each = [(machine, job) for machine, jobs in machines.items() for job in jobs]
+    for machine, jobs in machines.items():
+        for slot, job in enumerate(jobs):
+            machine.order(job, spec=ONE_RANK, first_slot=slot)
+    wait_until(lambda: all(len(part(machine, job, "rank")) >= 2 for machine, job in each), "all ranks run")
+    pids = {pid for machine, job in each for pid in (*machine.processes(job), *part(machine, job, "supervisor"))}
+    halted = {pid for machine, job in each for pid in part(machine, job, job)}
+    for pid in halted:
+        os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: all(TOLD[job] in note(machine, job) for machine, job in each), "the hosts note it", 15)
+    namespaced = next(iter(machines))
+    for pid in part(namespaced, "rank", "rank"):
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: note(namespaced, "rank") == "", "the note is gone", 10)
+    asked = time.monotonic()
+    for machine, job in each:
+        machine.server.client().set(cancel_key(job, 1), "1")
+    wait_until(lambda: all(gone(pid) for pid in pids), "nothing is left", WITHIN_S + 10)
+    assert time.monotonic() - asked < WITHIN_S
+    ends = {(machine, job): machine.exit_of(job, 10) for machine, job in each}
+    assert {end["outcome"] for end in ends.values()} == {"cancelled"}
+    unanswered = {job for (_, job), end in ends.items() if end["reason"].endswith("; its supervisor did not answer")}
+    assert unanswered == {"supervisor", "both"}
+
+
+def test_an_order_that_is_stale_or_none_at_all_starts_nothing(redis_service: RedisServer, tmp_path: Path) -> None:
+    """Once an order that came late started a job that was long over."""
+    log = tmp_path / "worker.log"
+    with host(redis_service, tmp_path) as machine, machine.worker():
+        stale = machine.order("stale", spec=ONE_RANK, expires_in_s=-1)
+        machine.send({"v": 1, "job": "nonsense"})
+        wait_until(lambda: "refused the order of stale/1: it expired " in log.read_text(), "the stale one is refused")
+        wait_until(lambda: "refused an order: attempt: Field required" in log.read_text(), "the nonsense is refused")
+        assert not stale.own.exists()
+        assert not stale.given.exists()

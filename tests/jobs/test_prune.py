@@ -1,0 +1,80 @@
+"""What is old is forgotten, what is needed is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+import redis
+from axes.models import AccessLog
+from django.contrib.auth.models import User
+from django.contrib.sessions.models import Session
+from django.core.management import call_command
+from django.utils import timezone
+from knox.models import AuthToken
+
+from contracts.names import host_queue, telemetry_stream
+from jobs.models import Attempt, Host, IdempotentRequest, Job, Lease, StateChange, Status
+from jobs.queue import actions, lifecycle, prune
+from jobs.queue.lease import ControllerLease
+from jobs.queue.prune import prune_if_due
+from jobs.queue.scheduler import schedule
+from tests.planner.wrong_specs import GOOD
+
+NOW = timezone.now()
+AGO = NOW - timedelta(days=40)
+
+
+def test_the_old_goes_and_the_rest_stays(
+    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prune, "MOST_CHANGES", 5)
+    make_host()
+    Host.objects.create(name="gone", slots=1, device="cpu", device_name="", memory_bytes=1, boot_id="", last_seen=AGO)
+    ended, _ = actions.submit(owner, GOOD, key="old")
+    schedule()
+    lifecycle.lose(Attempt.objects.get(), "gone")
+    running, _ = actions.submit(owner, GOOD, key="new")
+    schedule()
+    IdempotentRequest.objects.filter(key="old").update(created=AGO)
+    for number in range(20):
+        StateChange.objects.create(job=ended, attempt=1, status=Status.RUNNING, reason=str(number))
+    for expiry in (AGO, NOW + timedelta(days=1)):
+        AuthToken.objects.create(owner)
+        AuthToken.objects.filter(expiry__isnull=True).update(expiry=expiry)
+        Session.objects.create(session_key=str(expiry), session_data="", expire_date=expiry)
+        log = AccessLog.objects.create(username="a")
+        AccessLog.objects.filter(pk=log.pk).update(attempt_time=expiry)
+    AuthToken.objects.update(expiry=None)
+    AuthToken.objects.filter(pk=AuthToken.objects.all()[0].pk).update(expiry=AGO)
+    streams = [telemetry_stream(job, 1) for job in (ended.id, running.id, "deleted")]
+    for stream in streams:
+        live_redis.xadd(stream, {"b": b""})
+    for name in ("gone", "host-a"):
+        live_redis.lpush(host_queue(name), b"an order")
+
+    told = StringIO()
+    call_command("prune", stdout=told)
+    assert "1 Idempotency-Keys" in told.getvalue()
+
+    assert list(IdempotentRequest.objects.values_list("key", flat=True)) == ["new"]
+    assert AuthToken.objects.count() == Session.objects.count() == AccessLog.objects.count() == 1
+    reasons = list(StateChange.objects.filter(job=ended).values_list("reason", flat=True))
+    assert reasons == ["submitted", "16", "17", "18", "19"]
+    assert [live_redis.ttl(stream) > 0 for stream in streams] == [True, False, True]
+    assert [live_redis.exists(host_queue(name)) for name in ("gone", "host-a")] == [0, 1]
+    assert Job.objects.count() == 2
+
+
+def test_it_is_done_once_an_hour(db: None, live_redis: redis.Redis) -> None:
+    ControllerLease().hold()
+    prune_if_due(live_redis)
+    first = Lease.objects.get().pruned
+    prune_if_due(live_redis)
+    assert Lease.objects.get().pruned == first
+    for other in (timezone.now() - timedelta(minutes=61), timezone.now() + timedelta(days=9)):  # a clock set back
+        Lease.objects.update(pruned=other)
+        prune_if_due(live_redis)
+        assert Lease.objects.get().pruned != other

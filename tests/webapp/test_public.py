@@ -1,0 +1,55 @@
+"""Without a login there is nothing to see: every route there is, found by walking the resolver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver
+
+PUBLIC = {"login/", "login/once/"}
+VALUES = {"str": "x", "slug": "x", "int": "1", "path": "x", "uuid": "00000000-0000-0000-0000-000000000000"}
+
+
+def routes(resolver: URLResolver, before: str = "") -> Iterator[str]:
+    """Each route as a path, its parameters filled in."""
+    for entry in resolver.url_patterns:
+        pattern = entry.pattern
+        part = str(pattern)
+        if pattern.converters:
+            for name, converter in pattern.converters.items():
+                kind = type(converter).__name__.removesuffix("Converter").lower().replace("string", "str")
+                part = part.replace(f"<{kind}:{name}>", VALUES[kind]).replace(f"<{name}>", "x")
+        if isinstance(entry, URLPattern):
+            yield before + part
+        else:
+            yield from routes(entry, before + part)
+
+
+def paths() -> list[str]:
+    found = [path for path in routes(get_resolver()) if "(?P" not in path and "^" not in path]
+    assert len(found) > 30
+    return sorted(set(found))
+
+
+@pytest.mark.django_db
+def test_every_route_sends_strangers_to_the_login(client: Client) -> None:
+    wrong = {}
+    for path in paths():
+        answer = client.get(f"/{path}")
+        if path in PUBLIC:
+            continue
+        if path.startswith("api/"):
+            told = answer.status_code == 401
+        else:
+            told = answer.status_code == 302 and answer["Location"].startswith(("/login/?next=", "/admin/login/?next="))
+        if not told and path != "admin/login/":
+            wrong[path] = answer.status_code
+    assert wrong == {}
+
+
+@pytest.mark.django_db
+def test_the_public_pages_answer(client: Client) -> None:
+    assert client.get("/login/").status_code == 200
+    assert client.get("/login/once/?sesame=wrong").status_code == 403

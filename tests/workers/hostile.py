@@ -1,0 +1,90 @@
+"""A training script that breaks what it can reach: files where it works, its log folder, its telemetry socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+NAMES = ("exit.json", "order.json", "supervisor.pid", "running", "acknowledged", "note.json", "failure.json")
+FLOOD_BYTES = 24 * 2**20
+
+
+def option(name: str) -> str:
+    return next(word.partition("=")[2] for word in sys.argv if word.startswith(f"--{name}="))
+
+
+def frame(**fields: Any) -> bytes:
+    item = {"kind": "phase", "rank": 0, "time": 1.0, "phase": "step", **fields}
+    header = {"v": 1, "job": option("job"), "attempt": int(option("attempt")), "rank": 0}
+    body: bytes = msgpack.packb({**header, "items": [item]})
+    return struct.pack(">I", len(body)) + body
+
+
+def say(sent: bytes, patience_s: float = 10) -> bool:
+    """True when the supervisor cut us off for it."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(option("telemetry"))
+        connection.settimeout(patience_s)
+        connection.sendall(sent)
+        try:
+            return connection.recv(1) == b""
+        except TimeoutError:
+            return False
+
+
+def spoil_files(root: Path) -> None:
+    """All that a supervisor ever kept, broken, in every folder we were told of."""
+    for folder in (Path.cwd(), Path.cwd().parent, Path(option("spec")).parent, root):
+        for name in NAMES:
+            with contextlib.suppress(OSError):
+                (folder / name).write_text('{"v": 1, "outcome": "succ')
+
+
+def spoil_logs(root: Path) -> None:
+    own = Path(os.readlink("/proc/self/fd/1")).parent
+    run = own.parent.parent
+    (run.parent / "another").mkdir()
+    os.mkfifo(run.parent / "another" / "waiting.log")
+    (own / "stderr.log").unlink()
+    (own / "stderr.log").symlink_to(root / "secret.log")
+    os.mkfifo(own / "more.log")
+    with (own / "sparse.log").open("wb") as out:
+        out.truncate(4 * 2**40)
+
+
+def main() -> None:
+    root = Path(option("data-root"))
+    (root / "secret.log").write_text("the secret of another\n")
+    spoil_files(root)
+    spoil_logs(root)
+    nonsense: dict[str, bytes] = {
+        "a step without fields": frame(kind="step"),
+        "a loss that is no number": frame(kind="eval", step=1, loss=float("nan")),
+        "a text that is no list": frame(kind="verdict", rows="none"),
+        "a word of NUL": frame(phase="\0"),
+        "a log in another's name": frame(kind="log", first=0, lines=["forged"]),
+        "a gap": frame(kind="gap", items=2**62),
+        "no frame": struct.pack(">I", 3) + b"\xc1\xc1\xc1",
+    }
+    told = {what: say(sent) for what, sent in nonsense.items()}
+    told["a frame of its own"] = say(frame(), 1)
+    (root / "told.json").write_text(json.dumps(told))
+    line = b"x" * 99 + b"\n"
+    for _ in range(FLOOD_BYTES // 100 // 1000):
+        os.write(1, line * 1000)
+    print("the end", flush=True)
+    while not (root / "go").exists():
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()
