@@ -25,7 +25,7 @@ def pipe(pp: int, micro_batches: int) -> dict[str, Any]:
     return {"model": model, "layout": {"pp": pp}, "train": train, "resources": {"device": "cuda"}}
 
 
-HEAVY = pipe(512, 512)  # seconds of a processor
+HEAVY = pipe(256, 256)  # seconds of a processor
 
 
 @pytest.fixture
