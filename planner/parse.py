@@ -15,6 +15,7 @@ from planner.presets import PRESETS, expand_preset
 from planner.spec import JobSpec, Problem, SpecError
 
 STAND_IN = "gpt-tiny"  # a spec names a model, also where the kind of job needs none
+MOST_CHUNKS = 2**21  # whose times a schedule is made of: seconds of work at most, hundreds of times the published ones
 LARGEST_BYTES = 2**63 - 1  # what msgpack and a database integer hold
 
 
@@ -65,7 +66,11 @@ def parse_fields(data: object) -> JobSpec:
 
 
 def oversize(spec: JobSpec) -> list[Problem]:
-    """Sizes, each allowed by itself, whose product no message between processes can carry."""
+    """Sizes, each allowed by itself, whose product is too long to plan or no message between processes can carry."""
+    pp, m, v = spec.layout.pp, spec.train.micro_batches, spec.layout.virtual_stages
+    if pp * m * v > MOST_CHUNKS:
+        product = f"pp {pp} x micro_batches {m} x virtual_stages {v} = {pp * m * v:,}"
+        return [Problem("train.micro_batches", f"{product} parts of a step; at most {MOST_CHUNKS:,} can be planned")]
     stages = estimate(spec)["stages"]
     needed = max(stage["memory_bytes"] for stage in stages)
     sent = max((row["payload_bytes"] for stage in stages for row in stage["traffic"]), default=0)

@@ -10,6 +10,7 @@ from django.db import InterfaceError, OperationalError
 from rest_framework.response import Response
 from rest_framework.views import exception_handler, set_rollback
 
+from jobs.planning.planners import BusyError
 from planner.spec import Problem, SpecError
 
 log = logging.getLogger(__name__)
@@ -33,10 +34,17 @@ def failed(reference: str) -> dict[str, Any]:
     return body([Problem("request", f"something broke on our side; it is in the log under {reference}")])
 
 
+def busy(error: BusyError) -> dict[str, Any]:
+    """The body of a 503."""
+    return body([Problem("request", str(error))])
+
+
 def handle(error: Exception, context: dict[str, Any]) -> Response:
     """DRF's exception handler: a SpecError is 422, a database that is away 503, what nobody expected 500."""
     if isinstance(error, SpecError):
         return Response(body(error.problems), status=422)
+    if isinstance(error, BusyError):
+        return Response(busy(error), status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
     path = context["request"].path
     if isinstance(error, OperationalError | InterfaceError):
         log.warning("the database did not answer for %s: %s", path, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, cast
 
 from django.contrib import messages
@@ -14,7 +15,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from jobs.access import find_job, find_job_to_change, listed_jobs
-from jobs.api.errors import body
+from jobs.api.errors import RETRY_AFTER_S, body, busy
 from jobs.filters import JobFilter
 from jobs.kinds import kind_of, layout_words
 from jobs.models import TERMINAL, Job, Status
@@ -22,6 +23,7 @@ from jobs.pages import spec_form
 from jobs.pages.listing import list_rows
 from jobs.planning import answers
 from jobs.planning.hardware import hardware
+from jobs.planning.planners import BusyError
 from jobs.present import job_detail
 from jobs.queue import actions
 from jobs.text import parse_json
@@ -124,8 +126,22 @@ def _form(
     return render(request, "jobs/new.html", context, status=422 if problems else 200)
 
 
+def _or_busy(view: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+    """503 where too much is planned at once."""
+
+    @wraps(view)
+    def answered(request: HttpRequest) -> HttpResponse:
+        try:
+            return view(request)
+        except BusyError as error:
+            return JsonResponse(busy(error), status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+    return answered
+
+
 @require_POST
 @login_required
+@_or_busy
 def plan(request: HttpRequest) -> HttpResponse:
     """What a draft would cost, as `jobs.planning.answers.plan` says it, with the spec as it was understood.
 
@@ -142,6 +158,7 @@ def plan(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 @login_required
+@_or_busy
 def plan_search(request: HttpRequest) -> HttpResponse:
     """Every layout on so many ranks, ranked: `jobs.planning.answers.searched` of a JSON body."""
     return _answered(request, answers.searched)
@@ -149,6 +166,7 @@ def plan_search(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 @login_required
+@_or_busy
 def plan_explain(request: HttpRequest) -> HttpResponse:
     """Every term of a draft's figures: a JSON body of `spec`, `cluster` and `stage`."""
     return _answered(request, answers.explained)

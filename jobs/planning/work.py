@@ -1,0 +1,176 @@
+"""The planner's heavy answers, without a database: what a planner process runs (`jobs.planning.planners`).
+
+`python -m jobs.planning.work` reads a question a line from its input and writes an answer a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+from planner.advice import Neighbour, neighbours, suggestions
+from planner.choices import choices
+from planner.cluster import Cluster
+from planner.estimate import estimate
+from planner.explain import explain
+from planner.layout import problems
+from planner.matrix import traffic_matrix
+from planner.parse import oversize
+from planner.runnable import not_runnable
+from planner.schedules import simulate
+from planner.search import Constraints, Found, search
+from planner.spec import JobSpec, Problem, SpecError
+
+SEARCH_SECONDS = 5.0
+MOST_STAGES = 16
+MOST_MICRO_BATCHES = 32
+NICENESS = 5  # pages before plans, where both want the processor
+
+
+def plan(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, Any]:
+    """Everything about a draft that the page shows; `estimate` is null while it has problems."""
+    found = problems(spec, slots=asked["slots"])
+    # More ranks than any host has slots can be costed all the same: that is what planning is for.
+    costly = [p for p in found if p.field != "layout"] or oversize(spec)
+    answer = {
+        "estimate": None,
+        "problems": told([*found, *(p for p in costly if p not in found)]),
+        "not_runnable": told(not_runnable(spec)),
+        "choices": choices(spec),
+    }
+    if costly:
+        return answer
+    return {
+        **answer,
+        "estimate": estimate(spec, cluster),
+        "suggestions": [neighbour(n) for n in suggestions(spec, cluster)],
+        "timeline": timeline(spec, cluster),
+        "matrix": traffic_matrix(spec),
+    }
+
+
+def timeline(spec: JobSpec, cluster: Cluster) -> dict[str, Any] | None:
+    """The pipeline schedule as cells [rank, kind, micro-batch, chunk, start, end] in seconds, None without a pipe.
+
+    Drawn for the first stages and micro-batches when there are many; `whole` says whether that is all of them.
+    """
+    layout = spec.layout
+    if layout.pp == 1:
+        return None
+    pp = min(layout.pp, MOST_STAGES)
+    m = min(spec.train.micro_batches, max(2 * pp, MOST_MICRO_BATCHES // pp * pp))
+    timed = estimate(spec, cluster)["time"]
+    v = layout.virtual_stages
+    drawn = simulate(
+        layout.model_copy(update={"pp": pp}),
+        m,
+        forward_s=timed["forward_s"] / v,
+        inputs_s=timed["backward_input_s"] / v,
+        weights_s=timed["backward_weight_s"] / v,
+    )
+    return {
+        "stages": pp,
+        "micro_batches": m,
+        "whole": pp == layout.pp and m == spec.train.micro_batches,
+        "step_s": drawn.step_s,
+        "bubble": drawn.bubble,
+        "in_flight": drawn.in_flight,
+        "cells": [[c.rank, c.kind, c.micro_batch, c.chunk, c.start_s, c.end_s] for c in drawn.cells],
+    }
+
+
+def explained(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> list[Any]:
+    """Every figure's terms for a rank of a stage.
+
+    Raises:
+        SpecError: the draft cannot be planned, or has no such stage.
+    """
+    found = problems(spec) or oversize(spec)
+    if found:
+        raise SpecError(found)
+    if asked["stage"] >= spec.layout.pp:
+        raise SpecError([Problem("stage", f"must be a whole number from 0 to {spec.layout.pp - 1}")])
+    return list(explain(spec, cluster, stage=asked["stage"]))
+
+
+def searched(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, Any]:
+    """Every layout on so many ranks, ranked; why the neighbours of the first were not taken.
+
+    Raises:
+        SpecError: a fixed field that cannot be.
+    """
+    limit = asked.pop("limit")
+    result = search(spec, cluster, Constraints(**asked, max_seconds=SEARCH_SECONDS), limit=limit)
+    return {
+        "best": [layout_found(f) for f in result.best],
+        "pareto": [layout_found(f) for f in result.pareto],
+        "neighbours": [neighbour(n) for n in neighbours(result.best[0].spec, cluster)] if result.best else [],
+        "considered": result.considered,
+        "fitting": result.fitting,
+        "refused": result.refused,
+        "seconds": result.seconds,
+        "complete": result.complete,
+        "cluster": {"name": cluster.name, "memory_bytes": cluster.accelerator.memory_bytes, "basis": cluster.basis},
+    }
+
+
+def layout_found(found: Found) -> dict[str, Any]:
+    """One line of a search."""
+    spec, timing = found.spec, found.timing
+    return {
+        "layout": spec.layout.model_dump(),
+        "micro_batches": spec.train.micro_batches,
+        "micro_batch_size": spec.micro_batch_size,
+        "step_s": timing.step_s,
+        "mfu": timing.mfu,
+        "tokens_per_s": timing.tokens_per_s,
+        "memory_bytes": found.memory_bytes,
+        "runnable": not not_runnable(spec),
+    }
+
+
+def neighbour(near: Neighbour) -> dict[str, Any]:
+    """A layout one choice away, as JSON."""
+    return {
+        "change": near.change,
+        "fits": near.fits,
+        "reason": near.reason,
+        "step_s": near.step_s,
+        "memory_bytes": near.memory_bytes,
+        "layout": near.spec.layout.model_dump(),
+        "micro_batches": near.spec.train.micro_batches,
+    }
+
+
+def told(found: list[Problem]) -> list[dict[str, str]]:
+    return [{"field": p.field, "message": p.message} for p in found]
+
+
+WORK = {"plan": plan, "explained": explained, "searched": searched}
+
+
+def answer(line: str) -> dict[str, Any]:
+    """{"answer"}, {"problems"} of a SpecError, or {"failed"} with the traceback."""
+    question = json.loads(line)
+    try:
+        spec = JobSpec.model_validate_json(question["spec"])
+        cluster = Cluster.model_validate_json(question["cluster"])
+        return {"answer": WORK[question["work"]](spec, cluster, question["asked"])}
+    except SpecError as error:
+        return {"problems": [[p.field, p.message] for p in error.problems]}
+    except Exception:
+        return {"failed": traceback.format_exc()}
+
+
+def main() -> None:
+    os.nice(NICENESS)
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(answer(line)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
