@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tests.support.fuzz import fuzz
-from tests.support.postgres import postgres
+from tests.support.postgres import postgres_server
 from tests.support.processes import redis_server
 from tests.support.web import site
 
@@ -19,7 +19,11 @@ def main() -> int:
     passed = failed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with postgres() as url, redis_server(folder / "redis") as redis, site(url, redis, folder / "web") as made:
+        with (
+            postgres_server() as url,
+            redis_server(folder / "redis") as redis,
+            site(url, redis, folder / "web") as made,
+        ):
             for who in (None, "owner", "staff"):
                 told = fuzz(made, folder / str(who), who, "--max-examples", EXAMPLES)
                 print(

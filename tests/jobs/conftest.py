@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgpack
+import psycopg
 import pytest
 import redis
 from django.contrib.auth.models import Permission, User
@@ -19,7 +20,6 @@ from rest_framework.test import APIClient
 from contracts.control import VERSION
 from contracts.names import EVENTS_STREAM
 from jobs.models import Host
-from tests.support.postgres import postgres_server
 from tests.support.processes import RedisServer, redis_server
 from tests.support.web import Site, site
 
@@ -170,8 +170,11 @@ def run_together(calls: list[Callable[[], Any]]) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def postgres_site(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The web server as it is deployed: PostgreSQL, Redis, every bound. Shared: tests leave it standing."""
     folder = tmp_path_factory.mktemp("site")
-    with postgres_server() as url, redis_server(folder / "redis") as redis, site(url, redis, folder / "web") as made:
+    with psycopg.connect(postgres_url, autocommit=True) as server:
+        server.execute("CREATE DATABASE site")
+    url = postgres_url.rpartition("/")[0] + "/site"
+    with redis_server(folder / "redis") as redis, site(url, redis, folder / "web") as made:
         yield made

@@ -10,6 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class Answer(NamedTuple):
     """Of an HTTP request."""
 
     status: int
-    headers: dict[str, str]
+    headers: Message
     body: bytes
 
     def json(self) -> Any:
@@ -97,9 +98,9 @@ class Site:
         request = urllib.request.Request(self.url + path, data=data, headers=own, method=method)
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as response:
-                return Answer(response.status, dict(response.headers), response.read())
+                return Answer(response.status, response.headers, response.read())
         except urllib.error.HTTPError as error:
-            return Answer(error.code, dict(error.headers), error.read())
+            return Answer(error.code, error.headers, error.read())
 
     def raw(self, sent: bytes, timeout_s: float = 30) -> bytes:
         """What comes back for these very bytes, until the server closes."""

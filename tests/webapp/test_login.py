@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import secrets
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +11,6 @@ from django.core.cache import cache
 from django.core.exceptions import ImproperlyConfigured
 
 import webapp.settings
-from tests.support.processes import ROOT, base_environment
 from webapp.environment import SettingError, WebSettings, read
 from webapp.safety import unsafe
 
@@ -105,16 +100,3 @@ def test_a_trusted_proxy_is_an_address(monkeypatch: pytest.MonkeyPatch, given: s
     monkeypatch.setenv("MESHBOARD_TRUSTED_PROXIES", given)
     with pytest.raises(SettingError, match="MESHBOARD_TRUSTED_PROXIES"):
         read(WebSettings)
-
-
-def test_django_finds_nothing_to_warn_of_in_a_deployment(tmp_path: Path) -> None:
-    environment = {
-        **base_environment(),
-        "MESHBOARD_SECRET_KEY": secrets.token_urlsafe(48),
-        "MESHBOARD_ALLOWED_HOSTS": "board.example",
-        "MESHBOARD_REDIS_URL": SAFE["redis_url"],
-        "MESHBOARD_STATE_DIR": str(tmp_path),
-    }
-    argv = [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"]
-    done = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
