@@ -19,7 +19,8 @@ from contracts.control import VERSION, LaunchOrder
 from contracts.names import TASK_LAUNCH, host_queue
 from jobs.models import HOST_SILENT_AFTER, Attempt, Cursor, Host, Job, Outbox, SlotAllocation, Status
 from jobs.queue import lifecycle
-from jobs.queue.placement import HostState, Placement, Waiting, place
+from jobs.queue.placement import place
+from jobs.queue.pool import HostState, Placement, Waiting
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,7 @@ but those of its own owner. A host is open to a job if it takes jobs and is not 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from jobs.queue.placement import Pool, Waiting
+from jobs.queue.pool import Pool, Waiting
 
 LONGEST = 500
 NEAR = 10  # with fewer ahead, the text counts free slots and jobs; further behind it would change all the time

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.queue.placement import HostState, Plan, Waiting, place
+from jobs.queue.placement import Plan, place
+from jobs.queue.pool import HostState, Waiting
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 MOSTLY_CPU = st.sampled_from(["cpu", "cpu", "cpu", "cuda"])
