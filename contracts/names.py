@@ -6,7 +6,6 @@ TASK_LAUNCH = "workers.launch"  # argument: LaunchOrder; starts a detached super
 TASK_ACKNOWLEDGE = "workers.acknowledge"  # arguments: job, attempt; the exit report was stored
 
 EVENTS_STREAM = "meshboard:events"  # hosts -> controller; field "b" holds one msgpack Event
-TELEMETRY_MAXLEN = 50_000  # entries kept per attempt, about 2.5 hours at five a second
 
 
 def host_queue(host: str) -> str:
@@ -15,7 +14,10 @@ def host_queue(host: str) -> str:
 
 
 def telemetry_stream(job: str, attempt: int) -> str:
-    """Redis Stream of one attempt; each entry's field "b" holds one msgpack `Batch`."""
+    """Redis Stream of one attempt; an entry's field "b" holds one msgpack `Batch`, "n" its number from 0.
+
+    It is bounded in bytes: where the first entry's number is not 0, older ones were trimmed.
+    """
     return f"meshboard:telemetry:{job}:{attempt}"
 
 

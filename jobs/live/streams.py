@@ -17,8 +17,6 @@ import redis.asyncio
 from django.conf import settings
 from redis.exceptions import RedisError
 
-from contracts.names import TELEMETRY_MAXLEN
-
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 2**20 - 2**14  # of batches in one chunk: one frame of at most 1 MB with what is written round them
@@ -200,16 +198,14 @@ class Watch:
             yield part
 
     async def trimmed_before(self) -> str | None:
-        """The first id the stream still has, when what lay between it and our position was trimmed away.
-
-        Redis before 7 does not count what it trimmed: from the beginning, a full stream is taken for a trimmed one.
-        """
+        """The first id the stream still has, when what lay between it and our position was trimmed away."""
         info: Any = await self._hub.redis.xinfo_stream(self.stream)
         if info["first-entry"] is None:
             return None
-        first: str = info["first-entry"][0].decode()
+        entry_id, fields = info["first-entry"]
+        first: str = entry_id.decode()
         if self.position == "0-0":
-            return first if info["length"] >= TELEMETRY_MAXLEN else None
+            return first if fields.get(b"n", b"0") != b"0" else None
         return first if _order(first) > _order(self.position) else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,7 @@ class Host:
             "MESHBOARD_TRAINER_MODULE": trainer_module,
             **settings,
         }
+        self.python = sys.executable  # a job's user must be able to reach it
         self._sender = Celery(broker=server.url)
         self._ordered: list[tuple[str, int]] = []
 
@@ -56,6 +58,7 @@ class Host:
     def worker(self) -> Iterator[subprocess.Popen[bytes]]:
         """The Celery worker, up and announced."""
         argv = celery("workers.host.app", "--queues", host_queue(NAME), "--hostname", f"host-{NAME}@%h")
+        argv[0] = self.python
         before = len(self.events("host"))
         with running(argv, self.environment, self.folder / "worker.log", ROOT) as process:
             wait_until(lambda: len(self.events("host")) > before, "the host announces itself")

@@ -17,6 +17,7 @@ from contracts.codec import BadMessageError, checked_order
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_queue
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.claims import claim
+from workers.host.identity import check_reach
 from workers.host.prune import Pruner
 from workers.host.reporter import Reporter
 from workers.host.settings import host_settings
@@ -24,6 +25,7 @@ from workers.host.settings import host_settings
 log = logging.getLogger(__name__)
 
 settings = host_settings()
+check_reach(settings)
 
 app = Celery("meshboard-host", broker=settings.redis_url)
 app.conf.update(

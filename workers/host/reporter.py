@@ -54,7 +54,7 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="host-reporter", daemon=True)
 
     def start(self) -> None:
-        self._settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._settings.run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
         self._thread.start()
 
     def wake(self) -> None:
@@ -90,16 +90,23 @@ class Reporter:
 
     def _turn(self, due: float) -> float:
         """One look, and a heartbeat when it is due; returns when the next one is."""
+        changed = False
         try:
-            if self._watch.look() or self._wake.is_set() or time.monotonic() >= due:
-                self._wake.clear()
-                self._send()
-                return time.monotonic() + HEARTBEAT_S
+            changed = self._watch.look()
+        except Exception:
+            log.exception("cannot look after the attempts")
+        if not (changed or self._wake.is_set() or time.monotonic() >= due):
+            return due
+        try:
+            self._wake.clear()
+            self._send()
         except RedisError as error:
             log.warning("cannot report to the controller: %s", error)
         except Exception:
             log.exception("cannot report to the controller")
-        return due
+        else:
+            return time.monotonic() + HEARTBEAT_S
+        return 0.0
 
     def _send(self) -> None:
         if self._began is None:

@@ -128,7 +128,9 @@ def told_of(attempt: AttemptDir) -> AttemptReport:
     """Its report; of one whose files are broken, that it is there and why no more is known."""
     try:
         return attempt.report()
-    except (BadFileError, OSError) as error:
+    except Exception as error:
+        if not isinstance(error, BadFileError):
+            log.exception("cannot tell of %s/%s", attempt.job, attempt.attempt)
         note = f"its host cannot read its files: {error}"[:1000].replace("\0", "\ufffd")
         return AttemptReport(job=attempt.job, attempt=attempt.attempt, state="running", slots=[], note=note)
 

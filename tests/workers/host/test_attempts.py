@@ -121,6 +121,15 @@ def test_no_broken_file_keeps_another_attempt_from_being_told(
         assert told_of(dead)["exit"]["outcome"] == "lost", what
 
 
+def test_an_attempt_that_cannot_be_buried_holds_up_no_other(redis_service: RedisServer, tmp_path: Path) -> None:
+    stuck = supervised(tmp_path, -1, order("a-stuck", slots=[0]))
+    (stuck.own / f".{stuck.exit.name}.{os.getpid()}").mkdir()  # where its report would be drafted
+    dead = supervised(tmp_path, -1, order("dead", slots=[1]))
+    assert Watch(tmp_path, redis_service.client()).look() is True
+    assert told_of(dead)["exit"]["outcome"] == "lost"
+    assert told_of(stuck)["state"] == "starting"
+
+
 def test_a_file_that_cannot_be_read_now_is_not_a_broken_one(tmp_path: Path) -> None:
     """As when descriptors run out: a good report must not be thrown away for it."""
     whole = tmp_path / "exit.json"

@@ -16,7 +16,7 @@ from tests.support.processes import RedisServer
 from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings
 from workers.host.supervisor import publish
-from workers.host.supervisor.board import Board
+from workers.host.supervisor.board import LATE_LOG_BYTES, Board
 from workers.host.supervisor.bucket import Bucket
 from workers.host.supervisor.publish import STREAM_KEPT_S, Publisher
 
@@ -88,6 +88,9 @@ def test_a_flood_of_lines_is_thinned_to_what_may_be_sent_and_other_items_get_thr
             board.add(PhaseItem(kind="phase", rank=0, time=0.0, phase="step"))
             lines += 1000
             assert await publisher.send()
+        late = board.take(2**40, 2**40)
+        assert late is not None
+        assert late.log_size <= LATE_LOG_BYTES, "what is shown next is not long past"
 
     found = items(run(redis_service, flood))
     sent = [item for item in found if item["kind"] == "log"]

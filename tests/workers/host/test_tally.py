@@ -155,7 +155,7 @@ SENSELESS = [
     '{"rank": true, "exit_code": 1, "signal": null}',
     '{"rank": 0, "exit_code": 1e99, "signal": null}',
     '{"rank": 0, "exit_code": 1, "signal": ["SIGKILL"]}',
-    '{"rank": 0, "exit_code": 1, "signal": "SIGNONSENSE"}',
+    '{"rank": 0, "exit_code": 1, "signal": "a signal"}',
 ]
 
 

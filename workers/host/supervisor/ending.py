@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 import time
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from workers.host.supervisor.tail import LAUNCHER, LogTail
 from workers.host.supervisor.tally import Tally
 
 log = logging.getLogger(__name__)
+
+SIGNAL = re.compile(r"SIG[A-Z0-9]{1,12}|signal [0-9]{1,3}")
 
 
 class Failure(NamedTuple):
@@ -40,7 +43,7 @@ def read_failure(attempt: AttemptDir, ranks: int) -> Failure | None:
     rank, code, killed_by = told.get("rank"), told.get("exit_code"), told.get("signal")
     if not (type(rank) is int and 0 <= rank < ranks and type(code) is int and abs(code) < 2**31):
         return None
-    if killed_by is not None and killed_by not in list(signal.Signals.__members__):
+    if killed_by is not None and not (isinstance(killed_by, str) and SIGNAL.fullmatch(killed_by)):
         return None
     return Failure(rank, code, killed_by, plain(str(told.get("message") or "")))
 

@@ -39,7 +39,7 @@ class Publisher:
         self._stream = telemetry_stream(attempt.job, attempt.attempt)
         self._all, self._logs = Bucket(SEND_BYTES_PER_S, SEND_BURST), Bucket(LOG_BYTES_PER_S, LOG_BURST)
         self._entries: deque[tuple[str, int]] = deque()  # what we put into the stream: id and bytes
-        self._num_bytes = 0
+        self._num_bytes = self._number = 0
         self._renew_at = 0.0
 
     async def send(self) -> bool:
@@ -65,7 +65,8 @@ class Publisher:
 
     async def _add(self, body: bytes) -> None:
         """One entry more; of the oldest as many less as keep the stream below its bound."""
-        entry: Any = await self._redis.xadd(self._stream, {"b": body})
+        entry: Any = await self._redis.xadd(self._stream, {"b": body, "n": self._number})
+        self._number += 1
         self._entries.append((entry.decode(), len(body)))
         self._num_bytes += len(body)
         if self._num_bytes > self._stream_bytes:

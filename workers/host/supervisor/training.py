@@ -8,16 +8,15 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 
 from contracts.control import LaunchOrder
 from workers.host.attempts import AttemptDir
 from workers.host.guardian import namespace_prefix
+from workers.host.identity import PACKAGES, as_user
 from workers.host.processes import COOKIE, sweep
 from workers.host.programs import launch_command
 from workers.host.settings import HostSettings
 
-PACKAGES = Path(__file__).resolve().parents[3]
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 TERM_GRACE_S = 10.0
 GUARDIAN_S = 0.5  # to end what is left; then it is ended itself
@@ -36,7 +35,8 @@ class Training:
         self._hand_over()
         fd = self._guardians_end.fileno()
         torchrun = launch_command(self._order, self._attempt, self._settings, self._socket, self._attempt.failure)
-        guardian = [sys.executable, "-m", "workers.host.guardian", str(fd), *self._as_job_user(), *torchrun]
+        as_them = as_user(self._settings.job_user)
+        guardian = [sys.executable, "-m", "workers.host.guardian", str(fd), *as_them, *torchrun]
         with self._guardians_end, (self._attempt.logs / "launcher.log").open("ab") as launcher_log:
             self.process = await asyncio.create_subprocess_exec(
                 *namespace_prefix(),
@@ -93,14 +93,6 @@ class Training:
         checkpoints.mkdir(parents=True, exist_ok=True)
         for folder in (self._attempt.logs, self._attempt.work, checkpoints):
             os.chown(folder, user.uid, user.gid)
-
-    def _as_job_user(self) -> list[str]:
-        """The command that starts what follows as another user, for good."""
-        user = self._settings.job_user
-        if user is None:
-            return []
-        identity = ["--reuid", str(user.uid), "--regid", str(user.gid), "--init-groups"]
-        return ["setpriv", *identity, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--"]
 
     def _environment(self) -> dict[str, str]:
         """An allow-list: training code sees neither Redis nor any secret."""

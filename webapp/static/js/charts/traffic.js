@@ -19,6 +19,7 @@ export function trafficChart(container) {
       height: HEIGHT,
       cursor: { drag: { x: false, y: false } },
       legend: { markers: MARKERS },
+      padding: [null, 32, null, null], // the last time stands half beyond the last point
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
       axes: [{ ...axis(`time of day (${zone()})`, clockTicks, 50), incrs: TIME_STEPS, space: 72 }, axis("payload bytes per second", rates, 84)],
       series: [

@@ -1,0 +1,98 @@
+"""The host's heart: it beats on whatever goes wrong beside it, and a worker without one does not live on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from contracts.codec import decode_event
+from contracts.names import EVENTS_STREAM
+from tests.support.orders import order
+from tests.support.processes import ROOT, RedisServer, base_environment, wait_until
+from workers.host import reporter
+from workers.host.attempts import attempts, report_of_host
+from workers.host.claims import claim
+from workers.host.files import write_json
+from workers.host.reporter import Reporter
+from workers.host.settings import HostSettings
+
+
+def settings(redis_url: str, run_dir: Path) -> HostSettings:
+    return HostSettings(redis_url, "testhost", 4, "cpu", run_dir, run_dir, run_dir, run_dir, "workers.trainer")
+
+
+def heartbeats(server: RedisServer) -> list[Any]:
+    entries: Any = server.client().xrange(EVENTS_STREAM)
+    return [decode_event(fields[b"b"]) for _, fields in entries]
+
+
+BROKEN_HEART = """
+import sys, time
+from pathlib import Path
+from workers.host.reporter import Reporter
+from workers.host.settings import HostSettings
+from workers.host.watch import Watch
+
+raised = [RuntimeError, KeyError, RecursionError, SystemExit]
+
+def look(self):
+    if len(raised) == 1 and reporter._sequence == 0:
+        return True
+    raise raised.pop(0)("on purpose")
+
+Watch.look = look
+here = Path(sys.argv[2])
+reporter = Reporter(HostSettings(sys.argv[1], "testhost", 4, "cpu", here, here, here, here, "workers.trainer"))
+reporter.start()
+time.sleep(60)
+"""
+
+
+def test_the_heart_beats_on_after_errors_and_a_worker_whose_heart_stopped_ends(
+    redis_service: RedisServer, tmp_path: Path
+) -> None:
+    argv = [sys.executable, "-c", BROKEN_HEART, redis_service.url, tmp_path]
+    ran = subprocess.run(
+        argv, cwd=ROOT, env=base_environment(), capture_output=True, text=True, timeout=40, check=False
+    )
+    assert ran.returncode == 1, ran.stderr
+    assert ran.stderr.count("on purpose") >= 3
+    assert "the reporter has ended: so does this worker" in ran.stderr
+    assert len(heartbeats(redis_service)) >= 1
+
+
+def test_exit_reports_that_do_not_fit_take_turns(redis_service: RedisServer, tmp_path: Path, monkeypatch: Any) -> None:
+    for number in range(3):
+        made = claim(tmp_path, order(f"job-{number}", slots=[number]))
+        assert made is not None
+        report = report_of_host(made, "failed", "x" * 900)
+        write_json(made.exit, report)
+    monkeypatch.setattr(reporter, "EXITS_BYTES", 2500)
+    made_reporter = Reporter(settings(redis_service.url, tmp_path))
+    for _ in range(3):
+        made_reporter._send()
+    told = [[report["job"] for report in event["attempts"] if "exit" in report] for event in heartbeats(redis_service)]
+    assert [len(event["attempts"]) for event in heartbeats(redis_service)] == [3, 3, 3], "each is told of each time"
+    assert [len(jobs) for jobs in told] == [2, 2, 2]
+    assert set(told[0]) | set(told[1]) == {"job-0", "job-1", "job-2"}
+    monkeypatch.setattr(reporter, "EVENTS_BYTES", 0)
+    made_reporter._send()
+    assert [report for report in heartbeats(redis_service)[-1]["attempts"] if "exit" in report] == []
+
+
+def test_a_host_that_is_away_is_heard_again_when_redis_is_back(redis_service: RedisServer, tmp_path: Path) -> None:
+    made = Reporter(settings(redis_service.url, tmp_path))
+    made.start()
+    try:
+        wait_until(lambda: heartbeats(redis_service), "it is heard", 10)
+        redis_service.stop()
+        made.wake()
+        redis_service.start()
+        redis_service.client().flushall()
+        made.wake()
+        wait_until(lambda: heartbeats(redis_service), "it is heard again", 10)
+        assert list(attempts(tmp_path)) == []
+    finally:
+        made.stop()
