@@ -67,7 +67,7 @@ mix: $(VENV)/.dev ## ten minutes of small jobs while everything is killed at ran
 image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this machine's files; needs root
 	$(BIN)/python -m tests.image
 
-bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-calibration bench-training bench-dry_run bench-scheduling bench-listing ## every benchmark, as ratios
+bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-calibration bench-training bench-dry_run bench-scheduling bench-listing bench-viewer ## every benchmark, as ratios
 
 bench-%: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.$*

@@ -145,7 +145,8 @@ async def _refuse(scope: MutableMapping[str, Any], receive: Receive, send: Send,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-    if status == 413:
+    # Who asked first ("Expect: 100-continue") has sent nothing.
+    if status == 413 and not any(name == b"expect" for name, _ in scope["headers"]):
         await _throw_away(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 

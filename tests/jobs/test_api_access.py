@@ -17,6 +17,7 @@ from rest_framework.test import APIClient
 from jobs.admin import JobAdmin
 from jobs.models import Host, Job, Status
 from jobs.queue import actions, lifecycle
+from jobs.queue.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
@@ -86,6 +87,20 @@ def test_a_stranger_reads_of_no_job_in_lists_and_on_host_pages(
         assert (calibration.id in text) is sees
         assert (job.id in text) is sees
         assert ("the owner&#x27;s own" in text) is sees
+
+
+def test_why_a_job_waits_names_no_job_of_others(
+    owner: User, stranger: User, api: Api, job: Job, make_host: Callable[..., Host]
+) -> None:
+    make_host()
+    schedule()
+    waiting, _ = actions.submit(owner, {**GOOD, "name": "the owner's next"})
+    behind, _ = actions.submit(stranger, GOOD)
+    schedule()
+    told = api(stranger).get(f"/api/v1/jobs/{behind.id}").json()
+    assert told["wait_reason"]
+    text = str({**told, "id": None})
+    assert not any(secret in text for secret in (job.id, waiting.id, "the owner's"))
 
 
 CHANGES = ["/api/v1/jobs/{id}/cancel", "/api/v1/jobs/{id}/requeue", "/jobs/{id}/cancel/", "/jobs/{id}/requeue/"]
