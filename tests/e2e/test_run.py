@@ -86,7 +86,7 @@ def test_cancel_from_the_page_ends_every_process_within_15_s(page: Page, running
     second = running_board.submit({**LONG, "name": "behind"})
     page.goto(f"{running_board.url}/jobs/{second}/")
     expect(page.locator("#notice")).to_contain_text(
-        "needs 4 slots on one cpu host; here has 0 of 4 free (long holds 4)"
+        "needs 4 slots on one cpu host; here has 0 of 4 free and is kept for it"
     )
     page.goto(f"{running_board.url}/jobs/{first}/")
     page.wait_for_selector("#status[data-status=running]", timeout=60_000)
