@@ -18,7 +18,7 @@ function line(term) {
   return el("tr", {}, rowHead(null, term.name), amount, formula, el("td", { className: "source" }, term.source));
 }
 
-/** `ask()` gives {spec, cluster}; every [data-explain] button inside `root` opens the dialog. */
+/** `ask()` gives {spec, cluster} in time; every [data-explain] button inside `root` opens the dialog. */
 export function explainButtons(root, dialog, url, ask) {
   root.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-explain]");
@@ -31,7 +31,7 @@ export function explainButtons(root, dialog, url, ask) {
     try {
       const answer = await fetch(url, {
         method: "POST",
-        body: JSON.stringify(ask()),
+        body: JSON.stringify(await ask()),
         headers: { "Content-Type": "application/json", "X-CSRFToken": root.ownerDocument.querySelector("[name=csrfmiddlewaretoken]").value },
       });
       const made = await answer.json();

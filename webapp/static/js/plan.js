@@ -171,7 +171,10 @@ form.addEventListener("input", (event) => {
   askSoon();
 });
 cluster.addEventListener("change", askSoon);
-explainButtons(panel, document.getElementById("explain"), form.dataset.explainUrl, () => ({ spec, cluster: cluster.value }));
+explainButtons(panel, document.getElementById("explain"), form.dataset.explainUrl, async () => {
+  if (!spec) await ask(); // clicked before the first answer came
+  return { spec, cluster: cluster.value };
+});
 form.elements["model.preset"].addEventListener("change", () => {
   showModel();
   askSoon();
