@@ -59,7 +59,10 @@ schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI
 	$(BIN)/python -m tests.fuzz_api
 
 faults: $(VENV)/.dev ## kill things and watch; prints the table
-	$(BIN)/python -m pytest tests/faults -v --no-header
+	$(BIN)/python -m pytest tests/faults -v --no-header -m "slow or not slow"
+
+slow: $(VENV)/.dev tools ## tests that wait for real deadlines, not part of the default suite
+	$(BIN)/python -m pytest tests -m slow
 
 mix: $(VENV)/.dev ## ten minutes of small jobs while everything is killed at random; MIX="--seconds 60 --seed 7"
 	$(BIN)/python -m tests.faults.mix $(MIX)

@@ -156,7 +156,7 @@ def test_a_wrong_data_file_is_told_in_one_line(machine: Host) -> None:
         machine.order("dataless", spec=spec)
         report = machine.exit_of("dataless")
         assert report["exit_code"] == 2
-        assert report["reason"].endswith("train.data: there is no 'nowhere.txt' under the data root")
+        assert report["reason"].endswith(": train.data: there is no 'nowhere.txt' under the data root")
 
 
 def test_a_script_that_ignores_term_and_hides_its_children_is_gone_within_15_s(

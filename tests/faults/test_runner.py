@@ -19,6 +19,7 @@ ENDLESS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_job_that_outlives_a_killed_runner_is_seen_and_cancelled_after_the_next_start(tmp_path: Path) -> None:
     with board(tmp_path / "var") as first:
         job = first.submit(ENDLESS)

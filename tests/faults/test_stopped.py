@@ -72,6 +72,7 @@ def machines(tmp_path: Path) -> Iterator[dict[Host, tuple[str, ...]]]:
         yield made
 
 
+@pytest.mark.slow
 def test_what_is_stopped_is_told_and_ends_within_15_s_of_a_cancel(machines: dict[Host, tuple[str, ...]]) -> None:
     """The ranks ignore TERM, and leave a child in a session of its own. Once such a job was cancelling for ever."""
     each = [(machine, job) for machine, jobs in machines.items() for job in jobs]

@@ -262,6 +262,7 @@ def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[[str
         process.wait()
 
 
+@pytest.mark.slow
 def test_the_process_checks_itself_waits_its_turn_survives_redis_and_ends_at_once(
     environment: dict[str, str],
     start: Callable[[str], subprocess.Popen[bytes]],
