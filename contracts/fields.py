@@ -9,6 +9,7 @@ from pydantic import AfterValidator, AllowInfNan, Field, StringConstraints
 
 LARGEST = 2**63 - 1  # what msgpack, a database and JavaScript's BigInt all hold
 DEEPEST = 32
+HOST_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"  # stands in addresses, queue names and keys
 
 
 def _without_nul(text: str) -> str:
@@ -40,7 +41,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 JobId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")]
-HostName = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,100}$")]
+HostName = Annotated[str, StringConstraints(pattern=HOST_NAME)]
 Word = Annotated[str, StringConstraints(max_length=200), AfterValidator(_without_nul)]
 Sentence = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_without_nul)]
 LogLine = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_without_nul)]

@@ -6,6 +6,7 @@ import logging
 import secrets
 from typing import Any
 
+from django.core.exceptions import SuspiciousOperation
 from django.db import InterfaceError, OperationalError
 from rest_framework.response import Response
 from rest_framework.views import exception_handler, set_rollback
@@ -50,6 +51,8 @@ def handle(error: Exception, context: dict[str, Any]) -> Response:
         log.warning("the database did not answer for %s: %s", path, error)
         away = [Problem("request", "the database does not answer just now; nothing was changed")]
         return Response(body(away), status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
+    if isinstance(error, SuspiciousOperation):  # more fields than are read, say
+        return Response(body([Problem("request", str(error))]), status=400)
     response = exception_handler(error, context)
     if response is None:
         set_rollback()

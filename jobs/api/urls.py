@@ -14,7 +14,7 @@ urlpatterns = [
     path("templates", views.Templates.as_view(), name="api-templates"),
     path("presets", views.Presets.as_view(), name="api-presets"),
     path("hosts", views.Hosts.as_view(), name="api-hosts"),
-    path("hosts/<str:name>/calibrate", views.HostCalibrate.as_view(), name="api-host-calibrate"),
-    path("hosts/<str:name>/profile", views.HostProfileView.as_view(), name="api-host-profile"),
+    path("hosts/<path:name>/calibrate", views.HostCalibrate.as_view(), name="api-host-calibrate"),
+    path("hosts/<path:name>/profile", views.HostProfileView.as_view(), name="api-host-profile"),
     path("schema", views.Schema.as_view(), name="api-schema"),
 ]

@@ -10,7 +10,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from jobs.access import visible_job
-from jobs.models import HOST_SILENT_AFTER, Attempt, Host, IdempotentRequest, Job, StateChange, Status
+from jobs.models import HOST_SILENT_AFTER, LIVE, Attempt, Host, IdempotentRequest, Job, StateChange, Status
 from jobs.planning.hardware import cluster_for
 from jobs.queue import lifecycle
 from jobs.text import storable
@@ -105,10 +105,12 @@ def calibrate(owner: User, host: Host) -> Job:
     """Queue a calibration of a host on all its slots.
 
     Raises:
-        SpecError: the host is drained.
+        SpecError: the host is drained, or a calibration of it has not ended.
     """
     if host.drained:
         raise SpecError([Problem("host", f"{host.name} is drained and takes no new jobs")])
+    if Job.objects.filter(kind="calibrate", wanted_host=host.name, status__in=LIVE).exists():
+        raise SpecError([Problem("host", f"a calibration of {host.name} is queued or running already")])
     data = {
         "kind": "calibrate",
         "name": f"calibrate {host.name}",

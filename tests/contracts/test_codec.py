@@ -138,6 +138,8 @@ WRONG = [
     ("host", "h" * 300, "host"),
     ("host", "a\0b", "host"),
     ("host", "a\n", "host"),
+    ("host", "../x", "host"),
+    ("host", "<b>", "host"),
     ("v", 2, "v"),
     ("time", math.nan, "time"),
     ("sequence", 2**64 - 1, "sequence"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
+from contracts.names import telemetry_stream
 from tests.support.board import Board
 
 SPEC: dict[str, Any] = {
@@ -104,6 +105,15 @@ def test_every_time_names_its_day_and_zone(page: Page, running_board: Board) -> 
     page.goto(running_board.url)
     page.locator("time").first.hover()
     expect(page.locator("time").first).to_have_attribute("title", re.compile(r"ago · \d"))
+
+
+def test_a_run_whose_stream_has_expired_is_not_said_to_have_sent_nothing(page: Page, running_board: Board) -> None:
+    job = running_board.submit(SPEC)
+    running_board.wait_for(job, "succeeded", timeout_s=90)
+    running_board.redis().delete(telemetry_stream(job, 1))
+    page.goto(f"{running_board.url}/jobs/{job}/")
+    expect(page.locator("#traffic-chart")).to_contain_text("is no longer kept")
+    expect(page.locator("#fidelity")).to_contain_text("0 B")
 
 
 def test_explain_shows_its_last_column(page: Page, running_board: Board) -> None:

@@ -131,6 +131,12 @@ def test_json_nested_too_deep_is_400(postgres_site: Site, depth: int, status: in
     errors(answer)
 
 
+def test_more_fields_than_are_read_are_400(postgres_site: Site) -> None:
+    answer = postgres_site.call("GET", "/api/v1/jobs?" + "a=b&" * 3000, headers=postgres_site.token("owner"))
+    assert answer.status == 400
+    assert "errors" in answer.json()
+
+
 def test_four_submits_at_once_with_one_key_are_one_job(postgres_site: Site) -> None:
     for turn in range(5):
         headers = {**postgres_site.token("owner"), "Idempotency-Key": f"race-{turn}"}

@@ -134,6 +134,14 @@ def test_a_job_for_one_host_waits_for_that_host_and_says_so(staff: User, api: Ap
     assert Attempt.objects.get(job_id=job).host.name == "host-b"
 
 
+def test_a_host_is_calibrated_once_at_a_time(staff: User, api: Api, make_host: MakeHost) -> None:
+    make_host(name="host-a")
+    assert api(staff).post("/api/v1/hosts/host-a/calibrate").status_code == 201
+    again = api(staff).post("/api/v1/hosts/host-a/calibrate")
+    assert again.status_code == 422
+    assert "queued or running already" in again.json()["errors"][0]["message"]
+
+
 def test_a_drained_or_unknown_host_cannot_be_calibrated(staff: User, api: Api, make_host: MakeHost) -> None:
     host = make_host()
     Host.objects.filter(pk=host.pk).update(drained=True)

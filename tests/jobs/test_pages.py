@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.contrib.staticfiles import finders
+from django.urls import reverse
 
 from jobs.models import Job
 from jobs.queue import actions
@@ -82,3 +83,14 @@ def test_the_admin_wears_the_tokens(client: Any, db: None) -> None:
     page = client.get("/admin/").content.decode()
     red, green, blue = (int(light[i : i + 2], 16) for i in (1, 3, 5))
     assert re.search(rf"--color-primary-600: rgb\({red},\s*{green},\s*{blue}\)", page)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "<script>"])
+def test_a_host_of_any_name_has_its_page(client: Any, owner: User, make_host: Any, name: str) -> None:
+    """An older installation may hold names that are refused today."""
+    make_host(name=name)
+    client.force_login(owner)
+    page = client.get("/hosts/")
+    assert page.status_code == 200
+    assert name == "<script>" or name in page.content.decode()
+    assert client.get(reverse("host", args=[name])).status_code == 200

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from tests.support.processes import ROOT, base_environment, gone, wait_until
 from webapp.runner import free_port
 from workers.host.processes import processes_of
@@ -75,6 +77,11 @@ class Board:
 
     def processes(self, job_id: str, attempt: int = 1) -> list[int]:
         return processes_of(job_id, attempt)
+
+    def redis(self) -> redis.Redis:
+        """Its embedded Redis."""
+        password, port = ((self.state / name).read_text().strip() for name in ("redis_password", "redis_port"))
+        return redis.Redis(host="127.0.0.1", port=int(port), password=password)
 
     def log(self, name: str) -> str:
         return (self.state / "log" / f"{name}.log").read_text(errors="replace")

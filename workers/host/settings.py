@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
+
+from contracts.fields import HOST_NAME
 
 
 class SettingError(RuntimeError):
@@ -58,7 +61,7 @@ def host_settings() -> HostSettings:
         raise SettingError(f"MESHBOARD_DEVICE must be cpu or cuda, got {device!r}")
     return HostSettings(
         redis_url=redis_url,
-        name=env.get("MESHBOARD_HOST_NAME") or socket.gethostname().split(".")[0],
+        name=_host_name(env.get("MESHBOARD_HOST_NAME") or socket.gethostname().split(".")[0]),
         slots=_whole("MESHBOARD_SLOTS", 4, 1),
         device=cast(Literal["cpu", "cuda"], device),
         run_dir=Path(env.get("MESHBOARD_RUN_DIR", state / "runs")).resolve(),
@@ -73,6 +76,14 @@ def host_settings() -> HostSettings:
         keep_runs_bytes=_whole("MESHBOARD_KEEP_RUNS_BYTES", 10 * 2**30, 0),
         job_user=_job_user(env.get("MESHBOARD_JOB_USER", "")),
     )
+
+
+def _host_name(name: str) -> str:
+    if not re.fullmatch(HOST_NAME, name):
+        raise SettingError(
+            f"MESHBOARD_HOST_NAME must be 1 to 100 of A-Z a-z 0-9 _ . - and not begin with . or -, got {name!r}"
+        )
+    return name
 
 
 def _whole(variable: str, default: int, least: int) -> int:

@@ -31,7 +31,11 @@ function whereItIs(id, make) {
 }
 
 function draw() {
-  if (job.finished) for (const place of document.querySelectorAll("[data-ended]")) place.textContent = place.dataset.ended;
+  if (job.finished) {
+    for (const place of document.querySelectorAll("[data-ended]")) {
+      place.textContent = (state.fromSummary && place.dataset.gone) || place.dataset.ended;
+    }
+  }
   if ($("progress")) drawProgress();
   if ($("script-steps")) drawStepsSeen();
   drawLoss(state.losses, state.evalLosses);
