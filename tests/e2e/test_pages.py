@@ -107,6 +107,17 @@ def test_every_time_names_its_day_and_zone(page: Page, running_board: Board) -> 
     expect(page.locator("time").first).to_have_attribute("title", re.compile(r"ago · \d"))
 
 
+def test_a_run_that_diverges_says_why(page: Page, running_board: Board) -> None:
+    train = {"steps": 200, "learning_rate": 10, "grad_clip": 0, "weight_decay": 10}
+    job = running_board.submit({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": train})
+    beside = running_board.submit(SPEC)
+    page.goto(f"{running_board.url}/jobs/{job}/")
+    page.wait_for_selector("#status[data-status=failed]", timeout=90_000)
+    reason = re.compile(r"(loss|gradient norm) is (nan|inf) at step \d+; learning rate 10 .*gradient clip off")
+    expect(page.locator("#notice")).to_contain_text(reason)
+    running_board.wait_for(beside, "succeeded", timeout_s=90)
+
+
 def test_a_run_whose_stream_has_expired_is_not_said_to_have_sent_nothing(page: Page, running_board: Board) -> None:
     job = running_board.submit(SPEC)
     running_board.wait_for(job, "succeeded", timeout_s=90)

@@ -123,3 +123,16 @@ def test_each_service_killed_outright_leaves_nothing_behind(installation: Board)
         wait_until(lambda name=name, pid=pid: installation.up["pids"][name] != pid, f"{name} is started again")
         assert [p for p in before if not gone(p)] == [], name
     wait_until(lambda: installation.call("GET", "hosts"), "the API answers")
+
+
+def test_a_full_redis_loses_no_submit(installation: Board) -> None:
+    spec = {**ENDLESS, "name": "while full", "train": {**ENDLESS["train"], "steps": 20}}
+    server = installation.redis()
+    before = server.config_get("maxmemory")["maxmemory"]
+    server.config_set("maxmemory", 1)
+    try:
+        job = installation.submit(spec)
+        assert installation.job(job)["status"] == "queued"
+    finally:
+        server.config_set("maxmemory", before)
+    installation.wait_for(job, "succeeded")
