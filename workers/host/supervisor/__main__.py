@@ -173,9 +173,12 @@ class Supervisor:
     async def _say_goodbye(self) -> None:
         """Deliver the rest and the exit. If Redis stays away the host worker repeats the exit report."""
         deadline = time.monotonic() + FAREWELL_S
-        while not (await self.publisher.send() and await self._report()) and time.monotonic() < deadline:
+        while not await self._said_all() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
         await self.publisher.close()
+
+    async def _said_all(self) -> bool:
+        return await self.publisher.send() and await self.publisher.renew_last() and await self._report()
 
 
 def main() -> int:
