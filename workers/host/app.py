@@ -38,6 +38,7 @@ app.conf.update(
     worker_prefetch_multiplier=1,
     worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True,
+    broker_transport="workers.host.transport:Transport",
     broker_transport_options={"visibility_timeout": 60, "socket_keepalive": True},
 )
 

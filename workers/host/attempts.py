@@ -20,6 +20,7 @@ from workers.host.processes import ProcessId, process_id
 
 JOB_NAME = re.compile(r"[a-z0-9-]{1,64}")
 OWN_TREE = ".host"
+SOCKET_FOLDER = "meshboard-"  # what the name of a supervisor's folder below TMPDIR starts with
 
 
 class AttemptDir(NamedTuple):
@@ -93,6 +94,14 @@ class AttemptDir(NamedTuple):
             return named if process_id(named.pid) == named else None
         except (BadFileError, TypeError, KeyError):
             return None
+
+    def socket_folder(self) -> Path | None:
+        """Where its supervisor has, or had, its socket."""
+        try:
+            folder = Path(read_json(self.supervisor)["folder"])
+        except (BadFileError, TypeError, KeyError):
+            return None
+        return folder if folder.name.startswith(SOCKET_FOLDER) else None
 
     def ordered(self) -> float | None:
         """When the order came, unix seconds; None where its file is gone."""

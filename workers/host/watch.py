@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterable
@@ -153,6 +154,8 @@ def _conclude(attempt: AttemptDir, outcome: Outcome, reason: str) -> bool:
     if survivors:
         write_json(attempt.note, f"processes {survivors} cannot be ended: look at this host"[:1000])
         return False
+    if (folder := attempt.socket_folder()) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
     if attempt.exit.exists():  # written while we were at it
         return True
     write_json(attempt.exit, report_of_host(attempt, outcome, reason))

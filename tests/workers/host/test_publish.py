@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from contracts.codec import BATCH_BYTES, decode_batch
+from contracts.control import AttemptReport
 from contracts.names import telemetry_stream
 from contracts.telemetry import CheckpointItem, Item, LogItem, PhaseItem
 from tests.support.processes import RedisServer
@@ -71,6 +72,32 @@ def test_a_stream_keeps_its_newest_bytes_in_entries_of_bounded_size_and_expires(
     assert STREAM_BYTES - BATCH_BYTES <= sum(map(len, bodies)) <= STREAM_BYTES
     steps = [item["step"] for item in items(bodies) if item["kind"] == "checkpoint"]
     assert steps == list(range(steps[0], 4000))
+    assert STREAM_KEPT_S - 60 < redis_service.client().ttl(STREAM) <= STREAM_KEPT_S
+
+
+def test_a_stream_that_begins_after_the_first_report_expires(redis_service: RedisServer) -> None:
+    """A job that ended within a minute once left a stream without an end."""
+
+    async def short_job(publisher: Publisher, board: Board) -> None:
+        starting = AttemptReport(job="job", attempt=1, state="starting", slots=[0])
+        assert await publisher.report(starting)
+        board.add(problem(1))
+        assert await publisher.send()
+
+    run(redis_service, short_job)
+    assert STREAM_KEPT_S - 60 < redis_service.client().ttl(STREAM) <= STREAM_KEPT_S
+
+
+def test_a_stream_begun_anew_after_redis_lost_it_expires(redis_service: RedisServer) -> None:
+    async def flushed(publisher: Publisher, board: Board) -> None:
+        board.add(problem(1))
+        assert await publisher.send()
+        redis_service.client().flushall()
+        board.add(problem(2))
+        assert await publisher.send()
+        assert await publisher.renew_last()
+
+    run(redis_service, flushed)
     assert STREAM_KEPT_S - 60 < redis_service.client().ttl(STREAM) <= STREAM_KEPT_S
 
 

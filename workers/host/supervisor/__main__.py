@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -19,7 +20,7 @@ from redis.exceptions import RedisError
 
 from contracts.control import AttemptReport, ExitReport, Outcome
 from contracts.telemetry import Item
-from workers.host.attempts import AttemptDir, attempt_dir
+from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir
 from workers.host.files import write_json
 from workers.host.processes import process_id
 from workers.host.settings import HostSettings, host_settings
@@ -65,8 +66,9 @@ async def steadily(work: Callable[[], Awaitable[object]], pause_s: float) -> Non
 class Supervisor:
     """State of one attempt while it runs."""
 
-    def __init__(self, attempt: AttemptDir, settings: HostSettings) -> None:
+    def __init__(self, attempt: AttemptDir, settings: HostSettings, folder: Path) -> None:
         self.attempt, self.settings = attempt, settings
+        self.folder = folder  # of the telemetry's socket
         self.order = attempt.read_order()
         user = settings.job_user
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
@@ -83,11 +85,11 @@ class Supervisor:
         started = time.time()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._shut_down)
-        folder = Path(tempfile.mkdtemp(prefix="meshboard-"))  # short: a unix socket's path has at most 107 bytes
+        self.folder.mkdir(mode=0o700)
         try:
-            code = await self._train(folder)
+            code = await self._train()
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
         failure = read_failure(self.attempt, len(self.order["slots"]))
         ended = Ended(code, failure, self.ended_by, self.reason, started)
         self._exit = exit_report(self.attempt, self.order, ended, self.tally, self.tail)
@@ -97,11 +99,11 @@ class Supervisor:
             log.exception("the exit report is not on disk")
         await self._say_goodbye()
 
-    async def _train(self, folder: Path) -> int:
+    async def _train(self) -> int:
         """From the first process to the last; torchrun's exit code."""
         user = self.settings.job_user
-        folder.chmod(0o700 if user is None else 0o711)
-        address = folder / "telemetry"
+        self.folder.chmod(0o700 if user is None else 0o711)
+        address = self.folder / "telemetry"
         telemetry = Telemetry(self.order, self._take, lambda: self.board.lose(1))
         server = await telemetry.start(address, None if user is None else user.uid)
         self.training = Training(self.attempt, self.order, self.settings, str(address))
@@ -173,19 +175,24 @@ class Supervisor:
     async def _say_goodbye(self) -> None:
         """Deliver the rest and the exit. If Redis stays away the host worker repeats the exit report."""
         deadline = time.monotonic() + FAREWELL_S
-        while not (await self.publisher.send() and await self._report()) and time.monotonic() < deadline:
+        while not await self._said_all() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
         await self.publisher.close()
+
+    async def _said_all(self) -> bool:
+        return await self.publisher.send() and await self.publisher.renew_last() and await self._report()
 
 
 def main() -> int:
     attempt = attempt_dir(Path(sys.argv[1]).resolve(), sys.argv[2], int(sys.argv[3]))
     identity = process_id(os.getpid())
     assert identity is not None
-    write_json(attempt.supervisor, identity._asdict())
+    # Short: a unix socket's path has at most 107 bytes. Named before it is there, so that whoever buries us finds it.
+    folder = Path(tempfile.gettempdir()) / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
+    write_json(attempt.supervisor, {**identity._asdict(), "folder": str(folder)})
     if attempt.exit.exists():  # so late that the host worker has reported this attempt lost: it must not run after all
         return 1
-    asyncio.run(Supervisor(attempt, host_settings()).run())
+    asyncio.run(Supervisor(attempt, host_settings(), folder).run())
     return 0
 
 

@@ -78,9 +78,18 @@ class Publisher:
 
     async def renew(self) -> None:
         """Let the stream live on for STREAM_KEPT_S. Raises RedisError."""
-        if time.monotonic() >= self._renew_at:
-            await self._redis.expire(self._stream, STREAM_KEPT_S)
+        # Redis sets no expiry on what is not there yet, or not there any more: then the next call asks again.
+        if time.monotonic() >= self._renew_at and await self._redis.expire(self._stream, STREAM_KEPT_S):
             self._renew_at = time.monotonic() + RENEW_S
+
+    async def renew_last(self) -> bool:
+        """After the last entry: a stream that was lost and begun anew meanwhile expires too. False when Redis did not
+        take it."""
+        try:
+            await self._redis.expire(self._stream, STREAM_KEPT_S)
+        except (RedisError, OSError):
+            return False
+        return True
 
     async def report(self, report: AttemptReport) -> bool:
         """Tell the controller the state. False when Redis did not take it."""

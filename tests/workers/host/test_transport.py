@@ -1,0 +1,61 @@
+"""What is pushed into a host's queue and is no message costs the host nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from contracts.names import host_queue
+from tests.support.host import NAME, host
+from tests.support.processes import RedisServer, wait_until
+
+INFO: dict[str, Any] = {"exchange": "", "routing_key": host_queue(NAME)}
+PROPERTIES: dict[str, Any] = {"delivery_tag": "tag", "delivery_info": INFO, "body_encoding": "base64"}
+BODY = base64.b64encode(b"[[], {}, {}]").decode()
+MESSAGE: dict[str, Any] = {"body": BODY, "content-type": "application/json", "content-encoding": "utf-8"}
+UNREADABLE: list[bytes] = [
+    b"garbage",
+    b"\xff\xfe\0",
+    b"[" * 100_000,
+    *(
+        json.dumps(told).encode()
+        for told in (
+            None,
+            7,
+            [],
+            {},
+            {"properties": None},
+            {**MESSAGE, "properties": {}},
+            {**MESSAGE, "properties": {**PROPERTIES, "delivery_info": {}}},
+            {**MESSAGE, "properties": {**PROPERTIES, "delivery_tag": {}}},
+            {**MESSAGE, "properties": {**PROPERTIES, "delivery_tag": True}},
+            {**MESSAGE, "properties": {**PROPERTIES, "body_encoding": "rot13"}},
+            {**MESSAGE, "properties": PROPERTIES, "body": "?"},
+        )
+    ),
+]
+UNTAKEABLE = [
+    json.dumps({**MESSAGE, "properties": PROPERTIES, "headers": headers}).encode()
+    for headers in ([1], {"task": []}, {"task": "nobody's"}, {"task": "celery.ping", "compression": 7})
+]
+
+
+def test_garbage_in_the_queue_is_dropped_and_the_same_worker_goes_on(
+    redis_service: RedisServer, tmp_path: Path
+) -> None:
+    """Each such message once ended the worker."""
+    client, queue, log = redis_service.client(), host_queue(NAME), tmp_path / "worker.log"
+    with host(redis_service, tmp_path) as machine, machine.worker() as process:
+        client.publish("/0.celery.pidbox", b"7")
+        client.lpush(queue, *UNREADABLE, *UNTAKEABLE)
+        machine.order("stale", expires_in_s=-1)
+        wait_until(
+            lambda: process.poll() is not None or "refused the order of stale/1" in log.read_text(), "the order is read"
+        )
+        assert process.poll() is None
+        wait_until(lambda: client.hlen("unacked") == 0, "nothing is left to be delivered again")
+        assert client.llen(queue) == 0
+        assert "Connection to broker lost" not in log.read_text()
+    assert log.read_text().count("dropped a message that cannot be") >= len(UNREADABLE)
