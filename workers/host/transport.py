@@ -17,14 +17,14 @@ from redis.exceptions import DataError, RedisError
 log = logging.getLogger(__name__)
 
 
-class Channel(redis.Channel):  # type: ignore[misc]
+class Channel(redis.Channel):
     """Drops what it cannot read (the two overridden readers) and what its consumer cannot take (basic_consume)."""
 
     def _brpop_read(self, **options: Any) -> bool:
-        return self._read(lambda: super(Channel, self)._brpop_read(**options))
+        return self._read(lambda: super(Channel, self)._brpop_read(**options))  # type: ignore[misc]
 
     def _receive(self) -> bool:
-        return self._read(super()._receive)
+        return self._read(super()._receive)  # type: ignore[misc]
 
     def _read(self, read: Callable[[], bool]) -> bool:
         """Raises Empty, and what Redis does wrong."""
@@ -36,10 +36,13 @@ class Channel(redis.Channel):  # type: ignore[misc]
             log.warning("dropped a message that cannot be read: %r", error)
             return True
 
-    def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[..., Any] | None, consumer_tag: str | None, **kwargs: Any
+    ) -> str:
         def take(message: Any) -> None:
             try:
-                callback(message)
+                if callback is not None:
+                    callback(message)
             except Exception as error:
                 if _redis_fails(error):
                     raise
@@ -47,7 +50,8 @@ class Channel(redis.Channel):  # type: ignore[misc]
                 if not message.acknowledged:
                     message.reject()
 
-        return super().basic_consume(queue, no_ack, take, *args, **kwargs)
+        tag: str = super().basic_consume(queue, no_ack, take, consumer_tag, **kwargs)
+        return tag
 
 
 def _redis_fails(error: Exception) -> bool:
@@ -55,7 +59,7 @@ def _redis_fails(error: Exception) -> bool:
     return isinstance(error, (OSError, RedisError)) and not isinstance(error, DataError)
 
 
-class Transport(redis.Transport):  # type: ignore[misc]
+class Transport(redis.Transport):
     """What the host worker speaks to its broker with."""
 
     Channel = Channel

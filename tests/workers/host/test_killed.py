@@ -1,18 +1,20 @@
-"""A supervisor that is killed leaves nothing behind."""
+"""What is killed leaves nothing behind for good: neither a supervisor its socket, nor a job its stream."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
 
+from contracts.names import telemetry_stream
 from tests.support.host import host
 from tests.support.processes import RedisServer, wait_until
 
 ONE_RANK = {"model": {"preset": "gpt-tiny"}}
 
 
-def test_its_socket_is_gone(redis_service: RedisServer, tmp_path: Path) -> None:
+def test_a_killed_supervisors_socket_is_gone(redis_service: RedisServer, tmp_path: Path) -> None:
     """Once each such supervisor left a folder below TMPDIR for good."""
     with host(redis_service, tmp_path, "tests.workers.stubborn", TMPDIR=str(tmp_path)) as machine, machine.worker():
         attempt = machine.order("killed", spec=ONE_RANK)
@@ -22,3 +24,19 @@ def test_its_socket_is_gone(redis_service: RedisServer, tmp_path: Path) -> None:
         os.kill(supervisor.pid, signal.SIGKILL)
         assert machine.exit_of("killed")["outcome"] == "lost"
         assert list(tmp_path.glob("meshboard-*")) == []
+
+
+def test_a_stream_lost_shortly_before_the_end_expires_all_the_same(redis_service: RedisServer, tmp_path: Path) -> None:
+    client, stream = redis_service.client(), telemetry_stream("ending", 1)
+    with host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.worker():
+        attempt = machine.order("ending", spec=ONE_RANK)
+        wait_until(lambda: machine.items("ending", "log") and client.ttl(stream) > 0, "its lines are in the stream")
+        client.delete(stream)
+        with (attempt.logs / "launcher.log").open("a") as launcher:
+            launcher.write("after the loss\n")
+        for pid in machine.processes("ending"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert machine.exit_of("ending")["outcome"] == "failed"
+        assert client.exists(stream)
+        assert client.ttl(stream) > 0
