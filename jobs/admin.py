@@ -14,7 +14,7 @@ from unfold.decorators import display
 
 from jobs.kinds import layout_words
 from jobs.models import Attempt, DeadLetter, Host, Job, StateChange, Status
-from jobs.queue import actions
+from jobs.queue import actions, deadletters
 
 BADGES = {
     Status.QUEUED: "info",
@@ -131,8 +131,8 @@ class HostAdmin(OwnColumns):
         return host.slots - host.allocations.count()
 
     @display(description="events not understood")
-    def dead_letters(self, host: Host) -> int:
-        return DeadLetter.objects.filter(sender=host.name).count()
+    def dead_letters(self, host: Host) -> str:
+        return deadletters.count_of(host.name)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

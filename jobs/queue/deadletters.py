@@ -7,6 +7,7 @@ import logging
 import msgpack
 import redis
 from django.db import InterfaceError, OperationalError
+from django.db.models import QuerySet
 
 from contracts.codec import BadMessageError
 from jobs.models import DeadLetter
@@ -14,6 +15,7 @@ from jobs.models import DeadLetter
 log = logging.getLogger(__name__)
 
 MOST = 1000  # rows, the newest
+MOST_OF_A_SENDER = 200  # so that one pushes out few of the others'
 BODY_CHARACTERS = 4000
 REASON_CHARACTERS = 1000
 PROGRAM_LIMIT = "54"  # class of SQLSTATE: a value too large or too complex, and it will be so again
@@ -32,21 +34,33 @@ def bury(entry: str, body: object, error: Exception, sender: str = "") -> None:
     reason = str(error) if isinstance(error, BadMessageError) else f"{type(error).__name__}: {error}"
     raw = body if isinstance(body, bytes) else repr(body).encode(errors="replace")
     text, named = _readable(body)
-    DeadLetter.objects.create(
+    letter = DeadLetter.objects.create(
         entry=entry,
         sender=_plain(sender or named, 100),
         reason=_plain(reason, REASON_CHARACTERS),
         body=_plain(text, BODY_CHARACTERS),
         num_bytes=len(raw),
     )
+    _keep_newest(DeadLetter.objects.filter(sender=letter.sender), MOST_OF_A_SENDER)
     forget_oldest()
     log.warning("event %s became a dead letter: %s", entry, _plain(reason, 300))
 
 
 def forget_oldest() -> int:
     """Keep the newest `MOST`; returns how many went."""
-    last = DeadLetter.objects.values_list("id", flat=True)[MOST - 1 : MOST].first()
-    return 0 if last is None else DeadLetter.objects.filter(id__lt=last).delete()[0]
+    return _keep_newest(DeadLetter.objects.all(), MOST)
+
+
+def count_of(sender: str) -> str:
+    """How many there were of a sender, in words where some are no longer kept or may not be."""
+    kept = DeadLetter.objects.filter(sender=sender).count()
+    some_went = kept >= MOST_OF_A_SENDER or DeadLetter.objects.count() >= MOST
+    return f"{kept} or more" if some_went else str(kept)
+
+
+def _keep_newest(letters: QuerySet[DeadLetter], most: int) -> int:
+    last = letters.order_by("-id").values_list("id", flat=True)[most - 1 : most].first()
+    return 0 if last is None else letters.filter(id__lt=last).delete()[0]
 
 
 def _readable(body: object) -> tuple[str, str]:

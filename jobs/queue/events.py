@@ -6,7 +6,7 @@ from typing import Any
 
 import redis
 
-from contracts.codec import decode_event
+from contracts.codec import BadMessageError, decode_event
 from contracts.names import EVENTS_STREAM
 from jobs.models import Cursor
 from jobs.queue.deadletters import bury, passes
@@ -15,13 +15,18 @@ from jobs.queue.hearing import hear
 CURSOR = "events"
 START = "0-0"
 CHUNK = 32  # messages read at once: at most 8 MiB each
+SET_ASIDE = f"{EVENTS_STREAM}:unusable"
+SET_ASIDE_S = 24 * 3600
+LAST_MILLISECONDS = 2**53  # of an id: no clock says so, and the very last id leaves none to add or to read from
 
 
 def drain(client: redis.Redis) -> int:
     """Take in every event since the last one; returns how many. Taking one in twice changes nothing."""
+    if not _is_stream(client):
+        _set_aside(client, START, f"the key {EVENTS_STREAM} holds no stream")
     position, replayed_to = _resume(client)
     done = 0
-    while entries := _read(client, position):
+    while _usable(position) and (entries := _read(client, position)):
         for entry, fields in entries:
             position = entry.decode()
             _take_in(position, fields, replayed=order_of(position) <= order_of(replayed_to))
@@ -31,13 +36,21 @@ def drain(client: redis.Redis) -> int:
     if done:
         # What was taken in is never read again. Nodes of the stream go as a whole: the newest few entries stay.
         client.xtrim(EVENTS_STREAM, minid=position, approximate=True)
+    # Only now: what was added before the id that spoils the stream has been heard.
+    last = _last_id(client)
+    if not _usable(last):
+        _set_aside(client, last, f"the stream's last id {last} is beyond {LAST_MILLISECONDS} milliseconds")
     return done
 
 
 def wait_for_event(client: redis.Redis, timeout_s: float) -> None:
     """Return as soon as there is an event that was not taken in, or after the timeout."""
     position = Cursor.objects.filter(name=CURSOR).values_list("position", flat=True).first() or START
-    client.xread({EVENTS_STREAM: position}, count=1, block=max(1, int(timeout_s * 1000)))
+    try:
+        client.xread({EVENTS_STREAM: position}, count=1, block=max(1, int(timeout_s * 1000)))
+    except redis.ResponseError:
+        if _is_stream(client):
+            raise
 
 
 def order_of(entry: str) -> tuple[int, int]:
@@ -57,6 +70,25 @@ def _resume(client: redis.Redis) -> tuple[str, str]:
     if order_of(last) < order_of(cursor.position):
         return START, last
     return cursor.position, START
+
+
+def _is_stream(client: redis.Redis) -> bool:
+    """Whether events can be added: to a stream, or to none yet."""
+    return client.type(EVENTS_STREAM) in (b"stream", b"none")
+
+
+def _usable(entry: str) -> bool:
+    return order_of(entry)[0] < LAST_MILLISECONDS
+
+
+def _set_aside(client: redis.Redis, entry: str, problem: str) -> None:
+    """Put what nobody can add to out of the hosts' way, for staff to look at; the next event starts a new stream."""
+    with client.pipeline(transaction=True) as pipe:
+        pipe.rename(EVENTS_STREAM, SET_ASIDE)
+        pipe.expire(SET_ASIDE, SET_ASIDE_S)
+        pipe.execute()
+    Cursor.objects.filter(name=CURSOR).update(position=START)
+    bury(entry, b"", BadMessageError(f"{problem}: set aside as {SET_ASIDE} for a day"))
 
 
 def _last_id(client: redis.Redis) -> str:

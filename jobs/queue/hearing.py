@@ -16,6 +16,9 @@ from jobs.queue.outcomes import finish
 
 Key = tuple[str, int]  # job, attempt
 
+HEARTBEATS_PER_S = 5  # at most, on average: far more than a host sends that is woken again and again
+HEARTBEATS_AT_ONCE = 1000
+
 
 def hear(event: Event, entry: str, *, replayed: bool = False) -> None:
     """Take one event in; a report of a heartbeat that cannot be becomes a dead letter by itself.
@@ -27,6 +30,7 @@ def hear(event: Event, entry: str, *, replayed: bool = False) -> None:
         attempts = _attempts(event["host"], [report])
         _hear_report(report, event["host"], attempts.get(_key(report)), believed=True, of_heartbeat=False)
         return
+    _check_sequence(event, entry)
     believed = _believe(event, replayed=replayed)
     attempts = _attempts(event["host"], event["attempts"])
     for report in event["attempts"]:
@@ -36,6 +40,19 @@ def hear(event: Event, entry: str, *, replayed: bool = False) -> None:
             if passes(error):
                 raise
             bury(entry, report, error, event["host"])
+
+
+def _check_sequence(event: HostEvent, entry: str) -> None:
+    """A number that is too high would make old news of all that the host says after it."""
+    passed_s = int(entry.partition("-")[0]) / 1000 - event["began"]  # both by Redis' clock
+    if passed_s < 0:
+        return  # that clock was set back: it tells nothing of how many there were
+    most = HEARTBEATS_AT_ONCE + HEARTBEATS_PER_S * passed_s
+    if event["sequence"] > most:
+        raise BadMessageError(
+            f"sequence: {event['sequence']} is more than a host that began {passed_s:.0f} s ago can have sent: "
+            f"{HEARTBEATS_AT_ONCE} and {HEARTBEATS_PER_S} a second, {most:.0f}"
+        )
 
 
 def _believe(event: HostEvent, *, replayed: bool) -> bool:
@@ -61,8 +78,8 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
             return True
         newer = Q(began__lt=event["began"]) | Q(began=event["began"], sequence__lt=event["sequence"])
         if not replayed:
-            # It started before the one we know by Redis' clock, and only it is heard: the clock was set back.
-            newer |= ~Q(incarnation=event["incarnation"]) & Q(last_seen__lt=now - HOST_SILENT_AFTER)
+            # Only it is heard, and nothing newer: Redis' clock was set back, or what we know was not said by the host.
+            newer |= Q(last_seen__lt=now - HOST_SILENT_AFTER)
         if not Host.objects.filter(newer, pk=host.pk).update(**told):
             return False
         unended = Attempt.objects.filter(host=host, ended__isnull=True)

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from jobs.models import DeadLetter, Host, Job, Status
-from jobs.queue import actions
+from jobs.queue import actions, deadletters
 from jobs.queue.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
 
@@ -108,3 +108,15 @@ def test_dead_letters_are_read_and_not_touched(admin: Any, make_host: Callable[.
     assert admin.post(f"{page}{letter.pk}/delete/", {"post": "yes"}).status_code == 403
     assert admin.get(f"{page}add/").status_code == 403
     assert "events not understood" in admin.get(HOSTS).content.decode().lower()
+
+
+def test_events_not_understood_are_counted_as_far_as_they_are_kept(
+    admin: Any, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host()
+    monkeypatch.setattr(deadletters, "MOST_OF_A_SENDER", 3)
+    for count, told in enumerate(["1", "2", "3 or more", "3 or more"], 1):
+        deadletters.bury(f"{count}-0", b"", ValueError("slots"), "host-a")
+        assert deadletters.count_of("host-a") == told
+        assert ("or more" in admin.get(HOSTS).content.decode()) == (count >= 3)
+    assert deadletters.count_of("host-b") == "0"

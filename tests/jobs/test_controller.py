@@ -148,6 +148,23 @@ def test_dead_letters_are_told_in_plain_text_and_bounded(
     assert not any("\0" in letter.body + letter.reason for letter in letters)
 
 
+def test_a_sender_of_many_bad_events_pushes_out_nobody_elses(
+    db: None, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadletters, "MOST", 10)
+    monkeypatch.setattr(deadletters, "MOST_OF_A_SENDER", 3)
+    say(live_redis, host_event("host-a", slots=-1))
+    for _ in range(20):
+        say(live_redis, host_event("host-x", slots=-1))
+        live_redis.xadd("meshboard:events", {"b": b"\xc1 names no host"})
+    assert drain(live_redis) == 41
+    senders = list(DeadLetter.objects.values_list("sender", flat=True))
+    assert sorted(senders) == [""] * 3 + ["host-a"] + ["host-x"] * 3
+    told: Any = live_redis.xinfo_stream("meshboard:events")
+    newest = told["last-generated-id"].decode()
+    assert DeadLetter.objects.filter(entry=newest).exists(), "the newest are kept"
+
+
 def test_one_bad_report_spoils_no_other(job: Job, live_redis: redis.Redis) -> None:
     schedule()
     strange = attempt_event(job.id, 1, "exited", "failed")["report"]

@@ -14,7 +14,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key
-from jobs.models import Attempt, Cursor, Host, Job, Outbox, SlotAllocation, StateChange, Status
+from jobs.models import Attempt, Cursor, DeadLetter, Host, Job, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions
 from jobs.queue.events import drain
 from jobs.queue.reconcile import reconcile
@@ -179,6 +179,40 @@ def test_an_old_heartbeat_changes_nothing(job: Job, live_redis: redis.Redis, old
     hear(live_redis, *[host_event(slots=1, boot_id="other", **older) for _ in range(5)])
     assert Host.objects.values().get() == before
     assert (status(job), Attempt.objects.get().missed) == (Status.RUNNING, 0)
+
+
+@pytest.mark.parametrize(("ago_s", "most"), [(0, 1000), (3600, 19_000)])
+def test_a_number_that_no_heartbeat_can_have_does_not_deafen(
+    live_redis: redis.Redis, db: None, ago_s: int, most: int
+) -> None:
+    clock: Any = live_redis.time()
+    began = float(clock[0] - ago_s)
+    hear(live_redis, host_event(sequence=1, began=began))
+    hear(live_redis, host_event(sequence=2**53, began=began), host_event(sequence=most + 500, began=began))
+    reasons = list(DeadLetter.objects.values_list("reason", flat=True))
+    assert len(reasons) == 2
+    assert all("is more than a host that began" in reason for reason in reasons)
+    hear(live_redis, host_event(sequence=2, began=began, slots=2))
+    assert Host.objects.get().slots == 2
+    hear(live_redis, host_event(sequence=most, began=began, slots=3))
+    assert Host.objects.get().slots == 3
+
+
+def test_a_clock_set_back_does_not_make_a_host_s_number_too_high(live_redis: redis.Redis, db: None) -> None:
+    live_redis.xadd(EVENTS_STREAM, {"b": msgpack.packb(host_event(sequence=50_000, began=5000.0))}, id="1000-0")
+    drain(live_redis)
+    assert Host.objects.get().sequence == 50_000
+
+
+@pytest.mark.parametrize("forged", [{"sequence": 10**9}, {"began": 1e300, "sequence": 1}])
+def test_a_host_that_was_spoken_for_is_heard_once_only_it_is(
+    live_redis: redis.Redis, db: None, forged: dict[str, Any]
+) -> None:
+    hear(live_redis, host_event(slots=2), host_event(slots=1, **forged), host_event(slots=3))
+    assert Host.objects.get().slots == 1
+    silent(seconds=31)
+    hear(live_redis, host_event(slots=3))
+    assert Host.objects.get().slots == 3
 
 
 def test_an_end_is_true_in_an_old_heartbeat_too(job: Job, live_redis: redis.Redis) -> None:
