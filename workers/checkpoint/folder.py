@@ -157,7 +157,7 @@ def publish(draft: Path, spec: JobSpec, step: int, files: dict[str, tuple[int, i
 
 
 def retain(attempt: Path, keep: int) -> list[str]:
-    """Delete all but the newest `keep` checkpoints of an attempt, and drafts nobody finished. Gives their names."""
+    """Delete all but the newest `keep` complete checkpoints of an attempt. Gives their names."""
     gone = [c.path for c in complete_below(attempt)[:-keep]]
     for path in gone:
         (path / MANIFEST).unlink()  # half deleted, it must not look complete
