@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from planner.calibration import cluster_of
-from planner.clusters import CLUSTERS
-from planner.memory import memory
-from planner.parse import parse_spec
-from planner.profile import HostProfile
-from planner.spec import JobSpec
-from planner.timing import Timer
+from planner.cost.memory import memory
+from planner.cost.timing import Timer
+from planner.facts.parse import parse_spec
+from planner.facts.spec import JobSpec
+from planner.hardware.calibration import cluster_of
+from planner.hardware.clusters import CLUSTERS
+from planner.hardware.profile import HostProfile
 from tests.support.processes import ROOT
 
 PASSES = 4000

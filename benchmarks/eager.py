@@ -2,7 +2,7 @@
 
     python -m benchmarks.eager
 
-Divided by the kernels that `planner.kernels` counts, it is `planner.cluster.LAUNCH_S`.
+Divided by the kernels that `planner.hardware.kernels` counts, it is `planner.hardware.cluster.LAUNCH_S`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import time
 
 import torch
 
-from planner.cluster import LAUNCH_S
-from planner.kernels import layer_work
-from planner.parse import parse_fields
-from planner.spec import JobSpec
+from planner.facts.parse import parse_fields
+from planner.facts.spec import JobSpec
+from planner.hardware.cluster import LAUNCH_S
+from planner.hardware.kernels import layer_work
 from workers.trainer.model import Block, Strategy
 
 TOKENS = 8

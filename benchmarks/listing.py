@@ -87,9 +87,9 @@ def fill(count: int, redis: Any) -> tuple[Any, Any]:
 
     from contracts.names import telemetry_stream
     from jobs.models import TERMINAL, Attempt, Host, Job, Status
-    from planner.estimate import estimate
-    from planner.kinds import num_slots
-    from planner.parse import parse_spec
+    from planner.cost.estimate import estimate
+    from planner.facts.kinds import num_slots
+    from planner.facts.parse import parse_spec
 
     staff = User.objects.create_superuser("root", password="root-password")
     owner = User.objects.create_user("owner", password="owner-password")

@@ -17,12 +17,12 @@ from itertools import product
 from pathlib import Path
 from statistics import mean, median
 
-from planner.cluster import Cluster
-from planner.clusters import ACCELERATORS, CLUSTERS
-from planner.presets import PRESETS
-from planner.search import Constraints, search
-from planner.spec import JobSpec, TrainSpec
-from planner.timing import Timer
+from planner.cost.timing import Timer
+from planner.facts.presets import PRESETS
+from planner.facts.spec import JobSpec, TrainSpec
+from planner.hardware.cluster import Cluster
+from planner.hardware.clusters import ACCELERATORS, CLUSTERS
+from planner.search.layouts import Constraints, search
 from tests.planner.published import Row, korthikanti_table_5, megatron_table_1, vtrain_multi_rows, vtrain_rows
 
 GRID = {

@@ -25,10 +25,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from planner.layout import Coordinates
-from planner.models import stage_units
-from planner.parse import parse_fields
-from planner.spec import JobSpec
+from planner.facts.layout import Coordinates
+from planner.facts.models import stage_units
+from planner.facts.parse import parse_fields
+from planner.facts.spec import JobSpec
 from workers.checkpoint.save import Saved, Saver
 from workers.meter import Recorder, metered_backend
 from workers.trainer.__main__ import checkpoint_group

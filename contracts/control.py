@@ -42,7 +42,7 @@ class LaunchOrder(TypedDict):
     v: Literal[1]
     job: JobId
     attempt: AttemptNumber
-    spec: Plain  # planner.spec.JobSpec as JSON
+    spec: Plain  # planner.facts.spec.JobSpec as JSON
     slots: Slots  # slot (GPU or CPU rank slot) indices of this host
     expires: Number  # unix seconds by Redis' clock; later the order is not carried out
 
@@ -67,8 +67,8 @@ class Summary(TypedDict):
     ran_steps: NotRequired[Count]  # steps of this run, where it resumed
     checkpoints: NotRequired[list[CheckpointItem]]  # the newest last, at most 100
     dry_runs: NotRequired[list[DryRunItem]]  # by rank, of a dry run
-    profile: NotRequired[Plain]  # of a calibration: `planner.profile.HostProfile` as JSON
-    lab: NotRequired[Plain]  # of a lab: `planner.lab.LabResult` as JSON
+    profile: NotRequired[Plain]  # of a calibration: `planner.hardware.profile.HostProfile` as JSON
+    lab: NotRequired[Plain]  # of a lab: `planner.facts.lab.LabResult` as JSON
 
 
 class ExitReport(TypedDict):

@@ -149,7 +149,7 @@ class VerdictItem(TypedDict):
 
 
 class ProfileItem(TypedDict):
-    """What a calibration measured, as `planner.profile.HostProfile` in JSON; rank 0 sends it once."""
+    """What a calibration measured, as `planner.hardware.profile.HostProfile` in JSON; rank 0 sends it once."""
 
     kind: Literal["profile"]
     rank: Rank
@@ -158,7 +158,7 @@ class ProfileItem(TypedDict):
 
 
 class LabItem(TypedDict):
-    """What a lab found, as `planner.lab.LabResult` in JSON; the first rank of its group sends it once."""
+    """What a lab found, as `planner.facts.lab.LabResult` in JSON; the first rank of its group sends it once."""
 
     kind: Literal["lab"]
     rank: Rank

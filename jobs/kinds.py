@@ -1,6 +1,7 @@
 """The kinds of job, as far as the web shows them: words, the form a copy starts from, panels of the page, steps.
 
-One of three tables: `planner.kinds` has what each asks of a spec, `workers.host.programs` what a host starts for it.
+One of three tables: `planner.facts.kinds` has what each asks of a spec, `workers.host.programs` what a host starts
+for it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from planner import kinds as asked
-from planner.layout import SCHEDULE_NAMES
-from planner.spec import JobKind, LabSpec
+from planner.facts import kinds as asked
+from planner.facts.layout import SCHEDULE_NAMES
+from planner.facts.spec import JobKind, LabSpec
 
 Spec = Mapping[str, Any]
 LONGEST_SUBJECT = 120  # characters; a script may take megabytes of arguments

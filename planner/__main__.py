@@ -9,16 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from planner.advice import neighbours, suggestions
-from planner.clusters import CLUSTERS
-from planner.estimate import Estimate, estimate
-from planner.explain import explain
-from planner.parse import parse_fields, parse_spec
-from planner.presets import PRESETS
+from planner.cost.estimate import Estimate, estimate
+from planner.cost.oversize import parse_plannable
+from planner.facts.parse import parse_fields
+from planner.facts.presets import PRESETS
+from planner.facts.spec import JobSpec, Layout, Problem, SpecError, TrainSpec
+from planner.hardware.clusters import CLUSTERS
 from planner.report import estimate_text, explain_text, search_text
-from planner.search import FIXABLE, Constraints, search
-from planner.spec import JobSpec, Layout, Problem, SpecError, TrainSpec
-from planner.templates import TEMPLATES
+from planner.search.advice import neighbours, suggestions
+from planner.search.layouts import FIXABLE, Constraints, search
+from planner.teaching.explain import explain
+from planner.teaching.templates import TEMPLATES
 
 LAYOUT_FLAGS = tuple(name for name in Layout.model_fields)
 TRAIN_FLAGS = ("global_batch", "micro_batches", "seq_len", "precision", "attention")
@@ -114,7 +115,7 @@ def _cluster_name(options: argparse.Namespace, spec: JobSpec) -> str:
 
 
 def _estimate(options: argparse.Namespace) -> int:
-    spec = parse_spec(_data(options))
+    spec = parse_plannable(_data(options))
     cluster = CLUSTERS[_cluster_name(options, spec)]
     made: Estimate = estimate(spec, cluster)
     advice = suggestions(spec, cluster)
@@ -155,7 +156,7 @@ def _search(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    spec = parse_spec(_data(options))
+    spec = parse_plannable(_data(options))
     if not 0 <= options.stage < spec.layout.pp:
         print(f"--stage: must be from 0 to {spec.layout.pp - 1}, got {options.stage}", file=sys.stderr)
         return 2

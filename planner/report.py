@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.advice import Neighbour
-from planner.cluster import Cluster
-from planner.estimate import Estimate
-from planner.explain import Explanation
-from planner.search import SearchResult
-from planner.spec import JobSpec
+from planner.cost.estimate import Estimate
+from planner.facts.spec import JobSpec
+from planner.hardware.cluster import Cluster
+from planner.search.advice import Neighbour
+from planner.search.layouts import SearchResult
+from planner.teaching.explain import Explanation
 
 GIB = 2**30
 

@@ -7,7 +7,7 @@ from django.shortcuts import render
 from django.views import defaults
 
 from jobs.api.errors import body, failed, failure
-from planner.spec import Problem
+from planner.facts.spec import Problem
 
 API = "/api/"
 

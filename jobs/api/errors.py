@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from rest_framework.views import exception_handler, set_rollback
 
 from jobs.planning.planners import BusyError
-from planner.spec import Problem, SpecError
+from planner.facts.spec import Problem, SpecError
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from pydantic.json_schema import models_json_schema
 from rest_framework import serializers
 
 from jobs.planning.queries import ExplainQuery, SearchQuery
-from planner.cluster import Cluster
-from planner.presets import PRESETS
-from planner.profile import HostProfile
-from planner.spec import JobSpec
+from planner.facts.presets import PRESETS
+from planner.facts.spec import JobSpec
+from planner.hardware.cluster import Cluster
+from planner.hardware.profile import HostProfile
 
 MODELS = (JobSpec, Cluster, HostProfile, SearchQuery, ExplainQuery)
 TEMPLATE = "#/components/schemas/{model}"

@@ -25,7 +25,7 @@ from jobs.planning import answers
 from jobs.present import job_brief, job_detail
 from jobs.queue import actions
 from jobs.text import storable, whole_number
-from planner.spec import Problem
+from planner.facts.spec import Problem
 
 log = logging.getLogger(__name__)
 
@@ -278,7 +278,7 @@ class HostProfileView(APIView):
 
     @extend_schema(operation_id="getHostProfile", responses={200: schema.of("HostProfile"), **refusals(404)})
     def get(self, request: Request, name: str) -> Response:
-        """Every point, as planner.profile.HostProfile describes them; 404 while the host was never measured."""
+        """Every point, as `HostProfile` in planner.hardware describes them; 404 while the host was never measured."""
         host = _find_host(name)
         if host.profile is None:
             raise Http404("never calibrated")

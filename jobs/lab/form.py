@@ -8,7 +8,7 @@ from django.utils.datastructures import MultiValueDict
 
 from jobs.models import Host
 from jobs.pages import forms
-from planner.spec import LabSpec, Layout, Problem, Resources
+from planner.facts.spec import LabSpec, Layout, Problem, Resources
 
 USUAL_RANKS = 4
 FIELDS = (

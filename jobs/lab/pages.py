@@ -16,7 +16,7 @@ from jobs.lab.results import Shown, newest_shown
 from jobs.lab.words import BOOKKEEPING, BY_NAME, PRIMITIVES
 from jobs.models import LIVE, Host, Job
 from jobs.queue import actions
-from planner.spec import Problem, SpecError
+from planner.facts.spec import Problem, SpecError
 
 NEWEST_JOBS = 5
 

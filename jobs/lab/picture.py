@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.lab import LabHolding, LabResult, LabStep
+from planner.facts.lab import LabHolding, LabResult, LabStep
 
 BOX, HEIGHT, ROW = 46, 30, 42  # of the viewBox; the page scales it
 LABEL, ARROW, TOP = 64, 72, 26

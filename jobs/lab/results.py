@@ -8,8 +8,8 @@ from django.db.models import F, QuerySet
 
 from jobs.models import Attempt, Job, Status
 from jobs.queue.outcomes import checked_result
-from planner.lab import LabPoint, LabResult, LabStep
-from planner.spec import LabPrimitive
+from planner.facts.lab import LabPoint, LabResult, LabStep
+from planner.facts.spec import LabPrimitive
 
 NEWEST_RUNS = 20  # how far back a page looks
 

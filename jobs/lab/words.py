@@ -1,7 +1,7 @@
 """The primitives in words: what each means, its PyTorch call, what it costs, and which strategy needs it.
 
 Times are those of a ring over n ranks: alpha seconds a message, B bytes a second a link, S bytes of the full buffer
-(Thakur, Rabenseifner and Gropp 2005; nccl-tests doc/PERFORMANCE.md). Bytes come from `planner.collectives`.
+(Thakur, Rabenseifner and Gropp 2005; nccl-tests doc/PERFORMANCE.md). Bytes come from `planner.facts.collectives`.
 """
 
 # ruff: noqa: RUF001 - formulas are written as the field writes them
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.collectives import algorithmic_bytes
-from planner.lab import metered_op
-from planner.spec import LabPrimitive
+from planner.facts.collectives import algorithmic_bytes
+from planner.facts.lab import metered_op
+from planner.facts.spec import LabPrimitive
 
 EXAMPLE_BYTES = 2**20  # the page writes 1 MiB
 EXAMPLE_RANKS = (2, 4, 8, 16)

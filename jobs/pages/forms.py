@@ -1,7 +1,7 @@
 """HTML forms derived from the spec's pydantic models: their fields, the text of each, and back to a nested spec.
 
-What a field takes is read from the model; what it means is checked by `planner.parse` alone. Names are dotted, as in a
-`Problem`: "train.steps".
+What a field takes is read from the model; what it means is checked by `planner.facts.parse` alone. Names are dotted,
+as in a `Problem`: "train.steps".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from django.utils.datastructures import MultiValueDict
 from pydantic import BaseModel
 
-from planner.spec import Problem, SpecError
+from planner.facts.spec import Problem, SpecError
 
 ONE_TEXT = {"integer": "int", "number": "float", "boolean": "bool", "string": "text"}
 YES = ("true", "on")

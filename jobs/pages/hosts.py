@@ -15,7 +15,7 @@ from django.views.decorators.http import require_GET, require_POST
 from jobs.access import may_change_hosts, visible_jobs
 from jobs.models import LIVE, Host, Job
 from jobs.queue import actions
-from planner.spec import SpecError
+from planner.facts.spec import SpecError
 
 
 @require_GET

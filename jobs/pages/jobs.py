@@ -27,8 +27,8 @@ from jobs.planning.planners import BusyError
 from jobs.present import job_detail
 from jobs.queue import actions
 from jobs.text import parse_json
-from planner.spec import Problem, SpecError
-from planner.templates import TEMPLATES
+from planner.facts.spec import Problem, SpecError
+from planner.teaching.templates import TEMPLATES
 
 PAGE_SIZE = 50
 AGAIN = (Status.FAILED, Status.LOST, Status.CANCELLED)

@@ -11,8 +11,8 @@ from django.views.decorators.http import require_GET
 
 from jobs.api.errors import body
 from jobs.text import whole_number
-from planner.growth import RANGES, Setting, check, curves, lesson
-from planner.spec import SpecError
+from planner.facts.spec import SpecError
+from planner.teaching.growth import RANGES, Setting, check, curves, lesson
 
 NAMES = {
     "b": "sequences in the batch",

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods
 from jobs.access import find_job
 from jobs.pages import forms
 from jobs.queue import actions
-from planner.spec import JobSpec, Layout, Problem, Resources, ScriptSpec, SpecError
+from planner.facts.spec import JobSpec, Layout, Problem, Resources, ScriptSpec, SpecError
 
 EMPTY: dict[str, Any] = {"name": "my script", "layout": {"dp": 2}}
 FIELDS = (

@@ -8,12 +8,12 @@ from typing import Any
 from django.utils.datastructures import MultiValueDict
 
 from jobs.pages import forms
-from planner.choices import DEGREES
-from planner.kinds import KINDS
-from planner.layout import SCHEDULE_NAMES
-from planner.models import parameter_count
-from planner.presets import PRESETS, expand_preset
-from planner.spec import JobSpec, Layout, ModelSpec, Problem, Resources, TrainSpec
+from planner.facts.kinds import KINDS
+from planner.facts.layout import SCHEDULE_NAMES
+from planner.facts.models import parameter_count
+from planner.facts.presets import PRESETS, expand_preset
+from planner.facts.spec import JobSpec, Layout, ModelSpec, Problem, Resources, TrainSpec
+from planner.search.choices import DEGREES
 
 DEFAULT_PRESET = "gpt-tiny"
 _DRY = forms.fields_of("", JobSpec, only=["dry_ranks"])

@@ -10,13 +10,13 @@ from jobs.planning.hardware import cluster_for, measured_cluster
 from jobs.planning.planners import ask
 from jobs.planning.queries import ExplainQuery, SearchQuery, checked
 from jobs.planning.work import told
-from planner.clusters import CLUSTERS
-from planner.models import parameter_count
-from planner.parse import parse_fields
-from planner.precision import MIXES
-from planner.presets import PRESETS
-from planner.spec import SpecError
-from planner.templates import TEMPLATES
+from planner.facts.models import parameter_count
+from planner.facts.parse import parse_fields
+from planner.facts.precision import MIXES
+from planner.facts.presets import PRESETS
+from planner.facts.spec import SpecError
+from planner.hardware.clusters import CLUSTERS
+from planner.teaching.templates import TEMPLATES
 
 
 def plan(data: object, cluster_name: object = None) -> dict[str, Any]:

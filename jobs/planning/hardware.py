@@ -6,13 +6,13 @@ from pydantic import ValidationError
 
 from jobs.models import Host
 from jobs.text import storable
-from planner.calibration import cluster_of
-from planner.cluster import Cluster
-from planner.clusters import CLUSTERS
-from planner.estimate import default_cluster
-from planner.kinds import num_slots
-from planner.profile import HostProfile
-from planner.spec import JobSpec, Problem, SpecError
+from planner.cost.estimate import default_cluster
+from planner.facts.kinds import num_slots
+from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.hardware.calibration import cluster_of
+from planner.hardware.cluster import Cluster
+from planner.hardware.clusters import CLUSTERS
+from planner.hardware.profile import HostProfile
 
 HOST = "host:"
 

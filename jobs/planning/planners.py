@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from planner.cluster import Cluster
-from planner.spec import JobSpec, Problem, SpecError
+from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.hardware.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANNERS = max(2, (os.cpu_count() or 1) // 2)

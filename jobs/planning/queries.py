@@ -7,9 +7,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from planner.layout import MAX_RANKS
-from planner.parse import problem_of
-from planner.spec import NO_NUL, Problem, SpecError, Strict
+from planner.facts.layout import MAX_RANKS
+from planner.facts.parse import problem_of
+from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
 
 Query = TypeVar("Query", bound=BaseModel)
 

@@ -11,18 +11,18 @@ import sys
 import traceback
 from typing import Any
 
-from planner.advice import Neighbour, neighbours, suggestions
-from planner.choices import choices
-from planner.cluster import Cluster
-from planner.estimate import estimate
-from planner.explain import explain
-from planner.layout import problems
-from planner.matrix import traffic_matrix
-from planner.parse import oversize
-from planner.runnable import not_runnable
-from planner.schedules import simulate
-from planner.search import Constraints, Found, search
-from planner.spec import JobSpec, Problem, SpecError
+from planner.cost.estimate import estimate
+from planner.cost.matrix import traffic_matrix
+from planner.cost.oversize import oversize
+from planner.cost.pipes import simulate
+from planner.facts.layout import problems
+from planner.facts.runnable import not_runnable
+from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.hardware.cluster import Cluster
+from planner.search.advice import Neighbour, neighbours, suggestions
+from planner.search.choices import choices
+from planner.search.layouts import Constraints, Found, search
+from planner.teaching.explain import explain
 
 SEARCH_SECONDS = 5.0
 MOST_STAGES = 16

@@ -14,11 +14,11 @@ from jobs.models import HOST_SILENT_AFTER, LIVE, Attempt, Host, IdempotentReques
 from jobs.planning.hardware import cluster_for
 from jobs.queue import lifecycle
 from jobs.text import storable
-from planner.estimate import estimate
-from planner.kinds import num_slots
-from planner.parse import parse_spec
-from planner.runnable import not_runnable
-from planner.spec import JobSpec, Problem, SpecError
+from planner.cost.estimate import estimate
+from planner.cost.oversize import parse_plannable
+from planner.facts.kinds import num_slots
+from planner.facts.runnable import not_runnable
+from planner.facts.spec import JobSpec, Problem, SpecError
 
 
 class KeyReusedError(Exception):
@@ -33,7 +33,7 @@ def checked_spec(owner: User, data: object) -> JobSpec:
     """
     resources = data.get("resources") if isinstance(data, dict) else None
     device = resources.get("device", "cpu") if isinstance(resources, dict) else "cpu"
-    spec = parse_spec(data, slots=Host.objects.largest_slots(device) if storable(device) else None)
+    spec = parse_plannable(data, slots=Host.objects.largest_slots(device) if storable(device) else None)
     if refused := [*not_runnable(spec), *_foreign_checkpoint(owner, spec)]:
         raise SpecError(refused)
     return spec

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from contracts.control import ExitReport
 from jobs.kinds import kind_of
 from jobs.models import Status
-from planner.lab import LabResult
-from planner.profile import HostProfile
+from planner.facts.lab import LabResult
+from planner.hardware.profile import HostProfile
 
 OUTCOMES = {
     "succeeded": Status.SUCCEEDED,

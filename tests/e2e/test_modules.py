@@ -16,9 +16,9 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 
 from contracts.telemetry import Op
-from planner.collectives import bus_factor
-from planner.layout import coordinates
-from planner.spec import Layout
+from planner.facts.collectives import bus_factor
+from planner.facts.layout import coordinates
+from planner.facts.spec import Layout
 
 STATIC = Path(__file__).parents[2] / "webapp" / "static"
 OPS = Op.__args__  # type: ignore[attr-defined]  # typing gives Literal no public attributes

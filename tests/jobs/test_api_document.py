@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from rest_framework.test import APIClient
 
-from planner.spec import JobSpec
+from planner.facts.spec import JobSpec
 from tests.support.fuzz import fuzz
 from tests.support.web import Site
 

@@ -11,9 +11,9 @@ from django.test import Client
 
 from jobs.lab import form as lab_form
 from jobs.pages import forms, script, spec_form
-from planner.parse import parse_spec
-from planner.spec import LabSpec, Layout, SpecError, TrainSpec
-from planner.templates import TEMPLATES
+from planner.facts.parse import parse_spec
+from planner.facts.spec import LabSpec, Layout, SpecError, TrainSpec
+from planner.teaching.templates import TEMPLATES
 
 PAGES = {"/jobs/new/": spec_form.FIELDS, "/jobs/script/": script.FIELDS, "/lab/": lab_form.FIELDS}
 

@@ -16,9 +16,9 @@ from jobs import kinds
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
 from jobs.queue.outcomes import finish
-from planner.kinds import KINDS
-from planner.parse import parse_spec
-from planner.spec import JobKind, SpecError
+from planner.facts.kinds import KINDS
+from planner.facts.parse import parse_spec
+from planner.facts.spec import JobKind, SpecError
 from tests.jobs.test_calibration import PROFILE
 from tests.jobs.test_lab import POINT, RESULT
 

@@ -16,8 +16,8 @@ from jobs.lab.words import PRIMITIVES
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import scheduler
 from jobs.queue.hearing import hear
-from planner.lab import LabResult
-from planner.spec import LAB_PRIMITIVES
+from planner.facts.lab import LabResult
+from planner.facts.spec import LAB_PRIMITIVES
 from tests.jobs.conftest import attempt_event
 
 Api = Callable[[User | None], APIClient]

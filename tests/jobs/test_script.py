@@ -12,8 +12,8 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from jobs.models import Job
-from planner.parse import parse_spec
-from planner.spec import SpecError
+from planner.facts.parse import parse_spec
+from planner.facts.spec import SpecError
 
 pytestmark = pytest.mark.django_db
 Api = Callable[[User], APIClient]

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.parse import parse_spec
-from planner.spec import JobSpec
+from planner.facts.parse import parse_spec
+from planner.facts.spec import JobSpec
 
 STEPS = 5
 # The same tokens everywhere: Adam makes a whole step of what is only rounding in a gradient that is nearly nothing, so

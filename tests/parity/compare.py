@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from contracts.telemetry import Cell
-from planner.layout import Coordinates, rank_of
-from planner.models import Parameter, is_key_or_value, parameter_count
-from planner.spec import JobSpec
-from planner.stages import stage_of
-from planner.traffic.shapes import held_units
+from planner.facts.layout import Coordinates, rank_of
+from planner.facts.models import Parameter, is_key_or_value, parameter_count
+from planner.facts.shards import held_units
+from planner.facts.spec import JobSpec
+from planner.facts.stages import stage_of
 from tests.parity.cases import Case, reference_spec, write_data
 from workers.trainer.model.initial import full_name
 
@@ -208,7 +208,7 @@ def over_minimum(spec: JobSpec, cells: list[list[Cell]]) -> dict[str, float]:
 
 
 def minimum(spec: JobSpec) -> dict[str, float]:
-    """Bytes all ranks together must send in a step, in closed form; written without `planner.traffic`."""
+    """Bytes all ranks together must send in a step, in closed form; written without `planner.cost.traffic`."""
     least = {
         "dp": least_data(spec),
         "tp": least_tensor(spec),

@@ -13,8 +13,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from planner.parse import parse_spec
-from planner.spec import JobSpec
+from planner.facts.parse import parse_spec
+from planner.facts.spec import JobSpec
 from workers.meter import Recorder, metered_backend
 from workers.trainer import loop
 from workers.trainer.data import corpus_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.spec import JobSpec, Layout, ModelSpec, Recompute, TrainSpec
+from planner.facts.spec import JobSpec, Layout, ModelSpec, Recompute, TrainSpec
 
 DATA = Path(__file__).parent / "data" / "vtrain_a100_single_node.csv"
 

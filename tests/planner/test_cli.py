@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planner.__main__ import main
-from planner.templates import TEMPLATES
+from planner.teaching.templates import TEMPLATES
 
 
 def test_it_needs_neither_torch_nor_django() -> None:

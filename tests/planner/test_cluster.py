@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from contracts.telemetry import Op
-from planner.cluster import Span, collective_seconds
-from planner.clusters import CLUSTERS
-from planner.collectives import bus_factor
+from planner.facts.collectives import bus_factor
+from planner.hardware.cluster import Span, collective_seconds
+from planner.hardware.clusters import CLUSTERS
 
 CLUSTER = CLUSTERS["a100-80gb"]
 INSIDE = CLUSTER.node.bytes_per_s * CLUSTER.node.efficiency

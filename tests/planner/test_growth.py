@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.growth import (
+from planner.facts.spec import SpecError
+from planner.teaching.growth import (
     RANGES,
     Setting,
     check,
@@ -19,7 +20,6 @@ from planner.growth import (
     tp_equals_dp,
     zero3_bytes,
 )
-from planner.spec import SpecError
 
 some = st.builds(
     Setting,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from planner.kinds import num_slots
-from planner.lab import LARGEST_EXACT, MAX_SIZES, bandwidths, lab_ranks, lab_sizes
-from planner.parse import parse_spec
-from planner.spec import LAB_PRIMITIVES, LabPrimitive, LabSpec, SpecError
+from planner.facts.kinds import num_slots
+from planner.facts.lab import LARGEST_EXACT, MAX_SIZES, bandwidths, lab_ranks, lab_sizes
+from planner.facts.parse import parse_spec
+from planner.facts.spec import LAB_PRIMITIVES, LabPrimitive, LabSpec, SpecError
 
 
 def lab(change: dict[str, Any], dp: int = 4, **more: Any) -> Any:

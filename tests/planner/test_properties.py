@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.clusters import CLUSTERS
-from planner.estimate import estimate
-from planner.explain import explain
-from planner.layout import Group, coordinates, members, problems, rank_of
-from planner.matrix import MOST_RANKS, traffic_matrix
-from planner.memory import memory
-from planner.parse import parse_fields, parse_spec
-from planner.schedules import chunks_in_flight
-from planner.spec import JobSpec, Problem, SpecError
-from planner.stages import stage_of
-from planner.timing import step_time
-from planner.traffic import step_traffic
+from planner.cost.estimate import estimate
+from planner.cost.matrix import MOST_RANKS, traffic_matrix
+from planner.cost.memory import memory
+from planner.cost.pipes import chunks_in_flight
+from planner.cost.timing import step_time
+from planner.cost.traffic import step_traffic
+from planner.facts.layout import Group, coordinates, members, problems, rank_of
+from planner.facts.parse import parse_fields, parse_spec
+from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.facts.stages import stage_of
+from planner.hardware.clusters import CLUSTERS
+from planner.teaching.explain import explain
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 

@@ -6,16 +6,16 @@ from statistics import mean
 
 import pytest
 
-from planner.activations import layer_activation_bytes
-from planner.clusters import CLUSTERS
-from planner.flops import hardware_flops, model_flops
-from planner.memory import model_state
-from planner.models import active_parameter_count, parameter_count
-from planner.precision import mix_of
-from planner.presets import PRESETS
-from planner.schedules import chunks_in_flight
-from planner.spec import JobSpec
-from planner.timing import Timer
+from planner.cost.activations import layer_activation_bytes
+from planner.cost.memory import model_state
+from planner.cost.pipes import chunks_in_flight
+from planner.cost.timing import Timer
+from planner.facts.flops import hardware_flops, model_flops
+from planner.facts.models import active_parameter_count, parameter_count
+from planner.facts.precision import mix_of
+from planner.facts.presets import PRESETS
+from planner.facts.spec import JobSpec
+from planner.hardware.clusters import CLUSTERS
 from tests.planner.published import Row, gpt, korthikanti_table_5, megatron_run, megatron_table_1
 
 GIB = 2**30

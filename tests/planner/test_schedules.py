@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from planner.layout import pipeline_problems
-from planner.parse import parse_fields
-from planner.schedules import Action, actions, bubble_ratio, chunks_in_flight, simulate, stretched
-from planner.spec import Layout, Schedule
+from planner.cost.pipes import bubble_ratio, chunks_in_flight, simulate, stretched
+from planner.facts.layout import pipeline_problems
+from planner.facts.parse import parse_fields
+from planner.facts.schedules import Action, actions
+from planner.facts.spec import Layout, Schedule
 
 CASES: list[tuple[Schedule, int]] = [
     ("naive", 1),

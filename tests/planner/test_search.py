@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.advice import neighbours, suggestions
-from planner.clusters import CLUSTERS
-from planner.layout import problems
-from planner.parse import parse_fields
-from planner.presets import PRESETS
-from planner.runnable import not_runnable
-from planner.search import Constraints, needed_bytes, search
-from planner.spec import JobSpec, Layout, SpecError, TrainSpec
-from planner.timing import step_time
+from planner.cost.timing import step_time
+from planner.facts.layout import problems
+from planner.facts.parse import parse_fields
+from planner.facts.presets import PRESETS
+from planner.facts.runnable import not_runnable
+from planner.facts.spec import JobSpec, Layout, SpecError, TrainSpec
+from planner.hardware.clusters import CLUSTERS
+from planner.search.advice import neighbours, suggestions
+from planner.search.layouts import Constraints, needed_bytes, search
 
 H100 = CLUSTERS["h100"]
 

@@ -8,22 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.choices import OPTIONS, choices
-from planner.estimate import estimate
-from planner.layout import Coordinates, axis_ranks, coordinates, problems, rank_of
-from planner.memory import memory, state_bytes
-from planner.models import parameter_count
-from planner.parse import parse_fields, parse_spec
-from planner.presets import PRESETS
-from planner.spec import JobSpec, Layout, SpecError
-from planner.traffic import Collective, gradient_buckets, shard_rows, step_traffic
+from planner.cost.estimate import estimate
+from planner.cost.memory import memory, state_bytes
+from planner.cost.oversize import parse_plannable
+from planner.cost.traffic import Collective, gradient_buckets, step_traffic
+from planner.facts.layout import Coordinates, axis_ranks, coordinates, problems, rank_of
+from planner.facts.models import parameter_count
+from planner.facts.parse import parse_fields
+from planner.facts.presets import PRESETS
+from planner.facts.shards import shard_rows
+from planner.facts.spec import JobSpec, Layout, SpecError
+from planner.search.choices import OPTIONS, choices
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS, Wrong
 
 
 @pytest.mark.parametrize("wrong", WRONG_SPECS, ids=lambda w: w.label)
 def test_a_wrong_spec_names_the_field_and_shows_the_arithmetic(wrong: Wrong) -> None:
     with pytest.raises(SpecError) as caught:
-        parse_spec(wrong.spec)
+        parse_plannable(wrong.spec)
     messages = [p.message for p in caught.value.problems if p.field == wrong.field]
     assert any(wrong.words in message for message in messages), caught.value.problems
 
@@ -31,21 +33,21 @@ def test_a_wrong_spec_names_the_field_and_shows_the_arithmetic(wrong: Wrong) -> 
 def test_every_problem_is_told_at_once() -> None:
     bad = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 0, "tp": "2"}, "train": {"steps": -1, "data": ""}}
     with pytest.raises(SpecError) as caught:
-        parse_spec(bad)
+        parse_plannable(bad)
     assert {p.field for p in caught.value.problems} == {"layout.dp", "layout.tp", "train.steps", "train.data"}
 
 
 def test_an_unknown_preset_hides_no_other_problem() -> None:
     bad = {"model": {"preset": "gpt-9", "num_layers": 0}, "layout": {"dp": 0}}
     with pytest.raises(SpecError) as caught:
-        parse_spec(bad)
+        parse_plannable(bad)
     assert [p.field for p in caught.value.problems] == ["model.preset", "model.num_layers", "layout.dp"]
 
 
 @pytest.mark.parametrize("value", [10**5000, -(10**5000)], ids=["positive", "negative"])
 def test_a_number_too_long_to_write_is_refused_by_its_size(value: int) -> None:
     with pytest.raises(SpecError, match=r"layout\.dp: must be at (least 1|most 65536), got a number of 16610 bits"):
-        parse_spec({**GOOD, "layout": {"dp": value}})
+        parse_plannable({**GOOD, "layout": {"dp": value}})
 
 
 def test_more_ranks_than_an_estimate_can_list_are_refused() -> None:
@@ -59,25 +61,25 @@ def test_sizes_whose_product_no_message_can_carry_are_refused() -> None:
     model = {"preset": "llama-tiny", **huge, "num_kv_heads": 4096, "max_seq_len": 2**24}
     train = {"global_batch": 1_000_000, "seq_len": 2**24}
     with pytest.raises(SpecError, match=r"model: a rank would need .*e\+24 bytes of memory .* at most 9\.2e\+18"):
-        parse_spec({"model": model, "train": train})
+        parse_plannable({"model": model, "train": train})
 
 
 def test_more_ranks_than_slots_shows_the_product() -> None:
     with pytest.raises(SpecError, match=r"dp 2 x pp 1 x tp 2 = 4 ranks, but the largest cpu host has 2 slots"):
-        parse_spec(GOOD, slots=2)
-    assert parse_spec(GOOD, slots=4).layout.world_size == 4
+        parse_plannable(GOOD, slots=2)
+    assert parse_plannable(GOOD, slots=4).layout.world_size == 4
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_none_are_refused(value: float) -> None:
     with pytest.raises(SpecError, match=r"train\.learning_rate: must be a finite number"):
-        parse_spec({**GOOD, "train": {"learning_rate": value}})
+        parse_plannable({**GOOD, "train": {"learning_rate": value}})
 
 
 @pytest.mark.parametrize("junk", [None, 3, "spec", [], [[]], {}, {"\ud800": 1}, {"model": {"preset": "\ud800"}}])
 def test_junk_is_refused_not_crashed_on(junk: object) -> None:
     with pytest.raises(SpecError) as caught:
-        parse_spec(junk)
+        parse_plannable(junk)
     assert all(p.message.isprintable() for p in caught.value.problems)
 
 
@@ -161,7 +163,7 @@ def test_every_valid_layout_can_be_costed_and_its_parts_add_up(layout: Layout, p
 def test_the_estimate_tells_what_each_rank_itself_sends(dp: int, hidden: int, rest: dict[str, int]) -> None:
     train = {"global_batch": 4 * dp, "micro_batches": 4}
     model = {"preset": "gpt-tiny", "hidden_size": hidden}
-    spec = parse_spec({"model": model, "layout": {"dp": dp, **rest}, "train": train})
+    spec = parse_plannable({"model": model, "layout": {"dp": dp, **rest}, "train": train})
     made = estimate(spec)
     for rank in range(spec.layout.world_size):
         own: dict[str, int] = {}
@@ -178,10 +180,10 @@ def test_a_wide_layout_is_not_costed_rank_by_rank(monkeypatch: pytest.MonkeyPatc
         asked.append(rank)
         return step_traffic(spec, rank)
 
-    monkeypatch.setattr("planner.estimate.step_traffic", counted)
+    monkeypatch.setattr("planner.cost.estimate.step_traffic", counted)
     layout = {"dp": 256, "pp": 4, "tp": 4, "zero": 2, "sequence_parallel": True}
     train = {"global_batch": 1024, "micro_batches": 4}
-    made = estimate(parse_spec({"model": {"preset": "llama3-8b"}, "layout": layout, "train": train}))
+    made = estimate(parse_plannable({"model": {"preset": "llama3-8b"}, "layout": layout, "train": train}))
     assert made["world_size"] == 4096
     assert len(asked) < 30
 
@@ -225,7 +227,7 @@ def test_plain_data_parallelism_holds_a_second_copy_of_its_gradients() -> None:
 
 
 def test_choices_name_what_would_break_and_leave_out_what_would_not() -> None:
-    found = choices(parse_spec(GOOD))
+    found = choices(parse_plannable(GOOD))
     assert found["dp"]["8"] == "global_batch 8 is not divisible by dp 8 x micro_batches 2 = 16: 8 = 0 x 16 + 8"
     assert "4" not in found["dp"], "more ranks than any host has slots can be planned, and tried dry"
     assert "num_heads 4 is not divisible by tp 8" in found["tp"]["8"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from planner.clusters import CLUSTERS
-from planner.estimate import estimate
-from planner.models import layer_parameters
-from planner.parse import parse_fields
-from planner.spec import Layout, ModelSpec, Schedule
-from planner.stages import head_layers, stage_of
+from planner.cost.estimate import estimate
+from planner.facts.models import layer_parameters
+from planner.facts.parse import parse_fields
+from planner.facts.spec import Layout, ModelSpec, Schedule
+from planner.facts.stages import head_layers, stage_of
+from planner.hardware.clusters import CLUSTERS
 
 
 def shares(model: ModelSpec, layout: Layout) -> list[int]:

@@ -16,7 +16,7 @@ from celery import Celery
 from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder
 from contracts.names import EVENTS_STREAM, TASK_LAUNCH, host_queue, telemetry_stream
 from contracts.telemetry import Item
-from planner.parse import parse_spec
+from planner.facts.parse import parse_spec
 from tests.support.processes import ROOT, RedisServer, base_environment, celery, running, wait_until
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.processes import processes_of, sweep

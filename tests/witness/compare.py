@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from planner.parse import parse_spec
-from planner.wire import gloo_bytes
+from planner.cost.wire import gloo_bytes
+from planner.facts.parse import parse_spec
 from tests.parity.cases import DATA, SIZES, write_data
 from tests.support.network import NetHost, hosts
 from tests.support.processes import wait_until

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from planner.calibration import Calibration, cluster_of
-from planner.parse import parse_fields
-from planner.profile import HostProfile
-from planner.timing import step_time
+from planner.cost.timing import step_time
+from planner.facts.parse import parse_fields
+from planner.hardware.calibration import Calibration, cluster_of
+from planner.hardware.profile import HostProfile
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from planner.memory import memory
-from planner.parse import parse_fields
-from planner.spec import JobSpec
+from planner.cost.memory import memory
+from planner.facts.parse import parse_fields
+from planner.facts.spec import JobSpec
 from tests.parity.cases import Case, core_cases
 from tests.parity.compare import run_specs
 from workers.dry_run.__main__ import main

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from planner.collectives import algorithmic_bytes
-from planner.lab import LabResult, LabStep, bandwidths, metered_op
-from planner.spec import LAB_PRIMITIVES, LabDtype, LabPrimitive
+from planner.facts.collectives import algorithmic_bytes
+from planner.facts.lab import LabResult, LabStep, bandwidths, metered_op
+from planner.facts.spec import LAB_PRIMITIVES, LabDtype, LabPrimitive
 from workers.lab.values import Setting, count_wrong, expected, given, pattern, readable
 
 QUICK = {"min_bytes": 256, "max_bytes": 4096, "factor": 16, "iterations": 3, "warmup": 1}

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry import PhaseItem, ProfileItem
-from planner.profile import HostProfile
+from planner.hardware.profile import HostProfile
 from workers.calibrate.clock import WINDOW_S, make_crew
 from workers.calibrate.collectives import collective_points
 from workers.calibrate.compute import ends_points, gemm_points, layer_points, optimizer_points, stream_points

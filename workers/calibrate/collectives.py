@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry import Op
-from planner.profile import CollectivePoint
+from planner.hardware.profile import CollectivePoint
 from workers.calibrate.clock import Crew, added_seconds
 from workers.calibrate.compute import some_layers
 

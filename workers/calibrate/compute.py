@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from planner.models import Parameter, layer_parameters
-from planner.presets import PRESETS
-from planner.profile import EndsPoint, GemmPoint, LayerPoint, MeasuredPrecision, OptimizerPoint, StreamPoint
-from planner.spec import ModelSpec, TrainSpec
+from planner.facts.models import Parameter, layer_parameters
+from planner.facts.presets import PRESETS
+from planner.facts.spec import ModelSpec, TrainSpec
+from planner.hardware.profile import EndsPoint, GemmPoint, LayerPoint, MeasuredPrecision, OptimizerPoint, StreamPoint
 from workers.calibrate.clock import Crew, added_seconds, seconds, together
 from workers.trainer.data_parallel import NoDataParallel
 from workers.trainer.model import Decoder, Strategy

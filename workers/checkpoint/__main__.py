@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from planner.spec import JobSpec
+from planner.facts.spec import JobSpec
 from workers.checkpoint.export import export
 from workers.checkpoint.folder import complete_below, read_manifest
 from workers.checkpoint.text import decode, encode_prompt, find_tokenizer, text_encoder

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from planner.spec import ModelSpec
+from planner.facts.spec import ModelSpec
 from workers.checkpoint.whole import Whole, named_tensors
 from workers.trainer.encode import END_OF_TEXT, Encoder
 from workers.trainer.errors import UserError, brief

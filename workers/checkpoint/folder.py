@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from planner.parse import parse_spec
-from planner.spec import JobSpec, SpecError
+from planner.facts.parse import parse_spec
+from planner.facts.spec import JobSpec, SpecError
 from workers.trainer.errors import UserError
 
 MANIFEST = "manifest.json"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from contracts.telemetry import CheckpointItem, Item
-from planner.spec import JobSpec
+from planner.facts.spec import JobSpec
 from workers.checkpoint import folder
 from workers.checkpoint.agree import on_first_rank
 from workers.checkpoint.folder import Checkpoint

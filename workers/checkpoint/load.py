@@ -10,8 +10,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from planner.layout import Coordinates
-from planner.spec import JobSpec, ModelSpec
+from planner.facts.layout import Coordinates
+from planner.facts.spec import JobSpec, ModelSpec
 from workers.checkpoint import folder
 from workers.checkpoint.agree import on_every_rank, words_of
 from workers.checkpoint.boxes import BoxLoadPlanner, State

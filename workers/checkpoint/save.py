@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from planner.layout import Coordinates
-from planner.spec import JobSpec
+from planner.facts.layout import Coordinates
+from planner.facts.spec import JobSpec
 from workers.checkpoint import folder
 from workers.checkpoint.agree import on_every_rank, on_first_rank, words_of
 from workers.checkpoint.boxes import Boxed, BoxSavePlanner, State

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.spec import JobSpec
+from planner.facts.spec import JobSpec
 from workers.trainer.data import tokenizer_of
 from workers.trainer.encode import Encoder, byte_encoder, check_size, load_tokenizer
 from workers.trainer.errors import UserError

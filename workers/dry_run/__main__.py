@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 from contracts.telemetry import DryRunItem, PhaseItem, VerdictItem, VerdictRow
-from planner.layout import coordinates
-from planner.memory import memory
-from planner.parse import parse_spec
-from planner.runnable import not_runnable
-from planner.spec import JobSpec, SpecError
+from planner.cost.memory import memory
+from planner.facts.layout import coordinates
+from planner.facts.parse import parse_spec
+from planner.facts.runnable import not_runnable
+from planner.facts.spec import JobSpec, SpecError
 from workers.dry_run.rank import DryStep, dry_step
 from workers.meter import Exporter, Recorder
 from workers.meter.ending import end_as, fail

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from contracts.telemetry import Cell
-from planner.precision import ADAM_MOMENT_BYTES
-from planner.spec import JobSpec
+from planner.facts.precision import ADAM_MOMENT_BYTES
+from planner.facts.spec import JobSpec
 from workers.dry_run.watch import Watch
 from workers.meter.dry import dry_world
 from workers.meter.recorder import Recorder

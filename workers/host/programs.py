@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from contracts.control import LaunchOrder
-from planner.kinds import DEFAULT
-from planner.spec import JobKind
+from planner.facts.kinds import DEFAULT
+from planner.facts.spec import JobKind
 from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings
 

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry import LabItem, PhaseItem
-from planner.lab import LabPoint, LabResult, lab_of, lab_ranks
-from planner.parse import parse_spec
-from planner.spec import JobSpec, SpecError
+from planner.facts.lab import LabPoint, LabResult, lab_of, lab_ranks
+from planner.facts.parse import parse_spec
+from planner.facts.spec import JobSpec, SpecError
 from workers.lab.measure import Team, points, steps
 from workers.lab.values import Setting, pattern
 from workers.meter import Exporter, Recorder, metered_backend

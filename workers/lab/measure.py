@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from planner.lab import (
+from planner.facts.lab import (
     MAX_STEP_RANKS,
     LabHolding,
     LabPoint,
@@ -19,7 +19,7 @@ from planner.lab import (
     lab_sizes,
     metered_op,
 )
-from planner.spec import LabPrimitive, LabSpec
+from planner.facts.spec import LabPrimitive, LabSpec
 from workers.lab.primitives import Call, make_call
 from workers.lab.values import Setting, count_wrong, expected, readable
 from workers.meter import Recorder

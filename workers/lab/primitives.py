@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from planner.spec import LabPrimitive
+from planner.facts.spec import LabPrimitive
 from workers.lab.values import Setting, given
 
 UNTOUCHED = -1  # no value of a pattern: an element that never arrived is seen

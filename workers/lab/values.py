@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from planner.lab import LARGEST_EXACT
-from planner.spec import LabDtype, LabPrimitive
+from planner.facts.lab import LARGEST_EXACT
+from planner.facts.spec import LabDtype, LabPrimitive
 
 Fill = Callable[[int, torch.Tensor], torch.Tensor]  # rank of the job, indices -> whole numbers
 LARGEST_MODULUS = 65521

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple, get_args
 
 from contracts.telemetry import Axis, Cell, Label, Op, Phase
-from planner.collectives import algorithmic_bytes
+from planner.facts.collectives import algorithmic_bytes
 
 AXES: frozenset[str] = frozenset(get_args(Axis))
 MAX_NAMES = 64  # a script may make thousands of groups

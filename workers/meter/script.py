@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.parse import parse_spec
-from planner.spec import ScriptSpec, SpecError
+from planner.facts.parse import parse_spec
+from planner.facts.spec import ScriptSpec, SpecError
 from workers.meter.ending import fail, tell, tell_exception
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from planner.parse import parse_spec
-from planner.spec import JobSpec, SpecError
+from planner.facts.parse import parse_spec
+from planner.facts.spec import JobSpec, SpecError
 from workers.checkpoint.job import JobCheckpoints, Place, place_of
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from planner.spec import ContextMethod
+from planner.facts.spec import ContextMethod
 from workers.trainer.compiled import not_compiled
 
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.spec import JobSpec
+from planner.facts.spec import JobSpec
 from workers.drafts import draft_of
 from workers.trainer.encode import (
     Encoder,

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry import EvalItem, Item, Phase, PhaseItem, StepItem, VerdictItem
-from planner.spec import JobSpec, TrainSpec
+from planner.facts.spec import JobSpec, TrainSpec
 from workers.meter.recorder import Recorder
 from workers.trainer.data import Corpus, Tokens
 from workers.trainer.errors import DivergedError

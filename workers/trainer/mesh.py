@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from contracts.telemetry import Axis
-from planner.layout import Coordinates, Group, axis_group, axis_ranks, coordinates, key_value_group, members
-from planner.spec import JobSpec, Layout
-from planner.traffic import shard_group
+from planner.facts.layout import Coordinates, Group, axis_group, axis_ranks, coordinates, key_value_group, members
+from planner.facts.shards import shard_group
+from planner.facts.spec import JobSpec, Layout
 
 Label = Callable[[str, Axis], None]
 

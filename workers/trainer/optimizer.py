@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from planner.models import is_key_or_value
-from planner.spec import JobSpec, TrainSpec
-from planner.traffic import partial_over_tp
+from planner.cost.traffic import partial_over_tp
+from planner.facts.models import is_key_or_value
+from planner.facts.spec import JobSpec, TrainSpec
 from workers.trainer.mesh import Mesh
 from workers.trainer.parallelize import Held, Part, is_tied
 

@@ -9,13 +9,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from planner.layout import chunk_indices, key_value_group, num_chunks
-from planner.models import Parameter, Unit, is_key_or_value, stage_units
-from planner.precision import FP32_BYTES, mix_of
-from planner.schedules import splits
-from planner.spec import JobSpec
-from planner.stages import stage_of
-from planner.traffic import gradient_order, is_expert_unit, local_units
+from planner.cost.traffic import gradient_order
+from planner.facts.layout import chunk_indices, key_value_group, num_chunks
+from planner.facts.models import Parameter, Unit, is_key_or_value, stage_units
+from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.schedules import splits
+from planner.facts.shards import is_expert_unit, local_units
+from planner.facts.spec import JobSpec
+from planner.facts.stages import stage_of
 from workers.trainer.context_parallel import ContextParallel
 from workers.trainer.data_parallel import BucketedAllReduce, DataParallel, Together
 from workers.trainer.expert_parallel import EvenExpertParallel, ExpertParallel

@@ -1,4 +1,4 @@
-"""The engine that runs a rank's list of actions (`planner.schedules`), and its messages.
+"""The engine that runs a rank's list of actions (`planner.facts.schedules`), and its messages.
 
 A message travels between two ranks in the order in which the sender's list produces it, whatever order the receiver
 needs it in; a receiver knows every sender's list. So no message needs a tag, which NCCL has not.
@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
-from planner.layout import chunk_indices, num_chunks
-from planner.schedules import Action, actions, splits
-from planner.spec import Layout
+from planner.facts.layout import chunk_indices, num_chunks
+from planner.facts.schedules import Action, actions, splits
+from planner.facts.spec import Layout
 from workers.trainer.mesh import Mesh
 from workers.trainer.tensor_parallel import TensorParallel
 

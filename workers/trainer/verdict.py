@@ -1,13 +1,13 @@
-"""What a rank counted beside what `planner.traffic` says, for every (phase, op, axis) of either."""
+"""What a rank counted beside what `planner.cost.traffic` says, for every (phase, op, axis) of either."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 from contracts.telemetry import Cell, Label, Op, Phase, VerdictRow
-from planner.layout import coordinates
-from planner.spec import JobSpec
-from planner.traffic import Collective, eval_traffic, num_evals, routed_bytes, setup_traffic, step_traffic
+from planner.cost.traffic import Collective, eval_traffic, num_evals, routed_bytes, setup_traffic, step_traffic
+from planner.facts.layout import coordinates
+from planner.facts.spec import JobSpec
 
 Key = tuple[Phase, Op, Label]
 Counted = dict[Key, tuple[int, int]]  # calls and payload bytes

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from planner.parse import parse_spec
-from planner.spec import JobSpec
+from planner.facts.parse import parse_spec
+from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES
 from webapp.runner import free_port
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from contracts.control import VERSION, LaunchOrder
-from planner.spec import JobKind
+from planner.facts.spec import JobKind
 from workers.host.attempts import AttemptDir
 from workers.host.claims import claim
 from workers.host.launch import read_options

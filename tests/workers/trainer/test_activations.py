@@ -9,9 +9,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.activations import layer_activation_bytes
-from planner.parse import parse_fields
-from planner.spec import JobSpec
+from planner.cost.activations import layer_activation_bytes
+from planner.facts.parse import parse_fields
+from planner.facts.spec import JobSpec
 from workers.trainer.model import Block, Strategy
 
 

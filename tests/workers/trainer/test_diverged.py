@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from contracts.codec import decode_frame
-from planner.spec import TrainSpec
+from planner.facts.spec import TrainSpec
 from tests.workers.checkpoint.runs import Ran, make_spec, run
 from workers.trainer.errors import DivergedError
 from workers.trainer.loop import StepResult, _stop_if

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from planner.spec import ModelSpec
+from planner.facts.spec import ModelSpec
 from workers.trainer.model.experts import Mixture
 from workers.trainer.model.layers import Strategy
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.parse import parse_spec
-from planner.spec import JobSpec
+from planner.facts.parse import parse_spec
+from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES, write_data
 from tests.parity.rank import make_trainer
 from workers.meter import Recorder

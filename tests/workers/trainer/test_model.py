@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from planner.layout import Coordinates
-from planner.models import Unit, parameter_count, stage_units
-from planner.spec import JobSpec, Layout, ModelSpec, TrainSpec
+from planner.facts.layout import Coordinates
+from planner.facts.models import Unit, parameter_count, stage_units
+from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from workers.trainer.model import Attention, Block, Decoder, Strategy, initialise, rotate
 from workers.trainer.tensor_parallel import TensorParallel
 

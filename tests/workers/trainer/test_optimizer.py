@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from planner.spec import TrainSpec
+from planner.facts.spec import TrainSpec
 from workers.trainer.optimizer import learning_rate, square_sum
 
 

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from contracts.telemetry import Phase, VerdictRow
-from planner.parse import parse_spec
-from planner.traffic import eval_traffic, num_evals, setup_traffic, step_traffic
+from planner.cost.traffic import eval_traffic, num_evals, setup_traffic, step_traffic
+from planner.facts.parse import parse_spec
 from workers.meter import Recorder
 from workers.trainer.verdict import verdict
 

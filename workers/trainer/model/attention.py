@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from planner.spec import ModelSpec
+from planner.facts.spec import ModelSpec
 from workers.trainer.model.layers import Linear, Strategy
 
 ROPE_BASE = 10_000.0

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from planner.models import is_moe_layer
-from planner.spec import ModelSpec
+from planner.facts.models import is_moe_layer
+from planner.facts.spec import ModelSpec
 from workers.trainer.compiled import compiled
 from workers.trainer.model.attention import Attention
 from workers.trainer.model.experts import Mixture

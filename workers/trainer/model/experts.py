@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from planner.models import expert_capacity
-from planner.spec import ModelSpec, MoeSpec
+from planner.facts.models import expert_capacity
+from planner.facts.spec import ModelSpec, MoeSpec
 from workers.trainer.model.layers import Linear, Mlp, Strategy, activate, use
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from planner.spec import AttentionKernel, ModelSpec, Recompute
+from planner.facts.spec import AttentionKernel, ModelSpec, Recompute
 from workers.trainer.context_parallel import ContextParallel
 from workers.trainer.expert_parallel import ExpertParallel
 from workers.trainer.saved import remade

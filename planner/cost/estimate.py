@@ -1,0 +1,275 @@
+"""Everything the submit page, the command line and the API say of a spec before it runs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TypedDict
+
+from contracts.telemetry import Axis, Op
+from planner.cost.memory import held_parameters, memory
+from planner.cost.timing import Timing, step_time
+from planner.cost.traffic import Collective, depends_on_router, step_traffic
+from planner.facts.collectives import algorithmic_bytes
+from planner.facts.layout import Coordinates, axis_group, is_turn, rank_of
+from planner.facts.models import active_parameter_count, parameter_count
+from planner.facts.runnable import not_runnable
+from planner.facts.shards import local_units
+from planner.facts.spec import JobSpec
+from planner.facts.stages import stage_of
+from planner.hardware.cluster import Basis, Cluster, span
+from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
+
+
+class TrafficRow(TypedDict):
+    """All calls of one op on one group in one step of one rank.
+
+    `between_nodes`: the group spans nodes, so at least a part of its bytes leaves the node.
+    """
+
+    op: Op
+    axis: Axis
+    group_size: int
+    stride: int
+    count: int
+    payload_bytes: int
+    algorithmic_bytes: int
+    between_nodes: bool
+
+
+class StageEstimate(TypedDict):
+    """One rank of a pipeline stage; the ranks of a stage send alike. `layers`: first and last + 1 of each chunk."""
+
+    stage: int
+    layers: list[list[int]]
+    parameters: int
+    memory: dict[str, int]
+    memory_bytes: int
+    traffic: list[TrafficRow]
+    step_bytes: dict[str, int]
+
+
+class TimePart(TypedDict):
+    """A part of the step: compute, recompute, an axis' exposed communication, launch, bubble, optimizer."""
+
+    name: str
+    seconds: float
+
+
+class TimeEstimate(TypedDict):
+    """Parts add up to `step_s`. Utilisation is a share of the dense peak of all ranks."""
+
+    step_s: float
+    parts: list[TimePart]
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    model_flops: float
+    hardware_flops: float
+    mfu: float
+    hfu: float
+    tokens_per_s: float
+    basis: Basis
+
+
+class ClusterEstimate(TypedDict):
+    """Where the ranks stand. `crossing`: which axes meet over the network."""
+
+    name: str
+    accelerator: str
+    per_node: int
+    nodes: int
+    memory_bytes: int
+    reserved_bytes: int
+    crossing: dict[str, bool]
+
+
+class Estimate(TypedDict):
+    """Traffic is exact for what the trainer runs, memory and time are estimates. Sizes in bytes."""
+
+    world_size: int
+    axes: dict[str, int]
+    model_parameters: int
+    active_parameters: int
+    micro_batch_size: int
+    micro_batches: int
+    tokens_per_step: int
+    stages: list[StageEstimate]
+    peak_memory_bytes: int
+    rank_bytes: dict[str, dict[str, int]]
+    exact_traffic: bool
+    cluster: ClusterEstimate
+    fits: bool
+    time: TimeEstimate
+
+
+def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
+    """Cost of a valid spec by stage, on `cluster` (by default the one named for the spec's device).
+
+    `rank_bytes` holds, by rank, the ranks whose payload bytes of a step differ from their stage's first rank, by axis:
+    ZeRO with sequence parallelism, where the last shard of a tensor may be short.
+    """
+    layout = spec.layout
+    cluster = cluster or default_cluster(spec)
+    twins = _twins(spec)
+    traffic = {twin: _traffic(spec, Coordinates(pp=twin), cluster) for twin in set(twins)}
+    stages = [_stage(spec, stage, traffic[twins[stage]], cluster) for stage in range(layout.pp)]
+    peak = max(stage["memory_bytes"] for stage in stages)
+    return Estimate(
+        world_size=layout.world_size,
+        axes={axis: getattr(layout, axis) for axis in ("pp", "dp", "cp", "ep", "tp")},
+        model_parameters=parameter_count(spec.model),
+        active_parameters=active_parameter_count(spec.model),
+        micro_batch_size=spec.micro_batch_size,
+        micro_batches=spec.train.micro_batches,
+        tokens_per_step=spec.train.global_batch * spec.train.seq_len,
+        stages=stages,
+        peak_memory_bytes=peak,
+        rank_bytes=_exceptions(spec, twins, stages, cluster),
+        exact_traffic=not not_runnable(spec) and not depends_on_router(spec),
+        cluster=_where(spec, cluster),
+        fits=peak <= cluster.accelerator.memory_bytes,
+        time=_time(step_time(spec, cluster), cluster),
+    )
+
+
+def default_cluster(spec: JobSpec) -> Cluster:
+    """The named cluster that stands for the spec's device."""
+    return CLUSTERS[DEFAULT_CLUSTER[spec.resources.device]]
+
+
+def rank_memory(spec: JobSpec, stage: int, cluster: Cluster) -> dict[str, int]:
+    """`planner.cost.memory.memory`, and the allowance for what the device keeps for itself and for fragmentation."""
+    parts = memory(spec, stage)
+    parts["allowance"] = cluster.accelerator.allowance(sum(parts.values()))
+    return parts
+
+
+def _twins(spec: JobSpec) -> list[int]:
+    """For each stage, the first that holds as much of the model and so sends the same."""
+    first: dict[tuple[object, ...], int] = {}
+    twins = []
+    for index in range(spec.layout.pp):
+        stage = stage_of(spec.model, spec.layout, index)
+        moe = spec.model.moe.dense_layers if spec.model.moe else 0
+        kinds = tuple((len(chunk), sum(i >= moe for i in chunk)) for chunk in stage.chunks)
+        key = (kinds, stage.first, stage.last, is_turn(spec.layout, index))
+        twins.append(first.setdefault(key, index))
+    return twins
+
+
+def _traffic(spec: JobSpec, place: Coordinates, cluster: Cluster) -> list[TrafficRow]:
+    return [_row(c, cluster) for c in step_traffic(spec, rank_of(place, spec.layout))]
+
+
+def _row(c: Collective, cluster: Cluster) -> TrafficRow:
+    return TrafficRow(
+        op=c.op,
+        axis=c.axis,
+        group_size=c.group_size,
+        stride=c.stride,
+        count=c.count,
+        payload_bytes=c.payload_bytes,
+        algorithmic_bytes=algorithmic_bytes(c.op, c.payload_bytes, c.group_size),
+        between_nodes=span(c.group_size, c.stride, cluster.per_node).nodes > 1,
+    )
+
+
+def _stage(spec: JobSpec, stage: int, traffic: list[TrafficRow], cluster: Cluster) -> StageEstimate:
+    components = rank_memory(spec, stage, cluster)
+    return StageEstimate(
+        stage=stage,
+        layers=[[chunk.start, chunk.stop] for chunk in stage_of(spec.model, spec.layout, stage).chunks],
+        parameters=held_parameters(spec, stage),
+        memory=components,
+        memory_bytes=sum(components.values()),
+        traffic=traffic,
+        step_bytes=_by_axis(traffic),
+    )
+
+
+def _by_axis(traffic: list[TrafficRow]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for row in traffic:
+        totals[row["axis"]] = totals.get(row["axis"], 0) + row["payload_bytes"]
+    return totals
+
+
+def _where(spec: JobSpec, cluster: Cluster) -> ClusterEstimate:
+    layout = spec.layout
+    crossing = {}
+    for axis in ("tp", "cp", "ep", "dp", "pp"):
+        group = axis_group(layout, axis)
+        if group.size > 1:
+            crossing[axis] = span(group.size, group.stride, cluster.per_node).nodes > 1
+    return ClusterEstimate(
+        name=cluster.name,
+        accelerator=cluster.accelerator.name,
+        per_node=cluster.per_node,
+        nodes=-(-layout.world_size // cluster.per_node),
+        memory_bytes=cluster.accelerator.memory_bytes,
+        reserved_bytes=cluster.accelerator.reserved_bytes,
+        crossing=crossing,
+    )
+
+
+def _time(timing: Timing, cluster: Cluster) -> TimeEstimate:
+    parts = [TimePart(name="compute", seconds=timing.compute_s)]
+    if timing.recompute_s:
+        parts.append(TimePart(name="recompute", seconds=timing.recompute_s))
+    parts += [TimePart(name=axis, seconds=s) for axis, s in timing.exposed_s.items() if s > 0]
+    if timing.launch_s:
+        parts.append(TimePart(name="launch", seconds=timing.launch_s))
+    parts += [TimePart(name="bubble", seconds=timing.bubble_s), TimePart(name="optimizer", seconds=timing.optimizer_s)]
+    return TimeEstimate(
+        step_s=timing.step_s,
+        parts=parts,
+        forward_s=timing.forward_s,
+        backward_input_s=timing.backward_input_s,
+        backward_weight_s=timing.backward_weight_s,
+        model_flops=float(timing.model_flops),
+        hardware_flops=float(timing.hardware_flops),
+        mfu=timing.mfu,
+        hfu=timing.hfu,
+        tokens_per_s=timing.tokens_per_s,
+        basis=cluster.basis,
+    )
+
+
+def _exceptions(
+    spec: JobSpec, twins: list[int], stages: list[StageEstimate], cluster: Cluster
+) -> dict[str, dict[str, int]]:
+    layout = spec.layout
+    if not layout.zero:
+        return {}
+    found = {}
+    for twin in sorted(set(twins)):
+        usual = stages[twin]["step_bytes"]
+        alike = [stage for stage in range(layout.pp) if twins[stage] == twin]
+        for shards in _alike_shards(spec, twin):
+            by_axis = _by_axis(_traffic(spec, _shard_place(spec, twin, shards.start), cluster))
+            if by_axis == usual:
+                continue
+            for replica in range(layout.dp_replicas):
+                for index in shards:
+                    place = _shard_place(spec, twin, replica * layout.shard_ranks + index)
+                    ranks = (place._replace(pp=stage, tp=tp) for stage in alike for tp in range(layout.tp))
+                    found.update({str(rank_of(rank, layout)): by_axis for rank in ranks})
+    return found
+
+
+def _shard_place(spec: JobSpec, stage: int, index: int) -> Coordinates:
+    dp, cp = divmod(index, spec.layout.cp)
+    return Coordinates(pp=stage, dp=dp, cp=cp)
+
+
+def _alike_shards(spec: JobSpec, stage: int) -> list[range]:
+    """Runs of shard indices that hold equally many rows of every tensor, and so send alike.
+
+    `shard_rows` gives full shards, then at most one short shard, then empty ones: only their ends can differ.
+    """
+    degree = spec.layout.shard_ranks
+    edges = {0, degree}
+    for rows in {p.shape[0] for unit in local_units(spec, stage) for p in unit.parameters}:
+        full, rest = divmod(rows, -(-rows // degree))
+        edges |= {full, full + (rest > 0)}
+    return [range(start, stop) for start, stop in pairwise(sorted(edge for edge in edges if edge <= degree))]

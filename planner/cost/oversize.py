@@ -1,0 +1,37 @@
+"""Specs whose every field is allowed, but not their product: too long to plan, or too large for any message."""
+
+from __future__ import annotations
+
+from planner.cost.estimate import estimate
+from planner.facts.parse import parse_spec
+from planner.facts.spec import JobSpec, Problem, SpecError
+
+MOST_CHUNKS = 2**21  # whose times a schedule is made of: seconds of work at most, hundreds of times the published ones
+LARGEST_BYTES = 2**63 - 1  # what msgpack and a database integer hold
+
+
+def parse_plannable(data: object, *, slots: int | None = None) -> JobSpec:
+    """Like `parse_spec`, for who plans what was asked for before it runs.
+
+    Raises:
+        SpecError: with every problem found, each naming its field and showing the arithmetic.
+    """
+    spec = parse_spec(data, slots=slots)
+    if found := oversize(spec):
+        raise SpecError(found)
+    return spec
+
+
+def oversize(spec: JobSpec) -> list[Problem]:
+    """Sizes, each allowed by itself, whose product is too long to plan or no message between processes can carry."""
+    pp, m, v = spec.layout.pp, spec.train.micro_batches, spec.layout.virtual_stages
+    if pp * m * v > MOST_CHUNKS:
+        product = f"pp {pp} x micro_batches {m} x virtual_stages {v} = {pp * m * v:,}"
+        return [Problem("train.micro_batches", f"{product} parts of a step; at most {MOST_CHUNKS:,} can be planned")]
+    stages = estimate(spec)["stages"]
+    needed = max(stage["memory_bytes"] for stage in stages)
+    sent = max((row["payload_bytes"] for stage in stages for row in stage["traffic"]), default=0)
+    if max(needed, sent) <= LARGEST_BYTES:
+        return []
+    text = f"a rank would need {needed:.1e} bytes of memory and move {sent:.1e} in a step"
+    return [Problem("model", f"{text}; at most {LARGEST_BYTES:.1e} can be planned")]

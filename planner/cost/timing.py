@@ -1,0 +1,380 @@
+"""How long a step takes: kernels, collectives over the links they cross, bubbles, and what hides behind what.
+
+An estimate. Per micro-batch a stage computes its layers and waits for their tensor, context and expert collectives;
+the schedule adds a bubble; gradients and gathered weights hide behind compute as far as it reaches; the optimiser
+comes last.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+from contracts.telemetry import Axis
+from planner.cost.memory import held_parameters
+from planner.cost.pipes import bubble_ratio, simulate, stretched
+from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
+from planner.facts.flops import hardware_flops, model_flops
+from planner.facts.layout import V_SCHEDULES, is_turn
+from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.shards import Held, held
+from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec
+from planner.facts.stages import stage_of
+from planner.hardware.calibration import Calibration, line
+from planner.hardware.cluster import Cluster, collective_seconds, kernel_seconds, span
+from planner.hardware.kernels import Kernel, Pass, Work, embedding_work, head_work, layer_work
+
+MOST_WAITING = 0.9  # of a measured layer: what its collectives were measured at elsewhere may exceed it
+ADAM_PASSES = 7  # moments and weights read and written, gradient read: fp32 each
+
+
+class Timing(NamedTuple):
+    """Seconds of one step of the slowest stage by what they are spent on; the parts add up to `step_s`.
+
+    `exposed_s` counts of each axis only what compute does not hide, `launch_s` what the device waits for its host.
+    """
+
+    step_s: float
+    compute_s: float
+    recompute_s: float
+    exposed_s: dict[Axis, float]
+    launch_s: float
+    bubble_s: float
+    optimizer_s: float
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    model_flops: int
+    hardware_flops: int
+    mfu: float
+    hfu: float
+    tokens_per_s: float
+
+
+class Halves(NamedTuple):
+    """Seconds of a piece of the model: forward, backward of inputs, backward of weights, what recompute repeats.
+
+    `attention_s`: the part of forward and backward that is attention over keys and values. `launch_s`: what the device
+    waits because its host launches the kernels of a half more slowly than they run.
+    """
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    recompute_s: float = 0.0
+    attention_s: float = 0.0
+    launch_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_input_s + self.backward_weight_s + self.recompute_s
+
+
+class Pace(NamedTuple):
+    """The slowest stage on one micro-batch: its compute, its waits by axis, all together; and all stages in turn."""
+
+    halves: Halves
+    waits: dict[Axis, float]
+    micro_batch_s: float
+    once_s: float
+
+
+def step_time(spec: JobSpec, cluster: Cluster) -> Timing:
+    """Time of one optimiser step, of the slowest rank."""
+    return Timer(cluster).step(spec)
+
+
+class Timer:
+    """Times specs on one cluster; what layouts share is computed once. Not for use by several threads."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.calibration = Calibration(cluster.profile) if cluster.profile else None
+        self._pieces: dict[tuple[object, ...], tuple[Halves, ...]] = {}
+        self._paces: dict[tuple[object, ...], Pace] = {}
+        self._sums: dict[tuple[object, ...], tuple[dict[Axis, float], float, float, float]] = {}
+
+    def step(self, spec: JobSpec) -> Timing:
+        """Time of one optimiser step: the pace of the slowest stage, filling and draining through all of them."""
+        m, (pace, bubble) = spec.train.micro_batches, self._paced(spec)
+        halves = pace.halves
+        others, gathers, reduces, optimizer = self._parameters(spec)
+        exposed = {axis: m * seconds for axis, seconds in pace.waits.items()}
+        for axis, seconds in others.items():
+            exposed[axis] = exposed.get(axis, 0.0) + seconds
+        if gathers or reduces:
+            exposed["dp"] = _exposed_dp(spec, halves, gathers, reduces)
+        compute = m * (halves.total_s - halves.recompute_s)
+        launch = m * halves.launch_s
+        total = compute + m * halves.recompute_s + sum(exposed.values()) + launch + bubble + optimizer
+        model, hardware = model_flops(spec), hardware_flops(spec)
+        peak = spec.layout.world_size * self.cluster.accelerator.peak(mix_of(spec.train.precision).gemm) * total
+        return Timing(
+            step_s=total,
+            compute_s=compute,
+            recompute_s=m * halves.recompute_s,
+            exposed_s=exposed,
+            launch_s=launch,
+            bubble_s=bubble,
+            optimizer_s=optimizer,
+            forward_s=halves.forward_s,
+            backward_input_s=halves.backward_input_s + halves.recompute_s,
+            backward_weight_s=halves.backward_weight_s,
+            model_flops=model,
+            hardware_flops=hardware,
+            mfu=model / peak,
+            hfu=hardware / peak,
+            tokens_per_s=spec.train.global_batch * spec.train.seq_len / total,
+        )
+
+    def _ranks_at_work(self, spec: JobSpec) -> int:
+        return min(spec.layout.world_size, self.cluster.per_node)
+
+    def _paced(self, spec: JobSpec) -> tuple[Pace, float]:
+        """The slowest stage, and what it idles. On shared cores a stage is faster while others idle."""
+        ranks = self._ranks_at_work(spec)
+        if self.calibration is None or spec.layout.pp == 1:
+            pace = self._pace(spec, ranks)
+            return pace, _bubble(spec, pace)
+        each = max(1, ranks // spec.layout.pp)
+        alone = self._pace(spec, each)
+        forward = alone.halves.forward_s / alone.halves.total_s * alone.micro_batch_s
+        weights = alone.halves.backward_weight_s / alone.halves.total_s * alone.micro_batch_s
+        chunks = spec.layout.virtual_stages
+        timeline = simulate(
+            spec.layout,
+            spec.train.micro_batches,
+            forward_s=forward / chunks,
+            inputs_s=(alone.micro_batch_s - forward - weights) / chunks,
+            weights_s=weights / chunks,
+            longer=[_micro_batch_s(self._stage(spec, i, each)) / alone.micro_batch_s for i in range(spec.layout.pp)],
+        )
+        slowdown = [self._slowdown(spec, each, stages * each) for stages in range(1, spec.layout.pp + 1)]
+        together = stretched(timeline, slowdown)
+        busy = max(together.busy_s)
+        return _scaled(alone, busy / (spec.train.micro_batches * alone.micro_batch_s)), together.step_s - busy
+
+    def _slowdown(self, spec: JobSpec, few: int, many: int) -> float:
+        """How many times as long `many` ranks at work need as `few`: on a line between the numbers measured."""
+        assert self.calibration is not None
+        points = [(n, self._pace(spec, n).micro_batch_s) for n in self.calibration.counts if n >= few]
+        return (line(many, points) or 1.0) / self._pace(spec, few).micro_batch_s
+
+    def _pace(self, spec: JobSpec, ranks: int) -> Pace:
+        """The slowest stage, and one micro-batch through all of them, with so many ranks at work on a node."""
+        layout, train = spec.layout, spec.train
+        key = (
+            *(layout.tp, layout.cp, layout.ep, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES),
+            *(
+                layout.balance,
+                layout.sequence_parallel,
+                layout.regather,
+                layout.scatter_gather,
+                layout.recompute,
+                layout.cp_method,
+            ),
+            *(layout.dp, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
+            *(spec.model, ranks),
+        )
+        if key not in self._paces:
+            stages = {index: self._stage(spec, index, ranks) for index in unlike_stages(spec)}
+            slowest = max(stages.values(), key=_micro_batch_s)
+            once = sum(_micro_batch_s(stages[index]) * number for index, number in unlike_stages(spec).items())
+            self._paces[key] = Pace(*slowest, _micro_batch_s(slowest), once)
+        return self._paces[key]
+
+    def _stage(self, spec: JobSpec, index: int, ranks: int) -> tuple[Halves, dict[Axis, float]]:
+        """Compute of one micro-batch on stage `index`, and the seconds it waits by axis."""
+        halves = self._compute(spec, held(spec, index), ranks)
+        waits: dict[Axis, float] = defaultdict(float)
+        for row in micro_batch_traffic(spec, index):
+            if row.op != "recv":  # the sender's time is counted
+                waits[row.axis] += self._row_seconds(row, ranks) / spec.train.micro_batches
+        if self._waits_inside(spec, ranks):
+            waits["tp"] = min(waits["tp"], MOST_WAITING * halves.total_s)
+            halves = _less(halves, waits["tp"])
+        if "cp" in waits and spec.layout.cp_method == "ring":
+            waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next part travels meanwhile
+        return halves, dict(waits)
+
+    def _parameters(self, spec: JobSpec) -> tuple[dict[Axis, float], float, float, float]:
+        """Seconds a step where most is needed: by axis but dp, of dp's gathers, of its sums, of the optimiser."""
+        layout, train = spec.layout, spec.train
+        repeats = train.micro_batches if layout.zero >= 2 else 1
+        key = (
+            *(layout.tp, layout.cp, layout.ep, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES),
+            *(
+                layout.balance,
+                layout.sequence_parallel,
+                layout.dp,
+                layout.dp_replicas,
+                layout.zero,
+                repeats,
+                train.precision,
+            ),
+            spec.model,
+        )
+        if key not in self._sums:
+            parts = [self._stage_parameters(spec, index) for index in unlike_stages(spec)]
+            axes = {axis for others, *_ in parts for axis in others}
+            others = {axis: max(part[0].get(axis, 0.0) for part in parts) for axis in axes}
+            gathers, reduces, optimizer = (max(column) for column in zip(*(part[1:] for part in parts), strict=True))
+            self._sums[key] = others, gathers, reduces, optimizer
+        return self._sums[key]
+
+    def _stage_parameters(self, spec: JobSpec, index: int) -> tuple[dict[Axis, float], float, float, float]:
+        others: dict[Axis, float] = defaultdict(float)
+        gathers = reduces = 0.0
+        for row in step_end_traffic(spec, index):
+            seconds = self._row_seconds(row, self._ranks_at_work(spec))
+            if row.axis != "dp":
+                others[row.axis] += seconds
+            elif row.op == "all_gather":
+                gathers += seconds
+            else:
+                reduces += seconds
+        return dict(others), gathers, reduces, self._optimizer(spec, index)
+
+    def _compute(self, spec: JobSpec, own: Held, ranks: int) -> Halves:
+        layer, moe, embedding, head = self._piece(spec, ranks)
+        dense = own.num_layers - own.num_moe_layers
+        parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, own.stage.last)]
+        return Halves(*(sum(part[i] * number for part, number in parts) for i in range(6)))
+
+    def _piece(self, spec: JobSpec, ranks: int) -> tuple[Halves, ...]:
+        """Layer, layer with experts, embedding and head: of one micro-batch on one rank."""
+        layout, train = spec.layout, spec.train
+        key = (
+            *(layout.tp, layout.cp, layout.ep, layout.sequence_parallel, layout.recompute, spec.model),
+            *(ranks, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
+        )
+        if key not in self._pieces:
+            moe = Halves(0, 0, 0)
+            if spec.model.moe:
+                moe = self._layer(spec, layer_work(spec, moe=True))
+            ends = (self._halves(spec, embedding_work(spec)), self._halves(spec, head_work(spec)))
+            pieces = (self._layer(spec, layer_work(spec)), moe, *ends)
+            self._pieces[key] = self._measured(spec, pieces, ranks)
+        return self._pieces[key]
+
+    def _measured(self, spec: JobSpec, pieces: tuple[Halves, ...], ranks: int) -> tuple[Halves, ...]:
+        """Pieces whose shape a calibration measured, with its figures; of forward as much is repeated as estimated."""
+        if self.calibration is None:
+            return pieces
+        layer, moe, embedding, head = pieces
+        if found := self.calibration.layer(spec, ranks):
+            repeated = found.forward_s * layer.recompute_s / layer.forward_s
+            layer = Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2, repeated)
+        if found := self.calibration.ends(spec, ranks):
+            head = Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2)
+            embedding = Halves(0, 0, 0)
+        return layer, moe, embedding, head
+
+    def _waits_inside(self, spec: JobSpec, ranks: int) -> bool:
+        """Whether layers were measured with their tensor collectives."""
+        if self.calibration is None or spec.layout.tp == 1:
+            return False
+        return self.calibration.layer(spec, ranks) is not None
+
+    def _layer(self, spec: JobSpec, work: Work) -> Halves:
+        halves = self._halves(spec, work)._replace(attention_s=self._seconds(spec, work.attention))
+        if spec.layout.recompute == "none":
+            return halves
+        again = work.forward if spec.layout.recompute == "full" else work.repeated
+        repeated = self._seconds(spec, again)
+        return halves._replace(recompute_s=repeated, launch_s=halves.launch_s + self._launch(again, repeated))
+
+    def _halves(self, spec: JobSpec, work: Work) -> Halves:
+        parts = (work.forward, work.backward_input, work.backward_weight)
+        forward, backward_input, backward_weight = (self._seconds(spec, kernels) for kernels in parts)
+        seconds = (forward, backward_input, backward_weight)
+        launch = sum(self._launch(kernels, s) for kernels, s in zip(parts, seconds, strict=True))
+        return Halves(forward, backward_input, backward_weight, launch_s=launch)
+
+    def _seconds(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
+        mix, accelerator = mix_of(spec.train.precision), self.cluster.accelerator
+        return sum(kernel_seconds(k, accelerator, mix.gemm, mix.compute) for k in kernels)
+
+    def _launch(self, kernels: Sequence[Kernel], device_s: float) -> float:
+        return max(0.0, len(kernels) * self.cluster.accelerator.launch_s - device_s)
+
+    def _row_seconds(self, row: Collective, ranks: int) -> float:
+        if self.calibration is not None and row.count:
+            each = self.calibration.collective_s(row.op, row.group_size, row.payload_bytes / row.count, ranks)
+            if each is not None:
+                return row.count * each
+        place = span(row.group_size, row.stride, self.cluster.per_node)
+        return row.count * collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
+
+    def _optimizer(self, spec: JobSpec, index: int) -> float:
+        if self.calibration is not None:
+            measured = self.calibration.optimizer_s(held_parameters(spec, index), self._ranks_at_work(spec))
+            if measured is not None:
+                return measured
+        moved = ADAM_PASSES * FP32_BYTES * held_parameters(spec, index)
+        return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES)
+
+
+def unlike_stages(spec: JobSpec) -> dict[int, int]:
+    """{a stage: how many hold as much of the model as it does}"""
+    layout = spec.layout
+    return _unlike_stages(spec.model, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES, layout.balance)
+
+
+@cache
+def _unlike_stages(model: ModelSpec, pp: int, virtual_stages: int, is_v: bool, balance: Balance) -> dict[int, int]:
+    layout = Layout(pp=pp, virtual_stages=virtual_stages, schedule="zbv" if is_v else "1f1b", balance=balance)
+    dense = model.moe.dense_layers if model.moe else 0
+    kinds: dict[tuple[object, ...], int] = {}
+    counts: dict[int, int] = defaultdict(int)
+    for index in range(pp):
+        stage = stage_of(model, layout, index)
+        chunks = tuple((len(chunk), sum(i >= dense for i in chunk)) for chunk in stage.chunks)
+        counts[kinds.setdefault((chunks, stage.first, stage.last, is_turn(layout, index)), index)] += 1
+    return dict(counts)
+
+
+def _micro_batch_s(stage: tuple[Halves, dict[Axis, float]]) -> float:
+    halves, waits = stage
+    return halves.total_s + halves.launch_s + sum(waits.values())
+
+
+def _less(halves: Halves, seconds: float) -> Halves:
+    """So many seconds of a piece were not compute, in every half alike."""
+    return Halves(*(part * (1 - seconds / halves.total_s) for part in halves))
+
+
+def _scaled(pace: Pace, times: float) -> Pace:
+    halves = Halves(*(part * times for part in pace.halves))
+    waits = {axis: seconds * times for axis, seconds in pace.waits.items()}
+    return Pace(halves, waits, pace.micro_batch_s * times, pace.once_s * times)
+
+
+def _bubble(spec: JobSpec, pace: Pace) -> float:
+    """Seconds the slowest stage idles while the pipe fills and drains through the others."""
+    if spec.layout.pp == 1:
+        return 0.0
+    halves = pace.halves
+    inputs = halves.backward_input_s + halves.recompute_s
+    ratio = bubble_ratio(spec.layout, spec.train.micro_batches, halves.forward_s, inputs, halves.backward_weight_s)
+    return (pace.once_s - pace.micro_batch_s) * ratio
+
+
+def _exposed_dp(spec: JobSpec, halves: Halves, gathers: float, reduces: float) -> float:
+    """Gradient sums hide behind backward, gathers behind forward: of one micro-batch, of all of them where ZeRO
+    repeats them. The first gather and the last sum have nothing to hide behind."""
+    if not spec.train.overlap or spec.resources.device == "cpu":  # a CPU's ranks send with the cores they compute on
+        return gathers + reduces
+    m, zero = spec.train.micro_batches, spec.layout.zero
+    backward = halves.total_s - halves.forward_s
+    units = max(1, spec.model.num_layers // spec.layout.pp)
+    again = gathers / 2 if zero == 3 else 0.0
+    reduced = reduces + again
+    forward_room = halves.forward_s * (m if zero == 3 else 1)
+    backward_room = backward * (m if zero >= 2 else 1)
+    first, last = (gathers - again) / units, reduces / units
+    if zero >= 2:
+        first, last = first / m if zero == 3 else first, last / m
+    return max(first, gathers - again - forward_room) + max(last, reduced - backward_room)

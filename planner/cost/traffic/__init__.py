@@ -1,0 +1,168 @@
+"""The exact collectives one rank issues, from the layout and the parameter shapes alone.
+
+This mirrors `workers/trainer`, module by module; `make parity` holds the two against each other and against
+what the meter counts, to the byte. What the trainer does not run yet (`planner.facts.runnable`) follows the papers
+named in each module. Bytes are payload bytes: what is handed to the library.
+"""
+
+from __future__ import annotations
+
+from planner.cost.traffic.context import context_backward, context_forward
+from planner.cost.traffic.data import (
+    BUCKET_BYTES,
+    data_gather,
+    data_step,
+    gradient_buckets,
+    gradient_order,
+    held_numel,
+)
+from planner.cost.traffic.expert import balance, depends_on_router, experts, routed_bytes
+from planner.cost.traffic.pipeline import pipeline
+from planner.cost.traffic.tally import Collective, Tally
+from planner.cost.traffic.tensor import tensor_backward, tensor_forward
+from planner.facts.layout import Coordinates, Group, axis_group, coordinates, key_value_group
+from planner.facts.models import Parameter, is_key_or_value, is_router
+from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.shards import alike_parameters, held, local_units
+from planner.facts.spec import JobSpec, Layout
+
+__all__ = [
+    "BUCKET_BYTES",
+    "Collective",
+    "depends_on_router",
+    "eval_traffic",
+    "gradient_buckets",
+    "gradient_order",
+    "micro_batch_traffic",
+    "num_evals",
+    "partial_over_tp",
+    "routed_bytes",
+    "setup_traffic",
+    "step_end_traffic",
+    "step_traffic",
+]
+
+STATISTIC_BYTES = 8  # loss and gradient norm travel as float64
+
+
+def setup_traffic(spec: JobSpec, rank: int) -> list[Collective]:
+    """Before the first step: one barrier. Parameters start equal by seed, so nothing is broadcast."""
+    tally = Tally()
+    coordinates(rank, spec.layout)
+    tally.add("barrier", "world", axis_group(spec.layout, "world"), 0)
+    return tally.rows()
+
+
+def step_traffic(spec: JobSpec, rank: int) -> list[Collective]:
+    """One optimiser step: forward and backward of every micro-batch, gradients, clipping, the reported loss."""
+    return _step(spec, coordinates(rank, spec.layout))
+
+
+def micro_batch_traffic(spec: JobSpec, stage: int) -> list[Collective]:
+    """What a stage sends for all micro-batches of a step, but for dp: in proportion to their number."""
+    tally = Tally()
+    _micro_batches(tally, spec, stage)
+    return tally.rows()
+
+
+def step_end_traffic(spec: JobSpec, stage: int) -> list[Collective]:
+    """What the first rank of a stage sends for parameters: gradients, gathered weights, clipping, the loss."""
+    tally = Tally()
+    _parameters(tally, spec, Coordinates(pp=stage))
+    return tally.rows()
+
+
+def _step(spec: JobSpec, place: Coordinates) -> list[Collective]:
+    tally = Tally()
+    _micro_batches(tally, spec, place.pp)
+    _parameters(tally, spec, place)
+    return tally.rows()
+
+
+def _micro_batches(tally: Tally, spec: JobSpec, stage: int) -> None:
+    own = held(spec, stage)
+    tensor_forward(tally, spec, own)
+    tensor_backward(tally, spec, own)
+    pipeline(tally, spec, stage, backward=False)
+    pipeline(tally, spec, stage, backward=True)
+    if spec.layout.cp > 1:
+        context_forward(tally, spec, own)
+        context_backward(tally, spec, own)
+    experts(tally, spec, own, backward=False)
+    experts(tally, spec, own, backward=True)
+    balance(tally, spec, own)
+
+
+def _parameters(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
+    data_step(tally, spec, place.pp)
+    _shared_gradients(tally, spec, place)
+    _tied_gradients(tally, spec, place)
+    tally.add("all_reduce", "world", axis_group(spec.layout, "world"), 2 * STATISTIC_BYTES)
+
+
+def eval_traffic(spec: JobSpec, rank: int) -> list[Collective]:
+    """One validation: a forward of as many micro-batches as a step has, and the loss."""
+    tally = Tally()
+    place = coordinates(rank, spec.layout)
+    own = held(spec, place.pp)
+    tensor_forward(tally, spec, own)
+    pipeline(tally, spec, place.pp, backward=False)
+    if spec.layout.cp > 1:
+        context_forward(tally, spec, own)
+    experts(tally, spec, own, backward=False)
+    if spec.layout.zero:
+        data_gather(tally, spec, place.pp, spec.train.micro_batches if spec.layout.zero == 3 else 1)
+    tally.add("all_reduce", "world", axis_group(spec.layout, "world"), STATISTIC_BYTES)
+    return tally.rows()
+
+
+def num_evals(spec: JobSpec, done: int = 0) -> int:
+    """How many validations a run makes after `done` steps: every `eval_every` steps, and after the last."""
+    train = spec.train
+    if not train.eval_every:
+        return 0
+    return -(-train.steps // train.eval_every) - done // train.eval_every
+
+
+def partial_over_tp(parameter: Parameter, layout: Layout) -> bool:
+    """Whether each tp rank has only its part of the gradient of a tensor that all hold.
+
+    Under SP each saw its part of the sequence; a router is judged by each rank's part of the experts' outputs.
+    """
+    return parameter.tp_dim is None and (layout.sequence_parallel or is_router(parameter))
+
+
+def _shared_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
+    """One all-reduce over tp sums the tensors that all its ranks hold, one the heads that several share."""
+    index, element = shard_index(spec, place), summed_bytes(spec)
+    parameters = alike_parameters(spec, place.pp)
+    for group, chosen in (
+        (axis_group(spec.layout, "tp"), [(p, n) for p, n in parameters if partial_over_tp(p, spec.layout)]),
+        (key_value_group(spec.model, spec.layout), [(p, n) for p, n in parameters if is_key_or_value(p)]),
+    ):
+        size = sum(number * held_numel(spec, p, index) for p, number in chosen) * element
+        tally.add("all_reduce", "tp", group, size, 1 if chosen else 0)
+
+
+def _tied_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
+    """A tied table on two stages: first and last sum its gradient (Megatron's embedding group)."""
+    stage = held(spec, place.pp).stage
+    if not spec.model.tied_embeddings or stage.first == stage.last:
+        return
+    table = next(p for u in local_units(spec, place.pp) for p in u.parameters if p.name in _TIED)
+    pipe = axis_group(spec.layout, "pp")
+    ends = Group(2, (pipe.size - 1) * pipe.stride)
+    tally.add("all_reduce", "pp", ends, held_numel(spec, table, shard_index(spec, place)) * summed_bytes(spec))
+
+
+def summed_bytes(spec: JobSpec) -> int:
+    """Bytes an element of the gradients that data parallelism leaves: FSDP2 keeps its shards of them in fp32."""
+    return FP32_BYTES if spec.layout.zero else mix_of(spec.train.precision).gradients
+
+
+def shard_index(spec: JobSpec, place: Coordinates) -> int:
+    """This rank's index among those that ZeRO divides a tensor over."""
+    return (place.dp * spec.layout.cp + place.cp) % spec.layout.shard_ranks
+
+
+_TIED = ("embedding.weight", "head.weight")

@@ -1,0 +1,115 @@
+"""Data parallelism: gradients summed over the ranks that hold the same parameters, and what ZeRO gathers.
+
+ZeRO 1910.02054 section 7; HSDP 2304.11277 section 3.2.2. Ranks of cp hold the same parameters too, so the group is
+dp x cp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from planner.cost.traffic.tally import Tally
+from planner.facts.layout import Group
+from planner.facts.models import Parameter, Unit
+from planner.facts.precision import mix_of
+from planner.facts.shards import is_expert_unit, local_units, shard_group, shard_rows
+from planner.facts.spec import JobSpec
+
+BUCKET_BYTES = 25 * 2**20  # a gradient bucket is closed once it holds this much
+
+
+def data_step(tally: Tally, spec: JobSpec, pp: int) -> None:
+    """Gradients over dp. ZeRO-1 and 2 gather once a step, 3 twice a micro-batch; 1 reduces once, 2 and 3 each time.
+
+    HSDP then sums the shards over its replicas, once a step.
+    """
+    layout, m, mix = spec.layout, spec.train.micro_batches, mix_of(spec.train.precision)
+    if layout.replica_ranks == 1:
+        return
+    if layout.zero == 0:
+        _plain(tally, spec, local_units(spec, pp))
+        return
+    data_gather(tally, spec, pp, 2 * m if layout.zero == 3 else 1)
+    reduces = 1 if layout.zero == 1 else m
+    replicas = Group(layout.dp_replicas, layout.tp * layout.shard_ranks)
+    for group, numel, units in _sharded(spec, pp):
+        tally.add_all("reduce_scatter", "dp", group, reduces * units, reduces * numel * mix.gradients)
+        tally.add_all("all_reduce", "dp", replicas, units, numel // group.size * mix.gradients)
+
+
+def data_gather(tally: Tally, spec: JobSpec, pp: int, times: int) -> None:
+    """All-gathers of every unit in the compute type, `times` over."""
+    compute = mix_of(spec.train.precision).compute
+    for group, numel, units in _sharded(spec, pp):
+        tally.add_all("all_gather", "dp", group, times * units, times * numel * compute)
+
+
+def _sharded(spec: JobSpec, pp: int) -> list[tuple[Group, int, int]]:
+    """(shard group, elements of all gathered buffers, units): the experts divided by ep apart from the rest."""
+    units = local_units(spec, pp)
+    found = []
+    for experts in (False, True) if spec.layout.ep > 1 else (False,):
+        group = shard_group(spec.layout, experts=experts)
+        found.append((group, *_gathered(units, group.size, experts)))
+    return found
+
+
+@cache
+def _gathered(units: tuple[Unit, ...], degree: int, experts: bool) -> tuple[int, int]:
+    """(elements of the units' all-gather or reduce-scatter buffers, number of units).
+
+    FSDP2 pads dim 0 of each tensor to a multiple of the degree.
+    """
+    chosen = [u for u in units if is_expert_unit(u) == experts]
+    return sum(_gathered_numel(u.parameters, degree) for u in chosen), len(chosen)
+
+
+@cache
+def _gathered_numel(parameters: tuple[Parameter, ...], degree: int) -> int:
+    return degree * sum(-(-p.shape[0] // degree) * (p.numel // p.shape[0]) for p in parameters)
+
+
+def _plain(tally: Tally, spec: JobSpec, units: tuple[Unit, ...]) -> None:
+    element = mix_of(spec.train.precision).gradients
+    for experts in (False, True):
+        ep = spec.layout.ep if experts else 1
+        group = Group(spec.layout.replica_ranks // ep, spec.layout.tp * ep)
+        count, total = _buckets(units, experts, element)
+        tally.add_all("all_reduce", "dp", group, count, total)
+
+
+@cache
+def _buckets(units: tuple[Unit, ...], experts: bool, element_bytes: int) -> tuple[int, int]:
+    """(all-reduces, their bytes) of plain data parallelism."""
+    chosen = [u for u in units if is_expert_unit(u) == experts]
+    buckets = gradient_buckets([p.numel * element_bytes for _, p in gradient_order(chosen)])
+    return len(buckets), sum(buckets)
+
+
+def gradient_order(units: Sequence[Unit]) -> list[tuple[Unit, Parameter]]:
+    """Parameters about in the order in which backward finishes them: head, layers from the last, embedding."""
+    root = [(u, p) for u in units if u.name == "root" for p in u.parameters]
+    head = [(u, p) for u, p in root if p.name.startswith(("final_norm", "head"))]
+    layers = [(u, p) for u in reversed(units) if u.name != "root" for p in reversed(u.parameters)]
+    return [*head, *layers, *(pair for pair in root if pair not in head)]
+
+
+def gradient_buckets(sizes: list[int]) -> list[int]:
+    """Bytes of each all-reduce of plain data parallelism: consecutive gradients, closed at BUCKET_BYTES."""
+    buckets: list[int] = []
+    filled = 0
+    for size in sizes:
+        filled += size
+        if filled >= BUCKET_BYTES:
+            buckets.append(filled)
+            filled = 0
+    return [*buckets, filled] if filled else buckets
+
+
+def held_numel(spec: JobSpec, parameter: Parameter, index: int) -> int:
+    """Elements of one parameter's gradient on the rank `index` of its shard group, once dp has reduced it."""
+    if spec.layout.zero == 0:
+        return parameter.numel
+    degree = shard_group(spec.layout, experts=parameter.is_expert and spec.layout.ep > 1).size
+    return shard_rows(parameter.shape[0], degree, index % degree) * (parameter.numel // parameter.shape[0])

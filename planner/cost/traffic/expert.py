@@ -1,0 +1,80 @@
+"""Expert parallelism: tokens to their experts and back (GShard 2006.16668 section 3.2)."""
+
+from __future__ import annotations
+
+from planner.cost.traffic.tally import Tally
+from planner.facts.layout import axis_group
+from planner.facts.models import expert_capacity
+from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.shards import Held, held, micro_batch_tokens
+from planner.facts.spec import JobSpec
+
+COUNT_BYTES = 8  # how many tokens go to an expert travels as int64
+
+
+def row_bytes(spec: JobSpec) -> int:
+    """One token's hidden state as it travels to an expert."""
+    return spec.model.hidden_size * mix_of(spec.train.precision).compute
+
+
+def depends_on_router(spec: JobSpec) -> bool:
+    """Whether the bytes of ep are known only when tokens have been routed: nothing is dropped to fit buffers."""
+    return spec.layout.ep > 1 and spec.model.moe is not None and spec.model.moe.capacity_factor is None
+
+
+def dispatched_rows(spec: JobSpec) -> int:
+    """Rows that one rank hands to an all-to-all, in one layer and micro-batch.
+
+    Without a capacity each token goes once to each of its experts; what a rank gets, and hands to the way back, depends
+    on the router then and equals this only when tokens spread evenly. With one, buffers are full whatever is routed.
+    """
+    moe = spec.model.moe
+    assert moe is not None
+    capacity = expert_capacity(moe, spec.train.seq_len)
+    if capacity is None:
+        return micro_batch_tokens(spec) * moe.experts_per_token
+    return moe.num_experts * capacity * spec.micro_batch_size
+
+
+def forwards(spec: JobSpec, *, backward: bool) -> int:
+    """How often backward computes a layer's forward again."""
+    return int(backward and spec.layout.recompute == "full")
+
+
+def experts(tally: Tally, spec: JobSpec, own: Held, *, backward: bool) -> None:
+    """Dispatch and combine in each layer with experts; full recompute repeats both in backward.
+
+    Without a capacity the ranks first tell each other how many tokens come.
+    """
+    if spec.layout.ep == 1 or not own.num_moe_layers or spec.model.moe is None:
+        return
+    again = forwards(spec, backward=backward)
+    layers, group = spec.train.micro_batches * own.num_moe_layers, axis_group(spec.layout, "ep")
+    tally.add("all_to_all", "ep", group, dispatched_rows(spec) * row_bytes(spec), layers * 2 * (1 + again))
+    if spec.model.moe.capacity_factor is None:
+        counted = again if backward else 1
+        tally.add("all_to_all", "ep", group, spec.model.moe.num_experts * COUNT_BYTES, layers * counted)
+
+
+def routed_bytes(spec: JobSpec, stage: int, received_rows: int, micro_batches: int, *, backward: bool) -> int:
+    """What a rank's all-to-alls carry beyond `experts`, which spreads tokens evenly, once the router has spoken.
+
+    `received_rows`: tokens that came to the rank's experts, in all forwards of `micro_batches` micro-batches, those
+    that recompute repeated too. It hands them back, and the gradients of what came.
+    """
+    own = held(spec, stage)
+    if spec.layout.ep == 1 or not own.num_moe_layers:
+        return 0
+    again = forwards(spec, backward=backward)
+    even = micro_batches * own.num_moe_layers * dispatched_rows(spec)
+    # Each forward hands its rows back once, each backward hands their gradients back once.
+    return (received_rows * (1 + again + backward) // (1 + again) - even * (1 + again + backward)) * row_bytes(spec)
+
+
+def balance(tally: Tally, spec: JobSpec, own: Held) -> None:
+    """The load-balancing loss counts the tokens of whole sequences, whose parts cp ranks hold."""
+    if spec.model.moe is None or not spec.model.moe.balance_loss:
+        return
+    size = spec.micro_batch_size * spec.model.moe.num_experts * FP32_BYTES
+    times = spec.train.micro_batches * own.num_moe_layers * (1 + forwards(spec, backward=True))
+    tally.add("all_reduce", "cp", axis_group(spec.layout, "cp"), size, times)

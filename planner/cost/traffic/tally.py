@@ -1,0 +1,46 @@
+"""Calls of a step, summed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from contracts.telemetry import Axis, Op
+from planner.facts.layout import Group
+
+
+class Collective(NamedTuple):
+    """All calls of one op on one group. `payload_bytes` is the total of all `count` calls.
+
+    The group's ranks are `stride` apart.
+    """
+
+    op: Op
+    axis: Axis
+    group_size: int
+    stride: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody wants of a collective
+    payload_bytes: int
+
+
+class Tally:
+    """Sums calls by op, axis and group."""
+
+    def __init__(self) -> None:
+        self._count: Counter[tuple[Op, Axis, int, int]] = Counter()
+        self._bytes: Counter[tuple[Op, Axis, int, int]] = Counter()
+
+    def add(self, op: Op, axis: Axis, group: Group, each_bytes: int, count: int = 1) -> None:
+        """`count` calls of `each_bytes`."""
+        self.add_all(op, axis, group, count, count * each_bytes)
+
+    def add_all(self, op: Op, axis: Axis, group: Group, count: int, payload_bytes: int) -> None:
+        """`count` calls that hand over `payload_bytes` together. A group of one sends nothing."""
+        if count == 0 or group.size == 1:
+            return
+        key = op, axis, group.size, group.stride
+        self._count[key] += count
+        self._bytes[key] += payload_bytes
+
+    def rows(self) -> list[Collective]:
+        return [Collective(*key, self._count[key], self._bytes[key]) for key in sorted(self._count)]

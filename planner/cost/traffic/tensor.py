@@ -1,0 +1,52 @@
+"""Tensor and sequence parallelism: sums around each half of a layer (Megatron 2104.04473 section 3.2)."""
+
+from __future__ import annotations
+
+from planner.cost.traffic.tally import Tally
+from planner.facts.layout import axis_group
+from planner.facts.precision import FP32_BYTES
+from planner.facts.shards import Held, hidden_bytes, micro_batch_tokens
+from planner.facts.spec import JobSpec
+
+
+def tensor_forward(tally: Tally, spec: JobSpec, held: Held) -> None:
+    """Two sums a layer (attention out, MLP down) and one for the vocabulary-parallel embedding.
+
+    With sequence parallelism each sum is a reduce-scatter, and an all-gather stands before each column-parallel
+    product: two a layer and one for the head. The loss needs three sums of (batch, seq) in fp32.
+    """
+    layout, m = spec.layout, spec.train.micro_batches
+    if layout.tp == 1:
+        return
+    _sums(tally, spec, m * (2 * held.num_layers + held.stage.first), m * (2 * held.num_layers + held.stage.last))
+    if held.stage.last:
+        tally.add("all_reduce", "tp", axis_group(layout, "tp"), micro_batch_tokens(spec) * FP32_BYTES, 3 * m)
+
+
+def tensor_backward(tally: Tally, spec: JobSpec, held: Held) -> None:
+    """The conjugate of the forward: an input gradient is summed before each column-parallel product.
+
+    Full recompute repeats the layers' forward first, up to its last product: 5 sums a layer instead of 4, where
+    2104.04473 section 3.5 also repeats the sum that ends the layer. Inputs kept divided are gathered again (2205.05198
+    section 4.2.2), but for layers that are computed again anyway.
+    """
+    layout, m, layers = spec.layout, spec.train.micro_batches, held.num_layers
+    if layout.tp == 1:
+        return
+    _sums(tally, spec, m * (2 * layers + held.stage.last), m * (2 * layers + held.stage.first))
+    again = layout.recompute == "full"
+    if again:
+        _sums(tally, spec, m * layers, m * 2 * layers)
+    if layout.regather:
+        gathers = held.stage.last + (0 if again else 2 * layers)
+        tally.add("all_gather", "tp", axis_group(layout, "tp"), hidden_bytes(spec), m * gathers)
+
+
+def _sums(tally: Tally, spec: JobSpec, sums: int, gathers: int) -> None:
+    """`sums` of the hidden states; `gathers` are their all-gathers, which only sequence parallelism needs."""
+    layout, size = spec.layout, hidden_bytes(spec)
+    if not layout.sequence_parallel:
+        tally.add("all_reduce", "tp", axis_group(layout, "tp"), size, sums)
+        return
+    tally.add("reduce_scatter", "tp", axis_group(layout, "tp"), size, sums)
+    tally.add("all_gather", "tp", axis_group(layout, "tp"), size, gathers)

@@ -1,0 +1,102 @@
+"""The kinds of job, as far as the planner knows them: what each asks of a spec, and the slots it takes.
+
+One of three tables: `jobs.kinds` has what the pages show of a kind, `workers.host.programs` what a host starts for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from planner.facts.lab import lab_problems
+from planner.facts.spec import JobKind, JobSpec, Layout, Problem
+
+DEFAULT: JobKind = "train"
+
+
+class Kind(NamedTuple):
+    """What a kind asks of a spec.
+
+    `trains`: its steps are the trainer's, whose rules on batch and layout apply; other kinds need no model either.
+    `one_slot`: its ranks take turns in one slot. `plain`: takes dp ranks and no other axis. `section`: the part of the
+    spec that only this kind has. `rules`: what else its spec must keep to.
+    """
+
+    trains: bool
+    rules: Callable[[JobSpec], list[Problem]]
+    plain: bool = False
+    one_slot: bool = False
+    section: str | None = None
+
+    def slots(self, world_size: int) -> int:
+        """Slots that so many ranks need."""
+        return 1 if self.one_slot else world_size
+
+
+def _nothing_more(_spec: JobSpec) -> list[Problem]:
+    return []
+
+
+def _ranks_exist(spec: JobSpec) -> list[Problem]:
+    beyond = [rank for rank in spec.dry_ranks if rank >= spec.layout.world_size]
+    text = f"{product_words(spec.layout)}, from 0: there is no rank {', '.join(map(str, beyond))}"
+    return [Problem("dry_ranks", text)] if beyond else []
+
+
+def _lies_below_its_root(spec: JobSpec) -> list[Problem]:
+    script, found = spec.script, []
+    if script is None:
+        return [Problem("script", "is required for a script job: its path below the script root, and its args")]
+    if (script.path is None) == (script.module is None):
+        given = "neither" if script.path is None else "both"
+        found.append(Problem("script", f"takes a path or a module below the script root; got {given}"))
+    if script.module is not None and not all(part.isidentifier() for part in script.module.split(".")):
+        found.append(Problem("script.module", f"{script.module!r} is no module's name, such as package.train"))
+    for field, value in (("path", script.path), ("cwd", script.cwd)):
+        if value is not None and (value.startswith("/") or ".." in value.split("/")):
+            text = f"{value!r} leaves the script root; give a path below it, without '..'"
+            found.append(Problem(f"script.{field}", text))
+    return found
+
+
+def _names_its_host(spec: JobSpec) -> list[Problem]:
+    if spec.resources.host is not None:
+        return []
+    return [Problem("resources.host", "a calibration measures one host: name it")]
+
+
+KINDS: dict[JobKind, Kind] = {
+    "train": Kind(trains=True, rules=_nothing_more),
+    "dry_run": Kind(trains=True, one_slot=True, rules=_ranks_exist),
+    "script": Kind(trains=False, plain=True, section="script", rules=_lies_below_its_root),
+    "lab": Kind(trains=False, plain=True, section="lab", rules=lab_problems),
+    "calibrate": Kind(trains=False, plain=True, rules=_names_its_host),
+}
+
+
+def kind_of(spec: Mapping[str, object]) -> Kind:
+    """The kind of a stored spec; the oldest do not name theirs."""
+    return KINDS[spec.get("kind", DEFAULT)]  # type: ignore[index]  # it was checked before it was stored
+
+
+def kind_problems(spec: JobSpec) -> list[Problem]:
+    """What the kind of a spec does not allow, each with its reason."""
+    kind = KINDS[spec.kind]
+    found = []
+    for owner, other in KINDS.items():
+        if other.section and other is not kind and getattr(spec, other.section) is not None:
+            found.append(Problem(other.section, f"is for jobs of kind {owner}, and this one is {spec.kind}"))
+    if kind.plain and spec.layout != Layout(dp=spec.layout.dp):
+        found.append(Problem("layout", f"a {spec.kind} job takes dp ranks and no other axis or option"))
+    return [*found, *kind.rules(spec)]
+
+
+def num_slots(spec: JobSpec) -> int:
+    """Slots the job needs: one a rank, but for a kind whose ranks take turns in one."""
+    return KINDS[spec.kind].slots(spec.layout.world_size)
+
+
+def product_words(layout: Layout) -> str:
+    """'dp 2 x pp 1 x tp 2 = 4 ranks'."""
+    cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
+    return f"dp {layout.dp} x pp {layout.pp}{cp} x tp {layout.tp} = {layout.world_size} ranks"

@@ -1,0 +1,183 @@
+"""Named models. Sizes are those of the paper or the published configuration; counts follow from them exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from planner.facts.spec import MlaSpec, ModelSpec, MoeSpec
+
+
+class Preset(NamedTuple):
+    """A named shape and one line on what it is for."""
+
+    model: ModelSpec
+    description: str
+
+
+def _gpt(name: str, layers: int, hidden: int, heads: int, vocab: int, seq: int, description: str) -> tuple[str, Preset]:
+    model = ModelSpec(
+        preset=name,
+        arch="gpt",
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=heads,
+        ffn_hidden_size=4 * hidden,
+        vocab_size=vocab,
+        max_seq_len=seq,
+        tied_embeddings=True,
+    )
+    return name, Preset(model, description)
+
+
+def _llama(
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    seq: int,
+    description: str,
+    *,
+    tied: bool = False,
+    moe: MoeSpec | None = None,
+    mla: MlaSpec | None = None,
+) -> tuple[str, Preset]:
+    model = ModelSpec(
+        preset=name,
+        arch="llama",
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        ffn_hidden_size=ffn,
+        vocab_size=vocab,
+        max_seq_len=seq,
+        tied_embeddings=tied,
+        moe=moe,
+        mla=mla,
+    )
+    return name, Preset(model, description)
+
+
+_GPT3, _MEGATRON, _LLAMA2, _LLAMA3 = 50257, 51200, 32000, 128256
+
+PRESETS: dict[str, Preset] = dict(
+    [
+        # sizes for a CPU
+        _gpt("gpt-tiny", 4, 128, 4, 256, 512, "Bytes in, bytes out; several steps a second on one CPU core a rank"),
+        _gpt("gpt-mini", 8, 256, 8, 256, 1024, "A small GPT that still trains on a CPU"),
+        _gpt("nanogpt", 6, 384, 6, 256, 256, "The size of nanoGPT's character model, on bytes"),
+        _llama("llama-tiny", 4, 128, 8, 4, 352, 256, 2048, "The Llama block at CPU size"),
+        _llama("llama-mini", 8, 256, 8, 4, 704, 256, 2048, "A small Llama that still trains on a CPU"),
+        # GPT-2 (Radford et al. 2019)
+        _gpt("gpt2", 12, 768, 12, _GPT3, 1024, "GPT-2 small"),
+        _gpt("gpt2-medium", 24, 1024, 16, _GPT3, 1024, "GPT-2 medium"),
+        _gpt("gpt2-large", 36, 1280, 20, _GPT3, 1024, "GPT-2 large"),
+        _gpt("gpt2-xl", 48, 1600, 25, _GPT3, 1024, "GPT-2 XL"),
+        # GPT-3 (2005.14165 table 2.1); 1.3B with the 16 heads that its head size of 128 gives, 13B with hidden 5120
+        _gpt("gpt3-125m", 12, 768, 12, _GPT3, 2048, "GPT-3 Small"),
+        _gpt("gpt3-350m", 24, 1024, 16, _GPT3, 2048, "GPT-3 Medium"),
+        _gpt("gpt3-760m", 24, 1536, 16, _GPT3, 2048, "GPT-3 Large"),
+        _gpt("gpt3-1.3b", 24, 2048, 16, _GPT3, 2048, "GPT-3 XL"),
+        _gpt("gpt3-2.7b", 32, 2560, 32, _GPT3, 2048, "GPT-3 2.7B"),
+        _gpt("gpt3-6.7b", 32, 4096, 32, _GPT3, 2048, "GPT-3 6.7B"),
+        _gpt("gpt3-13b", 40, 5120, 40, _GPT3, 2048, "GPT-3 13B"),
+        _gpt("gpt3-175b", 96, 12288, 96, _GPT3, 2048, "GPT-3 175B"),
+        # Megatron-LM (2104.04473 table 1), vocabulary padded to 51,200
+        _gpt("megatron-1.7b", 24, 2304, 24, _MEGATRON, 2048, "Megatron table 1, 1.7B"),
+        _gpt("megatron-3.6b", 30, 3072, 32, _MEGATRON, 2048, "Megatron table 1, 3.6B"),
+        _gpt("megatron-7.5b", 36, 4096, 32, _MEGATRON, 2048, "Megatron table 1, 7.5B"),
+        _gpt("megatron-18b", 40, 6144, 48, _MEGATRON, 2048, "Megatron table 1, 18.4B"),
+        _gpt("megatron-39b", 48, 8192, 64, _MEGATRON, 2048, "Megatron table 1, 39.1B"),
+        _gpt("megatron-76b", 60, 10240, 80, _MEGATRON, 2048, "Megatron table 1, 76.1B"),
+        _gpt("megatron-145b", 80, 12288, 96, _MEGATRON, 2048, "Megatron table 1, 145.6B"),
+        _gpt("megatron-175b", 96, 12288, 96, _MEGATRON, 2048, "GPT-3 175B as Megatron runs it"),
+        _gpt("megatron-310b", 96, 16384, 128, _MEGATRON, 2048, "Megatron table 1, 310.1B"),
+        _gpt("megatron-530b", 105, 20480, 128, _MEGATRON, 2048, "Megatron table 1, 529.6B"),
+        _gpt("megatron-1t", 128, 25600, 160, _MEGATRON, 2048, "Megatron table 1, 1008B"),
+        _gpt("megatron-22b", 48, 6144, 64, _MEGATRON, 2048, "2205.05198 table 3, 22B"),
+        # Llama 2 (2307.09288), Llama 3 (2407.21783 table 3, and the small models of 3.2)
+        _llama("llama2-7b", 32, 4096, 32, 32, 11008, _LLAMA2, 4096, "Llama 2 7B"),
+        _llama("llama2-13b", 40, 5120, 40, 40, 13824, _LLAMA2, 4096, "Llama 2 13B"),
+        _llama("llama2-70b", 80, 8192, 64, 8, 28672, _LLAMA2, 4096, "Llama 2 70B"),
+        _llama("llama3-1b", 16, 2048, 32, 8, 8192, _LLAMA3, 131072, "Llama 3.2 1B", tied=True),
+        _llama("llama3-3b", 28, 3072, 24, 8, 8192, _LLAMA3, 131072, "Llama 3.2 3B", tied=True),
+        _llama("llama3-8b", 32, 4096, 32, 8, 14336, _LLAMA3, 8192, "Llama 3 8B"),
+        _llama("llama3-70b", 80, 8192, 64, 8, 28672, _LLAMA3, 8192, "Llama 3 70B"),
+        _llama("llama3-405b", 126, 16384, 128, 8, 53248, _LLAMA3, 131072, "Llama 3.1 405B"),
+        # Mixture of experts (2401.04088, 2412.19437)
+        _llama(
+            "mixtral-tiny",
+            4,
+            128,
+            8,
+            4,
+            352,
+            256,
+            2048,
+            "The Mixtral block at CPU size",
+            moe=MoeSpec(num_experts=4, experts_per_token=2, expert_ffn_hidden_size=352),
+        ),
+        _llama(
+            "mixtral-8x7b",
+            32,
+            4096,
+            32,
+            8,
+            14336,
+            _LLAMA2,
+            32768,
+            "Mixtral 8x7B",
+            moe=MoeSpec(num_experts=8, experts_per_token=2, expert_ffn_hidden_size=14336),
+        ),
+        _llama(
+            "mixtral-8x22b",
+            56,
+            6144,
+            48,
+            8,
+            16384,
+            32768,
+            65536,
+            "Mixtral 8x22B",
+            moe=MoeSpec(num_experts=8, experts_per_token=2, expert_ffn_hidden_size=16384),
+        ),
+        _llama(
+            "deepseek-v3",
+            61,
+            7168,
+            128,
+            128,
+            18432,
+            129280,
+            163840,
+            "DeepSeek-V3 without its multi-token prediction module",
+            moe=MoeSpec(
+                num_experts=256,
+                experts_per_token=8,
+                expert_ffn_hidden_size=2048,
+                shared_experts=1,
+                dense_layers=3,
+                router_bias=True,
+            ),
+            mla=MlaSpec(q_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128),
+        ),
+    ]
+)
+
+
+def expand_preset(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill the sizes of a named preset; sizes given beside it win. Unknown names are left as they are.
+
+    A size that differs from the preset's turns the model into a custom one: `preset` becomes None.
+    """
+    name = model.get("preset")
+    if not isinstance(name, str) or name not in PRESETS:
+        return dict(model)
+    base = PRESETS[name].model.model_dump()
+    changed = any(key in base and value != base[key] for key, value in model.items())
+    return {**base, **model, "preset": None if changed else name}

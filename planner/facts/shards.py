@@ -1,0 +1,120 @@
+"""What one rank holds and handles, as the axes' traffic needs it: shards of tensors, bytes of hidden states."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from typing import NamedTuple
+
+from planner.facts.layout import Group
+from planner.facts.models import Parameter, Unit, is_key_or_value, is_moe_layer, stage_units
+from planner.facts.precision import mix_of
+from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec, Schedule
+from planner.facts.stages import Stage, stage_of
+
+
+class Held(NamedTuple):
+    """A rank's part of the model, as its traffic sees it."""
+
+    stage: Stage
+    num_layers: int
+    num_moe_layers: int
+
+
+def held(spec: JobSpec, pp: int) -> Held:
+    """What pipeline rank `pp` holds."""
+    layout = spec.layout
+    return _held(spec.model, layout.pp, layout.virtual_stages, layout.schedule, layout.balance, pp)
+
+
+@cache
+def _held(model: ModelSpec, pp: int, virtual_stages: int, schedule: Schedule, balance: Balance, index: int) -> Held:
+    stage = stage_of(model, Layout(pp=pp, virtual_stages=virtual_stages, schedule=schedule, balance=balance), index)
+    num_moe = sum(is_moe_layer(model, i) for i in stage.layers) if model.moe else 0
+    return Held(stage, len(stage.layers), num_moe)
+
+
+def micro_batch_tokens(spec: JobSpec) -> int:
+    """Tokens of one micro-batch that this rank's cp part holds."""
+    return spec.micro_batch_size * spec.train.seq_len // spec.layout.cp
+
+
+def hidden_bytes(spec: JobSpec) -> int:
+    """One micro-batch's hidden states, (batch, seq/cp, hidden) in the compute type."""
+    return micro_batch_tokens(spec) * spec.model.hidden_size * mix_of(spec.train.precision).compute
+
+
+def local_units(spec: JobSpec, pp: int) -> tuple[Unit, ...]:
+    """The units of a stage with tensors divided by tp and ep, as data parallelism meets them.
+
+    With ep, a layer's experts are a unit of their own: their gradients are summed over fewer ranks.
+    """
+    layout = spec.layout
+    return _local_units(spec.model, held(spec, pp).stage, layout.tp, layout.ep)
+
+
+@cache
+def _local_units(model: ModelSpec, stage: Stage, tp: int, ep: int) -> tuple[Unit, ...]:
+    units: list[Unit] = []
+    for unit in held_units(model, stage):
+        parts = _sharded(unit.parameters, model.num_kv_heads, tp, ep)
+        if ep == 1:
+            units.append(Unit(unit.name, parts))
+            continue
+        units.append(Unit(unit.name, tuple(p for p in parts if not p.is_expert)))
+        if experts := tuple(p for p in parts if p.is_expert):
+            units.append(Unit(f"{unit.name}.experts", experts))
+    return tuple(units)
+
+
+def alike_parameters(spec: JobSpec, pp: int) -> tuple[tuple[Parameter, int], ...]:
+    """The tensors of `local_units`, each with how many layers hold one like it."""
+    layout = spec.layout
+    return _alike_parameters(spec.model, held(spec, pp).stage, layout.tp, layout.ep)
+
+
+@cache
+def _alike_parameters(model: ModelSpec, stage: Stage, tp: int, ep: int) -> tuple[tuple[Parameter, int], ...]:
+    return tuple(Counter(p for unit in _local_units(model, stage, tp, ep) for p in unit.parameters).items())
+
+
+def held_units(model: ModelSpec, stage: Stage) -> list[Unit]:
+    """The units of each chunk in turn, whole tensors. The embedding and the head of a V are units of two chunks."""
+    ends = len(stage.chunks) - 1
+    return [
+        unit
+        for i, chunk in enumerate(stage.chunks)
+        for unit in stage_units(model, chunk, first=stage.first and i == 0, last=stage.last and i == ends)
+    ]
+
+
+@cache
+def _sharded(parameters: tuple[Parameter, ...], num_kv_heads: int, tp: int, ep: int) -> tuple[Parameter, ...]:
+    return tuple(_shard(p, num_kv_heads, tp, ep) for p in parameters)
+
+
+def _shard(parameter: Parameter, num_kv_heads: int, tp: int, ep: int) -> Parameter:
+    shape = list(parameter.shape)
+    if parameter.tp_dim is not None:
+        # Beyond the heads, each is held by several.
+        shape[parameter.tp_dim] //= min(tp, num_kv_heads) if is_key_or_value(parameter) else tp
+    if parameter.is_expert:
+        shape[0] //= ep
+    return parameter._replace(shape=tuple(shape))
+
+
+def is_expert_unit(unit: Unit) -> bool:
+    """Whether all of a unit's tensors are experts divided by ep."""
+    return unit.name.endswith(".experts")
+
+
+def shard_group(layout: Layout, *, experts: bool) -> Group:
+    """Ranks that ZeRO divides a unit over: dp x cp of one HSDP replica; for experts those of the same ep index."""
+    ep = layout.ep if experts else 1
+    return Group(layout.shard_ranks // ep, layout.tp * ep)
+
+
+def shard_rows(rows: int, degree: int, index: int) -> int:
+    """Rows of dim 0 that shard `index` of `degree` holds: FSDP2 cuts like torch.chunk, so the last may be short."""
+    chunk = -(-rows // degree)
+    return max(0, min(chunk, rows - index * chunk))

@@ -1,0 +1,155 @@
+"""A measured host as hardware to plan for: its points, interpolated.
+
+Ranks on one host share its cores, so every figure is taken at the number of ranks that will work at once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from contracts.telemetry import Op
+from planner.facts.shards import micro_batch_tokens
+from planner.facts.spec import JobSpec
+from planner.hardware.cluster import Accelerator, Cluster, Link
+from planner.hardware.clusters import ACCELERATORS
+from planner.hardware.profile import EndsPoint, HostProfile, LayerPoint
+
+
+class Measured(NamedTuple):
+    """Seconds of a piece of the model."""
+
+    forward_s: float
+    backward_s: float
+
+
+def cluster_of(name: str, profile: HostProfile) -> Cluster:
+    """One node of the measured host. Peaks are the best that was measured, so their efficiency is 1.
+
+    What links ranks of several such hosts was not measured: one host is all it can plan for.
+    """
+    best = {
+        precision: max((2 * p.m * p.n * p.k / p.seconds for p in profile.gemm if p.precision == precision), default=0.0)
+        for precision in ("fp32", "bf16")
+    }
+    bandwidth = max(p.num_bytes / p.seconds for p in profile.stream)
+    sheet = ACCELERATORS["CPU core" if profile.device == "cpu" else "H100 SXM"]  # what a process keeps for itself
+    accelerator = Accelerator(
+        name=profile.device_name,
+        memory_bytes=profile.memory_bytes,
+        fp32_flops=best["fp32"],
+        bf16_flops=best["bf16"] or best["fp32"],
+        bytes_per_s=bandwidth,
+        num_sms=1,
+        gemm_efficiency=1.0,
+        attention_efficiency=1.0,
+        memory_efficiency=1.0,
+        kernel_s=min(p.seconds for p in profile.stream),
+        launch_s=min(p.seconds for p in profile.stream),
+        reserved_bytes=sheet.reserved_bytes,
+        fragmentation=sheet.fragmentation,
+    )
+    link = _link(profile, bandwidth)
+    return Cluster(
+        name=name,
+        device=profile.device,
+        accelerator=accelerator,
+        per_node=profile.slots,
+        node=link,
+        network=link,
+        base_s=link.latency_s,
+        basis="calibrated",
+        profile=profile,
+    )
+
+
+def _link(profile: HostProfile, bandwidth: float) -> Link:
+    sends = [p for p in profile.collectives if p.op == "send"]
+    if not sends:
+        return Link(bytes_per_s=bandwidth, efficiency=1.0, latency_s=1e-6)
+    fastest = max(p.payload_bytes / p.seconds for p in sends)
+    return Link(bytes_per_s=fastest, efficiency=1.0, latency_s=min(p.seconds for p in sends))
+
+
+class Calibration:
+    """Looks figures up. None means that nothing of that shape was measured."""
+
+    def __init__(self, profile: HostProfile) -> None:
+        self.profile = profile
+        self._collectives: dict[tuple[Op, int, int], list[tuple[float, float]]] = defaultdict(list)
+        for p in profile.collectives:
+            self._collectives[p.op, p.group_size, p.ranks].append((p.payload_bytes, p.seconds))
+
+        self.counts = sorted({p.ranks for p in profile.gemm})
+
+    def ranks(self, wanted: int) -> int:
+        """The measured number of ranks at work that is nearest from above, the most otherwise."""
+        return next((n for n in self.counts if n >= wanted), self.counts[-1])
+
+    def layer(self, spec: JobSpec, ranks: int) -> Measured | None:
+        """One layer of one micro-batch, of a shape that was measured, tensor collectives and all."""
+        model = spec.model
+        shape = (model.arch, model.hidden_size, model.num_heads, model.num_kv_heads, model.ffn_hidden_size)
+        return _at(
+            spec,
+            [
+                p
+                for p in self.profile.layers
+                if (p.arch, p.hidden_size, p.num_heads, p.num_kv_heads, p.ffn_hidden_size) == shape
+                and _same(p, spec, self.ranks(ranks))
+            ],
+        )
+
+    def ends(self, spec: JobSpec, ranks: int) -> Measured | None:
+        """Embedding, final norm, head and loss of one micro-batch."""
+        model = spec.model
+        shape = (model.arch, model.hidden_size, model.vocab_size)
+        return _at(
+            spec,
+            [
+                p
+                for p in self.profile.ends
+                if (p.arch, p.hidden_size, p.vocab_size) == shape and _same(p, spec, self.ranks(ranks))
+            ],
+        )
+
+    def optimizer_s(self, num_parameters: int, ranks: int) -> float | None:
+        """Everything after backward, over so many parameters."""
+        n = self.ranks(ranks)
+        points = [(float(p.num_parameters), p.seconds) for p in self.profile.optimizer if p.ranks == n]
+        return line(num_parameters, points)
+
+    def collective_s(self, op: Op, group_size: int, payload_bytes: float, ranks: int) -> float | None:
+        """One call of a collective."""
+        key = "send" if op == "recv" else op, group_size, self.ranks(ranks)
+        if op == "send" and key not in self._collectives:
+            key = op, 2, key[2]  # a message has two ends, however long the pipe
+        return line(payload_bytes, self._collectives.get(key, []))
+
+
+def _same(point: LayerPoint | EndsPoint, spec: JobSpec, ranks: int) -> bool:
+    layout = spec.layout
+    wanted = layout.tp, layout.sequence_parallel, spec.train.precision, ranks
+    return (point.tp, point.sequence_parallel, point.precision, point.ranks) == wanted
+
+
+def _at(spec: JobSpec, points: Sequence[LayerPoint | EndsPoint]) -> Measured | None:
+    """By tokens of the micro-batch: a layer's work is nearly in proportion to them at short sequences."""
+    tokens = micro_batch_tokens(spec)
+    forward = line(tokens, [(p.micro_batch * p.seq_len, p.forward_s) for p in points])
+    backward = line(tokens, [(p.micro_batch * p.seq_len, p.backward_s) for p in points])
+    return None if forward is None or backward is None else Measured(forward, backward)
+
+
+def line(x: float, points: Iterable[tuple[float, float]]) -> float | None:
+    """Linear between the neighbours of x; beyond the last on through the last two, before the first as the first."""
+    known = sorted(points)
+    if not known:
+        return None
+    if x <= known[0][0] or len(known) == 1:
+        return known[0][1] * max(1.0, x / known[0][0])
+    (x0, y0), (x1, y1) = next((pair for pair in pairwise(known) if x <= pair[1][0]), (known[-2], known[-1]))
+    slope = (y1 - y0) / (x1 - x0)
+    return y0 + slope * (x - x0) if x <= x1 else y1 + max(0.0, slope) * (x - x1)

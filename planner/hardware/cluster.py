@@ -1,0 +1,155 @@
+"""Hardware: what an accelerator and the links between ranks can do, and how long a kernel or a collective takes.
+
+Data sheet figures are facts; the efficiencies beside them are constants of the model, the same for every accelerator
+of a kind (docs/planner.md says where each comes from). A measured host replaces them (`planner.hardware.calibration`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
+
+from contracts.telemetry import Op
+from planner.facts.collectives import bus_factor
+from planner.facts.precision import GemmType
+from planner.facts.spec import Device, Strict
+from planner.hardware.kernels import Flash, Gemm, Kernel, Pass
+from planner.hardware.profile import HostProfile
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Basis = Literal["data sheet", "calibrated"]
+
+
+# What a kernel of `planner.hardware.kernels` costs the host in eager torch: `make bench-eager`, one core.
+LAUNCH_S = 3.2e-5
+
+
+class Accelerator(Strict):
+    """One slot's device. Rates in FLOP/s and bytes/s, times in seconds."""
+
+    name: str = Field(min_length=1, max_length=100)
+    memory_bytes: int = Field(ge=1)
+    fp32_flops: Positive = Field(description="peak of fp32 products as torch runs them by default")
+    bf16_flops: Positive = Field(description="dense peak of bf16 and fp16 products")
+    fp8_flops: Positive | None = Field(default=None, description="dense peak of fp8 products; none without support")
+    bytes_per_s: Positive = Field(description="peak memory bandwidth")
+    num_sms: int = Field(ge=1, description="multiprocessors: tiles of a product run in waves of so many")
+    gemm_efficiency: Share = Field(default=0.78, description="of peak, that a large product reaches")
+    attention_efficiency: Share = Field(default=0.55, description="of peak, that fused attention reaches")
+    memory_efficiency: Share = Field(default=0.7, description="of peak bandwidth, that a pass over memory reaches")
+    kernel_s: Positive = Field(default=3e-6, description="least time of a kernel on the device")
+    launch_s: Positive = Field(default=LAUNCH_S, description="time of the host to launch one, autograd's too")
+    reserved_bytes: int = Field(default=0, ge=0, description="context, libraries and communication buffers")
+    fragmentation: Share = Field(default=0.05, description="of what tensors take, that the allocator holds beside them")
+
+    def allowance(self, tensor_bytes: int) -> int:
+        """Bytes of memory gone beside those of the tensors."""
+        return self.reserved_bytes + round(self.fragmentation * tensor_bytes)
+
+    def peak(self, kind: GemmType) -> float:
+        """Dense peak FLOP/s of a product in `kind`; fp8 falls back to bf16 where the device has none."""
+        if kind == "fp32":
+            return self.fp32_flops
+        return self.fp8_flops or self.bf16_flops if kind == "fp8" else self.bf16_flops
+
+
+class Link(Strict):
+    """A rank's way to its neighbours, one direction."""
+
+    bytes_per_s: Positive = Field(description="peak a rank sends at")
+    efficiency: Share = Field(default=0.8, description="of peak, that a large collective reaches")
+    latency_s: Positive = Field(description="per hop of a ring")
+
+
+class Cluster(Strict):
+    """Nodes of equal accelerators, joined by `network`; inside a node ranks meet over `node`."""
+
+    name: str = Field(min_length=1, max_length=100)
+    device: Device = "cuda"
+    accelerator: Accelerator
+    per_node: int = Field(ge=1, le=4096, description="slots a node")
+    node: Link
+    network: Link
+    base_s: Positive = Field(default=8.4e-6, description="start of a collective: nccl src/graph/tuning.cc")
+    basis: Basis = "data sheet"
+    profile: HostProfile | None = Field(default=None, description="what a calibration measured")
+
+
+class Span(NamedTuple):
+    """How a group lies on the nodes: its ranks a node, and how many nodes it touches."""
+
+    per_node: int
+    nodes: int
+
+
+def span(degree: int, stride: int, per_node: int) -> Span:
+    """Placement of a group of `degree` ranks that are `stride` apart, ranks filling node after node."""
+    inside = min(degree, -(-per_node // stride))
+    return Span(inside, -(-degree // inside))
+
+
+# Tiles of a product and what each reaches of the best: a smaller tile reuses less of what it loads.
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.94), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.62))
+
+
+def gemm_seconds(gemm: Gemm, accelerator: Accelerator, kind: GemmType, element_bytes: int) -> float:
+    """The best tile's waves over the multiprocessors, or the memory's time where that is longer."""
+    return _gemm_seconds(gemm, accelerator, kind, element_bytes)
+
+
+@cache
+def _gemm_seconds(gemm: Gemm, accelerator: Accelerator, kind: GemmType, element_bytes: int) -> float:
+    m, n, k, batch = gemm
+    per_sm = accelerator.peak(kind) * accelerator.gemm_efficiency / accelerator.num_sms
+
+    def tiled(rows: int, columns: int, reach: float) -> float:
+        waves = -(-(-(-m // rows) * -(-n // columns) * batch) // accelerator.num_sms)
+        return waves * 2 * rows * columns * k / (per_sm * reach)
+
+    products = min(tiled(*tile) for tile in TILES)
+    moved = batch * (m * k + k * n + m * n) * element_bytes
+    return max(products, moved / (accelerator.bytes_per_s * accelerator.memory_efficiency)) + accelerator.kernel_s
+
+
+def kernel_seconds(kernel: Kernel, accelerator: Accelerator, kind: GemmType, element_bytes: int) -> float:
+    """Time of one kernel on the device."""
+    if isinstance(kernel, Gemm):
+        return _gemm_seconds(kernel, accelerator, kind, element_bytes)
+    moved = kernel.num_bytes / (accelerator.bytes_per_s * accelerator.memory_efficiency)
+    if isinstance(kernel, Pass):
+        return moved + accelerator.kernel_s
+    assert isinstance(kernel, Flash)
+    peak = accelerator.peak("fp32" if kind == "fp32" else "bf16")
+    return max(kernel.flops / (peak * accelerator.attention_efficiency), moved) + accelerator.kernel_s
+
+
+def collective_seconds(op: Op, payload_bytes: float, group: Span, cluster: Cluster) -> float:
+    """Alpha-beta time of one collective: the latency of a tree of nodes, the bytes of rings over the slowest link
+    (nccl src/graph/tuning.cc, shape of its model).
+
+    Every rank has its own way out of its node: as many rings leave it as a group has ranks there, while in an
+    all-to-all each rank sends its own share to the other nodes.
+    """
+    n = group.per_node * group.nodes
+    if n <= 1:
+        return 0.0
+    if op == "barrier":
+        return cluster.base_s
+    inside = cluster.node.bytes_per_s * cluster.node.efficiency
+    out = cluster.network.bytes_per_s * cluster.network.efficiency
+    if op in ("send", "recv"):
+        link, bandwidth = (cluster.node, inside) if group.nodes == 1 else (cluster.network, out)
+        return cluster.base_s + link.latency_s + payload_bytes / bandwidth
+    hops = (group.per_node - 1) * cluster.node.latency_s
+    if group.nodes > 1:
+        hops += (group.nodes - 1).bit_length() * cluster.network.latency_s
+    latency = cluster.base_s + (2 if op == "all_reduce" else 1) * hops
+    if group.nodes == 1:
+        return latency + bus_factor(op, n) * payload_bytes / inside
+    if op == "all_to_all":
+        near, far = (group.per_node - 1) / n, (group.nodes - 1) / group.nodes
+        return latency + payload_bytes * max(near / inside, far / out)
+    return latency + bus_factor(op, n) * payload_bytes / min(inside, group.per_node * out)

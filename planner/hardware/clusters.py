@@ -1,0 +1,130 @@
+"""Named hardware. Figures are the vendors' data sheets: dense peaks, decimal units, one direction of a link."""
+
+from __future__ import annotations
+
+from planner.hardware.cluster import Accelerator, Cluster, Link
+
+GB = 10**9
+GIB = 2**30
+TERA = 1e12
+
+_CONTEXT = 2 * GIB  # CUDA context, cuBLAS workspace, NCCL buffers: an allowance, not a measurement
+
+_CPU_PROCESS = 310 * 2**20  # resident before a model is built: the interpreter, torch, its libraries (torch 2.13)
+_CPU_FRAGMENTATION = 0.13  # glibc's heap keeps what is too small to be given back at once
+
+_HOPPER = 0.72  # power keeps a large product at about 720 of 989 TFLOP/s
+
+ACCELERATORS = {
+    a.name: a
+    for a in (
+        Accelerator(
+            name="A100 40GB",
+            memory_bytes=40 * GIB,
+            fp32_flops=19.5 * TERA,
+            bf16_flops=312 * TERA,
+            bytes_per_s=1.555 * TERA,
+            num_sms=108,
+            reserved_bytes=_CONTEXT,
+        ),
+        Accelerator(
+            name="A100 80GB",
+            memory_bytes=80 * GIB,
+            fp32_flops=19.5 * TERA,
+            bf16_flops=312 * TERA,
+            bytes_per_s=2.039 * TERA,
+            num_sms=108,
+            reserved_bytes=_CONTEXT,
+        ),
+        Accelerator(
+            name="H100 SXM",
+            memory_bytes=80 * GIB,
+            fp32_flops=67 * TERA,
+            bf16_flops=989.4 * TERA,
+            fp8_flops=1978.9 * TERA,
+            bytes_per_s=3.35 * TERA,
+            num_sms=132,
+            gemm_efficiency=_HOPPER,
+            attention_efficiency=0.4,
+            reserved_bytes=_CONTEXT,
+        ),
+        Accelerator(
+            name="H200 SXM",
+            memory_bytes=141 * GB,
+            fp32_flops=67 * TERA,
+            bf16_flops=989.4 * TERA,
+            fp8_flops=1978.9 * TERA,
+            bytes_per_s=4.8 * TERA,
+            num_sms=132,
+            gemm_efficiency=_HOPPER,
+            attention_efficiency=0.4,
+            reserved_bytes=_CONTEXT,
+        ),
+        Accelerator(
+            name="B200 SXM",
+            memory_bytes=180 * GB,
+            fp32_flops=75 * TERA,
+            bf16_flops=2250 * TERA,
+            fp8_flops=4500 * TERA,
+            bytes_per_s=7.7 * TERA,
+            num_sms=148,
+            reserved_bytes=_CONTEXT,
+        ),
+        Accelerator(
+            name="MI300X",
+            memory_bytes=192 * GB,
+            fp32_flops=163.4 * TERA,
+            bf16_flops=1307.4 * TERA,
+            fp8_flops=2614.9 * TERA,
+            bytes_per_s=5.3 * TERA,
+            num_sms=304,
+            gemm_efficiency=0.47,
+            attention_efficiency=0.3,
+            reserved_bytes=_CONTEXT,
+        ),
+        Accelerator(
+            name="CPU core",
+            memory_bytes=8 * GIB,
+            fp32_flops=0.05 * TERA,
+            bf16_flops=0.05 * TERA,
+            bytes_per_s=10 * GB,
+            num_sms=1,
+            kernel_s=5e-6,
+            reserved_bytes=_CPU_PROCESS,
+            fragmentation=_CPU_FRAGMENTATION,
+        ),
+    )
+}
+
+
+_NODE_S, _NETWORK_S = 3.4e-6, 14e-6  # a hop over NVLink, over the network: nccl src/graph/tuning.cc, protocol Simple
+
+
+def _cluster(name: str, accelerator: str, node_gb_s: float, network_gb_s: float, *, per_node: int = 8) -> Cluster:
+    return Cluster(
+        name=name,
+        accelerator=ACCELERATORS[accelerator],
+        per_node=per_node,
+        node=Link(bytes_per_s=node_gb_s * GB, latency_s=_NODE_S),
+        network=Link(bytes_per_s=network_gb_s * GB, latency_s=_NETWORK_S),
+    )
+
+
+CLUSTERS = {
+    "a100-40gb": _cluster("A100 40GB x 8, NVLink 3, 4 x 100 Gb/s", "A100 40GB", 300, 6.25),
+    "a100-80gb": _cluster("A100 80GB x 8, NVLink 3, 8 x 200 Gb/s", "A100 80GB", 300, 25),
+    "h100": _cluster("H100 x 8, NVLink 4, 8 x 400 Gb/s", "H100 SXM", 450, 50),
+    "h200": _cluster("H200 x 8, NVLink 4, 8 x 400 Gb/s", "H200 SXM", 450, 50),
+    "b200": _cluster("B200 x 8, NVLink 5, 8 x 400 Gb/s", "B200 SXM", 900, 50),
+    "mi300x": _cluster("MI300X x 8, Infinity Fabric, 8 x 400 Gb/s", "MI300X", 448, 50),
+    "cpu": Cluster(
+        name="CPU ranks of one machine",
+        device="cpu",
+        accelerator=ACCELERATORS["CPU core"],
+        per_node=64,
+        node=Link(bytes_per_s=1 * GB, latency_s=5e-5),
+        network=Link(bytes_per_s=0.125 * GB, latency_s=1e-4),
+        base_s=1e-4,
+    ),
+}
+DEFAULT_CLUSTER = {"cpu": "cpu", "cuda": "h100"}

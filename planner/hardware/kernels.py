@@ -1,0 +1,193 @@
+"""What a layer computes, kernel by kernel: FLOP and bytes of each product and each pass over memory.
+
+Forward and backward of one micro-batch on one rank, as a transformer without fusing compilers runs (2205.05198
+figure 4 draws the same graph). `planner.hardware.cluster` turns a kernel into seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.shards import micro_batch_tokens
+from planner.facts.spec import JobSpec
+
+
+class Gemm(NamedTuple):
+    """`batch` products (m, k) x (k, n): 2 m n k FLOP each."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k * self.batch
+
+
+class Pass(NamedTuple):
+    """A kernel bound by memory that reads and writes `num_bytes`."""
+
+    num_bytes: int
+
+
+class Flash(NamedTuple):
+    """Fused causal attention: `flops` counts only the scores that the mask leaves."""
+
+    flops: int
+    num_bytes: int
+
+
+Kernel = Gemm | Pass | Flash
+
+
+class Work(NamedTuple):
+    """Kernels of a layer's forward, of the backward of its inputs, and of the backward of its weights.
+
+    `repeated` are those of the forward that selective recompute repeats, `attention` those that need keys and values.
+    """
+
+    forward: tuple[Kernel, ...]
+    backward_input: tuple[Kernel, ...]
+    backward_weight: tuple[Kernel, ...]
+    repeated: tuple[Kernel, ...] = ()
+    attention: tuple[Kernel, ...] = ()
+
+
+def layer_work(spec: JobSpec, *, moe: bool = False) -> Work:
+    """One transformer layer of one micro-batch on one rank."""
+    products = [*_attention_products(spec), *(_expert_products(spec) if moe else _mlp_products(spec))]
+    scores = _unfused(spec) if spec.train.attention == "unfused" else _fused(spec)
+    passes_forward, passes_backward = _passes(spec, moe=moe)
+    return Work(
+        forward=(*products, *scores[0], *passes_forward),
+        backward_input=(*(Gemm(g.m, g.k, g.n, g.batch) for g in products), *scores[1], *passes_backward),
+        backward_weight=tuple(Gemm(g.n, g.k, g.m, g.batch) for g in products),
+        repeated=scores[0] if spec.train.attention == "unfused" else tuple(passes_forward[i] for i in _LIGHT),
+        attention=(*scores[0], *scores[1]),
+    )
+
+
+def _attention_products(spec: JobSpec) -> Iterator[Gemm]:
+    model, tp, tokens = spec.model, spec.layout.tp, micro_batch_tokens(spec)
+    h, heads = model.hidden_size, model.num_heads // tp
+    if model.mla:
+        mla = model.mla
+        yield Gemm(tokens, mla.q_rank, h)
+        yield Gemm(tokens, heads * (mla.nope_head_dim + mla.rope_head_dim), mla.q_rank)
+        yield Gemm(tokens, mla.kv_rank + mla.rope_head_dim, h)
+        yield Gemm(tokens, heads * (mla.nope_head_dim + mla.value_head_dim), mla.kv_rank)
+        yield Gemm(tokens, h, heads * mla.value_head_dim)
+        return
+    query, kv = heads * model.head_dim, max(1, model.num_kv_heads // tp) * model.head_dim
+    if model.arch == "gpt":
+        yield Gemm(tokens, query + 2 * kv, h)
+    else:
+        yield from (Gemm(tokens, query, h), Gemm(tokens, kv, h), Gemm(tokens, kv, h))
+    yield Gemm(tokens, h, query)
+
+
+def _mlp_products(spec: JobSpec) -> Iterator[Gemm]:
+    model, tokens = spec.model, micro_batch_tokens(spec)
+    h, inner = model.hidden_size, model.ffn_hidden_size // spec.layout.tp
+    yield from [Gemm(tokens, inner, h)] * (2 if model.arch == "llama" else 1)
+    yield Gemm(tokens, h, inner)
+
+
+def _expert_products(spec: JobSpec) -> Iterator[Gemm]:
+    """Router, routed experts (tokens spread evenly), shared experts."""
+    model, layout, moe = spec.model, spec.layout, spec.model.moe
+    assert moe is not None
+    tokens, h = micro_batch_tokens(spec), model.hidden_size
+    inner, local = moe.expert_ffn_hidden_size // layout.tp, moe.num_experts // layout.ep
+    routed = max(1, tokens * moe.experts_per_token // local)
+    yield Gemm(tokens, moe.num_experts, h)
+    yield from [Gemm(routed, inner, h, local)] * 2
+    yield Gemm(routed, h, inner, local)
+    if moe.shared_experts:
+        yield from [Gemm(tokens, moe.shared_experts * inner, h)] * 2
+        yield Gemm(tokens, h, moe.shared_experts * inner)
+
+
+Halves = tuple[tuple[Kernel, ...], tuple[Kernel, ...]]
+_LIGHT = (0, 2, 4)  # of the passes of `_passes`: both norms and the MLP's activation
+
+
+def _unfused(spec: JobSpec) -> Halves:
+    """Scores, softmax, dropout and weighted values as kernels of their own; the mask saves no work."""
+    model, train = spec.model, spec.train
+    s, e = train.seq_len, mix_of(train.precision).compute
+    batch = spec.micro_batch_size * model.num_heads // spec.layout.tp
+    rows = s // spec.layout.cp
+    elements = batch * rows * s
+    scores, values = Gemm(rows, s, model.head_dim, batch), Gemm(rows, model.head_dim, s, batch)
+    forward: list[Kernel] = [scores, Pass(2 * e * elements), values]
+    backward: list[Kernel] = [scores, values, scores, values, Pass(3 * e * elements)]
+    if train.dropout:
+        forward.append(Pass((2 * e + 1) * elements))
+        backward.append(Pass((2 * e + 1) * elements))
+    return tuple(forward), tuple(backward)
+
+
+def _fused(spec: JobSpec) -> Halves:
+    """FlashAttention (2205.14135): half the scores under a causal mask; backward does 5 products to forward's 2."""
+    model, train, tokens = spec.model, spec.train, micro_batch_tokens(spec)
+    heads, e = model.num_heads // spec.layout.tp, mix_of(train.precision).compute
+    qk, v = model.head_dim, model.head_dim
+    if model.mla:
+        qk, v = model.mla.nope_head_dim + model.mla.rope_head_dim, model.mla.value_head_dim
+    flops = tokens * train.seq_len * heads * (qk + v)  # 2 FLOP, halved by the mask
+    size = 2 * tokens * heads * (qk + v) * e
+    return (Flash(flops, size),), (Flash(flops * 5 // 2, 2 * size),)
+
+
+def _passes(spec: JobSpec, *, moe: bool) -> Halves:
+    """Norms, residuals with bias and dropout, and the MLP's activation, as bytes read and written."""
+    model, layout, train = spec.model, spec.layout, spec.train
+    e = mix_of(train.precision).compute
+    tokens = micro_batch_tokens(spec)
+    hidden = tokens * model.hidden_size // (layout.tp if layout.sequence_parallel else 1)
+    if moe and model.moe:
+        routed = model.moe.experts_per_token + model.moe.shared_experts
+        inner = tokens * routed * model.moe.expert_ffn_hidden_size // layout.tp
+    else:
+        inner = tokens * model.ffn_hidden_size // layout.tp
+    mask = hidden if train.dropout else 0
+    norm, norm_backward = Pass(2 * e * hidden), Pass(3 * e * hidden)
+    residual, residual_backward = Pass(3 * e * hidden + mask), Pass(2 * e * hidden + mask)
+    reads = 2 if model.arch == "llama" else 1
+    activation, activation_backward = Pass((reads + 1) * e * inner), Pass((2 * reads + 1) * e * inner)
+    forward: list[Kernel] = [norm, residual, norm, residual, activation]
+    backward: list[Kernel] = [norm_backward, residual_backward, norm_backward, residual_backward, activation_backward]
+    if model.arch == "llama":
+        rope = Pass(2 * e * tokens * (model.num_heads + model.num_kv_heads) // layout.tp * model.head_dim)
+        forward.append(rope)
+        backward.append(rope)
+    if moe and model.moe:
+        permute = Pass(2 * e * tokens * model.hidden_size * model.moe.experts_per_token)
+        forward += [permute, permute]
+        backward += [permute, permute]
+    return tuple(forward), tuple(backward)
+
+
+def embedding_work(spec: JobSpec) -> Work:
+    """Rows looked up, and their gradients added into the table."""
+    size = micro_batch_tokens(spec) * spec.model.hidden_size * mix_of(spec.train.precision).compute
+    return Work((Pass(3 * size),), (), (Pass(3 * size),))
+
+
+def head_work(spec: JobSpec) -> Work:
+    """Final norm, the product with the vocabulary, and the loss: fp32 logits are read and written several times."""
+    model, tokens = spec.model, micro_batch_tokens(spec)
+    e = mix_of(spec.train.precision).compute
+    h, vocab = model.hidden_size, model.vocab_size // spec.layout.tp
+    logits = tokens * vocab
+    product = Gemm(tokens, vocab, h)
+    cast, softmax = Pass((e + FP32_BYTES) * logits), Pass(3 * FP32_BYTES * logits)
+    return Work(
+        forward=(Pass(2 * e * tokens * h), product, cast, softmax),
+        backward_input=(Pass(2 * FP32_BYTES * logits), cast, Gemm(tokens, h, vocab), Pass(3 * e * tokens * h)),
+        backward_weight=(Gemm(vocab, h, tokens),),
+    )

@@ -1,0 +1,114 @@
+"""What a calibration measured on one host: raw points, to which `planner.hardware.cluster` fits its constants.
+
+Every point says how many ranks ran it at once, for ranks on one machine share its cores, memory and links.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from contracts.telemetry import Op
+from planner.facts.spec import Arch, Device, Strict
+
+PROFILE_VERSION: Literal[2] = 2
+
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+MeasuredPrecision = Literal["fp32", "bf16"]
+
+
+class GemmPoint(Strict):
+    """(m, k) x (k, n) matrix product: 2 m n k FLOP in the median `seconds`."""
+
+    ranks: Count
+    precision: MeasuredPrecision
+    m: Count
+    n: Count
+    k: Count
+    seconds: Seconds
+
+
+class StreamPoint(Strict):
+    """An elementwise kernel that reads and writes `num_bytes` in all; the smallest ones show an operator's overhead."""
+
+    ranks: Count
+    num_bytes: Count
+    seconds: Seconds
+
+
+class LayerPoint(Strict):
+    """One transformer layer of the trainer on a tp rank, its collectives too: (micro_batch, seq_len, hidden)."""
+
+    ranks: Count
+    precision: MeasuredPrecision
+    arch: Arch
+    hidden_size: Count
+    num_heads: Count
+    num_kv_heads: Count
+    ffn_hidden_size: Count
+    tp: Count
+    sequence_parallel: bool
+    micro_batch: Count
+    seq_len: Count
+    forward_s: Seconds
+    backward_s: Seconds
+
+
+class EndsPoint(Strict):
+    """Embedding, final norm, head and loss of the trainer on a tp rank, their collectives too."""
+
+    ranks: Count
+    precision: MeasuredPrecision
+    arch: Arch
+    hidden_size: Count
+    vocab_size: Count
+    tp: Count
+    sequence_parallel: bool
+    micro_batch: Count
+    seq_len: Count
+    forward_s: Seconds
+    backward_s: Seconds
+
+
+class OptimizerPoint(Strict):
+    """Gradient norm, clipping, AdamW step and clearing over `num_parameters` fp32 elements in `num_tensors` tensors."""
+
+    ranks: Count
+    num_parameters: Count
+    num_tensors: Count
+    seconds: Seconds
+
+
+class CollectivePoint(Strict):
+    """What one call adds to compute, `ranks` ranks at work in groups of `group_size`.
+
+    `payload_bytes` as in `planner.facts.collectives`.
+    """
+
+    ranks: Count
+
+    op: Op
+    group_size: Annotated[int, Field(ge=2)]
+    payload_bytes: Count
+    seconds: Seconds
+
+
+class HostProfile(Strict):
+    """Everything one calibration of a host measured."""
+
+    version: Literal[2] = PROFILE_VERSION
+    device: Device
+    device_name: str
+    torch_version: str
+    cores: Count
+    slots: Count
+    memory_bytes: Count
+    measured_at: str = Field(description="ISO 8601 with its zone")
+    gemm: tuple[GemmPoint, ...] = Field(min_length=1)
+    stream: tuple[StreamPoint, ...] = Field(min_length=1)
+    layers: tuple[LayerPoint, ...] = ()
+    ends: tuple[EndsPoint, ...] = ()
+    optimizer: tuple[OptimizerPoint, ...] = ()
+    collectives: tuple[CollectivePoint, ...] = ()

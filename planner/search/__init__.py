@@ -1,0 +1,1 @@
+"""Which layout to take, and what lies one choice away."""

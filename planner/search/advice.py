@@ -1,0 +1,113 @@
+"""What lies one choice away from a layout: what it would cost, or why it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from planner.cost.timing import Timer
+from planner.facts.layout import SCHEDULE_NAMES, problems
+from planner.facts.spec import JobSpec
+from planner.hardware.cluster import Cluster
+from planner.search.layouts import RECOMPUTES, needed_bytes
+
+GIB = 2**30
+
+
+class Neighbour(NamedTuple):
+    """A layout that differs in one choice on as many ranks, and in words how it compares or why it cannot be.
+
+    `step_s` and `memory_bytes` are None where it breaks a rule.
+    """
+
+    change: str
+    spec: JobSpec
+    fits: bool
+    step_s: float | None
+    memory_bytes: int | None
+    reason: str
+
+
+def neighbours(spec: JobSpec, cluster: Cluster) -> list[Neighbour]:
+    """Every layout one choice away, fastest of those that fit first."""
+    timer, capacity = Timer(cluster), cluster.accelerator.memory_bytes
+    here = timer.step(spec).step_s
+    found = [_weigh(change, other, timer, capacity, here) for change, other in _changes(spec)]
+    return sorted(found, key=lambda n: (not n.fits, n.step_s or float("inf"), n.memory_bytes or 0))
+
+
+def suggestions(spec: JobSpec, cluster: Cluster, *, limit: int = 3) -> list[Neighbour]:
+    """What would fit where this layout does not. Empty when it fits, or when nothing one choice away does."""
+    if needed_bytes(spec, cluster) <= cluster.accelerator.memory_bytes:
+        return []
+    return [n for n in neighbours(spec, cluster) if n.fits][:limit]
+
+
+def _weigh(change: str, spec: JobSpec, timer: Timer, capacity: int, here: float) -> Neighbour:
+    broken = problems(spec)
+    if broken:
+        return Neighbour(change, spec, False, None, None, "; ".join(p.message for p in broken))
+    step, needed = timer.step(spec).step_s, needed_bytes(spec, timer.cluster)
+    if needed > capacity:
+        reason = f"needs {needed / GIB:.1f} GiB of {capacity / GIB:.1f}"
+        return Neighbour(change, spec, False, step, needed, reason)
+    share = step / here - 1
+    word = "slower" if share > 0 else "faster"
+    reason = "as fast" if abs(share) < 0.0005 else f"{abs(share):.1%} {word}"
+    return Neighbour(change, spec, True, step, needed, f"{reason}, {needed / GIB:.1f} GiB")
+
+
+def _changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+    """(in words, spec) by choice: degrees doubled or halved against dp, ZeRO, recompute, micro-batch, schedule."""
+    layout, train = spec.layout, spec.train
+    for axis in ("tp", "pp", "cp"):
+        degree = getattr(layout, axis)
+        if layout.dp % 2 == 0:
+            yield _with(spec, f"{axis} {degree * 2}, dp {layout.dp // 2}", {axis: degree * 2, "dp": layout.dp // 2})
+        if degree % 2 == 0:
+            yield _with(spec, f"{axis} {degree // 2}, dp {layout.dp * 2}", {axis: degree // 2, "dp": layout.dp * 2})
+    for zero in range(4):
+        if zero != layout.zero:
+            yield _with(spec, f"ZeRO-{zero}", {"zero": zero})
+    for recompute in RECOMPUTES:
+        if recompute != layout.recompute:
+            yield _with(spec, f"recompute {recompute}", {"recompute": recompute})
+    if layout.tp > 1 and not layout.sequence_parallel:
+        yield _with(spec, "sequence parallel", {"sequence_parallel": True, "scatter_gather": False})
+    if spec.micro_batch_size % 2 == 0:
+        yield _with(spec, f"micro-batch {spec.micro_batch_size // 2}", {}, train.micro_batches * 2)
+    if train.micro_batches % 2 == 0:
+        yield _with(spec, f"micro-batch {spec.micro_batch_size * 2}", {}, train.micro_batches // 2)
+    if layout.pp > 1:
+        for schedule, chunks in (("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_zero_bubble", 1), ("zbv", 2)):
+            if (schedule, chunks) != (layout.schedule, layout.virtual_stages):
+                words = SCHEDULE_NAMES[schedule]
+                yield _with(spec, words, {"schedule": schedule, "virtual_stages": chunks})
+
+
+def _with(spec: JobSpec, words: str, layout: dict[str, Any], micro_batches: int | None = None) -> tuple[str, JobSpec]:
+    """The spec with a change, and what the change takes with it: parts that only made sense before."""
+    fields: dict[str, Any] = {**layout}
+    tp = fields.get("tp", spec.layout.tp)
+    pp = fields.get("pp", spec.layout.pp)
+    ranks = fields.get("dp", spec.layout.dp) * fields.get("cp", spec.layout.cp)
+    if "tp" in fields:
+        fields["sequence_parallel"] = tp > 1
+    if tp == 1:
+        fields["regather"] = False
+    if tp == 1 or pp == 1 or fields.get("sequence_parallel", spec.layout.sequence_parallel):
+        fields["scatter_gather"] = False
+    if pp == 1:
+        fields.update(virtual_stages=1, schedule="1f1b")
+    if ranks == 1:
+        fields.update(zero=0, dp_replicas=1)
+    if "dp" in fields:
+        fields["dp_replicas"] = 1
+    train = spec.train
+    if micro_batches is None and "dp" in fields:
+        # The micro-batch keeps its size where it can; with twice the replicas each has half as many.
+        share = train.global_batch // fields["dp"]
+        micro_batches = max(1, share // spec.micro_batch_size)
+    if micro_batches is not None:
+        train = train.model_copy(update={"micro_batches": micro_batches})
+    return words, spec.model_copy(update={"layout": spec.layout.model_copy(update=fields), "train": train})

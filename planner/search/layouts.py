@@ -1,0 +1,284 @@
+"""Every layout of a model on a cluster, and which to take.
+
+Degrees, ZeRO stage, schedule, chunks, micro-batch size and recompute are enumerated. A layout is refused as early as
+the arithmetic allows: where model state alone does not fit, all that share it go at once. All that fit are timed.
+Sequence parallelism is always on beside tp: it sends as much and keeps less (2205.05198 section 4.2.2). GPipe, naive
+and looped BFS are tried only on request: 1F1B and its interleaved form idle as long or less and keep less.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from planner.cost.memory import State, fullest_moment, sizes_of, state_bytes
+from planner.cost.timing import Timer, Timing, unlike_stages
+from planner.facts.layout import pipeline_problems, problems
+from planner.facts.runnable import not_runnable
+from planner.facts.spec import JobSpec, Layout, Problem, Recompute, Schedule, SpecError
+from planner.hardware.cluster import Cluster
+
+MAX_CP = 64
+MAX_MICRO_BATCH = 16
+SHORTEST_PART = 2048  # tokens: cp cuts no sequence into shorter parts unless told to
+SCHEDULES: tuple[tuple[Schedule, int], ...] = (
+    ("1f1b", 1),
+    ("interleaved_1f1b", 2),
+    ("interleaved_1f1b", 4),
+    ("interleaved_zero_bubble", 1),
+    ("zbv", 2),
+    ("dualpipev", 2),
+)
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+FIXABLE = ("dp", "pp", "tp", "cp", "ep", "zero", "schedule", "virtual_stages", "recompute", "sequence_parallel")
+
+
+class Constraints(NamedTuple):
+    """What the user insists on. `fixed`: fields of the layout with their value. `runnable`: only what can run here."""
+
+    world_size: int
+    fixed: Mapping[str, Any] = {}
+    max_micro_batch: int = MAX_MICRO_BATCH
+    max_memory_bytes: int | None = None
+    runnable: bool = False
+    max_seconds: float = math.inf
+
+
+class Found(NamedTuple):
+    """A layout that fits, and what it costs."""
+
+    spec: JobSpec
+    timing: Timing
+    memory_bytes: int
+
+
+class SearchResult(NamedTuple):
+    """`best` by time. `pareto`: more time always buys less memory. `refused`: how many layouts, by reason.
+
+    `complete` is False when `max_seconds` ended the search: then not all layouts were considered.
+    """
+
+    best: list[Found]
+    pareto: list[Found]
+    considered: int
+    fitting: int
+    refused: dict[str, int]
+    seconds: float
+    complete: bool
+
+
+def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: int = 20) -> SearchResult:
+    """Rank all layouts of `spec`'s model and batch on `constraints.world_size` ranks of `cluster`.
+
+    Raises:
+        SpecError: a constraint that makes no sense, or that names no field which can be fixed.
+    """
+    check(constraints)
+    started = time.perf_counter()
+    finder = _Finder(spec, cluster, constraints)
+    fitting = sorted(finder.find(), key=_rank)
+    return SearchResult(
+        best=fitting[:limit],
+        pareto=pareto(fitting),
+        considered=len(fitting) + finder.refused.total(),
+        fitting=len(fitting),
+        refused=dict(finder.refused),
+        seconds=time.perf_counter() - started,
+        complete=not finder.is_late(),
+    )
+
+
+def _rank(found: Found) -> tuple[float, int, int, int]:
+    """By time; of equals the one that needs less memory, then the one with fewer axes and chunks."""
+    x = found.spec.layout
+    axes = sum(degree > 1 for degree in (x.tp, x.cp, x.pp, x.ep))
+    return float(f"{found.timing.step_s:.4g}"), found.memory_bytes, axes, x.virtual_stages
+
+
+def check(constraints: Constraints) -> None:
+    """Refuse constraints that name no field, or a number that cannot be.
+
+    Raises:
+        SpecError: with every problem.
+    """
+    found = []
+    if not 1 <= constraints.world_size <= MAX_WORLD:
+        found.append(Problem("world_size", f"must be from 1 to {MAX_WORLD}, got {constraints.world_size}"))
+    if constraints.max_micro_batch < 1:
+        found.append(Problem("max_micro_batch", f"must be at least 1, got {constraints.max_micro_batch}"))
+    unknown = [name for name in constraints.fixed if name not in FIXABLE]
+    found += [Problem(f"fixed.{name}", f"cannot be fixed; these can: {', '.join(FIXABLE)}") for name in unknown]
+    if found:
+        raise SpecError(found)
+
+
+MAX_WORLD = 65536
+
+
+def pareto(fitting: Sequence[Found]) -> list[Found]:
+    """Of layouts sorted by time, those that need less memory than every faster one."""
+    front: list[Found] = []
+    for found in fitting:
+        if not front or found.memory_bytes < front[-1].memory_bytes:
+            front.append(found)
+    return front
+
+
+def needed_bytes(spec: JobSpec, cluster: Cluster) -> int:
+    """Memory of the fullest rank with its allowances."""
+    return _allowed(max(_stage_bytes(spec, stage) for stage in range(spec.layout.pp)), cluster)
+
+
+def fullest_stages(spec: JobSpec) -> list[int]:
+    """Stages one of which needs most: along those that hold alike, what is in flight only rises or only falls."""
+    counts = unlike_stages(spec)
+    return sorted({0, spec.layout.pp - 1, *counts, *(first + number - 1 for first, number in counts.items())})
+
+
+def _stage_bytes(spec: JobSpec, stage: int) -> int:
+    state = state_bytes(spec, stage)
+    return state.weights + state.optimizer + fullest_moment(spec, stage, state, sizes_of(spec)).total
+
+
+def _allowed(parts: int, cluster: Cluster) -> int:
+    return parts + cluster.accelerator.allowance(parts)
+
+
+class _Finder:
+    """One search: what is left of the nested choices, and how many layouts each reason refused."""
+
+    def __init__(self, spec: JobSpec, cluster: Cluster, constraints: Constraints) -> None:
+        self.spec, self.cluster, self.constraints = spec, cluster, constraints
+        self.capacity = constraints.max_memory_bytes or cluster.accelerator.memory_bytes
+        self.timer = Timer(cluster)
+        self.refused: Counter[str] = Counter()
+        self._deadline = time.perf_counter() + constraints.max_seconds
+        self._late = False
+
+    def is_late(self) -> bool:
+        """Whether the time allowed ended the search."""
+        return self._late
+
+    def find(self) -> Iterator[Found]:
+        for degrees in self._degrees():
+            for zero in self._options("zero", (0, 1, 2, 3) if degrees["dp"] * degrees["cp"] > 1 else (0,)):
+                for schedule, chunks in self._schedules(degrees["pp"]):
+                    if time.perf_counter() > self._deadline:
+                        self._late = True
+                        return
+                    yield from self._family({**degrees, "zero": zero}, schedule, chunks)
+
+    def _options(self, field: str, usual: Sequence[Any]) -> Sequence[Any]:
+        return (self.constraints.fixed[field],) if field in self.constraints.fixed else usual
+
+    def _degrees(self) -> Iterator[dict[str, Any]]:
+        """Degrees whose product is the world size and that divide what they must."""
+        model, train, world = self.spec.model, self.spec.train, self.constraints.world_size
+        largest_cp = min(MAX_CP, max(1, train.seq_len // SHORTEST_PART))
+        experts = _powers(model.moe.num_experts) if model.moe else [1]
+        for tp in self._options("tp", _powers(self.cluster.per_node)):
+            for cp in self._options("cp", _powers(largest_cp)):
+                for pp in self._options("pp", [p for p in divisors(world) if p <= model.num_layers]):
+                    dp, rest = divmod(world, tp * cp * pp)
+                    if rest or dp < 1 or self.constraints.fixed.get("dp", dp) != dp:
+                        continue
+                    for ep in self._options("ep", [e for e in experts if dp * cp % e == 0]):
+                        degrees = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep}
+                        if self._divides(degrees):
+                            yield degrees
+
+    def _divides(self, degrees: dict[str, Any]) -> bool:
+        """Whether the degrees themselves break no rule; schedule and micro-batches come later."""
+        sequence_parallel = self.constraints.fixed.get("sequence_parallel", degrees["tp"] > 1)
+        layout = self.spec.layout.model_copy(update={**_PLAIN, **degrees, "sequence_parallel": sequence_parallel})
+        train = self.spec.train.model_copy(update={"micro_batches": 1})
+        trial = self.spec.model_copy(update={"layout": layout, "train": train})
+        found = [p for p in problems(trial) if p.field not in ("train.micro_batches", "layout.zero")]
+        if found:
+            self.refused[f"{found[0].field}: divisibility"] += 1
+        return not found
+
+    def _schedules(self, pp: int) -> Iterator[tuple[Schedule, int]]:
+        fixed = self.constraints.fixed
+        if pp == 1:
+            yield "1f1b", 1
+            return
+        wanted = [(s, v) for s, v in SCHEDULES if fixed.get("schedule", s) == s]
+        if not wanted:
+            wanted = [(fixed["schedule"], v) for v in ((2, 4) if fixed["schedule"] == "looped_bfs" else (1,))]
+        if "virtual_stages" in fixed:
+            wanted = sorted({(s, fixed["virtual_stages"]) for s, _ in wanted})
+        yield from ((s, v) for s, v in wanted if pp * v <= self.spec.model.num_layers)
+
+    def _family(self, degrees: dict[str, Any], schedule: Schedule, chunks: int) -> Iterator[Found]:
+        """Micro-batch sizes and recompute policies of layouts that keep the same model state."""
+        sequence_parallel = self.constraints.fixed.get("sequence_parallel", degrees["tp"] > 1)
+        fields = {**degrees, "schedule": schedule, "virtual_stages": chunks, "sequence_parallel": sequence_parallel}
+        sizes = self._micro_batch_sizes(degrees["dp"])
+        policies = self._options("recompute", RECOMPUTES)
+        layouts = [self.spec.layout.model_copy(update={**_PLAIN, **fields, "recompute": r}) for r in policies]
+        first = self._candidate(layouts[0], sizes[0])
+        probes = fullest_stages(first)
+        states = [state_bytes(first, stage) for stage in probes]
+        if _allowed(max(state.least for state in states), self.cluster) > self.capacity:
+            self.refused["memory: model state alone"] += len(sizes) * len(layouts)
+            return
+        for size in sizes:
+            spec = self._candidate(layouts[0], size)
+            if _breaks_schedule(spec):
+                self.refused["schedule: too few micro-batches, or not a multiple of pp"] += len(layouts)
+                continue
+            for layout in layouts:
+                yield from self._fit(spec.model_copy(update={"layout": layout}), probes, states)
+
+    def _fit(self, spec: JobSpec, probes: list[int], states: list[State]) -> Iterator[Found]:
+        sizes = sizes_of(spec)
+        parts = [
+            state.weights + state.optimizer + fullest_moment(spec, stage, state, sizes).total
+            for stage, state in zip(probes, states, strict=True)
+        ]
+        needed = _allowed(max(parts), self.cluster)
+        if needed > self.capacity:
+            self.refused["memory: with activations"] += 1
+        elif self.constraints.runnable and not_runnable(spec):
+            self.refused["cannot run yet"] += 1
+        else:
+            yield Found(spec, self.timer.step(spec), needed)
+
+    def _candidate(self, layout: Layout, micro_batch: int) -> JobSpec:
+        train = self.spec.train
+        m = train.global_batch // (layout.dp * micro_batch)
+        return self.spec.model_copy(update={"layout": layout, "train": train.model_copy(update={"micro_batches": m})})
+
+    def _micro_batch_sizes(self, dp: int) -> list[int]:
+        share = self.spec.train.global_batch // dp
+        return [b for b in _powers(min(self.constraints.max_micro_batch, share)) if share % b == 0]
+
+
+_PLAIN: dict[str, Any] = {
+    "dp_replicas": 1,
+    "regather": False,
+    "scatter_gather": False,
+    "virtual_stages": 1,
+    "schedule": "1f1b",
+    "zero": 0,
+    "recompute": "none",
+}
+
+
+def _breaks_schedule(spec: JobSpec) -> bool:
+    return bool(pipeline_problems(spec))
+
+
+def _powers(largest: int) -> list[int]:
+    """1, 2, 4, ... up to `largest`"""
+    return [1 << i for i in range(largest.bit_length())]
+
+
+def divisors(number: int) -> list[int]:
+    """In order."""
+    small = [i for i in range(1, int(number**0.5) + 1) if number % i == 0]
+    return sorted({*small, *(number // i for i in small)})

@@ -1,0 +1,212 @@
+"""Where each figure comes from: its formula, the numbers put into it, and the paper it stands in.
+
+Every term's value is computed by the function that computes the figure; a test adds the terms up.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from planner.cost.activations import layer_activation_bytes, logit_bytes
+from planner.cost.estimate import default_cluster, rank_memory
+from planner.cost.memory import fullest_moment, held_parameters, sizes_of, state_bytes
+from planner.cost.pipes import chunks_in_flight
+from planner.cost.timing import Timing, step_time
+from planner.cost.traffic import depends_on_router, step_traffic
+from planner.facts.collectives import bus_factor
+from planner.facts.flops import hardware_flops, model_flops
+from planner.facts.models import embedding_parameters, head_parameters, layer_parameters, parameter_count
+from planner.facts.precision import mix_of
+from planner.facts.runnable import not_runnable
+from planner.facts.shards import held, micro_batch_tokens
+from planner.facts.spec import JobSpec
+from planner.hardware.cluster import Cluster
+
+
+class Term(TypedDict):
+    """One term of a figure. `value` is in `unit`."""
+
+    name: str
+    formula: str
+    numbers: str
+    value: float
+    unit: str
+    source: str
+
+
+class Explanation(TypedDict):
+    """A figure and the terms that make it up."""
+
+    figure: str
+    value: float
+    unit: str
+    kind: str
+    terms: list[Term]
+
+
+def explain(spec: JobSpec, cluster: Cluster | None = None, *, stage: int = 0) -> list[Explanation]:
+    """Every figure of the estimate for one rank of pipeline stage `stage`.
+
+    `kind` says how far to trust it: counted from shapes, exact for this trainer, or estimated.
+    """
+    cluster = cluster or default_cluster(spec)
+    return [
+        _parameters(spec),
+        _memory(spec, cluster, stage),
+        _traffic(spec, stage),
+        *_time(spec, cluster),
+    ]
+
+
+def _term(name: str, formula: str, numbers: str, value: float, unit: str, source: str) -> Term:
+    return Term(name=name, formula=formula, numbers=numbers, value=value, unit=unit, source=source)
+
+
+def _parameters(spec: JobSpec) -> Explanation:
+    model = spec.model
+    source = "shapes of planner.facts.models; Megatron 2104.04473 equation 2 leaves out the final norm"
+    ends = [*embedding_parameters(model), *head_parameters(model, own_head=not model.tied_embeddings)]
+    terms = [_term(p.name, " x ".join(map(str, p.shape)), "", p.numel, "parameters", source) for p in ends]
+    moe_layers = model.num_layers - model.moe.dense_layers if model.moe else 0
+    for name, moe, count in (("layer", False, model.num_layers - moe_layers), ("layer of experts", True, moe_layers)):
+        each = sum(p.numel for p in layer_parameters(model, moe=moe)) if count else 0
+        if count:
+            numbers = f"{count:,} x {each:,}"
+            terms.append(_term(f"{name}s", "layers x parameters a layer", numbers, count * each, "parameters", source))
+    return Explanation(
+        figure="parameters", value=parameter_count(model), unit="parameters", kind="counted", terms=terms
+    )
+
+
+def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
+    layout, mix, a = spec.layout, mix_of(spec.train.precision), cluster.accelerator
+    parts = rank_memory(spec, stage, cluster)
+    numel, own, state = held_parameters(spec, stage), held(spec, stage), state_bytes(spec, stage)
+    most = fullest_moment(spec, stage, state, sizes_of(spec))
+    flight = chunks_in_flight(layout, stage, spec.train.micro_batches)
+    chunks = len(own.stage.chunks)
+    each = layer_activation_bytes(spec)
+    zero = "ZeRO 1910.02054 section 5, table 1"
+    shards = layout.shard_ranks if layout.zero else 1
+    said = {
+        "parameters": ("elements held x bytes", f"{numel:,} x {state.weights // numel}", zero),
+        "gradients": (
+            f"those there {most.name}: elements summed, and their copies to be sent",
+            f"{numel:,} a rank of {shards}; {state.gradients:,} B between micro-batches, {state.sent:,} B of copies",
+            zero,
+        ),
+        "optimizer": (
+            "elements / shards x (Adam's moments, fp32 weights)",
+            f"{numel:,} a rank of {shards} x {mix.optimizer}",
+            zero,
+        ),
+        "gathered": (
+            "weights gathered now x compute bytes",
+            f"{most.gathered // mix.compute:,} x {mix.compute}",
+            zero,
+        ),
+        "activations": (
+            "layers x bytes a layer and micro-batch x chunks in flight / chunks",
+            f"{own.num_layers} x {each:,} x {flight} / {chunks}, {most.name}",
+            "Korthikanti 2205.05198 equations 1 to 4; in flight by schedule",
+        ),
+        "working": (
+            "what backward begins with: tokens x vocabulary / tp x (compute + 2 x fp32), or the gradients in a layer",
+            f"{micro_batch_tokens(spec):,} x {spec.model.vocab_size // layout.tp:,}: {logit_bytes(spec):,}",
+            "tensors of the loss, or of an MLP's backward",
+        ),
+        "allowance": (
+            "gone before a tensor is made + a share of the rest",
+            f"{a.reserved_bytes:,} + {a.fragmentation:.0%} x {sum(parts.values()) - parts['allowance']:,}",
+            "an allowance: a GPU's is assumed, a CPU rank's was measured (make bench-calibration)",
+        ),
+    }
+    terms = [_term(name, *said[name][:2], value, "B", said[name][2]) for name, value in parts.items()]
+    return Explanation(figure="memory", value=sum(parts.values()), unit="B", kind="estimated", terms=terms)
+
+
+_SOURCES = {
+    "tp": "Megatron 2104.04473 section 3.2; 2205.05198 section 4.2 with sequence parallelism",
+    "pp": "Megatron 2104.04473 section 3.2: hidden states over a boundary, gradients back",
+    "cp": "Ring attention 2310.01889; Llama 3 2407.21783 section 3.3.2 for all-gather",
+    "ep": "GShard 2006.16668 section 3.2: dispatch and combine",
+    "dp": "ZeRO 1910.02054 section 7; HSDP 2304.11277",
+    "world": "the loss and the gradient norm, two fp64 values",
+}
+
+
+def _traffic(spec: JobSpec, stage: int) -> Explanation:
+    rank = stage * spec.layout.world_size // spec.layout.pp
+    terms = []
+    for c in step_traffic(spec, rank):
+        each = c.payload_bytes // c.count if c.count else 0
+        numbers = f"{c.count:,} calls, {each:,} B each on average; sends {bus_factor(c.op, c.group_size):.3g} of it"
+        name = f"{c.axis} {c.op.replace('_', '-')} over {c.group_size} ranks"
+        terms.append(_term(name, "calls x payload", numbers, c.payload_bytes, "B", _SOURCES[c.axis]))
+    total = sum(term["value"] for term in terms)
+    kind = "exact"
+    if not_runnable(spec):
+        kind = "estimated: the trainer does not run this layout yet"
+    elif depends_on_router(spec):
+        kind = "exact but for ep: tokens spread evenly over the experts, a router only comes near it"
+    return Explanation(figure="traffic", value=total, unit="B", kind=kind, terms=terms)
+
+
+def _time(spec: JobSpec, cluster: Cluster) -> list[Explanation]:
+    timing = step_time(spec, cluster)
+    return [_step(spec, cluster, timing), _utilisation(spec, cluster, timing)]
+
+
+def _step(spec: JobSpec, cluster: Cluster, timing: Timing) -> Explanation:
+    m, a = spec.train.micro_batches, cluster.accelerator
+    backward = timing.backward_input_s + timing.backward_weight_s
+    gemm = f"{a.peak(mix_of(spec.train.precision).gemm) / 1e12:,.1f} TFLOP/s x {a.gemm_efficiency}"
+    terms = [
+        _term(
+            "compute",
+            "micro-batches x (forward + backward) of the slowest stage",
+            f"{m} x ({timing.forward_s:.3g} + {backward:.3g}) s at {gemm}",
+            timing.compute_s,
+            "s",
+            "kernels of planner.hardware.kernels on the accelerator",
+        )
+    ]
+    if timing.recompute_s:
+        words = "micro-batches x the forward that is repeated"
+        terms.append(_term("recompute", words, f"{m} x", timing.recompute_s, "s", "2205.05198 section 5"))
+    for axis, seconds in timing.exposed_s.items():
+        crossing = f"node {cluster.node.bytes_per_s / 1e9:g} GB/s, network {cluster.network.bytes_per_s / 1e9:g} GB/s"
+        formula = "base + hops x latency + bytes / bandwidth, less what compute hides"
+        source = "alpha-beta model; nccl src/graph/tuning.cc"
+        terms.append(_term(f"{axis} exposed", formula, crossing, seconds, "s", source))
+    layout = spec.layout
+    pipe = f"{layout.schedule}, pp {layout.pp}, {layout.virtual_stages} chunks a stage, {m} micro-batches"
+    if timing.launch_s:
+        words = "micro-batches x (kernels x launch - device time), where the host is slower"
+        numbers = f"{m} micro-batches, {a.launch_s * 1e6:g} us a launch"
+        terms.append(_term("launch", words, numbers, timing.launch_s, "s", "the device waits for its host"))
+    bubble_source = "2104.04473 section 2.2: (p - 1) / (v m); zero bubble 2401.10241"
+    terms.append(_term("bubble", "fill and drain of the pipe", pipe, timing.bubble_s, "s", bubble_source))
+    adam = f"at {a.bytes_per_s / 1e9:,.0f} GB/s x {a.memory_efficiency}"
+    terms.append(
+        _term("optimizer", "28 B a parameter held", adam, timing.optimizer_s, "s", "bytes Adam reads and writes")
+    )
+    return Explanation(
+        figure="step time", value=timing.step_s, unit="s", kind=f"estimated: {cluster.basis}", terms=terms
+    )
+
+
+def _utilisation(spec: JobSpec, cluster: Cluster, timing: Timing) -> Explanation:
+    peak = cluster.accelerator.peak(mix_of(spec.train.precision).gemm)
+    ranks = spec.layout.world_size
+    below = f"{ranks:,} x {peak / 1e12:,.1f} TFLOP/s x {timing.step_s:.4g} s"
+    palm = "PaLM 2204.02311 appendix B: full attention, no recompute"
+    terms = [
+        _term("model FLOPs", "3 x forward", "", model_flops(spec), "FLOP", palm),
+        _term(
+            "hardware FLOPs", "and what recompute repeats", "", hardware_flops(spec), "FLOP", "2205.05198 equation 8"
+        ),
+        _term("MFU", "model FLOPs / (ranks x peak x step)", below, timing.mfu, "", palm),
+        _term("HFU", "hardware FLOPs / (ranks x peak x step)", below, timing.hfu, "", "2205.05198 section 6.3"),
+    ]
+    return Explanation(figure="MFU", value=timing.mfu, unit="", kind=f"estimated: {cluster.basis}", terms=terms)

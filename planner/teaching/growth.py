@@ -1,0 +1,210 @@
+"""How traffic grows: what data, tensor and pipeline parallelism send for one batch, and which of them most.
+
+Bytes of one optimiser step, in the classic setting: parameters 12 l h^2 (2104.04473 equation 2 without its small
+terms), one batch b of sequences s at once, groups of n ranks, stages of k layers. Ring-optimal bytes that one rank
+sends; for the pipeline, over all its boundaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypedDict
+
+from planner.facts.spec import Problem, SpecError
+
+ELEMENT_BYTES = 2
+POINTS = 41
+
+
+class Setting(NamedTuple):
+    """b sequences, s tokens each, hidden size h, l layers, k layers a stage, n ranks of a dp or tp group."""
+
+    b: int = 8
+    s: int = 2048
+    h: int = 4096
+    l: int = 32  # noqa: E741  # the letter the field writes
+    k: int = 8
+    n: int = 8
+
+
+RANGES = {"b": (1, 4096), "s": (64, 131072), "h": (128, 65536), "l": (1, 1024), "k": (1, 1024), "n": (2, 65536)}
+
+
+class Volume(TypedDict):
+    """What one axis sends, its order, its formula, and the formula with the numbers put in."""
+
+    axis: str
+    name: str
+    num_bytes: float
+    order: str
+    formula: str
+    numbers: str
+    source: str
+
+
+class Lesson(TypedDict):
+    """Volumes at a setting, most first; where two are equal; whether TP > DP > PP holds, in words."""
+
+    setting: dict[str, int]
+    volumes: list[Volume]
+    tp_equals_dp_tokens: float
+    dp_equals_pp_tokens: float | None
+    tokens: int
+    order: str
+    classic: bool
+    verdict: str
+
+
+def check(values: dict[str, object]) -> Setting:
+    """A setting from untrusted values.
+
+    Raises:
+        SpecError: with every field that is unknown, no whole number or out of range, and a k that exceeds l.
+    """
+    found = [Problem(str(name)[:20], "is not one of " + ", ".join(RANGES)) for name in values if name not in RANGES]
+    good: dict[str, int] = {}
+    for name, (least, most) in RANGES.items():
+        value = values.get(name, Setting._field_defaults[name])
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            found.append(Problem(name, f"must be a whole number from {least} to {most}"))
+        else:
+            good[name] = value
+    if not found and good["k"] > good["l"]:
+        found.append(Problem("k", f"{good['k']} layers a stage, and the model has only {good['l']}"))
+    if found:
+        raise SpecError(found)
+    return Setting(**good)
+
+
+def data_bytes(x: Setting) -> float:
+    """All-reduce of every gradient: 2 (n - 1)/n P (2104.04473 section 3.2; ZeRO-1 and 2 send as much)."""
+    return 2 * (x.n - 1) / x.n * 12 * x.l * x.h**2 * ELEMENT_BYTES
+
+
+def zero3_bytes(x: Setting) -> float:
+    """Parameters gathered twice, gradients scattered once: 3 (n - 1)/n P (ZeRO 1910.02054 section 7)."""
+    return 1.5 * data_bytes(x)
+
+
+def tensor_bytes(x: Setting) -> float:
+    """Four all-reduces a layer: 8 b s h (n - 1)/n elements (2104.04473 section 3.2)."""
+    return 8 * x.b * x.s * x.h * x.l * (x.n - 1) / x.n * ELEMENT_BYTES
+
+
+def pipeline_bytes(x: Setting) -> float:
+    """Hidden states over each of l/k - 1 boundaries and gradients back: 2 (l/k - 1) b s h elements."""
+    return 2 * (x.l / x.k - 1) * x.b * x.s * x.h * ELEMENT_BYTES
+
+
+def lesson(x: Setting) -> Lesson:
+    """Everything the page tells about one setting."""
+    share = f"{x.n - 1}/{x.n}"
+    volumes = [
+        Volume(
+            axis="dp",
+            name="data parallel, ZeRO-1, ZeRO-2",
+            num_bytes=data_bytes(x),
+            order="O(h² l)",
+            formula="2 (n-1)/n · 12 l h² · 2 B",
+            numbers=f"2 · {share} · 12 · {x.l} · {x.h}² · 2 B",
+            source="Megatron 2104.04473 section 3.2; ZeRO 1910.02054 section 7",
+        ),
+        Volume(
+            axis="zero3",
+            name="ZeRO-3",
+            num_bytes=zero3_bytes(x),
+            order="O(h² l)",
+            formula="3 (n-1)/n · 12 l h² · 2 B",
+            numbers=f"3 · {share} · 12 · {x.l} · {x.h}² · 2 B",
+            source="ZeRO 1910.02054 section 7.2.2",
+        ),
+        Volume(
+            axis="tp",
+            name="tensor parallel",
+            num_bytes=tensor_bytes(x),
+            order="O(b s h l)",
+            formula="8 (n-1)/n · b s h l · 2 B",
+            numbers=f"8 · {share} · {x.b} · {x.s} · {x.h} · {x.l} · 2 B",
+            source="Megatron 2104.04473 section 3.2",
+        ),
+        Volume(
+            axis="pp",
+            name="pipeline parallel, all boundaries",
+            num_bytes=pipeline_bytes(x),
+            order="O(b s h l / k)",
+            formula="2 (l/k - 1) · b s h · 2 B",
+            numbers=f"2 · ({x.l}/{x.k} - 1) · {x.b} · {x.s} · {x.h} · 2 B",
+            source="Megatron 2104.04473 section 3.2",
+        ),
+    ]
+    sizes = {"TP": tensor_bytes(x), "DP": data_bytes(x), "PP": pipeline_bytes(x)}
+    order = " > ".join(sorted(sizes, key=lambda axis: -sizes[axis]))
+    return Lesson(
+        setting=x._asdict(),
+        volumes=sorted(volumes, key=lambda volume: -volume["num_bytes"]),
+        tp_equals_dp_tokens=tp_equals_dp(x),
+        dp_equals_pp_tokens=dp_equals_pp(x),
+        tokens=x.b * x.s,
+        order=order,
+        classic=sizes["TP"] > sizes["DP"] > sizes["PP"],
+        verdict=_verdict(x),
+    )
+
+
+def tp_equals_dp(x: Setting) -> float:
+    """Tokens b s at which tp sends as much as dp: 8 b s h l = 24 l h^2, so b s = 3 h."""
+    return 3.0 * x.h
+
+
+def dp_equals_pp(x: Setting) -> float | None:
+    """Tokens b s at which the pipe sends as much as dp; None for a single stage, which sends nothing."""
+    boundaries = x.l / x.k - 1
+    if boundaries <= 0:
+        return None
+    return 12 * x.l * x.h * (x.n - 1) / x.n / boundaries
+
+
+def _verdict(x: Setting) -> str:
+    tokens, low, high = x.b * x.s, tp_equals_dp(x), dp_equals_pp(x)
+    if tokens <= low:
+        return f"TP > DP has turned round: b s = {tokens:,} tokens is at most 3 h = {low:,.0f}, too few to outweigh h²."
+    if high is not None and tokens >= high:
+        return f"DP > PP has turned round: b s = {tokens:,} tokens is at least {high:,.0f}, so activations outweigh h²."
+    upper = "" if high is None else f" and below {high:,.0f}"
+    return f"TP > DP > PP holds: b s = {tokens:,} tokens is above 3 h = {low:,.0f}{upper}."
+
+
+class Curves(TypedDict):
+    """Bytes of each axis over one variable, the others as they stand; sampled evenly on a logarithmic scale."""
+
+    variable: str
+    x: list[float]
+    series: dict[str, list[float | None]]
+
+
+_LINES: dict[str, Callable[[Setting], float]] = {
+    "dp": data_bytes,
+    "zero3": zero3_bytes,
+    "tp": tensor_bytes,
+    "pp": pipeline_bytes,
+}
+
+
+def curves(x: Setting, variable: str) -> Curves:
+    """How each axis grows with one variable.
+
+    Raises:
+        SpecError: there is no such variable.
+    """
+    if variable not in RANGES:
+        raise SpecError([Problem("over", f"must be one of {', '.join(RANGES)}")])
+    least, most = RANGES[variable]
+    if variable == "k":
+        most = x.l
+    if variable == "l":
+        least = x.k
+    steps = POINTS - 1
+    values = sorted({round(least * (most / least) ** (i / steps)) for i in range(POINTS)})
+    settings = [x._replace(**{variable: value}) for value in values]
+    series = {axis: [line(setting) or None for setting in settings] for axis, line in _LINES.items()}
+    return Curves(variable=variable, x=[float(value) for value in values], series=series)
