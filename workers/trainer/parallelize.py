@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from planner.facts.layout import chunk_indices, num_chunks
 from planner.facts.models import Parameter, Unit, stage_units
-from planner.facts.placements import Placement, placement
+from planner.facts.placements import Placement, local_parameter, placement
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec
@@ -213,6 +213,8 @@ def _plain(spec: JobSpec, mesh: Mesh, built: Built, tensors: list[Held]) -> list
 
 def _held(spec: JobSpec, decoder: Decoder, unit: Unit, parameter: Parameter) -> Held:
     tensor, dtype, mix = unit_parameter(decoder, unit, parameter), compute_type(spec), mix_of(spec.train.precision)
+    # The model sizes its tensors by itself: a placement that is wrong ends here.
+    assert tensor.shape == local_parameter(spec.model, spec.layout, parameter).shape, full_name(unit, parameter)
     # What FSDP2 shards is fp32 at rest.
     master = make_master(tensor, dtype) if mix.has_master and not isinstance(tensor, DTensor) else tensor
     summed = master if mix.gradients == FP32_BYTES else tensor

@@ -43,9 +43,7 @@ def initialise(decoder: Decoder, unit: Unit, spec: JobSpec, place: Coordinates) 
     for parameter in unit.parameters:
         with torch.no_grad():
             whole = _whole(parameter, full_name(unit, parameter), spec.model, spec.train.seed)
-            tensor, part = unit_parameter(decoder, unit, parameter), whole[divided_box(spec, place, parameter).slices]
-            assert tensor.shape == part.shape, full_name(unit, parameter)  # copy_ would repeat a row
-            tensor.copy_(part)
+            unit_parameter(decoder, unit, parameter).copy_(whole[divided_box(spec, place, parameter).slices])
 
 
 def _whole(parameter: Parameter, name: str, model: ModelSpec, seed: int) -> torch.Tensor:
