@@ -42,7 +42,17 @@ ROOMS = {
         "admin",
     ],
     # The trainer saves through checkpoint, whose export builds the trainer's model: one room with two doors.
-    "workers": ["drafts", "host", "meter", "checkpoint trainer", "tokenizer", "calibrate", "lab", "dry_run"],
+    "workers": [
+        "drafts",
+        "torch_private",
+        "host",
+        "meter",
+        "checkpoint trainer",
+        "tokenizer",
+        "calibrate",
+        "lab",
+        "dry_run",
+    ],
 }
 # Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.
 KIND_TABLES = {"planner/facts/kinds.py", "jobs/kinds.py", "workers/host/programs.py"}
