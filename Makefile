@@ -72,6 +72,9 @@ image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this ma
 
 bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-calibration bench-training bench-dry_run bench-scheduling bench-listing bench-viewer ## every benchmark, as ratios
 
+bench-published: $(VENV)/.dev ## the planner against published measurements; ROWS=file.csv
+	$(BIN)/python -m benchmarks.published --rows $(ROWS)
+
 bench-%: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.$*
 
