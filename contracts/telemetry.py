@@ -30,6 +30,7 @@ from contracts.fields import (
 )
 
 VERSION: Final = 1
+FIRST_STEPS: Final = 3  # of a run, no measure of the others: buckets regroup, caches fill, kernels are compiled
 
 Phase = Literal["setup", "step", "eval", "checkpoint", "teardown"]
 Op = Literal[
@@ -95,6 +96,7 @@ class StepItem(TypedDict):
     grad_norm: Number | None
     learning_rate: Number
     cells: list[Cell]
+    peak_bytes: NotRequired[Count]  # of this rank's memory so far, above what it held before its model was built
 
 
 class EvalItem(TypedDict):

@@ -20,6 +20,7 @@ from workers.meter.ending import end_as, fail
 from workers.trainer.allocator import return_large_tensors
 from workers.trainer.data import corpus_of
 from workers.trainer.errors import DivergedError, UserError
+from workers.trainer.footprint import Footprint
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
 from workers.trainer.parallelize import parallelize
@@ -65,8 +66,10 @@ def run(
     send = exporter.send if exporter else lambda _item: None
     try:
         mesh = make_mesh(spec, rank, recorder.label)
+        footprint = Footprint(device)
         part = parallelize(spec, mesh, device)
         trainer = Trainer(spec, mesh, part, corpus, recorder, device)
+        trainer.footprint = footprint
         if place is None:
             train(trainer, send, _say)
             return

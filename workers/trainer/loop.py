@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry import EvalItem, Item, Phase, PhaseItem, StepItem, VerdictItem
+from contracts.telemetry import FIRST_STEPS, EvalItem, Item, Phase, PhaseItem, StepItem, VerdictItem
 from planner.facts.spec import JobSpec, TrainSpec
 from workers.meter.recorder import Recorder
 from workers.trainer.data import Corpus, Tokens
 from workers.trainer.errors import DivergedError
+from workers.trainer.footprint import Footprint
 from workers.trainer.mesh import Mesh
 from workers.trainer.model import Decoder
 from workers.trainer.optimizer import (
@@ -54,6 +55,7 @@ class Trainer:
     ) -> None:
         self.spec, self.mesh, self.part, self.corpus, self.recorder = spec, mesh, part, corpus, recorder
         self.device = device
+        self.footprint: Footprint | None = None
         self.optimizer = make_optimizer(part, spec.train)
         self.tokens = spec.train.global_batch * spec.train.seq_len
         self.pipeline = Pipeline(spec.layout, mesh.place.pp, spec.train.micro_batches, self._boundary())
@@ -180,6 +182,8 @@ def train(trainer: Trainer, send: Send, say: Callable[[str], None], done: int = 
         received["step"] += trainer.received_rows()
         recorder.drain()
         send(_step_item(trainer, index, index + 1 - done, result, elapsed))
+        if trainer.footprint is not None and index + 1 - done == FIRST_STEPS:
+            trainer.footprint.restart()
         if rank == 0:
             speed = trainer.tokens / elapsed
             say(f"step {index + 1}/{steps} loss {result.loss:.4f} norm {result.grad_norm:.3f} {speed:,.0f} tokens/s")
@@ -238,6 +242,8 @@ def _step_item(trainer: Trainer, index: int, ran: int, result: StepResult, elaps
     )
     if result.not_finite:
         item["not_finite"] = result.not_finite
+    if trainer.footprint is not None and (peak := trainer.footprint.peak_bytes()) is not None:
+        item["peak_bytes"] = peak
     return item
 
 
