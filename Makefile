@@ -32,8 +32,8 @@ up: $(VENV)/.run ## start everything on this machine; Ctrl-C stops it
 tools: # what the tests drive from outside Python
 	@sh tests/install_tools.sh
 
-test: $(VENV)/.dev tools ## the default test suite
-	$(BIN)/python -m pytest tests
+test: $(VENV)/.dev tools ## the default test suite, in two processes
+	$(BIN)/python -m pytest tests -n 2 --dist loadscope
 
 lint: $(VENV)/.dev ## lint, format and types
 	$(BIN)/ruff check .
@@ -71,6 +71,9 @@ image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this ma
 	$(BIN)/python -m tests.image
 
 bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-calibration bench-training bench-dry_run bench-scheduling bench-listing bench-viewer ## every benchmark, as ratios
+
+bench-published: $(VENV)/.dev ## the planner against published measurements; ROWS=file.csv
+	$(BIN)/python -m benchmarks.published --rows $(ROWS)
 
 bench-%: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.$*

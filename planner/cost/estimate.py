@@ -12,6 +12,7 @@ from planner.cost.traffic import Collective, depends_on_router, step_traffic
 from planner.facts.collectives import algorithmic_bytes
 from planner.facts.layout import Coordinates, axis_group, is_turn, rank_of
 from planner.facts.models import active_parameter_count, parameter_count
+from planner.facts.placements import zero_shard
 from planner.facts.runnable import not_runnable
 from planner.facts.shards import local_units
 from planner.facts.spec import JobSpec
@@ -265,11 +266,13 @@ def _shard_place(spec: JobSpec, stage: int, index: int) -> Coordinates:
 def _alike_shards(spec: JobSpec, stage: int) -> list[range]:
     """Runs of shard indices that hold equally many rows of every tensor, and so send alike.
 
-    `shard_rows` gives full shards, then at most one short shard, then empty ones: only their ends can differ.
+    A dim has full shards, then at most one short shard, then empty ones: only their ends can differ.
     """
     degree = spec.layout.shard_ranks
     edges = {0, degree}
-    for rows in {p.shape[0] for unit in local_units(spec, stage) for p in unit.parameters}:
-        full, rest = divmod(rows, -(-rows // degree))
-        edges |= {full, full + (rest > 0)}
+    for shape in {p.shape for unit in local_units(spec, stage) for p in unit.parameters}:
+        shard = zero_shard(shape, degree)
+        if shard:
+            full, rest = divmod(shape[shard.dim], shard.rows)
+            edges |= {full, full + (rest > 0)}
     return [range(start, stop) for start, stop in pairwise(sorted(edge for edge in edges if edge <= degree))]

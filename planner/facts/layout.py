@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from planner.facts.kinds import KINDS, kind_problems, num_slots, product_words
 from planner.facts.proof import too_large
-from planner.facts.spec import JobSpec, Layout, ModelSpec, Problem
+from planner.facts.spec import JobSpec, Layout, Problem
 
 MeshAxis = Literal["pp", "dp", "cp", "tp"]
 MESH_AXES: tuple[MeshAxis, ...] = ("pp", "dp", "cp", "tp")  # outermost first: tp ranks are neighbours
@@ -72,11 +72,6 @@ def axis_group(layout: Layout, axis: Literal["pp", "dp", "cp", "ep", "tp", "worl
         "pp": Group(layout.pp, stage),
         "world": Group(layout.world_size, 1),
     }[axis]
-
-
-def key_value_group(model: ModelSpec, layout: Layout) -> Group:
-    """The tp ranks that hold the same key/value heads: several where there are more ranks than heads."""
-    return Group(max(1, layout.tp // model.num_kv_heads), 1)
 
 
 def num_chunks(layout: Layout) -> int:

@@ -61,6 +61,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "capacity": {
         "moe": {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 48, "capacity_factor": 1.0}
     },
+    # Fewer than the ranks that ZeRO divides them over.
+    "three experts": {"moe": {"num_experts": 3, "experts_per_token": 2, "expert_ffn_hidden_size": 48}},
 }
 
 SP = {"sequence_parallel": True}
@@ -135,6 +137,11 @@ LAYOUTS: dict[str, Try] = {
     "zero1 ep2 x dp2": Try({"dp": 4, "ep": 2, "zero": 1}, 2, ("moe",)),
     "zero2 ep2": Try({"dp": 2, "ep": 2, "zero": 2}, 2, ("moe",)),
     "zero3 ep2 x dp2": Try({"dp": 4, "ep": 2, "zero": 3}, 2, ("moe",)),
+    **{f"zero{z} dp4 three experts": Try({"dp": 4, "zero": z}, 2, ("moe",), "three experts") for z in (1, 2, 3)},
+    "hsdp zero3 over cp three experts": Try(
+        {"dp": 4, "cp": 2, "zero": 3, "dp_replicas": 2}, 2, ("moe",), "three experts"
+    ),
+    "zero2 dp4 three experts zbv": Try(chunked(2, "zbv", dp=4, zero=2), 2, ("moe",), "three experts"),
     "ep2 x tp2": Try({"dp": 2, "ep": 2, "tp": 2}, 2, ("moe",)),
     "ep2 x tp2 sp": Try({"dp": 2, "ep": 2, "tp": 2, **SP}, 2, ("moe",)),
     "ep2 x cp2": Try({"cp": 2, "ep": 2}, 2, ("moe",)),
@@ -229,6 +236,7 @@ CORE_ONCE = (
     "ep2",
     "ep2 capacity",
     "zero3 ep2 x dp2",
+    "zero3 dp4 three experts",
     "tp2 sp full recompute",
     "tp2 sp selective regather",
     "dp2 x tp2",

@@ -15,6 +15,7 @@ import torch
 from contracts.telemetry import Cell
 from planner.facts.layout import Coordinates, rank_of
 from planner.facts.models import Parameter, is_key_or_value, parameter_count
+from planner.facts.placements import placement
 from planner.facts.shards import held_units
 from planner.facts.spec import JobSpec
 from planner.facts.stages import stage_of
@@ -109,7 +110,7 @@ def load(spec: JobSpec, folder: Path) -> Run:
 
 
 def whole_gradients(spec: JobSpec, parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Put the ranks' parts together: ZeRO's shards of dim 0, then ep's and tp's; copies must agree."""
+    """Put the ranks' parts together: ZeRO's shards, then ep's and tp's; copies must agree."""
     layout, whole = spec.layout, {}
     for stage in range(layout.pp):
         for unit in held_units(spec.model, stage_of(spec.model, layout, stage)):
@@ -134,12 +135,13 @@ def whole_gradients(spec: JobSpec, parts: list[dict[str, torch.Tensor]]) -> dict
 def over_replicas(spec: JobSpec, parameter: Parameter, parts: list[torch.Tensor]) -> torch.Tensor:
     """`parts` of all dp x cp ranks: ep's parts are dealt in turn, ZeRO's shards lie side by side in each HSDP copy."""
     layout = spec.layout
+    zero = placement(spec.model, layout, parameter).zero
     ep = layout.ep if parameter.is_expert else 1
     experts = []
     for e in range(ep):
         mine = parts[e::ep]
         shards = len(mine) // layout.dp_replicas if layout.zero else 1
-        copies = [joined(mine[i : i + shards], 0) for i in range(0, len(mine), shards)]
+        copies = [joined(mine[i : i + shards], zero.dim if zero else 0) for i in range(0, len(mine), shards)]
         experts.append(joined(copies, None))
     return torch.cat(experts)
 

@@ -2,7 +2,8 @@
 
 A rank holds one part from each end of the sequence, parts i and 2 cp - 1 - i, so that causal work is even (2407.21783
 section 3.3.2). Keys and values pass round a ring (2310.01889) or are gathered at once; either way a rank computes its
-queries against one rank's keys at a time and joins the results by their log-sum-exp (online softmax, 1805.02867).
+queries against one rank's keys at a time, by SDPA's own kernel, and joins the results by their log-sum-exp (online
+softmax, 1805.02867).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from planner.facts.spec import ContextMethod
+from workers.torch_private.attention import attend, attend_backward
 from workers.trainer.compiled import not_compiled
 
 
@@ -155,24 +157,24 @@ def _visible(owner: int, here: int, seq_len: int) -> tuple[slice, slice, bool]:
 class _Attention(torch.autograd.Function):
     """q (batch, heads, s, d), kv (2, batch, kv heads, s, d) -> (batch, heads, s, d), with s = seq/cp.
 
-    Backward brings keys and values again rather than keep everybody's.
+    Backward keeps what is passed in, the output and each query's log-sum-exp, and brings keys and values again rather
+    than keep everybody's. Outputs are joined, and gradients of queries added up, in fp32.
     """
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, kv: torch.Tensor, cp: ContextParallel) -> torch.Tensor:
-        grouped = q.unflatten(1, (kv.shape[2], -1)).float()
-        out = torch.zeros_like(grouped)
-        total = grouped.new_full(grouped.shape[:-1], float("-inf"))
+        out, total = q, q  # the first block is one's own, which all queries see
         for owner, block in _transport(kv, cp).blocks():
             queries, keys, causal = _visible(owner, cp.index, q.shape[2])
-            scores = _scores(grouped[..., queries, :], block[0][..., keys, :], causal=causal)
-            here = scores.logsumexp(-1)
-            part = (scores - here.unsqueeze(-1)).exp() @ block[1][..., keys, :].unsqueeze(2).float()
-            joined = torch.logaddexp(total[..., queries], here)
-            before = (total[..., queries] - joined).exp().unsqueeze(-1)
-            out[..., queries, :] = out[..., queries, :] * before + part * (here - joined).exp().unsqueeze(-1)
-            total[..., queries] = joined
-        result = out.flatten(1, 2).to(q.dtype)
+            k, v = block[..., keys, :]
+            part, here = attend(q[..., queries, :], k, v, causal=causal)
+            if owner == cp.index:
+                out, total = part.float(), here
+                continue
+            some, before = out[..., queries, :], total[..., queries]
+            some.lerp_(part.float(), (here - before).sigmoid_().unsqueeze(-1))
+            before.copy_(torch.logaddexp(before, here))
+        result = out.to(q.dtype)
         ctx.save_for_backward(q, kv, result, total)
         ctx.cp = cp
         return result
@@ -181,31 +183,16 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         q, kv, out, total = ctx.saved_tensors
         cp: ContextParallel = ctx.cp
-        grouped, out_grad, out = (x.unflatten(1, (kv.shape[2], -1)).float() for x in (q, grad, out))
-        # The softmax's own gradient: rows' sums of gradient times output (FlashAttention 2205.14135 appendix B.2).
-        row_sums = (out_grad * out).sum(-1)
-        q_grad = torch.zeros_like(grouped)
+        grad = grad.contiguous()
+        q_grad = torch.zeros_like(q, dtype=torch.float32)
         transport = _transport(kv, cp)
         for owner, block in transport.blocks():
             queries, keys, causal = _visible(owner, cp.index, q.shape[2])
-            k, v = (x[..., keys, :].unsqueeze(2).float() for x in block)
-            some_q, some_grad = grouped[..., queries, :], out_grad[..., queries, :]
-            scores = _scores(some_q, block[0][..., keys, :], causal=causal)
-            probabilities = (scores - total[..., queries].unsqueeze(-1)).exp()
-            slope = probabilities * (some_grad @ v.transpose(-1, -2) - row_sums[..., queries].unsqueeze(-1))
-            slope = slope * q.shape[-1] ** -0.5
-            q_grad[..., queries, :] += slope @ k
+            some_grad, some_q, some_out = (x[..., queries, :] for x in (grad, q, out))
+            k, v = block[..., keys, :]
+            found = attend_backward(some_grad, some_q, k, v, some_out, total[..., queries], causal=causal)
+            q_grad[..., queries, :] += found.q
             block_grad = torch.zeros_like(block)
-            block_grad[0][..., keys, :] = (slope.transpose(-1, -2) @ some_q).sum(2).to(block.dtype)
-            block_grad[1][..., keys, :] = (probabilities.transpose(-1, -2) @ some_grad).sum(2).to(block.dtype)
+            block_grad[0][..., keys, :], block_grad[1][..., keys, :] = found.k, found.v
             transport.give(owner, block_grad)
-        return q_grad.flatten(1, 2).to(q.dtype), transport.home(), None
-
-
-def _scores(q: torch.Tensor, k: torch.Tensor, *, causal: bool) -> torch.Tensor:
-    """(batch, kv heads, group, queries, d), (batch, kv heads, keys, d) -> (batch, kv heads, group, queries, keys)"""
-    scores: torch.Tensor = (q @ k.unsqueeze(2).float().transpose(-1, -2)) * q.shape[-1] ** -0.5
-    if not causal:
-        return scores
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return scores.masked_fill(later, float("-inf"))
+        return q_grad.to(q.dtype), transport.home(), None

@@ -67,8 +67,13 @@ def test_a_new_attempt_goes_on_from_its_jobs_newest_checkpoint_without_being_tol
     assert "resumed from step-00000006: 6 steps done, in another layout (steps 6 is 7 now)" in longer.output
 
 
-def test_experts_move_between_ep_and_one_process(root: Path) -> None:
-    spread = make_spec({"dp": 4, "ep": 2, "zero": 2}, "moe", checkpoint_every=3)
-    before = run(spread, root, job="experts")
-    again = run(make_spec({}, "moe", resume="experts/1/step-00000003"), root, job="alone")
+@pytest.mark.parametrize(
+    ("variant", "layout"),
+    [("", {"dp": 4, "ep": 2, "zero": 2}), ("three experts", {"dp": 4, "zero": 3})],
+    ids=["ep2", "fewer experts than shards"],
+)
+def test_experts_move_to_one_process(root: Path, variant: str, layout: dict[str, Any]) -> None:
+    job = f"experts{len(variant)}"
+    before = run(make_spec(layout, "moe", variant, checkpoint_every=3), root, job=job)
+    again = run(make_spec({}, "moe", variant, resume=f"{job}/1/step-00000003"), root, job=f"{job}-alone")
     assert again.losses == pytest.approx({step: before.losses[step] for step in (4, 5, 6)}, rel=TOLERANCE)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from planner.cost.traffic import BUCKET_BYTES
+from planner.facts.shards import BUCKET_BYTES
 from workers.meter import Recorder, metered_backend
 from workers.trainer.data_parallel import BucketedAllReduce
 

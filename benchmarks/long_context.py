@@ -1,0 +1,107 @@
+"""One long sequence under context parallelism: peak memory against a dry run, gradients against one process.
+
+    python -m benchmarks.long_context [--seq-len 8192] [--cp 4] [--method ring] [--preset llama-mini]
+
+Gloo ranks of one thread each take the first backward of the very same step that one process takes alone. Peak memory is
+of tensors alive at once on a rank, counted in the real run and in the dry one; that of one process stands beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from planner.cost.memory import memory
+from planner.facts.parse import parse_fields
+from planner.facts.spec import JobSpec
+from tests.parity.compare import gradient_difference, whole_gradients
+from workers.dry_run.rank import dry_step
+from workers.dry_run.watch import Watch
+from workers.meter import Recorder, metered_backend
+from workers.trainer.data import corpus_of
+from workers.trainer.loop import Trainer
+from workers.trainer.mesh import make_mesh
+from workers.trainer.parallelize import parallelize
+from workers.trainer.zero import storage_changes
+
+MEMORY_GOAL, GRADIENT_GOAL = 0.025, 1e-5
+
+
+def spec_of(options: argparse.Namespace, layout: dict[str, Any]) -> JobSpec:
+    train = {"global_batch": 1, "seq_len": options.seq_len}
+    return parse_fields(
+        {"model": {"preset": options.preset, "max_seq_len": options.seq_len}, "layout": layout, "train": train}
+    )
+
+
+def rank_main(spec: JobSpec, folder: Path) -> None:
+    """A backward of this rank; its part of the gradients and its peak bytes go to `folder`."""
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    recorder, device = Recorder(rank), torch.device("cpu")
+    dist.init_process_group(metered_backend(recorder, "cpu"))
+    mesh, corpus = make_mesh(spec, rank, recorder.label), corpus_of(spec, folder)
+    watch = Watch()
+    with watch, storage_changes(watch.resized):
+        part = parallelize(spec, mesh, device)
+        trainer = Trainer(spec, mesh, part, corpus, recorder, device)
+        trainer.backward(0)
+        trainer.reduce_statistics()
+    torch.save({held.name: held.gradient for held in part.tensors}, folder / f"gradients-{rank}.pt")
+    (folder / f"peak-{rank}.json").write_text(json.dumps(watch.peak_bytes))
+    dist.destroy_process_group()
+
+
+def run(spec: JobSpec, folder: Path) -> tuple[dict[str, torch.Tensor], int]:
+    """Whole gradients, and the peak bytes of the rank with most."""
+    folder.mkdir()
+    file, world = folder / "spec.json", spec.layout.world_size
+    file.write_text(spec.model_dump_json())
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
+    argv = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "benchmarks.long_context"]
+    subprocess.run([*argv, "--rank-of", str(file)], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    parts = [torch.load(folder / f"gradients-{rank}.pt") for rank in range(world)]
+    peaks = [json.loads((folder / f"peak-{rank}.json").read_text()) for rank in range(world)]
+    return whole_gradients(spec, parts), max(peaks)
+
+
+def compare(options: argparse.Namespace) -> bool:
+    spec = spec_of(options, {"cp": options.cp, "cp_method": options.method})
+    dry = max(dry_step(spec, rank).peak_bytes for rank in range(options.cp))
+    with tempfile.TemporaryDirectory() as work:
+        gradients, peak = run(spec, Path(work, "divided"))
+        reference, alone = run(spec_of(options, {}), Path(work, "alone"))
+    planned = memory(spec, 0)
+    difference = gradient_difference(gradients, reference)
+    print(f"{options.preset}, {options.seq_len:,} tokens, cp {options.cp} {options.method}")
+    print(f"peak of a rank {peak / 2**20:,.1f} MiB; dry run {dry / 2**20:,.1f} MiB ({peak / dry - 1:+.1%})")
+    print(f"planned {(sum(planned.values()) - planned['optimizer']) / 2**20:,.1f} MiB; alone {alone / 2**20:,.1f} MiB")
+    print(f"gradients differ from one process's by at most {difference:.1e}")
+    return abs(peak / dry - 1) <= MEMORY_GOAL and difference <= GRADIENT_GOAL
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seq-len", type=int, default=8192)
+    parser.add_argument("--cp", type=int, default=4)
+    parser.add_argument("--method", choices=("ring", "all_gather"), default="ring")
+    parser.add_argument("--preset", default="llama-mini")
+    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_of is None:
+        return 0 if compare(options) else 1
+    rank_main(parse_fields(json.loads(options.rank_of.read_text())), options.rank_of.parent)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
