@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("jobs", "0010_lease")]
+    dependencies = [("jobs", "0011_host_note")]
 
     operations = [
         migrations.CreateModel(

@@ -16,6 +16,7 @@ from contracts.telemetry import (
     DryRunItem,
     EvalItem,
     Item,
+    ProofItem,
     StepItem,
     TrafficItem,
     VerdictRow,
@@ -62,6 +63,7 @@ class Tally:
         self._verdict: dict[int, list[VerdictRow]] = {}
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
         self._dry_runs: dict[int, DryRunItem] = {}
+        self._proof: ProofItem | None = None
         self._profile: dict[str, Any] | None = None
         self._lab: dict[str, Any] | None = None
         self._speeds: deque[float] = deque(maxlen=SPEED_STEPS)
@@ -93,6 +95,8 @@ class Tally:
             self._checkpoints.append(item)
         elif item["kind"] == "dry_run":
             self._dry_runs[item["rank"]] = item
+        elif item["kind"] == "proof":
+            self._proof = item
         elif item["kind"] == "verdict":
             self._verdict[item["rank"]] = item["rows"]
 
@@ -141,6 +145,8 @@ class Tally:
             summary["ran_steps"] = self._ran
         if self._checkpoints:
             summary["checkpoints"] = list(self._checkpoints)
+        if self._proof is not None:
+            summary["proof"] = self._proof
         room = SUMMARY_BYTES - _size(summary)
         if self._profile is not None and (room := room - _size(self._profile)) >= 0:
             summary["profile"] = self._profile
