@@ -85,7 +85,7 @@ KINDS: dict[JobKind, Kind] = {
         title="training run",
         subject=model_words,
         form="job-new",
-        panels=("progress", "traffic", "fidelity", "checkpoints", "collectives", "loss", "log", "verdict"),
+        panels=("progress", "traffic", "fidelity", "checkpoints", "collectives", "loss", "log", "verdict", "advice"),
         steps="asked",
         lost="What it has trained is lost; what it measured stays.",
     ),
