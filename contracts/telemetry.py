@@ -54,7 +54,7 @@ class Cell(TypedDict):
 
     `payload_bytes` counts what the caller handed over: the FULL (gathered) buffer for all_gather,
     reduce_scatter, gather and scatter. `algorithmic_bytes` is what a bandwidth-optimal algorithm makes
-    this rank send. Both are counted when the collective is issued; `busy_s` sums the durations of the
+    this rank send; of an all-to-all with splits, what they send elsewhere. Both are counted when the collective is issued; `busy_s` sums the durations of the
     `completed` ones.
     """
 

@@ -18,6 +18,7 @@ from planner.facts.spec import JobSpec
 from workers.meter import Recorder, metered_backend
 from workers.trainer import loop
 from workers.trainer.data import corpus_of
+from workers.trainer.expert_parallel import ExpertParallel, Plan
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
 from workers.trainer.parallelize import Part, parallelize
@@ -45,6 +46,23 @@ def first_gradients() -> Iterator[dict[str, torch.Tensor]]:
         yield found
 
 
+@contextmanager
+def routed_rows(recorder: Recorder) -> Iterator[list[int]]:
+    """What routers sent to experts of other ranks, a number for each time that they did, in steps alone."""
+    found: list[int] = []
+    plan = ExpertParallel.plan
+
+    def look(ep: ExpertParallel, counts: torch.Tensor, rows: int) -> Plan:
+        planned = plan(ep, counts, rows)
+        if recorder.phase == "step":
+            of_rank = counts.unflatten(0, (ep.degree, -1)).sum(1)
+            found.append(int(of_rank.sum() - of_rank[ep.index]))
+        return planned
+
+    with mock.patch.object(ExpertParallel, "plan", look):
+        yield found
+
+
 def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:
     """A whole metered run, and the gradients of its first step."""
     store, recorder = dist.FileStore(str(folder / "store"), spec.layout.world_size), Recorder(rank)
@@ -52,10 +70,12 @@ def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=spec.layout.world_size)
     try:
         said: list[dict[str, object]] = []
-        with first_gradients() as gradients:
+        with first_gradients() as gradients, routed_rows(recorder) as routed:
             train(make_trainer(spec, data_root, recorder), lambda item: said.append(dict(item)), lambda _line: None)
         torch.save(gradients, folder / f"gradients-{rank}.pt")
-        (folder / f"said-{rank}.json").write_text(json.dumps({"items": said, "cells": recorder.cells()}))
+        (folder / f"said-{rank}.json").write_text(
+            json.dumps({"items": said, "cells": recorder.cells(), "routed_rows": sum(routed)})
+        )
     finally:
         dist.destroy_process_group()
 
