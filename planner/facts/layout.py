@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from planner.facts.kinds import KINDS, kind_problems, num_slots, product_words
+from planner.facts.proof import too_large
 from planner.facts.spec import JobSpec, Layout, Problem
 
 MeshAxis = Literal["pp", "dp", "cp", "tp"]
@@ -281,6 +282,8 @@ def _training(spec: JobSpec) -> list[Problem]:
     elif train.data.startswith("/") or ".." in train.data.split("/"):
         text = f"{train.data!r} leaves the data root; give a path below it, without '..'"
         found.append(Problem("train.data", text))
+    if text := too_large(spec):
+        found.append(Problem("train.verify", text))
     return found
 
 

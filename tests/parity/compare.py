@@ -37,13 +37,14 @@ class Result(NamedTuple):
     wrong_bytes: int
     wrong_calls: int
     over_minimum: dict[str, float]
+    proven: bool  # by the run itself
 
     @property
     def passed(self) -> bool:
         exact = self.wrong_bytes == 0 and self.wrong_calls == 0
         minimal = all(abs(ratio - 1) < 0.005 for ratio in self.over_minimum.values())
         largest = max(self.loss_difference, self.norm_difference, self.gradient_difference)
-        return exact and minimal and largest < TOLERANCE
+        return exact and minimal and largest < TOLERANCE and self.proven
 
 
 class Run(NamedTuple):
@@ -185,7 +186,14 @@ def compare(case: Case, run: Run, reference: Run) -> Result:
         wrong_bytes=sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows),
         wrong_calls=sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows),
         over_minimum=over_minimum(case.spec, run),
+        proven=is_proven(run),
     )
+
+
+def is_proven(run: Run) -> bool:
+    """Whether the run says of itself, at its end, that copies agree and that it is equal to one process."""
+    last = [item for item in run.items[0] if item["kind"] == "proof"][-1]
+    return not last["wrong"] and last["one_process"]["state"] == "equal"
 
 
 def largest_difference(values: list[float], references: list[float]) -> float:
