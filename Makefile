@@ -61,8 +61,8 @@ witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network names
 schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI document; prints what failed
 	$(BIN)/python -m tests.fuzz_api
 
-faults: $(VENV)/.dev ## kill things and watch; prints the table
-	$(BIN)/python -m pytest tests/faults -v --no-header -m "slow or not slow"
+faults: $(VENV)/.dev tools ## kill things and watch; prints the table
+	$(BIN)/python -m tests.faults
 
 slow: $(VENV)/.dev tools ## tests that wait for real deadlines, not part of the default suite
 	$(BIN)/python -m pytest tests -m slow

@@ -121,6 +121,7 @@ class HostEvent(TypedDict):
     device_name: Word
     memory_bytes: Count  # per slot: GPU memory, or the machine's memory divided by its slots
     attempts: list[AttemptReport]
+    note: NotRequired[Sentence]  # what a person should know of this host: "jobs run as root: ..."
 
 
 class AttemptEvent(TypedDict):

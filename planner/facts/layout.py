@@ -152,9 +152,6 @@ def _tensor(spec: JobSpec) -> list[Problem]:
     if model.moe:
         inner = model.moe.expert_ffn_hidden_size
         found += _indivisible("layout.tp", "expert_ffn_hidden_size", inner, "tp", layout.tp)
-    for problem in _indivisible("layout.tp", "vocab_size", model.vocab_size, "tp", layout.tp):
-        padded = -(-model.vocab_size // layout.tp) * layout.tp
-        found.append(problem._replace(message=f"{problem.message}; a vocab_size of {padded} fits"))
     if layout.sequence_parallel:
         by = f"tp {layout.tp} x cp {layout.cp} =" if layout.cp > 1 else "tp"
         parts = layout.tp * layout.cp

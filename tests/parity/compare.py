@@ -14,7 +14,7 @@ import torch
 
 from contracts.telemetry import Cell
 from planner.facts.layout import Coordinates, rank_of
-from planner.facts.models import Parameter, is_key_or_value, parameter_count
+from planner.facts.models import Parameter, is_key_or_value, is_vocabulary, parameter_count
 from planner.facts.placements import placement
 from planner.facts.shards import held_units
 from planner.facts.spec import JobSpec
@@ -149,7 +149,11 @@ def over_replicas(spec: JobSpec, parameter: Parameter, parts: list[torch.Tensor]
 def over_tp(spec: JobSpec, parameter: Parameter, parts: list[torch.Tensor]) -> torch.Tensor:
     shared = max(1, len(parts) // spec.model.num_kv_heads) if is_key_or_value(parameter) else 1
     distinct = [joined(parts[i : i + shared], None) for i in range(0, len(parts), shared)]
-    return joined(distinct, parameter.tp_dim)
+    whole = joined(distinct, parameter.tp_dim)
+    if not is_vocabulary(parameter):
+        return whole
+    assert not whole[spec.model.vocab_size :].any(), "padding has a gradient"
+    return whole[: spec.model.vocab_size]
 
 
 def joined(parts: list[torch.Tensor], dim: int | None) -> torch.Tensor:

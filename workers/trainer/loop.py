@@ -142,7 +142,7 @@ class StageChunks:
         output: torch.Tensor = decoder(cp.own_part(rows[:, :-1], 1) if hidden is None else hidden)
         if decoder.final_norm is None:
             return output
-        return decoder.strategy.tp.loss_sum(output, cp.own_part(rows[:, 1:], 1)) / self._trainer.tokens
+        return decoder.loss_sum(output, cp.own_part(rows[:, 1:], 1)) / self._trainer.tokens
 
     def before_backward(self, chunk: int, micro_batch: int, *, last: bool, split: bool) -> None:
         self._turn(self._part.chunks[chunk], micro_batch)
