@@ -68,6 +68,7 @@ class Summary(TypedDict):
     checkpoints: NotRequired[list[CheckpointItem]]  # the newest last, at most 100
     dry_runs: NotRequired[list[DryRunItem]]  # by rank, of a dry run
     profile: NotRequired[Plain]  # of a calibration: `planner.hardware.profile.HostProfile` as JSON
+    peak_bytes: NotRequired[dict[RankText, Count]]  # by rank, as its verdict told it
     proof: NotRequired[ProofItem]  # the last; of a run that ended before it, none
     lab: NotRequired[Plain]  # of a lab: `planner.facts.lab.LabResult` as JSON
 

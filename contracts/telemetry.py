@@ -147,6 +147,7 @@ class VerdictItem(TypedDict):
     rank: Rank
     time: Number
     rows: list[VerdictRow]
+    peak_bytes: NotRequired[Count]  # most held at once over what was before the model: allocated, or resident on a CPU
 
 
 class ProfileItem(TypedDict):

@@ -60,6 +60,7 @@ class Tally:
         self._verdict: dict[int, list[VerdictRow]] = {}
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
         self._dry_runs: dict[int, DryRunItem] = {}
+        self._peaks: dict[str, int] = {}
         self._proof: ProofItem | None = None
         self._profile: dict[str, Any] | None = None
         self._lab: dict[str, Any] | None = None
@@ -94,6 +95,8 @@ class Tally:
             self._proof = item
         elif item["kind"] == "verdict":
             self._verdict[item["rank"]] = item["rows"]
+            if "peak_bytes" in item:
+                self._peaks[str(item["rank"])] = item["peak_bytes"]
 
     def _add_traffic(self, item: TrafficItem) -> None:
         cells = self._cells.setdefault(item["rank"], {})
@@ -137,6 +140,8 @@ class Tally:
         if self._proof is not None:
             summary["proof"] = self._proof
         room = SUMMARY_BYTES - _size(summary)
+        if self._peaks and (room := room - _size(self._peaks)) >= 0:
+            summary["peak_bytes"] = self._peaks
         if self._profile is not None and (room := room - _size(self._profile)) >= 0:
             summary["profile"] = self._profile
         if self._lab is not None and (room := room - _size(self._lab)) >= 0:
