@@ -11,6 +11,7 @@ from torch import nn
 from planner.facts.models import expert_capacity
 from planner.facts.spec import ModelSpec, MoeSpec
 from workers.trainer.model.layers import Linear, Mlp, Strategy, activate, use
+from workers.trainer.tensor_parallel import Entered
 
 
 class Routing(NamedTuple):
@@ -35,13 +36,14 @@ class Mixture(nn.Module):
         self.shared = Mlp(model, inner, strategy) if inner else None
         self.spec, self.strategy = moe, strategy
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, seq, hidden) -> partial sums of the output, (batch, seq, hidden)"""
+    def forward(self, entered: Entered) -> torch.Tensor:
+        """Partial sums of the output, (batch, seq, hidden)"""
+        x = self.strategy.tp.entered(entered)
         routing = self._route(x)
         capacity = expert_capacity(self.spec, x.shape[1] * self.strategy.cp.degree)
         out = self._dropless(x, routing) if capacity is None else self._dropping(x, routing, capacity)
         if self.shared is not None:
-            out = out + self.shared(x)
+            out = out + self.shared.within(x)
         if not (torch.is_grad_enabled() and self.spec.balance_loss):
             return out
         return _AlsoMinimise.apply(out, self._imbalance(routing), self.strategy.balance_scale)  # type: ignore[no-any-return]
