@@ -32,8 +32,8 @@ up: $(VENV)/.run ## start everything on this machine; Ctrl-C stops it
 tools: # what the tests drive from outside Python
 	@sh tests/install_tools.sh
 
-test: $(VENV)/.dev tools ## the default test suite
-	$(BIN)/python -m pytest tests
+test: $(VENV)/.dev tools ## the default test suite, in two processes
+	$(BIN)/python -m pytest tests -n 2 --dist loadscope
 
 lint: $(VENV)/.dev ## lint, format and types
 	$(BIN)/ruff check .
@@ -58,8 +58,8 @@ witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network names
 schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI document; prints what failed
 	$(BIN)/python -m tests.fuzz_api
 
-faults: $(VENV)/.dev ## kill things and watch; prints the table
-	$(BIN)/python -m pytest tests/faults -v --no-header -m "slow or not slow"
+faults: $(VENV)/.dev tools ## kill things and watch; prints the table
+	$(BIN)/python -m tests.faults
 
 slow: $(VENV)/.dev tools ## tests that wait for real deadlines, not part of the default suite
 	$(BIN)/python -m pytest tests -m slow
@@ -74,6 +74,9 @@ bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench
 
 bench-rivals: $(VENV)/.dev ## against others' own train.py: RIVALS="--nanogpt PATH --picotron PATH", checkouts of theirs
 	$(BIN)/python -m benchmarks.rivals $(RIVALS)
+
+bench-published: $(VENV)/.dev ## the planner against published measurements; ROWS=file.csv
+	$(BIN)/python -m benchmarks.published --rows $(ROWS)
 
 bench-%: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.$*

@@ -26,7 +26,7 @@ from contracts.fields import (
     Slot,
     Word,
 )
-from contracts.telemetry import Cell, CheckpointItem, DryRunItem, VerdictRow
+from contracts.telemetry import Cell, CheckpointItem, DryRunItem, ProofItem, VerdictRow
 
 VERSION: Final = 1
 
@@ -68,6 +68,7 @@ class Summary(TypedDict):
     checkpoints: NotRequired[list[CheckpointItem]]  # the newest last, at most 100
     dry_runs: NotRequired[list[DryRunItem]]  # by rank, of a dry run
     profile: NotRequired[Plain]  # of a calibration: `planner.hardware.profile.HostProfile` as JSON
+    proof: NotRequired[ProofItem]  # the last; of a run that ended before it, none
     lab: NotRequired[Plain]  # of a lab: `planner.facts.lab.LabResult` as JSON
 
 
@@ -119,6 +120,7 @@ class HostEvent(TypedDict):
     device_name: Word
     memory_bytes: Count  # per slot: GPU memory, or the machine's memory divided by its slots
     attempts: list[AttemptReport]
+    note: NotRequired[Sentence]  # what a person should know of this host: "jobs run as root: ..."
 
 
 class AttemptEvent(TypedDict):

@@ -67,6 +67,7 @@ class Host(models.Model):
     holding = models.JSONField(
         default=list, editable=False, help_text="slots that it says live attempts hold: [job, attempt, slots]"
     )
+    note = models.CharField(max_length=1000, default="", blank=True, editable=False, help_text="what it wants known")
     profile = models.JSONField(null=True, editable=False, help_text="what its last calibration measured")
     profiled = models.DateTimeField(null=True, editable=False)
 

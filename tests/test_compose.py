@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -163,9 +164,10 @@ def postgres_command(state: Path) -> list[str]:
 
 def test_every_service_s_command_runs_and_together_they_train_a_job(namespace: None, tmp_path: Path) -> None:
     # pytest's own directory is closed to the postgres user.
-    os.chmod(tmp_path, 0o755)
-    for parent in (tmp_path.parent, tmp_path.parent.parent):
-        os.chmod(parent, 0o755)
+    for folder in (tmp_path, *tmp_path.parents):  # up to where pytest's own directories begin
+        if folder == Path(tempfile.gettempdir()):
+            break
+        folder.chmod(0o755)
     services = composed(tmp_path)
     for folder in ("web", "runs", "data", "programs"):
         (tmp_path / folder).mkdir()

@@ -59,6 +59,14 @@ KIND_TABLES = {"planner/facts/kinds.py", "jobs/kinds.py", "workers/host/programs
 OWN_KIND = {"workers/lab/__main__.py"}  # a program that refuses a spec which is not for it
 KIND_FLOORS = ("planner", "jobs", "workers", "webapp")
 KIND_NAMES: set[object] = set(KINDS)
+# What issues collectives knows the facts alone: from a list of collectives "0 B" could not tell that it is wrong. A
+# prediction is for what compares it with what was measured; a profile is what a calibration writes.
+PREDICTIONS = ("planner.cost", "planner.hardware", "planner.search", "planner.teaching", "planner.report")
+READS_PREDICTIONS = {
+    "workers/trainer/verdict.py": ("planner.cost",),
+    "workers/dry_run/": ("planner.cost",),
+    "workers/calibrate/": ("planner.hardware.profile",),
+}
 # What watches the training stays small: it never loads torch, but for the module that starts torchrun.
 WITHOUT_TORCH = sorted(path for path in (ROOT / "workers/host").rglob("*.py") if path.name != "launch.py")
 
@@ -72,6 +80,29 @@ def imported(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.split(".")[0])
     return found
+
+
+def modules_imported(source: str) -> set[str]:
+    """Every module that a file names in an import, whole; of `from a import b` both a and a.b, as b may be a module."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def predictions_read(name: str, source: str) -> set[str]:
+    """Rooms of predictions that a file of `workers` imports and may not."""
+    allowed = tuple(room for owner, rooms in READS_PREDICTIONS.items() if name.startswith(owner) for room in rooms)
+    return {
+        module for module in modules_imported(source) if _is_in(module, PREDICTIONS) and not _is_in(module, allowed)
+    }
+
+
+def _is_in(module: str, rooms: tuple[str, ...]) -> bool:
+    return any(module == room or module.startswith(f"{room}.") for room in rooms)
 
 
 def rooms_used(file: Path, package: str) -> set[str]:
@@ -105,6 +136,29 @@ def test_a_room_imports_nothing_above_it(package: str) -> None:
         above = {other for other in level if level[other] > level[room]}
         broken += [f"{file.relative_to(ROOT)} -> {seen}" for seen in sorted(rooms_used(file, package) & above)]
     assert broken == []
+
+
+def test_what_sends_knows_no_prediction() -> None:
+    files = sorted((ROOT / "workers").rglob("*.py"))
+    found = {name: predictions_read(name, file.read_text()) for file in files if (name := str(file.relative_to(ROOT)))}
+    assert {name: modules for name, modules in found.items() if modules} == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("workers/trainer/optimizer.py", "from planner.cost.traffic import step_traffic"),
+        ("workers/trainer/optimizer.py", "def f():\n    import planner.cost.traffic as t"),
+        ("workers/trainer/optimizer.py", "from planner import cost"),
+        ("workers/trainer/verdict.py", "from planner.search.layouts import search"),
+        ("workers/calibrate/clock.py", "from planner.hardware.cluster import Cluster"),
+        ("workers/lab/measure.py", "from planner.report import size"),
+    ],
+)
+def test_the_reader_of_predictions_sees_a_wrong_import(name: str, source: str) -> None:
+    assert predictions_read(name, source)
+    assert not predictions_read("workers/trainer/verdict.py", "from planner.cost.traffic import step_traffic")
+    assert not predictions_read(name, "from planner.facts.placements import placement")
 
 
 @pytest.mark.parametrize("package", ROOMS)

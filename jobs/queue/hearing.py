@@ -64,6 +64,7 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
         "device": event["device"],
         "device_name": event["device_name"],
         "memory_bytes": event["memory_bytes"],
+        "note": event.get("note", ""),
         "boot_id": event["boot_id"],
         "incarnation": event["incarnation"],
         "began": event["began"],

@@ -9,9 +9,11 @@ from contracts.telemetry import Axis, Op
 from planner.cost.memory import held_parameters, memory
 from planner.cost.timing import Timing, step_time
 from planner.cost.traffic import Collective, depends_on_router, step_traffic
+from planner.cost.traffic.data import padded_share
 from planner.facts.collectives import algorithmic_bytes
 from planner.facts.layout import Coordinates, axis_group, is_turn, rank_of
 from planner.facts.models import active_parameter_count, parameter_count
+from planner.facts.placements import padded_vocab, zero_shard
 from planner.facts.runnable import not_runnable
 from planner.facts.shards import local_units
 from planner.facts.spec import JobSpec
@@ -37,11 +39,15 @@ class TrafficRow(TypedDict):
 
 
 class StageEstimate(TypedDict):
-    """One rank of a pipeline stage; the ranks of a stage send alike. `layers`: first and last + 1 of each chunk."""
+    """One rank of a pipeline stage; the ranks of a stage send alike. `layers`: first and last + 1 of each chunk.
+
+    `padded_share`: what ZeRO's collectives carry more than the parameters need, over what they need.
+    """
 
     stage: int
     layers: list[list[int]]
     parameters: int
+    padded_share: float
     memory: dict[str, int]
     memory_bytes: int
     traffic: list[TrafficRow]
@@ -84,11 +90,16 @@ class ClusterEstimate(TypedDict):
 
 
 class Estimate(TypedDict):
-    """Traffic is exact for what the trainer runs, memory and time are estimates. Sizes in bytes."""
+    """Traffic is exact for what the trainer runs, memory and time are estimates. Sizes in bytes.
+
+    `padded_vocab_size`: rows of the embedding and the head over all tp ranks, of which those from the vocabulary's size
+    on are padding; `model_parameters` counts none.
+    """
 
     world_size: int
     axes: dict[str, int]
     model_parameters: int
+    padded_vocab_size: int
     active_parameters: int
     micro_batch_size: int
     micro_batches: int
@@ -118,6 +129,7 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         world_size=layout.world_size,
         axes={axis: getattr(layout, axis) for axis in ("pp", "dp", "cp", "ep", "tp")},
         model_parameters=parameter_count(spec.model),
+        padded_vocab_size=padded_vocab(spec.model.vocab_size, layout.tp),
         active_parameters=active_parameter_count(spec.model),
         micro_batch_size=spec.micro_batch_size,
         micro_batches=spec.train.micro_batches,
@@ -180,6 +192,7 @@ def _stage(spec: JobSpec, stage: int, traffic: list[TrafficRow], cluster: Cluste
         stage=stage,
         layers=[[chunk.start, chunk.stop] for chunk in stage_of(spec.model, spec.layout, stage).chunks],
         parameters=held_parameters(spec, stage),
+        padded_share=padded_share(spec, stage),
         memory=components,
         memory_bytes=sum(components.values()),
         traffic=traffic,
@@ -265,11 +278,13 @@ def _shard_place(spec: JobSpec, stage: int, index: int) -> Coordinates:
 def _alike_shards(spec: JobSpec, stage: int) -> list[range]:
     """Runs of shard indices that hold equally many rows of every tensor, and so send alike.
 
-    `shard_rows` gives full shards, then at most one short shard, then empty ones: only their ends can differ.
+    A dim has full shards, then at most one short shard, then empty ones: only their ends can differ.
     """
     degree = spec.layout.shard_ranks
     edges = {0, degree}
-    for rows in {p.shape[0] for unit in local_units(spec, stage) for p in unit.parameters}:
-        full, rest = divmod(rows, -(-rows // degree))
-        edges |= {full, full + (rest > 0)}
+    for shape in {p.shape for unit in local_units(spec, stage) for p in unit.parameters}:
+        shard = zero_shard(shape, degree)
+        if shard:
+            full, rest = divmod(shape[shard.dim], shard.rows)
+            edges |= {full, full + (rest > 0)}
     return [range(start, stop) for start, stop in pairwise(sorted(edge for edge in edges if edge <= degree))]

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from planner.cost.activations import inner_gradient_bytes, layer_activation_bytes, logit_bytes
 from planner.cost.pipes import chunks_in_flight
 from planner.facts.models import Unit
+from planner.facts.placements import shard_group, shard_numel, vocab_rows
 from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, Mix, mix_of
-from planner.facts.shards import Held, held, hidden_bytes, is_expert_unit, local_units, shard_group, shard_rows
+from planner.facts.shards import Held, held, hidden_bytes, is_expert_unit, local_units
 from planner.facts.spec import JobSpec
 
 
@@ -79,7 +80,7 @@ def state_bytes(spec: JobSpec, stage: int) -> State:
     mix, zero = mix_of(spec.train.precision), spec.layout.zero
     units, own = _units(spec, stage), held(spec, stage).stage
     whole, shards = sum(u.numel for u in units), sum(u.shard for u in units)
-    table = spec.model.vocab_size // spec.layout.tp * spec.model.hidden_size if own.first else 0
+    table = vocab_rows(spec) * spec.model.hidden_size if own.first else 0
     # A tied table's two gradients of one backward are there beside their sum.
     making = (3 if spec.model.tied_embeddings and spec.layout.pp == 1 else 1) * table * mix.compute
     gradients = whole * mix.gradients
@@ -205,7 +206,7 @@ def _units(spec: JobSpec, stage: int) -> list[_Unit]:
 @cache
 def _unit_sizes(unit: Unit, degree: int) -> _Unit:
     numel = sum(p.numel for p in unit.parameters)
-    shard = sum(shard_rows(p.shape[0], degree, 0) * (p.numel // p.shape[0]) for p in unit.parameters)
+    shard = sum(shard_numel(p, degree) for p in unit.parameters)
     return _Unit(numel, shard, unit.name == "root")
 
 

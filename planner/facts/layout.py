@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from planner.facts.kinds import KINDS, kind_problems, num_slots, product_words
-from planner.facts.spec import JobSpec, Layout, ModelSpec, Problem
+from planner.facts.proof import too_large
+from planner.facts.spec import JobSpec, Layout, Problem
 
 MeshAxis = Literal["pp", "dp", "cp", "tp"]
 MESH_AXES: tuple[MeshAxis, ...] = ("pp", "dp", "cp", "tp")  # outermost first: tp ranks are neighbours
@@ -71,11 +72,6 @@ def axis_group(layout: Layout, axis: Literal["pp", "dp", "cp", "ep", "tp", "worl
         "pp": Group(layout.pp, stage),
         "world": Group(layout.world_size, 1),
     }[axis]
-
-
-def key_value_group(model: ModelSpec, layout: Layout) -> Group:
-    """The tp ranks that hold the same key/value heads: several where there are more ranks than heads."""
-    return Group(max(1, layout.tp // model.num_kv_heads), 1)
 
 
 def num_chunks(layout: Layout) -> int:
@@ -156,9 +152,6 @@ def _tensor(spec: JobSpec) -> list[Problem]:
     if model.moe:
         inner = model.moe.expert_ffn_hidden_size
         found += _indivisible("layout.tp", "expert_ffn_hidden_size", inner, "tp", layout.tp)
-    for problem in _indivisible("layout.tp", "vocab_size", model.vocab_size, "tp", layout.tp):
-        padded = -(-model.vocab_size // layout.tp) * layout.tp
-        found.append(problem._replace(message=f"{problem.message}; a vocab_size of {padded} fits"))
     if layout.sequence_parallel:
         by = f"tp {layout.tp} x cp {layout.cp} =" if layout.cp > 1 else "tp"
         parts = layout.tp * layout.cp
@@ -289,6 +282,8 @@ def _training(spec: JobSpec) -> list[Problem]:
     elif train.data.startswith("/") or ".." in train.data.split("/"):
         text = f"{train.data!r} leaves the data root; give a path below it, without '..'"
         found.append(Problem("train.data", text))
+    if text := too_large(spec):
+        found.append(Problem("train.verify", text))
     return found
 
 

@@ -6,11 +6,13 @@ from collections import Counter
 from functools import cache
 from typing import NamedTuple
 
-from planner.facts.layout import Group
-from planner.facts.models import Parameter, Unit, is_key_or_value, is_moe_layer, stage_units
+from planner.facts.models import Parameter, Unit, is_moe_layer, stage_units
+from planner.facts.placements import local_shape
 from planner.facts.precision import mix_of
 from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec, Schedule
 from planner.facts.stages import Stage, stage_of
+
+BUCKET_BYTES = 25 * 2**20  # a bucket of gradients that are all-reduced together is closed once it holds this much
 
 
 class Held(NamedTuple):
@@ -57,7 +59,7 @@ def local_units(spec: JobSpec, pp: int) -> tuple[Unit, ...]:
 def _local_units(model: ModelSpec, stage: Stage, tp: int, ep: int) -> tuple[Unit, ...]:
     units: list[Unit] = []
     for unit in held_units(model, stage):
-        parts = _sharded(unit.parameters, model.num_kv_heads, tp, ep)
+        parts = _local(unit.parameters, model.num_kv_heads, tp, ep)
         if ep == 1:
             units.append(Unit(unit.name, parts))
             continue
@@ -89,32 +91,10 @@ def held_units(model: ModelSpec, stage: Stage) -> list[Unit]:
 
 
 @cache
-def _sharded(parameters: tuple[Parameter, ...], num_kv_heads: int, tp: int, ep: int) -> tuple[Parameter, ...]:
-    return tuple(_shard(p, num_kv_heads, tp, ep) for p in parameters)
-
-
-def _shard(parameter: Parameter, num_kv_heads: int, tp: int, ep: int) -> Parameter:
-    shape = list(parameter.shape)
-    if parameter.tp_dim is not None:
-        # Beyond the heads, each is held by several.
-        shape[parameter.tp_dim] //= min(tp, num_kv_heads) if is_key_or_value(parameter) else tp
-    if parameter.is_expert:
-        shape[0] //= ep
-    return parameter._replace(shape=tuple(shape))
+def _local(parameters: tuple[Parameter, ...], num_kv_heads: int, tp: int, ep: int) -> tuple[Parameter, ...]:
+    return tuple(local_shape(p, num_kv_heads, tp, ep) for p in parameters)
 
 
 def is_expert_unit(unit: Unit) -> bool:
     """Whether all of a unit's tensors are experts divided by ep."""
     return unit.name.endswith(".experts")
-
-
-def shard_group(layout: Layout, *, experts: bool) -> Group:
-    """Ranks that ZeRO divides a unit over: dp x cp of one HSDP replica; for experts those of the same ep index."""
-    ep = layout.ep if experts else 1
-    return Group(layout.shard_ranks // ep, layout.tp * ep)
-
-
-def shard_rows(rows: int, degree: int, index: int) -> int:
-    """Rows of dim 0 that shard `index` of `degree` holds: FSDP2 cuts like torch.chunk, so the last may be short."""
-    chunk = -(-rows // degree)
-    return max(0, min(chunk, rows - index * chunk))

@@ -16,6 +16,7 @@ from planner.cost.traffic import depends_on_router, step_traffic
 from planner.facts.collectives import bus_factor
 from planner.facts.flops import hardware_flops, model_flops
 from planner.facts.models import embedding_parameters, head_parameters, layer_parameters, parameter_count
+from planner.facts.placements import vocab_rows
 from planner.facts.precision import mix_of
 from planner.facts.runnable import not_runnable
 from planner.facts.shards import held, micro_batch_tokens
@@ -112,7 +113,7 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
         ),
         "working": (
             "what backward begins with: tokens x vocabulary / tp x (compute + 2 x fp32), or the gradients in a layer",
-            f"{micro_batch_tokens(spec):,} x {spec.model.vocab_size // layout.tp:,}: {logit_bytes(spec):,}",
+            f"{micro_batch_tokens(spec):,} x {vocab_rows(spec):,}: {logit_bytes(spec):,}",
             "tensors of the loss, or of an MLP's backward",
         ),
         "allowance": (

@@ -192,8 +192,9 @@ def test_a_change_of_state_reaches_the_socket(server: Server, job: Job) -> None:
         async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
             assert msgpack.unpackb(await socket.recv())["job"]["status"] == "queued"
             await asyncio.to_thread(lifecycle.change, job.id, 1, Status.STARTING, "placed")
-            message = msgpack.unpackb(await asyncio.wait_for(socket.recv(), 10))
-            assert message["job"]["status"] == "starting"
+            async with asyncio.timeout(10):
+                while msgpack.unpackb(await socket.recv())["job"]["status"] != "starting":
+                    pass  # why a queued job waits may be told anew meanwhile
 
     asyncio.run(watch())
 

@@ -61,6 +61,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "capacity": {
         "moe": {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 48, "capacity_factor": 1.0}
     },
+    # Padded to 512 rows: on tp 4 the last rank has nothing but padding of the first.
+    "vocabulary of 257": {"vocab_size": 257},
+    "vocabulary of 510": {"vocab_size": 510},
+    # Fewer than the ranks that ZeRO divides them over.
+    "three experts": {"moe": {"num_experts": 3, "experts_per_token": 2, "expert_ffn_hidden_size": 48}},
 }
 
 SP = {"sequence_parallel": True}
@@ -110,6 +115,10 @@ LAYOUTS: dict[str, Try] = {
     "tp2 one kv head": Try({"tp": 2}, 2, ("llama",), "one kv head"),
     "tp4 sp one kv head": Try({"tp": 4, **SP}, 2, ("llama",), "one kv head"),
     "zero3 dp2 x tp2 one kv head": Try({"dp": 2, "tp": 2, "zero": 3}, 2, ("llama",), "one kv head"),
+    "tp4 sp vocabulary of 257": Try({"tp": 4, **SP}, 2, BOTH, "vocabulary of 257"),
+    "zero3 dp2 x tp4 vocabulary of 510": Try({"dp": 2, "tp": 4, "zero": 3}, 2, BOTH, "vocabulary of 510"),
+    "pp2 zbv x tp4 vocabulary of 510": Try(chunked(2, "zbv", tp=4), 4, BOTH, "vocabulary of 510"),
+    "pp2 x tp4 vocabulary of 510": Try({"pp": 2, "tp": 4}, 2, ("gpt",), "vocabulary of 510"),
     # pipeline
     "pp2 naive": Try({"pp": 2, "schedule": "naive"}, 2),
     "pp2 gpipe": Try({"pp": 2, "schedule": "gpipe"}, 4),
@@ -135,6 +144,11 @@ LAYOUTS: dict[str, Try] = {
     "zero1 ep2 x dp2": Try({"dp": 4, "ep": 2, "zero": 1}, 2, ("moe",)),
     "zero2 ep2": Try({"dp": 2, "ep": 2, "zero": 2}, 2, ("moe",)),
     "zero3 ep2 x dp2": Try({"dp": 4, "ep": 2, "zero": 3}, 2, ("moe",)),
+    **{f"zero{z} dp4 three experts": Try({"dp": 4, "zero": z}, 2, ("moe",), "three experts") for z in (1, 2, 3)},
+    "hsdp zero3 over cp three experts": Try(
+        {"dp": 4, "cp": 2, "zero": 3, "dp_replicas": 2}, 2, ("moe",), "three experts"
+    ),
+    "zero2 dp4 three experts zbv": Try(chunked(2, "zbv", dp=4, zero=2), 2, ("moe",), "three experts"),
     "ep2 x tp2": Try({"dp": 2, "ep": 2, "tp": 2}, 2, ("moe",)),
     "ep2 x tp2 sp": Try({"dp": 2, "ep": 2, "tp": 2, **SP}, 2, ("moe",)),
     "ep2 x cp2": Try({"cp": 2, "ep": 2}, 2, ("moe",)),
@@ -215,6 +229,7 @@ CORE = (
 CORE_ONCE = (
     "hsdp zero3 2x2",
     "tp4 sp one kv head",
+    "tp4 sp vocabulary of 257",
     "pp2 naive",
     "pp2 gpipe",
     "pp3 uneven",
@@ -229,6 +244,7 @@ CORE_ONCE = (
     "ep2",
     "ep2 capacity",
     "zero3 ep2 x dp2",
+    "zero3 dp4 three experts",
     "tp2 sp full recompute",
     "tp2 sp selective regather",
     "dp2 x tp2",

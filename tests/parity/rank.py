@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,11 +13,11 @@ import torch.distributed as dist
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder, metered_backend
-from workers.trainer import loop
 from workers.trainer.data import corpus_of
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
-from workers.trainer.parallelize import Part, parallelize
+from workers.trainer.parallelize import parallelize
+from workers.trainer.proof import Proof
 
 
 def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:
@@ -30,19 +27,15 @@ def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:
     return Trainer(spec, mesh, parallelize(spec, mesh, device), corpus, recorder, device)
 
 
-@contextmanager
-def first_gradients() -> Iterator[dict[str, torch.Tensor]]:
-    """This rank's part of every gradient of the first step, as it stands before it is clipped."""
-    found: dict[str, torch.Tensor] = {}
-    clip = loop.clip_gradients
+class KeptGradients(Proof):
+    """The run's own proof, which also keeps this rank's part of every gradient of the first step."""
 
-    def look(part: Part, norm: float, limit: float) -> None:
-        if not found:
-            found.update({held.name: held.gradient.clone() for held in part.tensors})
-        clip(part, norm, limit)
+    kept: dict[str, torch.Tensor]
 
-    with mock.patch.object(loop, "clip_gradients", look):
-        yield found
+    def gradients(self, index: int) -> None:
+        super().gradients(index)
+        if index == 0:
+            self.kept = {held.name: held.gradient.clone() for held in self.trainer.part.tensors}
 
 
 def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:
@@ -52,9 +45,10 @@ def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=spec.layout.world_size)
     try:
         said: list[dict[str, object]] = []
-        with first_gradients() as gradients:
-            train(make_trainer(spec, data_root, recorder), lambda item: said.append(dict(item)), lambda _line: None)
-        torch.save(gradients, folder / f"gradients-{rank}.pt")
+        trainer = make_trainer(spec, data_root, recorder)
+        watch = KeptGradients(trainer, lambda item: said.append(dict(item)), lambda _line: None)
+        train(trainer, lambda item: said.append(dict(item)), lambda _line: None, watch=watch)
+        torch.save(watch.kept, folder / f"gradients-{rank}.pt")
         (folder / f"said-{rank}.json").write_text(json.dumps({"items": said, "cells": recorder.cells()}))
     finally:
         dist.destroy_process_group()

@@ -16,7 +16,6 @@ from planner.facts.layout import Coordinates, axis_ranks, coordinates, problems,
 from planner.facts.models import parameter_count
 from planner.facts.parse import parse_fields
 from planner.facts.presets import PRESETS
-from planner.facts.shards import shard_rows
 from planner.facts.spec import JobSpec, Layout, SpecError
 from planner.search.choices import OPTIONS, choices
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS, Wrong
@@ -240,12 +239,6 @@ def test_buckets_close_at_25_mib_and_lose_nothing() -> None:
     sizes = [10 * 2**20, 16 * 2**20, 1, 30 * 2**20, 5]
     assert gradient_buckets(sizes) == [26 * 2**20, 30 * 2**20 + 1, 5]
     assert gradient_buckets([]) == []
-
-
-@repeatable
-@given(st.integers(1, 500), st.integers(1, 16))
-def test_shards_cover_every_row_once(rows: int, degree: int) -> None:
-    assert sum(shard_rows(rows, degree, index) for index in range(degree)) == rows
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from planner.facts.models import Parameter, layer_parameters
+from planner.facts.placements import Placement
 from planner.facts.presets import PRESETS
 from planner.facts.spec import ModelSpec, TrainSpec
 from planner.hardware.profile import EndsPoint, GemmPoint, LayerPoint, MeasuredPrecision, OptimizerPoint, StreamPoint
@@ -106,7 +107,7 @@ def ends_points(crew: Crew) -> Iterator[EndsPoint]:
         tokens = torch.randint(0, shape.model.vocab_size, (shape.micro_batch, SEQ_LEN), device=crew.device)
 
         def loss(ends: Decoder = ends, tokens: torch.Tensor = tokens) -> torch.Tensor:
-            return ends.strategy.tp.loss_sum(ends(tokens), tokens)
+            return ends.loss_sum(ends(tokens), tokens)
 
         took = together(partial(_both_ways, loss, ends, None, crew), crew)
         if took is not None:
@@ -183,7 +184,7 @@ def _told(shape: Shape, crew: Crew) -> dict[str, Any]:
 
 
 def _whole(tensor: torch.nn.Parameter) -> Held:
-    return Held("", Parameter("", tuple(tensor.shape), None), tensor, tensor, tensor, 1)
+    return Held("", Parameter("", tuple(tensor.shape), None), Placement(None, None, None), tensor, tensor, tensor, 1)
 
 
 def _optimizer_step(part: Part, optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 Plain is a bucketed all-reduce overlapped with backward, as torch's DDP does, written here because DDP regroups its
 buckets after the first step (extra broadcasts, and a bucket count that depends on timing) and knows nothing of
-pipeline micro-batches; here the buckets are those `planner.cost.traffic` lists.
+pipeline micro-batches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from planner.cost.traffic import BUCKET_BYTES
+from planner.facts.shards import BUCKET_BYTES
 
 
 class DataParallel(Protocol):

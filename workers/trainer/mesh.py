@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from contracts.telemetry import Axis
-from planner.facts.layout import Coordinates, Group, axis_group, axis_ranks, coordinates, key_value_group, members
-from planner.facts.shards import shard_group
+from planner.facts.layout import Coordinates, Group, axis_group, axis_ranks, coordinates, members
+from planner.facts.placements import shard_group, shared_heads
 from planner.facts.spec import JobSpec, Layout
 
 Label = Callable[[str, Axis], None]
@@ -75,7 +75,7 @@ def make_mesh(spec: JobSpec, rank: int, label: Label) -> Mesh:
         rank=rank,
         place=coordinates(rank, layout),
         tp=tp,
-        key_values=own("tp", key_value_group(spec.model, layout)),
+        key_values=own("tp", Group(shared_heads(spec.model.num_kv_heads, layout.tp), 1)),
         cp=own("cp", axis_group(layout, "cp")),
         ep=own("ep", axis_group(layout, "ep")),
         replicas=dp,

@@ -10,9 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from planner.cost.traffic import partial_over_tp
-from planner.facts.models import is_key_or_value
-from planner.facts.spec import JobSpec, TrainSpec
+from planner.facts.spec import JobSpec, Layout, TrainSpec
 from workers.trainer.mesh import Mesh
 from workers.trainer.parallelize import Held, Part, is_tied
 
@@ -67,14 +65,23 @@ def update(part: Part, optimizer: torch.optim.Optimizer) -> None:
 def finish_gradients(spec: JobSpec, part: Part, mesh: Mesh) -> None:
     """Sum what data parallelism could not: tensors that tp ranks share, and the table tied across stages."""
     if mesh.tp is not None:
-        _sum_flat([held for held in part.tensors if partial_over_tp(held.spec, spec.layout)], mesh.tp)
+        _sum_flat([held for held in part.tensors if is_partial_over_tp(held, spec.layout)], mesh.tp)
     if mesh.key_values is not None:
-        _sum_flat([held for held in part.tensors if is_key_or_value(held.spec)], mesh.key_values)
+        _sum_flat([held for held in part.tensors if held.copied_by_tp_neighbours], mesh.key_values)
     tied = [held.gradient for held in part.tensors if is_tied(spec, held.spec)]
     if len(tied) == 2:  # both ends of a V are on this rank
         tied[0].copy_(tied[1].add_(tied[0]))
     elif tied:
         dist.all_reduce(tied[0], group=mesh.embedding)
+
+
+def is_partial_over_tp(held: Held, layout: Layout) -> bool:
+    """Whether each tp rank has only its part of the gradient of a tensor that all hold.
+
+    Under sequence parallelism each computed with its part of the sequence. A router is corrected by what comes back
+    from the experts, of whose columns each rank has some.
+    """
+    return held.placement.tp is None and (layout.sequence_parallel or ".router." in held.name)
 
 
 def _sum_flat(tensors: list[Held], group: dist.ProcessGroup) -> None:

@@ -9,12 +9,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from planner.cost.traffic import gradient_order
-from planner.facts.layout import chunk_indices, key_value_group, num_chunks
-from planner.facts.models import Parameter, Unit, is_key_or_value, stage_units
+from planner.facts.layout import chunk_indices, num_chunks
+from planner.facts.models import Parameter, Unit, stage_units
+from planner.facts.placements import Placement, local_parameter, placement
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.schedules import splits
-from planner.facts.shards import is_expert_unit, local_units
 from planner.facts.spec import JobSpec
 from planner.facts.stages import stage_of
 from workers.trainer.context_parallel import ContextParallel
@@ -33,7 +32,7 @@ TIED = ("embedding.weight", "head.weight")
 
 @dataclass(frozen=True)
 class Held:
-    """One tensor of this rank: what the planner says of it, and how many ranks have the same gradient in the end.
+    """One tensor of this rank, where its parts lie, and how many ranks have the same gradient in the end.
 
     The model computes with `tensor`, `summed` holds its gradient, and the optimiser updates `master`: all one, but
     where fp32 weights are held apart.
@@ -41,6 +40,7 @@ class Held:
 
     name: str
     spec: Parameter
+    placement: Placement
     tensor: nn.Parameter
     summed: nn.Parameter
     master: nn.Parameter
@@ -51,6 +51,11 @@ class Held:
         """The part of the gradient that lies on this rank."""
         assert self.summed.grad is not None
         return local(self.summed.grad)
+
+    @property
+    def copied_by_tp_neighbours(self) -> bool:
+        """Whether some tp ranks hold the same part: key/value heads that are fewer than the ranks."""
+        return self.placement.tp is not None and self.placement.tp.copies > 1
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ def assemble(spec: JobSpec, mesh: Mesh, built: Built) -> Part:
         tensors += [_held(spec, decoder, unit, p) for unit in units for p in unit.parameters]
     apart = {held.tensor: held.master for held in tensors if held.summed is not held.tensor}
     kinds: list[DataParallel] = [MasterGradients(apart, splits=splits(spec.layout))] if apart else []
-    kinds += [Zero(built.roots, spec.layout.zero)] if built.roots else _plain(spec, mesh, tensors)
+    kinds += [Zero(built.roots, spec.layout.zero)] if built.roots else _plain(spec, mesh, built, tensors)
     return Part(built.chunks, tensors, Together(kinds), compute_type(spec))
 
 
@@ -185,48 +190,38 @@ def _experts(module: nn.Module) -> list[nn.Module]:
     return [found for name, found in module.named_modules() if name.endswith("moe.experts")]
 
 
-def _plain(spec: JobSpec, mesh: Mesh, tensors: list[Held]) -> list[DataParallel]:
+def _plain(spec: JobSpec, mesh: Mesh, built: Built, tensors: list[Held]) -> list[DataParallel]:
     if mesh.replicas is None:
         return []
-    by_name = {held.name: held for held in tensors}
+    holders = {held.tensor: held.summed for held in tensors}
+    train, element = spec.train, mix_of(spec.train.precision).gradients
+    decoders = list(built.chunks.values())
+    divided = {p for d in decoders for e in _experts(d) for p in e.parameters()} if spec.layout.ep > 1 else set()
+    # Modules are registered in the order of a forward, and backward finishes them from the last.
+    finished = [p for decoder in reversed(decoders) for p in reversed(list(decoder.parameters()))]
     kinds: list[DataParallel] = []
     for experts, group in ((False, mesh.replicas), (True, mesh.expert_replicas)):
-        units = [unit for unit in local_units(spec, mesh.place.pp) if is_expert_unit(unit) == experts]
-        if units and group is not None:
-            finished = [by_name[full_name(_layer(unit), p)] for unit, p in gradient_order(units)]
-            ordered = {held.tensor: held.summed for held in finished}
-            element = mix_of(spec.train.precision).gradients
-            backwards, overlap = spec.train.micro_batches, spec.train.overlap
-            later = splits(spec.layout)
-            kinds.append(BucketedAllReduce(ordered, group, backwards, element, overlap=overlap, splits=later))
+        ordered = {p: holders[p] for p in finished if (p in divided) == experts}
+        if ordered and group is not None:
+            kinds.append(
+                BucketedAllReduce(
+                    ordered, group, train.micro_batches, element, overlap=train.overlap, splits=splits(spec.layout)
+                )
+            )
     return kinds
-
-
-def _layer(unit: Unit) -> Unit:
-    """The layer that a unit of experts belongs to; other units as they are."""
-    return unit._replace(name=unit.name.removesuffix(".experts"))
 
 
 def _held(spec: JobSpec, decoder: Decoder, unit: Unit, parameter: Parameter) -> Held:
     tensor, dtype, mix = unit_parameter(decoder, unit, parameter), compute_type(spec), mix_of(spec.train.precision)
+    # The model sizes its tensors by itself: a placement that is wrong ends here.
+    assert tensor.shape == local_parameter(spec.model, spec.layout, parameter).shape, full_name(unit, parameter)
     # What FSDP2 shards is fp32 at rest.
     master = make_master(tensor, dtype) if mix.has_master and not isinstance(tensor, DTensor) else tensor
     summed = master if mix.gradients == FP32_BYTES else tensor
-    return Held(full_name(unit, parameter), parameter, tensor, summed, master, _copies(spec, parameter))
-
-
-def _copies(spec: JobSpec, parameter: Parameter) -> int:
-    """Ranks that hold the same part of a tensor's gradient once it is final."""
-    layout, model = spec.layout, spec.model
-    if parameter.is_expert and layout.ep > 1:
-        copies = 1 if layout.zero else layout.replica_ranks // layout.ep
-    else:
-        copies = layout.dp_replicas if layout.zero else layout.replica_ranks
-    if parameter.tp_dim is None:
-        copies *= layout.tp
-    elif is_key_or_value(parameter):
-        copies *= key_value_group(model, layout).size
-    return copies * (2 if is_tied(spec, parameter) else 1)
+    lies = placement(spec.model, spec.layout, parameter)
+    # Ranks of the stages that hold it, over the parts that they hold.
+    copies = spec.layout.replica_ranks * spec.layout.tp // lies.parts * (2 if is_tied(spec, parameter) else 1)
+    return Held(full_name(unit, parameter), parameter, lies, tensor, summed, master, copies)
 
 
 def is_tied(spec: JobSpec, parameter: Parameter) -> bool:

@@ -138,32 +138,38 @@ def _sending(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 class _VocabCrossEntropy(torch.autograd.Function):
     """Sum of cross-entropy with logits divided over the vocabulary; the logits are never gathered.
 
-    logits (tokens, vocab/tp) fp32, targets (tokens,). Three sums of (tokens,): maximum, normaliser, target logit.
+    logits (tokens, rows) fp32, targets (tokens,). Three sums of (tokens,): maximum, normaliser, target logit. Rows from
+    `vocab_size` on, over all ranks, are padding: no share of the softmax is theirs.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, group: dist.ProcessGroup, vocab_size: int
+    ) -> torch.Tensor:
         first = group.rank() * logits.shape[-1]
-        largest = logits.amax(-1)
+        filled = min(max(0, vocab_size - first), logits.shape[-1])
+        largest = logits[:, :filled].amax(-1) if filled else logits.new_full(targets.shape, -torch.inf)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         shifted = logits - largest.unsqueeze(-1)
+        shifted[:, filled:] = -torch.inf
         exponentials = shifted.exp()
         normaliser = exponentials.sum(-1)
         dist.all_reduce(normaliser, group=group)
         local = targets - first
         mine = (local >= 0) & (local < logits.shape[-1])
         local = local.clamp(0, logits.shape[-1] - 1)
-        target_logit = shifted.gather(-1, local.unsqueeze(-1)).squeeze(-1) * mine
+        # Padding holds minus infinity, which no zero takes away.
+        target_logit = shifted.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0)
         dist.all_reduce(target_logit, group=group)
         ctx.save_for_backward(exponentials.div_(normaliser.unsqueeze(-1)), local, mine)
         return (normaliser.log() - target_logit).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         softmax, local, mine = ctx.saved_tensors
         result = softmax.clone()
         result.scatter_add_(-1, local.unsqueeze(-1), -mine.to(result.dtype).unsqueeze(-1))
-        return result * grad, None, None
+        return result * grad, None, None, None
 
 
 @dataclass(frozen=True)
@@ -225,9 +231,9 @@ class TensorParallel:
         dist.all_gather_single(whole, part, group=self.group)
         return whole.view(shape)
 
-    def loss_sum(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Sum of cross-entropy in fp32. logits (batch, seq, vocab/tp), targets (batch, seq)."""
+    def loss_sum(self, logits: torch.Tensor, targets: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """Sum of cross-entropy in fp32. logits (batch, seq, rows of this rank), targets (batch, seq)."""
         flat, wanted = logits.flatten(0, 1).float(), targets.flatten()
         if self.group is None:
             return F.cross_entropy(flat, wanted, reduction="sum")
-        return _VocabCrossEntropy.apply(flat, wanted, self.group)  # type: ignore[no-any-return]
+        return _VocabCrossEntropy.apply(flat, wanted, self.group, vocab_size)  # type: ignore[no-any-return]

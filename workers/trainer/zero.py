@@ -22,7 +22,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+from torch.distributed.tensor import Shard
 
+from planner.facts.placements import zero_shard
 from workers.trainer.data_parallel import NoDataParallel
 
 
@@ -95,13 +97,24 @@ def shard(
     policy = MixedPrecisionPolicy()
     if compute != torch.float32:
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduced)
-    mesh = _mesh(shards, copies, device)
-    fully_shard(module, mesh=mesh, reshard_after_forward=stage == 3, mp_policy=policy, ignored_params=besides)
+    fully_shard(
+        module,
+        mesh=_mesh(shards, copies, device),
+        reshard_after_forward=stage == 3,
+        shard_placement_fn=lambda parameter: _shard_of(parameter, shards.size()),
+        mp_policy=policy,
+        ignored_params=besides,
+    )
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)
     # gloo lacks the pre-multiplied sum that FSDP2 would use for a factor.
     module.set_force_sum_reduction_for_comms(True)
     return module
+
+
+def _shard_of(parameter: nn.Parameter, degree: int) -> Shard:
+    found = zero_shard(tuple(parameter.shape), degree)
+    return Shard(found.dim if found else 0)
 
 
 def _mesh(shards: dist.ProcessGroup, copies: dist.ProcessGroup | None, device: torch.device) -> DeviceMesh:

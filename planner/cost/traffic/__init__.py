@@ -8,34 +8,25 @@ named in each module. Bytes are payload bytes: what is handed to the library.
 from __future__ import annotations
 
 from planner.cost.traffic.context import context_backward, context_forward
-from planner.cost.traffic.data import (
-    BUCKET_BYTES,
-    data_gather,
-    data_step,
-    gradient_buckets,
-    gradient_order,
-    held_numel,
-)
+from planner.cost.traffic.data import data_gather, data_step, gradient_buckets, held_numel
 from planner.cost.traffic.expert import balance, depends_on_router, experts, routed_bytes
 from planner.cost.traffic.pipeline import pipeline
 from planner.cost.traffic.tally import Collective, Tally
 from planner.cost.traffic.tensor import tensor_backward, tensor_forward
-from planner.facts.layout import Coordinates, Group, axis_group, coordinates, key_value_group
+from planner.facts.layout import Coordinates, Group, axis_group, coordinates
 from planner.facts.models import Parameter, is_key_or_value, is_router
+from planner.facts.placements import shared_heads
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.shards import alike_parameters, held, local_units
 from planner.facts.spec import JobSpec, Layout
 
 __all__ = [
-    "BUCKET_BYTES",
     "Collective",
     "depends_on_router",
     "eval_traffic",
     "gradient_buckets",
-    "gradient_order",
     "micro_batch_traffic",
     "num_evals",
-    "partial_over_tp",
     "routed_bytes",
     "setup_traffic",
     "step_end_traffic",
@@ -124,7 +115,7 @@ def num_evals(spec: JobSpec, done: int = 0) -> int:
     return -(-train.steps // train.eval_every) - done // train.eval_every
 
 
-def partial_over_tp(parameter: Parameter, layout: Layout) -> bool:
+def _partial_over_tp(parameter: Parameter, layout: Layout) -> bool:
     """Whether each tp rank has only its part of the gradient of a tensor that all hold.
 
     Under SP each saw its part of the sequence; a router is judged by each rank's part of the experts' outputs.
@@ -136,9 +127,10 @@ def _shared_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
     """One all-reduce over tp sums the tensors that all its ranks hold, one the heads that several share."""
     index, element = shard_index(spec, place), summed_bytes(spec)
     parameters = alike_parameters(spec, place.pp)
+    sharing = Group(shared_heads(spec.model.num_kv_heads, spec.layout.tp), 1)
     for group, chosen in (
-        (axis_group(spec.layout, "tp"), [(p, n) for p, n in parameters if partial_over_tp(p, spec.layout)]),
-        (key_value_group(spec.model, spec.layout), [(p, n) for p, n in parameters if is_key_or_value(p)]),
+        (axis_group(spec.layout, "tp"), [(p, n) for p, n in parameters if _partial_over_tp(p, spec.layout)]),
+        (sharing, [(p, n) for p, n in parameters if is_key_or_value(p)]),
     ):
         size = sum(number * held_numel(spec, p, index) for p, number in chosen) * element
         tally.add("all_reduce", "tp", group, size, 1 if chosen else 0)

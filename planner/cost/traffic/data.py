@@ -12,11 +12,10 @@ from functools import cache
 from planner.cost.traffic.tally import Tally
 from planner.facts.layout import Group
 from planner.facts.models import Parameter, Unit
+from planner.facts.placements import gathered_numel, shard_group, shard_numel
 from planner.facts.precision import mix_of
-from planner.facts.shards import is_expert_unit, local_units, shard_group, shard_rows
+from planner.facts.shards import BUCKET_BYTES, is_expert_unit, local_units
 from planner.facts.spec import JobSpec
-
-BUCKET_BYTES = 25 * 2**20  # a gradient bucket is closed once it holds this much
 
 
 def data_step(tally: Tally, spec: JobSpec, pp: int) -> None:
@@ -45,6 +44,14 @@ def data_gather(tally: Tally, spec: JobSpec, pp: int, times: int) -> None:
         tally.add_all("all_gather", "dp", group, times * units, times * numel * compute)
 
 
+def padded_share(spec: JobSpec, pp: int) -> float:
+    """What ZeRO sends more than the parameters need, over what they need: a short shard travels as a full one."""
+    if not spec.layout.zero:
+        return 0.0
+    gathered = sum(numel for _, numel, _ in _sharded(spec, pp))
+    return gathered / sum(p.numel for unit in local_units(spec, pp) for p in unit.parameters) - 1
+
+
 def _sharded(spec: JobSpec, pp: int) -> list[tuple[Group, int, int]]:
     """(shard group, elements of all gathered buffers, units): the experts divided by ep apart from the rest."""
     units = local_units(spec, pp)
@@ -59,7 +66,7 @@ def _sharded(spec: JobSpec, pp: int) -> list[tuple[Group, int, int]]:
 def _gathered(units: tuple[Unit, ...], degree: int, experts: bool) -> tuple[int, int]:
     """(elements of the units' all-gather or reduce-scatter buffers, number of units).
 
-    FSDP2 pads dim 0 of each tensor to a multiple of the degree.
+    A shard that is short travels padded.
     """
     chosen = [u for u in units if is_expert_unit(u) == experts]
     return sum(_gathered_numel(u.parameters, degree) for u in chosen), len(chosen)
@@ -67,7 +74,7 @@ def _gathered(units: tuple[Unit, ...], degree: int, experts: bool) -> tuple[int,
 
 @cache
 def _gathered_numel(parameters: tuple[Parameter, ...], degree: int) -> int:
-    return degree * sum(-(-p.shape[0] // degree) * (p.numel // p.shape[0]) for p in parameters)
+    return sum(gathered_numel(p, degree) for p in parameters)
 
 
 def _plain(tally: Tally, spec: JobSpec, units: tuple[Unit, ...]) -> None:
@@ -83,16 +90,16 @@ def _plain(tally: Tally, spec: JobSpec, units: tuple[Unit, ...]) -> None:
 def _buckets(units: tuple[Unit, ...], experts: bool, element_bytes: int) -> tuple[int, int]:
     """(all-reduces, their bytes) of plain data parallelism."""
     chosen = [u for u in units if is_expert_unit(u) == experts]
-    buckets = gradient_buckets([p.numel * element_bytes for _, p in gradient_order(chosen)])
+    buckets = gradient_buckets([p.numel * element_bytes for p in _finished(chosen)])
     return len(buckets), sum(buckets)
 
 
-def gradient_order(units: Sequence[Unit]) -> list[tuple[Unit, Parameter]]:
-    """Parameters about in the order in which backward finishes them: head, layers from the last, embedding."""
-    root = [(u, p) for u in units if u.name == "root" for p in u.parameters]
-    head = [(u, p) for u, p in root if p.name.startswith(("final_norm", "head"))]
-    layers = [(u, p) for u in reversed(units) if u.name != "root" for p in reversed(u.parameters)]
-    return [*head, *layers, *(pair for pair in root if pair not in head)]
+def _finished(units: Sequence[Unit]) -> list[Parameter]:
+    """About in the order in which backward finishes them: head, final norm, layers from the last, embedding."""
+    root = [p for u in reversed(units) if u.name == "root" for p in reversed(u.parameters)]
+    layers = [p for u in reversed(units) if u.name != "root" for p in reversed(u.parameters)]
+    head = [p for p in root if p.name.startswith(("final_norm", "head"))]
+    return [*head, *layers, *(p for p in root if p not in head)]
 
 
 def gradient_buckets(sizes: list[int]) -> list[int]:
@@ -112,4 +119,4 @@ def held_numel(spec: JobSpec, parameter: Parameter, index: int) -> int:
     if spec.layout.zero == 0:
         return parameter.numel
     degree = shard_group(spec.layout, experts=parameter.is_expert and spec.layout.ep > 1).size
-    return shard_rows(parameter.shape[0], degree, index % degree) * (parameter.numel // parameter.shape[0])
+    return shard_numel(parameter, degree, index % degree)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec
-from tests.parity.cases import SIZES
+from tests.parity.cases import SIZES, VARIANTS
 from webapp.runner import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,9 +29,9 @@ class Ran(NamedTuple):
         return [item for items in self.items for item in items if item["kind"] == kind]
 
 
-def make_spec(layout: dict[str, Any], arch: str = "gpt", **train: Any) -> JobSpec:
+def make_spec(layout: dict[str, Any], arch: str = "gpt", variant: str = "", **train: Any) -> JobSpec:
     settings = {"steps": 6, "global_batch": 8, "micro_batches": 2, "seq_len": 32, "eval_every": 0, "warmup_steps": 2}
-    return parse_spec({"model": SIZES[arch], "layout": layout, "train": settings | train})
+    return parse_spec({"model": SIZES[arch] | VARIANTS[variant], "layout": layout, "train": settings | train})
 
 
 def run(

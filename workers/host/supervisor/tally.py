@@ -8,7 +8,17 @@ from collections import deque
 from typing import Any
 
 from contracts.control import LossPoint, Summary
-from contracts.telemetry import Cell, CheckpointItem, DryRunItem, EvalItem, Item, StepItem, TrafficItem, VerdictRow
+from contracts.telemetry import (
+    Cell,
+    CheckpointItem,
+    DryRunItem,
+    EvalItem,
+    Item,
+    ProofItem,
+    StepItem,
+    TrafficItem,
+    VerdictRow,
+)
 
 MAX_POINTS = 500
 MAX_CHECKPOINTS = 100
@@ -50,6 +60,7 @@ class Tally:
         self._verdict: dict[int, list[VerdictRow]] = {}
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
         self._dry_runs: dict[int, DryRunItem] = {}
+        self._proof: ProofItem | None = None
         self._profile: dict[str, Any] | None = None
         self._lab: dict[str, Any] | None = None
         self._speeds: deque[float] = deque(maxlen=SPEED_STEPS)
@@ -79,6 +90,8 @@ class Tally:
             self._checkpoints.append(item)
         elif item["kind"] == "dry_run":
             self._dry_runs[item["rank"]] = item
+        elif item["kind"] == "proof":
+            self._proof = item
         elif item["kind"] == "verdict":
             self._verdict[item["rank"]] = item["rows"]
 
@@ -121,6 +134,8 @@ class Tally:
             summary["ran_steps"] = self._ran
         if self._checkpoints:
             summary["checkpoints"] = list(self._checkpoints)
+        if self._proof is not None:
+            summary["proof"] = self._proof
         room = SUMMARY_BYTES - _size(summary)
         if self._profile is not None and (room := room - _size(self._profile)) >= 0:
             summary["profile"] = self._profile

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from planner.facts.models import is_moe_layer
+from planner.facts.placements import padded_vocab
 from planner.facts.spec import ModelSpec
 from workers.trainer.compiled import compiled
 from workers.trainer.model.attention import Attention
@@ -80,9 +81,10 @@ class Decoder(nn.Module):
         self, model: ModelSpec, layers: range, strategy: Strategy, dtype: torch.dtype, *, first: bool, last: bool
     ) -> None:
         super().__init__()
-        gpt, h, rows = model.arch == "gpt", model.hidden_size, model.vocab_size // strategy.tp.degree
+        gpt, h, tp = model.arch == "gpt", model.hidden_size, strategy.tp.degree
+        rows = padded_vocab(model.vocab_size, tp) // tp
         own_head = last and not (model.tied_embeddings and first)
-        self.strategy, self.dtype = strategy, dtype
+        self.strategy, self.dtype, self.vocab_size = strategy, dtype, model.vocab_size
         self.embedding = Table(rows, h, strategy) if first else None
         self.positions = Table(model.max_seq_len, h, strategy) if first and gpt else None
         self.layers = nn.ModuleDict({str(i): Block(model, strategy, moe=is_moe_layer(model, i)) for i in layers})
@@ -114,6 +116,10 @@ class Decoder(nn.Module):
     def _logits(self, entered: Entered, table: Table) -> torch.Tensor:
         (logits,) = columns(entered, [(table.weight, None)], self.strategy)
         return logits
+
+    def loss_sum(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Sum of cross-entropy of the last chunk's output, over the tokens that there are."""
+        return self.strategy.tp.loss_sum(logits, targets, self.vocab_size)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         assert self.embedding is not None

@@ -1,0 +1,1 @@
+"""Published measurements against the planner: step time, ranking, fit and memory (`python -m benchmarks.published`)."""

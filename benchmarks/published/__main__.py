@@ -1,0 +1,148 @@
+"""Published measurements beside what the planner says of them.
+
+    python -m benchmarks.published --rows FILE [--worst N]
+
+FILE holds the columns of the open rows (docs/planner.md names them). Every figure comes from constants in `planner/`:
+nothing is fitted here. Rows are also told apart by a hash of their configuration: constants were chosen on one half,
+the other is the honest figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.published.mapping import stack_of
+from benchmarks.published.predict import Answer, Predictor
+from benchmarks.published.rows import PublishedRow, SkipError, read_rows
+from benchmarks.published.scores import Ranking, confusion, errors, ranking
+
+
+def answers_of(rows: Iterable[PublishedRow | SkipError]) -> tuple[list[Answer], list[tuple[str, str, str]]]:
+    """Answers, and (source, stack, reason) of every row left out. A row never ends the run."""
+    predictor = Predictor()
+    answers: list[Answer] = []
+    skipped: list[tuple[str, str, str]] = []
+    for row in rows:
+        if isinstance(row, SkipError):
+            skipped.append(("?", "?", str(row)))
+            continue
+        try:
+            answers.append(predictor.answer(row))
+        except SkipError as reason:
+            skipped.append((row.source, stack_of(row), str(reason)))
+        except (ValueError, ArithmeticError, KeyError, AssertionError) as error:
+            words = str(error).splitlines()[0][:60] if str(error) else ""
+            skipped.append((row.source, stack_of(row), f"{type(error).__name__} {words}"))
+    return answers, skipped
+
+
+def report(answers: Sequence[Answer], skipped: Sequence[tuple[str, str, str]]) -> None:
+    """Every table."""
+    halves: list[tuple[str, Callable[[Answer], bool]]] = [
+        ("all rows", lambda a: True),
+        ("fit half", lambda a: a.row.is_fit_half),
+        ("report half", lambda a: not a.row.is_fit_half),
+    ]
+    for title, belongs in halves:
+        part = [a for a in answers if belongs(a)]
+        print(f"\n=== {title}: {len(part)} rows")
+        step_times(part)
+        rankings(part)
+        fit(part)
+        memory(part)
+    reasons = Counter(reason for *_, reason in skipped)
+    print(f"\nskipped: {len(skipped)} rows")
+    for reason, count in reasons.most_common():
+        print(f"  {count:>5}  {reason}")
+
+
+def grouped(answers: Sequence[Answer]) -> Iterable[tuple[str, list[Answer]]]:
+    """All, then by stack, then by source."""
+    yield "all", list(answers)
+    for stack in sorted({a.planned.stack for a in answers}):
+        yield f"stack {stack}", [a for a in answers if a.planned.stack == stack]
+    for source in sorted({a.row.source for a in answers}, key=str.lower):
+        yield source, [a for a in answers if a.row.source == source]
+
+
+def step_times(answers: Sequence[Answer]) -> None:
+    print(f"{'step time':<52} {'rows':>5} {'mean':>7} {'median':>7} {'worst':>8} {'bias':>7} {'too fast':>9}")
+    for name, part in grouped([a for a in answers if a.row.kind == "time"]):
+        if found := errors([a.error for a in part]):
+            print(
+                f"{name:<52.52} {found.rows:>5} {found.mean:>7.1%} {found.median:>7.1%} {found.worst:>+8.0%}"
+                f" {found.bias:>+7.1%} {found.too_fast:>9.0%}"
+            )
+
+
+def rankings(answers: Sequence[Answer]) -> None:
+    """Within a sweep: rows of one file, model, sequence and number of GPUs."""
+    sweeps: dict[tuple[str, ...], list[Answer]] = defaultdict(list)
+    for a in answers:
+        if a.row.kind == "time":
+            sweeps[a.row.sweep].append(a)
+    found: dict[str, list[Ranking]] = defaultdict(list)
+    for part in sweeps.values():
+        tokens = [a.row.count("global_batch") for a in part]
+        times = [(a.predicted / n, a.measured / n) for a, n in zip(part, tokens, strict=True)]
+        if len(part) >= 3 and (result := ranking(times)):
+            found["all"].append(result)
+            found[f"stack {part[0].planned.stack}"].append(result)
+    print(f"{'ranking':<52} {'rows':>5} {'sweeps':>7} {'Kendall':>8} {'regret':>7} {'worst':>7}")
+    for name in sorted(found):
+        results = found[name]
+        rows = sum(r.rows for r in results)
+        tau = sum(r.kendall * r.rows for r in results) / rows
+        worst = max(r.regret for r in results)
+        print(
+            f"{name:<52} {rows:>5} {len(results):>7} {tau:>8.2f} {mean(r.regret for r in results):>7.1%} {worst:>7.1%}"
+        )
+
+
+def fit(answers: Sequence[Answer]) -> None:
+    heads = ("ran:fits", "ran:not", "out:fits", "out:not", "right", "falsely fits")
+    print(f"{'fit (happened:said)':<52} {'rows':>5} " + " ".join(f"{head:>8}" for head in heads))
+    for name, part in grouped([a for a in answers if a.row.kind in ("time", "out_of_memory")]):
+        found = confusion([(a.fits, a.row.kind == "time") for a in part])
+        if found:
+            counts = " ".join(f"{n:>8}" for n in found)
+            print(f"{name:<52.52} {found.rows:>5} {counts} {found.right:>8.1%} {found.falsely_fits:>8.1%}")
+
+
+def memory(answers: Sequence[Answer]) -> None:
+    print(f"{'memory':<52} {'rows':>5} {'mean':>7} {'median':>7} {'worst':>8} {'bias':>7}")
+    for kind in ("peak", "steady"):
+        for name, part in grouped([a for a in answers if a.row.kind == kind]):
+            if found := errors([a.error for a in part]):
+                label = f"{kind}, {name}"
+                print(
+                    f"{label:<52.52} {found.rows:>5} {found.mean:>7.1%} {found.median:>7.1%} {found.worst:>+8.0%}"
+                    f" {found.bias:>+7.1%}"
+                )
+
+
+def worst(answers: Sequence[Answer], number: int) -> None:
+    print(f"\nthe {number} step times furthest off")
+    times = [a for a in answers if a.row.kind == "time"]
+    for a in sorted(times, key=lambda a: -abs(a.error))[:number]:
+        x, t = a.planned.spec.layout, a.planned.spec.train
+        print(
+            f"{a.error:>+7.0%} {a.measured:>9.4g} s  {a.row.text('model')[:30]:<30} {a.row.text('gpu')[:12]:<12}"
+            f" tp{x.tp} cp{x.cp} pp{x.pp}v{x.virtual_stages} dp{x.dp} ep{x.ep} z{x.zero} m{t.micro_batches}"
+            f" b{a.planned.spec.micro_batch_size} s{t.seq_len} {x.recompute} {t.precision} {t.attention}"
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="the planner against published measurements")
+    parser.add_argument("--rows", type=Path, required=True, metavar="FILE", help="CSV of measurements")
+    parser.add_argument("--worst", type=int, default=0, metavar="N", help="also print the N step times furthest off")
+    options = parser.parse_args()
+    found, left_out = answers_of(read_rows(options.rows))
+    report(found, left_out)
+    if options.worst:
+        worst(found, options.worst)

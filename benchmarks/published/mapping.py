@@ -1,0 +1,296 @@
+"""From a published row to what the planner takes: a spec, a cluster, the stack, and how the row was measured.
+
+What a row leaves open is filled in here, once, with the reason beside it. Nothing is fitted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal, NamedTuple
+
+from benchmarks.published.rows import PublishedRow, SkipError
+from planner.facts.spec import (
+    AttentionKernel,
+    JobSpec,
+    Layout,
+    MlaSpec,
+    ModelSpec,
+    MoeSpec,
+    Precision,
+    Recompute,
+    Resources,
+    TrainSpec,
+)
+from planner.hardware.cluster import Cluster
+from planner.hardware.clusters import CLUSTERS, GB
+
+Stack = Literal["megatron", "fsdp2", "fsdp1", "deepspeed", "ours"]
+Meter = Literal["device", "allocated"]
+
+
+class Planned(NamedTuple):
+    """`scale`: steps of the row over steps of the spec, where its batch cannot be divided evenly.
+
+    `stage`: whose memory was measured, None for the fullest. `meter`: the device's own count, or the allocator's.
+    """
+
+    spec: JobSpec
+    cluster: Cluster
+    stack: Stack
+    scale: float
+    stage: int | None
+    meter: Meter
+    any_recompute: bool
+
+
+# (pattern in the row's gpu, in lower case; cluster): first match wins.
+_GPUS = (
+    (r"gb300", "gb300"),
+    (r"gb200", "gb200"),
+    (r"b300", "b300"),
+    (r"b200", "b200"),
+    (r"gh200", "gh200"),
+    (r"h200", "h200"),
+    (r"h100.*96gb.*hbm2e", "h100-500w"),
+    (r"h100|h800", "h100"),
+    (r"a100.*40", "a100-40gb"),
+    (r"a100|a800", "a100-80gb"),
+    (r"v100.*32", "v100-32gb"),
+    (r"v100", "v100-16gb"),
+    (r"mi300x", "mi300x"),
+)
+
+_MLA = MlaSpec(q_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
+
+
+class _Mixture(NamedTuple):
+    """What the columns do not say of a mixture: its routed experts, how many a token meets, the rest."""
+
+    experts: int
+    top: int
+    shared: int = 0
+    dense: int = 0
+    dense_ffn: int = 0
+    mla: MlaSpec | None = None
+
+
+# (pattern in the model's name; its mixture as the model's own configuration has it)
+_MIXTURES = (
+    (r"mixtral", _Mixture(8, 2)),
+    (r"grok-?1", _Mixture(8, 2)),
+    (r"dbrx", _Mixture(16, 4)),
+    (r"gpt-oss-120b", _Mixture(128, 4)),
+    (r"gpt-oss-20b", _Mixture(32, 4)),
+    (r"qwen3.*a3b|qwen3.*a22b", _Mixture(128, 8)),
+    (r"deepseek-?v3|deepseek-?r1", _Mixture(256, 8, shared=1, dense=3, dense_ffn=18432, mla=_MLA)),
+    (r"kimi-k2", _Mixture(384, 8, shared=1, dense=1, dense_ffn=18432, mla=_MLA)),
+)
+_HEAD_DIMS = ((r"qwen3", 128), (r"gpt-oss", 64))
+
+
+def plan_of(row: PublishedRow) -> Planned:
+    """What the planner is asked about a row.
+
+    Raises:
+        SkipError: with the reason.
+    """
+    text = f"{row.text('model')} {row.text('note')}".lower()
+    _refuse(text)
+    stack, cluster = stack_of(row), _cluster(row)
+    model = _model(row, text, stack)
+    layout = _layout(row, text, stack, model)
+    precision = _precision(row.text("precision").lower())
+    seq = row.count("seq")
+    global_batch = row.count("global_batch")
+    micro_batch = max(1, row.count("micro_batch"))
+    m = max(1, math.ceil(global_batch / (layout.dp * micro_batch)))
+    whole = m * layout.dp * micro_batch
+    train = TrainSpec(
+        global_batch=whole,
+        micro_batches=m,
+        seq_len=seq,
+        precision=precision,
+        attention=_attention(text, stack),
+        compile="torch.compile" in text and "compile off" not in text,
+    )
+    spec = JobSpec(model=model, layout=layout, train=train, resources=Resources(device=cluster.device))
+    recompute = row.text("recompute").lower()
+    return Planned(
+        spec,
+        cluster,
+        stack,
+        scale=global_batch / whole,
+        stage=layout.pp - 1 if "(last)" in text or row.kind == "steady" else None,
+        meter="allocated" if row.text("measure_name").endswith("_bytes") else "device",
+        any_recompute=recompute in ("see recipe", "unknown", ""),
+    )
+
+
+def _refuse(text: str) -> None:
+    if "mamba" in text or "nemotron-h" in text or "nemotron_3" in text:
+        raise SkipError("layers without attention (Mamba)")
+    if "lora" in text:
+        raise SkipError("trains adapters only (LoRA)")
+
+
+def stack_of(row: PublishedRow) -> Stack:
+    """By what the row says of its software, then by who published it, then by how it shards."""
+    text = f"{row.text('source_repo_path')} {row.text('note')}".lower()
+    if re.search(r"fsdp1|llm-foundry", text):
+        return "fsdp1"
+    if re.search(r"compile off|eager, fsdp", text):
+        return "ours"
+    if re.search(r"fsdp2|fsdp\+|torchtitan|torch\.compile|maxtext|kempner", text):
+        return "fsdp2"
+    if re.search(r"deepspeed|aleph-alpha|bigscience|sailor", text):
+        return "deepspeed"
+    if re.search(r"nvidia|megatron|mlcommons|nemo", text):
+        return "megatron"
+    return "fsdp2" if row.count("zero", 0) == 3 else "megatron"
+
+
+def _cluster(row: PublishedRow) -> Cluster:
+    gpu, note = row.text("gpu").lower(), row.text("note").lower()
+    name = next((name for pattern, name in _GPUS if re.search(pattern, gpu)), None)
+    if name is None or name not in CLUSTERS:
+        raise SkipError(f"no such accelerator: {row.text('gpu') or 'none given'}")
+    cluster = CLUSTERS[name]
+    changed: dict[str, object] = {}
+    if found := re.search(r"x ?(\d+) a node", gpu):
+        changed["per_node"] = int(found[1])
+    if found := re.search(r"(\d+)x omni-path (\d+)", note):  # links a node, Gb/s each
+        rate = int(found[1]) * int(found[2]) / 8 / cluster.per_node * GB
+        changed["network"] = cluster.network.model_copy(update={"bytes_per_s": rate})
+    return cluster.model_copy(update=changed) if changed else cluster
+
+
+def _model(row: PublishedRow, text: str, stack: Stack) -> ModelSpec:
+    hidden, heads, seq = row.count("hidden"), row.count("heads"), row.count("seq")
+    if hidden % heads:
+        raise SkipError("hidden is no multiple of heads")
+    kv_heads = row.count("kv_heads", heads) or heads
+    tp = max(1, row.count("tp", 1))
+    moe, mla, dense_ffn = _mixture(row, text)
+    ffn = dense_ffn or row.count("ffn", 4 * hidden)
+    for pattern, head_dim in _HEAD_DIMS:
+        if re.search(pattern, text) and head_dim * heads != hidden:
+            raise SkipError("heads wider than hidden / heads")
+    if heads % kv_heads or (kv_heads > tp and kv_heads % tp) or heads % tp:
+        raise SkipError("heads cannot be divided so")
+    gated = moe is not None or mla is not None or _is_gated(row, text)
+    like_gpt = not gated and kv_heads == heads and "nemotron" not in text
+    if not gated and not like_gpt:
+        ffn = ffn * 2 // 3 // tp * tp  # squared ReLU without biases: as many weights in a gated MLP
+    vocab = row.count("vocab", 128256)
+    return ModelSpec(
+        arch="gpt" if like_gpt else "llama",
+        num_layers=row.count("layers"),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        ffn_hidden_size=ffn,
+        vocab_size=-(-max(256, vocab) // tp) * tp,
+        max_seq_len=seq,
+        tied_embeddings=like_gpt and "untie" not in text,
+        moe=moe,
+        mla=mla,
+    )
+
+
+def _is_gated(row: PublishedRow, text: str) -> bool:
+    if "swiglu" in text:
+        return True
+    return not re.search(r"\b(mpt|gpt|bloom|opt|nemotron|moe-test)", text)
+
+
+def _mixture(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | None, int]:
+    """(experts, latent attention, width of the dense layers' MLP where it differs from the column)"""
+    ffn, layers = row.count("ffn", 4 * row.count("hidden")), row.count("layers")
+    found = next((mixture for pattern, mixture in _MIXTURES if re.search(pattern, text)), None)
+    if found is None:
+        number = re.search(r"num-experts=(\d+)|(\d+) experts", text)
+        if number is None:
+            if "moe" in text or row.count("ep", 1) > 1:
+                raise SkipError("a mixture whose experts are not told")
+            return None, None, 0
+        top = re.search(r"router-topk=(\d+)|top (\d+)", text)
+        found = _Mixture(int(number[1] or number[2]), int(top[1] or top[2]) if top else 1)
+    moe = MoeSpec(
+        num_experts=found.experts,
+        experts_per_token=min(found.top, found.experts),
+        expert_ffn_hidden_size=ffn,
+        shared_experts=found.shared,
+        dense_layers=found.dense if found.dense < layers else 0,
+    )
+    mla = found.mla or (_MLA if "multi-latent-attention" in text else None)
+    return moe, mla, found.dense_ffn
+
+
+def _layout(row: PublishedRow, text: str, stack: Stack, model: ModelSpec) -> Layout:
+    tp, pp, cp = (max(1, row.count(axis, 1)) for axis in ("tp", "pp", "cp"))
+    gpus = row.count("gpus")
+    dp, rest = divmod(gpus, tp * pp * cp)
+    if rest or dp < 1:
+        raise SkipError("degrees do not divide the GPUs")
+    chunks = row.count("vpp", 1) if pp > 1 else 1
+    if pp * max(1, chunks) > model.num_layers:
+        raise SkipError("more stages than layers")
+    ep = row.count("ep", 1) if model.moe else 1
+    if model.moe and (dp * cp % max(1, ep) or model.moe.num_experts % max(1, ep)):
+        raise SkipError("experts cannot be divided so")
+    zero = min(3, row.count("zero", 0)) if dp * cp > 1 else 0
+    replicas = 1
+    if found := re.search(r"shard group (\d+)", text):
+        replicas = max(1, dp * cp // int(found[1]))
+    sequence = _sequence_parallel(text, stack, tp)
+    return Layout(
+        dp=dp,
+        pp=pp,
+        tp=tp,
+        cp=cp,
+        ep=max(1, ep),
+        zero=zero,
+        dp_replicas=replicas if zero and dp % replicas == 0 else 1,
+        sequence_parallel=sequence,
+        regather=sequence and stack == "megatron",
+        scatter_gather=pp > 1 and tp > 1 and not sequence and stack != "deepspeed",
+        schedule="interleaved_1f1b" if chunks > 1 else "1f1b",
+        virtual_stages=max(1, chunks),
+        cp_method="ring",
+        recompute=_recompute(row.text("recompute").lower()),
+    )
+
+
+def _sequence_parallel(text: str, stack: Stack, tp: int) -> bool:
+    if tp == 1 or "sequence parallel off" in text:
+        return False
+    if "sequence parallel on" in text or "sequence-parallel=true" in text:
+        return True
+    return stack in ("megatron", "fsdp2", "ours") and "-test " not in text
+
+
+def _recompute(text: str) -> Recompute:
+    if text.startswith("full"):
+        return "full"
+    return "selective" if text.startswith("selective") else "none"
+
+
+def _precision(text: str) -> Precision:
+    if re.search(r"fp8|fp4|mxfp", text):
+        return "fp8"
+    if "pure" in text:
+        return "bf16_gradients"
+    if re.search(r"bf16|fp16|half|mixed|amp", text):
+        return "bf16"
+    if "32" in text:
+        return "fp32"
+    raise SkipError(f"precision {text or 'not given'}")
+
+
+def _attention(text: str, stack: Stack) -> AttentionKernel:
+    if found := re.search(r"attention kernel (\w+)", text):
+        return "unfused" if found[1] in ("torch", "fused") else "fused"
+    if "attention-backend=unfused" in text or "bloom" in text:
+        return "unfused"
+    return "fused"

@@ -1,0 +1,99 @@
+"""The planner's answer to each published row. Nothing is fitted here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from benchmarks.published.mapping import Planned, plan_of
+from benchmarks.published.rows import PublishedRow, SkipError
+from planner.cost.memory import memory, model_state
+from planner.cost.timing import Timer
+from planner.facts.flops import model_flops
+from planner.facts.precision import mix_of
+from planner.facts.shards import local_units
+from planner.facts.spec import JobSpec, Recompute
+from planner.hardware.cluster import Cluster
+from planner.search.layouts import fullest_stages
+
+POLICIES: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+class Answer(NamedTuple):
+    """Prediction and measurement in the row's unit: seconds, bytes, or for fit the share of memory taken and 0."""
+
+    row: PublishedRow
+    planned: Planned
+    predicted: float
+    measured: float
+    fits: bool
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+
+class Predictor:
+    """Keeps one timer for each cluster and stack."""
+
+    def __init__(self) -> None:
+        self._timers: dict[Cluster, Timer] = {}
+
+    def answer(self, row: PublishedRow) -> Answer:
+        """What the planner says of the row.
+
+        Raises:
+            SkipError: with the reason.
+        """
+        planned = plan_of(row)
+        spec = planned.spec
+        if planned.any_recompute:  # what the source leaves open: the least that fits
+            choices = [_recomputing(spec, policy) for policy in POLICIES]
+            spec = next((s for s in choices if self._needed(planned, s) <= _room(planned)), choices[-1])
+            planned = planned._replace(spec=spec)
+        needed = self._needed(planned, spec)
+        fits = needed <= _room(planned)
+        if row.kind == "out_of_memory":
+            return Answer(row, planned, needed / _room(planned), 0.0, fits)
+        if row.kind == "time":
+            return Answer(row, planned, self._seconds(planned, spec), _measured_seconds(row, spec), fits)
+        if row.kind == "steady":
+            return Answer(row, planned, _steady(spec, spec.layout.pp - 1), row.num_bytes, fits)
+        peak = _tensors(spec, planned.stage)
+        return Answer(row, planned, needed if planned.meter == "device" else peak, row.num_bytes, fits)
+
+    def _seconds(self, planned: Planned, spec: JobSpec) -> float:
+        timer = self._timers.setdefault(planned.cluster, Timer(planned.cluster))
+        return timer.step(spec).step_s * planned.scale
+
+    def _needed(self, planned: Planned, spec: JobSpec) -> float:
+        tensors = _tensors(spec, None)
+        return tensors + planned.cluster.accelerator.allowance(tensors)
+
+
+def _recomputing(spec: JobSpec, policy: Recompute) -> JobSpec:
+    return spec.model_copy(update={"layout": spec.layout.model_copy(update={"recompute": policy})})
+
+
+def _room(planned: Planned) -> int:
+    return planned.cluster.accelerator.memory_bytes
+
+
+def _tensors(spec: JobSpec, stage: int | None) -> int:
+    stages = fullest_stages(spec) if stage is None else [stage]
+    return max(sum(memory(spec, s).values()) for s in stages)
+
+
+def _steady(spec: JobSpec, stage: int) -> float:
+    """What stays between steps: weights, gradients, moments."""
+    layout, mix = spec.layout, mix_of(spec.train.precision)
+    held = sum(p.numel for unit in local_units(spec, stage) for p in unit.parameters)
+    return model_state(held, mix, zero=layout.zero, degree=layout.shard_ranks)
+
+
+def _measured_seconds(row: PublishedRow, spec: JobSpec) -> float:
+    seconds = row.seconds
+    if seconds is None and row.fields["measure_name"] == "model_tflops_per_gpu":
+        seconds = model_flops(spec) / (row.value * 1e12 * row.count("gpus"))
+    if not seconds or seconds <= 0:
+        raise SkipError("no step time")
+    return seconds

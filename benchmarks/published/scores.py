@@ -1,0 +1,94 @@
+"""What the table says of predictions: errors, ranking inside sweeps, and whether a layout fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import mean, median
+from typing import NamedTuple
+
+
+class Errors(NamedTuple):
+    """Relative errors of predictions: `mean`, `median` and `worst` without their sign, `bias` with it."""
+
+    rows: int
+    mean: float
+    median: float
+    worst: float
+    bias: float
+    too_fast: float
+
+
+def errors(signed: Sequence[float]) -> Errors | None:
+    """None without any."""
+    if not signed:
+        return None
+    size = [abs(e) for e in signed]
+    below = sum(e < 0 for e in signed) / len(signed)
+    return Errors(len(signed), mean(size), median(size), max(signed, key=abs), mean(signed), below)
+
+
+class Ranking(NamedTuple):
+    """`kendall`: tau-b of predicted and measured times. `regret`: how much slower than the best the first choice is."""
+
+    rows: int
+    kendall: float
+    regret: float
+
+
+def ranking(pairs: Sequence[tuple[float, float]]) -> Ranking | None:
+    """Of (predicted, measured) times of one sweep; None where no two were measured apart.
+
+    Of layouts predicted alike the first choice is any: its regret is their mean.
+    """
+    if len(pairs) < 2:
+        return None
+    agree = different = tied_predicted = tied_measured = 0
+    for (p, t), (q, u) in combinations(pairs, 2):
+        order = (p - q) * (t - u)
+        agree += order > 0
+        different += order < 0
+        tied_predicted += p == q and t != u
+        tied_measured += t == u and p != q
+    apart = agree + different
+    scale = ((apart + tied_predicted) * (apart + tied_measured)) ** 0.5
+    if not apart + tied_predicted:
+        return None
+    first = min(p for p, _ in pairs)
+    best = min(t for _, t in pairs)
+    chosen = mean(t for p, t in pairs if p == first)
+    return Ranking(len(pairs), (agree - different) / scale if scale else 0.0, chosen / best - 1)
+
+
+class Fit(NamedTuple):
+    """Counts of layouts by what was said and what happened."""
+
+    ran_said_fits: int
+    ran_said_not: int
+    out_said_fits: int
+    out_said_not: int
+
+    @property
+    def rows(self) -> int:
+        return sum(self)
+
+    @property
+    def right(self) -> float:
+        return (self.ran_said_fits + self.out_said_not) / self.rows
+
+    @property
+    def falsely_fits(self) -> float:
+        """Share of all layouts that were said to fit and ran out."""
+        return self.out_said_fits / self.rows
+
+
+def confusion(said: Sequence[tuple[bool, bool]]) -> Fit | None:
+    """Of (said to fit, ran)."""
+    if not said:
+        return None
+    return Fit(
+        sum(fits and ran for fits, ran in said),
+        sum(not fits and ran for fits, ran in said),
+        sum(fits and not ran for fits, ran in said),
+        sum(not fits and not ran for fits, ran in said),
+    )

@@ -1,0 +1,106 @@
+"""The benchmark of published rows reads whatever rows there are, and says what it left out."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published.__main__ import answers_of, report
+from benchmarks.published.rows import SkipError, read_rows
+from benchmarks.published.scores import confusion, errors, ranking
+
+ROW = {
+    "source_repo_path": "Aleph-Alpha/layouts:runs.xlsx",
+    "gpu": "A100-SXM4-80GB",
+    "gpus": "64",
+    "model": "llama-13b",
+    "layers": "40",
+    "hidden": "5120",
+    "heads": "40",
+    "kv_heads": "40",
+    "ffn": "13824",
+    "vocab": "128000",
+    "seq": "2048",
+    "global_batch": "2048",
+    "micro_batch": "1",
+    "tp": "2",
+    "pp": "1",
+    "vpp": "1",
+    "dp": "32",
+    "cp": "1",
+    "ep": "1",
+    "zero": "1",
+    "recompute": "none",
+    "precision": "bf16",
+    "measure_name": "step_time_s",
+    "measure_value": "26.4",
+    "step_time_s": "26.4",
+    "tier": "A",
+    "note": "attention kernel flash_attention2; sequence parallel off",
+}
+
+
+def _file(path: Path, *rows: dict[str, str]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(ROW))
+        writer.writeheader()
+        writer.writerows({**ROW, **row} for row in rows)
+    return path
+
+
+def test_good_rows_are_answered_and_strange_ones_counted_with_their_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strange = [
+        {"gpu": "TPU v5e"},
+        {"gpus": "many"},
+        {"layers": ""},
+        {"tp": "3"},
+        {"model": "Mamba-2 hybrid"},
+        {"precision": "int3"},
+        {"measure_name": "vibes"},
+        {"measure_value": "nan", "step_time_s": ""},
+        {"heads": "0"},
+        {"ep": "8"},
+        {"pp": "64", "gpus": "128"},
+    ]
+    path = _file(tmp_path / "rows.csv", {}, {"measure_name": "out_of_memory", "measure_value": "1"}, *strange)
+    answers, skipped = answers_of(read_rows(path))
+    assert (len(answers), len(skipped)) == (2, len(strange))
+    assert all(reason for *_, reason in skipped)
+    report(answers, skipped)
+    printed = capsys.readouterr().out
+    assert "no such accelerator: TPU v5e" in printed
+    assert f"skipped: {len(strange)} rows" in printed
+
+
+def test_the_same_rows_give_the_same_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _file(tmp_path / "rows.csv", *({"micro_batch": str(b), "measure_value": str(20 + b)} for b in (1, 2, 4, 8)))
+    tables = []
+    for _ in range(2):
+        report(*answers_of(read_rows(path)))
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1]
+
+
+def test_measurements_of_one_configuration_share_a_half(tmp_path: Path) -> None:
+    rows = [{"measure_name": "out_of_memory", "measure_value": "1"}, {"note": "again"}, {"measure_value": "27"}]
+    halves = {
+        row.is_fit_half for row in read_rows(_file(tmp_path / "r.csv", {}, *rows)) if not isinstance(row, SkipError)
+    }
+    assert len(halves) == 1
+
+
+def test_scores_by_hand() -> None:
+    off = errors([-0.1, 0.3])
+    assert off is not None
+    assert (off.mean, off.worst, off.too_fast) == (pytest.approx(0.2), 0.3, 0.5)
+    assert off.bias == pytest.approx(0.1)
+    order = ranking([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0)])  # two of three pairs agree; the first choice took 2 for 1
+    assert order is not None
+    assert (order.kendall, order.regret) == (pytest.approx(1 / 3), 1.0)
+    said = confusion([(True, True), (False, True), (True, False), (False, False)])
+    assert said is not None
+    assert (said.right, said.falsely_fits) == (0.5, 0.25)

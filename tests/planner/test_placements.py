@@ -1,0 +1,114 @@
+"""Where tensors lie: parts that cover them, and ZeRO's choice of a dim."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from planner.facts.boxes import held_box
+from planner.facts.layout import coordinates
+from planner.facts.models import Parameter, layer_parameters, stage_units
+from planner.facts.parse import parse_spec
+from planner.facts.placements import (
+    gathered_numel,
+    local_parameter,
+    local_shape,
+    padded_vocab,
+    placement,
+    shard_numel,
+    zero_shard,
+)
+from planner.facts.spec import JobSpec
+
+MIXTURE = {
+    "arch": "llama",
+    "num_layers": 1,
+    "hidden_size": 24,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "ffn_hidden_size": 36,
+    "vocab_size": 261,
+    "max_seq_len": 16,
+    "tied_embeddings": False,
+    "moe": {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 20},
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "tp4 with two kv heads": {"tp": 4},
+    "zero3 of odd rows": {"dp": 7, "zero": 3},
+    "zero1 over more ranks than experts": {"dp": 6, "zero": 1},
+    "hsdp": {"dp": 6, "zero": 2, "dp_replicas": 2},
+    "ep2 x zero3": {"dp": 6, "ep": 2, "zero": 3},
+    "ep2 x tp2 x cp2 x zero3": {"dp": 3, "ep": 2, "tp": 2, "cp": 2, "zero": 3},
+    "ep4 plain": {"dp": 4, "ep": 4},
+}
+
+
+def spec_of(layout: dict[str, Any]) -> JobSpec:
+    train = {"global_batch": layout.get("dp", 1), "seq_len": 16}
+    return parse_spec({"model": MIXTURE, "layout": layout, "train": train})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
+def test_every_element_of_a_tensor_lies_on_as_many_ranks_as_its_placement_says(layout: dict[str, Any]) -> None:
+    spec = spec_of(layout)
+    for unit in stage_units(spec.model, range(1), first=True, last=True):
+        for parameter in unit.parameters:
+            lies = placement(spec.model, spec.layout, parameter)
+            boxes = Counter(
+                held_box(spec, coordinates(rank, spec.layout), parameter) for rank in range(spec.layout.world_size)
+            )
+            held = {box: ranks for box, ranks in boxes.items() if box.numel}
+            assert sum(box.numel for box in held) == parameter.numel
+            assert set(held.values()) == {spec.layout.world_size // lies.parts}
+            corners = {box.offsets for box in held}
+            assert len(corners) == len(held), "boxes start at the same corner"
+
+
+@pytest.mark.parametrize(
+    ("shape", "degree", "dim", "rows"),
+    [
+        ((8, 14336, 4096), 64, 1, 224),  # Mixtral's experts over 64 ranks
+        ((8, 14336, 4096), 4, 0, 2),
+        ((160, 1536, 5120), 64, 1, 24),
+        ((50257, 768), 8, 0, 6283),  # 7 rows of padding are cheaper than copies
+        ((30,), 4, 0, 8),  # no other dim
+        ((30, 50), 4, 0, 8),  # none that divides evenly, which FSDP2 asks of all but the first
+        ((3, 48), 4, 1, 12),
+    ],
+)
+def test_zero_cuts_another_dim_where_the_first_would_pad_much(
+    shape: tuple[int, ...], degree: int, dim: int, rows: int
+) -> None:
+    shard = zero_shard(shape, degree)
+    assert shard is not None
+    assert (shard.dim, shard.parts, shard.rows) == (dim, degree, rows)
+    local = Parameter("p", shape, None)
+    assert sum(shard_numel(local, degree, index) for index in range(degree)) == math.prod(shape)
+    assert gathered_numel(local, degree) == degree * shard_numel(local, degree)
+
+
+@pytest.mark.parametrize(
+    ("size", "tp", "padded"),
+    [(50257, 1, 50257), (50257, 8, 51200), (50257, 2, 50432), (128256, 8, 128256), (257, 4, 512)],
+)
+def test_a_vocabulary_that_tp_does_not_divide_is_padded_as_megatron_does(size: int, tp: int, padded: int) -> None:
+    assert padded_vocab(size, tp) == padded
+    table = Parameter("embedding.weight", (size, 8), 0)
+    assert local_shape(table, 4, tp, 1).shape == (padded // tp, 8)
+
+
+def test_a_mixture_with_fewer_experts_than_shards_travels_unpadded() -> None:
+    spec = parse_spec(
+        {
+            "model": {"preset": "mixtral-8x7b"},
+            "layout": {"dp": 64, "zero": 3},
+            "train": {"global_batch": 64, "seq_len": 4096},
+        }
+    )
+    for p in layer_parameters(spec.model, moe=True):
+        local = local_parameter(spec.model, spec.layout, p)
+        assert gathered_numel(local, 64) == local.numel, p.name
