@@ -30,9 +30,19 @@ class Piece(NamedTuple):
         return part_number(self.name, self.box)
 
     @property
+    def gradient(self) -> torch.Tensor:
+        """Of the part, without padding of the vocabulary; as are those below."""
+        return self.held.gradient[self.box.filled]
+
+    @property
     def weight(self) -> torch.Tensor:
         """What the optimiser updates of it."""
-        return local(self.held.master.detach())
+        return local(self.held.master.detach())[self.box.filled]
+
+    @property
+    def used(self) -> torch.Tensor:
+        """What the model computes with."""
+        return local(self.held.tensor.detach())[self.box.filled]
 
 
 def pieces_of(spec: JobSpec, place: Coordinates, part: Part) -> list[Piece]:

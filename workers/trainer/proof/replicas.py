@@ -65,7 +65,7 @@ def _table(what: Kind, pieces: list[Piece], value_of: ValueOf, device: torch.dev
         about = torch.tensor([piece.number, value.numel()], device=device)
         total = checksum(value)
         if what == "weight" and piece.held.master is not piece.held.tensor:
-            total = total * FACTOR + checksum(piece.held.tensor)  # what is computed with must follow its master
+            total = total * FACTOR + checksum(piece.used)  # what is computed with must follow its master
         rows.append(torch.cat((about, total.reshape(1))))
     return torch.stack(rows) if rows else torch.zeros((0, 3), dtype=torch.int64, device=device)
 
