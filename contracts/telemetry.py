@@ -30,6 +30,7 @@ from contracts.fields import (
 )
 
 VERSION: Final = 1
+FIRST_STEPS: Final = 3  # of a run, no measure of the others: buckets regroup, caches fill, kernels are compiled
 
 Phase = Literal["setup", "step", "eval", "checkpoint", "proof", "teardown"]
 Op = Literal[
