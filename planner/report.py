@@ -55,7 +55,7 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
         crossing = "between nodes" if row["between_nodes"] else "inside a node"
         op = row["op"].replace("_", "-")
         lines.append(f"  {group:<12} {op:<15} {row['count']:>9,} x {size(row['payload_bytes']):>12}  {crossing}")
-    lines += ["", f"time  {duration(timed['step_s'])} a step (estimate from {timed['basis']})"]
+    lines += ["", f"time  {duration(timed['step_s'])} a step (estimate: {timed['interval']['words']})"]
     lines += [f"  {part['name']:<12} {duration(part['seconds']):>12}" for part in timed["parts"]]
     lines.append(
         f"  MFU {timed['mfu']:.1%}  HFU {timed['hfu']:.1%}  {timed['tokens_per_s']:,.0f} tokens/s"

@@ -6,8 +6,9 @@ from itertools import pairwise
 from typing import TypedDict
 
 from contracts.telemetry import Axis, Op
+from planner.cost.correction import Interval, interval
 from planner.cost.memory import held_parameters, memory
-from planner.cost.timing import Timing, step_time
+from planner.cost.timing import Timer
 from planner.cost.traffic import Collective, depends_on_router, step_traffic
 from planner.cost.traffic.data import padded_share
 from planner.facts.collectives import algorithmic_bytes
@@ -75,6 +76,7 @@ class TimeEstimate(TypedDict):
     hfu: float
     tokens_per_s: float
     basis: Basis
+    interval: Interval
 
 
 class ClusterEstimate(TypedDict):
@@ -140,7 +142,7 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         exact_traffic=not not_runnable(spec) and not depends_on_router(spec),
         cluster=_where(spec, cluster),
         fits=peak <= cluster.accelerator.memory_bytes,
-        time=_time(step_time(spec, cluster), cluster),
+        time=_time(spec, cluster),
     )
 
 
@@ -225,7 +227,9 @@ def _where(spec: JobSpec, cluster: Cluster) -> ClusterEstimate:
     )
 
 
-def _time(timing: Timing, cluster: Cluster) -> TimeEstimate:
+def _time(spec: JobSpec, cluster: Cluster) -> TimeEstimate:
+    timer = Timer(cluster)
+    timing = timer.step(spec)
     parts = [TimePart(name="compute", seconds=timing.compute_s)]
     if timing.recompute_s:
         parts.append(TimePart(name="recompute", seconds=timing.recompute_s))
@@ -245,6 +249,7 @@ def _time(timing: Timing, cluster: Cluster) -> TimeEstimate:
         hfu=timing.hfu,
         tokens_per_s=timing.tokens_per_s,
         basis=cluster.basis,
+        interval=interval(cluster.basis, timer.correction(spec)),
     )
 
 

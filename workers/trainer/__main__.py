@@ -23,6 +23,7 @@ from workers.trainer.errors import DivergedError, ProofError, UserError
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
 from workers.trainer.parallelize import parallelize
+from workers.trainer.peak import Peak
 from workers.trainer.proof import Proof
 
 GROUP_TIMEOUT = timedelta(minutes=10)
@@ -66,16 +67,17 @@ def run(
     send = exporter.send if exporter else lambda _item: None
     try:
         mesh = make_mesh(spec, rank, recorder.label)
+        peak = Peak(device)
         part = parallelize(spec, mesh, device)
         trainer = Trainer(spec, mesh, part, corpus, recorder, device)
         if place is None:
-            train(trainer, send, _say, watch=Proof(trainer, send, _say))
+            train(trainer, send, _say, watch=Proof(trainer, send, _say), peak=peak)
             return
         checkpoints = JobCheckpoints(spec, trainer, place, checkpoint_group(recorder), send, _say)
         try:
             done = checkpoints.resume()
             save = checkpoints.save if spec.train.checkpoint_every else None
-            train(trainer, send, _say, done, save, Proof(trainer, send, _say, done))
+            train(trainer, send, _say, done, save, Proof(trainer, send, _say, done), peak)
         finally:
             checkpoints.close()
     finally:

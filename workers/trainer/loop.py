@@ -27,6 +27,7 @@ from workers.trainer.optimizer import (
     update,
 )
 from workers.trainer.parallelize import Part
+from workers.trainer.peak import Peak
 from workers.trainer.pipeline_parallel import Boundary, Pipeline
 from workers.trainer.verdict import verdict
 
@@ -198,10 +199,11 @@ def train(
     done: int = 0,
     save: Save | None = None,
     watch: Watch | None = None,
+    peak: Peak | None = None,
 ) -> None:
     """Run the whole job: barrier, steps with validations between, verdict. `done` steps were done before.
 
-    What a watch does is in no step's time, and what it sends in no step's traffic.
+    What a watch does is in no step's time, what it sends in no step's traffic, what it holds in no `peak`.
     """
     spec, recorder, rank = trainer.spec, trainer.recorder, trainer.mesh.rank
 
@@ -230,7 +232,11 @@ def train(
         _stop_if(result.not_finite, index, spec.train)
         if look is not None:
             enter("proof")
+            if peak is not None:
+                peak.read()
             look.watch.updated(index, result)
+            if peak is not None:
+                peak.restart()
             enter("step")
             if look.watch.failed and index + 1 < steps:
                 raise ProofError(look.watch.failed)
@@ -249,7 +255,11 @@ def train(
             save(index + 1)
     enter("teardown")
     rows = verdict(spec, rank, recorder.cells(), received, done)
-    send(VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows))
+    item = VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows)
+    if peak is not None:
+        peak.read()
+        item["peak_bytes"] = max(0, peak.bytes)
+    send(item)
     wrong_bytes = sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows)
     wrong_calls = sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows)
     total = sum(row["measured_bytes"] for row in rows)
