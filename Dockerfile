@@ -21,6 +21,7 @@ RUN MESHBOARD_SECRET_KEY=only-for-this-step-0123456789-0123456789-0123456789 MES
 USER meshboard
 
 FROM base AS worker
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
 COPY workers workers
 RUN pip install -c requirements.lock '.[worker]'
 USER meshboard

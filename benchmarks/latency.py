@@ -64,7 +64,8 @@ def measure(state: Path) -> tuple[list[tuple[int, float]], list[tuple[int, float
         wait_until(lambda: page.evaluate("window.seen.at(-1)[0]") >= 2 * TICKS, "the page shows the last collective")
         frames = page.evaluate("window.seen")
         browser.close()
-        per_rank = [read_ticks(state / "data" / f"ticks-{rank}") for rank in range(2)]
+        work = state / "runs" / job / "1" / "work"
+        per_rank = [read_ticks(work / f"ticks-{rank}") for rank in range(2)]
     return frames, [(tick, max(ends[tick] for ends in per_rank)) for tick in per_rank[0]]
 
 

@@ -32,7 +32,7 @@ def main() -> None:
     exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
     time.sleep(WARM_UP_S)  # the browser opens the page
     pause = random.Random(0)
-    with Path(options.data_root, f"ticks-{rank}").open("w", buffering=1) as ends:
+    with Path(f"ticks-{rank}").open("w", buffering=1) as ends:
         for tick in range(1, TICKS + 1):
             dist.all_reduce(torch.ones(1024))
             ends.write(f"{tick} {time.time()}\n")

@@ -26,7 +26,7 @@ from contracts.fields import (
     Slot,
     Word,
 )
-from contracts.telemetry import Cell, CheckpointItem, DryRunItem, VerdictRow
+from contracts.telemetry import Cell, CheckpointItem, DryRunItem, ProofItem, VerdictRow
 
 VERSION: Final = 1
 
@@ -55,6 +55,13 @@ class LossPoint(TypedDict):
     time: Number
 
 
+class Measured(TypedDict):
+    """Steps of a run as rank 0 timed them, without its first ones."""
+
+    steps: Count
+    step_s: Seconds  # the median
+
+
 class Summary(TypedDict):
     """What stays of an attempt's telemetry when its stream is gone. Cells are each rank's last."""
 
@@ -64,10 +71,13 @@ class Summary(TypedDict):
     eval_losses: list[LossPoint]
     cells: dict[RankText, list[Cell]]  # by rank, as text: JSON keys
     verdict: dict[RankText, list[VerdictRow]]  # by rank
+    measured: NotRequired[Measured]  # of a run that trained on after its first steps
     ran_steps: NotRequired[Count]  # steps of this run, where it resumed
     checkpoints: NotRequired[list[CheckpointItem]]  # the newest last, at most 100
     dry_runs: NotRequired[list[DryRunItem]]  # by rank, of a dry run
     profile: NotRequired[Plain]  # of a calibration: `planner.hardware.profile.HostProfile` as JSON
+    peak_bytes: NotRequired[dict[RankText, Count]]  # by rank, as its verdict told it
+    proof: NotRequired[ProofItem]  # the last; of a run that ended before it, none
     lab: NotRequired[Plain]  # of a lab: `planner.facts.lab.LabResult` as JSON
 
 
@@ -119,6 +129,7 @@ class HostEvent(TypedDict):
     device_name: Word
     memory_bytes: Count  # per slot: GPU memory, or the machine's memory divided by its slots
     attempts: list[AttemptReport]
+    note: NotRequired[Sentence]  # what a person should know of this host: "jobs run as root: ..."
 
 
 class AttemptEvent(TypedDict):

@@ -30,8 +30,9 @@ from contracts.fields import (
 )
 
 VERSION: Final = 1
+FIRST_STEPS: Final = 3  # of a run, no measure of the others: buckets regroup, caches fill, kernels are compiled
 
-Phase = Literal["setup", "step", "eval", "checkpoint", "teardown"]
+Phase = Literal["setup", "step", "eval", "checkpoint", "proof", "teardown"]
 Op = Literal[
     "all_reduce",
     "all_gather",
@@ -54,7 +55,8 @@ class Cell(TypedDict):
 
     `payload_bytes` counts what the caller handed over: the FULL (gathered) buffer for all_gather,
     reduce_scatter, gather and scatter. `algorithmic_bytes` is what a bandwidth-optimal algorithm makes
-    this rank send. Both are counted when the collective is issued; `busy_s` sums the durations of the
+    this rank send; of an all-to-all with splits, what they send elsewhere. Both are counted when the
+    collective is issued; `busy_s` sums the durations of the
     `completed` ones.
     """
 
@@ -146,6 +148,7 @@ class VerdictItem(TypedDict):
     rank: Rank
     time: Number
     rows: list[VerdictRow]
+    peak_bytes: NotRequired[Count]  # most held at once over what was before the model: allocated, or resident on a CPU
 
 
 class ProfileItem(TypedDict):
@@ -198,6 +201,56 @@ class CheckpointItem(TypedDict):
     problem: Sentence
 
 
+class Apart(TypedDict):
+    """Something that is not what it must be.
+
+    `apart` is the rms of the difference over the rms of what it must be, None where that is no number; beyond `limit`
+    it is more than rounding. `share` is a part of the model that nobody holds, or several do.
+    """
+
+    what: Literal["gradient", "weight", "share", "update", "loss", "gradient norm"]
+    name: Word  # a tensor of the whole model, or "step 2"
+    axis: Word  # copies on ranks along it differ, as "dp" or "dp x tp"; "" beside one process
+    ranks: Annotated[list[Rank], Field(max_length=2)]  # that differs, and from which
+    apart: Seconds | None
+    limit: Seconds
+
+
+class ReplicaProof(TypedDict):
+    """Checksums of gradients and weights, compared over all ranks that hold the same part of a tensor."""
+
+    steps: Annotated[list[Count], Field(max_length=100)]  # after which they were compared
+    parts: Count  # different parts of tensors there are
+    copied: Count  # of these, held by two ranks or more
+    apart: Seconds  # the largest difference of two copies; 0 is bit for bit
+
+
+class ProcessProof(TypedDict):
+    """The first steps, computed again by one process. Largest relative differences; `limit` is that of gradients."""
+
+    state: Literal["due", "equal", "apart", "not checked"]
+    why: Sentence  # of "not checked"
+    steps: Count
+    tensors: Count  # whose gradients and updates of the first step were compared
+    gradient: Seconds
+    update: Seconds
+    loss: Seconds
+    norm: Seconds
+    limit: Seconds
+    seconds: Seconds  # what it took, training waiting
+
+
+class ProofItem(TypedDict):
+    """Rank 0: what is proven of this run so far; a later item replaces an earlier one."""
+
+    kind: Literal["proof"]
+    rank: Rank
+    time: Number
+    replicas: ReplicaProof
+    one_process: ProcessProof
+    wrong: Annotated[list[Apart], Field(max_length=20)]  # the worst first; empty where all is well
+
+
 class GapItem(TypedDict):
     """The supervisor had to drop `items` items (Redis away for long) before this one."""
 
@@ -217,6 +270,7 @@ Item = Annotated[
     | LabItem
     | DryRunItem
     | CheckpointItem
+    | ProofItem
     | GapItem,
     Field(discriminator="kind"),
 ]

@@ -124,7 +124,7 @@ class HostAdmin(OwnColumns):
     """Hosts announce themselves; a person may only drain them, or give up one that is silent."""
 
     list_display = ["name", "device_name", "slots", "free", "drained", "last_seen", "dead_letters"]
-    readonly_fields = ["name", "slots", "device", "device_name", "memory_bytes", "boot_id", "last_seen"]
+    readonly_fields = ["name", "slots", "device", "device_name", "memory_bytes", "boot_id", "note", "last_seen"]
     actions = ["drain", "undrain", "give_up"]
 
     def free(self, host: Host) -> int:

@@ -1,12 +1,13 @@
 #!/bin/sh
-# Installs what the tests drive from outside Python: a browser, docker-compose (to check the file), PostgreSQL, and ip
-# and ss (hosts of one machine, and what their kernels count).
+# Installs what the tests drive from outside Python: a browser, docker-compose (to check the file), PostgreSQL, ip and
+# ss (hosts of one machine, and what their kernels count), and bubblewrap, which keeps jobs apart.
 set -eu
 missing=""
 command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
 command -v docker-compose >/dev/null 2>&1 || missing="$missing docker-compose"
 ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$missing postgresql"
 command -v ss >/dev/null 2>&1 || missing="$missing iproute2"
+command -v bwrap >/dev/null 2>&1 || missing="$missing bubblewrap"
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
   echo "The tests need:$missing. As root: apt-get install --no-install-recommends$missing" >&2

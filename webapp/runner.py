@@ -66,6 +66,7 @@ def run(settings: RunnerSettings) -> None:
     port = web_port(settings.port)
     environment = web_environment(state, port)
     host_env = host_environment(state, environment)
+    isolation = how_jobs_run(host_env)
     up_file = state / "up.json"
     try:
         if "MESHBOARD_REDIS_URL" not in os.environ:
@@ -87,6 +88,7 @@ def run(settings: RunnerSettings) -> None:
         print(f"  log in once:  {once}")
         print(f"  or as {login['username']}, password in {os.path.relpath(up_file)}")
         print(f"  on            {version}")
+        print(f"  isolation     {isolation}")
         print(f"  logs:         {os.path.relpath(state / 'log')}/")
         print("  Ctrl-C stops everything, running jobs too.\n", flush=True)
         fleet.watch(on_restart=lambda: refresh_pids(up_file, fleet))
@@ -141,7 +143,19 @@ def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]
     keep = {k: v for k, v in environment.items() if k in (*PASSED_ON, "PYTHONUNBUFFERED")}
     roots = ("CHECKPOINT_ROOT", "DATA_ROOT", "SCRIPT_ROOT")
     bounds = ("LOG_BYTES", "STREAM_BYTES", "KEEP_RUNS_DAYS", "KEEP_RUNS_BYTES")
-    wanted = ("REDIS_URL", "HOST_NAME", "SLOTS", "DEVICE", "RUN_DIR", "TRAINER_MODULE", "JOB_USER", *bounds, *roots)
+    wanted = (
+        "REDIS_URL",
+        "HOST_NAME",
+        "SLOTS",
+        "DEVICE",
+        "RUN_DIR",
+        "TRAINER_MODULE",
+        "JOB_USER",
+        "SANDBOX",
+        "STATE_DIR",
+        *bounds,
+        *roots,
+    )
     given = {f"MESHBOARD_{k}": environment[f"MESHBOARD_{k}"] for k in wanted if f"MESHBOARD_{k}" in environment}
     defaults = {
         "MESHBOARD_HOST_NAME": socket.gethostname().split(".")[0] or "localhost",
@@ -268,6 +282,19 @@ def manage(environment: dict[str, str], *arguments: str) -> str:
     if done.returncode:
         raise StartError(f"manage.py {arguments[0]} failed:\n{done.stderr.strip()[-2000:]}")
     return done.stdout
+
+
+def how_jobs_run(host_env: dict[str, str]) -> str:
+    """What the host worker would say of it, in words.
+
+    Raises:
+        StartError: with its reason not to start.
+    """
+    argv = [sys.executable, "-m", "workers.host.isolation"]
+    done = subprocess.run(argv, env=host_env, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StartError(f"the host worker cannot start: {done.stderr.strip()[-2000:]}")
+    return done.stdout.strip()
 
 
 def known_credentials(up_file: Path) -> list[str]:

@@ -111,5 +111,6 @@ class HostSerializer(serializers.Serializer[object]):
     slots = serializers.IntegerField()
     free_slots = serializers.IntegerField()
     drained = serializers.BooleanField()
+    note = serializers.CharField(allow_blank=True, help_text="what it wants known, such as jobs that run as root")
     last_seen = serializers.DateTimeField()
     calibrated = serializers.DateTimeField(allow_null=True, help_text="when it was last measured")

@@ -309,6 +309,7 @@ def _host(host: Host) -> dict[str, Any]:
         "slots": host.slots,
         "free_slots": host.slots - host.allocations.count(),
         "drained": host.drained,
+        "note": host.note,
         "last_seen": host.last_seen.isoformat(),
         "calibrated": host.profiled.isoformat() if host.profiled else None,
     }

@@ -37,6 +37,7 @@ _WORDS: dict[str, Mapping[str, str]] = {
     "layout.cp_method": {"all_gather": "all-gather"},
     "model.arch": {"gpt": "GPT", "llama": "Llama"},
     "train.on_not_finite": {"stop": "ends the run", "continue": "goes on"},
+    "train.verify": {"auto": "where it takes seconds", "on": "yes", "off": "no"},
     "train.overlap": {"true": "while backward runs", "false": "afterwards"},
     "resources.device": {"cpu": "CPU", "cuda": "GPU"},
 }

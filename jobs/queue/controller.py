@@ -6,14 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 
 from django.db import connection
-from django.utils import timezone
 
 from jobs.connection import connect
 from jobs.queue.events import drain, wait_for_event
 from jobs.queue.lease import ControllerLease
+from jobs.queue.listening import Listening
 from jobs.queue.outbox import deliver
 from jobs.queue.prune import prune_if_due
 from jobs.queue.reconcile import reconcile
@@ -25,24 +24,6 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 SHORTEST_TICK_S = 0.2  # however much there is to hear
 LONGEST_PAUSE_S = 5.0  # between tries while the database or Redis is away
-
-
-class Listening:
-    """Since when hosts were listened to without a gap: their silence before that is not their own."""
-
-    GAP = timedelta(seconds=10)
-
-    def __init__(self) -> None:
-        self.since = timezone.now()
-        self._last, self._last_tick = self.since, time.monotonic()
-
-    def heard(self) -> None:
-        """Every event there is has been taken in."""
-        now, tick = timezone.now(), time.monotonic()
-        # By both clocks: while a machine sleeps one of them may stand still, and the other may be set.
-        if tick - self._last_tick > self.GAP.total_seconds() or abs(now - self._last) > self.GAP:
-            self.since = now
-        self._last, self._last_tick = now, tick
 
 
 class Controller:
@@ -88,10 +69,11 @@ class Controller:
 
     def tick(self) -> bool:
         """Every stage once; True when all went well."""
+        ears = self._listening
         went_well = [
             self._stage("events", self._listen),
-            self._stage("schedule", schedule),
-            self._stage("reconcile", lambda: reconcile(self._client, self._listening.since)),
+            self._stage("schedule", lambda: schedule(ears.trouble())),
+            self._stage("reconcile", lambda: reconcile(self._client, ears.since, ears.trouble())),
             self._stage("deliver", lambda: deliver(self._client)),
             self._stage("prune", lambda: prune_if_due(self._client)),
         ]

@@ -39,10 +39,14 @@ class Plan(NamedTuple):
     kept: dict[str, str]  # by device's head: the host that is kept for it
 
 
-def place(queue: Iterable[Waiting], hosts: Iterable[HostState]) -> Plan:
-    """Decide what starts now and why the rest waits. The order of the arguments' items means nothing."""
+def place(queue: Iterable[Waiting], hosts: Iterable[HostState], trouble: str = "") -> Plan:
+    """Decide what starts now and why the rest waits. The order of the arguments' items means nothing.
+
+    `trouble`: why a host may be well and yet not heard of.
+    """
     queue, hosts = sorted(queue, key=lambda job: (-job.priority, job.created, job.id)), list(hosts)
-    pools = {device: Pool(device, [h for h in hosts if h.device == device]) for device in {job.device for job in queue}}
+    devices = {job.device for job in queue}
+    pools = {device: Pool(device, [h for h in hosts if h.device == device], trouble) for device in devices}
     placements: list[Placement] = []
     blocked: list[Waiting] = []
     for job in queue:

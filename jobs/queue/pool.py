@@ -43,8 +43,8 @@ class Placement(NamedTuple):
 class Pool:
     """The hosts of one device while a pass goes through the queue."""
 
-    def __init__(self, device: str, hosts: list[HostState]) -> None:
-        self.device = device
+    def __init__(self, device: str, hosts: list[HostState], trouble: str = "") -> None:
+        self.device, self.trouble = device, trouble
         self.connected = any(host.live for host in hosts)
         self.hosts = {host.name: host for host in hosts}
         self.taking = {name: host for name, host in self.hosts.items() if host.live and not host.drained}

@@ -22,10 +22,11 @@ MISSED_IN_A_ROW = 3  # believed heartbeats without an attempt, and its host has 
 CANCEL_FLAG_S = 3600  # raised again each tick while it is needed
 
 
-def reconcile(client: redis.Redis, listening_since: datetime) -> None:
+def reconcile(client: redis.Redis, listening_since: datetime, trouble: str = "") -> None:
     """One pass over every attempt that has not ended, and over what hosts hold though it has.
 
-    `listening_since`: from when on a host's silence is its own, and not that nobody listened.
+    `listening_since`: from when on a host's silence is its own, and not that nobody listened. `trouble`: why it may
+    be well and yet not heard of.
     """
     now = timezone.now()
     unended = Attempt.objects.filter(ended__isnull=True).select_related("host", "job")
@@ -40,8 +41,8 @@ def reconcile(client: redis.Redis, listening_since: datetime) -> None:
         if silent:
             _tell_of_silence(job, attempt)
             continue
-        if job.status == Status.CANCELLING and job.wait_reason:
-            Job.objects.filter(id=job.id, status=Status.CANCELLING).update(wait_reason="")
+        if job.status == Status.CANCELLING:
+            _tell_the_cancelling(job, "" if attempt.host.last_seen >= now - HOST_SILENT_AFTER else trouble)
         if attempt.never_ran and job.status in (Status.STARTING, Status.UNREACHABLE):
             if attempt.missed and now - attempt.ordered > ORDER_AGAIN_AFTER:
                 _order_again(job, attempt)
@@ -76,11 +77,14 @@ def _given_up_and_held() -> list[tuple[str, int]]:
 def _tell_of_silence(job: Job, attempt: Attempt) -> None:
     since = f"host {attempt.host.name} has been silent since {attempt.host.last_seen:%Y-%m-%d %H:%M:%S} UTC"
     if job.status == Status.CANCELLING:
-        waits = f"{since}: the job ends when the host is back, or when staff gives it up"
-        if waits != job.wait_reason:
-            Job.objects.filter(id=job.id, status=Status.CANCELLING).update(wait_reason=waits[:500])
+        _tell_the_cancelling(job, f"{since}: the job ends when the host is back, or when staff gives it up")
         return
     lifecycle.change(job.id, attempt.number, Status.UNREACHABLE, since, only_from=(Status.STARTING, Status.RUNNING))
+
+
+def _tell_the_cancelling(job: Job, waits: str) -> None:
+    if waits[:500] != job.wait_reason:
+        Job.objects.filter(id=job.id, status=Status.CANCELLING).update(wait_reason=waits[:500])
 
 
 def _order_again(job: Job, attempt: Attempt) -> None:

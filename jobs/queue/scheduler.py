@@ -62,8 +62,11 @@ class StaleError(Exception):
     """A decision came too late."""
 
 
-def schedule() -> int:
-    """Place what fits and say why the rest waits; returns how many jobs were placed."""
+def schedule(trouble: str = "") -> int:
+    """Place what fits and say why the rest waits; returns how many jobs were placed.
+
+    `trouble`: why a host may be well and yet not heard of.
+    """
     stored = dict(Cursor.objects.filter(name__startswith=LOCK).values_list("name", "position"))
     turn = Turn(stored.pop(LOCK, ""))
     kept = {name.removeprefix(KEPT): int(key) for name, key in stored.items()}
@@ -71,7 +74,7 @@ def schedule() -> int:
     queue = _queue({job: hosts[key].name for job, key in kept.items() if key in hosts})
     if not queue:
         return 0
-    plan = place([queued.job for queued in queue if not queued.placed_before], hosts.values())
+    plan = place([queued.job for queued in queue if not queued.placed_before], hosts.values(), trouble)
     keys = {host.name: key for key, host in hosts.items()}
     attempts = {queued.job.id: queued.attempt for queued in queue}
     placed = 0

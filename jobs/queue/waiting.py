@@ -20,12 +20,13 @@ def _never(job: Waiting, pool: Pool) -> str:
     """Why no host that is there could take it, or nothing."""
     device, needs = pool.device, f"needs {_slots(job.num_slots)}"
     if not pool.connected:
-        return f"no {device} host is connected"
+        return f"no {device} host is heard: {pool.trouble}" if _unheard(pool) else f"no {device} host is connected"
     if job.wanted_host:
         wanted = f"{job.wanted_host}, the one host it asks for,"
         host = pool.hosts.get(job.wanted_host)
         if host is None or not host.live:
-            return f"{wanted} is not connected"
+            is_unheard = host is not None and pool.trouble
+            return f"{wanted} is not heard: {pool.trouble}" if is_unheard else f"{wanted} is not connected"
         if host.drained:
             return f"{wanted} is drained and takes no new jobs"
         return "" if pool.fits(job) else f"{needs}; {wanted} has {host.slots}"
@@ -35,6 +36,11 @@ def _never(job: Waiting, pool: Pool) -> str:
         return ""
     which = "the largest" if len(pool.taking) == len(pool.hosts) else "the largest that takes jobs now"
     return f"{needs} on one {device} host; {which} has {pool.largest}"
+
+
+def _unheard(pool: Pool) -> bool:
+    """Whether there are hosts that may be well."""
+    return bool(pool.trouble and pool.hosts)
 
 
 def _pinned(job: Waiting, pool: Pool) -> str:

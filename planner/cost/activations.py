@@ -6,6 +6,7 @@ sum with what autograd really saves.
 
 from __future__ import annotations
 
+from planner.facts.placements import vocab_rows
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.shards import micro_batch_tokens
 from planner.facts.spec import JobSpec
@@ -98,4 +99,4 @@ def inner_gradient_bytes(spec: JobSpec, *, moe: bool = False) -> int:
 def logit_bytes(spec: JobSpec) -> int:
     """Logits in the compute type, in fp32, and their gradient; the loss runs one micro-batch at a time."""
     compute = mix_of(spec.train.precision).compute
-    return micro_batch_tokens(spec) * (spec.model.vocab_size // spec.layout.tp) * (compute + 2 * FP32_BYTES)
+    return micro_batch_tokens(spec) * vocab_rows(spec) * (compute + 2 * FP32_BYTES)

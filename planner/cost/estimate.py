@@ -6,13 +6,15 @@ from itertools import pairwise
 from typing import TypedDict
 
 from contracts.telemetry import Axis, Op
+from planner.cost.correction import Interval, interval
 from planner.cost.memory import held_parameters, memory
-from planner.cost.timing import Timing, step_time
+from planner.cost.timing import Timer
 from planner.cost.traffic import Collective, depends_on_router, step_traffic
+from planner.cost.traffic.data import padded_share
 from planner.facts.collectives import algorithmic_bytes
 from planner.facts.layout import Coordinates, axis_group, is_turn, rank_of
 from planner.facts.models import active_parameter_count, parameter_count
-from planner.facts.placements import zero_shard
+from planner.facts.placements import padded_vocab, zero_shard
 from planner.facts.runnable import not_runnable
 from planner.facts.shards import local_units
 from planner.facts.spec import JobSpec
@@ -38,11 +40,15 @@ class TrafficRow(TypedDict):
 
 
 class StageEstimate(TypedDict):
-    """One rank of a pipeline stage; the ranks of a stage send alike. `layers`: first and last + 1 of each chunk."""
+    """One rank of a pipeline stage; the ranks of a stage send alike. `layers`: first and last + 1 of each chunk.
+
+    `padded_share`: what ZeRO's collectives carry more than the parameters need, over what they need.
+    """
 
     stage: int
     layers: list[list[int]]
     parameters: int
+    padded_share: float
     memory: dict[str, int]
     memory_bytes: int
     traffic: list[TrafficRow]
@@ -70,6 +76,7 @@ class TimeEstimate(TypedDict):
     hfu: float
     tokens_per_s: float
     basis: Basis
+    interval: Interval
 
 
 class ClusterEstimate(TypedDict):
@@ -85,11 +92,16 @@ class ClusterEstimate(TypedDict):
 
 
 class Estimate(TypedDict):
-    """Traffic is exact for what the trainer runs, memory and time are estimates. Sizes in bytes."""
+    """Traffic is exact for what the trainer runs, memory and time are estimates. Sizes in bytes.
+
+    `padded_vocab_size`: rows of the embedding and the head over all tp ranks, of which those from the vocabulary's size
+    on are padding; `model_parameters` counts none.
+    """
 
     world_size: int
     axes: dict[str, int]
     model_parameters: int
+    padded_vocab_size: int
     active_parameters: int
     micro_batch_size: int
     micro_batches: int
@@ -119,6 +131,7 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         world_size=layout.world_size,
         axes={axis: getattr(layout, axis) for axis in ("pp", "dp", "cp", "ep", "tp")},
         model_parameters=parameter_count(spec.model),
+        padded_vocab_size=padded_vocab(spec.model.vocab_size, layout.tp),
         active_parameters=active_parameter_count(spec.model),
         micro_batch_size=spec.micro_batch_size,
         micro_batches=spec.train.micro_batches,
@@ -129,7 +142,7 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         exact_traffic=not not_runnable(spec) and not depends_on_router(spec),
         cluster=_where(spec, cluster),
         fits=peak <= cluster.accelerator.memory_bytes,
-        time=_time(step_time(spec, cluster), cluster),
+        time=_time(spec, cluster),
     )
 
 
@@ -181,6 +194,7 @@ def _stage(spec: JobSpec, stage: int, traffic: list[TrafficRow], cluster: Cluste
         stage=stage,
         layers=[[chunk.start, chunk.stop] for chunk in stage_of(spec.model, spec.layout, stage).chunks],
         parameters=held_parameters(spec, stage),
+        padded_share=padded_share(spec, stage),
         memory=components,
         memory_bytes=sum(components.values()),
         traffic=traffic,
@@ -213,7 +227,9 @@ def _where(spec: JobSpec, cluster: Cluster) -> ClusterEstimate:
     )
 
 
-def _time(timing: Timing, cluster: Cluster) -> TimeEstimate:
+def _time(spec: JobSpec, cluster: Cluster) -> TimeEstimate:
+    timer = Timer(cluster)
+    timing = timer.step(spec)
     parts = [TimePart(name="compute", seconds=timing.compute_s)]
     if timing.recompute_s:
         parts.append(TimePart(name="recompute", seconds=timing.recompute_s))
@@ -233,6 +249,7 @@ def _time(timing: Timing, cluster: Cluster) -> TimeEstimate:
         hfu=timing.hfu,
         tokens_per_s=timing.tokens_per_s,
         basis=cluster.basis,
+        interval=interval(cluster.basis, timer.correction(spec)),
     )
 
 

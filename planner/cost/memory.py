@@ -9,7 +9,7 @@ from typing import NamedTuple
 from planner.cost.activations import inner_gradient_bytes, layer_activation_bytes, logit_bytes
 from planner.cost.pipes import chunks_in_flight
 from planner.facts.models import Unit
-from planner.facts.placements import shard_group, shard_numel
+from planner.facts.placements import shard_group, shard_numel, vocab_rows
 from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, Mix, mix_of
 from planner.facts.shards import Held, held, hidden_bytes, is_expert_unit, local_units
 from planner.facts.spec import JobSpec
@@ -80,7 +80,7 @@ def state_bytes(spec: JobSpec, stage: int) -> State:
     mix, zero = mix_of(spec.train.precision), spec.layout.zero
     units, own = _units(spec, stage), held(spec, stage).stage
     whole, shards = sum(u.numel for u in units), sum(u.shard for u in units)
-    table = spec.model.vocab_size // spec.layout.tp * spec.model.hidden_size if own.first else 0
+    table = vocab_rows(spec) * spec.model.hidden_size if own.first else 0
     # A tied table's two gradients of one backward are there beside their sum.
     making = (3 if spec.model.tied_embeddings and spec.layout.pp == 1 else 1) * table * mix.compute
     gradients = whole * mix.gradients

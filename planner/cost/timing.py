@@ -14,6 +14,7 @@ from functools import cache
 from typing import NamedTuple
 
 from contracts.telemetry import Axis
+from planner.cost.correction import Correction, corrected_by
 from planner.cost.memory import held_parameters
 from planner.cost.pipes import bubble_ratio, simulate, stretched
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
@@ -97,10 +98,24 @@ class Timer:
         self.calibration = Calibration(cluster.profile) if cluster.profile else None
         self._pieces: dict[tuple[object, ...], tuple[Halves, ...]] = {}
         self._paces: dict[tuple[object, ...], Pace] = {}
+        self._corrections: dict[tuple[object, ...], Correction | None] = {}
         self._sums: dict[tuple[object, ...], tuple[dict[Axis, float], float, float, float]] = {}
 
     def step(self, spec: JobSpec) -> Timing:
-        """Time of one optimiser step: the pace of the slowest stage, filling and draining through all of them."""
+        """Time of one optimiser step, corrected by what ran on the cluster before."""
+        found, timing = self.correction(spec), self.predicted(spec)
+        return timing if found is None else _corrected(timing, found.ratio)
+
+    def correction(self, spec: JobSpec) -> Correction | None:
+        """What comparable runs on the cluster say of this prediction."""
+        key = (spec.model, spec.layout.world_size, spec.train.precision, spec.train.compile)
+        if key not in self._corrections:
+            runs = self.cluster.runs
+            self._corrections[key] = corrected_by(spec, runs, lambda run: self.predicted(run).step_s)
+        return self._corrections[key]
+
+    def predicted(self, spec: JobSpec) -> Timing:
+        """Without correction: the pace of the slowest stage, filling and draining through all of them."""
         m, (pace, bubble) = spec.train.micro_batches, self._paced(spec)
         halves = pace.halves
         others, gathers, reduces, optimizer = self._parameters(spec)
@@ -385,6 +400,15 @@ def _tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
             "launch_s": accelerator.launch_s * stack.launch_s / LAUNCH_S,
         }
     )
+
+
+def _corrected(timing: Timing, ratio: float) -> Timing:
+    """All seconds times `ratio`, and what follows from them."""
+    whole = ("model_flops", "hardware_flops", "mfu", "hfu", "tokens_per_s", "exposed_s")
+    seconds = {name: value * ratio for name, value in timing._asdict().items() if name not in whole}
+    shares = {name: getattr(timing, name) / ratio for name in ("mfu", "hfu", "tokens_per_s")}
+    exposed = {axis: value * ratio for axis, value in timing.exposed_s.items()}
+    return timing._replace(**seconds, **shares, exposed_s=exposed)
 
 
 def unlike_stages(spec: JobSpec) -> dict[int, int]:

@@ -12,7 +12,7 @@ from planner.facts.spec import JobSpec
 
 
 class Box(NamedTuple):
-    """Offset and size by dim."""
+    """Offset and size by dim, in the whole tensor. Padding of the vocabulary lies in no box."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -24,6 +24,11 @@ class Box(NamedTuple):
     @property
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.sizes, strict=True))
+
+    @property
+    def filled(self) -> tuple[slice, ...]:
+        """Where the box lies in the rank's own tensor, whose padding comes last."""
+        return tuple(slice(size) for size in self.sizes)
 
 
 def divided_box(spec: JobSpec, place: Coordinates, parameter: Parameter) -> Box:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from planner.facts.kinds import KINDS, kind_problems, num_slots, product_words
+from planner.facts.proof import too_large
 from planner.facts.spec import JobSpec, Layout, Problem
 
 MeshAxis = Literal["pp", "dp", "cp", "tp"]
@@ -151,9 +152,6 @@ def _tensor(spec: JobSpec) -> list[Problem]:
     if model.moe:
         inner = model.moe.expert_ffn_hidden_size
         found += _indivisible("layout.tp", "expert_ffn_hidden_size", inner, "tp", layout.tp)
-    for problem in _indivisible("layout.tp", "vocab_size", model.vocab_size, "tp", layout.tp):
-        padded = -(-model.vocab_size // layout.tp) * layout.tp
-        found.append(problem._replace(message=f"{problem.message}; a vocab_size of {padded} fits"))
     if layout.sequence_parallel:
         by = f"tp {layout.tp} x cp {layout.cp} =" if layout.cp > 1 else "tp"
         parts = layout.tp * layout.cp
@@ -284,6 +282,8 @@ def _training(spec: JobSpec) -> list[Problem]:
     elif train.data.startswith("/") or ".." in train.data.split("/"):
         text = f"{train.data!r} leaves the data root; give a path below it, without '..'"
         found.append(Problem("train.data", text))
+    if text := too_large(spec):
+        found.append(Problem("train.verify", text))
     return found
 
 

@@ -51,6 +51,11 @@ def is_router(parameter: Parameter) -> bool:
     return parameter.name.startswith("moe.router.")
 
 
+def is_vocabulary(parameter: Parameter) -> bool:
+    """Whether a tensor has a row for each token: the embedding's table and the head's."""
+    return parameter.name in ("embedding.weight", "head.weight")
+
+
 def is_key_or_value(parameter: Parameter) -> bool:
     """Whether a tensor makes keys or values, whose heads may be fewer than the tp ranks."""
     return parameter.name.startswith(("attention.k.", "attention.v."))

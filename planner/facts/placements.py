@@ -10,10 +10,13 @@ from functools import cache
 from typing import NamedTuple
 
 from planner.facts.layout import Coordinates, Group
-from planner.facts.models import Parameter, is_key_or_value
-from planner.facts.spec import Layout, ModelSpec
+from planner.facts.models import Parameter, is_key_or_value, is_vocabulary
+from planner.facts.spec import JobSpec, Layout, ModelSpec
 
 Shape = tuple[int, ...]
+# A vocabulary that tp does not divide is padded to a multiple of this times tp (Megatron-LM's
+# --make-vocab-size-divisible-by).
+VOCABULARY_MULTIPLE = 128
 # Padding beyond this share of a tensor costs more than the copies that shards of another dim than 0 need.
 MOST_PADDING = 1 / 64
 
@@ -21,7 +24,7 @@ MOST_PADDING = 1 / 64
 class Shard(NamedTuple):
     """A dim cut into `parts` of `rows` each, as torch.chunk cuts: the last ones may be short or empty.
 
-    `copies` neighbours hold the same part.
+    `copies` neighbours hold the same part. What a short part of tp lacks is held all the same, as rows of zeros.
     """
 
     dim: int
@@ -88,6 +91,22 @@ def shard_group(layout: Layout, *, experts: bool) -> Group:
     return Group(layout.shard_ranks // ep, layout.tp * ep)
 
 
+def padded_vocab(vocab_size: int, tp: int) -> int:
+    """Rows of the embedding, and of the head, over all tp ranks: beyond `vocab_size` they stay zero and count nothing.
+
+    GPT-3's 50,257 on tp 8: 51,200. A size that tp divides stays as it is.
+    """
+    if vocab_size % tp == 0:
+        return vocab_size
+    multiple = VOCABULARY_MULTIPLE * tp
+    return -(-vocab_size // multiple) * multiple
+
+
+def vocab_rows(spec: JobSpec) -> int:
+    """Of them, those of one rank."""
+    return padded_vocab(spec.model.vocab_size, spec.layout.tp) // spec.layout.tp
+
+
 def shared_heads(num_kv_heads: int, tp: int) -> int:
     """tp ranks that hold the same key/value heads: several where there are more ranks than heads."""
     return max(1, tp // num_kv_heads)
@@ -131,5 +150,6 @@ def _divided(parameter: Parameter, num_kv_heads: int, tp: int, ep: int) -> tuple
     if parameter.tp_dim is None or tp == 1:
         return experts, None
     copies = shared_heads(num_kv_heads, tp) if is_key_or_value(parameter) else 1
-    parts = tp // copies
-    return experts, Shard(parameter.tp_dim, parts, parameter.shape[parameter.tp_dim] // parts, copies)
+    size, parts = parameter.shape[parameter.tp_dim], tp // copies
+    whole = padded_vocab(size, tp) if is_vocabulary(parameter) else size
+    return experts, Shard(parameter.tp_dim, parts, whole // parts, copies)

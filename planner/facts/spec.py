@@ -31,6 +31,7 @@ Precision = Literal["fp32", "bf16", "bf16_gradients", "fp8"]
 Device = Literal["cpu", "cuda"]
 StackName = Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp1", "deepspeed"]
 OnNotFinite = Literal["stop", "continue"]
+Verify = Literal["auto", "on", "off"]
 JobKind = Literal["train", "calibrate", "dry_run", "script", "lab"]
 LabPrimitive = Literal[
     "broadcast",
@@ -206,6 +207,10 @@ class TrainSpec(Strict):
     )
     eval_every: int = Field(default=25, ge=0, le=100_000_000, description="steps between validations; 0 is off")
     on_not_finite: OnNotFinite = Field(default="stop", description="what a loss or gradient norm of nan or inf does")
+    verify: Verify = Field(
+        default="auto",
+        description="compute the first 3 steps also by one process and compare; auto does where that takes seconds",
+    )
 
 
 Argument = Annotated[str, Field(max_length=4096, pattern=NO_NUL)]

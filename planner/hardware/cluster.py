@@ -17,6 +17,7 @@ from planner.facts.precision import GemmType
 from planner.facts.spec import Device, Strict
 from planner.hardware.kernels import Flash, Gemm, Kernel, Pass
 from planner.hardware.profile import HostProfile
+from planner.hardware.runs import Run
 
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -78,6 +79,7 @@ class Cluster(Strict):
     base_s: Positive = Field(default=8.4e-6, description="start of a collective: nccl src/graph/tuning.cc")
     basis: Basis = "data sheet"
     profile: HostProfile | None = Field(default=None, description="what a calibration measured")
+    runs: tuple[Run, ...] = Field(default=(), description="what ended here and is comparable, the newest first")
 
 
 class Span(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from planner.facts.placements import vocab_rows
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.shards import micro_batch_tokens
 from planner.facts.spec import JobSpec
@@ -209,7 +210,7 @@ def head_work(spec: JobSpec) -> Work:
     """Final norm, the product with the vocabulary, and the loss: fp32 logits are read and written several times."""
     model, tokens = spec.model, micro_batch_tokens(spec)
     e = mix_of(spec.train.precision).compute
-    h, vocab = model.hidden_size, model.vocab_size // spec.layout.tp
+    h, vocab = model.hidden_size, vocab_rows(spec)
     logits = tokens * vocab
     product = Gemm(tokens, vocab, h, wide=True)
     cast, softmax = Pass((e + FP32_BYTES) * logits), Pass(3 * FP32_BYTES * logits)

@@ -163,8 +163,8 @@ def test_a_script_that_ignores_term_and_hides_its_children_is_gone_within_15_s(
     redis_service: RedisServer, tmp_path: Path
 ) -> None:
     with host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.worker():
-        machine.order("stubborn")
-        wait_until(lambda: len(list(machine.data_root.glob("environment-*"))) == 2, "both ranks run")
+        attempt = machine.order("stubborn")
+        wait_until(lambda: len(list(attempt.work.glob("environment-*"))) == 2, "both ranks run")
         pids = machine.processes("stubborn")
         assert len(pids) >= 5, "torchrun, two ranks and their two hidden children"
         redis_service.client().set(cancel_key("stubborn", 1), "1")
@@ -173,7 +173,7 @@ def test_a_script_that_ignores_term_and_hides_its_children_is_gone_within_15_s(
         assert time.monotonic() - asked < 15
         assert report["outcome"] == "cancelled"
         assert [pid for pid in pids if not gone(pid)] == []
-        environment = (machine.data_root / "environment-0").read_text()
+        environment = (attempt.work / "environment-0").read_text()
         assert "MESHBOARD_REDIS_URL" not in environment
         assert "test-password" not in environment
 
@@ -194,8 +194,8 @@ def test_frames_for_another_job_attempt_or_rank_are_refused(redis_service: Redis
         "larger than any frame": struct.pack(">I", 2**31),
     }
     with host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.worker():
-        machine.order("guarded")
-        wait_until(lambda: (machine.data_root / "environment-0").exists(), "rank 0 runs")
+        attempt = machine.order("guarded")
+        wait_until(lambda: (attempt.work / "environment-0").exists(), "rank 0 runs")
         words = arguments(rank_pid(machine, "guarded", 0))
         address = next(word for word in words if word.startswith("--telemetry=")).partition("=")[2]
         answers = {}

@@ -22,8 +22,9 @@ def test_a_job_that_breaks_files_logs_and_telemetry_harms_itself_alone(
 ) -> None:
     settings = {"MESHBOARD_LOG_BYTES": str(LOG_BYTES)}
     with host(redis_service, tmp_path, "tests.workers.hostile", **settings) as machine, machine.worker():
+        (machine.data_root / "secret.log").write_text("the secret of another\n")
         attempt = machine.order("hostile", spec=ONE_RANK)
-        told_file = machine.data_root / "told.json"
+        told_file = attempt.work / "told.json"
         wait_until(lambda: told_file.exists(), "it has said its nonsense")
         told = json.loads(told_file.read_text())
         assert {what for what, cut_off in told.items() if not cut_off} == {"a frame of its own"}
@@ -47,7 +48,7 @@ def test_a_job_that_breaks_files_logs_and_telemetry_harms_itself_alone(
 
         heard = len(machine.events("host"))
         wait_until(lambda: len(machine.events("host")) > heard, "the host's heart goes on", 10)
-        (machine.data_root / "go").touch()
+        (attempt.work / "go").touch()
         report = machine.exit_of("hostile")
         assert (report["outcome"], report["reason"]) == ("succeeded", "finished after step 0")
         everything: Any = redis_service.client().xrange(EVENTS_STREAM)

@@ -57,12 +57,13 @@ def reachable_python(folder: Path) -> str:
 def test_a_jobs_processes_are_another_users_and_reach_nothing_of_the_hosts(
     redis_service: RedisServer, open_folder: Path
 ) -> None:
-    settings = {"MESHBOARD_JOB_USER": USER}
+    settings = {"MESHBOARD_JOB_USER": USER, "MESHBOARD_SANDBOX": "off"}
     with contextlib.ExitStack() as entered:
         machine = entered.enter_context(host(redis_service, open_folder, "tests.workers.curious", **settings))
         machine.python = reachable_python(open_folder)
         entered.enter_context(machine.worker())
-        attempt = machine.order("curious", spec=ONE_RANK)
+        spec = {**ONE_RANK, "train": {**ONE_RANK["train"], "checkpoint_every": 1}}
+        attempt = machine.order("curious", spec=spec)
         report = machine.exit_of("curious")
         assert report["outcome"] == "succeeded", "\n".join(report["log_tail"])
         lines = [line for item in machine.items("curious", "log") for line in item["lines"]]

@@ -59,13 +59,14 @@ def machines(tmp_path: Path) -> Iterator[dict[Host, tuple[str, ...]]]:
     forbidding.mkdir()
     (forbidding / "unshare").write_text("#!/bin/sh\nexit 1\n")
     (forbidding / "unshare").chmod(0o755)
-    paths = {f"{os.environ['PATH']}": STOPPED, f"{forbidding}:{os.environ['PATH']}": ("guardian", "both")}
+    forbidden = {"PATH": f"{forbidding}:{os.environ['PATH']}", "MESHBOARD_SANDBOX": "off"}
+    kinds: list[tuple[dict[str, str], tuple[str, ...]]] = [({}, STOPPED), (forbidden, ("guardian", "both"))]
     with contextlib.ExitStack() as entered:
         made = {}
-        for number, (path, jobs) in enumerate(paths.items()):
+        for number, (settings, jobs) in enumerate(kinds):
             server = entered.enter_context(redis_server(tmp_path / f"redis-{number}"))
-            settings = {"PATH": path, "MESHBOARD_SLOTS": str(len(jobs))}
-            opened = host(server, tmp_path / str(number), "tests.workers.stubborn", **settings)
+            slots = str(len(jobs))
+            opened = host(server, tmp_path / str(number), "tests.workers.stubborn", MESHBOARD_SLOTS=slots, **settings)
             machine = entered.enter_context(opened)
             entered.enter_context(machine.worker())
             made[machine] = jobs

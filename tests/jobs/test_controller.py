@@ -25,8 +25,9 @@ from django.utils import timezone
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_queue
 from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Outbox, SlotAllocation, Status
 from jobs.queue import actions, controller, deadletters
-from jobs.queue.controller import Controller, Listening
+from jobs.queue.controller import Controller
 from jobs.queue.events import drain
+from jobs.queue.listening import Listening
 from jobs.queue.outbox import ORDER_LASTS_S, deliver
 from jobs.queue.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, say
@@ -109,6 +110,43 @@ def test_time_in_which_nobody_listened_is_known_by_either_clock(monkeypatch: pyt
     monkeypatch.setattr(timezone, "now", lambda: later)
     listening.heard()
     assert listening.since == later
+
+
+def test_while_redis_is_away_no_host_is_called_silent_and_jobs_wait_for_redis(
+    job: Job, live_redis: redis.Redis, redis_service: RedisServer, owner: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a Redis that was stopped for 30 s was told as a host that has been silent."""
+    made = Controller()
+    made.turn()
+    queued, _ = actions.submit(owner, {**GOOD, "resources": {"device": "cpu", "host": "host-a"}})
+    made.turn()
+    real_tick, real_now = time.monotonic, timezone.now
+    redis_service.stop()
+    monkeypatch.setattr(time, "monotonic", lambda: real_tick() + 40)
+    monkeypatch.setattr(timezone, "now", lambda: real_now() + timedelta(seconds=40))
+    made.tick()
+    job.refresh_from_db()
+    queued.refresh_from_db()
+    assert job.status == Status.STARTING
+    assert "no cpu host is heard: Redis has not let the controller listen to hosts since" in queued.wait_reason
+    actions.cancel(job, "owner")
+    made.tick()
+    job.refresh_from_db()
+    assert job.wait_reason.startswith("Redis has not let the controller listen to hosts since")
+    redis_service.start()
+    made.tick()
+    job.refresh_from_db()
+    queued.refresh_from_db()
+    assert "no cpu host is heard: the controller listens to hosts again only since" in queued.wait_reason
+    assert job.wait_reason.startswith("the controller listens to hosts again only since")
+    monkeypatch.setattr(time, "monotonic", lambda: real_tick() + 75)
+    monkeypatch.setattr(timezone, "now", lambda: real_now() + timedelta(seconds=75))
+    made._listening._last, made._listening._last_tick = timezone.now(), time.monotonic()
+    made.tick()
+    job.refresh_from_db()
+    queued.refresh_from_db()
+    assert queued.wait_reason == "no cpu host is connected"
+    assert "has been silent since" in job.wait_reason
 
 
 class Cause(Exception):  # noqa: N818

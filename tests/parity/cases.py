@@ -61,6 +61,28 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "capacity": {
         "moe": {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 48, "capacity_factor": 1.0}
     },
+    "mixed layers": {
+        "moe": {
+            "num_experts": 4,
+            "experts_per_token": 2,
+            "expert_ffn_hidden_size": 48,
+            "dense_layers": 1,
+            "shared_experts": 1,
+            "capacity_factor": 1.25,
+        }
+    },
+    "mixed layers, dropless": {
+        "moe": {
+            "num_experts": 4,
+            "experts_per_token": 2,
+            "expert_ffn_hidden_size": 48,
+            "dense_layers": 1,
+            "shared_experts": 1,
+        }
+    },
+    # Padded to 512 rows: on tp 4 the last rank has nothing but padding of the first.
+    "vocabulary of 257": {"vocab_size": 257},
+    "vocabulary of 510": {"vocab_size": 510},
     # Fewer than the ranks that ZeRO divides them over.
     "three experts": {"moe": {"num_experts": 3, "experts_per_token": 2, "expert_ffn_hidden_size": 48}},
 }
@@ -112,6 +134,10 @@ LAYOUTS: dict[str, Try] = {
     "tp2 one kv head": Try({"tp": 2}, 2, ("llama",), "one kv head"),
     "tp4 sp one kv head": Try({"tp": 4, **SP}, 2, ("llama",), "one kv head"),
     "zero3 dp2 x tp2 one kv head": Try({"dp": 2, "tp": 2, "zero": 3}, 2, ("llama",), "one kv head"),
+    "tp4 sp vocabulary of 257": Try({"tp": 4, **SP}, 2, BOTH, "vocabulary of 257"),
+    "zero3 dp2 x tp4 vocabulary of 510": Try({"dp": 2, "tp": 4, "zero": 3}, 2, BOTH, "vocabulary of 510"),
+    "pp2 zbv x tp4 vocabulary of 510": Try(chunked(2, "zbv", tp=4), 4, BOTH, "vocabulary of 510"),
+    "pp2 x tp4 vocabulary of 510": Try({"pp": 2, "tp": 4}, 2, ("gpt",), "vocabulary of 510"),
     # pipeline
     "pp2 naive": Try({"pp": 2, "schedule": "naive"}, 2),
     "pp2 gpipe": Try({"pp": 2, "schedule": "gpipe"}, 4),
@@ -149,6 +175,11 @@ LAYOUTS: dict[str, Try] = {
     "ep2 x pp2 zbv": Try(chunked(2, "zbv", dp=2, ep=2), 4, ("moe",)),
     "ep2 x dp2 full recompute": Try({"dp": 2, "ep": 2, "recompute": "full"}, 2, ("moe",)),
     "zero3 ep2 x dp2 x tp2": Try({"dp": 4, "ep": 2, "tp": 2, "zero": 3}, 2, ("moe",)),
+    "ep2 x dp2 mixed layers": Try({"dp": 4, "ep": 2}, 2, ("moe",), "mixed layers"),
+    "zero3 ep2 x dp2 x tp2 sp mixed layers": Try(
+        {"dp": 4, "ep": 2, "tp": 2, "zero": 3, **SP}, 2, ("moe",), "mixed layers"
+    ),
+    "ep2 x cp2 x pp2 mixed layers": Try({"dp": 2, "cp": 2, "ep": 2, "pp": 2}, 2, ("moe",), "mixed layers, dropless"),
     # recompute and attention
     "full recompute": Try({"recompute": "full"}, 2, ALL),
     "selective recompute": Try({"recompute": "selective"}, 2, ALL),
@@ -222,6 +253,7 @@ CORE = (
 CORE_ONCE = (
     "hsdp zero3 2x2",
     "tp4 sp one kv head",
+    "tp4 sp vocabulary of 257",
     "pp2 naive",
     "pp2 gpipe",
     "pp3 uneven",
@@ -234,7 +266,7 @@ CORE_ONCE = (
     "cp2 ring",
     "cp4 all-gather",
     "ep2",
-    "ep2 capacity",
+    "ep2 x dp2 mixed layers",
     "zero3 ep2 x dp2",
     "zero3 dp4 three experts",
     "tp2 sp full recompute",

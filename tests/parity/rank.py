@@ -16,11 +16,12 @@ import torch.distributed as dist
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder, metered_backend
-from workers.trainer import loop
 from workers.trainer.data import corpus_of
+from workers.trainer.expert_parallel import ExpertParallel, Plan
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
-from workers.trainer.parallelize import Part, parallelize
+from workers.trainer.parallelize import parallelize
+from workers.trainer.proof import Proof
 
 
 def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:
@@ -30,18 +31,31 @@ def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:
     return Trainer(spec, mesh, parallelize(spec, mesh, device), corpus, recorder, device)
 
 
+class KeptGradients(Proof):
+    """The run's own proof, which also keeps this rank's part of every gradient of the first step."""
+
+    kept: dict[str, torch.Tensor]
+
+    def gradients(self, index: int) -> None:
+        super().gradients(index)
+        if index == 0:
+            self.kept = {held.name: held.gradient.clone() for held in self.trainer.part.tensors}
+
+
 @contextmanager
-def first_gradients() -> Iterator[dict[str, torch.Tensor]]:
-    """This rank's part of every gradient of the first step, as it stands before it is clipped."""
-    found: dict[str, torch.Tensor] = {}
-    clip = loop.clip_gradients
+def routed_rows(recorder: Recorder) -> Iterator[list[int]]:
+    """What routers sent to experts of other ranks, a number for each time that they did, in steps alone."""
+    found: list[int] = []
+    plan = ExpertParallel.plan
 
-    def look(part: Part, norm: float, limit: float) -> None:
-        if not found:
-            found.update({held.name: held.gradient.clone() for held in part.tensors})
-        clip(part, norm, limit)
+    def look(ep: ExpertParallel, counts: torch.Tensor, rows: int) -> Plan:
+        planned = plan(ep, counts, rows)
+        if recorder.phase == "step":
+            of_rank = counts.unflatten(0, (ep.degree, -1)).sum(1)
+            found.append(int(of_rank.sum() - of_rank[ep.index]))
+        return planned
 
-    with mock.patch.object(loop, "clip_gradients", look):
+    with mock.patch.object(ExpertParallel, "plan", look):
         yield found
 
 
@@ -52,10 +66,13 @@ def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=spec.layout.world_size)
     try:
         said: list[dict[str, object]] = []
-        with first_gradients() as gradients:
-            train(make_trainer(spec, data_root, recorder), lambda item: said.append(dict(item)), lambda _line: None)
-        torch.save(gradients, folder / f"gradients-{rank}.pt")
-        (folder / f"said-{rank}.json").write_text(json.dumps({"items": said, "cells": recorder.cells()}))
+        trainer = make_trainer(spec, data_root, recorder)
+        watch = KeptGradients(trainer, lambda item: said.append(dict(item)), lambda _line: None)
+        with routed_rows(recorder) as routed:
+            train(trainer, lambda item: said.append(dict(item)), lambda _line: None, watch=watch)
+        torch.save(watch.kept, folder / f"gradients-{rank}.pt")
+        found = {"items": said, "cells": recorder.cells(), "routed_rows": sum(routed)}
+        (folder / f"said-{rank}.json").write_text(json.dumps(found))
     finally:
         dist.destroy_process_group()
 

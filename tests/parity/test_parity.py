@@ -23,6 +23,7 @@ def test_a_layout_equals_one_process_and_sends_what_was_predicted(results: dict[
     assert result.norm_difference < TOLERANCE
     assert result.loss_difference < TOLERANCE
     assert (result.wrong_bytes, result.wrong_calls) == (0, 0)
+    assert result.proven
     assert result.over_minimum == pytest.approx(dict.fromkeys(result.over_minimum, 1.0), abs=0.005)
 
 

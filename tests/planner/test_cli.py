@@ -26,6 +26,15 @@ def test_estimate_tells_memory_traffic_and_time(capsys: pytest.CaptureFixture[st
         assert words in text
 
 
+def test_what_is_padded_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "--model", "gpt2", "--tp", "4", "--dp", "7", "--zero", "2", "--global-batch", "7"]) == 0
+    text = capsys.readouterr().out
+    assert "124,439,808 parameters, and a vocabulary of 50,257 padded to 50,688 for tp 4" in text
+    assert "ZeRO's shards of odd sizes travel padded: 0.5% more than the least" in text
+    assert main(["estimate", "--model", "llama3-8b", "--tp", "8", "--dp", "2", "--zero", "2"]) == 0
+    assert "padded" not in capsys.readouterr().out
+
+
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "--model", "gpt2", "--dp", "2", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)

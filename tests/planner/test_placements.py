@@ -12,7 +12,15 @@ from planner.facts.boxes import held_box
 from planner.facts.layout import coordinates
 from planner.facts.models import Parameter, layer_parameters, stage_units
 from planner.facts.parse import parse_spec
-from planner.facts.placements import gathered_numel, local_parameter, placement, shard_numel, zero_shard
+from planner.facts.placements import (
+    gathered_numel,
+    local_parameter,
+    local_shape,
+    padded_vocab,
+    placement,
+    shard_numel,
+    zero_shard,
+)
 from planner.facts.spec import JobSpec
 
 MIXTURE = {
@@ -22,7 +30,7 @@ MIXTURE = {
     "num_heads": 4,
     "num_kv_heads": 2,
     "ffn_hidden_size": 36,
-    "vocab_size": 260,
+    "vocab_size": 261,
     "max_seq_len": 16,
     "tied_embeddings": False,
     "moe": {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 20},
@@ -81,6 +89,16 @@ def test_zero_cuts_another_dim_where_the_first_would_pad_much(
     local = Parameter("p", shape, None)
     assert sum(shard_numel(local, degree, index) for index in range(degree)) == math.prod(shape)
     assert gathered_numel(local, degree) == degree * shard_numel(local, degree)
+
+
+@pytest.mark.parametrize(
+    ("size", "tp", "padded"),
+    [(50257, 1, 50257), (50257, 8, 51200), (50257, 2, 50432), (128256, 8, 128256), (257, 4, 512)],
+)
+def test_a_vocabulary_that_tp_does_not_divide_is_padded_as_megatron_does(size: int, tp: int, padded: int) -> None:
+    assert padded_vocab(size, tp) == padded
+    table = Parameter("embedding.weight", (size, 8), 0)
+    assert local_shape(table, 4, tp, 1).shape == (padded // tp, 8)
 
 
 def test_a_mixture_with_fewer_experts_than_shards_travels_unpadded() -> None:

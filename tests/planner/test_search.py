@@ -37,6 +37,12 @@ def test_405b_on_16384_gpus_finds_layouts_that_fit_and_says_how_many_it_consider
     assert times == pytest.approx(sorted(times), rel=1e-3)
 
 
+def test_a_vocabulary_that_nothing_divides_keeps_no_tp_from_the_search() -> None:
+    constraints = Constraints(1024, fixed={"tp": 8, "pp": 8})
+    found = search(seed("gpt3-175b", 1536, 2048), CLUSTERS["a100-80gb"], constraints)
+    assert {f.spec.layout.tp for f in found.best} == {8}
+
+
 @settings(derandomize=True, deadline=None, max_examples=12)
 @given(
     st.sampled_from(["gpt2", "llama3-8b", "mixtral-8x7b", "megatron-39b"]),

@@ -90,7 +90,6 @@ ARITHMETIC = [
     Wrong("layout", {"dp": 1, "zero": 2}, "layout.zero", "dp, which is 1"),
     Wrong("layout", {"sequence_parallel": True}, "layout.sequence_parallel", "tp, which is 1"),
     Wrong("model.hidden_size", 130, "model.num_heads", "hidden_size 130 is not divisible by num_heads 4"),
-    Wrong("model.vocab_size", 257, "layout.tp", "a vocab_size of 258 fits"),
     Wrong("model.ffn_hidden_size", 301, "layout.tp", "ffn_hidden_size 301 is not divisible by tp 2"),
     Wrong("model.num_kv_heads", 2, "model.num_kv_heads", "2 is not 4"),
     Wrong("train.seq_len", 513, "train.seq_len", "seq_len 513 is longer than the model's max_seq_len 512"),

@@ -17,6 +17,7 @@ from typing import Any
 import redis
 
 from tests.support.processes import ROOT, base_environment, gone, wait_until
+from tests.support.told import ended
 from webapp.runner import free_port
 from workers.host.processes import processes_of
 
@@ -63,6 +64,8 @@ class Board:
 
         found = wait_until(reached, what, timeout_s, 0.2)
         assert found is not None
+        if found["finished"]:
+            ended(found["status"], found["history"][-1]["reason"], len(self.processes(job_id, found["attempt"])))
         return found
 
     def wait_for_line(self, job_id: str, start: str, attempt: int = 1) -> None:

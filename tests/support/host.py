@@ -18,6 +18,7 @@ from contracts.names import EVENTS_STREAM, TASK_LAUNCH, host_queue, telemetry_st
 from contracts.telemetry import Item
 from planner.facts.parse import parse_spec
 from tests.support.processes import ROOT, RedisServer, base_environment, celery, running, wait_until
+from tests.support.told import ended
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.processes import processes_of, sweep
 from workers.host.watch import kill_supervisor
@@ -116,6 +117,7 @@ class Host:
 
         found = wait_until(exited, f"{job} has ended", timeout_s)
         assert found is not None
+        ended(found["outcome"], found["reason"], len(self.processes(job, found["attempt"])))
         return found
 
     def processes(self, job: str, attempt: int = 1) -> list[int]:

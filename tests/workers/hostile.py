@@ -63,7 +63,6 @@ def spoil_logs(root: Path) -> None:
 
 def main() -> None:
     root = Path(option("data-root"))
-    (root / "secret.log").write_text("the secret of another\n")
     spoil_files(root)
     spoil_logs(root)
     nonsense: dict[str, bytes] = {
@@ -77,12 +76,12 @@ def main() -> None:
     }
     told = {what: say(sent) for what, sent in nonsense.items()}
     told["a frame of its own"] = say(frame(), 1)
-    (root / "told.json").write_text(json.dumps(told))
+    Path("told.json").write_text(json.dumps(told))
     line = b"x" * 99 + b"\n"
     for _ in range(FLOOD_BYTES // 100 // 1000):
         os.write(1, line * 1000)
     print("the end", flush=True)
-    while not (root / "go").exists():
+    while not Path("go").exists():
         time.sleep(0.05)
 
 

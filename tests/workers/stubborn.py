@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -17,8 +16,7 @@ def main() -> None:
             while True:
                 time.sleep(0.2)
         os._exit(0)
-    data_root = Path(next(value for value in sys.argv if value.startswith("--data-root=")).partition("=")[2])
-    (data_root / f"environment-{os.environ['RANK']}").write_text("\n".join(f"{k}={v}" for k, v in os.environ.items()))
+    Path(f"environment-{os.environ['RANK']}").write_text("\n".join(f"{k}={v}" for k, v in os.environ.items()))
     print("stubborn and ready", flush=True)
     while True:
         time.sleep(0.2)

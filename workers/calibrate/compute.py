@@ -107,7 +107,7 @@ def ends_points(crew: Crew) -> Iterator[EndsPoint]:
         tokens = torch.randint(0, shape.model.vocab_size, (shape.micro_batch, SEQ_LEN), device=crew.device)
 
         def loss(ends: Decoder = ends, tokens: torch.Tensor = tokens) -> torch.Tensor:
-            return ends.strategy.tp.loss_sum(ends(tokens), tokens)
+            return ends.loss_sum(ends(tokens), tokens)
 
         took = together(partial(_both_ways, loss, ends, None, crew), crew)
         if took is not None:

@@ -63,5 +63,5 @@ def _boxes(
         box = held_box(spec, place, held.spec)
         tensor = tensor_of(held)
         if box.numel:
-            found.setdefault(f"{prefix}.{name}", Boxed(tensor, box, held.spec.shape))
+            found.setdefault(f"{prefix}.{name}", Boxed(tensor[box.filled], box, held.spec.shape))
     return found

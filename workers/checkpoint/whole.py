@@ -66,7 +66,7 @@ def evaluate(whole: Whole, data: str, data_root: Path, sequences: int) -> float:
     for first in range(sequences):
         batch = corpus.eval_batch(train.seed, sequences, slice(first, first + 1), train.seq_len)
         rows = torch.from_numpy(batch)
-        total += float(whole.decoder.strategy.tp.loss_sum(whole.decoder(rows[:, :-1]), rows[:, 1:]))
+        total += float(whole.decoder.loss_sum(whole.decoder(rows[:, :-1]), rows[:, 1:]))
     return total / (sequences * train.seq_len)
 
 

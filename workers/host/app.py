@@ -17,15 +17,14 @@ from contracts.codec import BadMessageError, checked_order
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_queue
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.claims import claim
-from workers.host.identity import check_reach
+from workers.host.isolation import as_environment, isolated
 from workers.host.prune import Pruner
 from workers.host.reporter import Reporter
 from workers.host.settings import host_settings
 
 log = logging.getLogger(__name__)
 
-settings = host_settings()
-check_reach(settings)
+settings, note = isolated(host_settings())
 
 app = Celery("meshboard-host", broker=settings.redis_url)
 app.conf.update(
@@ -42,7 +41,7 @@ app.conf.update(
     broker_transport_options={"visibility_timeout": 60, "socket_keepalive": True},
 )
 
-reporter, pruner = Reporter(settings), Pruner(settings)
+reporter, pruner = Reporter(settings, note), Pruner(settings)
 
 
 @app.task(name=TASK_LAUNCH)
@@ -74,6 +73,7 @@ def start_supervisor(attempt: AttemptDir) -> None:
             stdout=out,
             stderr=out,
             cwd=os.getcwd(),
+            env=os.environ | as_environment(settings),
             check=True,
         )
 

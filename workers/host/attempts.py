@@ -54,6 +54,11 @@ class AttemptDir(NamedTuple):
         return self.given / "work"
 
     @property
+    def temporary(self) -> Path:
+        """Its /tmp, in bubblewrap."""
+        return self.given / "tmp"
+
+    @property
     def failure(self) -> Path:
         """What torchrun's launcher says of the rank that failed first: the job's word, not the host's."""
         return self.logs / "failure.json"

@@ -72,7 +72,7 @@ def _give(attempt: AttemptDir, spec: dict[str, Any]) -> None:
     shutil.rmtree(attempt.given, ignore_errors=True)  # of a claim that was cut off
     for folder in (attempt.run_dir, attempt.given.parent, attempt.given):
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-    for folder in (attempt.logs, attempt.work):
+    for folder in (attempt.logs, attempt.work, attempt.temporary):
         folder.mkdir(mode=0o700)
     write_json(attempt.spec, spec)
     attempt.spec.chmod(0o644)

@@ -18,12 +18,24 @@ from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings
 
 
+class Folders(NamedTuple):
+    """What a job needs beside its attempt's folders: in bubblewrap it has no more.
+
+    `own`: made for it, and its user's. `lent`: somebody's, in which it may make files.
+    """
+
+    read: tuple[Path, ...] = ()
+    own: tuple[Path, ...] = ()
+    lent: tuple[Path, ...] = ()
+
+
 class Program(NamedTuple):
     """`module` runs on every rank with `options`. `good_end` knows {steps} done and {tried} ranks of a dry run."""
 
     module: Callable[[HostSettings], str]
     options: Callable[[HostSettings, Path], dict[str, str]]
     good_end: str
+    folders: Callable[[HostSettings, LaunchOrder], Folders] = lambda _settings, _order: Folders()
 
 
 def _named(module: str) -> Callable[[HostSettings], str]:
@@ -38,12 +50,36 @@ def _roots(settings: HostSettings, spec: Path) -> dict[str, str]:
     }
 
 
+def _of_training(settings: HostSettings, order: LaunchOrder) -> Folders:
+    """Its data with the cache of tokens, its own checkpoints, and the job's that it resumes."""
+    train = order["spec"].get("train", {})
+    read, own = [settings.data_root], [settings.data_root / ".cache"]
+    if resumed := train.get("resume"):
+        read.append(settings.checkpoint_root / resumed.split("/")[0])
+    if train.get("checkpoint_every"):
+        own.append(settings.checkpoint_root / order["job"])
+    return Folders(tuple(read), tuple(own))
+
+
+def _of_script(settings: HostSettings, order: LaunchOrder) -> Folders:
+    """Scripts and data to read; where it works, to write. What is not there, or not below the root, its ranks tell."""
+    script, root = order["spec"]["script"], settings.script_root
+    told = script.get("cwd") or ("." if script.get("module") else str(Path(script.get("path") or ".").parent))
+    try:
+        place = (root / told).resolve()
+        lent = (place,) if place.is_relative_to(root) and place.is_dir() else ()
+    except (OSError, ValueError, RuntimeError):  # a name too long, half a character, a circle of links
+        lent = ()
+    return Folders((root, settings.data_root), lent=lent)
+
+
 PROGRAMS: dict[JobKind, Program] = {
-    "train": Program(lambda settings: settings.trainer_module, _roots, "finished after step {steps}"),
+    "train": Program(lambda settings: settings.trainer_module, _roots, "finished after step {steps}", _of_training),
     "script": Program(
         _named("workers.meter"),
         lambda settings, spec: {"spec": str(spec), "root": str(settings.script_root)},
         "the script ended well",
+        _of_script,
     ),
     "dry_run": Program(
         _named("workers.dry_run"), lambda _settings, spec: {"spec": str(spec)}, "tried a step of {tried} ranks"

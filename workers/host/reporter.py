@@ -41,8 +41,8 @@ class Reporter:
     process, for a silent worker that still takes orders is worse than one that is started again.
     """
 
-    def __init__(self, settings: HostSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: HostSettings, note: str = "") -> None:
+        self._settings, self._note = settings, note
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._device_name, self._memory_bytes = _device(settings)
@@ -127,6 +127,8 @@ class Reporter:
             memory_bytes=self._memory_bytes,
             attempts=self._bounded([told_of(attempt) for attempt in attempts(self._settings.run_dir)]),
         )
+        if self._note:
+            event["note"] = self._note
         self._redis.xadd(EVENTS_STREAM, {"b": encode_event(event)}, maxlen=EVENTS_KEPT, approximate=True)
 
     def _bounded(self, reports: list[AttemptReport]) -> list[AttemptReport]:

@@ -18,11 +18,17 @@ class SettingError(RuntimeError):
 
 
 class JobUser(NamedTuple):
-    """A user of this machine."""
+    """Who torchrun and the ranks run as; the machine need not know the ids by a name."""
 
     name: str
     uid: int
     gid: int
+
+
+# systemd's table of ids gives 65,520 to 65,533 to nobody (https://systemd.io/UIDS-GIDS).
+NOBODYS_ID = 65_530
+CHOSEN_USER = JobUser("meshboard-job", NOBODYS_ID, NOBODYS_ID)
+Sandbox = Literal["auto", "bwrap", "off"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,10 @@ class HostSettings:
     stream_bytes: int = 32 * 2**20  # of an attempt's telemetry in Redis
     keep_runs_s: float = 7 * 86400.0  # how long an acknowledged attempt stays on disk
     keep_runs_bytes: int = 10 * 2**30  # of all acknowledged attempts
-    job_user: JobUser | None = None  # who torchrun and the ranks run as, where not as ourselves
+    job_user: JobUser | None = None  # None: as ourselves
+    choose_user: bool = False  # CHOSEN_USER, where that works
+    sandbox: Sandbox = "off"
+    state_dir: Path = Path("var")  # of web and controller, where they share this machine
 
 
 def host_settings() -> HostSettings:
@@ -59,6 +68,10 @@ def host_settings() -> HostSettings:
     device = env.get("MESHBOARD_DEVICE", "cpu")
     if device not in ("cpu", "cuda"):
         raise SettingError(f"MESHBOARD_DEVICE must be cpu or cuda, got {device!r}")
+    sandbox = env.get("MESHBOARD_SANDBOX", "auto")
+    if sandbox not in ("auto", "bwrap", "off"):
+        raise SettingError(f"MESHBOARD_SANDBOX must be auto, bwrap or off, got {sandbox[:40]!r}")
+    job_user = env.get("MESHBOARD_JOB_USER") or "auto"
     return HostSettings(
         redis_url=redis_url,
         name=_host_name(env.get("MESHBOARD_HOST_NAME") or socket.gethostname().split(".")[0]),
@@ -74,7 +87,10 @@ def host_settings() -> HostSettings:
         stream_bytes=_whole("MESHBOARD_STREAM_BYTES", 32 * 2**20, 2**20),
         keep_runs_s=_whole("MESHBOARD_KEEP_RUNS_DAYS", 7, 0) * 86400.0,
         keep_runs_bytes=_whole("MESHBOARD_KEEP_RUNS_BYTES", 10 * 2**30, 0),
-        job_user=_job_user(env.get("MESHBOARD_JOB_USER", "")),
+        job_user=_job_user(job_user),
+        choose_user=job_user == "auto" and os.geteuid() == 0,
+        sandbox=cast(Sandbox, sandbox),
+        state_dir=state.resolve(),
     )
 
 
@@ -93,15 +109,28 @@ def _whole(variable: str, default: int, least: int) -> int:
     return int(text)
 
 
-def _job_user(name: str) -> JobUser | None:
-    if not name:
+def _job_user(told: str) -> JobUser | None:
+    """A user's name or UID:GID; None for `none` and for `auto`, which is decided by trying."""
+    if told in ("auto", "none"):
         return None
+    user = _by_ids(told) if ":" in told else _by_name(told)
+    if user.uid == 0:
+        raise SettingError(f"MESHBOARD_JOB_USER must not be root, and {told!r} is")
+    if os.geteuid() != 0:
+        raise SettingError(f"MESHBOARD_JOB_USER is {told!r}: only a host worker that is root may change user")
+    return user
+
+
+def _by_ids(told: str) -> JobUser:
+    uid, _, gid = told.partition(":")
+    if not all(text.isascii() and text.isdigit() and len(text) < 11 and int(text) < 2**32 - 1 for text in (uid, gid)):
+        raise SettingError(f"MESHBOARD_JOB_USER: {told[:40]!r} is no UID:GID")
+    return JobUser(CHOSEN_USER.name, int(uid), int(gid))
+
+
+def _by_name(name: str) -> JobUser:
     try:
         found = pwd.getpwnam(name)
     except KeyError:
         raise SettingError(f"MESHBOARD_JOB_USER: this machine has no user {name!r}") from None
-    if found.pw_uid == 0:
-        raise SettingError(f"MESHBOARD_JOB_USER must not be root, and {name!r} is")
-    if os.geteuid() != 0:
-        raise SettingError(f"MESHBOARD_JOB_USER is {name!r}: only a host worker that is root may change user")
     return JobUser(name, found.pw_uid, found.pw_gid)

@@ -19,10 +19,12 @@ from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
 from workers.trainer.allocator import return_large_tensors
 from workers.trainer.data import corpus_of
-from workers.trainer.errors import DivergedError, UserError
+from workers.trainer.errors import DivergedError, ProofError, UserError
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
 from workers.trainer.parallelize import parallelize
+from workers.trainer.peak import Peak
+from workers.trainer.proof import Proof
 
 GROUP_TIMEOUT = timedelta(minutes=10)
 
@@ -49,7 +51,7 @@ def main() -> int:
                 exporter.close()
     except (UserError, SpecError) as error:
         return fail(str(error), 2)
-    except DivergedError as error:
+    except (DivergedError, ProofError) as error:
         return fail(str(error), 1)
     return 0
 
@@ -65,15 +67,17 @@ def run(
     send = exporter.send if exporter else lambda _item: None
     try:
         mesh = make_mesh(spec, rank, recorder.label)
+        peak = Peak(device)
         part = parallelize(spec, mesh, device)
         trainer = Trainer(spec, mesh, part, corpus, recorder, device)
         if place is None:
-            train(trainer, send, _say)
+            train(trainer, send, _say, watch=Proof(trainer, send, _say), peak=peak)
             return
         checkpoints = JobCheckpoints(spec, trainer, place, checkpoint_group(recorder), send, _say)
         try:
             done = checkpoints.resume()
-            train(trainer, send, _say, done, checkpoints.save if spec.train.checkpoint_every else None)
+            save = checkpoints.save if spec.train.checkpoint_every else None
+            train(trainer, send, _say, done, save, Proof(trainer, send, _say, done), peak)
         finally:
             checkpoints.close()
     finally:

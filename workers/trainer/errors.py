@@ -18,3 +18,7 @@ def reason(error: Exception) -> str:
     """What a library says is wrong, shortened and in one line."""
     text = " ".join(str(error).split())[:200]
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+class ProofError(Exception):
+    """What a run computes is not what it must be: says what, where and by how much."""

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from contracts.telemetry import EvalItem, Item, Phase, PhaseItem, StepItem, Verd
 from planner.facts.spec import JobSpec, TrainSpec
 from workers.meter.recorder import Recorder
 from workers.trainer.data import Corpus, Tokens
-from workers.trainer.errors import DivergedError
+from workers.trainer.errors import DivergedError, ProofError
 from workers.trainer.mesh import Mesh
 from workers.trainer.model import Decoder
 from workers.trainer.optimizer import (
@@ -26,6 +27,7 @@ from workers.trainer.optimizer import (
     update,
 )
 from workers.trainer.parallelize import Part
+from workers.trainer.peak import Peak
 from workers.trainer.pipeline_parallel import Boundary, Pipeline
 from workers.trainer.verdict import verdict
 
@@ -58,11 +60,13 @@ class Trainer:
         self.tokens = spec.train.global_batch * spec.train.seq_len
         self.pipeline = Pipeline(spec.layout, mesh.place.pp, spec.train.micro_batches, self._boundary())
 
-    def step(self, index: int) -> StepResult:
-        """Forward, backward and update of optimiser step `index` (from 0)."""
+    def step(self, index: int, look: Callable[[], None] | None = None) -> StepResult:
+        """Forward, backward and update of optimiser step `index` (from 0); `look` before gradients are clipped."""
         self.backward(index)
         squares, loss = self.reduce_statistics().tolist()
         result = StepResult(loss=loss, grad_norm=squares**0.5)
+        if look is not None:
+            look()
         clip_gradients(self.part, result.grad_norm, self.spec.train.grad_clip)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(index, self.spec.train)
@@ -138,7 +142,7 @@ class StageChunks:
         output: torch.Tensor = decoder(cp.own_part(rows[:, :-1], 1) if hidden is None else hidden)
         if decoder.final_norm is None:
             return output
-        return decoder.strategy.tp.loss_sum(output, cp.own_part(rows[:, 1:], 1)) / self._trainer.tokens
+        return decoder.loss_sum(output, cp.own_part(rows[:, 1:], 1)) / self._trainer.tokens
 
     def before_backward(self, chunk: int, micro_batch: int, *, last: bool, split: bool) -> None:
         self._turn(self._part.chunks[chunk], micro_batch)
@@ -158,8 +162,49 @@ class StageChunks:
 Save = Callable[[int], None]
 
 
-def train(trainer: Trainer, send: Send, say: Callable[[str], None], done: int = 0, save: Save | None = None) -> None:
-    """Run the whole job: barrier, steps with validations between, verdict. `done` steps were done before."""
+class Watch(Protocol):
+    """Looks at a run from beside it, at steps from 0. `failed` says what is wrong, the same on all ranks."""
+
+    failed: str
+
+    def looks(self, index: int) -> bool:
+        """Whether it looks at a step at all."""
+
+    def gradients(self, index: int) -> None:
+        """Called in such a step, when gradients are complete and not clipped."""
+
+    def updated(self, index: int, result: StepResult) -> None:
+        """Called after it."""
+
+
+class Look:
+    """A watch's look into a step, and how long it took."""
+
+    def __init__(self, recorder: Recorder, watch: Watch, index: int) -> None:
+        self._recorder, self.watch, self._index = recorder, watch, index
+        self.seconds = 0.0
+
+    def __call__(self) -> None:
+        started = time.perf_counter()
+        self._recorder.set_phase("proof")
+        self.watch.gradients(self._index)
+        self._recorder.set_phase("step")
+        self.seconds = time.perf_counter() - started
+
+
+def train(
+    trainer: Trainer,
+    send: Send,
+    say: Callable[[str], None],
+    done: int = 0,
+    save: Save | None = None,
+    watch: Watch | None = None,
+    peak: Peak | None = None,
+) -> None:
+    """Run the whole job: barrier, steps with validations between, verdict. `done` steps were done before.
+
+    What a watch does is in no step's time, what it sends in no step's traffic, what it holds in no `peak`.
+    """
     spec, recorder, rank = trainer.spec, trainer.recorder, trainer.mesh.rank
 
     def enter(phase: Phase) -> None:
@@ -174,9 +219,10 @@ def train(trainer: Trainer, send: Send, say: Callable[[str], None], done: int = 
     for index in range(done, steps):
         recorder.set_phase("step")
         recorder.step = index + 1
+        look = Look(recorder, watch, index) if watch is not None and watch.looks(index) else None
         started = time.perf_counter()
-        result = trainer.step(index)
-        elapsed = time.perf_counter() - started
+        result = trainer.step(index, look)
+        elapsed = time.perf_counter() - started - (look.seconds if look is not None else 0.0)
         received["step"] += trainer.received_rows()
         recorder.drain()
         send(_step_item(trainer, index, index + 1 - done, result, elapsed))
@@ -184,6 +230,16 @@ def train(trainer: Trainer, send: Send, say: Callable[[str], None], done: int = 
             speed = trainer.tokens / elapsed
             say(f"step {index + 1}/{steps} loss {result.loss:.4f} norm {result.grad_norm:.3f} {speed:,.0f} tokens/s")
         _stop_if(result.not_finite, index, spec.train)
+        if look is not None:
+            enter("proof")
+            if peak is not None:
+                peak.read()
+            look.watch.updated(index, result)
+            if peak is not None:
+                peak.restart()
+            enter("step")
+            if look.watch.failed and index + 1 < steps:
+                raise ProofError(look.watch.failed)
         if _is_due(index + 1, spec.train.eval_every, steps):
             enter("eval")
             loss = trainer.evaluate()
@@ -199,11 +255,17 @@ def train(trainer: Trainer, send: Send, say: Callable[[str], None], done: int = 
             save(index + 1)
     enter("teardown")
     rows = verdict(spec, rank, recorder.cells(), received, done)
-    send(VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows))
+    item = VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows)
+    if peak is not None:
+        peak.read()
+        item["peak_bytes"] = max(0, peak.bytes)
+    send(item)
     wrong_bytes = sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows)
     wrong_calls = sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows)
     total = sum(row["measured_bytes"] for row in rows)
     say(f"fidelity: measured {total:,} B, predicted minus measured {wrong_bytes:,} B, {wrong_calls} calls")
+    if watch is not None and watch.failed:
+        raise ProofError(watch.failed)
 
 
 def _stop_if(not_finite: str, index: int, train: TrainSpec) -> None:

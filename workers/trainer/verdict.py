@@ -10,6 +10,7 @@ from planner.facts.layout import coordinates
 from planner.facts.spec import JobSpec
 
 Key = tuple[Phase, Op, Label]
+BESIDE: frozenset[Phase] = frozenset(("checkpoint", "proof"))
 Counted = dict[Key, tuple[int, int]]  # calls and payload bytes
 
 
@@ -18,13 +19,14 @@ def verdict(
 ) -> list[VerdictRow]:
     """Of a whole run after `done` steps. `received`: rows that the router sent to this rank's experts.
 
-    Checkpoints are no part of it: their plans travel as objects whose size no formula gives.
+    Checkpoints are no part of it: their plans travel as objects whose size no formula gives. Nor is the run's proof,
+    which looks at training from beside it.
     """
     expected: Counted = {}
     add(expected, "setup", 1, setup_traffic(spec, rank))
     add_routed(expected, spec, rank, "step", spec.train.steps - done, received)
     add_routed(expected, spec, rank, "eval", num_evals(spec, done), received)
-    return compare(expected, [cell for cell in cells if cell["phase"] != "checkpoint"])
+    return compare(expected, [cell for cell in cells if cell["phase"] not in BESIDE])
 
 
 def step_verdict(spec: JobSpec, rank: int, cells: list[Cell], received: Mapping[Phase, int]) -> list[VerdictRow]:

@@ -44,6 +44,14 @@ def data_gather(tally: Tally, spec: JobSpec, pp: int, times: int) -> None:
         tally.add_all("all_gather", "dp", group, times * units, times * numel * compute)
 
 
+def padded_share(spec: JobSpec, pp: int) -> float:
+    """What ZeRO sends more than the parameters need, over what they need: a short shard travels as a full one."""
+    if not spec.layout.zero:
+        return 0.0
+    gathered = sum(numel for _, numel, _ in _sharded(spec, pp))
+    return gathered / sum(p.numel for unit in local_units(spec, pp) for p in unit.parameters) - 1
+
+
 def _sharded(spec: JobSpec, pp: int) -> list[tuple[Group, int, int]]:
     """(shard group, elements of all gathered buffers, units): the experts divided by ep apart from the rest."""
     units = local_units(spec, pp)

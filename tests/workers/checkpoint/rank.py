@@ -14,7 +14,7 @@ from planner.facts.parse import parse_spec
 from workers.checkpoint.job import place_of
 from workers.meter import Recorder
 from workers.trainer.__main__ import run
-from workers.trainer.errors import DivergedError, UserError
+from workers.trainer.errors import DivergedError, ProofError, UserError
 
 
 class Said:
@@ -35,7 +35,7 @@ def main() -> int:
     problem = None
     try:
         run(spec, rank, root.parent / "data", recorder, said, place_of(spec, root, job, attempt))  # type: ignore[arg-type]
-    except (UserError, DivergedError) as error:
+    except (UserError, DivergedError, ProofError) as error:
         problem = str(error)
     content = {"items": said.items, "problem": problem, "cells": recorder.cells()}
     (folder / f"said-{rank}.json").write_text(json.dumps(content))

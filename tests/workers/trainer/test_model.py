@@ -10,7 +10,7 @@ from planner.facts.layout import Coordinates
 from planner.facts.models import Unit, parameter_count, stage_units
 from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from workers.trainer.model import Attention, Block, Decoder, Strategy, initialise, rotate
-from workers.trainer.tensor_parallel import TensorParallel
+from workers.trainer.tensor_parallel import Entered, TensorParallel
 
 ALONE = Strategy()
 
@@ -101,7 +101,7 @@ def test_grouped_heads_equal_whole_heads_with_keys_and_values_repeated() -> None
             heads = ours.weight.unflatten(0, (2, 8))
             theirs.weight.copy_(heads.repeat_interleave(2, 0).flatten(0, 1))
     x = torch.randn(2, 10, 32, generator=generator)
-    torch.testing.assert_close(grouped(x), whole(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grouped(Entered(x, x)), whole(Entered(x, x)), rtol=1e-4, atol=1e-5)
 
 
 def test_rotary_scores_depend_on_the_distance_alone() -> None:

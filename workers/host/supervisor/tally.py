@@ -5,15 +5,28 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
+from statistics import median
 from typing import Any
 
-from contracts.control import LossPoint, Summary
-from contracts.telemetry import Cell, CheckpointItem, DryRunItem, EvalItem, Item, StepItem, TrafficItem, VerdictRow
+from contracts.control import LossPoint, Measured, Summary
+from contracts.telemetry import (
+    FIRST_STEPS,
+    Cell,
+    CheckpointItem,
+    DryRunItem,
+    EvalItem,
+    Item,
+    ProofItem,
+    StepItem,
+    TrafficItem,
+    VerdictRow,
+)
 
 MAX_POINTS = 500
 MAX_CHECKPOINTS = 100
 MAX_CELLS = 20_000  # of all ranks: a script names its own groups
 SPEED_STEPS = 20
+TIMED_STEPS = 500
 SUMMARY_BYTES = 3 * 2**19  # as JSON; with the log's tail an exit report stays below contracts.codec.EXIT_BYTES
 
 CellKey = tuple[str, str, str, int]
@@ -50,9 +63,12 @@ class Tally:
         self._verdict: dict[int, list[VerdictRow]] = {}
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
         self._dry_runs: dict[int, DryRunItem] = {}
+        self._peaks: dict[str, int] = {}
+        self._proof: ProofItem | None = None
         self._profile: dict[str, Any] | None = None
         self._lab: dict[str, Any] | None = None
         self._speeds: deque[float] = deque(maxlen=SPEED_STEPS)
+        self._step_s: deque[float] = deque(maxlen=TIMED_STEPS)
         self.steps = self._ran = 0
         self.training = False
 
@@ -79,8 +95,12 @@ class Tally:
             self._checkpoints.append(item)
         elif item["kind"] == "dry_run":
             self._dry_runs[item["rank"]] = item
+        elif item["kind"] == "proof":
+            self._proof = item
         elif item["kind"] == "verdict":
             self._verdict[item["rank"]] = item["rows"]
+            if "peak_bytes" in item:
+                self._peaks[str(item["rank"])] = item["peak_bytes"]
 
     def _add_traffic(self, item: TrafficItem) -> None:
         cells = self._cells.setdefault(item["rank"], {})
@@ -95,6 +115,8 @@ class Tally:
     def _add_step(self, item: StepItem) -> None:
         if item["rank"] != 0:
             return
+        if item["ran"] > FIRST_STEPS:
+            self._step_s.append(item["step_s"])
         self.steps, self._ran = item["step"], item["ran"]
         speed = item["tokens"] / item["step_s"] if item["step_s"] > 0 else math.inf
         if math.isfinite(speed):
@@ -117,11 +139,17 @@ class Tally:
             cells={},
             verdict={},
         )
+        if self._step_s:
+            summary["measured"] = Measured(steps=len(self._step_s), step_s=median(self._step_s))
         if self._ran != self.steps:
             summary["ran_steps"] = self._ran
         if self._checkpoints:
             summary["checkpoints"] = list(self._checkpoints)
+        if self._proof is not None:
+            summary["proof"] = self._proof
         room = SUMMARY_BYTES - _size(summary)
+        if self._peaks and (room := room - _size(self._peaks)) >= 0:
+            summary["peak_bytes"] = self._peaks
         if self._profile is not None and (room := room - _size(self._profile)) >= 0:
             summary["profile"] = self._profile
         if self._lab is not None and (room := room - _size(self._lab)) >= 0:

@@ -8,13 +8,16 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from contracts.control import LaunchOrder
 from workers.host.attempts import AttemptDir
 from workers.host.guardian import namespace_prefix
-from workers.host.identity import PACKAGES, as_user
+from workers.host.identity import as_user
+from workers.host.lending import give, lend
 from workers.host.processes import COOKIE, sweep
-from workers.host.programs import launch_command
+from workers.host.programs import Folders, launch_command, program_of
+from workers.host.sandbox import PACKAGES, sandbox_prefix
 from workers.host.settings import HostSettings
 
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
@@ -28,18 +31,19 @@ class Training:
     def __init__(self, attempt: AttemptDir, order: LaunchOrder, settings: HostSettings, telemetry_socket: str) -> None:
         self._attempt, self._order, self._settings = attempt, order, settings
         self._socket = telemetry_socket
+        self._user = settings.job_user
         self._lifeline, self._guardians_end = socket.socketpair()
 
     async def start(self) -> None:
         """Start the guardian with torchrun below it."""
-        self._hand_over()
+        prefix = self._sandboxed(self._hand_over())
         fd = self._guardians_end.fileno()
         torchrun = launch_command(self._order, self._attempt, self._settings, self._socket, self._attempt.failure)
-        as_them = as_user(self._settings.job_user)
+        as_them = as_user(self._user, sandboxed=self._settings.sandbox == "bwrap")
         guardian = [sys.executable, "-m", "workers.host.guardian", str(fd), *as_them, *torchrun]
         with self._guardians_end, (self._attempt.logs / "launcher.log").open("ab") as launcher_log:
             self.process = await asyncio.create_subprocess_exec(
-                *namespace_prefix(),
+                *prefix,
                 *guardian,
                 cwd=self._attempt.work,
                 env=self._environment(),
@@ -84,15 +88,23 @@ class Training:
             self.process.kill()
         sweep(self._attempt.job, self._attempt.attempt)
 
-    def _hand_over(self) -> None:
-        """What the job may write to, made its user's."""
-        user = self._settings.job_user
-        if user is None:
-            return
-        checkpoints = self._settings.checkpoint_root / self._attempt.job
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        for folder in (self._attempt.logs, self._attempt.work, checkpoints):
-            os.chown(folder, user.uid, user.gid)
+    def _hand_over(self) -> Folders:
+        """What the job may write to, made, and made its user's."""
+        settings, user = self._settings, self._user
+        folders = program_of(self._order).folders(settings, self._order)
+        for folder in (self._attempt.logs, self._attempt.work, self._attempt.temporary, *folders.own):
+            give(folder, user)
+        for folder in folders.lent:
+            lend(folder, settings.script_root, user)
+        return folders
+
+    def _sandboxed(self, folders: Folders) -> list[str]:
+        """The start of the command; a namespace for its processes at least."""
+        if self._settings.sandbox != "bwrap":
+            return namespace_prefix()
+        read = [self._attempt.spec, Path(self._socket).parent, *folders.read]
+        written = [self._attempt.logs, self._attempt.work, *folders.own, *folders.lent]
+        return sandbox_prefix(self._settings, read, written, self._attempt.temporary, self._attempt.work)
 
     def _environment(self) -> dict[str, str]:
         """An allow-list: training code sees neither Redis nor any secret."""
@@ -105,8 +117,11 @@ class Training:
             "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this host; its name need not resolve
             "NCCL_SOCKET_IFNAME": "lo",
         }
-        if self._settings.job_user is not None:
-            environment |= {"HOME": str(self._attempt.work), "USER": self._settings.job_user.name}
+        if self._user is not None:
+            environment |= {"USER": self._user.name}
+        if self._user is not None or self._settings.sandbox == "bwrap":
+            environment |= {"HOME": str(self._attempt.work)}
+            environment.pop("TMPDIR", None)
         if self._settings.device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(slot) for slot in self._order["slots"])
         return environment

@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from planner.facts.spec import ModelSpec
-from workers.trainer.model.layers import Linear, Strategy
+from workers.trainer.model.layers import Linear, Strategy, columns
+from workers.trainer.tensor_parallel import Entered
 
 ROPE_BASE = 10_000.0
 
@@ -41,11 +42,12 @@ class Attention(nn.Module):
         self.v = Linear(kv, h, bias, strategy)
         self.out = Linear(h, h // tp, bias, strategy)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, seq, hidden) -> partial sums of the output, (batch, seq, hidden)"""
-        q, k, v = (part(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in (self.q, self.k, self.v))
+    def forward(self, x: Entered) -> torch.Tensor:
+        """Partial sums of the output, (batch, seq, hidden)"""
+        parts = columns(x, [part.pair for part in (self.q, self.k, self.v)], self.strategy)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
         if self.rope:
-            positions = self.strategy.cp.positions(x.shape[1], x.device)
+            positions = self.strategy.cp.positions(q.shape[2], q.device)
             q, k = rotate(q, positions), rotate(k, positions)
         heads = self._attend(q, k, v)
         return self.out.partial(heads.transpose(1, 2).flatten(2))

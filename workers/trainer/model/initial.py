@@ -37,13 +37,14 @@ def unit_parameter(decoder: Decoder, unit: Unit, parameter: Parameter) -> nn.Par
 def initialise(decoder: Decoder, unit: Unit, spec: JobSpec, place: Coordinates) -> None:
     """Fill a unit's parameters with their part of the whole tensors, drawn from (seed, name) alone.
 
-    So all layouts start from the same model with nothing sent. `unit` has whole shapes.
+    So all layouts start from the same model with nothing sent; padding is zero. `unit` has whole shapes.
     Weights: normal, std 0.02, products that end a residual branch divided by sqrt(2 layers) (GPT-2 section 2.3).
     """
     for parameter in unit.parameters:
         with torch.no_grad():
             whole = _whole(parameter, full_name(unit, parameter), spec.model, spec.train.seed)
-            unit_parameter(decoder, unit, parameter).copy_(whole[divided_box(spec, place, parameter).slices])
+            box = divided_box(spec, place, parameter)
+            unit_parameter(decoder, unit, parameter).zero_()[box.filled] = whole[box.slices]
 
 
 def _whole(parameter: Parameter, name: str, model: ModelSpec, seed: int) -> torch.Tensor:

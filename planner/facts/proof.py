@@ -1,0 +1,90 @@
+"""Which runs are also computed by one process, and how near to it they must come."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from planner.facts.flops import model_flops
+from planner.facts.models import parameter_count
+from planner.facts.spec import JobSpec, Layout
+
+STEPS = 3  # the first ones of a run
+BYTES_A_PARAMETER = 24  # in one process: fp32 weight, gradient, two moments, and the two tensors that are compared
+MOST_PARAMETERS = 32_000_000  # without being asked: 768 MB
+MOST_SECONDS = 5.0  # without being asked
+CORE_FLOPS = 40e9  # of one CPU core in fp32: gpt-mini told 3.2 s and took 2.2, nanogpt told 11.0 and took 9.9
+LARGEST_PARAMETERS = 1_000_000_000  # when asked: 24 GB
+
+
+class Limits(NamedTuple):
+    """Largest relative differences that are rounding; of gradients, those of matrices and those of vectors.
+
+    Of norms and updates Adam makes more: it takes a whole step where a gradient is nearly nothing.
+    """
+
+    gradient: float
+    vector: float
+    update: float
+    loss: float
+    norm: float
+    copies: float
+
+
+# `make parity`: at most 6e-7, 6e-7, 2e-4, 2e-7 and 7e-7 of its core; copies are equal bit for bit.
+EXACT = Limits(gradient=1e-5, vector=1e-5, update=0.01, loss=1e-4, norm=1e-3, copies=1e-6)
+# A router's choice between two experts that are nearly equal may fall the other way by rounding, and moves one token's
+# gradient, 1/sqrt(tokens) of an expert's.
+ROUTED = EXACT._replace(gradient=0.1, vector=0.1, update=0.2, norm=1e-2)
+# bf16 beside one process in fp32: 0.03 of matrices, 0.26 of the biases of norms, whose sums over tokens cancel.
+ROUNDED = Limits(gradient=0.1, vector=0.5, update=0.6, loss=5e-3, norm=0.05, copies=1e-2)
+
+
+def limits(spec: JobSpec) -> Limits:
+    """For the spec's precision, bf16 beside one process in fp32; wider where experts are chosen."""
+    if spec.train.precision != "fp32":
+        return ROUNDED
+    return ROUTED if spec.model.moe else EXACT
+
+
+def alone(spec: JobSpec) -> JobSpec:
+    """The same training on one rank in fp32, in micro-batches of the same size; nothing is compiled or saved."""
+    micro_batches = spec.train.global_batch // spec.micro_batch_size
+    plain = {"micro_batches": micro_batches, "precision": "fp32", "compile": False, "attention": "fused"}
+    train = spec.train.model_copy(update={**plain, "resume": None, "checkpoint_every": 0, "verify": "off"})
+    return spec.model_copy(update={"layout": Layout(), "train": train})
+
+
+def seconds_alone(spec: JobSpec) -> float:
+    """Estimated time of the compared steps on one core."""
+    return min(STEPS, spec.train.steps) * model_flops(spec) / CORE_FLOPS
+
+
+def why_not_compared(spec: JobSpec) -> str:
+    """Why a run is not also computed by one process; empty where it is."""
+    if spec.train.verify == "off":
+        return "verify is off"
+    if spec.train.resume is not None:
+        return "it goes on from another job's checkpoint"
+    if spec.train.verify == "on":
+        return ""
+    count, seconds = parameter_count(spec.model), seconds_alone(spec)
+    if count > MOST_PARAMETERS:
+        return f"{count:,} parameters are more than the {MOST_PARAMETERS:,} that are compared without being asked"
+    if seconds > MOST_SECONDS:
+        return (
+            f"one process would take about {seconds:,.0f} s for {STEPS} steps, more than the {MOST_SECONDS:.0f} s that "
+            "are taken without being asked"
+        )
+    return ""
+
+
+def too_large(spec: JobSpec) -> str:
+    """Why one process cannot be asked to compute the spec; empty where it can."""
+    count = parameter_count(spec.model)
+    if spec.train.verify != "on" or count <= LARGEST_PARAMETERS:
+        return ""
+    need = count * BYTES_A_PARAMETER / 1e9
+    return (
+        f"one process needs {BYTES_A_PARAMETER} B x {count:,} parameters = {need:,.0f} GB; at most "
+        f"{LARGEST_PARAMETERS:,} parameters are computed by one"
+    )

@@ -1,0 +1,77 @@
+"""`make faults`: every fault, what the API said of the jobs it met, seconds, processes left of those that ended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SAID = 110  # characters
+HEADER = f"{'fault':<84}  {'s':>5}  {'left':>4}        what the API said"
+
+
+class Row(NamedTuple):
+    """`left` is None where no job ended."""
+
+    fault: str
+    seconds: float
+    left: int | None
+    passed: bool
+    said: str
+
+    def __str__(self) -> str:
+        left = "-" if self.left is None else self.left
+        said = self.said if len(self.said) <= SAID else f"{self.said[: SAID - 3]}..."
+        return f"{self.fault:<84}  {self.seconds:>5.1f}  {left:>4}  {'' if self.passed else 'FAIL':<4}  {said or '-'}"
+
+
+class Table:
+    """A pytest plugin: a line as soon as a test has ended."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._seconds: dict[str, float] = {}
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped:
+            return
+        if report.failed:
+            self._failed.add(report.nodeid)
+            print(f"\n{report.longreprtext}")
+        if report.when == "call":
+            self._seconds[report.nodeid] = report.duration
+        if report.when == "teardown":
+            told = dict(report.user_properties)
+            said = str(told.get("said", ""))
+            row = Row(
+                fault=_words(report.nodeid),
+                seconds=self._seconds.get(report.nodeid, 0.0),
+                left=int(str(told["left"])) if said else None,
+                passed=report.nodeid not in self._failed,
+                said=said,
+            )
+            self.rows.append(row)
+            print(row, flush=True)
+
+
+def _words(nodeid: str) -> str:
+    """A test's name as the sentence that it is."""
+    return nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+
+
+def main() -> int:
+    table = Table()
+    print(HEADER)
+    plain = ["-p", "no:terminal", "-o", "addopts=--strict-markers --timeout=300"]  # our table instead of its lines
+    options = [*plain, "-m", "slow or not slow", *sys.argv[1:]]
+    code = int(pytest.main([str(Path(__file__).parent), *options], plugins=[table]))
+    failed = sum(not row.passed for row in table.rows)
+    print(f"{len(table.rows) - failed} passed, {failed} failed")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

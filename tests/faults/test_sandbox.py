@@ -1,0 +1,108 @@
+"""In bubblewrap a script of a user's reaches its own folders, and nothing of the host's, the web's or another job's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.host import host
+from tests.support.processes import RedisServer
+from workers.host.attempts import attempt_dir
+from workers.host.settings import CHOSEN_USER
+
+WORKS = (
+    shutil.which("bwrap") is not None
+    and subprocess.run(["bwrap", "--ro-bind", "/", "/", "true"], capture_output=True, check=False).returncode == 0
+)
+pytestmark = pytest.mark.skipif(not WORKS, reason="bubblewrap does not work here")
+
+SCRIPT = """
+import json, os, signal, socket, sys
+from pathlib import Path
+
+def tried(act):
+    try:
+        return act() is not False
+    except OSError as error:
+        return error.strerror
+
+def write(path):
+    return lambda: Path(path).write_text("mine")
+
+def kill(pid):
+    return lambda: os.kill(int(pid), signal.SIGKILL)
+
+targets = json.loads(sys.argv[1])
+seen = {f"read {path}": tried(Path(path).read_bytes) for path in targets["read"]}
+seen |= {f"write {path}": tried(write(path)) for path in targets["write"]}
+seen |= {f"kill {pid}": tried(kill(pid)) for pid in targets["kill"]}
+seen["uid"] = os.getuid()
+seen["settings"] = [name for name in os.environ if name.startswith("MESHBOARD_") and name != "MESHBOARD_ATTEMPT"]
+seen["processes"] = sorted(
+    Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\\0")[2].decode()
+    for pid in filter(str.isdigit, os.listdir("/proc")) if int(pid) != os.getpid()
+)
+Path("out").mkdir()
+Path("out/model.bin").write_bytes(Path("corpus.txt").read_bytes())
+socket.create_server(("127.0.0.1", 0)).close()
+print("seen", json.dumps(seen), flush=True)
+"""
+SECRETS = ("up.json", "redis_password", "secret_key", "db.sqlite3")
+
+
+@pytest.mark.parametrize("user", ["auto", "none"])
+def test_a_script_in_bubblewrap_reaches_its_own_folders_and_nothing_else(
+    redis_service: RedisServer, tmp_path: Path, user: str
+) -> None:
+    """Readable for everybody, so that nothing but the sandbox keeps it from them."""
+    state = tmp_path / "state"
+    state.mkdir()
+    for name in SECRETS:
+        (state / name).write_text("secret")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "key").write_text("secret")
+    (tmp_path / "checkpoints" / "another").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "another" / "weights").write_text("secret")
+    folder = tmp_path / "scripts" / "mine"
+    folder.mkdir(parents=True)
+    (tmp_path / "scripts" / "theirs").mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "corpus.txt").write_text("to be or not")
+    settings = {
+        "MESHBOARD_STATE_DIR": str(state),
+        "HOME": str(tmp_path / "home"),
+        "MESHBOARD_JOB_USER": user,
+        "MESHBOARD_SANDBOX": "bwrap",
+    }
+    with host(redis_service, tmp_path, **settings) as machine, machine.worker() as worker:
+        own = attempt_dir(machine.run_dir, "curious", 1).own
+        theirs = [*(state / name for name in SECRETS), own / "order.json", tmp_path / "home" / "key"]
+        theirs += [tmp_path / "checkpoints" / "another" / "weights", Path(f"/proc/{worker.pid}/environ")]
+        places = [own, machine.run_dir, machine.data_root, folder.parent, folder.parent / "theirs", Path("/etc")]
+        targets = {
+            "read": list(map(str, theirs)),
+            "write": [str(place / "exit.json") for place in places],
+            "kill": [worker.pid],
+        }
+        arguments = {"path": "mine/train.py", "args": [json.dumps(targets)]}
+        spec: dict[str, Any] = {"kind": "script", "script": arguments, "layout": {"dp": 1}}
+        machine.order("curious", spec=spec)
+        report = machine.exit_of("curious")
+        assert report["outcome"] == "succeeded", "\n".join([report["reason"], *report["log_tail"]])
+        lines = [line for item in machine.items("curious", "log") for line in item["lines"]]
+        (said,) = [line for line in lines if line.startswith("seen ")]
+        seen = json.loads(said.removeprefix("seen "))
+        assert seen.pop("uid") == (CHOSEN_USER.uid if user == "auto" and os.geteuid() == 0 else os.geteuid())
+        assert seen.pop("settings") == []
+        assert seen.pop("processes") == ["workers.host.guardian", "workers.host.launch"]
+        assert {what for what, answer in seen.items() if answer is True} == set(), "it reached what is not its own"
+        assert len(seen) == sum(map(len, targets.values()))
+        assert (folder / "out" / "model.bin").read_text() == "to be or not", "what it wrote where it works is kept"
+        assert [path.read_text() for path in state.iterdir()] == ["secret"] * len(SECRETS)
+        assert machine.processes("curious") == []

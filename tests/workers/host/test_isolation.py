@@ -1,0 +1,123 @@
+"""The best that works on a host is taken, what does not is told, and what was asked for by name must work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers.host.isolation import as_environment, isolated
+from workers.host.lending import lend
+from workers.host.sandbox import mounts
+from workers.host.settings import CHOSEN_USER, HostSettings, JobUser, SettingError, host_settings
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may change user")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostSettings:
+    """All `auto`, in a folder that nobody else may pass through."""
+    for name in ("JOB_USER", "SANDBOX"):
+        monkeypatch.delenv(f"MESHBOARD_{name}", raising=False)
+    monkeypatch.setenv("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("MESHBOARD_STATE_DIR", str(tmp_path / "state"))
+    tmp_path.chmod(0o700)
+    return host_settings()
+
+
+def without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+
+
+@needs_root
+def test_where_bubblewrap_works_jobs_run_in_it_as_nobody_s_user(settings: HostSettings) -> None:
+    """Though Python and the run directory lie where that user may not go."""
+    if shutil.which("bwrap") is None:
+        pytest.skip("no bubblewrap here")
+    chosen, note = isolated(settings)
+    assert (chosen.sandbox, chosen.job_user, note) == ("bwrap", CHOSEN_USER, "")
+
+
+@needs_root
+def test_without_it_a_user_who_cannot_get_there_is_not_taken_and_that_is_told(
+    settings: HostSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_bubblewrap(monkeypatch)
+    chosen, note = isolated(settings)
+    assert (chosen.sandbox, chosen.job_user) == ("off", None)
+    assert note.startswith(
+        "jobs run as root, without bubblewrap: MESHBOARD_SANDBOX: bubblewrap is not installed; "
+        f"MESHBOARD_JOB_USER: uid {CHOSEN_USER.uid} cannot start {sys.executable}: "
+    )
+    assert "Permission denied" in note
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("JOB_USER", "12345:12345", f"^MESHBOARD_JOB_USER: uid 12345 cannot start {sys.executable}: .*denied"),
+        ("SANDBOX", "bwrap", "^MESHBOARD_SANDBOX: bubblewrap is not installed$"),
+    ],
+)
+def test_what_was_asked_for_by_name_must_work(
+    settings: HostSettings, monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str
+) -> None:
+    without_bubblewrap(monkeypatch)
+    monkeypatch.setenv("MESHBOARD_SANDBOX", "off")
+    monkeypatch.setenv(f"MESHBOARD_{name}", value)
+    with pytest.raises(SettingError, match=why):
+        isolated(host_settings())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("SANDBOX", "docker", "must be auto, bwrap or off, got 'docker'"),
+        ("JOB_USER", "1000:staff", "'1000:staff' is no UID:GID"),
+        ("JOB_USER", "0:0", "must not be root"),
+    ],
+)
+def test_a_senseless_setting_is_named(
+    settings: HostSettings, monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str
+) -> None:
+    monkeypatch.setenv(f"MESHBOARD_{name}", value)
+    with pytest.raises(SettingError, match=f"MESHBOARD_{name}.*{why}"):
+        host_settings()
+
+
+@needs_root
+@pytest.mark.parametrize("user", [None, CHOSEN_USER, JobUser("daemon", 1, 1)])
+def test_a_supervisor_is_told_what_its_host_worker_chose(
+    settings: HostSettings, monkeypatch: pytest.MonkeyPatch, user: JobUser | None
+) -> None:
+    monkeypatch.setattr("workers.host.isolation._trial", lambda *_: "")
+    monkeypatch.setattr("workers.host.isolation._wanted", lambda _: [("bwrap", user)])
+    chosen, _ = isolated(settings)
+    for name, value in as_environment(chosen).items():
+        monkeypatch.setenv(name, value)
+    assert host_settings() == chosen
+
+
+def test_all_that_a_job_has_no_business_with_is_hidden(settings: HostSettings, tmp_path: Path) -> None:
+    for folder in (settings.run_dir, settings.checkpoint_root, tmp_path / "data"):
+        folder.mkdir(parents=True)
+    seen = mounts(settings, [tmp_path / "data"], [], tmp_path)
+    closed = {folder for folder in tmp_path.parents if not folder.stat().st_mode & 0o001}
+    expected = {settings.state_dir, settings.run_dir, settings.checkpoint_root, Path("/run").resolve(), tmp_path}
+    assert expected | closed <= seen.hidden
+
+
+@needs_root
+def test_what_is_lent_stays_its_owner_s_and_nothing_outside_the_root_is(tmp_path: Path) -> None:
+    root, outside = tmp_path / "scripts", tmp_path / "etc"
+    for folder in (root / "mine", outside):
+        folder.mkdir(parents=True, mode=0o755)
+    lend(root / "mine", root, CHOSEN_USER)
+    lend(outside, root, CHOSEN_USER)
+    lent, other = (root / "mine").stat(), outside.stat()
+    assert (lent.st_uid, lent.st_gid, oct(lent.st_mode & 0o7777)) == (0, CHOSEN_USER.gid, oct(0o3775))
+    assert (other.st_gid, oct(other.st_mode & 0o7777)) == (0, oct(0o755))

@@ -1,0 +1,145 @@
+"""The proof's own parts: checksums that see any one change, and a comparison with one process that can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contracts.telemetry import Apart, ProofItem
+from planner.facts.parse import parse_spec
+from planner.facts.proof import MOST_PARAMETERS, alone, why_not_compared
+from planner.facts.spec import JobSpec, Layout, SpecError
+from tests.parity.cases import make_spec, write_data
+from tests.parity.rank import make_trainer
+from workers.meter import Recorder
+from workers.trainer.errors import ProofError
+from workers.trainer.loop import Trainer, train
+from workers.trainer.proof import Proof
+from workers.trainer.proof.checksum import BLOCK, checksum
+from workers.trainer.proof.words import wrong_words
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As a rank has: more would wait for each other on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_checksum_sees_every_single_bit_and_every_swap(dtype: torch.dtype) -> None:
+    tensor = torch.randn(3, 50, dtype=torch.float64).to(dtype)
+    before = checksum(tensor)
+    words = tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    for place in range(0, tensor.numel(), 7):
+        for bit in range(8 * tensor.element_size() - 1):
+            words.view(-1)[place] ^= 1 << bit
+            assert checksum(tensor) != before
+            words.view(-1)[place] ^= 1 << bit
+    assert checksum(tensor) == before
+    swapped = tensor.flatten()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    assert checksum(swapped) != before
+
+
+def test_a_checksum_sees_where_in_a_long_tensor_something_is() -> None:
+    first, second = torch.zeros(3 * BLOCK), torch.zeros(3 * BLOCK)
+    first[5], second[BLOCK + 5] = 1.0, 1.0
+    assert checksum(first) != checksum(second)
+    assert checksum(torch.full((4,), torch.nan)) == checksum(torch.full((4,), torch.nan)), "bits are compared"
+
+
+def one_rank(folder: Path, **train: Any) -> Trainer:
+    write_data(folder)
+    spec = make_spec("llama", {"recompute": "full"}, 2, train={"steps": 4, **train})
+    return make_trainer(spec, folder, Recorder(0))
+
+
+def proven(trainer: Trainer) -> list[ProofItem]:
+    said: list[ProofItem] = []
+    items: Any = lambda item: said.append(item) if item["kind"] == "proof" else None  # noqa: E731
+    train(trainer, items, lambda _line: None, watch=Proof(trainer, items, lambda _line: None))
+    return said
+
+
+def test_a_run_is_proven_once_after_its_first_steps_and_once_at_its_end(tmp_path: Path) -> None:
+    first, compared, last = proven(one_rank(tmp_path))
+    assert first["one_process"]["state"] == "due"
+    assert compared["one_process"]["state"] == last["one_process"]["state"] == "equal"
+    assert [item["replicas"]["steps"] for item in (first, compared, last)] == [[1], [1], [1, 4]]
+    assert last["wrong"] == []
+
+
+def test_gradients_twice_too_large_end_the_run_though_adam_hardly_sees_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = one_rank(tmp_path, grad_clip=0.0)
+    backward = trainer.backward
+
+    def doubled(index: int) -> None:
+        backward(index)
+        for held in trainer.part.tensors:
+            if held.name == "layers.2.mlp.up.weight":
+                held.gradient.mul_(1 + 2e-5)
+
+    monkeypatch.setattr(trainer, "backward", doubled)
+    with pytest.raises(ProofError, match=r"gradient of layers.2.mlp.up.weight differs from one process by 2.0e-05"):
+        proven(trainer)
+
+
+def test_an_update_that_does_not_come_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = one_rank(tmp_path)
+    name = next(h.name for h in trainer.part.tensors if h.master is trainer.optimizer.param_groups[0]["params"][3])
+    trainer.optimizer.param_groups[0]["params"].pop(3)
+    with pytest.raises(ProofError, match=rf"update of {name} differs from one process by 1.0e\+00"):
+        proven(trainer)
+
+
+def test_what_is_no_number_is_not_compared(tmp_path: Path) -> None:
+    wild = {"learning_rate": 10.0, "weight_decay": 10.0, "grad_clip": 0.0, "warmup_steps": 0, "steps": 6}
+    trainer = one_rank(tmp_path, **wild, on_not_finite="continue")
+    trainer.part.tensors[0].tensor.data.fill_(float("inf"))
+    last = proven(trainer)[-1]["one_process"]
+    assert last["state"] == "not checked"
+    assert "is nan at step 1" in last["why"]
+
+
+def test_small_models_are_compared_unasked_and_others_say_why_not() -> None:
+    def asked(preset: str, **train: object) -> JobSpec:
+        return parse_spec({"model": {"preset": preset}, "train": train})
+
+    assert why_not_compared(asked("gpt-tiny")) == ""
+    assert why_not_compared(asked("gpt-tiny", verify="off")) == "verify is off"
+    assert f"more than the {MOST_PARAMETERS:,}" in why_not_compared(asked("gpt2"))
+    assert "one process would take about 11 s" in why_not_compared(asked("nanogpt", seq_len=256))
+    assert why_not_compared(asked("nanogpt", seq_len=256, verify="on")) == ""
+    with pytest.raises(SpecError, match=r"24 B x 6,738,415,616 parameters = 162 GB"):
+        asked("llama2-7b", verify="on")
+
+
+def test_one_process_does_the_same_in_as_many_sequences_at_once() -> None:
+    spec = make_spec("gpt", {"dp": 2, "tp": 2}, 2, train={"precision": "bf16", "checkpoint_every": 2})
+    one = alone(spec)
+    assert one.layout == Layout()
+    assert one.micro_batch_size == spec.micro_batch_size == 2
+    assert (one.train.precision, one.train.checkpoint_every, one.train.seed) == ("fp32", 0, spec.train.seed)
+    assert one.model == spec.model
+
+
+def test_the_worst_is_told_first_and_a_copy_by_its_axis_and_ranks() -> None:
+    copy = Apart(what="weight", name="head.weight", axis="tp", ranks=[1, 0], apart=1e-3, limit=1e-6)
+    lost = Apart(what="gradient", name="layers.0.mlp.up.weight", axis="", ranks=[2], apart=None, limit=1e-5)
+    others = [Apart(what="loss", name=f"step {i}", axis="", ranks=[0], apart=2e-4, limit=1e-4) for i in (1, 2, 3)]
+    assert wrong_words([*others, copy, lost]).split("; ") == [
+        "proof failed: gradient of layers.0.mlp.up.weight differs from one process by what is no number on rank 2 "
+        "(limit 1e-05)",
+        "weight of head.weight on rank 1 differs from rank 0 (over tp) by 1.0e-03 (limit 1e-06)",
+        "loss of step 1 differs from one process by 2.0e-04 (limit 1e-04)",
+        "and 2 more",
+    ]

@@ -1,0 +1,169 @@
+"""How far a run's first steps are from those of one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from contracts.telemetry import Apart
+from planner.facts.proof import Limits
+from planner.facts.spec import JobSpec
+from workers.trainer.data import Corpus
+from workers.trainer.loop import StepResult
+from workers.trainer.mesh import Mesh
+from workers.trainer.proof.parts import Piece
+from workers.trainer.proof.reference import Expected, Reference, compute, whole_tensors
+
+LEAST_RMS = 1e-30
+RUNAWAY = 2.0  # times the first step's loss: training that runs away makes anything of rounding, and is not compared
+
+
+class FirstStep(NamedTuple):
+    """What a rank keeps of its own first step, in the order of its pieces: unclipped gradients, updated weights."""
+
+    gradients: list[torch.Tensor]
+    weights: list[torch.Tensor]
+
+
+class Beside(NamedTuple):
+    """Largest relative differences of a run from one process, and what of them is more than rounding.
+
+    Losses and norms were compared of `steps`, gradients and updates of the first. `failed` says why one process could
+    not compute it; then nothing is known.
+    """
+
+    steps: int = 0
+    tensors: int = 0
+    gradient: float = 0.0
+    update: float = 0.0
+    loss: float = 0.0
+    norm: float = 0.0
+    wrong: Sequence[Apart] = ()
+    failed: str = ""
+
+
+def compare_with_one(
+    spec: JobSpec,
+    mesh: Mesh,
+    corpus: Corpus,
+    pieces: list[Piece],
+    first: FirstStep,
+    results: list[StepResult],
+    limits: Limits,
+    device: torch.device,
+) -> Beside:
+    """All ranks call this together: rank 0 computes and shows each tensor, and every rank holds its part against it."""
+    reference, failed = None, ""
+    if mesh.rank == 0:
+        try:
+            reference = compute(spec, corpus, device, len(results))
+        except (RuntimeError, MemoryError) as error:  # out of memory, most likely: no judgement on the run
+            failed = f"one process could not compute it: {str(error)[:300]}"
+    able = _shown(mesh, [float(not failed)], 1, device)
+    if not able[0]:
+        return Beside(failed=failed)
+    expected = [] if reference is None else [v for r in reference.results for v in (r.loss, r.grad_norm)]
+    scalars = _shown(mesh, expected, 2 * len(results), device)
+    ran_away = (i for i in range(len(results)) if not scalars[2 * i] <= RUNAWAY * scalars[0])
+    results = results[: next(ran_away, len(results))]
+    losses = [_relative(r.loss, scalars[2 * i]) for i, r in enumerate(results)]
+    norms = [_relative(r.grad_norm, scalars[2 * i + 1]) for i, r in enumerate(results)]
+    steps = [f"step {i + 1}" for i in range(len(results))]
+    tensors = list(whole_tensors(spec))
+    names = [name for name, _ in tensors]
+    gradient_limits = [limits.vector if len(shape) == 1 else limits.gradient for _, shape in tensors]
+    apart = _gathered(mesh, _apart_by_tensor(spec, mesh, pieces, first, reference, device))
+    worst, ranks = (found.tolist() for found in apart.max(0))
+    gradients, updates = ([row[column] for row in worst] for column in (0, 1))
+    wrong = [
+        *_beyond("gradient", names, gradients, [row[0] for row in ranks], gradient_limits),
+        *_beyond("update", names, updates, [row[1] for row in ranks], [limits.update] * len(names)),
+        *_beyond("loss", steps, losses, [0] * len(steps), [limits.loss] * len(steps)),
+        *_beyond("gradient norm", steps, norms, [0] * len(steps), [limits.norm] * len(steps)),
+    ]
+    gradient, update, loss, norm = map(_largest, (gradients, updates, losses, norms))
+    return Beside(len(results), len(names), gradient, update, loss, norm, wrong)
+
+
+def _apart_by_tensor(
+    spec: JobSpec, mesh: Mesh, pieces: list[Piece], first: FirstStep, reference: Reference | None, device: torch.device
+) -> torch.Tensor:
+    """(tensors, 2) float64: of gradient and weight, this rank's part from one process'; 0 for what it does not hold."""
+    held: dict[str, list[int]] = {}
+    for place, piece in enumerate(pieces):
+        held.setdefault(piece.name, []).append(place)
+    rows = []
+    for name, shape in whole_tensors(spec):
+        wanted = _shown_tensor(mesh, None if reference is None else reference.tensors[name], shape, device)
+        row = torch.zeros(2, dtype=torch.float64, device=device)
+        for place in held.get(name, []):
+            slices = pieces[place].box.slices
+            gradient = _rms_apart(first.gradients[place], wanted.gradient[slices]) / max(wanted.gradient_rms, LEAST_RMS)
+            weight = _rms_apart(first.weights[place], wanted.weight[slices]) / max(wanted.update_rms, LEAST_RMS)
+            row = torch.maximum(row, torch.stack((gradient, weight)).nan_to_num(math.inf, posinf=math.inf))
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def _rms_apart(part: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    return (part.double() - wanted.double()).square().mean().sqrt()
+
+
+def _shown_tensor(mesh: Mesh, expected: Expected | None, shape: tuple[int, ...], device: torch.device) -> Expected:
+    """What rank 0 expects of a tensor, on every rank."""
+    if mesh.layout.world_size == 1:
+        assert expected is not None
+        return expected
+    rms = _shown(mesh, [] if expected is None else [expected.gradient_rms, expected.update_rms], 2, device)
+    both = torch.empty((2, *shape), device=device)
+    if expected is not None:
+        both = torch.stack((expected.gradient, expected.weight))
+    dist.broadcast(both, 0)
+    return Expected(both[0], both[1], *rms)
+
+
+def _shown(mesh: Mesh, values: list[float], count: int, device: torch.device) -> list[float]:
+    """Numbers of rank 0, on every rank."""
+    told = torch.zeros(count, dtype=torch.float64, device=device)
+    if mesh.rank == 0:
+        told = torch.tensor(values, dtype=torch.float64, device=device)
+    if mesh.layout.world_size > 1:
+        dist.broadcast(told, 0)
+    return list(map(float, told.tolist()))
+
+
+def _gathered(mesh: Mesh, own: torch.Tensor) -> torch.Tensor:
+    """(world, ...) of every rank's own."""
+    if mesh.layout.world_size == 1:
+        return own.unsqueeze(0)
+    every = own.new_empty((mesh.layout.world_size, *own.shape))
+    dist.all_gather_single(every.flatten(0, 1), own)
+    return every
+
+
+def _relative(a: float, b: float) -> float:
+    return abs(a - b) / max(abs(b), LEAST_RMS)
+
+
+def _largest(values: list[float]) -> float:
+    """Of those that are numbers."""
+    return max((value for value in values if math.isfinite(value)), default=0.0)
+
+
+def _beyond(
+    what: Literal["gradient", "update", "loss", "gradient norm"],
+    names: list[str],
+    values: list[float],
+    ranks: list[int],
+    limits: list[float],
+) -> list[Apart]:
+    found = []
+    for name, value, rank, limit in zip(names, values, ranks, limits, strict=True):
+        if not value <= limit:
+            told = value if math.isfinite(value) else None
+            found.append(Apart(what=what, name=name, axis="", ranks=[rank], apart=told, limit=limit))
+    return found

@@ -1,0 +1,58 @@
+"""Which part of which whole tensor a rank holds, by a name and a number that all ranks agree on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from planner.facts.boxes import Box, held_box
+from planner.facts.layout import Coordinates
+from planner.facts.shards import held_units
+from planner.facts.spec import JobSpec, ModelSpec
+from planner.facts.stages import stage_of
+from workers.trainer.model.initial import full_name
+from workers.trainer.parallelize import Held, Part, local
+
+
+class Piece(NamedTuple):
+    """A rank's part of a tensor. Both tables that are tied have the embedding's name."""
+
+    name: str
+    box: Box
+    held: Held
+
+    @property
+    def number(self) -> int:
+        """The same on every rank that holds this part."""
+        return part_number(self.name, self.box)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """What the optimiser updates of it."""
+        return local(self.held.master.detach())
+
+
+def pieces_of(spec: JobSpec, place: Coordinates, part: Part) -> list[Piece]:
+    """All that a rank holds; shards of no element are left out."""
+    found = [Piece(whole_name(h.name, spec.model), held_box(spec, place, h.spec), h) for h in part.tensors]
+    return [piece for piece in found if piece.box.numel]
+
+
+def names_by_number(spec: JobSpec, place: Coordinates) -> Iterator[tuple[int, str]]:
+    """What a rank at `place` holds, as any rank can tell."""
+    for unit in held_units(spec.model, stage_of(spec.model, spec.layout, place.pp)):
+        for parameter in unit.parameters:
+            name = whole_name(full_name(unit, parameter), spec.model)
+            yield part_number(name, held_box(spec, place, parameter)), name
+
+
+def part_number(name: str, box: Box) -> int:
+    digest = hashlib.sha256(f"{name}/{box.offsets}/{box.sizes}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def whole_name(name: str, model: ModelSpec) -> str:
+    return "embedding.weight" if name == "head.weight" and model.tied_embeddings else name

@@ -1,0 +1,69 @@
+"""What was found, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from contracts.telemetry import Apart, ProcessProof, ReplicaProof
+
+MOST_TOLD = 3
+
+
+def gravity(apart: Apart) -> float:
+    """How far beyond its limit: what is no number first."""
+    if apart["apart"] is None:
+        return math.inf
+    return apart["apart"] / apart["limit"] if apart["limit"] else math.inf
+
+
+def apart_words(apart: Apart) -> str:
+    """'gradient of head.weight differs from one process by 6.1e-01 on rank 1 (limit 1e-04)'"""
+    if apart["what"] == "share":
+        return apart["name"]
+    by = "by what is no number" if apart["apart"] is None else f"by {apart['apart']:.1e}"
+    subject = f"{apart['what']} of {apart['name']}"
+    if len(apart["ranks"]) == 2:
+        rank, other = apart["ranks"]
+        where = f"on rank {rank} differs from rank {other} (over {apart['axis']}) {by}"
+    elif apart["what"] in ("loss", "gradient norm"):
+        where = f"differs from one process {by}"
+    else:
+        where = f"differs from one process {by} on rank {apart['ranks'][0]}"
+    return f"{subject} {where} (limit {apart['limit']:.0e})"
+
+
+def wrong_words(wrong: Sequence[Apart]) -> str:
+    """One sentence: the worst, and how many more."""
+    worst = sorted(wrong, key=gravity, reverse=True)
+    told = "; ".join(apart_words(apart) for apart in worst[:MOST_TOLD])
+    rest = len(wrong) - MOST_TOLD
+    return f"proof failed: {told}" + (f"; and {rest} more" if rest > 0 else "")
+
+
+def replica_words(replicas: ReplicaProof, wrong: Sequence[Apart]) -> str:
+    """'replicas agree (34 of 60 parts have copies, after steps 1, 50)'"""
+    found = [apart for apart in wrong if len(apart["ranks"]) == 2 or apart["what"] == "share"]
+    steps = ", ".join(map(str, replicas["steps"]))
+    about = f"{replicas['copied']} of {replicas['parts']} parts have copies, after steps {steps}"
+    if found:
+        return f"replicas differ: {apart_words(max(found, key=gravity))} ({about})"
+    if not replicas["copied"]:
+        return f"no rank holds what another does ({about})"
+    near = f" to {replicas['apart']:.0e}" if replicas["apart"] else ""
+    return f"replicas agree{near} ({about})"
+
+
+def one_process_words(one: ProcessProof) -> str:
+    """'equal to one process to 3e-07 (gradients of 60 tensors; ...)'"""
+    if one["state"] == "due":
+        return f"not yet compared with one process: that comes after step {one['steps']}"
+    if one["state"] == "not checked":
+        return f"not checked against one process: {one['why']}"
+    figures = (
+        f"gradients of {one['tensors']} tensors {one['gradient']:.0e}, their updates {one['update']:.0e}, "
+        f"losses {one['loss']:.0e} and norms {one['norm']:.0e} of {one['steps']} steps, in {one['seconds']:.1f} s"
+    )
+    if one["state"] == "apart":
+        return f"NOT equal to one process ({figures})"
+    return f"equal to one process to {max(one['gradient'], one['loss'], one['norm']):.0e} ({figures})"
