@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from planner.cost.estimate import estimate
 from planner.cost.timing import Timer, step_time
 from planner.facts.presets import PRESETS
 from planner.facts.runnable import not_runnable
@@ -48,6 +49,13 @@ def test_overlap_follows_the_cluster_and_not_where_the_job_would_run() -> None:
 def test_only_what_runs_here_can_be_submitted() -> None:
     assert [p.field for p in not_runnable(on("megatron"))] == ["resources.stack"]
     assert not_runnable(SPEC) == []
+
+
+def test_an_estimate_tells_its_stack_and_how_far_that_is_off() -> None:
+    for stack, known in STACKS.items():
+        told = estimate(on(stack), H100)["time"]["interval"]
+        assert told["share"] == known.within
+        assert known.title in told["words"]
 
 
 def test_parts_of_every_stack_add_up() -> None:
