@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint lock format parity witness schemathesis faults slow mix image-test bench clean tools
+.PHONY: help up test lint lock format parity mutations witness schemathesis faults slow mix image-test bench bench-rivals clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ format: $(VENV)/.dev ## let ruff rewrite the code
 parity: $(VENV)/.dev ## every layout against one process; prints the table
 	$(BIN)/python -m tests.parity
 
+mutations: $(VENV)/.dev ## faults put into a copy of the trainer, and what of a run tells of each; prints the table
+	$(BIN)/python -m tests.mutations
+
 witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network namespaces; prints the table; needs root
 	$(BIN)/python -m tests.witness
 
@@ -70,7 +73,10 @@ mix: $(VENV)/.dev ## ten minutes of small jobs while everything is killed at ran
 image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this machine's files; needs root
 	$(BIN)/python -m tests.image
 
-bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-calibration bench-training bench-dry_run bench-scheduling bench-listing bench-viewer ## every benchmark, as ratios
+bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-giants bench-calibration bench-training bench-dry_run bench-scheduling bench-listing bench-viewer bench-long_context ## every benchmark, as ratios
+
+bench-rivals: $(VENV)/.dev ## against others' own train.py: RIVALS="--nanogpt PATH --picotron PATH", checkouts of theirs
+	$(BIN)/python -m benchmarks.rivals $(RIVALS)
 
 bench-published: $(VENV)/.dev ## the planner against published measurements; ROWS=file.csv
 	$(BIN)/python -m benchmarks.published --rows $(ROWS)

@@ -56,14 +56,10 @@ class LossPoint(TypedDict):
 
 
 class Measured(TypedDict):
-    """Steps of a run as rank 0 timed them, without its first ones.
-
-    `peak_bytes`: the most by which a rank's memory rose above what its process held before its model was built.
-    """
+    """Steps of a run as rank 0 timed them, without its first ones."""
 
     steps: Count
     step_s: Seconds  # the median
-    peak_bytes: NotRequired[Count]
 
 
 class Summary(TypedDict):
@@ -80,6 +76,7 @@ class Summary(TypedDict):
     checkpoints: NotRequired[list[CheckpointItem]]  # the newest last, at most 100
     dry_runs: NotRequired[list[DryRunItem]]  # by rank, of a dry run
     profile: NotRequired[Plain]  # of a calibration: `planner.hardware.profile.HostProfile` as JSON
+    peak_bytes: NotRequired[dict[RankText, Count]]  # by rank, as its verdict told it
     proof: NotRequired[ProofItem]  # the last; of a run that ended before it, none
     lab: NotRequired[Plain]  # of a lab: `planner.facts.lab.LabResult` as JSON
 

@@ -55,7 +55,8 @@ class Cell(TypedDict):
 
     `payload_bytes` counts what the caller handed over: the FULL (gathered) buffer for all_gather,
     reduce_scatter, gather and scatter. `algorithmic_bytes` is what a bandwidth-optimal algorithm makes
-    this rank send. Both are counted when the collective is issued; `busy_s` sums the durations of the
+    this rank send; of an all-to-all with splits, what they send elsewhere. Both are counted when the
+    collective is issued; `busy_s` sums the durations of the
     `completed` ones.
     """
 
@@ -96,7 +97,6 @@ class StepItem(TypedDict):
     grad_norm: Number | None
     learning_rate: Number
     cells: list[Cell]
-    peak_bytes: NotRequired[Count]  # of this rank's memory so far, above what it held before its model was built
 
 
 class EvalItem(TypedDict):
@@ -148,6 +148,7 @@ class VerdictItem(TypedDict):
     rank: Rank
     time: Number
     rows: list[VerdictRow]
+    peak_bytes: NotRequired[Count]  # most held at once over what was before the model: allocated, or resident on a CPU
 
 
 class ProfileItem(TypedDict):

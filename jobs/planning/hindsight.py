@@ -51,7 +51,7 @@ def advice(job: Job) -> dict[str, Any]:
     asked = {
         "step_s": measured["step_s"],
         "busy_s": busy_seconds(summary),
-        "peak_bytes": measured.get("peak_bytes"),
+        "peak_bytes": max(summary.get("peak_bytes", {}).values(), default=None),
     }
     found: dict[str, Any] = ask("advised", spec, host_cluster(attempt.host), asked)
     predicted = job.estimate["time"]

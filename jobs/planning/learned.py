@@ -52,7 +52,7 @@ def run_of(spec: Mapping[str, Any], told: ExitReport) -> Run | None:
         spec=stripped(asked),
         steps=measured["steps"],
         step_s=measured["step_s"],
-        peak_bytes=measured.get("peak_bytes") or None,
+        peak_bytes=max(summary.get("peak_bytes", {}).values(), default=0) or None,
         links=tuple(links_of(summary["cells"].values())),
     )
 

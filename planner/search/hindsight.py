@@ -77,7 +77,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> dict[str, A
             }
         )
     options.sort(key=lambda option: option["step_s"])
-    sure = interval(cluster.basis, timer.correction(spec))
+    sure = interval(cluster.basis, spec.resources.stack, timer.correction(spec))
     return {
         "step_s": measured.step_s,
         "interval": sure,

@@ -47,8 +47,15 @@ def summary(step_s: float, steps: int = 20, **more: Any) -> dict[str, Any]:
     cell = {"phase": "step", "op": "all_reduce", "axis": "tp", "group_size": 2, "count": 40, "completed": 40}
     cell |= {"payload_bytes": 40 * 2**20, "algorithmic_bytes": 40 * 2**20}
     cells = {"0": [{**cell, "busy_s": 4.0}], "1": [{**cell, "busy_s": 0.4}]}
-    measured = {"steps": steps, "step_s": step_s, "peak_bytes": 2**20}
-    told = {"steps": 23, "tokens_per_s": 1.0, "losses": [], "eval_losses": [], "verdict": {}}
+    measured = {"steps": steps, "step_s": step_s}
+    told = {
+        "steps": 23,
+        "tokens_per_s": 1.0,
+        "losses": [],
+        "eval_losses": [],
+        "verdict": {},
+        "peak_bytes": {"0": 2**19, "1": 2**20},
+    }
     return {**told, "cells": cells, "measured": measured, **more}
 
 

@@ -20,10 +20,10 @@ from workers.meter.ending import end_as, fail
 from workers.trainer.allocator import return_large_tensors
 from workers.trainer.data import corpus_of
 from workers.trainer.errors import DivergedError, ProofError, UserError
-from workers.trainer.footprint import Footprint
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
 from workers.trainer.parallelize import parallelize
+from workers.trainer.peak import Peak
 from workers.trainer.proof import Proof
 
 GROUP_TIMEOUT = timedelta(minutes=10)
@@ -67,18 +67,17 @@ def run(
     send = exporter.send if exporter else lambda _item: None
     try:
         mesh = make_mesh(spec, rank, recorder.label)
-        footprint = Footprint(device)
+        peak = Peak(device)
         part = parallelize(spec, mesh, device)
         trainer = Trainer(spec, mesh, part, corpus, recorder, device)
-        trainer.footprint = footprint
         if place is None:
-            train(trainer, send, _say, watch=Proof(trainer, send, _say))
+            train(trainer, send, _say, watch=Proof(trainer, send, _say), peak=peak)
             return
         checkpoints = JobCheckpoints(spec, trainer, place, checkpoint_group(recorder), send, _say)
         try:
             done = checkpoints.resume()
             save = checkpoints.save if spec.train.checkpoint_every else None
-            train(trainer, send, _say, done, save, Proof(trainer, send, _say, done))
+            train(trainer, send, _say, done, save, Proof(trainer, send, _say, done), peak)
         finally:
             checkpoints.close()
     finally:

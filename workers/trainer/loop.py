@@ -11,12 +11,11 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry import FIRST_STEPS, EvalItem, Item, Phase, PhaseItem, StepItem, VerdictItem
+from contracts.telemetry import EvalItem, Item, Phase, PhaseItem, StepItem, VerdictItem
 from planner.facts.spec import JobSpec, TrainSpec
 from workers.meter.recorder import Recorder
 from workers.trainer.data import Corpus, Tokens
 from workers.trainer.errors import DivergedError, ProofError
-from workers.trainer.footprint import Footprint
 from workers.trainer.mesh import Mesh
 from workers.trainer.model import Decoder
 from workers.trainer.optimizer import (
@@ -28,6 +27,7 @@ from workers.trainer.optimizer import (
     update,
 )
 from workers.trainer.parallelize import Part
+from workers.trainer.peak import Peak
 from workers.trainer.pipeline_parallel import Boundary, Pipeline
 from workers.trainer.verdict import verdict
 
@@ -56,7 +56,6 @@ class Trainer:
     ) -> None:
         self.spec, self.mesh, self.part, self.corpus, self.recorder = spec, mesh, part, corpus, recorder
         self.device = device
-        self.footprint: Footprint | None = None
         self.optimizer = make_optimizer(part, spec.train)
         self.tokens = spec.train.global_batch * spec.train.seq_len
         self.pipeline = Pipeline(spec.layout, mesh.place.pp, spec.train.micro_batches, self._boundary())
@@ -200,10 +199,11 @@ def train(
     done: int = 0,
     save: Save | None = None,
     watch: Watch | None = None,
+    peak: Peak | None = None,
 ) -> None:
     """Run the whole job: barrier, steps with validations between, verdict. `done` steps were done before.
 
-    What a watch does is in no step's time and memory, and what it sends in no step's traffic.
+    What a watch does is in no step's time, what it sends in no step's traffic, what it holds in no `peak`.
     """
     spec, recorder, rank = trainer.spec, trainer.recorder, trainer.mesh.rank
 
@@ -219,25 +219,24 @@ def train(
     for index in range(done, steps):
         recorder.set_phase("step")
         recorder.step = index + 1
-        if trainer.footprint is not None and index - done == FIRST_STEPS:
-            trainer.footprint.restart()
         look = Look(recorder, watch, index) if watch is not None and watch.looks(index) else None
         started = time.perf_counter()
         result = trainer.step(index, look)
         elapsed = time.perf_counter() - started - (look.seconds if look is not None else 0.0)
         received["step"] += trainer.received_rows()
         recorder.drain()
-        item = _step_item(trainer, index, index + 1 - done, result, elapsed)
-        if trainer.footprint is not None and look is None and (peak := trainer.footprint.peak_bytes()) is not None:
-            item["peak_bytes"] = peak
-        send(item)
+        send(_step_item(trainer, index, index + 1 - done, result, elapsed))
         if rank == 0:
             speed = trainer.tokens / elapsed
             say(f"step {index + 1}/{steps} loss {result.loss:.4f} norm {result.grad_norm:.3f} {speed:,.0f} tokens/s")
         _stop_if(result.not_finite, index, spec.train)
         if look is not None:
             enter("proof")
+            if peak is not None:
+                peak.read()
             look.watch.updated(index, result)
+            if peak is not None:
+                peak.restart()
             enter("step")
             if look.watch.failed and index + 1 < steps:
                 raise ProofError(look.watch.failed)
@@ -256,7 +255,11 @@ def train(
             save(index + 1)
     enter("teardown")
     rows = verdict(spec, rank, recorder.cells(), received, done)
-    send(VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows))
+    item = VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows)
+    if peak is not None:
+        peak.read()
+        item["peak_bytes"] = max(0, peak.bytes)
+    send(item)
     wrong_bytes = sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows)
     wrong_calls = sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows)
     total = sum(row["measured_bytes"] for row in rows)

@@ -9,7 +9,9 @@ import { duration, integer, loss, opName, tokenRate } from "./format.js";
 import { showHeader } from "./jobheader.js";
 import { logView } from "./joblog.js";
 import { labView } from "./lab.js";
-import { showCollectives, showComparison, showVerdicts } from "./jobtables.js";
+import { showBadge, showCollectives, showComparison, showVerdicts } from "./jobtables.js";
+import { showPlanned } from "./planned.js";
+import { showProof } from "./proof.js";
 import { connect } from "./socket.js";
 import { createState, expectGap, foldBatch, foldSummary, secondsLeft } from "./store.js";
 
@@ -72,9 +74,15 @@ function drawStepsSeen() {
 }
 
 function drawComparison() {
-  const off = showComparison($("fidelity-rows"), $("fidelity-note"), state, predictedOf, openAxes, job.finished);
+  const { rows, off } = showComparison($("fidelity-rows"), $("fidelity-note"), state, predictedOf, openAxes, job.finished);
+  const exact = $("fidelity-badge").dataset.exact === "true";
+  showBadge($("fidelity-badge"), off, exact);
   if (off === null) delete $("fidelity").dataset.difference;
-  else $("fidelity").dataset.difference = String(off);
+  else $("fidelity").dataset.difference = String(exact ? off.bytesOff : off.net);
+  showPlanned($("planned-rows"), job.estimate, state, rows);
+  const none = [...state.ranks.values()].some((rank) => rank.exactStep) ? { bytesOff: 0, callsOff: 0 } : null;
+  const counted = off === null ? none : exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
+  showProof($("proof"), state, counted, job.finished, exact);
 }
 
 function last(points) {

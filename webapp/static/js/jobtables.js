@@ -47,7 +47,7 @@ function comparisonCells({ predicted, measured, predictedCalls, measuredCalls })
   ];
 }
 
-/** By axis, summed over ranks; `open` is the set of axes whose ranks are shown. Returns the whole difference, or null. */
+/** By axis, summed over ranks; `open` is the set of axes whose ranks are shown. Returns the rows, and all that is off: differences do not cancel. */
 export function showComparison(body, note, state, predictedOf, open, finished) {
   const rows = compareAxes(state.ranks, predictedOf);
   if (rows.length === 0) {
@@ -57,7 +57,7 @@ export function showComparison(body, note, state, predictedOf, open, finished) {
         ? "The run ended before its first optimiser step."
         : "Waiting for the first optimiser step.";
     body.replaceChildren(emptyRow(7, text));
-    return null;
+    return { rows, off: null };
   }
   const lines = [];
   for (const row of rows) {
@@ -83,7 +83,30 @@ export function showComparison(body, note, state, predictedOf, open, finished) {
   }
   body.replaceChildren(...lines);
   note.textContent = stepsWords(state);
-  return all.measured - all.predicted;
+  return { rows, off: allOff(rows) };
+}
+
+/** Bytes and calls by which ranks are off on any axis, without sign; `net` is what is left of the bytes by axis. */
+function allOff(rows) {
+  const off = { bytesOff: 0, callsOff: 0, net: 0 };
+  for (const row of rows) {
+    off.net += Math.abs(row.measured - row.predicted);
+    for (const own of row.ranks) {
+      off.bytesOff += Math.abs(own.measured - own.predicted);
+      off.callsOff += Math.abs(own.measuredCalls - own.predictedCalls);
+    }
+  }
+  return off;
+}
+
+/** "exact" only where nothing at all is off; `exact` is false where a router decides what each rank sends. */
+export function showBadge(badge, off, exact) {
+  const words = (bytesOff, callsOff) => `${exactBytes(bytesOff)}, ${integer(callsOff)} ${callsOff === 1 ? "call" : "calls"} off`;
+  if (off === null) [badge.textContent, badge.dataset.tone] = ["not checked", "warn"];
+  else if (off.net > 0 || off.callsOff > 0) [badge.textContent, badge.dataset.tone] = [words(off.bytesOff, off.callsOff), "bad"];
+  else if (!exact) [badge.textContent, badge.dataset.tone] = ["exact over all ranks, an estimate for each", "warn"];
+  else if (off.bytesOff > 0) [badge.textContent, badge.dataset.tone] = [words(off.bytesOff, off.callsOff), "bad"];
+  else [badge.textContent, badge.dataset.tone] = ["exact: 0 B, 0 calls off", "good"];
 }
 
 function stepsWords(state) {

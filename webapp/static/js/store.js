@@ -4,6 +4,7 @@ import { Bins } from "./rates.js";
 export const VERSION = 1;
 export const LOG_LINES = 2000; // kept per rank in the page; the host keeps the files
 const LOSS_POINTS = 20_000;
+const STEP_TIMES = 50;
 
 export function createState() {
   return {
@@ -14,6 +15,9 @@ export function createState() {
     evalLosses: new Map(),
     progress: null, // {step, steps, step_s, tokens, time, rate}
     verdicts: new Map(), // rank -> rows
+    peaks: new Map(), // rank -> bytes held at once
+    proof: null, // the last item
+    stepTimes: [], // seconds of rank 0's last steps
     checkpoints: new Map(), // step -> item
     dryRuns: new Map(), // rank -> item
     logs: new Map(), // rank -> {first, lines, skipped, next}
@@ -88,6 +92,10 @@ function foldStep(state, item) {
     state.losses.set(item.step, item.loss);
     thin(state.losses);
   }
+  if (item.rank === 0) {
+    state.stepTimes.push(item.step_s);
+    if (state.stepTimes.length > STEP_TIMES) state.stepTimes.shift();
+  }
   const before = state.progress;
   if (before && item.step <= before.step) return;
   const rate = item.step_s > 0 ? item.tokens / item.step_s : null;
@@ -120,7 +128,13 @@ const FOLD = {
     rankState(state, item.rank).phase = item.phase;
   },
   log: foldLog,
-  verdict: (state, item) => state.verdicts.set(item.rank, item.rows),
+  verdict(state, item) {
+    state.verdicts.set(item.rank, item.rows);
+    if (item.peak_bytes !== undefined) state.peaks.set(item.rank, item.peak_bytes);
+  },
+  proof(state, item) {
+    state.proof = item;
+  },
   dry_run: (state, item) => state.dryRuns.set(item.rank, item),
   checkpoint: (state, item) => state.checkpoints.set(item.step, item),
   gap: (state, item) => markGap(state, state.time, item.time),
@@ -169,6 +183,8 @@ export function foldSummary(state, summary) {
     rank.exactStep = summary.ran_steps ?? summary.steps;
     rank.exactCells = cells.filter((cell) => cell.phase === "step");
   }
+  for (const [name, peak] of Object.entries(summary.peak_bytes ?? {})) state.peaks.set(Number(name), peak);
+  state.proof = summary.proof ?? null;
   for (const [name, rows] of Object.entries(summary.verdict)) state.verdicts.set(Number(name), rows);
   if (summary.steps > 0) {
     state.progress = { step: summary.steps, steps: null, step_s: null, tokens: null, rate: summary.tokens_per_s };

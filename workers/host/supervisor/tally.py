@@ -63,12 +63,12 @@ class Tally:
         self._verdict: dict[int, list[VerdictRow]] = {}
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
         self._dry_runs: dict[int, DryRunItem] = {}
+        self._peaks: dict[str, int] = {}
         self._proof: ProofItem | None = None
         self._profile: dict[str, Any] | None = None
         self._lab: dict[str, Any] | None = None
         self._speeds: deque[float] = deque(maxlen=SPEED_STEPS)
         self._step_s: deque[float] = deque(maxlen=TIMED_STEPS)
-        self._peaks: dict[int, int] = {}
         self.steps = self._ran = 0
         self.training = False
 
@@ -99,6 +99,8 @@ class Tally:
             self._proof = item
         elif item["kind"] == "verdict":
             self._verdict[item["rank"]] = item["rows"]
+            if "peak_bytes" in item:
+                self._peaks[str(item["rank"])] = item["peak_bytes"]
 
     def _add_traffic(self, item: TrafficItem) -> None:
         cells = self._cells.setdefault(item["rank"], {})
@@ -111,8 +113,6 @@ class Tally:
             cells[key] = cell
 
     def _add_step(self, item: StepItem) -> None:
-        if item["ran"] > FIRST_STEPS and "peak_bytes" in item:
-            self._peaks[item["rank"]] = item["peak_bytes"]
         if item["rank"] != 0:
             return
         if item["ran"] > FIRST_STEPS:
@@ -140,7 +140,7 @@ class Tally:
             verdict={},
         )
         if self._step_s:
-            summary["measured"] = self._measured()
+            summary["measured"] = Measured(steps=len(self._step_s), step_s=median(self._step_s))
         if self._ran != self.steps:
             summary["ran_steps"] = self._ran
         if self._checkpoints:
@@ -148,6 +148,8 @@ class Tally:
         if self._proof is not None:
             summary["proof"] = self._proof
         room = SUMMARY_BYTES - _size(summary)
+        if self._peaks and (room := room - _size(self._peaks)) >= 0:
+            summary["peak_bytes"] = self._peaks
         if self._profile is not None and (room := room - _size(self._profile)) >= 0:
             summary["profile"] = self._profile
         if self._lab is not None and (room := room - _size(self._lab)) >= 0:
@@ -162,12 +164,6 @@ class Tally:
             if (room := room - _size(list(cells.values()))) >= 0:
                 summary["cells"][str(rank)] = list(cells.values())
         return summary
-
-    def _measured(self) -> Measured:
-        measured = Measured(steps=len(self._step_s), step_s=median(self._step_s))
-        if self._peaks:
-            measured["peak_bytes"] = max(self._peaks.values())
-        return measured
 
 
 def _size(value: object) -> int:

@@ -17,8 +17,6 @@ from workers.trainer.mesh import Mesh
 from workers.trainer.proof.checksum import FACTOR, checksum
 from workers.trainer.proof.parts import Piece, names_by_number
 
-MOST_MEASURED = 4  # differences whose size is found: each sends the part from one rank to all
-
 Kind = Literal["gradient", "weight"]
 ValueOf = Callable[[Piece], torch.Tensor]
 Sums = dict[int, list[tuple[int, int]]]  # by part: ranks and their checksums, in the order of the ranks
@@ -48,8 +46,7 @@ def compare_copies(
     wrong: list[Apart] = []
     for number, held in sorted(differing.items()):
         rank = next(rank for rank, told in held if told != held[0][1])
-        measured = len(wrong) < MOST_MEASURED
-        apart = _distance(mesh, pieces, value_of, number, elements[number], held, device) if measured else None
+        apart = _distance(mesh, pieces, value_of, number, elements[number], held, device)
         wrong.append(_apart(what, spec, number, held[0][0], rank, apart, limit))
     worst = max((w["apart"] for w in wrong if w["apart"] is not None), default=0.0)
     beyond = [w for w in wrong if w["apart"] is None or w["apart"] > limit]
@@ -67,8 +64,8 @@ def _table(what: Kind, pieces: list[Piece], value_of: ValueOf, device: torch.dev
         value = value_of(piece)
         about = torch.tensor([piece.number, value.numel()], device=device)
         total = checksum(value)
-        if what == "weight" and piece.held.master is not piece.held.tensor:
-            total = total * FACTOR + checksum(piece.held.tensor)  # what is computed with must follow its master
+        if what == "weight" and piece.computed_with is not None:
+            total = total * FACTOR + checksum(piece.computed_with)
         rows.append(torch.cat((about, total.reshape(1))))
     return torch.stack(rows) if rows else torch.zeros((0, 3), dtype=torch.int64, device=device)
 
@@ -105,7 +102,7 @@ def _distance(
     held: list[tuple[int, int]],
     device: torch.device,
 ) -> float | None:
-    """The largest relative difference of any copy from the first rank's; None where it is no number."""
+    """The largest relative difference of any copy from the first rank's, which sends it to all; None for no number."""
     mine = [value_of(piece).flatten().float() for piece in pieces if piece.number == number]
     first = mine[0].clone() if mine else torch.empty(elements, device=device)
     if mesh.layout.world_size > 1:

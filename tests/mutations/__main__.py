@@ -1,0 +1,41 @@
+"""`make mutations`: every fault, and what of a run tells of it, as a table; names after it are tried alone."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.mutations.faults import FAULTS
+from tests.mutations.run import Told, try_fault
+
+HEADER = "| fault | run | bytes, calls | replicas | one process | first told |\n|---|---|---|---|---|---|"
+
+
+def table_row(name: str, told: Told) -> str:
+    fault = FAULTS[name]
+    layout = " ".join(f"{key}={value}" for key, value in fault.layout.items())
+    traffic = "-" if told.wrong_bytes is None else f"{told.wrong_bytes:,} B, {told.wrong_calls}"
+    seen = told.caught_by
+    replicas = "differ" if "replicas" in seen else "agree" if told.replicas else "-"
+    one = "differs" if "one process" in seen else "equal" if told.one_process.startswith("equal") else "-"
+    first = (told.failed.split("; ")[0] or told.ended or ("bytes" if seen else "NOTHING")).replace("|", "/")[:160]
+    return f"| {name} | {fault.arch} {layout} | {traffic} | {replicas} | {one} | {first} |"
+
+
+def main() -> int:
+    names = [name for name in FAULTS if len(sys.argv) < 2 or name in sys.argv[1:]]
+    unseen = []
+    print(HEADER)
+    for name in names:
+        with tempfile.TemporaryDirectory() as work:
+            told = try_fault(FAULTS[name], Path(work))
+        print(table_row(name, told), flush=True)
+        if not told.caught_by:
+            unseen.append(name)
+    print(f"{len(names) - len(unseen)} passed, {len(unseen)} failed")
+    return 1 if unseen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""The faults: what is written instead of what, and a small run that meets it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from planner.facts.spec import JobSpec
+from tests.parity.cases import make_spec
+
+SP = {"tp": 2, "sequence_parallel": True}
+ZBV = {"pp": 2, "schedule": "zbv", "virtual_stages": 2}
+
+
+class Edit(NamedTuple):
+    """`old`, of which `file` has exactly one, becomes `new`."""
+
+    file: str
+    old: str
+    new: str
+
+
+class Fault(NamedTuple):
+    """`both`: planner and trainer make the same mistake, so that bytes and calls are as predicted."""
+
+    edits: tuple[Edit, ...]
+    arch: str
+    layout: dict[str, Any]
+    micro_batches: int = 2
+    variant: str = ""
+    train: dict[str, Any] = {}
+
+    @property
+    def spec(self) -> JobSpec:
+        train = {"steps": 3, "eval_every": 0, "verify": "on", **self.train}
+        return make_spec(self.arch, self.layout, self.micro_batches, self.variant, train)
+
+
+OPTIMIZER = "workers/trainer/optimizer.py"
+PARALLELIZE = "workers/trainer/parallelize.py"
+PIPELINE = "workers/trainer/pipeline_parallel.py"
+TENSOR = "workers/trainer/tensor_parallel.py"
+CONTEXT = "workers/trainer/context_parallel.py"
+DATA = "workers/trainer/data_parallel.py"
+ZERO = "workers/trainer/zero.py"
+LOOP = "workers/trainer/loop.py"
+TRAFFIC = "planner/cost/traffic/__init__.py"
+
+NO_SP_SUM = Edit(OPTIMIZER, "layout.sequence_parallel or ", "")
+NO_SHARED_SUM = Edit(OPTIMIZER, "if mesh.key_values is not None:", "if False:")
+NO_EMBEDDING = Edit(
+    PARALLELIZE,
+    "ordered = {p: holders[p] for p in finished if (p in divided) == experts}",
+    "ordered = {p: holders[p] for p in finished if (p in divided) == experts"
+    " and p is not getattr(decoders[0].embedding, 'weight', None)}",
+)
+
+# Names say what is wrong. "as predicted": the planner makes the same mistake, and bytes cannot tell.
+FAULTS: dict[str, Fault] = {
+    # sums that do not come
+    "SP gradients never summed over tp": Fault((NO_SP_SUM,), "gpt", SP),
+    "SP gradients never summed over tp, as predicted": Fault(
+        (NO_SP_SUM, Edit(TRAFFIC, "layout.sequence_parallel or is_router", "is_router")), "gpt", SP
+    ),
+    "embedding never reduced over dp": Fault((NO_EMBEDDING,), "llama", {"dp": 2}),
+    "embedding never reduced over dp, as predicted": Fault(
+        (
+            NO_EMBEDDING,
+            Edit(
+                "planner/cost/traffic/data.py",
+                "    count, total = _buckets(units, experts, element)",
+                "    units = tuple(u._replace(parameters=tuple(p for p in u.parameters"
+                " if p.name != 'embedding.weight')) for u in units)\n"
+                "        count, total = _buckets(units, experts, element)",
+            ),
+        ),
+        "llama",
+        {"dp": 2},
+    ),
+    "shared key/value heads never summed": Fault((NO_SHARED_SUM,), "llama", {"tp": 2}, 2, "one kv head"),
+    "shared key/value heads never summed, as predicted": Fault(
+        (NO_SHARED_SUM, Edit(TRAFFIC, "(sharing, [(p, n) for p, n in parameters if is_key_or_value(p)]),", "")),
+        "llama",
+        {"tp": 2},
+        2,
+        "one kv head",
+    ),
+    "input gradients of tp's blocks never summed": Fault(
+        (
+            Edit(
+                TENSOR,
+                "else _all_reduce\n        return collective(grad, ctx.group)",
+                "else lambda g, _: g\n        return collective(grad, ctx.group)",
+            ),
+        ),
+        "llama",
+        {"tp": 2},
+    ),
+    "a table tied over the pipe keeps its own gradient": Fault(
+        (Edit(OPTIMIZER, "dist.all_reduce(tied[0], group=mesh.embedding)", "pass"),), "gpt", {"pp": 2}
+    ),
+    "a table tied at both ends of a V takes one half": Fault(
+        (Edit(OPTIMIZER, "tied[0].copy_(tied[1].add_(tied[0]))", "tied[0].copy_(tied[1])"),), "gpt", ZBV, 4
+    ),
+    "HSDP's copies never reduced": Fault(
+        (Edit(ZERO, "root.set_requires_all_reduce(last)", "root.set_requires_all_reduce(False)"),),
+        "llama",
+        {"dp": 4, "zero": 2, "dp_replicas": 2},
+    ),
+    "a ring keeps its own key/value gradient": Fault(
+        (Edit(CONTEXT, "return self._mine + self._travelling", "return self._mine"),), "llama", {"cp": 2}
+    ),
+    "buckets leave before the last micro-batch": Fault(
+        (Edit(DATA, "len(bucket) * self._backwards for", "len(bucket) for"),), "llama", {"dp": 2}
+    ),
+    "fp32 sums keep the first micro-batch": Fault(
+        (Edit("workers/trainer/masters.py", "master.grad.add_(gradient)", "pass"),),
+        "llama",
+        {"tp": 2},
+        2,
+        "",
+        {"precision": "bf16"},
+    ),
+    # wrong scales
+    "gradients averaged over dp": Fault(
+        (Edit(DATA, "work.wait()", "work.wait()\n            flat.div_(2)"),), "gpt", {"dp": 2}
+    ),
+    "ZeRO divides by its ranks": Fault(
+        (Edit(ZERO, "    module.set_gradient_divide_factor(1.0)\n", ""),), "llama", {"dp": 2, "zero": 3}
+    ),
+    "a bias before the sum": Fault(
+        (
+            Edit(
+                "workers/trainer/model/layers.py",
+                "return linear(x, self.weight, None, self.strategy)",
+                "return linear(x, self.weight, self.bias, self.strategy)",
+            ),
+        ),
+        "gpt",
+        {"tp": 2},
+    ),
+    "the norm counts copies twice": Fault((Edit(OPTIMIZER, " / held.copies", ""),), "gpt", {"dp": 2}),
+    # what is old, or not there yet
+    "ZeRO-1 goes on with old weights after a validation": Fault(
+        (Edit(ZERO, "                module.reshard()", "                pass"),),
+        "llama",
+        {"dp": 2, "zero": 1},
+        2,
+        "",
+        {"eval_every": 1},
+    ),
+    "bf16 weights do not follow their masters": Fault(
+        (Edit(PARALLELIZE, "held.tensor.copy_(held.master)", "pass"),), "llama", {"dp": 2}, 2, "", {"precision": "bf16"}
+    ),
+    "a stage does not wait for its message": Fault(
+        (Edit(PIPELINE, "            work.wait()\n            self._here", "            self._here"),),
+        "llama",
+        {"pp": 2},
+    ),
+    "a ring does not wait for the next block": Fault(
+        (
+            Edit(
+                CONTEXT,
+                "            for work in works:\n                work.wait()\n            block",
+                "            block",
+            ),
+        ),
+        "llama",
+        {"cp": 2},
+    ),
+    "weight gradients come once too few": Fault(
+        (
+            Edit(
+                "workers/trainer/weight_gradients.py",
+                "parameter.grad = value if parameter.grad is None else parameter.grad.add_(value)",
+                "parameter.grad = value",
+            ),
+        ),
+        "llama",
+        ZBV,
+        4,
+    ),
+    # what is held or read
+    "all replicas read the same rows": Fault(
+        (Edit(LOOP, "slice(self.mesh.place.dp * share, (self.mesh.place.dp + 1) * share)", "slice(0, share)"),),
+        "gpt",
+        {"dp": 2},
+    ),
+    "initial values differ by replica": Fault(
+        (Edit("workers/trainer/model/initial.py", "= whole[", "= (1 + 1e-3 * place.dp) * whole["),),
+        "gpt",
+        {"dp": 2},
+    ),
+    "all tp ranks hold the first shard": Fault(
+        (Edit("planner/facts/placements.py", "replica % ep, place.tp, replica", "replica % ep, 0, replica"),),
+        "llama",
+        {"tp": 2},
+    ),
+    "values are no key/value heads": Fault(
+        (
+            Edit(
+                "planner/facts/models.py",
+                '.startswith(("attention.k.", "attention.v."))',
+                '.startswith("attention.k.")',
+            ),
+        ),
+        "llama",
+        {"tp": 2},
+        2,
+        "one kv head",
+    ),
+    "a stage holds its neighbour's first layer": Fault(
+        (
+            Edit(
+                "planner/facts/stages.py",
+                "return Stage(tuple(runs[c] for c in held),",
+                "return Stage(tuple(range(runs[c].start, runs[c].stop + (index == 0)) for c in held),",
+            ),
+        ),
+        "llama",
+        {"pp": 2},
+    ),
+    "a V of which both chunks go down": Fault(
+        (
+            Edit(
+                "planner/facts/layout.py",
+                "return (stage, 2 * layout.pp - 1 - stage)",
+                "return (stage, layout.pp + stage)",
+            ),
+        ),
+        "llama",
+        ZBV,
+        4,
+    ),
+    # where things lie
+    "positions of a part counted from its own start": Fault(
+        (
+            Edit(
+                CONTEXT,
+                "return self.own_part(torch.arange(seq_len * self.degree, device=device), 0)",
+                "return torch.arange(seq_len, device=device)",
+            ),
+        ),
+        "llama",
+        {"cp": 2},
+    ),
+    "a target of another rank's vocabulary counts": Fault(
+        (Edit(TENSOR, ".squeeze(-1).masked_fill(~mine, 0)", ".squeeze(-1)"),), "gpt", {"tp": 2}
+    ),
+    "rows of the embedding that another rank holds count": Fault(
+        (Edit(TENSOR, ", table) * mine.unsqueeze(-1)", ", table)"),), "gpt", {"tp": 2}
+    ),
+    "rows go to the wrong expert": Fault(
+        (
+            Edit(
+                "workers/trainer/model/experts.py",
+                "[rank * local + expert for expert in range(local)",
+                "[rank * local + local - 1 - expert for expert in range(local)",
+            ),
+        ),
+        "moe",
+        {"dp": 2, "ep": 2},
+    ),
+}

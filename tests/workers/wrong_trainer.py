@@ -1,0 +1,22 @@
+"""The trainer with a fault: gradients that data parallelism sums are averaged besides."""
+
+from __future__ import annotations
+
+from workers.meter.ending import end_as
+from workers.trainer.__main__ import main
+from workers.trainer.data_parallel import BucketedAllReduce
+
+finish = BucketedAllReduce.after_backward
+
+
+def averaging(parallel: BucketedAllReduce) -> None:
+    finish(parallel)
+    for bucket in parallel._buckets:
+        for parameter in bucket:
+            assert parameter.grad is not None
+            parameter.grad.div_(2)
+
+
+if __name__ == "__main__":
+    BucketedAllReduce.after_backward = averaging  # type: ignore[method-assign]
+    end_as(main)

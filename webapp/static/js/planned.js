@@ -1,0 +1,127 @@
+// Plan and measurement side by side: bytes, time, memory, each with its error.
+import { byAxis } from "./collectives.js";
+import { el, swatch } from "./dom.js";
+import { bytes, duration, exactBytes } from "./format.js";
+
+const AXES = new Set(["pp", "dp", "cp", "ep", "tp", "world"]);
+const MEMORY = ["parameters", "gradients", "optimizer", "gathered", "activations", "working", "allowance"];
+
+function error(planned, measured) {
+  if (planned === measured) return { text: "0 %", exact: true };
+  if (!(planned > 0)) return { text: "–", exact: false };
+  const share = (100 * (planned - measured)) / measured;
+  if (!Number.isFinite(share)) return { text: "–", exact: false };
+  return { text: `${share > 0 ? "+" : "−"}${Math.abs(share).toPrecision(2)} %`, exact: false };
+}
+
+/** Lines of the table: {group, name, token, planned, measured, off, title}; texts, null where nothing is known. */
+export function plannedLines(estimate, state, rows) {
+  return [...byteLines(rows, state), ...timeLines(estimate, state), ...memoryLines(estimate, state)];
+}
+
+function byteLines(rows, state) {
+  const steps = Math.max(0, ...[...state.ranks.values()].map((rank) => rank.exactStep ?? 0));
+  if (steps === 0) return [];
+  return rows.map((row) => ({
+    group: "payload bytes a step, all ranks",
+    name: row.axis,
+    token: `--axis-${row.axis}`,
+    planned: exactBytes(Math.round(row.predicted / steps)),
+    measured: exactBytes(Math.round(row.measured / steps)),
+    off: error(row.predicted, row.measured).text,
+  }));
+}
+
+function median(values) {
+  if (values.length === 0) return null;
+  const sorted = [...values].sort((a, b) => a - b);
+  return sorted[Math.floor(sorted.length / 2)];
+}
+
+/** Seconds that a rank's collectives of one axis took in a step, the mean over ranks. */
+function busy(state) {
+  const found = new Map();
+  const ranks = [...state.ranks.values()].filter((rank) => rank.exactStep);
+  for (const rank of ranks) {
+    for (const cell of rank.exactCells) {
+      found.set(cell.axis, (found.get(cell.axis) ?? 0) + cell.busy_s / rank.exactStep / ranks.length);
+    }
+  }
+  return found;
+}
+
+function timeLines(estimate, state) {
+  const { time } = estimate;
+  if (!time) return []; // jobs planned before there was a time
+  const rate = state.progress?.rate;
+  const step = median(state.stepTimes) ?? (rate ? estimate.tokens_per_step / rate : null);
+  const group = "time of a step";
+  const lines = [
+    {
+      group,
+      name: "together",
+      planned: duration(time.step_s),
+      measured: step === null ? null : duration(step),
+      off: step === null ? null : error(time.step_s, step).text,
+    },
+  ];
+  const measured = busy(state);
+  const planned = new Map(time.parts.map(({ name, seconds }) => [name, seconds]));
+  const axes = [...new Set([...planned.keys(), ...measured.keys()])].filter((name) => AXES.has(name)).sort(byAxis);
+  for (const { name, seconds } of time.parts.filter((part) => part.seconds > 0 && !AXES.has(part.name))) {
+    lines.push({ group, name, token: `--part-${name}`, planned: duration(seconds), measured: null, off: null });
+  }
+  for (const axis of axes) {
+    if (!(planned.get(axis) > 0) && !measured.has(axis)) continue;
+    lines.push({
+      group,
+      name: `${axis}, not hidden`,
+      token: `--axis-${axis}`,
+      planned: duration(planned.get(axis) ?? 0),
+      measured: measured.has(axis) ? `≤ ${duration(measured.get(axis))}` : null,
+      off: null,
+    });
+  }
+  return lines;
+}
+
+function memoryLines(estimate, state) {
+  const fullest = estimate.stages.reduce((best, stage) => (stage.memory_bytes > best.memory_bytes ? stage : best));
+  const group = "memory of the fullest rank";
+  const parts = MEMORY.filter((name) => fullest.memory[name] > 0);
+  const peak = state.peaks.size > 0 ? Math.max(...state.peaks.values()) : null;
+  return [
+    {
+      group,
+      name: "together",
+      planned: bytes(fullest.memory_bytes),
+      measured: peak === null ? null : bytes(peak),
+      off: peak === null ? null : error(fullest.memory_bytes, peak).text,
+    },
+    ...parts.map((name) => ({ group, name, planned: bytes(fullest.memory[name]), measured: null, off: null })),
+  ];
+}
+
+/** Fills the table's body. */
+export function showPlanned(body, estimate, state, rows) {
+  const lines = [];
+  let group = "";
+  for (const line of plannedLines(estimate, state, rows)) {
+    if (line.group !== group) {
+      group = line.group;
+      lines.push(el("tr", { className: "group" }, el("th", { scope: "rowgroup", colSpan: 4 }, group)));
+    }
+    const cell = (text, missing) => el("td", { className: text === null ? "number note" : "number" }, text ?? missing);
+    lines.push(
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, line.token ? swatch(line.token) : null, line.name),
+        cell(line.planned, "–"),
+        cell(line.measured, "not measured"),
+        cell(line.off, "–"),
+      ),
+    );
+  }
+  body.replaceChildren(...lines);
+}
