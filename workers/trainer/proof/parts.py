@@ -31,18 +31,19 @@ class Piece(NamedTuple):
 
     @property
     def gradient(self) -> torch.Tensor:
-        """Of the part, without padding of the vocabulary; as are those below."""
+        """Without padding, as are all."""
         return self.held.gradient[self.box.filled]
 
     @property
     def weight(self) -> torch.Tensor:
-        """What the optimiser updates of it."""
+        """What the optimiser updates."""
         return local(self.held.master.detach())[self.box.filled]
 
     @property
-    def used(self) -> torch.Tensor:
-        """What the model computes with."""
-        return local(self.held.tensor.detach())[self.box.filled]
+    def computed_with(self) -> torch.Tensor | None:
+        """What the model computes with, where that follows the weight and is not the weight itself."""
+        held = self.held
+        return None if held.tensor is held.master else local(held.tensor.detach())[self.box.filled]
 
 
 def pieces_of(spec: JobSpec, place: Coordinates, part: Part) -> list[Piece]:
