@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint lock format parity mutations witness schemathesis faults slow mix image-test bench clean tools
+.PHONY: help up test lint lock format parity mutations witness schemathesis faults slow mix image-test bench bench-rivals clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -73,7 +73,10 @@ mix: $(VENV)/.dev ## ten minutes of small jobs while everything is killed at ran
 image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this machine's files; needs root
 	$(BIN)/python -m tests.image
 
-bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-calibration bench-training bench-dry_run bench-scheduling bench-listing bench-viewer ## every benchmark, as ratios
+bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-giants bench-calibration bench-training bench-dry_run bench-scheduling bench-listing bench-viewer bench-long_context ## every benchmark, as ratios
+
+bench-rivals: $(VENV)/.dev ## against others' own train.py: RIVALS="--nanogpt PATH --picotron PATH", checkouts of theirs
+	$(BIN)/python -m benchmarks.rivals $(RIVALS)
 
 bench-published: $(VENV)/.dev ## the planner against published measurements; ROWS=file.csv
 	$(BIN)/python -m benchmarks.published --rows $(ROWS)

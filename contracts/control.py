@@ -55,6 +55,13 @@ class LossPoint(TypedDict):
     time: Number
 
 
+class Measured(TypedDict):
+    """Steps of a run as rank 0 timed them, without its first ones."""
+
+    steps: Count
+    step_s: Seconds  # the median
+
+
 class Summary(TypedDict):
     """What stays of an attempt's telemetry when its stream is gone. Cells are each rank's last."""
 
@@ -64,6 +71,7 @@ class Summary(TypedDict):
     eval_losses: list[LossPoint]
     cells: dict[RankText, list[Cell]]  # by rank, as text: JSON keys
     verdict: dict[RankText, list[VerdictRow]]  # by rank
+    measured: NotRequired[Measured]  # of a run that trained on after its first steps
     ran_steps: NotRequired[Count]  # steps of this run, where it resumed
     checkpoints: NotRequired[list[CheckpointItem]]  # the newest last, at most 100
     dry_runs: NotRequired[list[DryRunItem]]  # by rank, of a dry run

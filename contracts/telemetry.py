@@ -30,6 +30,7 @@ from contracts.fields import (
 )
 
 VERSION: Final = 1
+FIRST_STEPS: Final = 3  # of a run, no measure of the others: buckets regroup, caches fill, kernels are compiled
 
 Phase = Literal["setup", "step", "eval", "checkpoint", "proof", "teardown"]
 Op = Literal[
@@ -54,7 +55,8 @@ class Cell(TypedDict):
 
     `payload_bytes` counts what the caller handed over: the FULL (gathered) buffer for all_gather,
     reduce_scatter, gather and scatter. `algorithmic_bytes` is what a bandwidth-optimal algorithm makes
-    this rank send. Both are counted when the collective is issued; `busy_s` sums the durations of the
+    this rank send; of an all-to-all with splits, what they send elsewhere. Both are counted when the
+    collective is issued; `busy_s` sums the durations of the
     `completed` ones.
     """
 

@@ -164,6 +164,21 @@ class SlotAllocation(models.Model):
         return f"{self.host_id}:{self.slot}"
 
 
+class HostRun(models.Model):
+    """What one run left with its host (`planner.hardware.runs.Run`): it stays when its job is deleted."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="runs")
+    attempt = models.OneToOneField(Attempt, on_delete=models.SET_NULL, null=True, related_name="measured")
+    device_name = models.CharField(max_length=200, help_text="of the host then: what another device did says nothing")
+    run = models.JSONField()
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"a run on {self.host_id}"
+
+
 class StateChange(models.Model):
     """History: every change of status, with its reason."""
 

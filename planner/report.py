@@ -35,7 +35,7 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
     where, timed = made["cluster"], made["time"]
     axes = " x ".join(f"{axis} {degree}" for axis, degree in made["axes"].items() if axis != "ep")
     lines = [
-        f"{spec.model.preset or 'custom model'}: {made['model_parameters']:,} parameters{_padded(spec, made)}",
+        f"{spec.model.preset or 'custom model'}: {made['model_parameters']:,} parameters{_padded(made)}",
         f"{made['world_size']:,} ranks ({axes}) on {where['nodes']:,} x {where['per_node']} {where['accelerator']}",
         f"micro-batch {made['micro_batch_size']} sequences x {made['micro_batches']},"
         f" {made['tokens_per_step']:,} tokens a step",
@@ -55,7 +55,7 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
         crossing = "between nodes" if row["between_nodes"] else "inside a node"
         op = row["op"].replace("_", "-")
         lines.append(f"  {group:<12} {op:<15} {row['count']:>9,} x {size(row['payload_bytes']):>12}  {crossing}")
-    lines += ["", f"time  {duration(timed['step_s'])} a step (estimate from {timed['basis']})"]
+    lines += ["", f"time  {duration(timed['step_s'])} a step (estimate: {timed['interval']['words']})"]
     lines += [f"  {part['name']:<12} {duration(part['seconds']):>12}" for part in timed["parts"]]
     lines.append(
         f"  MFU {timed['mfu']:.1%}  HFU {timed['hfu']:.1%}  {timed['tokens_per_s']:,.0f} tokens/s"
@@ -64,11 +64,11 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
     return "\n".join(lines)
 
 
-def _padded(spec: JobSpec, made: Estimate) -> str:
-    vocab, padded = spec.model.vocab_size, made["padded_vocab_size"]
+def _padded(made: Estimate) -> str:
+    vocab, padded = made["vocab_size"], made["padded_vocab_size"]
     if vocab == padded:
         return ""
-    return f", and a vocabulary of {vocab:,} padded to {padded:,} for tp {spec.layout.tp}"
+    return f", and a vocabulary of {vocab:,} padded to {padded:,} for tp {made['axes']['tp']}"
 
 
 def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluster) -> str:

@@ -89,7 +89,8 @@ def with_models(result: dict[str, Any], generator: Any, request: Any, public: bo
     models["SearchSpec"] = _without_layout(models["JobSpec"])
     models["ExplainQuery"]["properties"]["spec"] = ref("JobSpec")
     models["SearchQuery"]["properties"] |= {"spec": ref("SearchSpec"), "fixed": ref("Layout")}
-    models["Cluster"]["properties"].pop("profile")
+    for measured in ("profile", "runs"):
+        models["Cluster"]["properties"].pop(measured)
     models["NamedCluster"] = _named(models.pop("Cluster"))
     result["components"]["schemas"] |= models
     return result

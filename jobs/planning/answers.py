@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.models import Host
-from jobs.planning.hardware import cluster_for, measured_cluster
+from jobs.planning.hardware import HOST, cluster_for, host_cluster, known_hosts
 from jobs.planning.planners import ask
 from jobs.planning.queries import ExplainQuery, SearchQuery, checked
 from jobs.planning.work import told
@@ -90,12 +90,9 @@ def presets() -> list[dict[str, Any]]:
 
 
 def clusters() -> list[dict[str, Any]]:
-    """Every named cluster and every measured host, with all that is assumed of it."""
-    known = dict(CLUSTERS)
-    for host in Host.objects.filter(profile__isnull=False):
-        if measured := measured_cluster(host):
-            known[f"host:{host.name}"] = measured
-    return [{"id": name, **cluster.model_dump(exclude={"profile"})} for name, cluster in known.items()]
+    """Every named cluster and every known host, with all that is assumed of it."""
+    known = {**CLUSTERS, **{f"{HOST}{host.name}": host_cluster(host) for host in known_hosts()}}
+    return [{"id": name, **cluster.model_dump(exclude={"profile", "runs"})} for name, cluster in known.items()]
 
 
 def templates() -> list[dict[str, Any]]:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from pydantic import ValidationError
 
-from jobs.models import Host
+from jobs.models import Host, HostRun
+from jobs.planning.learned import runs_of
 from jobs.text import storable
 from planner.cost.estimate import default_cluster
+from planner.cost.learning import learned
 from planner.facts.kinds import num_slots
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.calibration import cluster_of
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
 from planner.hardware.profile import HostProfile
 
 HOST = "host:"
 
 
 def cluster_for(name: object, spec: JobSpec) -> Cluster:
-    """A cluster by name, `host:NAME` for a measured host; without a name what the job would run on.
+    """A cluster by name, `host:NAME` for a host that was measured or ran something; without a name what the job would
+    run on.
 
     Raises:
         SpecError: there is no such hardware.
@@ -28,18 +32,29 @@ def cluster_for(name: object, spec: JobSpec) -> Cluster:
     if not isinstance(name, str) or not storable(name):
         raise SpecError([Problem("cluster", "must be text")])
     if name.startswith(HOST):
-        host = Host.objects.filter(name=name.removeprefix(HOST), profile__isnull=False).first()
-        measured = host and measured_cluster(host)
-        if measured:
-            return measured
-        raise SpecError([Problem("cluster", f"no calibration of a host {name.removeprefix(HOST)[:60]!r} is known")])
+        host = known_hosts().filter(name=name.removeprefix(HOST)).first()
+        if host is None:
+            short = name.removeprefix(HOST)[:60]
+            raise SpecError([Problem("cluster", f"no calibration and no run of a host {short!r} is known")])
+        return host_cluster(host)
     if name not in CLUSTERS:
         raise SpecError([Problem("cluster", f"there is no cluster {name[:60]!r}; there are {', '.join(CLUSTERS)}")])
     return CLUSTERS[name]
 
 
+def known_hosts() -> QuerySet[Host]:
+    """Hosts that a calibration measured, or on which something ran that was worth keeping."""
+    ran = HostRun.objects.filter(host=OuterRef("pk"), device_name=OuterRef("device_name"))
+    return Host.objects.filter(Q(profile__isnull=False) | Exists(ran)).order_by("name")
+
+
+def host_cluster(host: Host) -> Cluster:
+    """The host as its calibration measured it, else as its data sheet has it; corrected by what ran there."""
+    return learned(measured_cluster(host) or _described(host), runs_of(host))
+
+
 def measured_cluster(host: Host) -> Cluster | None:
-    """The host as its calibration measured it; None for a profile of another version."""
+    """The host as its calibration measured it; None without one, and for a profile of another version."""
     try:
         return cluster_of(host.name, HostProfile.model_validate(host.profile, strict=False))
     except ValidationError:
@@ -47,16 +62,26 @@ def measured_cluster(host: Host) -> Cluster | None:
 
 
 def hardware() -> list[tuple[str, str]]:
-    """(name, words) of everything a page offers to plan for, measured hosts first."""
-    measured = Host.objects.filter(profile__isnull=False).order_by("name")
-    hosts = [(f"{HOST}{host.name}", f"{host.name}, calibrated") for host in measured]
+    """(name, words) of everything a page offers to plan for, known hosts first."""
+    hosts = [
+        (f"{HOST}{host.name}", f"{host.name}, {'calibrated' if host.profile else 'from its runs'}")
+        for host in known_hosts()
+    ]
     return [*hosts, *((name, cluster.name) for name, cluster in CLUSTERS.items())]
 
 
+def _described(host: Host) -> Cluster:
+    """The named cluster of the host's device, with its own slots and memory."""
+    sheet = CLUSTERS[DEFAULT_CLUSTER[host.device]]
+    own = {"name": host.device_name[:100] or host.name, "memory_bytes": host.memory_bytes}
+    accelerator = sheet.accelerator.model_copy(update=own)
+    return sheet.model_copy(update={"name": host.name, "accelerator": accelerator, "per_node": host.slots})
+
+
 def _own(spec: JobSpec) -> Cluster | None:
-    """The measured host the job would most likely run on: the one it names, else the largest of its device."""
-    hosts = Host.objects.filter(device=spec.resources.device, profile__isnull=False).order_by("-slots", "name")
+    """The known host the job would most likely run on: the one it names, else the largest of its device."""
+    hosts = known_hosts().filter(device=spec.resources.device).order_by("-slots", "name")
     if spec.resources.host is not None:
         hosts = hosts.filter(name=spec.resources.host)
     host = hosts.first()
-    return measured_cluster(host) if host and host.slots >= num_slots(spec) else None
+    return host_cluster(host) if host and host.slots >= num_slots(spec) else None

@@ -10,6 +10,7 @@ from contracts.codec import BadMessageError
 from contracts.control import AttemptReport, Event, ExitReport, HostEvent
 from contracts.names import TASK_ACKNOWLEDGE, host_queue
 from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Outbox, Status
+from jobs.planning.learned import remember
 from jobs.queue import lifecycle
 from jobs.queue.deadletters import bury, passes
 from jobs.queue.outcomes import finish
@@ -172,6 +173,7 @@ def _end(attempt: Attempt, told: ExitReport) -> None:
             profile = ending.profile.model_dump(mode="json")
             Host.objects.filter(pk=attempt.host_id).update(profile=profile, profiled=timezone.now())
     Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=ending.report)
+    remember(attempt, ending.report)
     lifecycle.release(attempt)
 
 

@@ -6,8 +6,9 @@ from itertools import pairwise
 from typing import TypedDict
 
 from contracts.telemetry import Axis, Op
+from planner.cost.correction import Interval, interval
 from planner.cost.memory import held_parameters, memory
-from planner.cost.timing import Timing, step_time
+from planner.cost.timing import Timer
 from planner.cost.traffic import Collective, depends_on_router, step_traffic
 from planner.cost.traffic.data import padded_share
 from planner.facts.collectives import algorithmic_bytes
@@ -75,6 +76,7 @@ class TimeEstimate(TypedDict):
     hfu: float
     tokens_per_s: float
     basis: Basis
+    interval: Interval
 
 
 class ClusterEstimate(TypedDict):
@@ -99,6 +101,7 @@ class Estimate(TypedDict):
     world_size: int
     axes: dict[str, int]
     model_parameters: int
+    vocab_size: int
     padded_vocab_size: int
     active_parameters: int
     micro_batch_size: int
@@ -129,6 +132,7 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         world_size=layout.world_size,
         axes={axis: getattr(layout, axis) for axis in ("pp", "dp", "cp", "ep", "tp")},
         model_parameters=parameter_count(spec.model),
+        vocab_size=spec.model.vocab_size,
         padded_vocab_size=padded_vocab(spec.model.vocab_size, layout.tp),
         active_parameters=active_parameter_count(spec.model),
         micro_batch_size=spec.micro_batch_size,
@@ -140,7 +144,7 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         exact_traffic=not not_runnable(spec) and not depends_on_router(spec),
         cluster=_where(spec, cluster),
         fits=peak <= cluster.accelerator.memory_bytes,
-        time=_time(step_time(spec, cluster), cluster),
+        time=_time(spec, cluster),
     )
 
 
@@ -225,7 +229,9 @@ def _where(spec: JobSpec, cluster: Cluster) -> ClusterEstimate:
     )
 
 
-def _time(timing: Timing, cluster: Cluster) -> TimeEstimate:
+def _time(spec: JobSpec, cluster: Cluster) -> TimeEstimate:
+    timer = Timer(cluster)
+    timing = timer.step(spec)
     parts = [TimePart(name="compute", seconds=timing.compute_s)]
     if timing.recompute_s:
         parts.append(TimePart(name="recompute", seconds=timing.recompute_s))
@@ -245,6 +251,7 @@ def _time(timing: Timing, cluster: Cluster) -> TimeEstimate:
         hfu=timing.hfu,
         tokens_per_s=timing.tokens_per_s,
         basis=cluster.basis,
+        interval=interval(cluster.basis, spec.resources.stack, timer.correction(spec)),
     )
 
 

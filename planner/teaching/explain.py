@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TypedDict
 
 from planner.cost.activations import layer_activation_bytes, logit_bytes
+from planner.cost.correction import interval
 from planner.cost.estimate import default_cluster, rank_memory
 from planner.cost.memory import fullest_moment, held_parameters, sizes_of, state_bytes
 from planner.cost.pipes import chunks_in_flight
-from planner.cost.timing import Timing, step_time
+from planner.cost.timing import Timer, Timing
 from planner.cost.traffic import depends_on_router, step_traffic
 from planner.facts.collectives import bus_factor
 from planner.facts.flops import hardware_flops, model_flops
@@ -154,11 +155,15 @@ def _traffic(spec: JobSpec, stage: int) -> Explanation:
 
 
 def _time(spec: JobSpec, cluster: Cluster) -> list[Explanation]:
-    timing = step_time(spec, cluster)
-    return [_step(spec, cluster, timing), _utilisation(spec, cluster, timing)]
+    timer = Timer(cluster)
+    timing, found = timer.step(spec), timer.correction(spec)
+    kind = f"estimated: {interval(cluster.basis, spec.resources.stack, found)['words']}"
+    if found is not None:
+        kind += f"; every part is {found.ratio:.3g} times what is computed, as comparable runs were"
+    return [_step(spec, cluster, timing, kind), _utilisation(spec, cluster, timing, kind)]
 
 
-def _step(spec: JobSpec, cluster: Cluster, timing: Timing) -> Explanation:
+def _step(spec: JobSpec, cluster: Cluster, timing: Timing, kind: str) -> Explanation:
     m, a = spec.train.micro_batches, cluster.accelerator
     backward = timing.backward_input_s + timing.backward_weight_s
     gemm = f"{a.peak(mix_of(spec.train.precision).gemm) / 1e12:,.1f} TFLOP/s x {a.gemm_efficiency}"
@@ -192,12 +197,10 @@ def _step(spec: JobSpec, cluster: Cluster, timing: Timing) -> Explanation:
     terms.append(
         _term("optimizer", "28 B a parameter held", adam, timing.optimizer_s, "s", "bytes Adam reads and writes")
     )
-    return Explanation(
-        figure="step time", value=timing.step_s, unit="s", kind=f"estimated: {cluster.basis}", terms=terms
-    )
+    return Explanation(figure="step time", value=timing.step_s, unit="s", kind=kind, terms=terms)
 
 
-def _utilisation(spec: JobSpec, cluster: Cluster, timing: Timing) -> Explanation:
+def _utilisation(spec: JobSpec, cluster: Cluster, timing: Timing, kind: str) -> Explanation:
     peak = cluster.accelerator.peak(mix_of(spec.train.precision).gemm)
     ranks = spec.layout.world_size
     below = f"{ranks:,} x {peak / 1e12:,.1f} TFLOP/s x {timing.step_s:.4g} s"
@@ -210,4 +213,4 @@ def _utilisation(spec: JobSpec, cluster: Cluster, timing: Timing) -> Explanation
         _term("MFU", "model FLOPs / (ranks x peak x step)", below, timing.mfu, "", palm),
         _term("HFU", "hardware FLOPs / (ranks x peak x step)", below, timing.hfu, "", "2205.05198 section 6.3"),
     ]
-    return Explanation(figure="MFU", value=timing.mfu, unit="", kind=f"estimated: {cluster.basis}", terms=terms)
+    return Explanation(figure="MFU", value=timing.mfu, unit="", kind=kind, terms=terms)

@@ -56,10 +56,30 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
     "one kv head": {"num_kv_heads": 1},
     "8 layers": {"num_layers": 8},
+    "stretched": {"rope_base": 500_000.0, "rope_scaling": {"factor": 8.0, "original_max_seq_len": 16}},
     # The head weighs as much as two layers.
     "thin": {"num_layers": 8, "hidden_size": 16, "num_heads": 4, "num_kv_heads": 4, "ffn_hidden_size": 32},
     "capacity": {
         "moe": {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 48, "capacity_factor": 1.0}
+    },
+    "mixed layers": {
+        "moe": {
+            "num_experts": 4,
+            "experts_per_token": 2,
+            "expert_ffn_hidden_size": 48,
+            "dense_layers": 1,
+            "shared_experts": 1,
+            "capacity_factor": 1.25,
+        }
+    },
+    "mixed layers, dropless": {
+        "moe": {
+            "num_experts": 4,
+            "experts_per_token": 2,
+            "expert_ffn_hidden_size": 48,
+            "dense_layers": 1,
+            "shared_experts": 1,
+        }
     },
     # Padded to 512 rows: on tp 4 the last rank has nothing but padding of the first.
     "vocabulary of 257": {"vocab_size": 257},
@@ -134,6 +154,7 @@ LAYOUTS: dict[str, Try] = {
     # context
     "cp2 ring": Try({"cp": 2}, 2, ALL),
     "cp2 all-gather": Try({"cp": 2, "cp_method": "all_gather"}, 2),
+    "cp2 ring stretched": Try({"cp": 2}, 2, ("llama",), "stretched"),
     "cp4 ring": Try({"cp": 4}, 1),
     "cp4 all-gather": Try({"cp": 4, "cp_method": "all_gather"}, 1),
     # experts
@@ -156,6 +177,11 @@ LAYOUTS: dict[str, Try] = {
     "ep2 x pp2 zbv": Try(chunked(2, "zbv", dp=2, ep=2), 4, ("moe",)),
     "ep2 x dp2 full recompute": Try({"dp": 2, "ep": 2, "recompute": "full"}, 2, ("moe",)),
     "zero3 ep2 x dp2 x tp2": Try({"dp": 4, "ep": 2, "tp": 2, "zero": 3}, 2, ("moe",)),
+    "ep2 x dp2 mixed layers": Try({"dp": 4, "ep": 2}, 2, ("moe",), "mixed layers"),
+    "zero3 ep2 x dp2 x tp2 sp mixed layers": Try(
+        {"dp": 4, "ep": 2, "tp": 2, "zero": 3, **SP}, 2, ("moe",), "mixed layers"
+    ),
+    "ep2 x cp2 x pp2 mixed layers": Try({"dp": 2, "cp": 2, "ep": 2, "pp": 2}, 2, ("moe",), "mixed layers, dropless"),
     # recompute and attention
     "full recompute": Try({"recompute": "full"}, 2, ALL),
     "selective recompute": Try({"recompute": "selective"}, 2, ALL),
@@ -242,7 +268,7 @@ CORE_ONCE = (
     "cp2 ring",
     "cp4 all-gather",
     "ep2",
-    "ep2 capacity",
+    "ep2 x dp2 mixed layers",
     "zero3 ep2 x dp2",
     "zero3 dp4 three experts",
     "tp2 sp full recompute",

@@ -48,13 +48,17 @@ class Result(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Losses and gradient norms by step, whole gradients of step 1 by name, each rank's items and counters."""
+    """Losses and gradient norms by step, whole gradients of step 1 by name, each rank's items and counters.
+
+    `routed_rows`: those that routers sent to experts of other ranks, in all steps of all ranks.
+    """
 
     losses: list[float]
     norms: list[float]
     gradients: dict[str, torch.Tensor]
     items: list[list[dict[str, Any]]]
     cells: list[list[Cell]]
+    routed_rows: int
 
 
 def run_all(cases: list[Case], work: Path) -> list[Result]:
@@ -106,6 +110,7 @@ def load(spec: JobSpec, folder: Path) -> Run:
         gradients=whole_gradients(spec, parts),
         items=[s["items"] for s in said],
         cells=[s["cells"] for s in said],
+        routed_rows=sum(s["routed_rows"] for s in said),
     )
 
 
@@ -180,7 +185,7 @@ def compare(case: Case, run: Run, reference: Run) -> Result:
         gradient_difference=gradient_difference(run.gradients, reference.gradients),
         wrong_bytes=sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows),
         wrong_calls=sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows),
-        over_minimum=over_minimum(case.spec, run.cells),
+        over_minimum=over_minimum(case.spec, run),
         proven=is_proven(run),
     )
 
@@ -211,26 +216,33 @@ def gradient_difference(gradients: dict[str, torch.Tensor], reference: dict[str,
     return max(differences)
 
 
-def over_minimum(spec: JobSpec, cells: list[list[Cell]]) -> dict[str, float]:
+def over_minimum(spec: JobSpec, run: Run) -> dict[str, float]:
     """Algorithmic bytes of all ranks' steps over the least the theory allows, by axis that has any."""
     measured: dict[str, int] = defaultdict(int)
-    for cell in (c for of_rank in cells for c in of_rank if c["phase"] == "step"):
+    for cell in (c for of_rank in run.cells for c in of_rank if c["phase"] == "step"):
         measured[cell["axis"]] += cell["algorithmic_bytes"]
-    least = minimum(spec)
+    least = minimum(spec, run.routed_rows / spec.train.steps)
     assert {a for a in measured if measured[a] and a != "world"} == set(least)
     return {axis: measured[axis] / (least[axis] * spec.train.steps) for axis in least}
 
 
-def minimum(spec: JobSpec) -> dict[str, float]:
-    """Bytes all ranks together must send in a step, in closed form; written without `planner.cost.traffic`."""
+def minimum(spec: JobSpec, routed_rows: float) -> dict[str, float]:
+    """Bytes all ranks together must send in a step, in closed form; written without `planner.cost.traffic`.
+
+    `routed_rows`: what the routers of a step sent elsewhere.
+    """
     least = {
         "dp": least_data(spec),
         "tp": least_tensor(spec),
         "pp": least_pipeline(spec),
         "cp": least_context(spec),
-        "ep": least_expert(spec),
+        "ep": least_expert(spec, routed_rows),
     }
     return {axis: size for axis, size in least.items() if size}
+
+
+def moe_layers(spec: JobSpec) -> int:
+    return spec.model.num_layers - spec.model.moe.dense_layers if spec.model.moe else 0
 
 
 def copied_over_tp(spec: JobSpec) -> tuple[int, int]:
@@ -239,7 +251,7 @@ def copied_over_tp(spec: JobSpec) -> tuple[int, int]:
     gpt = model.arch == "gpt"
     norms = (2 * model.num_layers + 1) * model.hidden_size * (2 if gpt else 1)
     gpt_only = (2 * model.num_layers * model.hidden_size + model.max_seq_len * model.hidden_size) * gpt
-    routers = model.num_layers * model.hidden_size * model.moe.num_experts if model.moe else 0
+    routers = moe_layers(spec) * model.hidden_size * model.moe.num_experts if model.moe else 0
     return norms + gpt_only + routers, routers
 
 
@@ -260,7 +272,7 @@ def least_data(spec: JobSpec) -> float:
     n, t = layout.dp * layout.cp, layout.tp
     experts = 0
     if model.moe and layout.ep > 1:
-        experts = 3 * model.num_layers * model.moe.num_experts * model.moe.expert_ffn_hidden_size * model.hidden_size
+        experts = 3 * moe_layers(spec) * model.moe.num_experts * model.moe.expert_ffn_hidden_size * model.hidden_size
     table = model.vocab_size * model.hidden_size * (layout.pp > 1 and model.tied_embeddings)
     heads = shared_heads(spec)
     copies_of_heads = heads * (t // model.num_kv_heads - 1) if heads else 0
@@ -334,26 +346,27 @@ def least_context(spec: JobSpec) -> float:
     total = layout.dp * train.micro_batches * model.num_layers * (3 + again) * (c - 1) * kv
     if model.moe and model.moe.balance_loss:
         counts = spec.micro_batch_size * model.moe.num_experts * 2 * (c - 1)
-        total += layout.dp * layout.tp * train.micro_batches * model.num_layers * (1 + again) * counts
+        total += layout.dp * layout.tp * train.micro_batches * moe_layers(spec) * (1 + again) * counts
     return float(total * FP32_BYTES)
 
 
-def least_expert(spec: JobSpec) -> float:
-    """Each token to each of its experts and back, twice; int64 counts before where nothing is dropped."""
+def least_expert(spec: JobSpec, routed_rows: float) -> float:
+    """Each token to each of its experts elsewhere and back, twice; int64 counts before where nothing is dropped.
+
+    With a capacity buffers are full, and as much goes to each rank as stays.
+    """
     layout, model, train = spec.layout, spec.model, spec.train
     if layout.ep == 1 or model.moe is None:
         return 0.0
     moe, again = model.moe, layout.recompute == "full"
-    rows: float = train.global_batch * train.seq_len * moe.experts_per_token
+    share, layers = (layout.ep - 1) / layout.ep * layout.tp, moe_layers(spec)
     if moe.capacity_factor is not None:
         capacity = -(-moe.capacity_factor * moe.experts_per_token * train.seq_len // moe.num_experts)
-        rows = train.global_batch * moe.num_experts * capacity
-    share, layers = (layout.ep - 1) / layout.ep * layout.tp, model.num_layers
-    total = share * layers * rows * model.hidden_size * (4 + 2 * again) * FP32_BYTES
-    if moe.capacity_factor is None:
-        calls = layout.dp * layout.cp * train.micro_batches * (1 + again)
-        total += share * layers * calls * moe.num_experts * 8
-    return total
+        rows = share * layers * train.global_batch * moe.num_experts * capacity
+        return rows * model.hidden_size * (4 + 2 * again) * FP32_BYTES
+    calls = layout.dp * layout.cp * train.micro_batches * (1 + again)
+    counts = share * layers * calls * moe.num_experts * 8
+    return routed_rows / (1 + again) * model.hidden_size * (4 + 2 * again) * FP32_BYTES + counts
 
 
 def table_row(result: Result) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,6 +17,7 @@ from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder, metered_backend
 from workers.trainer.data import corpus_of
+from workers.trainer.expert_parallel import ExpertParallel, Plan
 from workers.trainer.loop import Trainer, train
 from workers.trainer.mesh import make_mesh
 from workers.trainer.parallelize import parallelize
@@ -38,6 +42,23 @@ class KeptGradients(Proof):
             self.kept = {held.name: held.gradient.clone() for held in self.trainer.part.tensors}
 
 
+@contextmanager
+def routed_rows(recorder: Recorder) -> Iterator[list[int]]:
+    """What routers sent to experts of other ranks, a number for each time that they did, in steps alone."""
+    found: list[int] = []
+    plan = ExpertParallel.plan
+
+    def look(ep: ExpertParallel, counts: torch.Tensor, rows: int) -> Plan:
+        planned = plan(ep, counts, rows)
+        if recorder.phase == "step":
+            of_rank = counts.unflatten(0, (ep.degree, -1)).sum(1)
+            found.append(int(of_rank.sum() - of_rank[ep.index]))
+        return planned
+
+    with mock.patch.object(ExpertParallel, "plan", look):
+        yield found
+
+
 def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:
     """A whole metered run, and the gradients of its first step."""
     store, recorder = dist.FileStore(str(folder / "store"), spec.layout.world_size), Recorder(rank)
@@ -47,9 +68,11 @@ def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:
         said: list[dict[str, object]] = []
         trainer = make_trainer(spec, data_root, recorder)
         watch = KeptGradients(trainer, lambda item: said.append(dict(item)), lambda _line: None)
-        train(trainer, lambda item: said.append(dict(item)), lambda _line: None, watch=watch)
+        with routed_rows(recorder) as routed:
+            train(trainer, lambda item: said.append(dict(item)), lambda _line: None, watch=watch)
         torch.save(watch.kept, folder / f"gradients-{rank}.pt")
-        (folder / f"said-{rank}.json").write_text(json.dumps({"items": said, "cells": recorder.cells()}))
+        found = {"items": said, "cells": recorder.cells(), "routed_rows": sum(routed)}
+        (folder / f"said-{rank}.json").write_text(json.dumps(found))
     finally:
         dist.destroy_process_group()
 

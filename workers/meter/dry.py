@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from contracts.telemetry import Op
-from workers.meter.group import MeteredGroup
+from workers.meter.group import Carried, MeteredGroup
 from workers.meter.recorder import Recorder
 
 
@@ -37,8 +37,8 @@ class Done(dist.Work):
 class DryGroup(MeteredGroup):
     """Records each call; outputs keep whatever they hold."""
 
-    def _run(self, method: str, op: Op, payload_bytes: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        self._recorder.issue(op, self._name, self._group_size, payload_bytes)()
+    def _run(self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        self._issue(op, carried)()
         return Done()
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -82,6 +82,13 @@ def metered_backend(recorder: Recorder, device: str) -> str:
     return name
 
 
+class Carried(NamedTuple):
+    """Bytes that a caller handed over, and those that leave the rank where the caller says how many go to whom."""
+
+    payload_bytes: int
+    sent_bytes: int | None = None
+
+
 class MeteredGroup(dist.ProcessGroup):
     """Forwards each call to a plain group over the same backend object, and records it.
 
@@ -141,11 +148,11 @@ class MeteredGroup(dist.ProcessGroup):
             self._poller.watch_work(work, carried)
         return work
 
-    def _run(self, method: str, op: Op, payload_bytes: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _run(self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Issue the collective, and arrange that its end is recorded without anyone waiting for it."""
         if self._poller is not None and self._coalesced is None and not _is_async(args, kwargs):
-            return self._run_on_current_stream(method, op, payload_bytes, args, kwargs)
-        pending = self._recorder.issue(op, self._name, self._group_size, payload_bytes)
+            return self._run_on_current_stream(method, op, carried, args, kwargs)
+        pending = self._issue(op, carried)
         work = getattr(self._native, method)(*args, **kwargs)
         if self._coalesced is not None:  # ends with the whole batch
             self._coalesced.append(pending)
@@ -163,14 +170,17 @@ class MeteredGroup(dist.ProcessGroup):
                 return work
         return CompletedOnWait(work, pending)
 
+    def _issue(self, op: Op, carried: Carried) -> Pending:
+        return self._recorder.issue(op, self._name, self._group_size, carried.payload_bytes, carried.sent_bytes)
+
     def _run_on_current_stream(
-        self, method: str, op: Op, payload_bytes: int, args: Sequence[Any], kwargs: dict[str, Any]
+        self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         assert self._poller is not None
         timed: Callable[[], Any] = partial(torch.cuda.Event, enable_timing=True)
         start, end = timed(), timed()
         start.record()
-        pending = self._recorder.issue(op, self._name, self._group_size, payload_bytes)
+        pending = self._issue(op, carried)
         work = getattr(self._native, method)(*args, **kwargs)
         end.record()
         self._poller.watch_events(start, end, pending)
@@ -179,20 +189,32 @@ class MeteredGroup(dist.ProcessGroup):
 
 def _metered(method: str, op: Op, payload: int, times_size: bool) -> Callable[..., Any]:
     def collective(self: MeteredGroup, *args: Any, **kwargs: Any) -> Any:
-        payload_bytes = _num_bytes(args[payload]) * (self._group_size if times_size else 1)
-        return self._run(method, op, payload_bytes, args, kwargs)
+        if op == "all_to_all":
+            carried = _exchanged(args[payload], args[3] if method != "alltoall" else (), self.rank())
+        else:
+            carried = Carried(_num_bytes(args[payload]) * (self._group_size if times_size else 1))
+        return self._run(method, op, carried, args, kwargs)
 
     collective.__name__ = method
     return collective
 
 
 def _barrier(self: MeteredGroup, *args: Any, **kwargs: Any) -> Any:
-    return self._run("barrier", "barrier", 0, args, kwargs)
+    return self._run("barrier", "barrier", Carried(0), args, kwargs)
 
 
 for _method, _how in METERED.items():
     setattr(MeteredGroup, _method, _metered(_method, *_how))
 setattr(MeteredGroup, "barrier", _barrier)  # noqa: B010 - torch types it as overloads
+
+
+def _exchanged(buffers: Any, splits: Sequence[int], rank: int) -> Carried:
+    """Of an all-to-all: a tensor for each rank, or one whose rows `splits` deals out; evenly without."""
+    if not isinstance(buffers, torch.Tensor):
+        return Carried(_num_bytes(buffers), _num_bytes(buffers) - _num_bytes(buffers[rank]))
+    if not splits:
+        return Carried(buffers.nbytes)
+    return Carried(buffers.nbytes, buffers.nbytes - buffers[: splits[rank]].nbytes)
 
 
 def _num_bytes(buffers: Any) -> int:

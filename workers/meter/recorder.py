@@ -38,12 +38,14 @@ class Record(NamedTuple):
 class _Counters:
     """Running totals of one (phase, op, axis, group size)."""
 
-    __slots__ = ("busy_s", "completed", "count", "payload_bytes")
+    __slots__ = ("busy_s", "completed", "count", "payload_bytes", "uneven_bytes", "uneven_sent_bytes")
 
     def __init__(self) -> None:
         self.count = 0
         self.completed = 0
         self.payload_bytes = 0
+        self.uneven_bytes = 0  # of the payload, what ranks share unevenly
+        self.uneven_sent_bytes = 0  # of that, what left this rank
         self.busy_s = 0.0
 
 
@@ -130,8 +132,13 @@ class Recorder:
         """What a group is counted under; "world" until it is labelled."""
         return self._axes.get(group_name, "world")
 
-    def issue(self, op: Op, group_name: str, group_size: int, payload_bytes: int) -> Pending:
-        """Count a collective that is being issued now; call what is returned when it completes."""
+    def issue(
+        self, op: Op, group_name: str, group_size: int, payload_bytes: int, sent_bytes: int | None = None
+    ) -> Pending:
+        """Count a collective that is being issued now; call what is returned when it completes.
+
+        `sent_bytes`: what leaves this rank, where the caller says how much goes to whom.
+        """
         phase = self._phases.get(group_name, self._phase)
         key = (phase, op, self._axes.get(group_name, "world"), group_size)
         with self._lock:
@@ -140,6 +147,9 @@ class Recorder:
                 counters = self._cells[key] = _Counters()
             counters.count += 1
             counters.payload_bytes += payload_bytes
+            if sent_bytes is not None:
+                counters.uneven_bytes += payload_bytes
+                counters.uneven_sent_bytes += sent_bytes
         return Pending(self, key, counters, group_name, payload_bytes)
 
     def _complete(self, pending: Pending, duration_s: float) -> None:
@@ -183,6 +193,7 @@ def _by_key(item: tuple[_Key, _Counters]) -> _Key:
 
 def _cell(key: _Key, counters: _Counters) -> Cell:
     phase, op, axis, group_size = key
+    even_sent_bytes = algorithmic_bytes(op, counters.payload_bytes - counters.uneven_bytes, group_size)
     return {
         "phase": phase,
         "op": op,
@@ -191,6 +202,6 @@ def _cell(key: _Key, counters: _Counters) -> Cell:
         "count": counters.count,
         "completed": counters.completed,
         "payload_bytes": counters.payload_bytes,
-        "algorithmic_bytes": algorithmic_bytes(op, counters.payload_bytes, group_size),
+        "algorithmic_bytes": even_sent_bytes + counters.uneven_sent_bytes,
         "busy_s": counters.busy_s,
     }

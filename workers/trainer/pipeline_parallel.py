@@ -6,8 +6,11 @@ needs it in; a receiver knows every sender's list. So no message needs a tag, wh
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterable
+from queue import Queue
+from threading import Thread
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -42,8 +45,48 @@ def owners(layout: Layout) -> dict[int, int]:
     return {chunk: stage for stage in range(layout.pp) for chunk in chunk_indices(layout, stage)}
 
 
+class Sends:
+    """Keeps what is being sent until it has left. gloo says so only to who waits for it: a thread does, in order."""
+
+    def __init__(self) -> None:
+        self._asked: list[tuple[dist.Work, torch.Tensor]] = []
+        self._waited_for: Queue[tuple[dist.Work, torch.Tensor] | None] = Queue()
+        self._errors: list[Exception] = []
+        self._thread: Thread | None = None
+
+    def add(self, work: dist.Work, sent: torch.Tensor) -> None:
+        if sent.device.type != "cpu":
+            self._asked = [(other, kept) for other, kept in self._asked if not other.is_completed()]
+            self._asked.append((work, sent))
+            return
+        if self._thread is None:
+            self._thread = Thread(target=_wait_for_each, args=(self._waited_for, self._errors), daemon=True)
+            self._thread.start()
+            weakref.finalize(self, self._waited_for.put, None)
+        self._waited_for.put((work, sent))
+
+    def flush(self) -> None:
+        """Wait until everything has left."""
+        for work, _ in self._asked:
+            work.wait()
+        self._asked.clear()
+        self._waited_for.join()
+        if self._errors:
+            raise self._errors[0]
+
+
+def _wait_for_each(sends: Queue[tuple[dist.Work, torch.Tensor] | None], errors: list[Exception]) -> None:
+    while (send := sends.get()) is not None:
+        try:
+            send[0].wait()
+        except Exception as error:  # the peer is gone; whoever flushes hears of it
+            errors.append(error)
+        del send  # before the queue says that it is done
+        sends.task_done()
+
+
 class Boundary:
-    """Hidden states to other stages and their gradients back. Sends are kept until `flush`, then waited for.
+    """Hidden states to other stages and their gradients back. Sends are kept until they have left.
 
     A message has `shape` (batch, seq, hidden); with `scatter_gather` each tp rank sends its part, and the receivers
     gather (2104.04473 section 4.1).
@@ -58,7 +101,7 @@ class Boundary:
         self._here: dict[Message, torch.Tensor] = {}
         self._expected: dict[int, deque[Message]] = {}
         self._arriving: dict[int, tuple[Message, torch.Tensor, dist.Work]] = {}
-        self._sends: list[tuple[dist.Work, torch.Tensor]] = []
+        self._sends = Sends()
 
     def expect(self, lists: Iterable[list[Action]]) -> None:
         """Say what every stage will do, in order."""
@@ -76,11 +119,10 @@ class Boundary:
         if stage == self._mesh.place.pp:
             self._here[message] = x.detach()
             return
-        self._sends = [(work, kept) for work, kept in self._sends if not work.is_completed()]
         part = self._tp.flat_part(x.detach().contiguous())
         work = dist.isend(part, self._mesh.pipe[stage], group=self._group(self._mesh.place.pp, stage))
         assert work is not None
-        self._sends.append((work, part))
+        self._sends.add(work, part)
 
     def take(self, message: Message) -> torch.Tensor:
         """Wait for a message."""
@@ -94,9 +136,7 @@ class Boundary:
 
     def flush(self) -> None:
         """Wait until everything sent has left."""
-        for work, _ in self._sends:
-            work.wait()
-        self._sends.clear()
+        self._sends.flush()
         assert not self._here, "a message nobody took"
         assert not self._arriving
 

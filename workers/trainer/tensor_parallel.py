@@ -1,14 +1,14 @@
 """Tensor and sequence parallelism at Megatron's minimum of traffic (2104.04473 section 2.3, 2205.05198 section 4.2).
 
 A block enters its column-parallel products once and leaves its row-parallel one once, so a layer costs two sums
-forward and two backward. Hidden states are (batch, seq, hidden); under sequence parallelism each rank holds
-(batch, seq/tp, hidden) between blocks.
+forward and two backward, which travel while weight gradients are computed. Hidden states are (batch, seq, hidden);
+under sequence parallelism each rank holds (batch, seq/tp, hidden) between blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ def _all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return x
 
 
+@not_compiled
 def _gather_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """(batch, seq/tp, hidden) -> (batch, seq, hidden)"""
     parts = x.new_empty((group.size(), *x.shape))
@@ -34,24 +35,86 @@ def _gather_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 def _scatter_sum(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """(batch, seq, hidden) -> (batch, seq/tp, hidden), summed over the group"""
-    parts = x.unflatten(SEQ_DIM, (group.size(), -1)).movedim(SEQ_DIM, 0).contiguous()
-    out = torch.empty_like(parts[0])
-    dist.reduce_scatter_single(out, parts.flatten(0, 1), group=group)
+    out, work = _start_scatter_sum(x, group)
+    work.wait()
     return out
 
 
+def _start_scatter_sum(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work]:
+    """What it will be, once it has been waited for."""
+    parts = x.unflatten(SEQ_DIM, (group.size(), -1)).movedim(SEQ_DIM, 0).contiguous()
+    out = torch.empty_like(parts[0])
+    work = dist.reduce_scatter_single(out, parts.flatten(0, 1), group=group, async_op=True)
+    assert work is not None
+    return out, work
+
+
+def _start_all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work]:
+    """In place."""
+    work = dist.all_reduce(x, group=group, async_op=True)
+    assert work is not None
+    return x, work
+
+
+class Entered(NamedTuple):
+    """What enters a half of a layer: `part` as this rank has it, and `whole`, outside autograd, as products need it."""
+
+    part: torch.Tensor
+    whole: torch.Tensor
+
+
 class _Enter(torch.autograd.Function):
-    """Before column-parallel products: every rank needs the whole input, and the input gradient is their sum."""
+    """`whole` as what `part` became: every rank needs the whole input, and its gradient is their sum."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, sequence_parallel: bool) -> torch.Tensor:
+    def forward(
+        ctx: Any, part: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup, sequence_parallel: bool
+    ) -> torch.Tensor:
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
-        return _gather_sequence(x, group) if sequence_parallel else x.view_as(x)
+        return whole.view_as(whole)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         collective = _scatter_sum if ctx.sequence_parallel else _all_reduce
-        return collective(grad, ctx.group), None, None
+        return collective(grad, ctx.group), None, None, None
+
+
+class _Columns(torch.autograd.Function):
+    """Column-parallel products of one input. Backward sums the input's gradient over the group while it computes the
+    weights' (2104.04473's code: asynchronous all-reduce of the input gradient).
+
+    `weights` come first, (out/tp, in) each, then as many biases or None.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        part: torch.Tensor,
+        whole: torch.Tensor,
+        group: dist.ProcessGroup,
+        sequence_parallel: bool,
+        *parameters: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, ...]:
+        weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
+        ctx.group, ctx.sequence_parallel = group, sequence_parallel
+        ctx.biased = [bias is not None for bias in biases]
+        ctx.save_for_backward(whole, *weights)
+        return tuple(F.linear(whole, weight, bias) for weight, bias in zip(weights, biases, strict=True))  # type: ignore[arg-type]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        whole, *weights = ctx.saved_tensors
+        rows = [grad.flatten(0, -2) for grad in grads]
+        whole_grad = rows[0] @ weights[0]
+        for row, weight in zip(rows[1:], weights[1:], strict=True):
+            whole_grad.addmm_(row, weight)
+        start = _start_scatter_sum if ctx.sequence_parallel else _start_all_reduce
+        part_grad, work = start(whole_grad.view_as(whole), ctx.group)
+        entered = whole.flatten(0, -2)
+        weight_grads = [row.T @ entered for row in rows]
+        bias_grads = [row.sum(0) if biased else None for row, biased in zip(rows, ctx.biased, strict=True)]
+        work.wait()
+        return part_grad, None, None, None, *weight_grads, *bias_grads
 
 
 class _Leave(torch.autograd.Function):
@@ -68,10 +131,8 @@ class _Leave(torch.autograd.Function):
 
 
 @not_compiled
-def _sending(
-    function: type[_Enter | _Leave], x: torch.Tensor, group: dist.ProcessGroup, sequence_parallel: bool
-) -> torch.Tensor:
-    return function.apply(x, group, sequence_parallel)  # type: ignore[no-any-return]
+def _sending(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    return function.apply(*arguments)
 
 
 class _VocabCrossEntropy(torch.autograd.Function):
@@ -120,21 +181,30 @@ class TensorParallel:
     index: int = 0
     sequence_parallel: bool = False
 
-    def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """Input of column-parallel products: (batch, seq[/tp], hidden) -> (batch, seq, hidden)."""
-        if self.group is None:
-            return x
-        return _sending(_Enter, x, self.group, self.sequence_parallel)
+    def enter(self, x: torch.Tensor) -> Entered:
+        """Input of column-parallel products: (batch, seq[/tp], hidden), whole (batch, seq, hidden)."""
+        return Entered(x, x if self.group is None else self.gathered(x.detach()))
 
     def gathered(self, x: torch.Tensor) -> torch.Tensor:
-        """What `enter` gives, outside autograd."""
+        """This rank's part of the sequence as the whole, outside autograd."""
         return _gather_sequence(x, self.group) if self.group is not None and self.sequence_parallel else x
+
+    def entered(self, x: Entered) -> torch.Tensor:
+        """The whole input, for what is no product."""
+        if self.group is None:
+            return x.part
+        return _sending(_Enter, *x, self.group, self.sequence_parallel)  # type: ignore[no-any-return]
+
+    def columns(self, x: Entered, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> list[torch.Tensor]:
+        """x W^T + b of each, (batch, seq, out/tp)."""
+        assert self.group is not None
+        return list(_sending(_Columns, *x, self.group, self.sequence_parallel, *weights, *biases))
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Partial sums of a row-parallel product: (batch, seq, hidden) -> (batch, seq[/tp], hidden)."""
         if self.group is None:
             return x
-        return _sending(_Leave, x, self.group, self.sequence_parallel)
+        return _sending(_Leave, x, self.group, self.sequence_parallel)  # type: ignore[no-any-return]
 
     def embed(self, tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Look tokens (batch, seq) up in this rank's rows, (vocab/tp, hidden) -> (batch, seq[/tp], hidden)."""

@@ -62,6 +62,18 @@ def step(number: int, step_s: float, tokens: int = 100, loss: float | None = 1.0
     )
 
 
+def test_first_steps_are_left_out_of_what_a_run_measured(tmp_path: Path) -> None:
+    tally = Tally()
+    for number in range(1, 4):
+        tally.add(step(number, 100.0))
+    assert "measured" not in tally.summary(), "three steps are no measure of those to come"
+    for number, seconds in enumerate([1.0, 9.0, 2.0], 4):
+        tally.add(step(number, seconds))
+        tally.add({**step(number, 50.0), "rank": 1})
+    report: dict[str, Any] = ending(tmp_path, tally)  # type: ignore[assignment]  # checked_exit let it pass
+    assert report["summary"]["measured"] == {"steps": 3, "step_s": 2.0}
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.floats(min_value=0, allow_infinity=False, allow_nan=False),

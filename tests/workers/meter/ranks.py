@@ -122,6 +122,23 @@ def collectives(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
 
 
 @check
+def uneven(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
+    """Rank r sends r + 1 rows of 2 floats to each other rank, and keeps 5."""
+    sent = [5 if other == rank else rank + 1 for other in range(world)]
+    came = [5 if other == rank else other + 1 for other in range(world)]
+    before = _exchanged(recorder)
+    taken, given = torch.empty(sum(came), 2), torch.full((sum(sent), 2), float(rank))
+    dist.all_to_all_single(taken, given, came, sent)
+    counted = [b - a for a, b in zip(before, _exchanged(recorder), strict=True)]
+    return {"counted": counted, "right": [int(part[0, 0]) for part in taken.split(came)] == list(range(world))}
+
+
+def _exchanged(recorder: Recorder) -> tuple[int, int]:
+    cells = [c for c in recorder.cells() if c["op"] == "all_to_all"]
+    return sum(c["payload_bytes"] for c in cells), sum(c["algorithmic_bytes"] for c in cells)
+
+
+@check
 def coalesced(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
     said: dict[str, Any] = {}
     reduced = [tensor(rank), tensor(rank)]

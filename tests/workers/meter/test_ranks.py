@@ -82,6 +82,13 @@ def test_a_collective_counts_once_with_its_full_payload_and_its_result_is_unchan
         assert result["right"]
 
 
+def test_of_an_uneven_all_to_all_counts_what_leaves_the_rank(ranks):
+    for rank, said in enumerate(ranks):
+        leaves = (WORLD - 1) * (rank + 1) * 8
+        assert said["uneven"]["counted"] == [leaves + 5 * 8, leaves]
+        assert said["uneven"]["right"]
+
+
 def test_a_coalesced_call_counts_once_with_all_its_buffers(ranks):
     for said in ranks:
         assert exact(said["coalesced"]["all_reduce"]) == {f"all_reduce world {WORLD}": [1, 1, 2 * SHARE]}

@@ -65,6 +65,14 @@ def test_groups_of_two_sizes_under_one_axis_have_a_cell_each():
     assert (large["group_size"], large["count"], large["payload_bytes"], large["algorithmic_bytes"]) == (4, 1, 100, 75)
 
 
+def test_what_is_not_shared_evenly_leaves_as_the_caller_says():
+    recorder = Recorder(rank=0)
+    recorder.issue("all_to_all", "0", 4, 1000, 990)
+    recorder.issue("all_to_all", "0", 4, 400)
+    (cell,) = recorder.cells()
+    assert (cell["payload_bytes"], cell["algorithmic_bytes"]) == (1400, 990 + 300)
+
+
 def test_a_full_buffer_drops_the_oldest_record_and_no_count():
     recorder = Recorder(rank=0, capacity=10)
     for size in range(25):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from planner.facts.spec import ModelSpec
 from workers.trainer.model.experts import Mixture
 from workers.trainer.model.layers import Strategy
+from workers.trainer.tensor_parallel import Entered
 
 
 def mixture(scale: float = 0.0, **moe: Any) -> Mixture:
@@ -59,20 +60,22 @@ def test_each_token_is_answered_by_its_best_experts(
 ) -> None:
     made, x = mixture(experts_per_token=experts_per_token, capacity_factor=factor), states()
     room = None if capacity is None else capacity[experts_per_token]
-    torch.testing.assert_close(made(x), by_hand(made, x, room), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made(Entered(x, x)), by_hand(made, x, room), rtol=1e-4, atol=1e-5)
     if room is not None and experts_per_token < 4:
-        assert not torch.allclose(made(x), by_hand(made, x, None), atol=1e-4), "nothing was dropped"
+        assert not torch.allclose(made(Entered(x, x)), by_hand(made, x, None), atol=1e-4), "nothing was dropped"
 
 
 def test_the_shared_expert_answers_every_token() -> None:
     made, x = mixture(shared_experts=1), states()
     assert made.shared is not None
-    torch.testing.assert_close(made(x), by_hand(made, x, None) + made.shared(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        made(Entered(x, x)), by_hand(made, x, None) + made.shared.within(x), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_backward_also_minimises_how_unevenly_a_sequence_loads_the_experts() -> None:
     made, x = mixture(scale=0.25, balance_loss=0.01), states()
-    (made(x) * 0).sum().backward()
+    (made(Entered(x, x)) * 0).sum().backward()
     found = made.router.weight.grad
     assert found is not None
 

@@ -1,18 +1,21 @@
-"""Plain data parallelism reduces gradients while backward is still running."""
+"""What travels while backward is still running: buckets of gradients, and sums of input gradients over tp."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.facts.shards import BUCKET_BYTES
 from workers.meter import Recorder, metered_backend
 from workers.trainer.data_parallel import BucketedAllReduce
+from workers.trainer.tensor_parallel import TensorParallel
 
 WIDTH = 1600  # one square fp32 matrix is 9.8 MiB, three close a bucket
 
@@ -53,3 +56,38 @@ def test_a_bucket_leaves_as_soon_as_its_last_gradient_is_there(recorder: Recorde
 
     (cell,) = recorder.cells()
     assert cell["payload_bytes"] == 6 * WIDTH * WIDTH * 4 > 2 * BUCKET_BYTES
+
+
+class Products(TorchDispatchMode):
+    """Shapes of products, each with how many collectives had been issued before it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self.seen: list[tuple[tuple[int, ...], int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm_):
+            self.seen.append((tuple(out.shape), calls(self._recorder)))
+        return out
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_input_gradients_are_summed_while_weight_gradients_are_computed(
+    recorder: Recorder, sequence_parallel: bool
+) -> None:
+    tp = TensorParallel(dist.group.WORLD, sequence_parallel=sequence_parallel)
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    weights = [torch.randn(rows, 8, requires_grad=True) for rows in (4, 6)]
+    first, second = tp.columns(tp.enter(x), list(weights), [None, None])
+    before = calls(recorder)
+    with Products(recorder) as products:
+        (first.sum() + 2 * second.sum()).backward()
+    inputs, weight_grads = products.seen[:2], products.seen[2:]
+    assert inputs == [((6, 8), before)] * 2
+    assert weight_grads == [((4, 8), before + 1), ((6, 8), before + 1)]
+    expected = torch.cat([weights[0], 2 * weights[1]]).sum(0).expand_as(x)
+    torch.testing.assert_close(x.grad, expected.detach())
+    for weight, scale in zip(weights, (1, 2), strict=True):
+        torch.testing.assert_close(weight.grad, scale * x.detach().sum((0, 1)).expand_as(weight))

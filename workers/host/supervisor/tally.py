@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
+from statistics import median
 from typing import Any
 
-from contracts.control import LossPoint, Summary
+from contracts.control import LossPoint, Measured, Summary
 from contracts.telemetry import (
+    FIRST_STEPS,
     Cell,
     CheckpointItem,
     DryRunItem,
@@ -24,6 +26,7 @@ MAX_POINTS = 500
 MAX_CHECKPOINTS = 100
 MAX_CELLS = 20_000  # of all ranks: a script names its own groups
 SPEED_STEPS = 20
+TIMED_STEPS = 500
 SUMMARY_BYTES = 3 * 2**19  # as JSON; with the log's tail an exit report stays below contracts.codec.EXIT_BYTES
 
 CellKey = tuple[str, str, str, int]
@@ -65,6 +68,7 @@ class Tally:
         self._profile: dict[str, Any] | None = None
         self._lab: dict[str, Any] | None = None
         self._speeds: deque[float] = deque(maxlen=SPEED_STEPS)
+        self._step_s: deque[float] = deque(maxlen=TIMED_STEPS)
         self.steps = self._ran = 0
         self.training = False
 
@@ -111,6 +115,8 @@ class Tally:
     def _add_step(self, item: StepItem) -> None:
         if item["rank"] != 0:
             return
+        if item["ran"] > FIRST_STEPS:
+            self._step_s.append(item["step_s"])
         self.steps, self._ran = item["step"], item["ran"]
         speed = item["tokens"] / item["step_s"] if item["step_s"] > 0 else math.inf
         if math.isfinite(speed):
@@ -133,6 +139,8 @@ class Tally:
             cells={},
             verdict={},
         )
+        if self._step_s:
+            summary["measured"] = Measured(steps=len(self._step_s), step_s=median(self._step_s))
         if self._ran != self.steps:
             summary["ran_steps"] = self._ran
         if self._checkpoints:

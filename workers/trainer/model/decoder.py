@@ -15,8 +15,9 @@ from planner.facts.spec import ModelSpec
 from workers.trainer.compiled import compiled
 from workers.trainer.model.attention import Attention
 from workers.trainer.model.experts import Mixture
-from workers.trainer.model.layers import Mlp, Norm, Strategy, Table, linear
+from workers.trainer.model.layers import Mlp, Norm, Strategy, Table, columns
 from workers.trainer.saved import remade
+from workers.trainer.tensor_parallel import Entered
 
 
 class Block(nn.Module):
@@ -51,13 +52,13 @@ class Block(nn.Module):
             return x + self._half(x, self.mlp_norm, self.moe)
         return x + self.mlp.down.add_bias(self._half(x, self.mlp_norm, self.mlp))
 
-    def _half(self, x: torch.Tensor, norm: Norm, inside: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def _half(self, x: torch.Tensor, norm: Norm, inside: Callable[[Entered], torch.Tensor]) -> torch.Tensor:
         normed = norm(x)
         entered = self.strategy.tp.enter(normed)
         make = self._remake(x, norm, normed.detach())
         if make is None:
             return self.strategy.tp.leave(inside(entered))
-        with remade(entered, make):
+        with remade(entered.whole, make):
             return self.strategy.tp.leave(inside(entered))
 
     def _remake(self, x: torch.Tensor, norm: Norm, normed: torch.Tensor) -> Callable[[], torch.Tensor] | None:
@@ -107,10 +108,14 @@ class Decoder(nn.Module):
         normed = self.final_norm(x)
         entered = self.strategy.tp.enter(normed)
         if not self.strategy.regather:
-            return linear(entered, table.weight, None, self.strategy)
+            return self._logits(entered, table)
         part = normed.detach()
-        with remade(entered, lambda: self.strategy.tp.gathered(part)):
-            return linear(entered, table.weight, None, self.strategy)
+        with remade(entered.whole, lambda: self.strategy.tp.gathered(part)):
+            return self._logits(entered, table)
+
+    def _logits(self, entered: Entered, table: Table) -> torch.Tensor:
+        (logits,) = columns(entered, [(table.weight, None)], self.strategy)
+        return logits
 
     def loss_sum(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Sum of cross-entropy of the last chunk's output, over the tokens that there are."""

@@ -10,7 +10,9 @@ from torch import nn
 
 from planner.facts.models import expert_capacity
 from planner.facts.spec import ModelSpec, MoeSpec
+from workers.trainer.model.grouped import grouped_product
 from workers.trainer.model.layers import Linear, Mlp, Strategy, activate, use
+from workers.trainer.tensor_parallel import Entered
 
 
 class Routing(NamedTuple):
@@ -35,13 +37,14 @@ class Mixture(nn.Module):
         self.shared = Mlp(model, inner, strategy) if inner else None
         self.spec, self.strategy = moe, strategy
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, seq, hidden) -> partial sums of the output, (batch, seq, hidden)"""
+    def forward(self, entered: Entered) -> torch.Tensor:
+        """Partial sums of the output, (batch, seq, hidden)"""
+        x = self.strategy.tp.entered(entered)
         routing = self._route(x)
         capacity = expert_capacity(self.spec, x.shape[1] * self.strategy.cp.degree)
         out = self._dropless(x, routing) if capacity is None else self._dropping(x, routing, capacity)
         if self.shared is not None:
-            out = out + self.shared(x)
+            out = out + self.shared.within(x)
         if not (torch.is_grad_enabled() and self.spec.balance_loss):
             return out
         return _AlsoMinimise.apply(out, self._imbalance(routing), self.strategy.balance_scale)  # type: ignore[no-any-return]
@@ -72,18 +75,18 @@ class Mixture(nn.Module):
         order = wanted.argsort(stable=True)
         counts = wanted.new_zeros(self.spec.num_experts).scatter_add_(0, wanted, torch.ones_like(wanted))
         plan = ep.plan(counts, len(wanted))
-        arrived = ep.exchange(x.flatten(0, 1)[order // k], plan.sent, plan.received)
-        # Rows come by rank, each rank's by expert; an expert takes its rows of all ranks at once.
-        sizes = [size for counts_of_rank in plan.arriving for size in counts_of_rank]
-        local = len(sizes) // ep.degree
-        by_expert = [rank * local + expert for expert in range(local) for rank in range(ep.degree)]
-        pieces = arrived.split(sizes)
+        back = _inverse(order)
+        arrived = ep.exchange(_Take.apply(x.flatten(0, 1), order, back, k), plan.sent, plan.received)
         rows = [sum(of_expert) for of_expert in zip(*plan.arriving, strict=True)]
-        outputs = self.experts(torch.cat([pieces[i] for i in by_expert]), rows)
-        pieces = outputs.split([sizes[i] for i in by_expert])
-        back = sorted(range(len(sizes)), key=by_expert.__getitem__)
-        answers = ep.exchange(torch.cat([pieces[i] for i in back]), plan.received, plan.sent)
-        return _mean(answers[order.argsort()].unflatten(0, (*x.shape[:2], k)), routing.gates)
+        if ep.degree == 1:
+            outputs = self.experts(arrived, rows)
+        else:  # rows come by rank, each rank's by expert; an expert takes its rows of all ranks at once
+            by_expert = _by_expert(plan.arriving, x.device)
+            by_rank = _inverse(by_expert)
+            outputs = self.experts(_Take.apply(arrived, by_expert, by_rank, 1), rows)
+            outputs = _Take.apply(outputs, by_rank, by_expert, 1)
+        answers = _Take.apply(ep.exchange(outputs, plan.received, plan.sent), back, order, 1)
+        return _mean(answers.unflatten(0, (*x.shape[:2], k)), routing.gates)
 
     def _dropping(self, x: torch.Tensor, routing: Routing, capacity: int) -> torch.Tensor:
         """At most `capacity` tokens of a sequence to an expert, the first to come; buffers have one size always."""
@@ -117,11 +120,10 @@ class Experts(nn.Module):
 
     def forward(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """(rows, hidden) in runs of `counts`, one an expert -> partial sums of their outputs"""
-        matrices = zip(*(part(rows.dtype) for part in (self.gate, self.up, self.down)), strict=True)
-        outputs = []
-        for run, (gate, up, down) in zip(rows.split(counts), matrices, strict=True):
-            outputs.append(F.linear(activate(F.linear(run, gate), F.linear(run, up)), down))
-        return torch.cat(outputs)
+        gate, up, down = (part(rows.dtype) for part in (self.gate, self.up, self.down))
+        inner = activate(grouped_product(rows, gate, counts), grouped_product(rows, up, counts))
+        outputs: torch.Tensor = grouped_product(inner, down, counts)
+        return outputs
 
 
 class Matrices(nn.Module):
@@ -132,9 +134,39 @@ class Matrices(nn.Module):
         self.weight = nn.Parameter(torch.empty(experts, out_size, in_size))
         self.strategy = strategy
 
-    def forward(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """Each expert's matrix, (out, in), in the compute type."""
-        return use(self.weight, self.strategy).to(dtype).unbind(0)
+    def forward(self, dtype: torch.dtype) -> torch.Tensor:
+        """(experts, out, in) in the compute type"""
+        return use(self.weight, self.strategy).to(dtype)
+
+
+class _Take(torch.autograd.Function):
+    """Rows in another order, each `times` over: row i is `x[index[i] // times]`. `inverse` undoes `index`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor, times: int) -> torch.Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.times = times
+        return x.index_select(0, index // times)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (inverse,) = ctx.saved_tensors
+        whole = grad.index_select(0, inverse)
+        return whole if ctx.times == 1 else whole.unflatten(0, (-1, ctx.times)).sum(1), None, None, None
+
+
+def _inverse(order: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+
+
+def _by_expert(arriving: list[list[int]], device: torch.device) -> torch.Tensor:
+    """Where rows that came by (rank, expert), so many each, lie once they are to stand by (expert, rank)."""
+    sizes = torch.tensor(arriving)
+    starts = (sizes.flatten().cumsum(0).view_as(sizes) - sizes).T.flatten()
+    sizes = sizes.T.flatten()
+    rows = sum(map(sum, arriving))
+    moved = torch.repeat_interleave(starts - (sizes.cumsum(0) - sizes), sizes, output_size=rows)
+    return (torch.arange(rows) + moved).to(device)
 
 
 class _AlsoMinimise(torch.autograd.Function):

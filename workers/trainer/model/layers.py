@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +13,7 @@ from planner.facts.spec import AttentionKernel, ModelSpec, Recompute
 from workers.trainer.context_parallel import ContextParallel
 from workers.trainer.expert_parallel import ExpertParallel
 from workers.trainer.saved import remade
-from workers.trainer.tensor_parallel import TensorParallel
+from workers.trainer.tensor_parallel import Entered, TensorParallel
 from workers.trainer.weight_gradients import WeightGradients
 
 NORM_EPS = 1e-5
@@ -53,6 +54,10 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight, self.bias, self.strategy)
 
+    @property
+    def pair(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.weight, self.bias
+
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """Without the bias, which a row-parallel product adds only after the sum."""
         return linear(x, self.weight, None, self.strategy)
@@ -66,6 +71,19 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, str
     if strategy.weight_gradients is not None and torch.is_grad_enabled():
         return strategy.weight_gradients.linear(x, weight, bias)
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def columns(
+    x: Entered, parts: Sequence[tuple[torch.Tensor, torch.Tensor | None]], strategy: Strategy
+) -> list[torch.Tensor]:
+    """Products of what enters a half of a layer, one for each (weight, bias)."""
+    apart = strategy.weight_gradients is not None and torch.is_grad_enabled()
+    if strategy.tp.group is None or apart:
+        entered = strategy.tp.entered(x)
+        return [linear(entered, weight, bias, strategy) for weight, bias in parts]
+    kind = x.whole.dtype
+    biases = [None if bias is None else bias.to(kind) for _, bias in parts]
+    return strategy.tp.columns(x, [weight.to(kind) for weight, _ in parts], biases)
 
 
 def use(parameter: torch.Tensor, strategy: Strategy) -> torch.Tensor:
@@ -115,9 +133,17 @@ class Mlp(nn.Module):
         self.down = Linear(h, f, bias, strategy)
         self.strategy = strategy
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, seq, hidden) -> partial sums of the output, (batch, seq, hidden)"""
-        gate, up = None if self.gate is None else self.gate(x), self.up(x)
+    def forward(self, x: Entered) -> torch.Tensor:
+        """Partial sums of the output, (batch, seq, hidden)"""
+        parts = [self.up] if self.gate is None else [self.up, self.gate]
+        up, *gates = columns(x, [part.pair for part in parts], self.strategy)
+        return self._down(gates[0] if gates else None, up)
+
+    def within(self, x: torch.Tensor) -> torch.Tensor:
+        """The same of an input that has entered with others'."""
+        return self._down(None if self.gate is None else self.gate(x), self.up(x))
+
+    def _down(self, gate: torch.Tensor | None, up: torch.Tensor) -> torch.Tensor:
         if not self.strategy.drops_cheap_outputs:
             return self.down.partial(activate(gate, up))
         inner = _activate_again(gate, up)

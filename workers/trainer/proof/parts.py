@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     def computed_with(self) -> torch.Tensor | None:
         """What the model computes with, where that follows the weight and is not the weight itself."""
         held = self.held
-        return None if held.tensor is held.master else held.tensor.detach()[self.box.filled]
+        return None if held.tensor is held.master else local(held.tensor.detach())[self.box.filled]
 
 
 def pieces_of(spec: JobSpec, place: Coordinates, part: Part) -> list[Piece]:

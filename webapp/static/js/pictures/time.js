@@ -24,17 +24,23 @@ export function timePicture(estimate) {
   const figures = el(
     "dl",
     { className: "figures small" },
-    figure("a step", duration(time.step_s)),
+    figure("a step", duration(time.step_s), within),
     figure("MFU", percent(time.mfu), "model FLOPs over the peak of all ranks; recompute not counted", "MFU"),
     figure("HFU", percent(time.hfu), "with what is computed twice"),
     figure("speed", tokenRate(time.tokens_per_s)),
     figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days.toFixed(days < 100 ? 1 : 0)} days` : duration(days * 86400)),
   );
-  const basis =
-    time.basis === "calibrated"
-      ? `Rests on a calibration of ${cluster.name}.`
-      : `Rests on data sheets of ${cluster.name}: calibrate a host for figures of your own.`;
-  return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, basis)];
+  const share = Math.max(0.01, time.interval.share);
+  const within = `${duration(time.step_s * Math.max(0, 1 - share))} to ${duration(time.step_s * (1 + share))}`;
+  return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, basis(time, cluster))];
+}
+
+/** What the figure rests on, and how far off it may be. */
+function basis(time, cluster) {
+  const { words, basis: said } = time.interval;
+  if (said === "runs") return `${cluster.name}: ${words}. Nine of ten runs come out within that.`;
+  const why = time.basis === "calibrated" ? "a few runs will tell it more closely" : "calibrate a host, or run something on it, for figures of your own";
+  return `${cluster.name}: ${words}; ${why}.`;
 }
 
 function figure(name, value, title, explained) {

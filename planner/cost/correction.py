@@ -1,0 +1,87 @@
+"""What the runs of a host say of the planner's errors there: by how much to correct, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import NamedTuple, TypedDict
+
+from planner.facts.spec import JobSpec, StackName
+from planner.hardware.cluster import Basis
+from planner.hardware.runs import Run
+from planner.hardware.stacks import STACKS
+
+FEWEST = 3  # runs: fewer do not show how far runs lie apart
+MOST = 32  # of the newest: what a host was long ago says little
+SURE = 0.9  # share of later runs that lies within an interval
+# The worst of a few runs is not the worst of ten: by how much it is widened for SURE to hold, found by drawing runs at
+# random from a lognormal distribution (its width does not matter; tests/planner/test_learning.py draws again).
+WIDER = {3: 2.1, 4: 1.5, 5: 1.33, 6: 1.17, 7: 1.08}
+# Of a step's time on a calibrated host where no run tells: the worst of 60 layouts (docs/measured.md).
+CALIBRATED = 0.31
+
+
+class Correction(NamedTuple):
+    """Measured over predicted, the median of `runs`; `SURE` of later ones come out within `share` of their measure.
+
+    `share` follows from how far each run lay from what the others said of it: 0.06 is 6%.
+    """
+
+    ratio: float
+    share: float
+    runs: int
+
+
+class Interval(TypedDict):
+    """How far off a figure may be: `share` of it either way, and what says so."""
+
+    share: float
+    basis: str
+    runs: int
+    words: str
+
+
+def correction_of(ratios: Sequence[float]) -> Correction | None:
+    """None from fewer than FEWEST ratios of measured over predicted."""
+    if len(ratios) < FEWEST:
+        return None
+    off = sorted(abs(median([*ratios[:i], *ratios[i + 1 :]]) / ratio - 1) for i, ratio in enumerate(ratios))
+    place = min(len(off), math.ceil(SURE * (len(off) + 1)))
+    return Correction(median(ratios), off[place - 1] * WIDER.get(len(off), 1.0), len(ratios))
+
+
+def comparable(spec: JobSpec, runs: Sequence[Run]) -> list[Run]:
+    """The newest runs to correct `spec` by: on as many ranks in the same precision, of its model where enough are.
+
+    `runs` are the newest first, all of one host.
+    """
+    like = [run for run in runs if _alike(run.spec, spec)]
+    sizes = spec.model.model_copy(update={"preset": None})
+    same = [run for run in like if run.spec.model == sizes]
+    return (same if len(same) >= FEWEST else like)[:MOST]
+
+
+def corrected_by(spec: JobSpec, runs: Sequence[Run], predicted_s: Callable[[JobSpec], float]) -> Correction | None:
+    """What comparable runs make of `predicted_s`, the seconds of a step without any correction."""
+    return correction_of([run.step_s / predicted_s(run.spec) for run in comparable(spec, runs)])
+
+
+def interval(basis: Basis, stack: StackName, found: Correction | None) -> Interval:
+    """Of a step's time: from the host's runs, from a calibration, or from the published rows of the stack."""
+    if found is None and basis == "calibrated":
+        return Interval(share=CALIBRATED, basis=basis, runs=0, words=f"{basis}, ±{CALIBRATED:.0%}")
+    if found is None:
+        known = STACKS[stack]
+        words = f"{basis}, {known.title}, ±{known.within:.0%}"
+        return Interval(share=known.within, basis=basis, runs=0, words=words)
+    words = f"from {found.runs} runs here, ±{max(found.share, 0.01):.0%}"
+    return Interval(share=found.share, basis="runs", runs=found.runs, words=words)
+
+
+def _alike(one: JobSpec, other: JobSpec) -> bool:
+    return (one.layout.world_size, one.train.precision, one.train.compile) == (
+        other.layout.world_size,
+        other.train.precision,
+        other.train.compile,
+    )

@@ -1,0 +1,86 @@
+"""Runs that correct a plan: the median of comparable ones, and an interval that is their own spread."""
+
+from __future__ import annotations
+
+import statistics
+from random import Random
+from typing import Any
+
+import pytest
+
+from planner.cost.correction import comparable, correction_of
+from planner.cost.estimate import estimate
+from planner.cost.learning import learned, tensor_bytes
+from planner.cost.timing import Timer
+from planner.facts.parse import parse_spec
+from planner.facts.spec import JobSpec
+from planner.hardware.clusters import CLUSTERS
+from planner.hardware.runs import Run, stripped
+
+CPU = CLUSTERS["cpu"]
+
+
+def spec_of(preset: str = "gpt-tiny", precision: str = "fp32", **layout: Any) -> JobSpec:
+    train = {"global_batch": 8, "micro_batches": 2, "seq_len": 128, "precision": precision}
+    return parse_spec({"model": {"preset": preset}, "layout": layout, "train": train})
+
+
+def run(spec: JobSpec, step_s: float, peak_bytes: int | None = None) -> Run:
+    return Run(spec=stripped(spec), steps=20, step_s=step_s, peak_bytes=peak_bytes)
+
+
+def test_fewer_than_three_runs_show_no_spread() -> None:
+    assert correction_of([1.2, 1.3]) is None
+    assert correction_of([]) is None
+
+
+def test_one_run_gone_wrong_moves_the_median_little() -> None:
+    steady = [1.19, 1.20, 1.21, 1.20] * 5
+    found = correction_of([*steady, 9.0])
+    assert found is not None
+    assert found.ratio == pytest.approx(1.20)
+    assert found.share < 0.02, "twenty of twenty-one lie near"
+    small = correction_of([1.2, 1.2, 9.0])
+    assert small is not None
+    assert small.share > 0.8, "one of three is no exception"
+
+
+@pytest.mark.parametrize("runs", [3, 4, 6, 8, 20])
+def test_nine_of_ten_later_runs_lie_within_the_interval_told(runs: int) -> None:
+    random, inside = Random(runs), []
+    for _ in range(2000):
+        seen = [random.lognormvariate(0.2, 0.08) for _ in range(runs)]
+        found, later = correction_of(seen), random.lognormvariate(0.2, 0.08)
+        assert found is not None
+        inside.append(abs(found.ratio / later - 1) <= found.share)
+    assert 0.875 <= statistics.mean(inside) <= 0.935
+
+
+def test_runs_of_other_precision_or_number_of_ranks_are_not_mixed_in() -> None:
+    runs = [run(spec_of(dp=2), 1.0), run(spec_of(dp=4), 2.0), run(spec_of(precision="bf16", dp=2), 3.0)]
+    assert comparable(spec_of(tp=2), runs) == runs[:1]
+
+
+def test_where_the_model_itself_ran_often_enough_only_its_runs_count() -> None:
+    tiny, mini = spec_of(dp=2), spec_of("gpt-mini", dp=2)
+    timer = Timer(CPU)
+    tiny_s, mini_s = timer.step(tiny).step_s, timer.step(mini).step_s
+    runs = [*(run(mini, 2 * mini_s) for _ in range(3)), *(run(tiny, 5 * tiny_s) for _ in range(2))]
+    few = Timer(learned(CPU, runs)).correction(tiny)
+    assert few is not None
+    assert (few.runs, few.ratio) == (5, pytest.approx(2.0))
+    enough = Timer(learned(CPU, [run(tiny, 5 * tiny_s), *runs])).correction(tiny)
+    assert enough is not None
+    assert (enough.runs, enough.ratio) == (3, pytest.approx(5.0))
+
+
+def test_memory_above_its_tensors_becomes_the_hosts_allowance() -> None:
+    small, large = spec_of(dp=2), spec_of("gpt2", dp=2)
+    peak = round(tensor_bytes(large) * 1.25)
+    cluster = learned(CPU, [run(large, 1.0, peak)] * 3)
+    assert cluster.accelerator.fragmentation == pytest.approx(0.25)
+    told = estimate(large, cluster)["peak_memory_bytes"] - CPU.accelerator.reserved_bytes
+    assert told == pytest.approx(peak, rel=1e-6)
+    # A small process is mostly what torch takes anyway.
+    unmoved = learned(CPU, [run(small, 1.0, 10 * tensor_bytes(small))] * 3)
+    assert unmoved.accelerator.fragmentation == CPU.accelerator.fragmentation
