@@ -1,4 +1,4 @@
-"""A run whose bytes are all as predicted and whose gradients are wrong fails, and the page says where and by how much."""
+"""A run whose bytes are as predicted and whose gradients are wrong fails, and the page says where and by how much."""
 
 from __future__ import annotations
 
