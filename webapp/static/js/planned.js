@@ -86,20 +86,25 @@ function timeLines(estimate, state) {
   return lines;
 }
 
+/** What the device keeps for itself before training is in the plan's allowance, and in no measurement. */
 function memoryLines(estimate, state) {
   const fullest = estimate.stages.reduce((best, stage) => (stage.memory_bytes > best.memory_bytes ? stage : best));
+  const reserved = Math.min(estimate.cluster?.reserved_bytes ?? 0, fullest.memory.allowance ?? 0);
   const group = "memory of the fullest rank";
-  const parts = MEMORY.filter((name) => fullest.memory[name] > 0);
+  const parts = MEMORY.map((name) => [name, fullest.memory[name] - (name === "allowance" ? reserved : 0)]);
+  const together = fullest.memory_bytes - reserved;
   const peak = state.peaks.size > 0 ? Math.max(...state.peaks.values()) : null;
   return [
     {
       group,
       name: "together",
-      planned: bytes(fullest.memory_bytes),
+      planned: bytes(together),
       measured: peak === null ? null : bytes(peak),
-      off: peak === null ? null : error(fullest.memory_bytes, peak),
+      off: peak === null ? null : error(together, peak),
     },
-    ...parts.map((name) => ({ group, name, planned: bytes(fullest.memory[name]), measured: null, off: null })),
+    ...parts
+      .filter(([, size]) => size > 0)
+      .map(([name, size]) => ({ group, name, planned: bytes(size), measured: null, off: null })),
   ];
 }
 
