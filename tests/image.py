@@ -33,6 +33,8 @@ PROOFS = {
     "worker": [
         "MESHBOARD_REDIS_URL=redis://unused python -c 'import workers.host.app, workers.trainer'",
         "! python -c 'import django' 2>/dev/null",
+        "bwrap --version",
+        "MESHBOARD_REDIS_URL=redis://unused python -m workers.host.isolation",
         "touch /var/lib/meshboard/writable",
     ],
 }
@@ -138,8 +140,10 @@ def build(target: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", choices=[*PROOFS], default="web")
-    build(parser.parse_args().target)
+    parser.add_argument("--target", choices=[*PROOFS], help="all of them by default")
+    asked = parser.parse_args().target
+    for target in PROOFS if asked is None else [asked]:
+        build(target)
 
 
 if __name__ == "__main__":
