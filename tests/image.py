@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = "/opt/image-python"
+HOST = "MESHBOARD_REDIS_URL=redis://unused MESHBOARD_RUN_DIR=/var/lib/meshboard/runs"
 # What the finished image has to do at least, as its USER.
 PROOFS = {
     "web": [
@@ -31,10 +32,10 @@ PROOFS = {
         "touch /var/lib/meshboard/writable",
     ],
     "worker": [
-        "MESHBOARD_REDIS_URL=redis://unused python -c 'import workers.host.app, workers.trainer'",
+        f"{HOST} python -c 'import workers.host.app, workers.trainer'",
         "! python -c 'import django' 2>/dev/null",
         "bwrap --version",
-        "MESHBOARD_REDIS_URL=redis://unused python -m workers.host.isolation",
+        f"{HOST} python -m workers.host.isolation",
         "touch /var/lib/meshboard/writable",
     ],
 }
