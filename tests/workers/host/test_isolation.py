@@ -92,7 +92,7 @@ def test_a_senseless_setting_is_named(
 
 def test_a_run_directory_that_cannot_be_is_named(settings: HostSettings, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SettingError, match="^MESHBOARD_RUN_DIR: .*/file/runs cannot be made: Not a directory$"):
+    with pytest.raises(SettingError, match=r"^MESHBOARD_RUN_DIR: .*/file/runs cannot be made: Not a directory$"):
         isolated(replace(settings, run_dir=tmp_path / "file" / "runs"))
 
 
