@@ -15,6 +15,7 @@ from planner.facts.parse import parse_fields
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, Problem, SpecError, TrainSpec
 from planner.hardware.clusters import CLUSTERS
+from planner.hardware.stacks import STACKS
 from planner.report import estimate_text, explain_text, search_text
 from planner.search.advice import neighbours, suggestions
 from planner.search.layouts import FIXABLE, Constraints, search
@@ -64,6 +65,9 @@ def _add_spec(command: argparse.ArgumentParser) -> None:
     source.add_argument("--spec", type=Path, metavar="FILE", help="a job spec as JSON; - is standard input")
     source.add_argument("--template", choices=sorted(TEMPLATES), help="a published layout")
     command.add_argument("--cluster", choices=sorted(CLUSTERS), help="hardware (default: for the spec's device)")
+    command.add_argument(
+        "--stack", choices=sorted(STACKS), help="software that time is planned for (default: the spec's, else ours)"
+    )
     for name in LAYOUT_FLAGS:
         command.add_argument(f"--{name.replace('_', '-')}", help=Layout.model_fields[name].description)
     for name in TRAIN_FLAGS:
@@ -79,6 +83,8 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
         data = {"model": {"preset": options.model}, "resources": {"device": "cuda"}}
         model = PRESETS[options.model].model
         data["train"] = {"precision": "bf16", "seq_len": min(2048, model.max_seq_len)}
+    if options.stack:
+        data["resources"] = {**data.get("resources", {}), "stack": options.stack}
     for section, names in (("layout", LAYOUT_FLAGS), ("train", TRAIN_FLAGS)):
         given = {name: _value(getattr(options, name)) for name in names if getattr(options, name) is not None}
         if given:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from benchmarks.published.rows import PublishedRow, SkipError
 from planner.facts.spec import (
@@ -20,12 +20,13 @@ from planner.facts.spec import (
     Precision,
     Recompute,
     Resources,
+    StackName,
     TrainSpec,
 )
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS, GB
+from planner.hardware.stacks import EAGER_NORMS, EAGER_SCORES, FLASH_1, STACKS, Stack
 
-Stack = Literal["megatron", "fsdp2", "fsdp1", "deepspeed", "ours"]
 Meter = Literal["device", "allocated"]
 
 
@@ -37,7 +38,8 @@ class Planned(NamedTuple):
 
     spec: JobSpec
     cluster: Cluster
-    stack: Stack
+    stack: StackName
+    kernels: Stack
     scale: float
     stage: int | None
     meter: Meter
@@ -89,6 +91,16 @@ _MIXTURES = (
 _HEAD_DIMS = ((r"qwen3", 128), (r"gpt-oss", 64))
 
 
+class _WideHeads(ModelSpec):
+    """A model whose heads need not add up to its hidden size."""
+
+    head_size: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_size
+
+
 def plan_of(row: PublishedRow) -> Planned:
     """What the planner is asked about a row.
 
@@ -104,6 +116,8 @@ def plan_of(row: PublishedRow) -> Planned:
     seq = row.count("seq")
     global_batch = row.count("global_batch")
     micro_batch = max(1, row.count("micro_batch"))
+    if global_batch < layout.dp:
+        raise SkipError("fewer sequences than replicas")
     m = max(1, math.ceil(global_batch / (layout.dp * micro_batch)))
     whole = m * layout.dp * micro_batch
     train = TrainSpec(
@@ -114,12 +128,13 @@ def plan_of(row: PublishedRow) -> Planned:
         attention=_attention(text, stack),
         compile="torch.compile" in text and "compile off" not in text,
     )
-    spec = JobSpec(model=model, layout=layout, train=train, resources=Resources(device=cluster.device))
+    spec = JobSpec(model=model, layout=layout, train=train, resources=Resources(device=cluster.device, stack=stack))
     recompute = row.text("recompute").lower()
     return Planned(
         spec,
         cluster,
         stack,
+        _kernels(text, stack),
         scale=global_batch / whole,
         stage=layout.pp - 1 if "(last)" in text or row.kind == "steady" else None,
         meter="allocated" if row.text("measure_name").endswith("_bytes") else "device",
@@ -134,7 +149,7 @@ def _refuse(text: str) -> None:
         raise SkipError("trains adapters only (LoRA)")
 
 
-def stack_of(row: PublishedRow) -> Stack:
+def stack_of(row: PublishedRow) -> StackName:
     """By what the row says of its software, then by who published it, then by how it shards."""
     text = f"{row.text('source_repo_path')} {row.text('note')}".lower()
     if re.search(r"fsdp1|llm-foundry", text):
@@ -162,28 +177,32 @@ def _cluster(row: PublishedRow) -> Cluster:
     if found := re.search(r"(\d+)x omni-path (\d+)", note):  # links a node, Gb/s each
         rate = int(found[1]) * int(found[2]) / 8 / cluster.per_node * GB
         changed["network"] = cluster.network.model_copy(update={"bytes_per_s": rate})
+    if "fp4" in row.text("precision").lower():  # planned as fp8 with the rate of fp4
+        chip = cluster.accelerator
+        if not chip.fp4_flops:
+            raise SkipError("fp4 on an accelerator without it")
+        changed["accelerator"] = chip.model_copy(update={"fp8_flops": chip.fp4_flops})
     return cluster.model_copy(update=changed) if changed else cluster
 
 
-def _model(row: PublishedRow, text: str, stack: Stack) -> ModelSpec:
+def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
     hidden, heads, seq = row.count("hidden"), row.count("heads"), row.count("seq")
-    if hidden % heads:
+    if hidden % heads and not any(re.search(pattern, text) for pattern, _ in _HEAD_DIMS):
         raise SkipError("hidden is no multiple of heads")
     kv_heads = row.count("kv_heads", heads) or heads
     tp = max(1, row.count("tp", 1))
     moe, mla, dense_ffn = _mixture(row, text)
     ffn = dense_ffn or row.count("ffn", 4 * hidden)
-    for pattern, head_dim in _HEAD_DIMS:
-        if re.search(pattern, text) and head_dim * heads != hidden:
-            raise SkipError("heads wider than hidden / heads")
     if heads % kv_heads or (kv_heads > tp and kv_heads % tp) or heads % tp:
         raise SkipError("heads cannot be divided so")
     gated = moe is not None or mla is not None or _is_gated(row, text)
     like_gpt = not gated and kv_heads == heads and "nemotron" not in text
     if not gated and not like_gpt:
-        ffn = ffn * 2 // 3 // tp * tp  # squared ReLU without biases: as many weights in a gated MLP
+        ffn = round(ffn * 2 / 3 / (8 * tp)) * 8 * tp  # squared ReLU without biases: as many weights in a gated MLP
     vocab = row.count("vocab", 128256)
-    return ModelSpec(
+    head_dim = next((size for pattern, size in _HEAD_DIMS if re.search(pattern, text)), hidden // heads)
+    return _WideHeads(
+        head_size=head_dim,
         arch="gpt" if like_gpt else "llama",
         num_layers=row.count("layers"),
         hidden_size=hidden,
@@ -201,7 +220,7 @@ def _model(row: PublishedRow, text: str, stack: Stack) -> ModelSpec:
 def _is_gated(row: PublishedRow, text: str) -> bool:
     if "swiglu" in text:
         return True
-    return not re.search(r"\b(mpt|gpt|bloom|opt|nemotron|moe-test)", text)
+    return not re.search(r"\b(mpt|gpt|bloom|opt|nemotron|moe-test)", row.text("model").lower())
 
 
 def _mixture(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | None, int]:
@@ -227,7 +246,7 @@ def _mixture(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | No
     return moe, mla, found.dense_ffn
 
 
-def _layout(row: PublishedRow, text: str, stack: Stack, model: ModelSpec) -> Layout:
+def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) -> Layout:
     tp, pp, cp = (max(1, row.count(axis, 1)) for axis in ("tp", "pp", "cp"))
     gpus = row.count("gpus")
     dp, rest = divmod(gpus, tp * pp * cp)
@@ -236,9 +255,8 @@ def _layout(row: PublishedRow, text: str, stack: Stack, model: ModelSpec) -> Lay
     chunks = row.count("vpp", 1) if pp > 1 else 1
     if pp * max(1, chunks) > model.num_layers:
         raise SkipError("more stages than layers")
-    ep = row.count("ep", 1) if model.moe else 1
-    if model.moe and (dp * cp % max(1, ep) or model.moe.num_experts % max(1, ep)):
-        raise SkipError("experts cannot be divided so")
+    # Where experts span tensor ranks too, those divide each expert here: a rank holds and computes as much.
+    ep = math.gcd(max(1, row.count("ep", 1)), dp * cp, model.moe.num_experts) if model.moe else 1
     zero = min(3, row.count("zero", 0)) if dp * cp > 1 else 0
     replicas = 1
     if found := re.search(r"shard group (\d+)", text):
@@ -249,7 +267,7 @@ def _layout(row: PublishedRow, text: str, stack: Stack, model: ModelSpec) -> Lay
         pp=pp,
         tp=tp,
         cp=cp,
-        ep=max(1, ep),
+        ep=ep,
         zero=zero,
         dp_replicas=replicas if zero and dp % replicas == 0 else 1,
         sequence_parallel=sequence,
@@ -262,7 +280,7 @@ def _layout(row: PublishedRow, text: str, stack: Stack, model: ModelSpec) -> Lay
     )
 
 
-def _sequence_parallel(text: str, stack: Stack, tp: int) -> bool:
+def _sequence_parallel(text: str, stack: StackName, tp: int) -> bool:
     if tp == 1 or "sequence parallel off" in text:
         return False
     if "sequence parallel on" in text or "sequence-parallel=true" in text:
@@ -288,7 +306,20 @@ def _precision(text: str) -> Precision:
     raise SkipError(f"precision {text or 'not given'}")
 
 
-def _attention(text: str, stack: Stack) -> AttentionKernel:
+def _kernels(text: str, stack: StackName) -> Stack:
+    """The stack's constants, with those of the kernels that the row names instead."""
+    changed: dict[str, Any] = {}
+    if found := re.search(r"attention kernel ([^;]*)", text):
+        if "rms kernel" not in found[1]:
+            changed["norms"] = EAGER_NORMS
+        if found[1].startswith("torch"):
+            changed["scores"] = EAGER_SCORES
+        elif re.match(r"flash_attention(v?1|$)", found[1].strip()):
+            changed["attention"] = FLASH_1
+    return STACKS[stack]._replace(**changed)
+
+
+def _attention(text: str, stack: StackName) -> AttentionKernel:
     if found := re.search(r"attention kernel (\w+)", text):
         return "unfused" if found[1] in ("torch", "fused") else "fused"
     if "attention-backend=unfused" in text or "bloom" in text:

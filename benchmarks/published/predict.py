@@ -12,10 +12,7 @@ from planner.facts.flops import model_flops
 from planner.facts.precision import mix_of
 from planner.facts.shards import local_units
 from planner.facts.spec import JobSpec, Recompute
-from planner.hardware.cluster import Cluster
 from planner.search.layouts import fullest_stages
-
-POLICIES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 class Answer(NamedTuple):
@@ -36,7 +33,7 @@ class Predictor:
     """Keeps one timer for each cluster and stack."""
 
     def __init__(self) -> None:
-        self._timers: dict[Cluster, Timer] = {}
+        self._timers: dict[tuple[str, str], Timer] = {}
 
     def answer(self, row: PublishedRow) -> Answer:
         """What the planner says of the row.
@@ -46,9 +43,8 @@ class Predictor:
         """
         planned = plan_of(row)
         spec = planned.spec
-        if planned.any_recompute:  # what the source leaves open: the least that fits
-            choices = [_recomputing(spec, policy) for policy in POLICIES]
-            spec = next((s for s in choices if self._needed(planned, s) <= _room(planned)), choices[-1])
+        if planned.any_recompute:
+            spec = self._usual_recompute(planned)
             planned = planned._replace(spec=spec)
         needed = self._needed(planned, spec)
         fits = needed <= _room(planned)
@@ -61,8 +57,19 @@ class Predictor:
         peak = _tensors(spec, planned.stage)
         return Answer(row, planned, needed if planned.meter == "device" else peak, row.num_bytes, fits)
 
+    def _usual_recompute(self, planned: Planned) -> JobSpec:
+        """Where a recipe is not told: whole layers only where ZeRO-3 would not fit otherwise. Recipes with other axes
+        repeat single modules at most."""
+        light = _recomputing(planned.spec, "selective")
+        if planned.spec.layout.zero < 3 or self._needed(planned, light) <= _room(planned):
+            return light
+        return _recomputing(planned.spec, "full")
+
     def _seconds(self, planned: Planned, spec: JobSpec) -> float:
-        timer = self._timers.setdefault(planned.cluster, Timer(planned.cluster))
+        key = planned.cluster.model_dump_json(), repr(planned.kernels)
+        if key not in self._timers:
+            self._timers[key] = Timer(planned.cluster, {planned.stack: planned.kernels})
+        timer = self._timers[key]
         return timer.step(spec).step_s * planned.scale
 
     def _needed(self, planned: Planned, spec: JobSpec) -> float:

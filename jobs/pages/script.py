@@ -20,7 +20,7 @@ FIELDS = (
     forms.fields_of("", JobSpec, only=["name"])
     | forms.fields_of("script", ScriptSpec)
     | forms.fields_of("layout", Layout, only=["dp"])
-    | forms.fields_of("resources", Resources)
+    | forms.fields_of("resources", Resources, only=["device", "host"])
 )
 _WORDS = {"resources.device": {"cpu": "CPU", "cuda": "GPU"}}
 

@@ -13,6 +13,7 @@ from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.models import parameter_count
 from planner.facts.presets import PRESETS, expand_preset
 from planner.facts.spec import JobSpec, Layout, ModelSpec, Problem, Resources, TrainSpec
+from planner.hardware.stacks import STACKS
 from planner.search.choices import DEGREES
 
 DEFAULT_PRESET = "gpt-tiny"
@@ -32,6 +33,7 @@ _WORDS: dict[str, Mapping[str, str]] = {
     "layout.zero": {"0": "0 · plain DDP", "1": "1", "2": "2", "3": "3"},
     "layout.schedule": dict(SCHEDULE_NAMES),
     "layout.balance": {"layers": "by layers", "cost": "by cost"},
+    "resources.stack": {name: stack.title for name, stack in STACKS.items()},
     "layout.cp_method": {"all_gather": "all-gather"},
     "model.arch": {"gpt": "GPT", "llama": "Llama"},
     "train.on_not_finite": {"stop": "ends the run", "continue": "goes on"},

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple, TypedDict
 
-from planner.facts.spec import JobSpec
+from planner.facts.spec import JobSpec, StackName
 from planner.hardware.cluster import Basis
 from planner.hardware.runs import Run
+from planner.hardware.stacks import STACKS
 
 FEWEST = 3  # runs: fewer do not show how far runs lie apart
 MOST = 32  # of the newest: what a host was long ago says little
@@ -17,9 +18,8 @@ SURE = 0.9  # share of later runs that lies within an interval
 # The worst of a few runs is not the worst of ten: by how much it is widened for SURE to hold, found by drawing runs at
 # random from a lognormal distribution (its width does not matter; tests/planner/test_learning.py draws again).
 WIDER = {3: 2.1, 4: 1.5, 5: 1.33, 6: 1.17, 7: 1.08}
-# Of a step's time, where no run tells: 9 of 10 published rows lie within the first (docs/planner.md, report half), the
-# worst of 60 layouts on a calibrated host within the second (docs/measured.md).
-ELSEWHERE: dict[Basis, float] = {"data sheet": 0.45, "calibrated": 0.31}
+# Of a step's time on a calibrated host where no run tells: the worst of 60 layouts (docs/measured.md).
+CALIBRATED = 0.31
 
 
 class Correction(NamedTuple):
@@ -67,11 +67,14 @@ def corrected_by(spec: JobSpec, runs: Sequence[Run], predicted_s: Callable[[JobS
     return correction_of([run.step_s / predicted_s(run.spec) for run in comparable(spec, runs)])
 
 
-def interval(basis: Basis, found: Correction | None) -> Interval:
-    """Of a step's time."""
+def interval(basis: Basis, stack: StackName, found: Correction | None) -> Interval:
+    """Of a step's time: from the host's runs, from a calibration, or from the published rows of the stack."""
+    if found is None and basis == "calibrated":
+        return Interval(share=CALIBRATED, basis=basis, runs=0, words=f"{basis}, ±{CALIBRATED:.0%}")
     if found is None:
-        share = ELSEWHERE[basis]
-        return Interval(share=share, basis=basis, runs=0, words=f"{basis}, ±{share:.0%}")
+        known = STACKS[stack]
+        words = f"{basis}, {known.title}, ±{known.within:.0%}"
+        return Interval(share=known.within, basis=basis, runs=0, words=words)
     words = f"from {found.runs} runs here, ±{max(found.share, 0.01):.0%}"
     return Interval(share=found.share, basis="runs", runs=found.runs, words=words)
 

@@ -7,8 +7,9 @@ comes last.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -21,11 +22,12 @@ from planner.facts.flops import hardware_flops, model_flops
 from planner.facts.layout import V_SCHEDULES, is_turn
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.shards import Held, held
-from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec
+from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec, StackName
 from planner.facts.stages import stage_of
 from planner.hardware.calibration import Calibration, line
-from planner.hardware.cluster import Cluster, collective_seconds, kernel_seconds, span
-from planner.hardware.kernels import Kernel, Pass, Work, embedding_work, head_work, layer_work
+from planner.hardware.cluster import LAUNCH_S, Accelerator, Cluster, collective_seconds, kernel_seconds, span
+from planner.hardware.kernels import Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work
+from planner.hardware.stacks import STACKS, Stack
 
 MOST_WAITING = 0.9  # of a measured layer: what its collectives were measured at elsewhere may exceed it
 ADAM_PASSES = 7  # moments and weights read and written, gradient read: fp32 each
@@ -90,8 +92,9 @@ def step_time(spec: JobSpec, cluster: Cluster) -> Timing:
 class Timer:
     """Times specs on one cluster; what layouts share is computed once. Not for use by several threads."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, stacks: Mapping[StackName, Stack] = STACKS) -> None:
+        self.cluster, self.stacks = cluster, stacks
+        self._accelerators = {name: _tuned(cluster.accelerator, stack) for name, stack in stacks.items()}
         self.calibration = Calibration(cluster.profile) if cluster.profile else None
         self._pieces: dict[tuple[object, ...], tuple[Halves, ...]] = {}
         self._paces: dict[tuple[object, ...], Pace] = {}
@@ -120,10 +123,13 @@ class Timer:
         for axis, seconds in others.items():
             exposed[axis] = exposed.get(axis, 0.0) + seconds
         if gathers or reduces:
-            exposed["dp"] = _exposed_dp(spec, halves, gathers, reduces)
+            exposed["dp"] = self._exposed_dp(spec, halves, gathers, reduces)
         compute = m * (halves.total_s - halves.recompute_s)
         launch = m * halves.launch_s
         total = compute + m * halves.recompute_s + sum(exposed.values()) + launch + bubble + optimizer
+        if straggling := self._straggling(spec, total):
+            exposed["world"] = exposed.get("world", 0.0) + straggling
+            total += straggling
         model, hardware = model_flops(spec), hardware_flops(spec)
         peak = spec.layout.world_size * self.cluster.accelerator.peak(mix_of(spec.train.precision).gemm) * total
         return Timing(
@@ -191,7 +197,7 @@ class Timer:
                 layout.cp_method,
             ),
             *(layout.dp, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
-            *(spec.model, ranks),
+            *(spec.model, ranks, spec.resources.stack),
         )
         if key not in self._paces:
             stages = {index: self._stage(spec, index, ranks) for index in unlike_stages(spec)}
@@ -202,17 +208,20 @@ class Timer:
 
     def _stage(self, spec: JobSpec, index: int, ranks: int) -> tuple[Halves, dict[Axis, float]]:
         """Compute of one micro-batch on stage `index`, and the seconds it waits by axis."""
+        stack = self.stacks[spec.resources.stack]
         halves = self._compute(spec, held(spec, index), ranks)
         waits: dict[Axis, float] = defaultdict(float)
         for row in micro_batch_traffic(spec, index):
             if row.op != "recv":  # the sender's time is counted
-                waits[row.axis] += self._row_seconds(row, ranks) / spec.train.micro_batches
+                share = self._dispatched(spec, row) if row.axis == "ep" else 1.0
+                waits[row.axis] += share * self._row_seconds(spec, row, ranks) / spec.train.micro_batches
         if self._waits_inside(spec, ranks):
             waits["tp"] = min(waits["tp"], MOST_WAITING * halves.total_s)
             halves = _less(halves, waits["tp"])
         if "cp" in waits and spec.layout.cp_method == "ring":
             waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next part travels meanwhile
-        return halves, dict(waits)
+        waits = {axis: seconds * (1 - stack.hidden.get(axis, 0.0)) for axis, seconds in waits.items()}
+        return halves, waits
 
     def _parameters(self, spec: JobSpec) -> tuple[dict[Axis, float], float, float, float]:
         """Seconds a step where most is needed: by axis but dp, of dp's gathers, of its sums, of the optimiser."""
@@ -229,7 +238,7 @@ class Timer:
                 repeats,
                 train.precision,
             ),
-            spec.model,
+            *(spec.model, spec.resources.stack),
         )
         if key not in self._sums:
             parts = [self._stage_parameters(spec, index) for index in unlike_stages(spec)]
@@ -243,7 +252,7 @@ class Timer:
         others: dict[Axis, float] = defaultdict(float)
         gathers = reduces = 0.0
         for row in step_end_traffic(spec, index):
-            seconds = self._row_seconds(row, self._ranks_at_work(spec))
+            seconds = self._row_seconds(spec, row, self._ranks_at_work(spec))
             if row.axis != "dp":
                 others[row.axis] += seconds
             elif row.op == "all_gather":
@@ -264,6 +273,7 @@ class Timer:
         key = (
             *(layout.tp, layout.cp, layout.ep, layout.sequence_parallel, layout.recompute, spec.model),
             *(ranks, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
+            spec.resources.stack,
         )
         if key not in self._pieces:
             moe = Halves(0, 0, 0)
@@ -299,29 +309,49 @@ class Timer:
             return halves
         again = work.forward if spec.layout.recompute == "full" else work.repeated
         repeated = self._seconds(spec, again)
-        return halves._replace(recompute_s=repeated, launch_s=halves.launch_s + self._launch(again, repeated))
+        return halves._replace(recompute_s=repeated, launch_s=halves.launch_s + self._launch(spec, again, repeated))
 
     def _halves(self, spec: JobSpec, work: Work) -> Halves:
         parts = (work.forward, work.backward_input, work.backward_weight)
         forward, backward_input, backward_weight = (self._seconds(spec, kernels) for kernels in parts)
         seconds = (forward, backward_input, backward_weight)
-        launch = sum(self._launch(kernels, s) for kernels, s in zip(parts, seconds, strict=True))
+        launch = sum(self._launch(spec, kernels, s) for kernels, s in zip(parts, seconds, strict=True))
         return Halves(forward, backward_input, backward_weight, launch_s=launch)
 
     def _seconds(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
-        mix, accelerator = mix_of(spec.train.precision), self.cluster.accelerator
-        return sum(kernel_seconds(k, accelerator, mix.gemm, mix.compute) for k in kernels)
+        mix, accelerator = mix_of(spec.train.precision), self._accelerators[spec.resources.stack]
+        stack = self.stacks[spec.resources.stack]
+        seconds = 0.0
+        for kernel in kernels:
+            one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute)
+            if isinstance(kernel, Pass):
+                one *= stack.bytes_of(kernel.kind)
+            elif isinstance(kernel, Gemm) and kernel.batch > 1 and not kernel.wide:
+                one /= stack.grouped
+            seconds += one
+        return seconds
 
-    def _launch(self, kernels: Sequence[Kernel], device_s: float) -> float:
-        return max(0.0, len(kernels) * self.cluster.accelerator.launch_s - device_s)
+    def _launch(self, spec: JobSpec, kernels: Sequence[Kernel], device_s: float) -> float:
+        return max(0.0, len(kernels) * self._accelerators[spec.resources.stack].launch_s - device_s)
 
-    def _row_seconds(self, row: Collective, ranks: int) -> float:
+    def _dispatched(self, spec: JobSpec, row: Collective) -> float:
+        """Share of what `ours` sends to experts that the stack sends."""
+        moe, layout = spec.model.moe, spec.layout
+        if moe is None or not self.stacks[spec.resources.stack].shares_dispatch:
+            return 1.0
+        nodes, top = span(row.group_size, row.stride, self.cluster.per_node).nodes, moe.experts_per_token
+        visited = nodes * (1 - (1 - 1 / nodes) ** top) if nodes > 1 else top  # nodes that `top` even choices reach
+        return min(visited, top) / top / (layout.tp if layout.sequence_parallel else 1)
+
+    def _row_seconds(self, spec: JobSpec, row: Collective, ranks: int) -> float:
+        stack = self.stacks[spec.resources.stack]
         if self.calibration is not None and row.count:
             each = self.calibration.collective_s(row.op, row.group_size, row.payload_bytes / row.count, ranks)
             if each is not None:
                 return row.count * each
         place = span(row.group_size, row.stride, self.cluster.per_node)
-        return row.count * collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
+        seconds = row.count * collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
+        return seconds / stack.links
 
     def _optimizer(self, spec: JobSpec, index: int) -> float:
         if self.calibration is not None:
@@ -330,6 +360,46 @@ class Timer:
                 return measured
         moved = ADAM_PASSES * FP32_BYTES * held_parameters(spec, index)
         return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES)
+
+    def _exposed_dp(self, spec: JobSpec, halves: Halves, gathers: float, reduces: float) -> float:
+        """Gradient sums hide behind backward, gathers behind forward: of one micro-batch, of all of them where ZeRO
+        repeats them. The first gather and the last sum have nothing to hide behind."""
+        if not spec.train.overlap or self.cluster.device == "cpu":  # a CPU's ranks send with the cores they compute on
+            return gathers + reduces
+        stack = self.stacks[spec.resources.stack]
+        m, zero = spec.train.micro_batches, spec.layout.zero
+        backward = halves.total_s - halves.forward_s
+        units = max(1, spec.model.num_layers // spec.layout.pp)
+        again = gathers / 2 if zero == 3 else 0.0
+        reduced = reduces + again
+        forward_room = halves.forward_s * (m if zero == 3 else 1)
+        backward_room = backward * (m if zero >= 2 else 1)
+        hides = stack.hidden.get("dp", 1.0)
+        forward_room, backward_room = forward_room * hides, backward_room * hides
+        first, last = (gathers - again) / units, reduces / units
+        if zero >= 2:
+            first, last = first / m if zero == 3 else first, last / m
+        exposed = max(first, gathers - again - forward_room) + max(last, reduced - backward_room)
+        return exposed + stack.contention * max(0.0, gathers + reduces - exposed)
+
+    def _straggling(self, spec: JobSpec, seconds: float) -> float:
+        """What a step waits for the slowest of its nodes."""
+        nodes = -(-spec.layout.world_size // self.cluster.per_node)
+        stack = self.stacks[spec.resources.stack]
+        return stack.step_s + seconds * stack.jitter * math.log2(nodes)
+
+
+def _tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
+    """The accelerator as the stack uses it."""
+    gemm = stack.gemm * (stack.gemm_hopper if accelerator.fp8_flops else 1)
+    return accelerator.model_copy(
+        update={
+            "gemm_efficiency": accelerator.gemm_efficiency * gemm,
+            "fp8_efficiency": accelerator.fp8_efficiency * gemm,
+            "attention_efficiency": accelerator.attention_efficiency * stack.attention,
+            "launch_s": accelerator.launch_s * stack.launch_s / LAUNCH_S,
+        }
+    )
 
 
 def _corrected(timing: Timing, ratio: float) -> Timing:
@@ -384,21 +454,3 @@ def _bubble(spec: JobSpec, pace: Pace) -> float:
     inputs = halves.backward_input_s + halves.recompute_s
     ratio = bubble_ratio(spec.layout, spec.train.micro_batches, halves.forward_s, inputs, halves.backward_weight_s)
     return (pace.once_s - pace.micro_batch_s) * ratio
-
-
-def _exposed_dp(spec: JobSpec, halves: Halves, gathers: float, reduces: float) -> float:
-    """Gradient sums hide behind backward, gathers behind forward: of one micro-batch, of all of them where ZeRO
-    repeats them. The first gather and the last sum have nothing to hide behind."""
-    if not spec.train.overlap or spec.resources.device == "cpu":  # a CPU's ranks send with the cores they compute on
-        return gathers + reduces
-    m, zero = spec.train.micro_batches, spec.layout.zero
-    backward = halves.total_s - halves.forward_s
-    units = max(1, spec.model.num_layers // spec.layout.pp)
-    again = gathers / 2 if zero == 3 else 0.0
-    reduced = reduces + again
-    forward_room = halves.forward_s * (m if zero == 3 else 1)
-    backward_room = backward * (m if zero >= 2 else 1)
-    first, last = (gathers - again) / units, reduces / units
-    if zero >= 2:
-        first, last = first / m if zero == 3 else first, last / m
-    return max(first, gathers - again - forward_room) + max(last, reduced - backward_room)

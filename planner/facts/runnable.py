@@ -26,6 +26,8 @@ def not_runnable(spec: JobSpec) -> list[Problem]:
         refuse("train.overlap", "reducing gradients only after backward under ZeRO")
     if train.compile and (unfit := _not_compiled(spec)):
         refuse("train.compile", f"compiling blocks with {' and '.join(unfit)}")
+    if spec.resources.stack != "ours":
+        refuse("resources.stack", f"software other than ours ({spec.resources.stack})")
     if train.dropout:
         refuse("train.dropout", "dropout")
     return found

@@ -29,6 +29,7 @@ AttentionKernel = Literal["fused", "unfused"]
 Balance = Literal["layers", "cost"]
 Precision = Literal["fp32", "bf16", "bf16_gradients", "fp8"]
 Device = Literal["cpu", "cuda"]
+StackName = Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp1", "deepspeed"]
 OnNotFinite = Literal["stop", "continue"]
 Verify = Literal["auto", "on", "off"]
 JobKind = Literal["train", "calibrate", "dry_run", "script", "lab"]
@@ -258,6 +259,7 @@ class Resources(Strict):
     """What kind of slot the ranks need, one slot each."""
 
     device: Device = "cpu"
+    stack: StackName = Field(default="ours", description="software that time is planned for; what runs is ours")
     host: str | None = Field(
         default=None, min_length=1, max_length=100, pattern=NO_NUL, description="only this host; any by default"
     )

@@ -36,9 +36,11 @@ class Accelerator(Strict):
     fp32_flops: Positive = Field(description="peak of fp32 products as torch runs them by default")
     bf16_flops: Positive = Field(description="dense peak of bf16 and fp16 products")
     fp8_flops: Positive | None = Field(default=None, description="dense peak of fp8 products; none without support")
+    fp4_flops: Positive | None = Field(default=None, description="dense peak of fp4 products; none without support")
     bytes_per_s: Positive = Field(description="peak memory bandwidth")
     num_sms: int = Field(ge=1, description="multiprocessors: tiles of a product run in waves of so many")
     gemm_efficiency: Share = Field(default=0.78, description="of peak, that a large product reaches")
+    fp8_efficiency: Share = Field(default=0.7, description="of peak, that a large product in fp8 reaches")
     attention_efficiency: Share = Field(default=0.55, description="of peak, that fused attention reaches")
     memory_efficiency: Share = Field(default=0.7, description="of peak bandwidth, that a pass over memory reaches")
     kernel_s: Positive = Field(default=3e-6, description="least time of a kernel on the device")
@@ -94,6 +96,7 @@ def span(degree: int, stride: int, per_node: int) -> Span:
 
 
 # Tiles of a product and what each reaches of the best: a smaller tile reuses less of what it loads.
+UNALIGNED = 0.1  # of the rate, where rows of a half-precision operand do not begin at multiples of 16 bytes
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.94), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.62))
 
 
@@ -104,8 +107,11 @@ def gemm_seconds(gemm: Gemm, accelerator: Accelerator, kind: GemmType, element_b
 
 @cache
 def _gemm_seconds(gemm: Gemm, accelerator: Accelerator, kind: GemmType, element_bytes: int) -> float:
-    m, n, k, batch = gemm
-    per_sm = accelerator.peak(kind) * accelerator.gemm_efficiency / accelerator.num_sms
+    m, n, k, batch, wide = gemm
+    kind = "bf16" if wide and kind == "fp8" else kind
+    share = accelerator.fp8_efficiency if kind == "fp8" else accelerator.gemm_efficiency
+    aligned = kind == "fp32" or not (n % 8 or k % 8)
+    per_sm = accelerator.peak(kind) * share * (1 if aligned else UNALIGNED) / accelerator.num_sms
 
     def tiled(rows: int, columns: int, reach: float) -> float:
         waves = -(-(-(-m // rows) * -(-n // columns) * batch) // accelerator.num_sms)

@@ -14,6 +14,7 @@ _CPU_PROCESS = 310 * 2**20  # resident before a model is built: the interpreter,
 _CPU_FRAGMENTATION = 0.13  # glibc's heap keeps what is too small to be given back at once
 
 _HOPPER = 0.72  # power keeps a large product at about 720 of 989 TFLOP/s
+_BLACKWELL = 0.54  # as above, about 1,300 of 2,400
 
 ACCELERATORS = {
     a.name: a
@@ -45,7 +46,8 @@ ACCELERATORS = {
             bytes_per_s=3.35 * TERA,
             num_sms=132,
             gemm_efficiency=_HOPPER,
-            attention_efficiency=0.4,
+            fp8_efficiency=0.71,
+            attention_efficiency=0.335,
             reserved_bytes=_CONTEXT,
         ),
         Accelerator(
@@ -57,7 +59,8 @@ ACCELERATORS = {
             bytes_per_s=4.8 * TERA,
             num_sms=132,
             gemm_efficiency=_HOPPER,
-            attention_efficiency=0.4,
+            fp8_efficiency=0.71,
+            attention_efficiency=0.335,
             reserved_bytes=_CONTEXT,
         ),
         Accelerator(
@@ -66,8 +69,12 @@ ACCELERATORS = {
             fp32_flops=75 * TERA,
             bf16_flops=2250 * TERA,
             fp8_flops=4500 * TERA,
+            fp4_flops=9000 * TERA,
             bytes_per_s=7.7 * TERA,
             num_sms=148,
+            gemm_efficiency=_BLACKWELL,
+            fp8_efficiency=0.67,
+            attention_efficiency=0.375,
             reserved_bytes=_CONTEXT,
         ),
         Accelerator(
@@ -76,8 +83,12 @@ ACCELERATORS = {
             fp32_flops=75 * TERA,
             bf16_flops=2250 * TERA,
             fp8_flops=4500 * TERA,
+            fp4_flops=13500 * TERA,
             bytes_per_s=7.7 * TERA,
             num_sms=148,
+            gemm_efficiency=_BLACKWELL,
+            fp8_efficiency=0.67,
+            attention_efficiency=0.375,
             reserved_bytes=_CONTEXT,
         ),
         Accelerator(
@@ -86,8 +97,12 @@ ACCELERATORS = {
             fp32_flops=80 * TERA,
             bf16_flops=2500 * TERA,
             fp8_flops=5000 * TERA,
+            fp4_flops=10000 * TERA,
             bytes_per_s=8 * TERA,
             num_sms=152,
+            gemm_efficiency=_BLACKWELL,
+            fp8_efficiency=0.67,
+            attention_efficiency=0.375,
             reserved_bytes=_CONTEXT,
         ),
         Accelerator(
@@ -96,8 +111,12 @@ ACCELERATORS = {
             fp32_flops=80 * TERA,
             bf16_flops=2500 * TERA,
             fp8_flops=5000 * TERA,
+            fp4_flops=15000 * TERA,
             bytes_per_s=8 * TERA,
             num_sms=152,
+            gemm_efficiency=_BLACKWELL,
+            fp8_efficiency=0.67,
+            attention_efficiency=0.375,
             reserved_bytes=_CONTEXT,
         ),
         Accelerator(
@@ -108,8 +127,9 @@ ACCELERATORS = {
             fp8_flops=1978.9 * TERA,
             bytes_per_s=2.4 * TERA,
             num_sms=132,
-            gemm_efficiency=_HOPPER,
-            attention_efficiency=0.4,
+            gemm_efficiency=0.49,
+            fp8_efficiency=0.48,
+            attention_efficiency=0.23,
             reserved_bytes=_CONTEXT,
         ),
         Accelerator(
@@ -121,7 +141,8 @@ ACCELERATORS = {
             bytes_per_s=4 * TERA,
             num_sms=132,
             gemm_efficiency=_HOPPER,
-            attention_efficiency=0.4,
+            fp8_efficiency=0.71,
+            attention_efficiency=0.335,
             reserved_bytes=_CONTEXT,
         ),
         Accelerator(

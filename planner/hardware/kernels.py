@@ -6,8 +6,8 @@ figure 4 draws the same graph). `planner.hardware.cluster` turns a kernel into s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from planner.facts.placements import vocab_rows
 from planner.facts.precision import FP32_BYTES, mix_of
@@ -16,22 +16,27 @@ from planner.facts.spec import JobSpec
 
 
 class Gemm(NamedTuple):
-    """`batch` products (m, k) x (k, n): 2 m n k FLOP each."""
+    """`batch` products (m, k) x (k, n): 2 m n k FLOP each. `wide` ones stay in 16 bits where others run in fp8."""
 
     m: int
     n: int
     k: int
     batch: int = 1
+    wide: bool = False
 
     @property
     def flops(self) -> int:
         return 2 * self.m * self.n * self.k * self.batch
 
 
+PassKind = Literal["norm", "scores", "casts", "other"]
+
+
 class Pass(NamedTuple):
-    """A kernel bound by memory that reads and writes `num_bytes`."""
+    """A kernel bound by memory that reads and writes `num_bytes`. Stacks differ in what they fuse: `kind` tells."""
 
     num_bytes: int
+    kind: PassKind = "other"
 
 
 class Flash(NamedTuple):
@@ -42,6 +47,9 @@ class Flash(NamedTuple):
 
 
 Kernel = Gemm | Pass | Flash
+
+
+Halves = tuple[tuple[Kernel, ...], tuple[Kernel, ...]]  # of forward, of backward
 
 
 class Work(NamedTuple):
@@ -57,15 +65,24 @@ class Work(NamedTuple):
     attention: tuple[Kernel, ...] = ()
 
 
+ALIGNED = 16  # tokens: what an expert takes is filled up to so many
+
+
 def layer_work(spec: JobSpec, *, moe: bool = False) -> Work:
     """One transformer layer of one micro-batch on one rank."""
     products = [*_attention_products(spec), *(_expert_products(spec) if moe else _mlp_products(spec))]
     scores = _unfused(spec) if spec.train.attention == "unfused" else _fused(spec)
     passes_forward, passes_backward = _passes(spec, moe=moe)
+    casts_forward, casts_backward = _casts(spec, products)
     return Work(
-        forward=(*products, *scores[0], *passes_forward),
-        backward_input=(*(Gemm(g.m, g.k, g.n, g.batch) for g in products), *scores[1], *passes_backward),
-        backward_weight=tuple(Gemm(g.n, g.k, g.m, g.batch) for g in products),
+        forward=(*products, *scores[0], *passes_forward, *casts_forward),
+        backward_input=(
+            *(g._replace(n=g.k, k=g.n) for g in products),
+            *scores[1],
+            *passes_backward,
+            *casts_backward,
+        ),
+        backward_weight=tuple(g._replace(m=g.n, n=g.k, k=g.m) for g in products),
         repeated=scores[0] if spec.train.attention == "unfused" else tuple(passes_forward[i] for i in _LIGHT),
         attention=(*scores[0], *scores[1]),
     )
@@ -103,8 +120,8 @@ def _expert_products(spec: JobSpec) -> Iterator[Gemm]:
     assert moe is not None
     tokens, h = micro_batch_tokens(spec), model.hidden_size
     inner, local = moe.expert_ffn_hidden_size // layout.tp, moe.num_experts // layout.ep
-    routed = max(1, tokens * moe.experts_per_token // local)
-    yield Gemm(tokens, moe.num_experts, h)
+    routed = -(-tokens * moe.experts_per_token // (local * ALIGNED)) * ALIGNED
+    yield Gemm(tokens, moe.num_experts, h, wide=True)
     yield from [Gemm(routed, inner, h, local)] * 2
     yield Gemm(routed, h, inner, local)
     if moe.shared_experts:
@@ -112,7 +129,17 @@ def _expert_products(spec: JobSpec) -> Iterator[Gemm]:
         yield Gemm(tokens, h, moe.shared_experts * inner)
 
 
-Halves = tuple[tuple[Kernel, ...], tuple[Kernel, ...]]
+def _casts(spec: JobSpec, products: Sequence[Gemm]) -> Halves:
+    """What fp8 asks of every product: its input, and in backward its output's gradient, read in 16 bits and written in
+    8, also transposed. Weights are cast once a step."""
+    if mix_of(spec.train.precision).gemm != "fp8":
+        return (), ()
+    narrow = [g for g in products if not g.wide]
+    inputs = dict.fromkeys((g.m, g.k, g.batch) for g in narrow)  # products of one input share its cast
+    forward = tuple(Pass(4 * m * k * batch, "casts") for m, k, batch in inputs)
+    return forward, tuple(Pass(4 * g.m * g.n * g.batch, "casts") for g in narrow)
+
+
 _LIGHT = (0, 2, 4)  # of the passes of `_passes`: both norms and the MLP's activation
 
 
@@ -123,12 +150,12 @@ def _unfused(spec: JobSpec) -> Halves:
     batch = spec.micro_batch_size * model.num_heads // spec.layout.tp
     rows = s // spec.layout.cp
     elements = batch * rows * s
-    scores, values = Gemm(rows, s, model.head_dim, batch), Gemm(rows, model.head_dim, s, batch)
-    forward: list[Kernel] = [scores, Pass(2 * e * elements), values]
-    backward: list[Kernel] = [scores, values, scores, values, Pass(3 * e * elements)]
+    scores, values = Gemm(rows, s, model.head_dim, batch, wide=True), Gemm(rows, model.head_dim, s, batch, wide=True)
+    forward: list[Kernel] = [scores, Pass(2 * e * elements, "scores"), values]
+    backward: list[Kernel] = [scores, values, scores, values, Pass(3 * e * elements, "scores")]
     if train.dropout:
-        forward.append(Pass((2 * e + 1) * elements))
-        backward.append(Pass((2 * e + 1) * elements))
+        forward.append(Pass((2 * e + 1) * elements, "scores"))
+        backward.append(Pass((2 * e + 1) * elements, "scores"))
     return tuple(forward), tuple(backward)
 
 
@@ -156,7 +183,7 @@ def _passes(spec: JobSpec, *, moe: bool) -> Halves:
     else:
         inner = tokens * model.ffn_hidden_size // layout.tp
     mask = hidden if train.dropout else 0
-    norm, norm_backward = Pass(2 * e * hidden), Pass(3 * e * hidden)
+    norm, norm_backward = Pass(2 * e * hidden, "norm"), Pass(3 * e * hidden, "norm")
     residual, residual_backward = Pass(3 * e * hidden + mask), Pass(2 * e * hidden + mask)
     reads = 2 if model.arch == "llama" else 1
     activation, activation_backward = Pass((reads + 1) * e * inner), Pass((2 * reads + 1) * e * inner)
@@ -185,10 +212,15 @@ def head_work(spec: JobSpec) -> Work:
     e = mix_of(spec.train.precision).compute
     h, vocab = model.hidden_size, vocab_rows(spec)
     logits = tokens * vocab
-    product = Gemm(tokens, vocab, h)
+    product = Gemm(tokens, vocab, h, wide=True)
     cast, softmax = Pass((e + FP32_BYTES) * logits), Pass(3 * FP32_BYTES * logits)
     return Work(
         forward=(Pass(2 * e * tokens * h), product, cast, softmax),
-        backward_input=(Pass(2 * FP32_BYTES * logits), cast, Gemm(tokens, h, vocab), Pass(3 * e * tokens * h)),
-        backward_weight=(Gemm(vocab, h, tokens),),
+        backward_input=(
+            Pass(2 * FP32_BYTES * logits),
+            cast,
+            Gemm(tokens, h, vocab, wide=True),
+            Pass(3 * e * tokens * h),
+        ),
+        backward_weight=(Gemm(vocab, h, tokens, wide=True),),
     )

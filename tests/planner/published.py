@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.facts.spec import JobSpec, Layout, ModelSpec, Recompute, TrainSpec
+from planner.facts.spec import JobSpec, Layout, ModelSpec, Recompute, Resources, TrainSpec
 
 DATA = Path(__file__).parent / "data" / "vtrain_a100_single_node.csv"
 
@@ -69,8 +69,10 @@ def megatron_run(
         dropout=True,
         overlap=False,
     )
-    return JobSpec(model=model, layout=layout, train=train)
+    return JobSpec(model=model, layout=layout, train=train, resources=SOFTWARE)
 
+
+SOFTWARE = Resources(device="cuda", stack="megatron_2021")
 
 # 2104.04473 table 1: name, layers, hidden, heads, tp, pp, chunks, micro-batch, GPUs, batch, TFLOP/s a GPU
 _MEGATRON = (
@@ -128,7 +130,8 @@ def vtrain_rows() -> Iterator[Row]:
         train = _vtrain_training(batch // (dp * micro_batch), batch, s)
         label = f"h {h} l {layers} tp {tp} dp {dp} pp {pp} b {micro_batch} of {gpus}"
         layout = Layout(dp=dp, pp=pp, tp=tp)
-        yield Row(label, JobSpec(model=gpt(layers, h, heads, seq_len=s), layout=layout, train=train), seconds)
+        model = gpt(layers, h, heads, seq_len=s)
+        yield Row(label, JobSpec(model=model, layout=layout, train=train, resources=SOFTWARE), seconds)
 
 
 def vtrain_multi_rows(path: Path) -> Iterator[Row]:
@@ -141,7 +144,7 @@ def vtrain_multi_rows(path: Path) -> Iterator[Row]:
         layout = Layout(dp=dp, pp=pp, tp=tp, recompute="full", scatter_gather=pp > 1 and tp > 1)
         model = gpt(layers, h, heads, seq_len=s)
         label = f"h {h} tp {tp} dp {dp} pp {pp} b {micro_batch}"
-        yield Row(label, JobSpec(model=model, layout=layout, train=train), seconds)
+        yield Row(label, JobSpec(model=model, layout=layout, train=train, resources=SOFTWARE), seconds)
 
 
 def _vtrain_table(path: Path) -> Iterator[tuple[int, int, int, int, int, int, int, int, int, int, float]]:

@@ -164,3 +164,13 @@ def retain(attempt: Path, keep: int) -> list[str]:
         (path / MANIFEST).unlink()  # half deleted, it must not look complete
         shutil.rmtree(path)
     return [path.name for path in gone]
+
+
+def discard_drafts(attempt: Path) -> list[str]:
+    """Delete what saves that were cut off have left, of this attempt, which saves nothing now, and of the job's
+    earlier ones, which are over. Gives their names."""
+    earlier = [path for path in attempt.parent.glob("*/") if path.name.isdigit() and int(path.name) < int(attempt.name)]
+    left = [draft for folder in [*earlier, attempt] for draft in folder.glob(".step-*.draft")]
+    for draft in left:
+        shutil.rmtree(draft, ignore_errors=True)
+    return [draft.name for draft in left]

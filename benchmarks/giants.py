@@ -1,0 +1,145 @@
+"""Where the search puts the layouts that experts ran, for published giants; and what makes its first faster.
+
+python -m benchmarks.giants
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from planner.cost.timing import Timer, Timing
+from planner.facts.presets import PRESETS
+from planner.facts.spec import AttentionKernel, JobSpec, Layout, ModelSpec, Precision, Resources, StackName, TrainSpec
+from planner.hardware.clusters import CLUSTERS
+from planner.search.layouts import Constraints, Found, needed_bytes, search
+
+TOP = 10
+BLOOM = PRESETS["gpt3-175b"].model.model_copy(
+    update={"preset": None, "num_layers": 70, "hidden_size": 14336, "num_heads": 112, "num_kv_heads": 112}
+    | {"ffn_hidden_size": 57344, "vocab_size": 250880}
+)
+
+
+class Giant(NamedTuple):
+    """A published run: its layout is looked for among `ranks` ranks of the cluster. `batch` and `seq` in sequences
+    and tokens; `micro_batch` sequences."""
+
+    name: str
+    source: str
+    model: ModelSpec
+    cluster: str
+    stack: StackName
+    batch: int
+    seq: int
+    micro_batch: int
+    layout: Layout
+    precision: Precision = "bf16"
+    attention: AttentionKernel = "fused"
+
+    @property
+    def spec(self) -> JobSpec:
+        """As it was run."""
+        train = TrainSpec(
+            global_batch=self.batch,
+            micro_batches=self.batch // (self.layout.dp * self.micro_batch),
+            seq_len=self.seq,
+            precision=self.precision,
+            attention=self.attention,
+        )
+        resources = Resources(device="cuda", stack=self.stack)
+        return JobSpec(model=self.model, layout=self.layout, train=train, resources=resources)
+
+
+_SP = {"sequence_parallel": True, "regather": True}
+GIANTS = (
+    Giant(
+        *("GPT-3 175B, 1,024 A100", "2205.05198 table 3", PRESETS["gpt3-175b"].model, "a100-80gb", "megatron_2021"),
+        *(1536, 2048, 1, Layout(tp=8, pp=8, dp=16, recompute="selective", **_SP)),
+        attention="unfused",
+    ),
+    Giant(
+        *("BLOOM 176B, 384 A100", "2211.05100 section 3.4", BLOOM, "a100-80gb", "deepspeed"),
+        *(2048, 2048, 2, Layout(tp=4, pp=12, dp=8, zero=1, recompute="full")),
+        attention="unfused",
+    ),
+    Giant(
+        *("Llama 3.1 8B, 64 H100", "NVIDIA dgxc-benchmarking", PRESETS["llama3-8b"].model, "h100", "megatron"),
+        *(1024, 8192, 1, Layout(cp=2, dp=32, zero=1)),
+    ),
+    Giant(
+        *("Llama 3.1 70B, 64 H100", "NVIDIA dgxc-benchmarking", PRESETS["llama3-70b"].model, "h100", "megatron"),
+        *(128, 8192, 1),
+        Layout(tp=4, cp=2, pp=4, dp=2, zero=1, schedule="interleaved_1f1b", virtual_stages=4, **_SP),
+    ),
+    Giant(
+        *("Llama 3 405B, 16,384 H100", "2407.21783 table 4", PRESETS["llama3-405b"].model, "h100", "megatron_2021"),
+        *(2048, 8192, 1),
+        Layout(
+            tp=8, pp=16, dp=128, zero=1, schedule="interleaved_1f1b", virtual_stages=4, recompute="selective", **_SP
+        ),
+    ),
+    Giant(
+        *("Mixtral 8x7B, 128 H100", "NVIDIA NeMo", PRESETS["mixtral-8x7b"].model, "h100", "megatron"),
+        *(256, 4096, 1),
+        Layout(pp=4, dp=32, ep=8, zero=1, schedule="interleaved_1f1b", virtual_stages=4),
+    ),
+)
+
+
+def place(giant: Giant, best: list[Found]) -> int | None:
+    """Where the run's degrees and micro-batch stand in the search's answer, from 1."""
+    wanted = _choice(giant.spec)
+    return next((i for i, found in enumerate(best, 1) if _choice(found.spec) == wanted), None)
+
+
+def _choice(spec: JobSpec) -> tuple[int, ...]:
+    x = spec.layout
+    return x.tp, x.cp, x.pp, x.ep, spec.micro_batch_size
+
+
+def parts(timing: Timing) -> dict[str, float]:
+    """Seconds of a step by part."""
+    named = {"compute": timing.compute_s, "recompute": timing.recompute_s, "launch": timing.launch_s}
+    return {**named, "bubble": timing.bubble_s, "optimizer": timing.optimizer_s, **timing.exposed_s}
+
+
+def words(spec: JobSpec) -> str:
+    """A layout in one line."""
+    x = spec.layout
+    schedule = f" {x.schedule} v{x.virtual_stages}" if x.pp > 1 else ""
+    return (
+        f"tp{x.tp} cp{x.cp} pp{x.pp} dp{x.dp} ep{x.ep} ZeRO-{x.zero} b{spec.micro_batch_size} {x.recompute}{schedule}"
+    )
+
+
+def reasons(mine: Timing, theirs: Timing) -> str:
+    """Of a faster step, the parts that make it faster, largest first."""
+    one, other = parts(mine), parts(theirs)
+    gains = {name: other.get(name, 0.0) - one.get(name, 0.0) for name in {*one, *other}}
+    order = sorted(gains, key=lambda name: (-abs(gains[name]), name))
+    return ", ".join(f"{name} {-gains[name] / theirs.step_s:+.1%}" for name in order[:4] if gains[name])
+
+
+def _cost(timing: Timing, num_bytes: int) -> str:
+    return f"{timing.step_s:7.2f} s  MFU {timing.mfu:.1%}  {num_bytes / 2**30:5.1f} GiB"
+
+
+def main() -> None:
+    for giant in GIANTS:
+        cluster, spec = CLUSTERS[giant.cluster], giant.spec
+        result = search(spec, cluster, Constraints(spec.layout.world_size), limit=10**6)
+        found, timing = place(giant, result.best), Timer(cluster).step(spec)
+        print(f"\n{giant.name} ({giant.source}): {result.considered:,} layouts in {result.seconds:.1f} s")
+        print(f"  theirs  {_cost(timing, needed_bytes(spec, cluster))}  {words(spec)}")
+        if not result.best:
+            print("  nothing fits")
+            continue
+        first = result.best[0]
+        print(f"  first   {_cost(first.timing, first.memory_bytes)}  {words(first.spec)}")
+        where = "not in the answer" if found is None else f"number {found} of {result.fitting:,}"
+        gains = reasons(first.timing, timing) or "nothing: it is theirs"
+        print(f"  their degrees and micro-batch: {where}; the first gains by {gains}")
+
+
+if __name__ == "__main__":
+    main()

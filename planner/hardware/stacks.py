@@ -1,0 +1,122 @@
+"""Software stacks to plan for: what a training framework makes of the same kernels and links.
+
+Constants stand on top of those of the accelerator. Each was chosen on the fit half of the published rows of its stack
+(2026-11-22; `python -m benchmarks.published` prints both halves) and rounded; none on the report half.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from contracts.telemetry import Axis
+from planner.facts.spec import StackName
+from planner.hardware.cluster import LAUNCH_S
+from planner.hardware.kernels import PassKind
+
+
+class Stack(NamedTuple):
+    """Shares and factors have no unit, times are seconds.
+
+    `within`: 9 of 10 step times of the report half lie no further from the estimate; of a stack with few rows, of all.
+    `gemm`, `attention`: of the accelerator's own efficiency; `gemm_hopper` also, where it has fp8: power holds the
+    clock of those down. `grouped`: of a product's rate, for those of several experts in one call.
+    `norms`, `scores` (unfused attention), `casts` (to fp8) and `passes` (all else that is no product): bytes moved
+    over the fewest that one kernel for each needs; below 1 where a compiler fuses, above where eager code cuts.
+    `launch_s`: the host's time for a kernel of `planner.hardware.kernels`, autograd and Python included.
+    `links`: of a link's efficiency, that collectives reach beside compute.
+    `shares_dispatch`: a token goes once to each node that has an expert for it, and from each tensor rank its part.
+    `hidden`: share of each axis' waiting that runs beside products; of dp, of the room that compute leaves to it.
+    `contention`: share of hidden gathers' and sums' time that compute loses to them.
+    `step_s`: once a step, for the optimiser's launches, data and logging. `jitter`: share of a step that waiting for
+    the slowest adds with every doubling of the nodes.
+    """
+
+    title: str
+    within: float
+    gemm: float = 1.0
+    gemm_hopper: float = 1.0
+    attention: float = 1.0
+    grouped: float = 1.0
+    norms: float = 1.0
+    scores: float = 1.0
+    casts: float = 1.0
+    passes: float = 1.0
+    launch_s: float = LAUNCH_S
+    links: float = 1.0
+    shares_dispatch: bool = False
+    hidden: dict[Axis, float] = {}
+    contention: float = 0.0
+    step_s: float = 0.0
+    jitter: float = 0.0
+
+    def bytes_of(self, kind: PassKind) -> float:
+        """Factor on the bytes of a pass over memory."""
+        return {"norm": self.norms, "scores": self.scores, "casts": self.casts, "other": self.passes}[kind]
+
+
+STACKS: dict[StackName, Stack] = {
+    # 4 rows of eager FSDP2 (torchtitan, KempnerForge); what they do not tell is fsdp1's. The host: `make bench-eager`.
+    "ours": Stack("FSDP2, eager (what runs here)", 0.45, gemm_hopper=0.85, norms=1.7, passes=1.7, contention=0.3),
+    # 148 rows: NVIDIA's performance tables, MLPerf's logs, Megatron-LM's own tests (those alone tell the host's time).
+    "megatron": Stack(
+        "Megatron with Transformer Engine",
+        0.3,
+        grouped=0.485,
+        norms=1.35,
+        passes=1.35,
+        casts=0.6,
+        launch_s=1.6e-4,
+        shares_dispatch=True,
+        hidden={"tp": 0.66},
+        contention=0.1,
+        step_s=5e-3,
+        jitter=0.002,
+    ),
+    # What the accelerators' own constants were chosen on: Megatron-LM's table 1, Korthikanti's table 5.
+    "megatron_2021": Stack("Megatron-LM before Transformer Engine", 0.1),
+    # 21 rows: torchtitan, KempnerForge, MaxText.
+    "fsdp2": Stack(
+        "FSDP2, compiled",
+        0.5,
+        attention=0.8,
+        norms=1.5,
+        passes=1.5,
+        casts=1.5,
+        launch_s=1e-4,
+        links=0.63,
+        contention=0.1,
+        step_s=5e-3,
+    ),
+    # 52 rows of MosaicML's llm-foundry; attention is FlashAttention 1's.
+    "fsdp1": Stack(
+        "FSDP1, eager",
+        0.13,
+        gemm_hopper=0.85,
+        attention=0.58,
+        norms=1.7,
+        passes=1.7,
+        launch_s=6e-5,
+        links=0.88,
+        contention=0.3,
+        step_s=5e-3,
+    ),
+    # 128 rows: Aleph Alpha's sweeps, BLOOM's. Its pipeline engine reduces gradients after the last backward.
+    "deepspeed": Stack(
+        "Megatron-DeepSpeed",
+        0.12,
+        gemm=0.95,
+        attention=1.12,
+        norms=2.2,
+        scores=2.0,
+        passes=2.2,
+        launch_s=6e-5,
+        links=0.55,
+        hidden={"dp": 0.0},
+        step_s=5e-3,
+    ),
+}
+
+# Kernels that a run may have taken instead of its stack's own, on the same rows.
+EAGER_NORMS = 15.0  # RMSNorm as a dozen kernels in fp32
+EAGER_SCORES = 5.8  # scale, mask and softmax in fp32, each a kernel
+FLASH_1 = 0.5  # FlashAttention 1, over `deepspeed`'s 2

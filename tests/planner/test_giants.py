@@ -1,0 +1,46 @@
+"""Published giants: their templates reach what was published, and the search finds what experts ran."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.giants import GIANTS, TOP, Giant, parts, place, reasons
+from planner.cost.estimate import estimate
+from planner.cost.oversize import parse_plannable
+from planner.cost.timing import step_time
+from planner.facts.layout import problems
+from planner.hardware.clusters import CLUSTERS
+from planner.search.layouts import Constraints, search
+from planner.teaching.templates import TEMPLATES
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"), [("llama3-405b-8k", 430), ("llama3-405b-16k", 400), ("llama3-405b-long", 380)]
+)
+def test_llama_3_405b_runs_as_fast_as_published(name: str, tflops: float) -> None:
+    """2407.21783 table 4. Its layouts fit, too: each ran."""
+    template = TEMPLATES[name]
+    made = estimate(parse_plannable(template.spec), CLUSTERS[template.cluster])
+    each = made["time"]["model_flops"] / made["time"]["step_s"] / made["world_size"] / 1e12
+    assert each == pytest.approx(tflops, rel=0.1)
+    assert made["fits"]
+
+
+@pytest.mark.parametrize("giant", GIANTS, ids=[g.name for g in GIANTS])
+def test_what_experts_ran_is_a_layout(giant: Giant) -> None:
+    assert problems(giant.spec) == []
+
+
+def test_the_first_ten_hold_the_layout_of_bloom() -> None:
+    giant = next(g for g in GIANTS if g.name.startswith("BLOOM"))
+    result = search(giant.spec, CLUSTERS[giant.cluster], Constraints(giant.spec.layout.world_size), limit=TOP)
+    assert place(giant, result.best) is not None
+
+
+def test_reasons_are_the_parts_that_differ() -> None:
+    giant = GIANTS[0]
+    theirs = step_time(giant.spec, CLUSTERS[giant.cluster])
+    assert sum(parts(theirs).values()) == pytest.approx(theirs.step_s)
+    faster = theirs._replace(step_s=theirs.step_s - theirs.bubble_s, bubble_s=0.0)
+    assert reasons(faster, theirs) == f"bubble {-theirs.bubble_s / theirs.step_s:+.1%}"
+    assert reasons(theirs, theirs) == ""
