@@ -7,12 +7,17 @@ from typing import NamedTuple
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.rows import PublishedRow, SkipError
 from planner.cost.memory import memory, model_state
+from planner.cost.pipes import chunks_in_flight
 from planner.cost.timing import Timer
 from planner.facts.flops import model_flops
 from planner.facts.precision import mix_of
 from planner.facts.shards import local_units
 from planner.facts.spec import JobSpec, Recompute
+from planner.hardware.stacks import EAGER_NORMS, EAGER_SCORES
 from planner.search.layouts import fullest_stages
+
+EAGER_NORM_BYTES = 8
+EAGER_SCORE_BYTES = 12
 
 
 class Answer(NamedTuple):
@@ -73,8 +78,25 @@ class Predictor:
         return timer.step(spec).step_s * planned.scale
 
     def _needed(self, planned: Planned, spec: JobSpec) -> float:
-        tensors = _tensors(spec, None)
+        tensors = _tensors(spec, None) + _eager_bytes(planned, spec)
         return tensors + planned.cluster.accelerator.allowance(tensors)
+
+
+def _eager_bytes(planned: Planned, spec: JobSpec) -> int:
+    """What eager kernels keep beside the planner's own: of a norm its input and its output in fp32, of scores their
+    fp32 copies in one layer's backward."""
+    layout, train = spec.layout, spec.train
+    tokens = spec.micro_batch_size * train.seq_len // layout.cp
+    extra = 0
+    if planned.kernels.norms == EAGER_NORMS:
+        rows = tokens // (layout.tp if layout.sequence_parallel else 1)
+        layers = 1 if layout.recompute == "full" else spec.model.num_layers // layout.pp
+        chunks = chunks_in_flight(layout, 0, train.micro_batches)
+        flight = 1 if layout.recompute == "full" else chunks / layout.virtual_stages
+        extra += round(2 * rows * spec.model.hidden_size * layers * flight * EAGER_NORM_BYTES)
+    if planned.kernels.scores == EAGER_SCORES:
+        extra += tokens * train.seq_len * spec.model.num_heads // layout.tp * EAGER_SCORE_BYTES
+    return extra
 
 
 def _recomputing(spec: JobSpec, policy: Recompute) -> JobSpec:
