@@ -11,7 +11,7 @@ import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from contracts.control import Event, ExitReport, LaunchOrder
-from contracts.telemetry import Batch, Frame
+from contracts.telemetry import Batch, Frame, Item
 
 EVENT_BYTES = 8 * 2**20
 EXIT_BYTES = 2 * 2**20
@@ -36,6 +36,28 @@ def decode_event(body: bytes) -> Event:
 def decode_frame(body: bytes) -> Frame:
     """Raises BadMessageError."""
     return cast(Frame, _decode(_FRAME, body, FRAME_BYTES))
+
+
+def salvage_frame(body: bytes) -> tuple[Frame, list[str]]:
+    """A frame with those of its items that fit, and why the others do not.
+
+    Raises:
+        BadMessageError: it is no frame.
+    """
+    told = _unpacked(body, FRAME_BYTES)
+    try:
+        return cast(Frame, _checked(_FRAME, told)), []
+    except BadMessageError:
+        if not isinstance(told, dict) or not isinstance(told.get("items"), list):
+            raise
+    frame = cast(Frame, _checked(_FRAME, {**told, "items": []}))
+    problems: list[str] = []
+    for item in told["items"]:
+        try:
+            frame["items"].append(_checked(_ITEM, item))
+        except BadMessageError as error:
+            problems.append(str(error))
+    return frame, problems
 
 
 def encode_batch(batch: Batch) -> bytes:
@@ -67,13 +89,16 @@ def _encode(adapter: TypeAdapter[Any], message: object, most: int) -> bytes:
 
 
 def _decode(adapter: TypeAdapter[Any], body: bytes, most: int) -> Any:
+    return _checked(adapter, _unpacked(body, most))
+
+
+def _unpacked(body: bytes, most: int) -> Any:
     if len(body) > most:
         raise BadMessageError(f"{len(body):,} bytes; at most {most:,} are read")
     try:
-        told = msgpack.unpackb(body)
+        return msgpack.unpackb(body)
     except (ValueError, msgpack.UnpackException) as error:
         raise BadMessageError(f"not msgpack: {error}") from None
-    return _checked(adapter, told)
 
 
 def _checked(adapter: TypeAdapter[Any], told: object) -> Any:
@@ -87,6 +112,7 @@ def _checked(adapter: TypeAdapter[Any], told: object) -> Any:
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 _FRAME: TypeAdapter[Any] = TypeAdapter(Frame)
+_ITEM: TypeAdapter[Any] = TypeAdapter(Item)
 _BATCH: TypeAdapter[Any] = TypeAdapter(Batch)
 _EXIT: TypeAdapter[Any] = TypeAdapter(ExitReport)
 _ORDER: TypeAdapter[Any] = TypeAdapter(LaunchOrder)

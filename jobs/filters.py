@@ -14,7 +14,10 @@ TITLES = [(name, kind.title) for name, kind in KINDS.items()]
 
 
 class JobFilter(django_filters.FilterSet):
-    """Search words, state, kind; for staff the owner too. A parameter that makes no sense narrows nothing."""
+    """Search words, state, kind, owner. A parameter that makes no sense narrows nothing.
+
+    `user`: whose form it is; only staff's asks for the owner.
+    """
 
     q = django_filters.CharFilter(label="Search", method="search", max_length=100)
     status = django_filters.ChoiceFilter(label="Status", choices=Status.choices, empty_label="any")
@@ -25,9 +28,9 @@ class JobFilter(django_filters.FilterSet):
         model = Job
         fields: list[str] = []
 
-    def __init__(self, data: Any, *, user: Any, queryset: QuerySet[Job]) -> None:
+    def __init__(self, data: Any, *, queryset: QuerySet[Job], user: Any = None) -> None:
         super().__init__(data, queryset=queryset)
-        if not user.is_staff:
+        if user is not None and not user.is_staff:
             del self.filters["owner"]
         self.form.label_suffix = ""
         for field in self.form.fields.values():

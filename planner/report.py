@@ -35,7 +35,7 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
     where, timed = made["cluster"], made["time"]
     axes = " x ".join(f"{axis} {degree}" for axis, degree in made["axes"].items() if axis != "ep")
     lines = [
-        f"{spec.model.preset or 'custom model'}: {made['model_parameters']:,} parameters{_padded(spec, made)}",
+        f"{spec.model.preset or 'custom model'}: {made['model_parameters']:,} parameters{_padded(made)}",
         f"{made['world_size']:,} ranks ({axes}) on {where['nodes']:,} x {where['per_node']} {where['accelerator']}",
         f"micro-batch {made['micro_batch_size']} sequences x {made['micro_batches']},"
         f" {made['tokens_per_step']:,} tokens a step",
@@ -64,11 +64,11 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
     return "\n".join(lines)
 
 
-def _padded(spec: JobSpec, made: Estimate) -> str:
-    vocab, padded = spec.model.vocab_size, made["padded_vocab_size"]
+def _padded(made: Estimate) -> str:
+    vocab, padded = made["vocab_size"], made["padded_vocab_size"]
     if vocab == padded:
         return ""
-    return f", and a vocabulary of {vocab:,} padded to {padded:,} for tp {spec.layout.tp}"
+    return f", and a vocabulary of {vocab:,} padded to {padded:,} for tp {made['axes']['tp']}"
 
 
 def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluster) -> str:

@@ -61,6 +61,10 @@ def _mark(_request: HttpRequest) -> str:
     return static(MARK)
 
 
+def _style(_request: HttpRequest) -> str:
+    return static("css/admin.css")
+
+
 def unfold() -> dict[str, Any]:
     """The setting UNFOLD."""
     return {
@@ -69,5 +73,6 @@ def unfold() -> dict[str, Any]:
         "SITE_URL": "/",
         "SITE_ICON": {"light": _mark, "dark": _mark},
         "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": _mark}],
+        "STYLES": [_style],
         "COLORS": colors(),
     }

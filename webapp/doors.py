@@ -19,12 +19,22 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
+def is_api(path: str) -> bool:
+    """Whether a program asked: it is answered in JSON, however it writes the path."""
+    return path.lstrip("/").partition("/")[0] == "api"
+
+
 class RefusedError(Exception):
     """The status and the words of a refusal."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
         self.status = status
+
+
+def problem(words: str) -> str:
+    """A refusal's body, in the API's shape."""
+    return json.dumps({"errors": [{"field": "request", "message": words}]})
 
 
 class DisconnectedError(Exception):
@@ -135,9 +145,9 @@ def _patient(send: Send) -> Send:
 
 async def _refuse(scope: MutableMapping[str, Any], receive: Receive, send: Send, status: int, words: str) -> None:
     """Answer, then throw away some of what is still coming: a reset connection would lose the answer."""
-    is_api = scope["path"].startswith("/api/")
-    text = json.dumps({"errors": [{"field": "request", "message": words}]}) if is_api else words
-    content_type = b"application/json" if is_api else b"text/plain; charset=utf-8"
+    in_json = is_api(scope["path"])
+    text = problem(words) if in_json else words
+    content_type = b"application/json" if in_json else b"text/plain; charset=utf-8"
     headers = [
         (b"content-type", content_type),
         (b"content-length", str(len(text)).encode()),

@@ -1,4 +1,4 @@
-"""What is answered where no view answers: JSON in the API's shape below /api/, else a page."""
+"""What is answered where no view answers: JSON in the API's shape at and below /api, else a page."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from django.views import defaults
 
 from jobs.api.errors import body, failed, failure
 from planner.facts.spec import Problem
-
-API = "/api/"
+from webapp.doors import is_api
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """A host name, path or form that Django refuses."""
-    if not request.path.startswith(API):
+    if not is_api(request.path):
         return defaults.bad_request(request, exception)
     return _refused(400, "the request is malformed")
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """No such route."""
-    if not request.path.startswith(API):
+    if not is_api(request.path):
         return defaults.page_not_found(request, exception)
     return _refused(404, "no such path")
 
@@ -29,7 +28,7 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 def server_error(request: HttpRequest) -> HttpResponse:
     """An id to quote; the log has the same one."""
     reference = failure(request.path)
-    if not request.path.startswith(API):
+    if not is_api(request.path):
         return render(request, "500.html", {"reference": reference}, status=500)
     return JsonResponse(failed(reference), status=500)
 

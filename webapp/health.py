@@ -7,9 +7,10 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.deprecation import MiddlewareMixin
 from redis.exceptions import RedisError
 
-from jobs.connection import connect
+from jobs.connection import connect_once
 
 PATH = "/healthz"
+PATIENCE_S = 0.5  # to connect, and again for an answer: a prober has little more
 
 
 class HealthMiddleware(MiddlewareMixin):
@@ -33,7 +34,7 @@ def _database_answers() -> bool:
 
 def _redis_answers() -> bool:
     try:
-        with connect() as client:
+        with connect_once(PATIENCE_S) as client:
             return bool(client.ping())
     except RedisError:
         return False

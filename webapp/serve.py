@@ -7,9 +7,10 @@ import asyncio
 from collections.abc import Sequence
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from webapp import limits
+from webapp.doors import problem
 from webapp.environment import SettingError, WebSettings, read
 
 
@@ -44,6 +45,13 @@ class BoundedHeads(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_read()
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """In the API's shape: browsers send nothing that a parser chokes on, programs do."""
+        body = problem(msg).encode()
+        head = [STATUS_LINE[400], b"content-type: application/json\r\n", b"content-length: %d\r\n" % len(body)]
+        self.transport.write(b"".join([*head, b"connection: close\r\n\r\n", body]))
+        self.transport.close()
 
     def _await_head(self) -> None:
         self._reading_head, self._head_bytes = True, 0

@@ -11,6 +11,7 @@ from django.db import InterfaceError, OperationalError
 from rest_framework.response import Response
 from rest_framework.views import exception_handler, set_rollback
 
+from jobs.api.listing import BadParameterError
 from jobs.planning.planners import BusyError
 from planner.facts.spec import Problem, SpecError
 
@@ -44,6 +45,8 @@ def handle(error: Exception, context: dict[str, Any]) -> Response:
     """DRF's exception handler: a SpecError is 422, a database that is away 503, what nobody expected 500."""
     if isinstance(error, SpecError):
         return Response(body(error.problems), status=422)
+    if isinstance(error, BadParameterError):
+        return Response(body(error.problems), status=400)
     if isinstance(error, BusyError):
         return Response(busy(error), status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
     path = context["request"].path

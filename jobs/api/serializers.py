@@ -114,3 +114,7 @@ class HostSerializer(serializers.Serializer[object]):
     note = serializers.CharField(allow_blank=True, help_text="what it wants known, such as jobs that run as root")
     last_seen = serializers.DateTimeField()
     calibrated = serializers.DateTimeField(allow_null=True, help_text="when it was last measured")
+
+
+class GivenUpSerializer(serializers.Serializer[object]):
+    lost = serializers.IntegerField(help_text="attempts that were lost with it")

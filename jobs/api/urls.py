@@ -15,6 +15,7 @@ urlpatterns = [
     path("presets", views.Presets.as_view(), name="api-presets"),
     path("hosts", views.Hosts.as_view(), name="api-hosts"),
     path("hosts/<path:name>/calibrate", views.HostCalibrate.as_view(), name="api-host-calibrate"),
+    path("hosts/<path:name>/give-up", views.HostGiveUp.as_view(), name="api-host-give-up"),
     path("hosts/<path:name>/profile", views.HostProfileView.as_view(), name="api-host-profile"),
     path("schema", views.Schema.as_view(), name="api-schema"),
 ]

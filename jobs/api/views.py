@@ -16,22 +16,22 @@ from rest_framework.response import Response
 from rest_framework.throttling import UserRateThrottle
 from rest_framework.views import APIView
 
-from jobs.access import find_job, find_job_to_change, listed_jobs, may_change_hosts
+from jobs.access import find_job, find_job_to_change, may_change_hosts
 from jobs.api import schema
 from jobs.api import serializers as shapes
 from jobs.api.errors import body
+from jobs.api.listing import PARAMETERS, narrowed
 from jobs.models import Host
 from jobs.planning import answers
 from jobs.present import job_brief, job_detail
 from jobs.queue import actions
-from jobs.text import storable, whole_number
-from planner.facts.spec import Problem
+from jobs.text import storable
+from planner.facts.spec import Problem, SpecError
 
 log = logging.getLogger(__name__)
 
 LONGEST_KEY = 200
 KEY_PATTERN = f"[!-~]{{1,{LONGEST_KEY}}}"
-PAGE, PAGE_LIMIT = 50, 200
 REFUSALS = {
     code: OpenApiResponse(shapes.ErrorsSerializer, description=text)
     for code, text in {
@@ -44,18 +44,13 @@ REFUSALS = {
         409: "the job's state does not allow it",
         413: "the body is larger than 1 MB",
         415: "the body is not application/json",
-        422: "the spec cannot run: every problem with its field and the arithmetic",
+        422: "the spec cannot run, or a field is senseless: every problem with its field and the arithmetic",
         429: "too many submits; see Retry-After",
         500: "something broke on our side; the message quotes an id that the log has too",
         503: "the database is away, or too much is asked at once; see Retry-After",
     }.items()
 }
 ANYWHERE = (400, 401, 406, 408, 413, 500, 503)
-LIMIT = OpenApiParameter(
-    "limit",
-    {"type": "integer", "minimum": 1, "maximum": PAGE_LIMIT, "default": PAGE},
-    description="how many of the newest",
-)
 KEY = OpenApiParameter(
     "Idempotency-Key",
     {"type": "string", "pattern": f"^{KEY_PATTERN}$"},
@@ -77,6 +72,21 @@ def _user(request: Request) -> User:
 
 def refuse(status: int, field: str, message: str) -> Response:
     return Response(body([Problem(field, message)]), status=status)
+
+
+def refuse_body(request: Request) -> None:
+    """What takes no body refuses one, rather than ignore a wish.
+
+    Raises:
+        SpecError: naming every field.
+    """
+    told = request.data
+    if not told and told in ({}, None, ""):
+        return
+    names = list(told) if isinstance(told, dict) else ["request"]
+    raise SpecError(
+        [Problem(str(name)[:100], "this request takes no body, and so no such field") for name in names[:20]]
+    )
 
 
 class MayChangeHosts(BasePermission):
@@ -104,16 +114,12 @@ class Jobs(APIView):
 
     @extend_schema(
         operation_id="listJobs",
-        parameters=[LIMIT],
+        parameters=PARAMETERS,
         responses={200: shapes.BriefSerializer(many=True), **refusals()},
     )
     def get(self, request: Request) -> Response:
         """Your jobs, newest first; staff see everybody's."""
-        asked = request.query_params.getlist("limit", [str(PAGE)])
-        limit = whole_number(asked[0], 1, PAGE_LIMIT) if len(asked) == 1 else None
-        if limit is None:
-            return refuse(400, "limit", f"must be a whole number from 1 to {PAGE_LIMIT}")
-        return Response([job_brief(job) for job in listed_jobs(request.user)[:limit]])
+        return Response([job_brief(job) for job in narrowed(request)])
 
     @extend_schema(
         operation_id="submitJob",
@@ -152,11 +158,12 @@ class Cancel(APIView):
     @extend_schema(
         operation_id="cancelJob",
         request=None,
-        responses={200: shapes.JobSerializer, **refusals(403, 404, 409)},
+        responses={200: shapes.JobSerializer, **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, job_id: str) -> Response:
         """Ask for the end: every process is gone within 15 s."""
         job = find_job_to_change(request.user, job_id)
+        refuse_body(request)
         if not actions.cancel(job, request.user.get_username()):
             job.refresh_from_db()
             return refuse(409, "status", f"a job that is {job.status} cannot be cancelled")
@@ -169,11 +176,12 @@ class Requeue(APIView):
     @extend_schema(
         operation_id="requeueJob",
         request=None,
-        responses={200: shapes.JobSerializer, **refusals(403, 404, 409)},
+        responses={200: shapes.JobSerializer, **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, job_id: str) -> Response:
         """A new attempt of a job that failed, was lost or cancelled."""
         job = find_job_to_change(request.user, job_id)
+        refuse_body(request)
         if not actions.requeue(job, request.user.get_username()):
             return refuse(409, "status", f"a job that is {job.status} cannot be queued again")
         return Response(job_detail(find_job(request.user, job_id)))
@@ -265,12 +273,37 @@ class HostCalibrate(APIView):
     @extend_schema(
         operation_id="calibrateHost",
         request=None,
-        responses={201: shapes.JobSerializer, **refusals(403, 404, 422)},
+        responses={201: shapes.JobSerializer, **refusals(403, 404, 415, 422)},
     )
     def post(self, request: Request, name: str) -> Response:
         """Queue a job that measures the host on all its slots; the planner then uses what it found. Staff only."""
-        job = actions.calibrate(_user(request), _find_host(name))
+        host = _find_host(name)
+        refuse_body(request)
+        job = actions.calibrate(_user(request), host)
         return Response(job_detail(job), status=201)
+
+
+class HostGiveUp(APIView):
+    """Declare a host gone."""
+
+    permission_classes = [IsAuthenticated, MayChangeHosts]
+
+    @extend_schema(
+        operation_id="giveUpHost",
+        request=None,
+        responses={200: shapes.GivenUpSerializer, **refusals(403, 404, 409, 415, 422)},
+    )
+    def post(self, request: Request, name: str) -> Response:
+        """A silent host that will not return: its attempts are lost, its slots free. 409 if it speaks. Staff only."""
+        host = _find_host(name)
+        refuse_body(request)
+        try:
+            lost = actions.give_up_host(host, request.user.get_username())
+        except actions.HostConnectedError:
+            return refuse(
+                409, "host", f"{host.name} was heard of at {host.last_seen.isoformat()}: cancel its jobs instead"
+            )
+        return Response({"lost": lost})
 
 
 class HostProfileView(APIView):

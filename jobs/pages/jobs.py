@@ -14,7 +14,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.access import find_job, find_job_to_change, listed_jobs
+from jobs.access import find_job, find_job_to_change, listed_jobs, may_change
 from jobs.api.errors import RETRY_AFTER_S, body, busy
 from jobs.filters import JobFilter
 from jobs.kinds import kind_of, layout_words
@@ -212,6 +212,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "panels": [f"jobs/panels/{name}.html" for name in kind.panels],
         "terminal": job.status in TERMINAL,
         "again": job.status in AGAIN,
+        "may_change": may_change(request.user, job),
     }
     return render(request, "jobs/detail.html", context)
 

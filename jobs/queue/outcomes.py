@@ -15,7 +15,7 @@ from planner.hardware.profile import HostProfile
 OUTCOMES = {
     "succeeded": Status.SUCCEEDED,
     "failed": Status.FAILED,
-    "cancelled": Status.FAILED,  # by its host, though nobody here asked for it: a stale flag
+    "cancelled": Status.FAILED,
     "lost": Status.LOST,
 }
 
@@ -33,6 +33,8 @@ def finish(spec: Mapping[str, Any], told: ExitReport) -> Ending:
     """What becomes of a job whose host told this. A good end without what its kind must bring is a failure."""
     summary: Any = dict(told["summary"]) if told["summary"] else None
     status, reason = OUTCOMES[told["outcome"]], told["reason"]
+    if told["outcome"] == "cancelled":  # who may write to Redis can raise its flag
+        reason = f"ended on its host by a cancel flag that nobody here raised: {reason}"
     profile, unusable = checked_profile(summary.pop("profile", None) if summary else None)
     lab = checked_result(summary.pop("lab", None)) if summary else None
     if summary and lab:

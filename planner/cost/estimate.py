@@ -101,6 +101,7 @@ class Estimate(TypedDict):
     world_size: int
     axes: dict[str, int]
     model_parameters: int
+    vocab_size: int
     padded_vocab_size: int
     active_parameters: int
     micro_batch_size: int
@@ -131,6 +132,7 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         world_size=layout.world_size,
         axes={axis: getattr(layout, axis) for axis in ("pp", "dp", "cp", "ep", "tp")},
         model_parameters=parameter_count(spec.model),
+        vocab_size=spec.model.vocab_size,
         padded_vocab_size=padded_vocab(spec.model.vocab_size, layout.tp),
         active_parameters=active_parameter_count(spec.model),
         micro_batch_size=spec.micro_batch_size,

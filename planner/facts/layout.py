@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from planner.facts.kinds import KINDS, kind_problems, num_slots, product_words
 from planner.facts.proof import too_large
-from planner.facts.spec import JobSpec, Layout, Problem
+from planner.facts.spec import ROPE_BASE, JobSpec, Layout, Problem
 
 MeshAxis = Literal["pp", "dp", "cp", "tp"]
 MESH_AXES: tuple[MeshAxis, ...] = ("pp", "dp", "cp", "tp")  # outermost first: tp ranks are neighbours
@@ -126,6 +126,13 @@ def _model(spec: JobSpec) -> list[Problem]:
     if model.arch == "gpt" and model.num_kv_heads != model.num_heads:
         text = f"gpt has one key/value head a query head: {model.num_kv_heads} is not {model.num_heads}"
         found.append(Problem("model.num_kv_heads", text))
+    if model.arch == "gpt" and (model.rope_scaling or model.rope_base != ROPE_BASE):
+        field = "model.rope_scaling" if model.rope_scaling else "model.rope_base"
+        found.append(Problem(field, "gpt learns its positions and turns none; rotary positions are llama's"))
+    scaling = model.rope_scaling
+    if scaling and scaling.high_freq_factor <= scaling.low_freq_factor:
+        text = f"high_freq_factor {scaling.high_freq_factor:g} <= low_freq_factor {scaling.low_freq_factor:g}"
+        found.append(Problem("model.rope_scaling", text))
     head_dim = model.hidden_size // model.num_heads
     if model.arch == "llama" and not model.hidden_size % model.num_heads and head_dim % 2:
         text = f"RoPE needs an even head size: {model.hidden_size} / {model.num_heads} = {head_dim}"

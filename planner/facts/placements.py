@@ -80,9 +80,15 @@ def local_shape(parameter: Parameter, num_kv_heads: int, tp: int, ep: int) -> Pa
 
 def places(layout: Layout, place: Coordinates, parameter: Parameter) -> tuple[int, int, int]:
     """A rank's index among those that ep, tp and ZeRO divide a tensor over."""
-    replica = place.dp * layout.cp + place.cp
     ep = layout.ep if parameter.is_expert else 1
-    return replica % ep, place.tp, replica // ep % shard_group(layout, experts=parameter.is_expert).size
+    experts = expert_index(layout, place) if parameter.is_expert else 0
+    shard = (place.dp * layout.cp + place.cp) // ep
+    return experts, place.tp, shard % shard_group(layout, experts=parameter.is_expert).size
+
+
+def expert_index(layout: Layout, place: Coordinates) -> int:
+    """A rank's index among those that ep divides experts over."""
+    return (place.dp * layout.cp + place.cp) % layout.ep
 
 
 def shard_group(layout: Layout, *, experts: bool) -> Group:
@@ -110,6 +116,11 @@ def vocab_rows(spec: JobSpec) -> int:
 def shared_heads(num_kv_heads: int, tp: int) -> int:
     """tp ranks that hold the same key/value heads: several where there are more ranks than heads."""
     return max(1, tp // num_kv_heads)
+
+
+def kv_heads_held(num_kv_heads: int, tp: int) -> int:
+    """Key/value heads of one tp rank."""
+    return num_kv_heads * shared_heads(num_kv_heads, tp) // tp
 
 
 def zero_shard(shape: Shape, degree: int) -> Shard | None:

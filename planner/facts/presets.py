@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from planner.facts.spec import MlaSpec, ModelSpec, MoeSpec
+from planner.facts.spec import ROPE_BASE, MlaSpec, ModelSpec, MoeSpec, RopeScaling
 
 
 class Preset(NamedTuple):
@@ -43,6 +43,8 @@ def _llama(
     description: str,
     *,
     tied: bool = False,
+    rope: float = ROPE_BASE,
+    stretch: float | None = None,
     moe: MoeSpec | None = None,
     mla: MlaSpec | None = None,
 ) -> tuple[str, Preset]:
@@ -57,6 +59,8 @@ def _llama(
         vocab_size=vocab,
         max_seq_len=seq,
         tied_embeddings=tied,
+        rope_base=rope,
+        rope_scaling=RopeScaling(factor=stretch, original_max_seq_len=8192) if stretch else None,
         moe=moe,
         mla=mla,
     )
@@ -64,6 +68,8 @@ def _llama(
 
 
 _GPT3, _MEGATRON, _LLAMA2, _LLAMA3 = 50257, 51200, 32000, 128256
+# 2407.21783 section 3.2; the stretches and Mixtral's base are those of the published configurations.
+_ROPE3, _MIXTRAL_ROPE = 500_000.0, 1_000_000.0
 
 PRESETS: dict[str, Preset] = dict(
     [
@@ -104,11 +110,49 @@ PRESETS: dict[str, Preset] = dict(
         _llama("llama2-7b", 32, 4096, 32, 32, 11008, _LLAMA2, 4096, "Llama 2 7B"),
         _llama("llama2-13b", 40, 5120, 40, 40, 13824, _LLAMA2, 4096, "Llama 2 13B"),
         _llama("llama2-70b", 80, 8192, 64, 8, 28672, _LLAMA2, 4096, "Llama 2 70B"),
-        _llama("llama3-1b", 16, 2048, 32, 8, 8192, _LLAMA3, 131072, "Llama 3.2 1B", tied=True),
-        _llama("llama3-3b", 28, 3072, 24, 8, 8192, _LLAMA3, 131072, "Llama 3.2 3B", tied=True),
-        _llama("llama3-8b", 32, 4096, 32, 8, 14336, _LLAMA3, 8192, "Llama 3 8B"),
-        _llama("llama3-70b", 80, 8192, 64, 8, 28672, _LLAMA3, 8192, "Llama 3 70B"),
-        _llama("llama3-405b", 126, 16384, 128, 8, 53248, _LLAMA3, 131072, "Llama 3.1 405B"),
+        _llama(
+            "llama3-1b",
+            16,
+            2048,
+            32,
+            8,
+            8192,
+            _LLAMA3,
+            131072,
+            "Llama 3.2 1B",
+            tied=True,
+            rope=_ROPE3,
+            stretch=32,
+        ),
+        _llama(
+            "llama3-3b",
+            28,
+            3072,
+            24,
+            8,
+            8192,
+            _LLAMA3,
+            131072,
+            "Llama 3.2 3B",
+            tied=True,
+            rope=_ROPE3,
+            stretch=32,
+        ),
+        _llama("llama3-8b", 32, 4096, 32, 8, 14336, _LLAMA3, 8192, "Llama 3 8B", rope=_ROPE3),
+        _llama("llama3-70b", 80, 8192, 64, 8, 28672, _LLAMA3, 8192, "Llama 3 70B", rope=_ROPE3),
+        _llama(
+            "llama3-405b",
+            126,
+            16384,
+            128,
+            8,
+            53248,
+            _LLAMA3,
+            131072,
+            "Llama 3.1 405B",
+            rope=_ROPE3,
+            stretch=8,
+        ),
         # Mixture of experts (2401.04088, 2412.19437)
         _llama(
             "mixtral-tiny",
@@ -133,6 +177,7 @@ PRESETS: dict[str, Preset] = dict(
             32768,
             "Mixtral 8x7B",
             moe=MoeSpec(num_experts=8, experts_per_token=2, expert_ffn_hidden_size=14336),
+            rope=_MIXTRAL_ROPE,
         ),
         _llama(
             "mixtral-8x22b",
@@ -145,6 +190,7 @@ PRESETS: dict[str, Preset] = dict(
             65536,
             "Mixtral 8x22B",
             moe=MoeSpec(num_experts=8, experts_per_token=2, expert_ffn_hidden_size=16384),
+            rope=_MIXTRAL_ROPE,
         ),
         _llama(
             "deepseek-v3",

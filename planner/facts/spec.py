@@ -51,6 +51,7 @@ LabDtype = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"
 
 DryRank = Annotated[int, Field(ge=0, le=65535)]
 Degree = Annotated[int, Field(ge=1, le=65536)]
+ROPE_BASE = 10_000.0  # RoFormer's (2104.09864)
 NO_NUL = r"^[^\x00]*$"  # no database and no file name takes it
 
 
@@ -101,6 +102,19 @@ class MlaSpec(Strict):
     value_head_dim: int = Field(ge=1, le=4096)
 
 
+class RopeScaling(Strict):
+    """Llama 3.1's stretch of rotary positions: slow turns are slowed by `factor`, fast ones kept, between them mixed.
+
+    A turn is slow when it is longer than `original_max_seq_len / low_freq_factor` tokens, fast when shorter than
+    `original_max_seq_len / high_freq_factor`.
+    """
+
+    factor: float = Field(gt=0, le=1e6)
+    low_freq_factor: float = Field(default=1.0, gt=0, le=1e6)
+    high_freq_factor: float = Field(default=4.0, gt=0, le=1e6)
+    original_max_seq_len: int = Field(ge=1, le=16_777_216, description="tokens of a sequence before the stretch")
+
+
 class ModelSpec(Strict):
     """Shape of a decoder-only transformer.
 
@@ -117,6 +131,8 @@ class ModelSpec(Strict):
     vocab_size: int = Field(ge=256, le=4_194_304, description="byte-level data needs 256")
     max_seq_len: int = Field(ge=1, le=16_777_216)
     tied_embeddings: bool
+    rope_base: float = Field(default=ROPE_BASE, gt=1, le=1e12, description="base of rotary positions (llama)")
+    rope_scaling: RopeScaling | None = Field(default=None, description="rotary positions stretched as Llama 3.1's")
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
 

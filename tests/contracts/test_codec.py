@@ -21,6 +21,7 @@ from contracts.codec import (
     decode_frame,
     encode_batch,
     encode_event,
+    salvage_frame,
 )
 from contracts.control import Event
 
@@ -175,6 +176,21 @@ def test_bytes_that_are_no_message_are_refused_alike(body: bytes) -> None:
     for decode in (decode_event, decode_frame, decode_batch):
         with pytest.raises(BadMessageError):
             decode(body)
+
+
+def test_of_a_frame_with_wrong_items_the_others_stay() -> None:
+    wrong = [{**STEP, "loss": math.nan}, {"kind": "nothing"}, [], None]
+    frame, problems = salvage_frame(msgpack.packb({**FRAME, "items": [STEP, *wrong, STEP]}))
+    assert frame == {**FRAME, "items": [STEP, STEP]}
+    assert len(problems) == len(wrong)
+    assert "loss" in problems[0]
+    assert salvage_frame(msgpack.packb(FRAME)) == (FRAME, [])
+
+
+@pytest.mark.parametrize("change", [{"items": "none"}, {"items": [{}], "v": 2}, {"items": [{}], "job": "../x"}])
+def test_what_is_no_frame_is_not_salvaged(change: dict[str, Any]) -> None:
+    with pytest.raises(BadMessageError):
+        salvage_frame(msgpack.packb({**FRAME, **change}))
 
 
 def test_a_message_over_its_bound_is_not_even_read() -> None:

@@ -54,6 +54,16 @@ def test_a_dropped_socket_comes_back_and_loses_nothing(page: Page, running_board
     expect(page.locator("#gap")).to_be_hidden()
 
 
+def test_a_long_name_pushes_nothing_out_of_the_admins_list(page: Page, running_board: Board) -> None:
+    running_board.submit({**SPEC, "name": "w" * 100, "train": {**SPEC["train"], "steps": 6}})
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.goto(f"{running_board.url}/admin/jobs/job/")
+    headings = page.locator("#result_list thead th")
+    expect(headings.last).to_contain_text("Created")
+    right = headings.last.evaluate("heading => heading.getBoundingClientRect().right")
+    assert right <= 1280
+
+
 def test_the_form_works_without_script(browser: Browser, running_board: Board) -> None:
     context = browser.new_context(java_script_enabled=False)
     tab = context.new_page()

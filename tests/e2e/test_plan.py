@@ -96,6 +96,7 @@ def test_a_host_is_calibrated_by_a_click_and_the_click_can_be_taken_back(page: P
     page.locator("main a[href^='/hosts/']").first.click()
     expect(page.locator("main")).to_contain_text("Not measured yet")
     host = page.url
+    page.wait_for_load_state()  # until then no script listens to the button
     page.click("#calibrate")
     page.click("#calibrate-dialog button.primary")
     expect(page.locator("main h1")).to_contain_text("calibrate")

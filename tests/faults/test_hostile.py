@@ -27,7 +27,7 @@ def test_a_job_that_breaks_files_logs_and_telemetry_harms_itself_alone(
         told_file = attempt.work / "told.json"
         wait_until(lambda: told_file.exists(), "it has said its nonsense")
         told = json.loads(told_file.read_text())
-        assert {what for what, cut_off in told.items() if not cut_off} == {"a frame of its own"}
+        assert {what for what, cut_off in told.items() if cut_off} == {"a log in another's name", "a gap", "no frame"}
 
         def lines() -> list[str]:
             return [line for item in machine.items("hostile", "log") for line in item["lines"]]
@@ -45,6 +45,8 @@ def test_a_job_that_breaks_files_logs_and_telemetry_harms_itself_alone(
         assert max(sizes) <= BATCH_BYTES
         assert sum(sizes) < LOG_BURST + AT_MOST_S * LOG_BYTES_PER_S + 2**20
         assert sum(item["items"] for item in machine.items("hostile", "gap")) == len(told) - 1
+
+        assert len(machine.items("hostile", "phase")) == 5, "what was good in each frame that was one"
 
         heard = len(machine.events("host"))
         wait_until(lambda: len(machine.events("host")) > heard, "the host's heart goes on", 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -106,7 +107,9 @@ def test_why_a_job_waits_names_no_job_of_others(
 CHANGES = ["/api/v1/jobs/{id}/cancel", "/api/v1/jobs/{id}/requeue", "/jobs/{id}/cancel/", "/jobs/{id}/requeue/"]
 
 
-@pytest.mark.parametrize("path", [*CHANGES, "/api/v1/hosts/host-a/calibrate", "/hosts/host-a/calibrate/"])
+@pytest.mark.parametrize(
+    "path", [*CHANGES, *("/api/v1/hosts/host-a/calibrate", "/api/v1/hosts/host-a/give-up", "/hosts/host-a/calibrate/")]
+)
 def test_staff_that_may_only_look_changes_nothing(
     viewer: User, client: Any, job: Job, make_host: Callable[..., Host], path: str
 ) -> None:
@@ -116,6 +119,30 @@ def test_staff_that_may_only_look_changes_nothing(
     assert client.post(path.format(id=job.id)).status_code == 403
     job.refresh_from_db()
     assert (job.status, Job.objects.count()) == (Status.QUEUED, 1)
+
+
+@pytest.mark.parametrize("path", [*CHANGES[:2], "/api/v1/hosts/host-a/calibrate", "/api/v1/hosts/host-a/give-up"])
+@pytest.mark.parametrize(("sent", "field"), [({"slots": 2}, "slots"), ([1], "request"), ("all", "request")])
+def test_what_takes_no_body_refuses_one(
+    staff: User, api: Api, job: Job, make_host: Callable[..., Host], path: str, sent: object, field: str
+) -> None:
+    """Rather than ignore a wish."""
+    make_host()
+    before = (Job.objects.values().get(), Host.objects.values().get())
+    answer = api(staff).post(path.format(id=job.id), sent, format="json")
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+    assert (Job.objects.values().get(), Host.objects.values().get()) == before
+
+
+def test_a_page_offers_staff_that_may_only_look_nothing_to_change(viewer: User, client: Any, job: Job) -> None:
+    def hidden(user: User) -> list[bool]:
+        client.force_login(user)
+        page = client.get(f"/jobs/{job.id}/").content.decode()
+        forms = re.findall(r'<form id="(?:requeue|cancel)-form"[^>]*>', page)
+        return [" hidden" in form and "data-may-not" in form for form in forms]
+
+    assert hidden(viewer) == [True, True]
+    assert hidden(job.owner) == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -182,3 +209,60 @@ def test_the_local_demo_s_token_lives_on_with_each_start(db: None, tmp_path: Any
     token = json.loads(capsys.readouterr().out)["api_token"]
     assert token == json.loads(first)["api_token"]
     assert APIClient(headers={"Authorization": f"Token {token}"}).get("/api/v1/jobs").status_code == 200
+
+
+def test_a_silent_host_is_given_up_over_rest_and_one_that_speaks_is_not(
+    staff: User, owner: User, api: Api, job: Job, make_host: Callable[..., Host]
+) -> None:
+    host = make_host()
+    schedule()
+    path = f"/api/v1/hosts/{host.name}/give-up"
+    assert api(owner).post(path).status_code == 403
+    refused = api(staff).post(path)
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (409, "host")
+    Host.objects.update(last_seen=timezone.now() - timedelta(minutes=1))
+    given = api(staff).post(path)
+    assert (given.status_code, given.json()) == (200, {"lost": 1})
+    job.refresh_from_db()
+    assert job.status == Status.LOST
+    assert api(staff).post("/api/v1/hosts/nowhere/give-up").status_code == 404
+
+
+def test_a_list_is_narrowed_over_rest_as_on_the_page(
+    owner: User, stranger: User, staff: User, api: Api, job: Job
+) -> None:
+    other, _ = actions.submit(owner, {**GOOD, "name": "second"})
+    theirs, _ = actions.submit(stranger, GOOD)
+    actions.cancel(other, "owner")
+
+    def ids(user: User, query: str) -> set[str]:
+        answer = api(user).get(f"/api/v1/jobs?{query}")
+        assert answer.status_code == 200, answer.content
+        return {found["id"] for found in answer.json()}
+
+    assert ids(owner, "status=cancelled") == {other.id}
+    assert ids(owner, f"q={job.id}") == {job.id}
+    assert ids(owner, "q=SECOND&kind=train") == {other.id}
+    assert ids(owner, "kind=lab") == set()
+    assert ids(owner, "owner=owner") == {job.id, other.id}
+    assert ids(owner, "owner=stranger") == set()
+    assert ids(staff, "owner=stranger") == {theirs.id}
+    assert len(ids(staff, "limit=2")) == 2
+
+
+@pytest.mark.parametrize(
+    ("query", "fields"),
+    [
+        ("status=done", {"status"}),
+        ("kind=", {"kind"}),
+        ("status=queued&status=failed", {"status"}),
+        ("limit=0&kind=none", {"limit", "kind"}),
+        ("q=" + "x" * 101, {"q"}),
+        ("q=%20", {"q"}),
+        ("owner=", {"owner"}),
+    ],
+)
+def test_a_filter_that_makes_no_sense_is_named(owner: User, api: Api, query: str, fields: set[str]) -> None:
+    answer = api(owner).get(f"/api/v1/jobs?{query}")
+    assert answer.status_code == 400
+    assert {error["field"] for error in answer.json()["errors"]} == fields

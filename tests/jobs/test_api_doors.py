@@ -159,7 +159,14 @@ def test_four_submits_at_once_with_one_key_are_one_job(postgres_site: Site) -> N
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_no_route_below_api_answers_html(postgres_site: Site, method: str) -> None:
-    for path, status in (("/api/", 404), ("/api/v2/jobs", 404), ("/api/v1/jobs/a/b/c", 404), ("/api/v1/presets", 405)):
+    for path, status in (
+        ("/api", 404),
+        ("/api/", 404),
+        ("//api/v1/jobs", 404),
+        ("/api/v2/jobs", 404),
+        ("/api/v1/jobs/a/b/c", 404),
+        ("/api/v1/presets", 405),
+    ):
         answer = postgres_site.call(method, path, headers=postgres_site.token("owner"))
         if status == 405 and method == "GET":
             continue

@@ -186,7 +186,7 @@ FAULTS: dict[str, Fault] = {
         {"dp": 2},
     ),
     "initial values differ by replica": Fault(
-        (Edit("workers/trainer/model/initial.py", "copy_(whole[", "copy_((1 + 1e-3 * place.dp) * whole["),),
+        (Edit("workers/trainer/model/initial.py", "= whole[", "= (1 + 1e-3 * place.dp) * whole["),),
         "gpt",
         {"dp": 2},
     ),
@@ -244,7 +244,7 @@ FAULTS: dict[str, Fault] = {
         {"cp": 2},
     ),
     "a target of another rank's vocabulary counts": Fault(
-        (Edit(TENSOR, ".squeeze(-1) * mine\n", ".squeeze(-1)\n"),), "gpt", {"tp": 2}
+        (Edit(TENSOR, ".squeeze(-1).masked_fill(~mine, 0)", ".squeeze(-1)"),), "gpt", {"tp": 2}
     ),
     "rows of the embedding that another rank holds count": Fault(
         (Edit(TENSOR, ", table) * mine.unsqueeze(-1)", ", table)"),), "gpt", {"tp": 2}

@@ -56,6 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
     "one kv head": {"num_kv_heads": 1},
     "8 layers": {"num_layers": 8},
+    "stretched": {"rope_base": 500_000.0, "rope_scaling": {"factor": 8.0, "original_max_seq_len": 16}},
     # The head weighs as much as two layers.
     "thin": {"num_layers": 8, "hidden_size": 16, "num_heads": 4, "num_kv_heads": 4, "ffn_hidden_size": 32},
     "capacity": {
@@ -153,6 +154,7 @@ LAYOUTS: dict[str, Try] = {
     # context
     "cp2 ring": Try({"cp": 2}, 2, ALL),
     "cp2 all-gather": Try({"cp": 2, "cp_method": "all_gather"}, 2),
+    "cp2 ring stretched": Try({"cp": 2}, 2, ("llama",), "stretched"),
     "cp4 ring": Try({"cp": 4}, 1),
     "cp4 all-gather": Try({"cp": 4, "cp_method": "all_gather"}, 1),
     # experts

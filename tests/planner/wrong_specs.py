@@ -58,6 +58,17 @@ FIELDS = [
     Wrong("layout.sequence_parallel", "yes", "layout.sequence_parallel", "true or false"),
     Wrong("layout.sp", 2, "layout.sp", "not a known field"),
     Wrong("layout", 3, "layout", "must be an object"),
+    Wrong("model.rope_base", 500_000.0, "model.rope_base", "gpt learns its positions"),
+    Wrong("model.rope_scaling", {"factor": 8.0, "original_max_seq_len": 64}, "model.rope_scaling", "gpt learns"),
+    Wrong(
+        "model",
+        {
+            "preset": "llama-tiny",
+            "rope_scaling": {"factor": 8.0, "high_freq_factor": 1.0, "original_max_seq_len": 64},
+        },
+        "model.rope_scaling",
+        "high_freq_factor 1 <= low_freq_factor 1",
+    ),
     Wrong("model", "gpt-tiny", "model", "must be an object"),
     Wrong("model", {}, "model.arch", "is required"),
     Wrong("model.preset", "gpt-9", "model.preset", "there is no preset"),

@@ -93,6 +93,16 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
+    @contextlib.contextmanager
+    def halted(self) -> Iterator[None]:
+        """Its process stands still: connections are taken, and nothing is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def client(self) -> redis.Redis:
         return redis.Redis.from_url(self.url, socket_timeout=5)
 

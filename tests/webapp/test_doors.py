@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -143,6 +144,31 @@ def test_a_head_without_end_is_refused(behind: Behind) -> None:
         with contextlib.suppress(ConnectionError):
             line.sendall(HEAD + b"X-A: " + b"b" * (2 * limits.HEAD_BYTES + 2**20))
         assert until_closed(line)[:12] in (b"HTTP/1.1 400", b"")
+
+
+@pytest.mark.parametrize("path", [b"/api", b"/api/v1/jobs", b"//api/v1/jobs", b"/api?x"])
+def test_a_program_is_refused_in_json_however_it_writes_the_path(behind: Behind, path: bytes) -> None:
+    answer = behind.answer(b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\nExpect: y\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {
+        "errors": [{"field": "request", "message": "the body is larger than 1 MB"}]
+    }
+
+
+def test_a_page_is_refused_in_words(behind: Behind) -> None:
+    answer = behind.answer(b"POST /apish HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\nExpect: y\r\n\r\n")
+    assert b"text/plain" in answer
+
+
+@pytest.mark.parametrize(
+    "sent", [b"no request\r\n\r\n", b"GET / HTTP/9.9.9\r\n\r\n", b"POST /api HTTP/1.1\r\n:\r\n\r\n"]
+)
+def test_what_is_no_http_is_refused_in_the_shape_of_every_refusal(behind: Behind, sent: bytes) -> None:
+    head, _, body = behind.answer(sent).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert b"content-type: application/json" in head
+    assert json.loads(body) == {"errors": [{"field": "request", "message": "Invalid HTTP request received."}]}
+    assert behind.bodies == []
 
 
 def test_nobody_on_loopback_can_say_that_he_is_somebody_else() -> None:

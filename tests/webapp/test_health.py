@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from django.db import connection
 from django.test import Client
@@ -19,6 +21,20 @@ def test_a_prober_needs_neither_name_nor_login(client: Client, settings: Setting
     redis_service.stop()
     answer = client.get("/healthz")
     assert (answer.status_code, answer.json()) == (503, {"database": True, "redis": False})
+
+
+@pytest.mark.django_db
+def test_a_redis_that_stands_still_is_told_within_a_second(
+    client: Client, settings: Settings, redis_service: RedisServer
+) -> None:
+    settings.REDIS_URL = redis_service.url
+    assert client.get("/healthz").status_code == 200
+    with redis_service.halted():
+        asked = time.monotonic()
+        answer = client.get("/healthz")
+        took_s = time.monotonic() - asked
+    assert (answer.status_code, answer.json()) == (503, {"database": True, "redis": False})
+    assert took_s < 1.5
 
 
 @pytest.mark.django_db(transaction=True)

@@ -23,9 +23,11 @@ def option(name: str) -> str:
 
 
 def frame(**fields: Any) -> bytes:
-    item = {"kind": "phase", "rank": 0, "time": 1.0, "phase": "step", **fields}
+    """One that says something good too."""
+    good = {"kind": "phase", "rank": 0, "time": 1.0, "phase": "step"}
+    items = [{**good, **fields}, good] if fields else [good]
     header = {"v": 1, "job": option("job"), "attempt": int(option("attempt")), "rank": 0}
-    body: bytes = msgpack.packb({**header, "items": [item]})
+    body: bytes = msgpack.packb({**header, "items": items})
     return struct.pack(">I", len(body)) + body
 
 
@@ -65,17 +67,19 @@ def main() -> None:
     root = Path(option("data-root"))
     spoil_files(root)
     spoil_logs(root)
-    nonsense: dict[str, bytes] = {
+    wrong = {
         "a step without fields": frame(kind="step"),
         "a loss that is no number": frame(kind="eval", step=1, loss=float("nan")),
         "a text that is no list": frame(kind="verdict", rows="none"),
         "a word of NUL": frame(phase="\0"),
+    }
+    nonsense: dict[str, bytes] = {
         "a log in another's name": frame(kind="log", first=0, lines=["forged"]),
         "a gap": frame(kind="gap", items=2**62),
         "no frame": struct.pack(">I", 3) + b"\xc1\xc1\xc1",
     }
     told = {what: say(sent) for what, sent in nonsense.items()}
-    told["a frame of its own"] = say(frame(), 1)
+    told |= {what: say(sent, 0.5) for what, sent in {**wrong, "a frame of its own": frame()}.items()}
     Path("told.json").write_text(json.dumps(told))
     line = b"x" * 99 + b"\n"
     for _ in range(FLOOD_BYTES // 100 // 1000):

@@ -17,7 +17,6 @@ from planner.facts.spec import ModelSpec
 from workers.checkpoint.whole import Whole, named_tensors
 from workers.trainer.encode import END_OF_TEXT, Encoder
 from workers.trainer.errors import UserError, brief
-from workers.trainer.model.attention import ROPE_BASE
 from workers.trainer.model.layers import NORM_EPS
 
 Tensors = dict[str, torch.Tensor]
@@ -126,8 +125,8 @@ def _llama(model: ModelSpec, tensors: Tensors) -> tuple[list[tuple[str, torch.Te
         "max_position_embeddings": model.max_seq_len,
         "vocab_size": model.vocab_size,
         "rms_norm_eps": NORM_EPS,
-        "rope_theta": ROPE_BASE,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_BASE},
+        "rope_theta": model.rope_base,
+        "rope_parameters": _rope(model),
         "tie_word_embeddings": model.tied_embeddings,
         "dtype": "float32",
     }
@@ -137,6 +136,15 @@ def _llama(model: ModelSpec, tensors: Tensors) -> tuple[list[tuple[str, torch.Te
             raise UserError(f"model.moe: {text}")
         config |= {"num_local_experts": moe.num_experts, "num_experts_per_tok": moe.experts_per_token}
     return list(_llama_tensors(model, tensors)), config
+
+
+def _rope(model: ModelSpec) -> dict[str, Any]:
+    plain = {"rope_type": "default", "rope_theta": model.rope_base}
+    scaling = model.rope_scaling
+    if scaling is None:
+        return plain
+    stretch = scaling.model_dump(exclude={"original_max_seq_len"})
+    return plain | {"rope_type": "llama3", "original_max_position_embeddings": scaling.original_max_seq_len} | stretch
 
 
 def _llama_tensors(model: ModelSpec, tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from planner.facts.parse import parse_spec
-from planner.facts.spec import JobSpec, SpecError
+from planner.facts.spec import ROPE_BASE, JobSpec, SpecError
 from workers.trainer.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -96,6 +96,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         files = {name: (int(size), int(crc)) for name, (size, crc) in content["files"].items()}
         if content["version"] != VERSION:
             raise UserError(f"checkpoint {checkpoint.name}: version {content['version']}, this program reads {VERSION}")
+        content["spec"]["model"].setdefault("rope_base", ROPE_BASE)  # which all had when it was no field
         return Manifest(parse_spec(content["spec"]), int(content["step"]), files, content["rng"])
     except (OSError, ValueError, KeyError, TypeError, SpecError) as error:
         raise UserError(f"checkpoint {checkpoint.name}: its {MANIFEST} cannot be read: {error}") from None
@@ -163,3 +164,13 @@ def retain(attempt: Path, keep: int) -> list[str]:
         (path / MANIFEST).unlink()  # half deleted, it must not look complete
         shutil.rmtree(path)
     return [path.name for path in gone]
+
+
+def discard_drafts(attempt: Path) -> list[str]:
+    """Delete what saves that were cut off have left, of this attempt, which saves nothing now, and of the job's
+    earlier ones, which are over. Gives their names."""
+    earlier = [path for path in attempt.parent.glob("*/") if path.name.isdigit() and int(path.name) < int(attempt.name)]
+    left = [draft for folder in [*earlier, attempt] for draft in folder.glob(".step-*.draft")]
+    for draft in left:
+        shutil.rmtree(draft, ignore_errors=True)
+    return [draft.name for draft in left]

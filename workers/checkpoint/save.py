@@ -116,6 +116,7 @@ class Saver:
     def _publish(self, draft: Path, step: int, files: Files, rng: list[int]) -> None:
         folder.publish(draft, self._spec, step, files, rng)
         folder.retain(self._attempt, self._spec.train.keep_checkpoints)
+        folder.discard_drafts(self._attempt)
 
 
 def _empty(draft: Path) -> None:

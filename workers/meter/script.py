@@ -45,6 +45,8 @@ def from_command_line(name: str, arguments: list[str], *, is_module: bool) -> Sc
     if is_module:
         return Script(_module_file(name, here, "here"), name, name, arguments, here, None)
     file = Path(name).absolute()
+    if file.is_dir():
+        raise NoScriptError(f"script.path: {name!r} is a folder; name the file in it")
     if not file.is_file():
         raise NoScriptError(f"script.path: there is no {name!r}")
     return Script(file, None, name, arguments, file.resolve().parent, None)
@@ -116,9 +118,17 @@ def _ordered(spec_file: Path) -> ScriptSpec:
 
 def _below(root: Path, name: str, is_there: Callable[[Path], bool], field: str) -> Path:
     found = _inside(root, root / name, is_there)
+    if found is None and _inside(root, root / name, Path.exists):
+        raise NoScriptError(f"{field}: {name!r} is {_OTHERWISE[is_there]}")
     if found is None:
         raise NoScriptError(f"{field}: there is no {name!r} below the script root")
     return found
+
+
+_OTHERWISE: dict[Callable[[Path], bool], str] = {
+    Path.is_file: "a folder; name the file in it",
+    Path.is_dir: "a file; name the folder that it is in",
+}
 
 
 def _module_file(module: str, root: Path, where: str) -> Path:

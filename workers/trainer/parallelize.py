@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from planner.facts.layout import chunk_indices, num_chunks
 from planner.facts.models import Parameter, Unit, stage_units
-from planner.facts.placements import Placement, local_parameter, placement
+from planner.facts.placements import Placement, expert_index, local_parameter, placement
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec
@@ -157,7 +157,7 @@ def make_strategy(spec: JobSpec, mesh: Mesh, experts: type[ExpertParallel] = Exp
     return Strategy(
         tp=TensorParallel(mesh.tp, layout.tp, mesh.place.tp, layout.sequence_parallel),
         cp=ContextParallel(mesh.cp, layout.cp, mesh.place.cp, layout.cp_method),
-        ep=experts(mesh.ep, layout.ep, (mesh.place.dp * layout.cp + mesh.place.cp) % layout.ep),
+        ep=experts(mesh.ep, layout.ep, expert_index(layout, mesh.place)),
         recompute=layout.recompute,
         attention=spec.train.attention,
         regather=layout.regather,

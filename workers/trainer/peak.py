@@ -13,7 +13,10 @@ RESET_PEAK = "5"  # proc(5): the resident set's high-water mark starts anew
 
 
 class Peak:
-    """On a GPU what torch allocated; on a CPU how far the resident set rose. `bytes` of all that was watched so far."""
+    """On a GPU what torch allocated; on a CPU how far the resident set rose, without files that are mapped into it.
+
+    `bytes` of all that was watched so far.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.bytes = device, 0
@@ -33,10 +36,13 @@ class Peak:
             CLEAR_REFS.write_text(RESET_PEAK)
 
     def _now(self) -> int:
-        return torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else _status("VmRSS")
+        return torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else _status("RssAnon")
 
     def _most(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else _status("VmHWM")
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        # Libraries and data come as they are used and stay: what of the highest is theirs is what they hold now.
+        return _status("VmHWM") - _status("RssFile") - _status("RssShmem")
 
 
 def _status(name: str) -> int:

@@ -125,14 +125,14 @@ def _partial_over_tp(parameter: Parameter, layout: Layout) -> bool:
 
 def _shared_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
     """One all-reduce over tp sums the tensors that all its ranks hold, one the heads that several share."""
-    index, element = shard_index(spec, place), summed_bytes(spec)
+    element = summed_bytes(spec)
     parameters = alike_parameters(spec, place.pp)
     sharing = Group(shared_heads(spec.model.num_kv_heads, spec.layout.tp), 1)
     for group, chosen in (
         (axis_group(spec.layout, "tp"), [(p, n) for p, n in parameters if _partial_over_tp(p, spec.layout)]),
         (sharing, [(p, n) for p, n in parameters if is_key_or_value(p)]),
     ):
-        size = sum(number * held_numel(spec, p, index) for p, number in chosen) * element
+        size = sum(number * held_numel(spec, place, p) for p, number in chosen) * element
         tally.add("all_reduce", "tp", group, size, 1 if chosen else 0)
 
 
@@ -144,17 +144,12 @@ def _tied_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
     table = next(p for u in local_units(spec, place.pp) for p in u.parameters if p.name in _TIED)
     pipe = axis_group(spec.layout, "pp")
     ends = Group(2, (pipe.size - 1) * pipe.stride)
-    tally.add("all_reduce", "pp", ends, held_numel(spec, table, shard_index(spec, place)) * summed_bytes(spec))
+    tally.add("all_reduce", "pp", ends, held_numel(spec, place, table) * summed_bytes(spec))
 
 
 def summed_bytes(spec: JobSpec) -> int:
     """Bytes an element of the gradients that data parallelism leaves: FSDP2 keeps its shards of them in fp32."""
     return FP32_BYTES if spec.layout.zero else mix_of(spec.train.precision).gradients
-
-
-def shard_index(spec: JobSpec, place: Coordinates) -> int:
-    """This rank's index among those that ZeRO divides a tensor over."""
-    return (place.dp * spec.layout.cp + place.cp) % spec.layout.shard_ranks
 
 
 _TIED = ("embedding.weight", "head.weight")

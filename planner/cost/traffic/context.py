@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from planner.cost.traffic.tally import Tally
 from planner.facts.layout import axis_group
+from planner.facts.placements import kv_heads_held
 from planner.facts.precision import mix_of
 from planner.facts.shards import Held, micro_batch_tokens
 from planner.facts.spec import JobSpec
@@ -19,7 +20,7 @@ def key_value_bytes(spec: JobSpec) -> int:
     if model.mla:
         width = model.num_heads // tp * (model.mla.nope_head_dim + model.mla.rope_head_dim + model.mla.value_head_dim)
     else:
-        width = 2 * max(1, model.num_kv_heads // tp) * model.head_dim
+        width = 2 * kv_heads_held(model.num_kv_heads, tp) * model.head_dim
     return micro_batch_tokens(spec) * width * mix_of(spec.train.precision).compute
 
 

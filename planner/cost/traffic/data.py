@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from functools import cache
 
 from planner.cost.traffic.tally import Tally
-from planner.facts.layout import Group
+from planner.facts.layout import Coordinates, Group
 from planner.facts.models import Parameter, Unit
-from planner.facts.placements import gathered_numel, shard_group, shard_numel
+from planner.facts.placements import gathered_numel, places, shard_group, shard_numel
 from planner.facts.precision import mix_of
 from planner.facts.shards import BUCKET_BYTES, is_expert_unit, local_units
 from planner.facts.spec import JobSpec
@@ -114,9 +114,9 @@ def gradient_buckets(sizes: list[int]) -> list[int]:
     return [*buckets, filled] if filled else buckets
 
 
-def held_numel(spec: JobSpec, parameter: Parameter, index: int) -> int:
-    """Elements of one parameter's gradient on the rank `index` of its shard group, once dp has reduced it."""
+def held_numel(spec: JobSpec, place: Coordinates, local: Parameter) -> int:
+    """Elements of one parameter's gradient that a rank holds, once dp has reduced it."""
     if spec.layout.zero == 0:
-        return parameter.numel
-    degree = shard_group(spec.layout, experts=parameter.is_expert and spec.layout.ep > 1).size
-    return shard_numel(parameter, degree, index % degree)
+        return local.numel
+    *_, index = places(spec.layout, place, local)
+    return shard_numel(local, shard_group(spec.layout, experts=local.is_expert).size, index)

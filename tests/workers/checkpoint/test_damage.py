@@ -88,6 +88,16 @@ def test_only_the_newest_stay(saved: Path, tmp_path: Path) -> None:
     assert len(ran.of_kind("checkpoint")) == 6
 
 
+def test_drafts_that_nobody_finishes_are_deleted_by_the_next_save(tmp_path: Path) -> None:
+    """Of its own attempt and of earlier ones; a later attempt is another's to write."""
+    left = [tmp_path / "root" / "job" / number / ".step-00000099.draft" for number in ("1", "2", "3")]
+    for draft in left:
+        draft.mkdir(parents=True)
+        (draft / "__0_0.distcp").write_bytes(b"half")
+    run(make_spec({}, checkpoint_every=6), tmp_path / "root", attempt=2)
+    assert [draft.exists() for draft in left] == [False, False, True]
+
+
 def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

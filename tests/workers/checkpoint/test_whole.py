@@ -16,7 +16,7 @@ from workers.checkpoint.export import export
 from workers.checkpoint.whole import evaluate, load_whole, sample
 
 LAYOUTS: dict[str, dict[str, Any]] = {"gpt": {"pp": 2}, "llama": {"tp": 2}, "moe": {"dp": 2, "ep": 2, "zero": 3}}
-VARIANTS = {"llama": "vocabulary of 257"}  # which tp pads while it trains
+VARIANTS = {"llama": "vocabulary of 257", "moe": "stretched"}  # tp pads while it trains; RoPE as Llama 3.1's
 
 
 @pytest.fixture(scope="module")

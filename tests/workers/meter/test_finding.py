@@ -45,7 +45,6 @@ def find(root: Path, **script: Any) -> Script:
         ({"path": "evil.py"}, "script.path"),
         ({"path": "away/train.py"}, "script.path"),
         ({"path": "circle"}, "script.path"),
-        ({"path": "good"}, "script.path"),
         ({"path": "x" * 900}, "script.path"),
         ({"path": "absent.py"}, "script.path"),
         ({"module": "evil"}, "script.module"),
@@ -56,11 +55,22 @@ def find(root: Path, **script: Any) -> Script:
         ({"module": "http.server"}, "script.module"),
         ({"path": "good/train.py", "cwd": "away"}, "script.cwd"),
         ({"path": "good/train.py", "cwd": "absent"}, "script.cwd"),
-        ({"path": "good/train.py", "cwd": "link.py"}, "script.cwd"),
     ],
 )
 def test_a_way_out_of_the_root_is_as_good_as_none(root: Path, script: dict[str, str], field: str) -> None:
     with pytest.raises(NoScriptError, match=f"^{re.escape(field)}: there is no '"):
+        find(root, **script)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ({"path": "good"}, "script.path: 'good' is a folder; name the file in it"),
+        ({"path": "good/train.py", "cwd": "link.py"}, "script.cwd: 'link.py' is a file; name the folder that it is in"),
+    ],
+)
+def test_a_folder_for_a_file_is_told_as_that(root: Path, script: dict[str, str], told: str) -> None:
+    with pytest.raises(NoScriptError, match=f"^{re.escape(told)}$"):
         find(root, **script)
 
 

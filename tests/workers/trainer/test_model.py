@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from planner.facts.layout import Coordinates
 from planner.facts.models import Unit, parameter_count, stage_units
+from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
+from workers.checkpoint.export import _rope
 from workers.trainer.model import Attention, Block, Decoder, Strategy, initialise, rotate
+from workers.trainer.model.attention import turns
 from workers.trainer.tensor_parallel import Entered, TensorParallel
 
 ALONE = Strategy()
@@ -108,7 +113,8 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(8, generator=generator).expand(1, 1, 12, 8) for _ in range(2))
     positions = torch.arange(12)
-    scores = rotate(q, positions)[0, 0] @ rotate(k, positions)[0, 0].T
+    each = 10_000.0 ** (-torch.arange(4) / 4)
+    scores = rotate(q, positions, each)[0, 0] @ rotate(k, positions, each)[0, 0].T
     for distance in range(-11, 12):
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
@@ -140,3 +146,29 @@ def test_parts_of_any_layout_start_from_the_whole_models_values(arch: str) -> No
     assert not torch.equal(
         whole["embedding.weight"], dict(built(model, seed=2)[0].named_parameters())["embedding.weight"]
     )
+
+
+@pytest.mark.parametrize("preset", ["llama2-7b", "llama3-8b", "llama3-1b", "llama3-405b", "mixtral-8x7b"])
+def test_heads_turn_as_the_published_model_s(preset: str) -> None:
+    model = PRESETS[preset].model
+    config = LlamaConfig(
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_heads,
+        max_position_embeddings=model.max_seq_len,
+        rope_parameters=_rope(model),
+    )
+    expected = LlamaRotaryEmbedding(config).inv_freq
+    torch.testing.assert_close(turns(model, torch.device("cpu")), expected, rtol=1e-5, atol=0)
+
+
+def test_a_head_s_gradient_turns_back() -> None:
+    x = torch.randn(2, 3, 5, 8, requires_grad=True)
+    positions, each = torch.arange(5), torch.rand(4)
+    angle = torch.outer(positions.float(), each)
+    a, b = x.chunk(2, -1)
+    plain = torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
+    grad = torch.randn_like(plain)
+    (expected,) = torch.autograd.grad(plain, x, grad)
+    turned = rotate(x, positions, each)
+    torch.testing.assert_close(turned, plain)
+    torch.testing.assert_close(torch.autograd.grad(turned, x, grad)[0], expected)

@@ -20,7 +20,13 @@ export function showEstimate(panel, plan) {
   place("parameters").textContent = parameters(estimate.model_parameters);
   place("parameters").title = integer(estimate.model_parameters);
   const isMixture = estimate.active_parameters !== estimate.model_parameters;
-  place("active").textContent = isMixture ? `${parameters(estimate.active_parameters)} active a token` : "";
+  const notes = isMixture ? [`${parameters(estimate.active_parameters)} active a token`] : [];
+  if (estimate.padded_vocab_size > estimate.vocab_size) {
+    notes.push(`vocabulary of ${integer(estimate.vocab_size)} padded to ${integer(estimate.padded_vocab_size)}`);
+  }
+  const padded = Math.max(...estimate.stages.map((stage) => stage.padded_share));
+  if (padded >= 0.0005) notes.push(`ZeRO sends ${(100 * padded).toFixed(1)}% padding`);
+  place("active").textContent = notes.join(" · ");
   const perRank = Math.max(...estimate.stages.map((stage) => stage.parameters));
   place("per-rank").textContent = parameters(perRank);
   place("per-rank").title = integer(perRank);

@@ -2,6 +2,7 @@
 import { el } from "./dom.js";
 import { bytes, count, duration, exactBytes, integer } from "./format.js";
 import { rowHead, scrolling, th } from "./pictures/table.js";
+import { words } from "./refusal.js";
 
 function value(number, unit) {
   if (unit === "B") return bytes(number);
@@ -35,7 +36,7 @@ export function explainButtons(root, dialog, url, ask) {
         headers: { "Content-Type": "application/json", "X-CSRFToken": root.ownerDocument.querySelector("[name=csrfmiddlewaretoken]").value },
       });
       const made = await answer.json();
-      if (made.errors) throw new Error(made.errors.map((e) => `${e.field}: ${e.message}`).join("; "));
+      if (made.errors) throw new Error(words(made.errors));
       const figure = made.find((f) => f.figure === button.dataset.explain);
       title.textContent = `${figure.figure} = ${value(figure.value, figure.unit)}, ${figure.kind}`;
       const head = [th("term"), th("value", true), th("formula and numbers"), th("source")];

@@ -45,12 +45,17 @@ function showNotice(job) {
   else box.textContent = "The host has not been heard of for a while. Training may well go on; the page catches up.";
 }
 
+/** Who may only look at a job gets neither. */
+function show(id, fits) {
+  $(id).hidden = !fits || $(id).dataset.mayNot !== undefined;
+}
+
 export function showHeader(job) {
   const badge = $("status");
   if (badge.textContent !== job.status) badge.textContent = job.status;
   badge.dataset.status = job.status;
-  $("cancel-form").hidden = job.finished || job.status === "cancelling";
-  $("requeue-form").hidden = !AGAIN.has(job.status);
+  show("cancel-form", !job.finished && job.status !== "cancelling");
+  show("requeue-form", AGAIN.has(job.status));
   showTimeline(job.history);
   showNotice(job);
 }

@@ -4,6 +4,7 @@ import { showEstimate } from "./estimate.js";
 import { explainButtons } from "./explain.js";
 import { parameters } from "./format.js";
 import { readRanks } from "./pictures/ranks.js";
+import { refused } from "./refusal.js";
 
 const DELAY_MS = 150;
 const form = document.getElementById("job-form");
@@ -14,6 +15,7 @@ const cluster = document.getElementById("f-cluster");
 const compare = document.getElementById("compare");
 compare.dataset.base = compare.getAttribute("href");
 let latest = null; // the newest request; older answers are dropped
+let again = null; // the timer of the next try
 let spec = null; // as the server understood the form
 
 function showModel() {
@@ -91,8 +93,9 @@ function showChoices(choices) {
   }
 }
 
-async function ask() {
+async function ask(triesLeft = 3) {
   latest?.abort();
+  clearTimeout(again);
   const mine = new AbortController();
   latest = mine;
   panel.dataset.stale = "true";
@@ -104,7 +107,8 @@ async function ask() {
       signal: mine.signal,
     });
     if (answer.redirected || answer.status === 403) throw new Error("you are logged out; open the page again");
-    if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
+    if (answer.status === 503) return askAgain(await refused(answer), answer.headers.get("Retry-After"), triesLeft);
+    if (!answer.ok) throw new Error(await refused(answer));
     const plan = await answer.json();
     if (mine !== latest) return;
     spec = plan.spec;
@@ -119,6 +123,15 @@ async function ask() {
     status.textContent = `No estimate: ${error.message}.`;
     status.dataset.tone = "bad";
   }
+}
+
+/** Nothing is wrong with the draft: too much is planned just now. */
+function askAgain(why, after, triesLeft) {
+  if (triesLeft === 0) throw new Error(why);
+  const seconds = Number(after) || 5;
+  status.textContent = `No estimate yet: ${why}. Asking again in ${seconds} s.`;
+  status.dataset.tone = "warn";
+  again = setTimeout(() => ask(triesLeft - 1), 1000 * seconds);
 }
 
 function tellStatus(plan) {

@@ -4,7 +4,7 @@ import { el, swatch } from "./dom.js";
 import { bytes, duration, exactBytes } from "./format.js";
 
 const AXES = new Set(["pp", "dp", "cp", "ep", "tp", "world"]);
-const MEMORY = ["parameters", "gradients", "optimizer", "gathered", "activations", "working"];
+const MEMORY = ["parameters", "gradients", "optimizer", "gathered", "activations", "working", "allowance"];
 
 function error(planned, measured) {
   if (planned === measured) return { text: "0 %", exact: true };
@@ -66,19 +66,21 @@ function timeLines(estimate, state) {
     },
   ];
   const measured = busy(state);
-  for (const part of time.parts.filter(({ seconds }) => seconds > 0)) {
-    const axis = AXES.has(part.name);
+  const planned = new Map(time.parts.map(({ name, seconds }) => [name, seconds]));
+  const axes = [...new Set([...planned.keys(), ...measured.keys()])].filter((name) => AXES.has(name)).sort(byAxis);
+  for (const { name, seconds } of time.parts.filter((part) => part.seconds > 0 && !AXES.has(part.name))) {
+    lines.push({ group, name, token: `--part-${name}`, planned: duration(seconds), measured: null, off: null });
+  }
+  for (const axis of axes) {
+    if (!(planned.get(axis) > 0) && !measured.has(axis)) continue;
     lines.push({
       group,
-      name: axis ? `${part.name}, not hidden` : part.name,
-      token: axis ? `--axis-${part.name}` : `--part-${part.name}`,
-      planned: duration(part.seconds),
-      measured: null,
+      name: `${axis}, not hidden`,
+      token: `--axis-${axis}`,
+      planned: duration(planned.get(axis) ?? 0),
+      measured: measured.has(axis) ? `≤ ${duration(measured.get(axis))}` : null,
       off: null,
     });
-  }
-  for (const [axis, seconds] of [...measured].sort(([a], [b]) => byAxis(a, b))) {
-    lines.push({ group, name: `${axis}, waiting and hidden too`, token: `--axis-${axis}`, planned: null, measured: duration(seconds), off: null });
   }
   return lines;
 }
@@ -87,15 +89,14 @@ function memoryLines(estimate, state) {
   const fullest = estimate.stages.reduce((best, stage) => (stage.memory_bytes > best.memory_bytes ? stage : best));
   const group = "memory of the fullest rank";
   const parts = MEMORY.filter((name) => fullest.memory[name] > 0);
-  const tensors = parts.reduce((total, name) => total + fullest.memory[name], 0);
   const peak = state.peaks.size > 0 ? Math.max(...state.peaks.values()) : null;
   return [
     {
       group,
       name: "together",
-      planned: bytes(tensors),
+      planned: bytes(fullest.memory_bytes),
       measured: peak === null ? null : bytes(peak),
-      off: peak === null ? null : error(tensors, peak).text,
+      off: peak === null ? null : error(fullest.memory_bytes, peak).text,
     },
     ...parts.map((name) => ({ group, name, planned: bytes(fullest.memory[name]), measured: null, off: null })),
   ];

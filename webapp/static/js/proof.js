@@ -9,8 +9,12 @@ export function apartWords(value) {
   return value >= 0.01 ? value.toPrecision(2) : value.toExponential(0);
 }
 
-/** {tone, words, more} of bytes and calls: the ranks' own verdicts once they are there, the steps so far until then. */
-export function trafficProof(state, comparison, finished) {
+/**
+ * {tone, words, more} of bytes and calls: the ranks' own verdicts once they are there, the steps so far until then.
+ * `exact` is false where a router decides how much goes to whom.
+ */
+export function trafficProof(state, comparison, finished, exact) {
+  const rows = exact ? "" : "; over ep for the rows that the run's own router chose";
   if (state.verdicts.size > 0) {
     let [bytesOff, callsOff] = [0, 0];
     for (const row of [...state.verdicts.values()].flat()) {
@@ -21,7 +25,7 @@ export function trafficProof(state, comparison, finished) {
     return {
       tone: good ? "good" : "bad",
       words: `${exactBytes(bytesOff)}, ${integer(callsOff)} ${callsOff === 1 ? "call" : "calls"}`,
-      more: `off in all, over every phase of ${integer(state.verdicts.size)} ${state.verdicts.size === 1 ? "rank" : "ranks"}`,
+      more: `off in all, over every phase of ${integer(state.verdicts.size)} ${state.verdicts.size === 1 ? "rank" : "ranks"}${rows}`,
     };
   }
   if (!comparison) return { tone: "", words: "not checked", more: finished ? "no step was counted" : "no step has ended" };
@@ -84,9 +88,9 @@ function fill(place, { tone, words, more }) {
 }
 
 /** The panel: three figures, the verdict of all, and a table of what is wrong. */
-export function showProof(panel, state, comparison, finished) {
+export function showProof(panel, state, comparison, finished, exact) {
   const parts = [
-    trafficProof(state, comparison, finished),
+    trafficProof(state, comparison, finished, exact),
     replicaProof(state.proof),
     processProof(state.proof, finished),
   ];

@@ -3,6 +3,7 @@ import { paretoChart } from "./charts/pareto.js";
 import { copyText, el, stackedBar } from "./dom.js";
 import { bytes, count, duration, integer, tokenRate } from "./format.js";
 import { cell, scrolling, th } from "./pictures/table.js";
+import { words } from "./refusal.js";
 
 const MOST = 4;
 const DELAY_MS = 150;
@@ -29,7 +30,7 @@ async function post(url, body) {
   const answer = await fetch(url, { method: "POST", body: JSON.stringify(body), headers });
   if (answer.redirected || answer.status === 403) throw new Error("you are logged out; open the page again");
   const made = await answer.json();
-  if (made.errors) throw new Error(made.errors.map((e) => `${e.field}: ${e.message}`).join("; "));
+  if (made.errors) throw new Error(words(made.errors));
   return made;
 }
 

@@ -104,7 +104,7 @@ class Supervisor:
         user = self.settings.job_user
         self.folder.chmod(0o700 if user is None else 0o711)
         address = self.folder / "telemetry"
-        telemetry = Telemetry(self.order, self._take, lambda: self.board.lose(1))
+        telemetry = Telemetry(self.order, self._take, self.board.lose)
         server = await telemetry.start(address, None if user is None else user.uid)
         self.training = Training(self.attempt, self.order, self.settings, str(address))
         await self.training.start()

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from contracts.codec import FRAME_BYTES, BadMessageError, decode_frame
+from contracts.codec import FRAME_BYTES, BadMessageError, salvage_frame
 from contracts.control import LaunchOrder
 from contracts.telemetry import Frame, Item
 from workers.host.supervisor.bucket import Bucket
@@ -27,10 +27,10 @@ PENANCE_S = 0.2  # before a sender of nonsense is cut off, so that coming back a
 
 
 class Telemetry:
-    """Hands the items of well-formed frames to `take`; `refused` hears of each frame that was none."""
+    """Hands items that fit to `take`; `refused` hears how many did not, a frame that is none being one."""
 
     def __init__(
-        self, order: LaunchOrder, take: Callable[[list[Item]], Awaitable[None]], refused: Callable[[], None]
+        self, order: LaunchOrder, take: Callable[[list[Item]], Awaitable[None]], refused: Callable[[int], None]
     ) -> None:
         self._order, self._take, self._refused = order, take, refused
         self._most = 2 * len(order["slots"]) + SPARE_CONNECTIONS
@@ -54,10 +54,7 @@ class Telemetry:
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass  # the sender went, or stopped in the middle of a frame
         except BadMessageError as error:
-            self._num_refused += 1
-            if self._num_refused <= TOLD_REFUSALS:
-                log.warning("a rank was cut off: %s", error)
-            self._refused()
+            self._refuse("a rank was cut off", str(error), 1)
             await asyncio.sleep(PENANCE_S)
         finally:
             self._open -= 1
@@ -71,10 +68,19 @@ class Telemetry:
             async with self._large if size > SMALL_FRAME else contextlib.nullcontext():
                 async with asyncio.timeout(BODY_S):
                     body = await reader.readexactly(size)
-            frame = self._checked(decode_frame(body))
+            told, problems = salvage_frame(body)
+            frame = self._checked(told)
+            if problems:
+                self._refuse(f"items of rank {frame['rank']} were dropped", problems[0], len(problems))
             await self._take(frame["items"])
             self._bucket.spend(size)
             await self._bucket.paid()
+
+    def _refuse(self, what: str, why: str, count: int) -> None:
+        self._num_refused += 1
+        if self._num_refused <= TOLD_REFUSALS:
+            log.warning("%s: %s", what, why)
+        self._refused(count)
 
     def _checked(self, frame: Frame) -> Frame:
         """Whoever speaks for another job, attempt or rank is cut off."""

@@ -30,9 +30,20 @@ class Piece(NamedTuple):
         return part_number(self.name, self.box)
 
     @property
+    def gradient(self) -> torch.Tensor:
+        """Without padding, as are all."""
+        return self.held.gradient[self.box.filled]
+
+    @property
     def weight(self) -> torch.Tensor:
-        """What the optimiser updates of it."""
-        return local(self.held.master.detach())
+        """What the optimiser updates."""
+        return local(self.held.master.detach())[self.box.filled]
+
+    @property
+    def computed_with(self) -> torch.Tensor | None:
+        """What the model computes with, where that follows the weight and is not the weight itself."""
+        held = self.held
+        return None if held.tensor is held.master else local(held.tensor.detach())[self.box.filled]
 
 
 def pieces_of(spec: JobSpec, place: Coordinates, part: Part) -> list[Piece]:

@@ -61,9 +61,9 @@ class Proof:
     def gradients(self, index: int) -> None:
         """In such a step, when gradients are complete and not clipped."""
         if index in (self._first, self._last):
-            self._compare("gradient", lambda piece: piece.held.gradient)
+            self._compare("gradient", lambda piece: piece.gradient)
         if self._compared and index == 0:
-            self._kept = FirstStep([piece.held.gradient.clone() for piece in self._pieces], [])
+            self._kept = FirstStep([piece.gradient.clone() for piece in self._pieces], [])
 
     def updated(self, index: int, result: StepResult) -> None:
         """After it. What is wrong is told once all is known of the first steps, or of the last."""

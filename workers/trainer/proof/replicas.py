@@ -64,8 +64,8 @@ def _table(what: Kind, pieces: list[Piece], value_of: ValueOf, device: torch.dev
         value = value_of(piece)
         about = torch.tensor([piece.number, value.numel()], device=device)
         total = checksum(value)
-        if what == "weight" and piece.held.master is not piece.held.tensor:
-            total = total * FACTOR + checksum(piece.held.tensor)  # what is computed with must follow its master
+        if what == "weight" and piece.computed_with is not None:
+            total = total * FACTOR + checksum(piece.computed_with)
         rows.append(torch.cat((about, total.reshape(1))))
     return torch.stack(rows) if rows else torch.zeros((0, 3), dtype=torch.int64, device=device)
 

@@ -1,0 +1,74 @@
+"""What a list of jobs may be narrowed to over REST: the page's own filters, and nothing senseless passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import django_filters
+from django.db.models import QuerySet
+from drf_spectacular.utils import OpenApiParameter
+from rest_framework.request import Request
+
+from jobs.access import listed_jobs
+from jobs.filters import JobFilter
+from jobs.models import Job
+from jobs.text import whole_number
+from planner.facts.spec import Problem
+
+PAGE, PAGE_LIMIT = 50, 200
+HELP = {
+    "q": "words in the name, or a whole id",
+    "status": "jobs in this state",
+    "kind": "jobs of this kind",
+    "owner": "jobs of this user: those that you may see",
+}
+
+
+class BadParameterError(Exception):
+    """Every parameter that makes no sense."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("; ".join(f"{p.field}: {p.message}" for p in problems))
+        self.problems = problems
+
+
+def narrowed(request: Request) -> QuerySet[Job]:
+    """The newest jobs that the user may see and asked for.
+
+    Raises:
+        BadParameterError: naming every parameter that makes no sense.
+    """
+    asked = request.query_params
+    problems = [Problem(name, "was given more than once") for name in ("limit", *HELP) if len(asked.getlist(name)) > 1]
+    limit = whole_number(asked.get("limit", str(PAGE)), 1, PAGE_LIMIT)
+    if limit is None:
+        problems.append(Problem("limit", f"must be a whole number from 1 to {PAGE_LIMIT}"))
+    problems += [Problem(name, "is empty") for name in HELP if name in asked and not asked[name].strip()]
+    filters = JobFilter(asked, queryset=listed_jobs(request.user))
+    problems += [Problem(name, " ".join(told)) for name, told in filters.form.errors.items()]
+    if problems:
+        raise BadParameterError(problems)
+    found: QuerySet[Job] = filters.qs[:limit]
+    return found
+
+
+def _schema(known: django_filters.Filter) -> dict[str, Any]:
+    choices = known.extra.get("choices")
+    if choices is not None:
+        return {"type": "string", "enum": [name for name, _ in choices]}
+    return {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": known.extra["max_length"],
+        "pattern": r"^[^\x00]*\S[^\x00]*$",
+    }
+
+
+PARAMETERS = [
+    OpenApiParameter(
+        "limit",
+        {"type": "integer", "minimum": 1, "maximum": PAGE_LIMIT, "default": PAGE},
+        description="how many of the newest",
+    ),
+    *(OpenApiParameter(name, _schema(known), description=HELP[name]) for name, known in JobFilter.base_filters.items()),
+]
