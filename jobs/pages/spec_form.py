@@ -40,6 +40,7 @@ _WORDS: dict[str, Mapping[str, str]] = {
     "model.arch": {"gpt": "GPT", "llama": "Llama"},
     "train.on_not_finite": {"stop": "ends the run", "continue": "goes on"},
     "train.verify": {"auto": "where it takes seconds", "on": "yes", "off": "no"},
+    "train.sampling": {"random": "from anywhere", "epochs": "each once an epoch"},
     "train.overlap": {"true": "while backward runs", "false": "afterwards"},
     "resources.device": {"cpu": "CPU", "cuda": "GPU"},
 }

@@ -20,6 +20,8 @@ export function timePicture(estimate) {
   const rows = parts.map((part) =>
     el("tr", {}, rowHead(token(part.name), label(part.name)), cell(duration(part.seconds)), cell(percent(part.seconds / time.step_s))),
   );
+  const share = Math.max(0.01, time.interval.share);
+  const within = `${duration(time.step_s * Math.max(0, 1 - share))} to ${duration(time.step_s * (1 + share))}`;
   const days = TOKENS / time.tokens_per_s / 86400;
   const share = Math.max(0.01, time.interval.share);
   const within = `${duration(time.step_s * Math.max(0, 1 - share))} to ${duration(time.step_s * (1 + share))}`;
