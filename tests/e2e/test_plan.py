@@ -111,3 +111,15 @@ def test_a_host_is_calibrated_by_a_click_and_the_click_can_be_taken_back(page: P
     page.wait_for_selector("#status[data-status=cancelled]", timeout=20_000)
     page.goto(host)
     expect(page.locator("#calibrate")).to_be_visible()
+
+
+def test_a_layout_is_chosen_as_one_asks_for_it(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/jobs/new/")
+    page.check("#auto")
+    page.fill("[name='layout.auto.ranks']", "2")
+    expect(page.locator('[data-show="chosen"]')).to_contain_text("layouts on 2 ranks of")
+    expect(page.locator('[data-show="world"]')).to_have_text("2 ranks")
+    expect(page.locator('[data-show="time"] .note')).to_contain_text("±")
+    expect(page.locator("#own-layout")).to_be_hidden()
+    page.fill("[name='layout.auto.ranks']", "999")
+    expect(page.locator("[data-for='layout.auto.ranks'] .problem")).to_contain_text("999 ranks; the largest host has")
