@@ -90,7 +90,7 @@ STACKS: dict[StackName, Stack] = {
     # 52 rows of MosaicML's llm-foundry; attention is FlashAttention 1's.
     "fsdp1": Stack(
         "FSDP1, eager",
-        0.13,
+        0.11,
         gemm_hopper=0.85,
         attention=0.58,
         norms=1.7,
@@ -103,7 +103,7 @@ STACKS: dict[StackName, Stack] = {
     # 128 rows: Aleph Alpha's sweeps, BLOOM's. Its pipeline engine reduces gradients after the last backward.
     "deepspeed": Stack(
         "Megatron-DeepSpeed",
-        0.12,
+        0.13,
         gemm=0.95,
         attention=1.12,
         norms=2.2,
