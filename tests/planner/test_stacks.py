@@ -12,7 +12,7 @@ from planner.facts.presets import PRESETS
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, MoeSpec, Resources, StackName, TrainSpec
 from planner.hardware.calibration import cluster_of
-from planner.hardware.cluster import UNALIGNED, gemm_seconds
+from planner.hardware.cluster import gemm_seconds
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, layer_work
 from planner.hardware.profile import GemmPoint, HostProfile, StreamPoint
@@ -81,7 +81,7 @@ def test_a_stack_without_overlap_of_gradients_waits_for_all_of_them() -> None:
 def test_rows_that_do_not_begin_at_16_bytes_are_slow() -> None:
     chip = H100.accelerator
     odd, even = (gemm_seconds(Gemm(8192, n, 4096), chip, "bf16", 2) for n in (50257, 50264))
-    assert odd == pytest.approx(even / UNALIGNED, rel=0.02)
+    assert odd > 5 * even
     assert gemm_seconds(Gemm(8192, 50257, 4096), chip, "fp32", 4) == pytest.approx(
         gemm_seconds(Gemm(8192, 50264, 4096), chip, "fp32", 4), rel=0.02
     )
