@@ -34,7 +34,7 @@ def answers_of(rows: Iterable[PublishedRow | SkipError]) -> tuple[list[Answer], 
             answers.append(predictor.answer(row))
         except SkipError as reason:
             skipped.append((row.source, stack_of(row), str(reason)))
-        except (ValueError, ArithmeticError, KeyError, AssertionError) as error:
+        except (ValueError, ArithmeticError, LookupError, TypeError, AssertionError) as error:
             words = str(error).splitlines()[0][:60] if str(error) else ""
             skipped.append((row.source, stack_of(row), f"{type(error).__name__} {words}"))
     return answers, skipped

@@ -1,7 +1,8 @@
 """Software stacks to plan for: what a training framework makes of the same kernels and links.
 
 Constants stand on top of those of the accelerator. Each was chosen on the fit half of the published rows of its stack
-(2026-11-22; `python -m benchmarks.published` prints both halves) and rounded; none on the report half.
+(2026-11-22; `python -m benchmarks.published` prints both halves) and rounded. Two things were settled with all open
+rows in sight, so that the report half is not blind to them: which effects there are, and Megatron's `launch_s`.
 """
 
 from __future__ import annotations
