@@ -3,8 +3,8 @@
     python -m benchmarks.published --rows FILE [--worst N]
 
 FILE holds the columns of the open rows (docs/planner.md names them). Every figure comes from constants in `planner/`:
-nothing is fitted here. Rows are also told apart by a hash of their configuration: constants were chosen on one half,
-the other is the honest figure.
+nothing is fitted here. Rows are also told apart by a hash of their configuration: constants were chosen on the fit
+half, so that the report half is nearer the truth (docs/planner.md says what of it was in sight).
 """
 
 from __future__ import annotations
