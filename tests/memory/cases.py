@@ -38,7 +38,7 @@ def specs(seed: int) -> Iterator[JobSpec]:
 def _fields(draw: random.Random) -> dict[str, Any]:
     pp, (schedule, chunks) = draw.choice((1, 1, 2, 4)), draw.choice(SCHEDULES)
     model = _model(draw)
-    layout = {
+    layout: dict[str, Any] = {
         "dp": draw.choice((1, 2, 4)),
         "pp": pp,
         "tp": draw.choice((1, 1, 2, 4)),
