@@ -30,11 +30,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-# Registers torch's "fake" backend, whose collectives do nothing.
-from torch.testing._internal.distributed import fake_pg  # noqa: F401
-
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.group import MeteredGroup
+
+# Registers torch's "fake" backend, whose collectives do nothing.
+from workers.torch_private.groups import fake_store  # noqa: F401
 
 WORLD = 2
 GOAL = 0.005

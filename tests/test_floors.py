@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -225,3 +226,72 @@ def test_what_watches_the_training_never_loads_torch(path: Path) -> None:
 def test_the_reader_of_imports_sees_every_kind() -> None:
     source = "import torch.nn as nn\ndef f():\n    from jobs.models import Job\nfrom . import sibling\n"
     assert imported(source) == {"torch", "jobs"}
+
+
+TORCH_ROOM = "torch_private"
+NAMEDTUPLE = {"_replace", "_asdict", "_fields", "_make"}
+
+
+def own_names(files: list[Path]) -> set[str]:
+    """Names beginning with an underscore that these files define."""
+    found = set()
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return {name for name in found if name.startswith("_")}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def private_torch(source: str, own: set[str]) -> list[str]:
+    """Imports of private torch modules and names, and attributes with an underscore that nobody here defines."""
+    if "torch" not in imported(source):
+        return []
+    found, tree = [], ast.parse(source)
+    modules = {a.asname or a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
+    others = {name for name in modules if name in sys.stdlib_module_names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            found += [ast.unparse(node)] if any(map(is_private, names)) else []
+        elif isinstance(node, ast.Import):
+            found += [
+                a.name for a in node.names if a.name.startswith("torch.") and any(map(is_private, a.name.split(".")))
+            ]
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            if isinstance(node.value, ast.Name) and node.value.id in others:
+                continue
+            above = isinstance(node.value, ast.Call)  # super() and what else gives somebody else's object
+            if node.attr not in NAMEDTUPLE and (above or node.attr not in own):
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_torch_s_private_api_stays_in_one_room() -> None:
+    files = [f for floor in ("workers", "benchmarks") for f in sorted((ROOT / floor).rglob("*.py"))]
+    outside = [file for file in files if TORCH_ROOM not in file.relative_to(ROOT).parts]
+    own = own_names(outside)
+    found = {str(f.relative_to(ROOT)): private_torch(f.read_text(), own) for f in outside}
+    assert {name: uses for name, uses in found.items() if uses} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from torch._subclasses.fake_tensor import FakeTensorMode",
+        "from torch.distributed.fsdp._fully_shard import FSDPModule",
+        "from torch.distributed.distributed_c10d import _world",
+        "import torch._dynamo",
+        "torch.ops.aten._grouped_mm(x, y)",
+        "group._set_group_name(name)",
+        "super()._own()",
+    ],
+)
+def test_the_reader_of_torch_s_private_api_sees_every_use(line: str) -> None:
+    assert private_torch(f"import torch\n{line}", {"_own"})
+    assert not private_torch(f"import json\n{line}".replace("torch", "json"), {"_own"})
+    assert not private_torch("import torch\nself._own = torch.nn._own._replace(x=1)\n", {"_own"})

@@ -31,6 +31,7 @@ Precision = Literal["fp32", "bf16", "bf16_gradients", "fp8"]
 Device = Literal["cpu", "cuda"]
 StackName = Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp1", "deepspeed"]
 OnNotFinite = Literal["stop", "continue"]
+Sampling = Literal["random", "epochs"]
 Verify = Literal["auto", "on", "off"]
 JobKind = Literal["train", "calibrate", "dry_run", "script", "lab"]
 LabPrimitive = Literal[
@@ -211,6 +212,9 @@ class TrainSpec(Strict):
         max_length=4096,
         pattern=NO_NUL,
         description="tokenizers JSON under the data root; bytes without",
+    )
+    sampling: Sampling = Field(
+        default="random", description="sequences from anywhere, or epochs: each part of the data once before any again"
     )
     checkpoint_every: int = Field(default=0, ge=0, le=100_000_000, description="steps between checkpoints; 0 is off")
     keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="newest checkpoints of an attempt that stay")

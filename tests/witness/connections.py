@@ -63,7 +63,7 @@ def watched_groups(store_port: int) -> Iterator[dict[str, Served]]:
     """Every group the meter makes meanwhile, by name: gloo connects all its ranks while it is made."""
     served: dict[str, Served] = {}
     known: set[Connection] = set()
-    make: Callable[..., Any] = group._native_group
+    make: Callable[..., Any] = group.native_group
 
     def made(options: Any, *rest: Any) -> Any:
         known.update(sent(store_port))
@@ -77,5 +77,5 @@ def watched_groups(store_port: int) -> Iterator[dict[str, Served]]:
         served[options.group_id] = wait_until(opened, f"a connection to each other of {members}")
         return native
 
-    with mock.patch.object(group, "_native_group", made):
+    with mock.patch.object(group, "native_group", made):
         yield served

@@ -8,7 +8,6 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from contracts.telemetry import Cell
 from planner.facts.precision import ADAM_MOMENT_BYTES
@@ -16,11 +15,12 @@ from planner.facts.spec import JobSpec
 from workers.dry_run.watch import Watch
 from workers.meter.dry import dry_world
 from workers.meter.recorder import Recorder
+from workers.torch_private.fsdp import storage_changes
+from workers.torch_private.tensors import FakeTensorMode
 from workers.trainer.data import Corpus, Tokens
 from workers.trainer.loop import Trainer
 from workers.trainer.mesh import make_mesh
 from workers.trainer.parallelize import assemble, build, local
-from workers.trainer.zero import storage_changes
 
 
 class DryStep(NamedTuple):

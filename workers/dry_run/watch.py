@@ -6,14 +6,12 @@ import weakref
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from workers.torch_private.tensors import ATTENTION, ATTENTION_BACKWARD, FakeTensor, TorchDispatchMode, storage_key
+
 DEVICE_OF = torch.ops.prim.device.default
-ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -40,15 +38,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def resized(self, tensor: torch.Tensor) -> None:
         """A storage was freed or filled in place, which no operation tells."""
         storage = tensor.untyped_storage()
-        if storage._cdata in self._alive:
-            self._set(storage._cdata, storage.nbytes())
+        if storage_key(storage) in self._alive:
+            self._set(storage_key(storage), storage.nbytes())
 
     def _keep(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage._cdata in self._alive:
+        if storage_key(storage) in self._alive:
             return
-        self._set(storage._cdata, storage.nbytes())
-        weakref.finalize(storage, self._gone, storage._cdata)
+        self._set(storage_key(storage), storage.nbytes())
+        weakref.finalize(storage, self._gone, storage_key(storage))
 
     def _set(self, key: int, num_bytes: int) -> None:
         self._alive_bytes += num_bytes - self._alive.get(key, 0)

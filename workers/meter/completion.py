@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from workers.meter.recorder import Pending
+from workers.torch_private.groups import duration_s
 
 # Methods of `Work` answered by the wrapped work; `wait` is ours.
 FORWARDED = (
@@ -85,7 +86,7 @@ class DevicePoller:
                     self._works.append((work, carried))
                     continue
                 for pending in carried:
-                    pending.complete(work._get_duration() / 1000)
+                    pending.complete(duration_s(work))
             while self._events and self._events[0][1].query():
                 start, end, pending = self._events.popleft()
                 pending.complete(start.elapsed_time(end) / 1000)

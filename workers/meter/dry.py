@@ -1,8 +1,4 @@
-"""Groups that count what passes and send nothing: any rank of any world in one process.
-
-Checked on torch 2.13.0: `FakeProcessGroup`, torch's own stand-in for a backend, answers what is not a collective.
-tests/workers/test_dry_run.py fails when it changes.
-"""
+"""Groups that count what passes and send nothing: any rank of any world in one process."""
 
 from __future__ import annotations
 
@@ -12,13 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup
-from torch.distributed import distributed_c10d as c10d
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from contracts.telemetry import Op
 from workers.meter.group import Carried, MeteredGroup
 from workers.meter.recorder import Recorder
+from workers.torch_private.groups import fake_store, stand_in_group
 
 
 class Done(dist.Work):
@@ -47,16 +41,7 @@ def dry_world(recorder: Recorder, rank: int, world_size: int) -> None:
     name = f"dry_{len(dist.Backend.backend_list)}"
 
     def create(options: Any, backend_options: Any) -> MeteredGroup:
-        return DryGroup(_stand_in(options), options.group_id, recorder, [torch.device("cpu")])
+        return DryGroup(stand_in_group(options), options.group_id, recorder, [torch.device("cpu")])
 
     dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
-    dist.init_process_group(name, store=FakeStore(), rank=rank, world_size=world_size)
-
-
-def _stand_in(options: Any) -> Any:
-    backend = FakeProcessGroup._create_internal(options.group_rank, options.group_size)
-    group = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
-    kind = c10d.Backend.backend_type_map["gloo"]
-    group._set_default_backend(kind)
-    group._register_backend(torch.device("cpu"), kind, backend)
-    return group
+    dist.init_process_group(name, store=fake_store(), rank=rank, world_size=world_size)

@@ -1,8 +1,6 @@
 """A process group that counts what passes through it.
 
-The one room for torch's private distributed API. Checked on torch 2.13.0: `Backend.register_backend` with the
-extended API, `ProcessGroup` as a base class, `_register_backend`, `_set_group_name` and `_set_group_desc`.
-tests/workers/meter/test_torch_api.py fails when the set of methods changes.
+tests/workers/meter/test_torch_api.py fails when the set of torch's methods changes.
 
 A backend's creator may return a `ProcessGroup`; torch then uses it in place of its own. Ours wraps a plain
 group over the real backend. Calls from Python and, through pybind's trampolines, from C++ (DDP's reducer,
@@ -23,8 +21,7 @@ from torch.distributed import distributed_c10d as c10d
 from contracts.telemetry import Axis, Op
 from workers.meter.completion import CompletedOnWait, DevicePoller
 from workers.meter.recorder import AXES, Pending, Recorder
-
-TORCH_CHECKED = "2.13.0"
+from workers.torch_private.groups import NATIVE, GroupName, Store, WrappedGroup, native_group, sparse_bytes, together
 
 # method: (op, which positional argument is the payload, multiplied by the group's size).
 # The payload is the FULL (gathered) buffer: each rank holds it for all_gather (output) and reduce_scatter
@@ -57,8 +54,6 @@ METERED: dict[str, tuple[Op, int, bool]] = {
 # Collectives without a tensor: counted with no payload.
 BARRIERS = ("barrier", "monitored_barrier")
 
-_NATIVE = {"cpu": "gloo", "cuda": "nccl"}
-
 
 def metered_backend(recorder: Recorder, device: str) -> str:
     """Register a counting backend over gloo ("cpu") or NCCL ("cuda"); the name is for `init_process_group`.
@@ -66,14 +61,14 @@ def metered_backend(recorder: Recorder, device: str) -> str:
     Groups and meshes made later without naming a backend are counted too. A group that a device mesh makes
     for a named axis is labelled with it; a mesh axis as large as the world IS the default group, so label that.
     """
-    if device not in _NATIVE:
-        raise ValueError(f"device must be one of {sorted(_NATIVE)}, got {device!r}")
-    name = f"metered_{_NATIVE[device]}"
+    if device not in NATIVE:
+        raise ValueError(f"device must be one of {sorted(NATIVE)}, got {device!r}")
+    name = f"metered_{NATIVE[device]}"
     if name in dist.Backend.backend_list:  # a second recorder in this process: groups keep the one they have
         name += f"_{len(dist.Backend.backend_list)}"
 
     def create(options: Any, backend_options: Any) -> MeteredGroup:
-        native = _native_group(options, backend_options, device)
+        native = native_group(options, backend_options, device)
         return MeteredGroup(native, options.group_id, recorder, [torch.device(device)])
 
     dist.Backend.register_backend(name, create, extended_api=True, devices=[device])
@@ -89,71 +84,53 @@ class Carried(NamedTuple):
     sent_bytes: int | None = None
 
 
-class MeteredGroup(dist.ProcessGroup):
-    """Forwards each call to a plain group over the same backend object, and records it.
-
-    The backend is registered here as well, so whatever is not a collective (name, devices, timeouts,
-    sequence numbers, shutdown) is answered by torch itself.
-    """
+class MeteredGroup(WrappedGroup):
+    """Forwards each collective to a plain group over the same backend object, and records it."""
 
     def __init__(self, native: Any, name: str, recorder: Recorder, devices: Sequence[torch.device]) -> None:
-        super().__init__(native.rank(), native.size())  # type: ignore[call-arg]  # the one subclasses may call
-        self._native = native
+        super().__init__(native, devices)
         self._recorder = recorder
         self._group_size: int = native.size()
         self._name = name
         self._futureless: set[str] = set()
         self._coalesced: list[Pending] | None = None
         self._poller: DevicePoller | None = None
-        backends = {device: native._get_backend(device) for device in devices}
-        for device, backend in backends.items():
-            kind = c10d.Backend.backend_type_map[backend.name() if backend.name() in _NATIVE.values() else "gloo"]
-            self._set_default_backend(kind)
-            self._register_backend(device, kind, backend)
-        if any(backend.name() == "nccl" for backend in backends.values()):
+        if self.is_nccl:
             self._poller = DevicePoller()
             recorder.add_poller(self._poller.poll)
-            native._enable_collectives_timing()
 
-    def _set_group_name(self, name: c10d.GroupName) -> None:
+    def named(self, name: GroupName) -> None:
         self._name = name
-        super()._set_group_name(name)
-        self._native._set_group_name(name)
 
-    def _set_group_desc(self, desc: str) -> None:
-        super()._set_group_desc(desc)
-        self._native._set_group_desc(desc)
-        axis = desc.removeprefix("mesh_")
-        if axis != desc and axis in AXES:
+    def described(self, words: str) -> None:
+        axis = words.removeprefix("mesh_")
+        if axis != words and axis in AXES:
             self._recorder.label(self._name, cast(Axis, axis))
 
-    def get_group_store(self) -> c10d.Store:
+    def get_group_store(self) -> Store:
         """The store that this group's ranks meet in."""
-        return cast(c10d.Store, self._native.get_group_store())
+        return cast(Store, self.native.get_group_store())
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """gloo's barrier that names the missing ranks; it blocks, so it is complete when it returns."""
         pending = self._recorder.issue("barrier", self._name, self._group_size, 0)
-        self._native.monitored_barrier(*args, **kwargs)
+        self.native.monitored_barrier(*args, **kwargs)
         pending()
 
-    def _start_coalescing(self, device: torch.device) -> None:
+    def batch_begins(self) -> None:
         self._coalesced = []
-        self._native._start_coalescing(device)
 
-    def _end_coalescing(self, device: torch.device) -> Any:
+    def batch_ends(self, work: Any) -> None:
         carried, self._coalesced = self._coalesced or [], None
-        work = self._native._end_coalescing(device)
         if work is not None and self._poller is not None:
             self._poller.watch_work(work, carried)
-        return work
 
     def _run(self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Issue the collective, and arrange that its end is recorded without anyone waiting for it."""
         if self._poller is not None and self._coalesced is None and not _is_async(args, kwargs):
             return self._run_on_current_stream(method, op, carried, args, kwargs)
         pending = self._issue(op, carried)
-        work = getattr(self._native, method)(*args, **kwargs)
+        work = getattr(self.native, method)(*args, **kwargs)
         if self._coalesced is not None:  # ends with the whole batch
             self._coalesced.append(pending)
             return work
@@ -181,7 +158,7 @@ class MeteredGroup(dist.ProcessGroup):
         start, end = timed(), timed()
         start.record()
         pending = self._issue(op, carried)
-        work = getattr(self._native, method)(*args, **kwargs)
+        work = getattr(self.native, method)(*args, **kwargs)
         end.record()
         self._poller.watch_events(start, end, pending)
         return work
@@ -223,7 +200,7 @@ def _num_bytes(buffers: Any) -> int:
     Other layouts (compressed, nested, quantised) torch refuses before they get here.
     """
     if isinstance(buffers, torch.Tensor):
-        return buffers._indices().nbytes + buffers._values().nbytes if buffers.is_sparse else buffers.nbytes
+        return sparse_bytes(buffers) if buffers.is_sparse else buffers.nbytes
     return sum(map(_num_bytes, buffers))
 
 
@@ -231,26 +208,6 @@ def _is_async(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether the caller goes on before the end. Sends and receives carry no such choice: they may."""
     options = kwargs.get("opts", args[-1] if args else None)
     return bool(getattr(options, "asyncOp", True))
-
-
-def _native_group(options: Any, backend_options: Any, device: str) -> Any:
-    """The plain group torch would have made."""
-    group = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
-    if device == "cuda":
-        backend_options = backend_options or dist.ProcessGroupNCCL.Options()
-        backend_options._timeout = options.timeout
-        backend_options.global_ranks_in_group = options.global_ranks_in_group
-        backend_options.group_name = options.group_id
-        backend: Any = dist.ProcessGroupNCCL(options.store, options.group_rank, options.group_size, backend_options)
-    else:
-        backend = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
-        backend.options.global_ranks_in_group = options.global_ranks_in_group
-        backend.options.group_name = options.group_id
-    backend._set_sequence_number_for_group()
-    kind = c10d.Backend.backend_type_map[_NATIVE[device]]
-    group._set_default_backend(kind)
-    group._register_backend(torch.device(device), kind, backend)
-    return group
 
 
 def coalesce_metered_p2p() -> None:
@@ -267,12 +224,7 @@ def coalesce_metered_p2p() -> None:
         group = p2p_op_list[0].group or dist.group.WORLD
         if not isinstance(group, MeteredGroup):
             return original(p2p_op_list)
-        c10d._check_p2p_op_list(p2p_op_list)
-        with c10d._coalescing_manager(group, p2p_op_list[0].tensor.device, async_ops=True) as manager:
-            for operation in p2p_op_list:
-                peer = "group_dst" if operation.op is dist.isend else "group_src"
-                operation.op(operation.tensor, group=operation.group, tag=operation.tag, **{peer: operation.group_peer})
-        return cast(list[dist.Work], manager.works)
+        return together(p2p_op_list, group)
 
     batch_isend_irecv.coalesces_metered = True  # type: ignore[attr-defined]  # marks the replacement
     c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv

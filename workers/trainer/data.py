@@ -6,14 +6,14 @@ import fcntl
 import platform
 import sysconfig
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.facts.spec import JobSpec
+from planner.facts.spec import JobSpec, Sampling
 from workers.drafts import draft_of
 from workers.trainer.encode import (
     Encoder,
@@ -32,6 +32,7 @@ STDLIB = "stdlib"
 HELD_OUT_SHARE = 0.05
 MAX_TEXT_BYTES = 32 * 2**20
 EVAL_STREAM = 2**32  # keeps validation draws apart from those of any training step
+EPOCH_STREAM = 2**33  # and the order of an epoch from both
 
 Tokens = npt.NDArray[np.integer]
 
@@ -39,10 +40,10 @@ Tokens = npt.NDArray[np.integer]
 class Corpus:
     """A flat array of tokens, its end held out for validation."""
 
-    def __init__(self, tokens: Tokens, vocab_size: int, seq_len: int, name: str) -> None:
+    def __init__(self, tokens: Tokens, vocab_size: int, seq_len: int, name: str, sampling: Sampling = "random") -> None:
         held_out = int(len(tokens) * HELD_OUT_SHARE)
         self.train, self.held_out = tokens[: len(tokens) - held_out], tokens[len(tokens) - held_out :]
-        self._vocab_size, self._name = vocab_size, name
+        self._vocab_size, self._name, self._sampling = vocab_size, name, sampling
         if held_out < seq_len + 1:
             need = int((seq_len + 1) / HELD_OUT_SHARE) + 1
             raise UserError(
@@ -52,17 +53,20 @@ class Corpus:
 
     def train_batch(self, seed: int, step: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
         """Rows of step `step`'s global batch, (rows, seq_len + 1): inputs and, one later, targets."""
-        return self._draw(self.train, 0, (seed, step), global_batch, rows, seq_len)
+        if self._sampling == "random":
+            starts = _anywhere((seed, step), len(self.train), global_batch, seq_len)[rows]
+        else:
+            numbers = np.arange(step * global_batch, (step + 1) * global_batch)[rows]
+            starts = _in_turn(seed, numbers, (len(self.train) - 1) // seq_len) * seq_len
+        return self._cut(self.train, 0, starts, seq_len)
 
     def eval_batch(self, seed: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
         """The same held-out sequences every time, (rows, seq_len + 1)."""
-        return self._draw(self.held_out, len(self.train), (seed, EVAL_STREAM), global_batch, rows, seq_len)
+        starts = _anywhere((seed, EVAL_STREAM), len(self.held_out), global_batch, seq_len)[rows]
+        return self._cut(self.held_out, len(self.train), starts, seq_len)
 
-    def _draw(
-        self, tokens: Tokens, first: int, key: tuple[int, int], global_batch: int, rows: slice, seq_len: int
-    ) -> Tokens:
+    def _cut(self, tokens: Tokens, first: int, starts: Tokens, seq_len: int) -> Tokens:
         """`first`: where `tokens` start in the whole."""
-        starts = np.random.default_rng(key).integers(0, len(tokens) - seq_len, size=global_batch)[rows]
         batch = np.stack([tokens[start : start + seq_len + 1] for start in starts]).astype(np.int64)
         largest = int(batch.max())
         if largest >= self._vocab_size:
@@ -72,14 +76,38 @@ class Corpus:
         return batch
 
 
+def _anywhere(key: tuple[int, int], num_tokens: int, global_batch: int, seq_len: int) -> Tokens:
+    """Where the sequences of a global batch begin, drawn with replacement."""
+    return np.random.default_rng(key).integers(0, num_tokens - seq_len, size=global_batch)
+
+
+def _in_turn(seed: int, numbers: Tokens, parts: int) -> Tokens:
+    """Which of the data's parts sequence number `numbers` of a run are: all of them once, shuffled, an epoch."""
+    epochs, places = np.divmod(numbers, parts)
+    return np.array([_shuffled(seed, int(e), parts)[p] for e, p in zip(epochs, places, strict=True)], dtype=np.int64)
+
+
+@lru_cache(maxsize=2)  # a batch may lie in two epochs
+def _shuffled(seed: int, epoch: int, parts: int) -> Tokens:
+    return np.random.default_rng((seed, EPOCH_STREAM + epoch)).permutation(parts)
+
+
 def corpus_of(spec: JobSpec, root: Path) -> Corpus:
     """The data a job asks for."""
     train, size = spec.train, spec.model.vocab_size
-    return load_corpus(train.data, root, size, train.seq_len, column=train.column, tokenizer=train.tokenizer)
+    column, tokenizer, sampling = train.column, train.tokenizer, train.sampling
+    return load_corpus(train.data, root, size, train.seq_len, column=column, tokenizer=tokenizer, sampling=sampling)
 
 
 def load_corpus(
-    data: str, root: Path, vocab_size: int, seq_len: int, *, column: str = "text", tokenizer: str | None = None
+    data: str,
+    root: Path,
+    vocab_size: int,
+    seq_len: int,
+    *,
+    column: str = "text",
+    tokenizer: str | None = None,
+    sampling: Sampling = "random",
 ) -> Corpus:
     """Open `data`: "stdlib", or below `root` a text file, a directory of text, JSONL or parquet with a text `column`,
     or a `.bin` of uint16 tokens. Text is bytes, or encoded by `tokenizer`, a `tokenizers` JSON file below `root`.
@@ -92,13 +120,13 @@ def load_corpus(
     check_size(encoder, vocab_size)
     if data == STDLIB:
         tokens = _stdlib(root, encoder)
-        return Corpus(tokens, vocab_size, seq_len, data)
+        return Corpus(tokens, vocab_size, seq_len, data, sampling)
     path = inside(root, data, "train.data")
     try:
         tokens = _open(path, data, root, encoder, column)
     except OSError as error:
         raise UserError(f"train.data: cannot read {data!r}: {error.strerror or error}") from None
-    return Corpus(tokens, vocab_size, seq_len, data)
+    return Corpus(tokens, vocab_size, seq_len, data, sampling)
 
 
 def tokenizer_of(root: Path, tokenizer: str) -> Encoder:

@@ -3,28 +3,19 @@
 1: gradients stay whole until the last micro-batch, one reduce-scatter and one all-gather a step.
 2: a reduce-scatter each micro-batch, so only shards of gradients stay; one all-gather a step.
 3: parameters are freed after use too: two all-gathers and one reduce-scatter each micro-batch.
-
-The one room for FSDP2's private state. Checked on torch 2.13.0: `FSDPState._fsdp_param_groups`, their `post_backward`,
-and `_root_post_backward_final_callback`, as torch's own pipelining calls them (`stage.py`): its hooks know nothing of
-weight gradients that come after backward; `alloc_storage` and `free_storage`, by which units come and go.
-tests/workers/trainer/test_zero.py fails when they change.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import Shard
 
 from planner.facts.placements import zero_shard
+from workers.torch_private.fsdp import finish_backward
 from workers.trainer.data_parallel import NoDataParallel
 
 
@@ -45,11 +36,7 @@ class Zero(NoDataParallel):
             return
         root = self._roots[chunk]
         self._set(root, last=last, reduces=True, frees=last or self._stage == 3)
-        state: Any = fully_shard.state(root)  # type: ignore[attr-defined]
-        for inside in state._state_ctx.all_states:
-            for group in inside._fsdp_param_groups:
-                group.post_backward()
-        state._root_post_backward_final_callback()
+        finish_backward(root)
 
     def after_eval(self) -> None:
         # Nothing freed the gathered parameters of stages 1 and 2, and the next step must not find old ones.
@@ -123,27 +110,3 @@ def _mesh(shards: dist.ProcessGroup, copies: dist.ProcessGroup | None, device: t
     inner, outer = dist.get_process_group_ranks(shards), dist.get_process_group_ranks(copies)
     rows = [[rank + other - dist.get_rank() for rank in inner] for other in outer]
     return DeviceMesh.from_group([copies, shards], device.type, torch.tensor(rows), mesh_dim_names=("copies", "dp"))
-
-
-@contextmanager
-def storage_changes(told: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Inside, `told` hears of each tensor whose storage FSDP2 fills or frees in place."""
-    rooms = [
-        (module, name) for module in (_fsdp_param, _fsdp_param_group) for name in ("alloc_storage", "free_storage")
-    ]
-    before = [(module, name, getattr(module, name)) for module, name in rooms if hasattr(module, name)]
-
-    def telling(change: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-        def changed(tensor: torch.Tensor) -> None:
-            change(tensor)
-            told(tensor)
-
-        return changed
-
-    try:
-        for module, name, change in before:
-            setattr(module, name, telling(change))
-        yield
-    finally:
-        for module, name, change in before:
-            setattr(module, name, change)

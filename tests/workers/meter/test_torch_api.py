@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 
 from workers.meter.completion import FORWARDED, CompletedOnWait
-from workers.meter.group import BARRIERS, METERED, TORCH_CHECKED, MeteredGroup
+from workers.meter.group import BARRIERS, METERED, MeteredGroup
+from workers.torch_private import CHECKED_ON
 
 # Move nothing between ranks: names, sizes, timeouts, stores, hooks, life cycle, making other groups.
 NOT_COLLECTIVES = {
@@ -59,7 +60,7 @@ def methods(cls: type) -> set[str]:
 
 
 def test_every_collective_of_this_torch_is_counted():
-    assert torch.__version__.split("+")[0] == TORCH_CHECKED
+    assert torch.__version__.split("+")[0] == CHECKED_ON
     assert methods(dist.ProcessGroup) == NOT_COLLECTIVES | set(METERED) | set(BARRIERS)
 
 

@@ -48,6 +48,33 @@ def test_sequences_are_consecutive_tokens(counting: Corpus) -> None:
     assert np.array_equal(np.diff(batch, axis=1), np.ones((BATCH, SEQ_LEN)))
 
 
+@pytest.fixture
+def in_epochs(tmp_path: Path) -> Corpus:
+    np.arange(2000, dtype=np.uint16).tofile(tmp_path / "short.bin")
+    return load_corpus("short.bin", tmp_path, 2000, SEQ_LEN, sampling="epochs")
+
+
+def test_an_epoch_has_each_part_once_and_the_next_another_order(in_epochs: Corpus) -> None:
+    parts = (1900 - 1) // SEQ_LEN  # 118: no multiple of the batch, so batches lie across epochs
+    drawn = [in_epochs.train_batch(7, step, BATCH, slice(0, BATCH), SEQ_LEN)[:, 0] for step in range(20)]
+    first, second = np.concatenate(drawn)[:parts], np.concatenate(drawn)[parts : 2 * parts]
+    every = np.arange(parts) * SEQ_LEN
+    assert np.array_equal(np.sort(first), every)
+    assert np.array_equal(np.sort(second), every)
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, every), "shuffled"
+
+
+@pytest.mark.parametrize("dp", [1, 2, 4])
+def test_a_batch_of_an_epoch_is_known_from_its_step_however_it_is_shared(in_epochs: Corpus, dp: int) -> None:
+    share = BATCH // dp
+    parts = [in_epochs.train_batch(7, 9, BATCH, slice(i * share, (i + 1) * share), SEQ_LEN) for i in range(dp)]
+    again = in_epochs.train_batch(7, 9, BATCH, slice(0, BATCH), SEQ_LEN)
+    assert np.array_equal(np.concatenate(parts), again)
+    assert np.array_equal(np.diff(again, axis=1), np.ones((BATCH, SEQ_LEN)))
+    assert not np.array_equal(in_epochs.train_batch(8, 9, BATCH, slice(0, BATCH), SEQ_LEN), again)
+
+
 def test_validation_reads_the_held_out_end_and_training_never_does(counting: Corpus) -> None:
     first_held_out = TOKENS - int(TOKENS * HELD_OUT_SHARE)
     trained = [counting.train_batch(7, step, BATCH, slice(0, BATCH), SEQ_LEN) for step in range(400)]

@@ -1,4 +1,4 @@
-"""What `workers.trainer.zero` uses of FSDP2's private state is there, and means what it takes it to mean."""
+"""What `workers.torch_private.fsdp` uses of FSDP2's private state is there, and means what it takes it to mean."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state
 
+from workers.torch_private import CHECKED_ON
 from workers.trainer.zero import Zero, shard
 
 
@@ -47,7 +48,7 @@ def sharded(group: dist.ProcessGroup, stage: int) -> FSDPModule:
 
 
 def test_the_torch_that_was_checked_is_the_one_installed() -> None:
-    assert torch.__version__.split("+")[0] == "2.13.0", "check workers.trainer.zero against the new torch"
+    assert torch.__version__.split("+")[0] == CHECKED_ON, "check workers.torch_private.fsdp against the new torch"
     assert "_state_ctx.all_states" in inspect.getsource(_fsdp_state.FSDPState._root_post_backward_final_callback)
     assert "reduce_grads" in inspect.getsource(_fsdp_param_group.FSDPParamGroup.post_backward)
     assert hasattr(fully_shard, "state")

@@ -1,0 +1,168 @@
+"""Process groups that stand in another's place.
+
+`Backend.register_backend` with the extended API takes a creator that returns a `ProcessGroup`; torch then uses it in
+place of its own. `distributed_c10d._new_process_group_helper` makes every group, and `_world`'s dicts hold it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup, _register_process_group, _unregister_process_group
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+NATIVE = {"cpu": "gloo", "cuda": "nccl"}
+Store: TypeAlias = c10d.Store
+GroupName: TypeAlias = c10d.GroupName
+fake_store = FakeStore
+
+
+class WrappedGroup(dist.ProcessGroup):
+    """Has the backends of a plain group: what is not a collective (devices, timeouts, sequence numbers, shutdown) torch
+    answers itself. Subclasses forward collectives to `native`, and hear of names and of batches of sends."""
+
+    def __init__(self, native: Any, devices: Sequence[torch.device]) -> None:
+        super().__init__(native.rank(), native.size())  # type: ignore[call-arg]  # the one subclasses may call
+        self.native = native
+        backends = {device: native._get_backend(device) for device in devices}
+        for device, backend in backends.items():
+            name = backend.name() if backend.name() in NATIVE.values() else "gloo"
+            _give_backend(self, device, name, backend)
+        self.is_nccl = any(backend.name() == "nccl" for backend in backends.values())
+        if self.is_nccl:
+            native._enable_collectives_timing()
+
+    def named(self, name: GroupName) -> None:
+        """The group has been given its name."""
+
+    def described(self, words: str) -> None:
+        """Somebody said what the group is."""
+
+    def batch_begins(self) -> None:
+        """What comes until `batch_ends` is one work."""
+
+    def batch_ends(self, work: Any) -> None:
+        """`work` is None where the backend gives none."""
+
+    def _set_group_name(self, name: GroupName) -> None:
+        super()._set_group_name(name)
+        self.native._set_group_name(name)
+        self.named(name)
+
+    def _set_group_desc(self, desc: str) -> None:
+        super()._set_group_desc(desc)
+        self.native._set_group_desc(desc)
+        self.described(desc)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self.batch_begins()
+        self.native._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        work = self.native._end_coalescing(device)
+        self.batch_ends(work)
+        return work
+
+
+def native_group(options: Any, backend_options: Any, device: str) -> Any:
+    """The plain group torch would have made, over gloo ("cpu") or NCCL ("cuda")."""
+    group = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+    if device == "cuda":
+        backend_options = backend_options or dist.ProcessGroupNCCL.Options()
+        backend_options._timeout = options.timeout
+        backend_options.global_ranks_in_group = options.global_ranks_in_group
+        backend_options.group_name = options.group_id
+        backend: Any = dist.ProcessGroupNCCL(options.store, options.group_rank, options.group_size, backend_options)
+    else:
+        backend = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
+        backend.options.global_ranks_in_group = options.global_ranks_in_group
+        backend.options.group_name = options.group_id
+    backend._set_sequence_number_for_group()
+    _give_backend(group, torch.device(device), NATIVE[device], backend)
+    return group
+
+
+def stand_in_group(options: Any) -> Any:
+    """A plain group that sends nothing: torch's own stand-in answers what is not a collective."""
+    backend = FakeProcessGroup._create_internal(options.group_rank, options.group_size)
+    group = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+    _give_backend(group, torch.device("cpu"), "gloo", backend)
+    return group
+
+
+def _give_backend(group: Any, device: torch.device, name: str, backend: Any) -> None:
+    kind = c10d.Backend.backend_type_map[name]
+    group._set_default_backend(kind)
+    group._register_backend(device, kind, backend)
+
+
+def on_each_new_group(replace: Callable[[dist.ProcessGroup, list[int]], dist.ProcessGroup]) -> None:
+    """From now on `replace(group, global ranks)` says which group takes the place of one that torch has just made."""
+    original = c10d._new_process_group_helper
+
+    @functools.wraps(original)
+    def helper(group_size: int, group_rank: int, global_ranks_in_group: list[int], *args: Any, **kwargs: Any) -> Any:
+        group, store = original(group_size, group_rank, global_ranks_in_group, *args, **kwargs)
+        if not isinstance(group, dist.ProcessGroup):
+            return group, store
+        other = replace(group, global_ranks_in_group or list(range(group_size)))
+        if other is not group:
+            _put_in_place(group, other)
+        return other, store
+
+    c10d._new_process_group_helper = helper
+
+
+def _put_in_place(native: dist.ProcessGroup, other: Any) -> None:
+    """Wherever torch has entered it."""
+    world: Any = c10d._world
+    name = world.pg_names[native]
+    other._set_group_name(name)
+    other._set_group_desc(native.group_desc)
+    for entered in (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_to_tag):
+        entered[other] = entered.pop(native)
+    for groups in world.tags_to_pg.values():
+        groups[:] = [other if group is native else group for group in groups]
+    _unregister_process_group(name)
+    _register_process_group(name, other)
+
+
+def name_of(group: dist.ProcessGroup) -> str:
+    """The name under which torch has entered a group."""
+    return cast(str, c10d._world.pg_names[group])
+
+
+def devices_over(group: Any, backends: Sequence[str]) -> list[torch.device]:
+    """Devices for which a group has one of some backends."""
+    return [device for device in group._device_types if group._get_backend(device).name() in backends]
+
+
+def together(operations: list[dist.P2POp], group: dist.ProcessGroup) -> list[dist.Work]:
+    """Issue sends and receives as one batch, which torch's own does for a plain group alone."""
+    c10d._check_p2p_op_list(operations)
+    with c10d._coalescing_manager(group, operations[0].tensor.device, async_ops=True) as manager:
+        for operation in operations:
+            peer = "group_dst" if operation.op is dist.isend else "group_src"
+            operation.op(operation.tensor, group=operation.group, tag=operation.tag, **{peer: operation.group_peer})
+    return cast(list[dist.Work], manager.works)
+
+
+def axis_groups(mesh: DeviceMesh) -> list[tuple[str, str]]:
+    """(axis, name of its group) of a mesh whose axes have names."""
+    return list(zip(mesh.mesh_dim_names or (), getattr(mesh, "_dim_group_names", ()), strict=False))
+
+
+def duration_s(work: Any) -> float:
+    """Of a work that NCCL has timed and that is over."""
+    return cast(float, work._get_duration()) / 1000
+
+
+def sparse_bytes(tensor: torch.Tensor) -> int:
+    """Of the indices and values of a sparse tensor, coalesced or not."""
+    return tensor._indices().nbytes + tensor._values().nbytes
