@@ -5,7 +5,7 @@ python -m benchmarks.giants
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from planner.cost.timing import Timer, Timing
 from planner.facts.presets import PRESETS
@@ -50,7 +50,7 @@ class Giant(NamedTuple):
         return JobSpec(model=self.model, layout=self.layout, train=train, resources=resources)
 
 
-_SP = {"sequence_parallel": True, "regather": True}
+_SP: dict[str, Any] = {"sequence_parallel": True, "regather": True}
 GIANTS = (
     Giant(
         *("GPT-3 175B, 1,024 A100", "2205.05198 table 3", PRESETS["gpt3-175b"].model, "a100-80gb", "megatron_2021"),
@@ -100,7 +100,8 @@ def _choice(spec: JobSpec) -> tuple[int, ...]:
 def parts(timing: Timing) -> dict[str, float]:
     """Seconds of a step by part."""
     named = {"compute": timing.compute_s, "recompute": timing.recompute_s, "launch": timing.launch_s}
-    return {**named, "bubble": timing.bubble_s, "optimizer": timing.optimizer_s, **timing.exposed_s}
+    named |= {"bubble": timing.bubble_s, "optimizer": timing.optimizer_s}
+    return named | {str(axis): seconds for axis, seconds in timing.exposed_s.items()}
 
 
 def words(spec: JobSpec) -> str:

@@ -116,6 +116,7 @@ class PhaseItem(TypedDict):
     rank: Rank
     time: Number
     phase: Phase
+    steps: NotRequired[Count]  # of a script: optimiser steps that have ended
 
 
 class LogItem(TypedDict):

@@ -96,6 +96,7 @@ KINDS: dict[JobKind, Kind] = {
             "loss",
             "log",
             "verdict",
+            "advice",
         ),
         steps="asked",
         lost="What it has trained is lost; what it measured stays.",

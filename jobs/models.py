@@ -98,6 +98,9 @@ class Job(models.Model):
     num_slots = models.PositiveIntegerField(editable=False)
     wanted_host = models.CharField(max_length=100, blank=True, default="", editable=False)
     estimate = models.JSONField(editable=False)
+    chosen = models.JSONField(
+        null=True, editable=False, help_text="where the layout was to be chosen: what was asked, and why this one"
+    )
     priority = models.SmallIntegerField(default=0, help_text="higher first")
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED, editable=False, db_index=True)
     attempt = models.PositiveIntegerField(default=1, editable=False)

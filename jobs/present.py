@@ -40,4 +40,5 @@ def job_detail(job: Job) -> dict[str, Any]:
         "history": history,
         "spec": job.spec,
         "estimate": job.estimate,
+        "chosen": job.chosen,
     }

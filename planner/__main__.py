@@ -1,4 +1,4 @@
-"""The planner on the command line: python -m planner estimate | search | explain."""
+"""The planner on the command line: python -m planner estimate | search | auto | explain."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, Problem, SpecError, TrainSpec
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import STACKS
-from planner.report import estimate_text, explain_text, search_text
+from planner.report import auto_text, estimate_text, explain_text, search_text
 from planner.search.advice import neighbours, suggestions
+from planner.search.auto import Room, asked_of, choose, draft_of
 from planner.search.layouts import FIXABLE, Constraints, search
 from planner.teaching.explain import explain
 from planner.teaching.templates import TEMPLATES
@@ -43,16 +44,26 @@ def _parser() -> argparse.ArgumentParser:
     for name, run, words in (
         ("estimate", _estimate, "memory, traffic and time of one layout"),
         ("search", _search, "rank every layout on so many ranks"),
+        (
+            "auto",
+            _auto,
+            "the fastest layout that fits, told why; its flags take a value or several: 1,3",
+        ),
         ("explain", _explain, "every term of each figure, with formula and source"),
     ):
         command = commands.add_parser(name, help=words, description=words)
         command.set_defaults(run=run)
         _add_spec(command)
         command.add_argument("--json", action="store_true", help="JSON instead of text")
+        if name == "auto":
+            command.add_argument("--ranks", type=int, help="exactly so many (default: as many as pay)")
+            command.add_argument("--max-ranks", type=int, help="at most so many (default: one node of the hardware)")
         if name == "search":
             command.add_argument("--ranks", type=int, required=True, help="ranks to lay out")
+        if name in ("search", "auto"):
             command.add_argument("--max-micro-batch", type=int, default=16, help="sequences (default 16)")
             command.add_argument("--max-memory-gib", type=float, help="cap below the device's memory")
+        if name == "search":
             command.add_argument("--limit", type=int, default=10, help="layouts to print (default 10)")
         if name == "explain":
             command.add_argument("--stage", type=int, default=0, help="pipeline stage (default 0)")
@@ -88,7 +99,8 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
     for section, names in (("layout", LAYOUT_FLAGS), ("train", TRAIN_FLAGS)):
         given = {name: _value(getattr(options, name)) for name in names if getattr(options, name) is not None}
         if given:
-            data[section] = {**data.get(section, {}), **given}
+            held = data.get(section, {})
+            data[section] = {**held, **given} if isinstance(held, dict) else held
     return data
 
 
@@ -159,6 +171,32 @@ def _search(options: argparse.Namespace) -> int:
     else:
         print(search_text(result, near, cluster))
     return 0 if result.best else 1
+
+
+def _auto(options: argparse.Namespace) -> int:
+    data = _data(options)
+    given = {name: _some(getattr(options, name)) for name in LAYOUT_FLAGS if getattr(options, name) is not None}
+    limits = {name: getattr(options, name) for name in ("ranks", "max_ranks", "max_micro_batch")}
+    limits["max_memory_bytes"] = round(options.max_memory_gib * 2**30) if options.max_memory_gib else None
+    layout = data.get("layout")
+    within = layout.get("auto") if isinstance(layout, dict) else None
+    flags = {**given, **{name: value for name, value in limits.items() if value is not None}}
+    asked = asked_of({"layout": {"auto": {**(within or {}), **flags}}})
+    assert asked is not None
+    spec = draft_of(data)
+    cluster = CLUSTERS[_cluster_name(options, spec)]
+    slots = max(cluster.per_node, asked.ranks or asked.max_ranks or 0)
+    choice = choose(spec, cluster, asked, [Room(slots, cluster.accelerator.memory_bytes)], runnable=False)
+    if options.json:
+        print(json.dumps({"spec": choice.spec.model_dump(), "chosen": choice.told}))
+    else:
+        print(auto_text(choice.told))
+    return 0
+
+
+def _some(text: str) -> Any:
+    """One value, or those between commas."""
+    return [_value(part) for part in text.split(",")] if "," in text else _value(text)
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from planner.cost.estimate import Estimate
 from planner.facts.spec import JobSpec
@@ -93,6 +94,19 @@ def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluste
     if near:
         lines += ["", "one choice away from the first:"]
         lines += [f"  {n.change:<24} {n.reason}" for n in near]
+    return "\n".join(lines)
+
+
+def auto_text(told: Mapping[str, Any]) -> str:
+    """A layout that was chosen, why, and the runners-up."""
+    lines = [told["why"], ""]
+    lines += [
+        f"  {other['words']:<64} {duration(other['step_s']):>10}  {other['slower']:+.1%}"
+        f"  {size(other['memory_bytes']):>10}  {other['heavier']:+.1%}"
+        for other in told["runners_up"]
+    ]
+    if told["runners_up"]:
+        lines.insert(2, f"  {'runners-up':<64} {'a step':>10}  slower  {'memory':>10}  heavier")
     return "\n".join(lines)
 
 

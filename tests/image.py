@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = "/opt/image-python"
+HOST = "MESHBOARD_REDIS_URL=redis://unused MESHBOARD_RUN_DIR=/var/lib/meshboard/runs"
 # What the finished image has to do at least, as its USER.
 PROOFS = {
     "web": [
@@ -31,8 +32,10 @@ PROOFS = {
         "touch /var/lib/meshboard/writable",
     ],
     "worker": [
-        "MESHBOARD_REDIS_URL=redis://unused python -c 'import workers.host.app, workers.trainer'",
+        f"{HOST} python -c 'import workers.host.app, workers.trainer'",
         "! python -c 'import django' 2>/dev/null",
+        "bwrap --version",
+        f"{HOST} python -m workers.host.isolation",
         "touch /var/lib/meshboard/writable",
     ],
 }
@@ -138,8 +141,10 @@ def build(target: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", choices=[*PROOFS], default="web")
-    build(parser.parse_args().target)
+    parser.add_argument("--target", choices=[*PROOFS], help="all of them by default")
+    asked = parser.parse_args().target
+    for target in PROOFS if asked is None else [asked]:
+        build(target)
 
 
 if __name__ == "__main__":

@@ -81,16 +81,15 @@ def step_times(answers: Sequence[Answer]) -> None:
 
 
 def rankings(answers: Sequence[Answer]) -> None:
-    """Within a sweep: rows of one file, model, sequence and number of GPUs."""
+    """Within a sweep: three configurations or more of one file, model, sequence, precision and number of GPUs."""
     sweeps: dict[tuple[str, ...], list[Answer]] = defaultdict(list)
     for a in answers:
         if a.row.kind == "time":
             sweeps[a.row.sweep].append(a)
     found: dict[str, list[Ranking]] = defaultdict(list)
     for part in sweeps.values():
-        tokens = [a.row.count("global_batch") for a in part]
-        times = [(a.predicted / n, a.measured / n) for a, n in zip(part, tokens, strict=True)]
-        if len(part) >= 3 and (result := ranking(times)):
+        times = _configurations(part)
+        if len(times) >= 3 and (result := ranking(times)):
             found["all"].append(result)
             found[f"stack {part[0].planned.stack}"].append(result)
     print(f"{'ranking':<52} {'rows':>5} {'sweeps':>7} {'Kendall':>8} {'regret':>7} {'worst':>7}")
@@ -102,6 +101,20 @@ def rankings(answers: Sequence[Answer]) -> None:
         print(
             f"{name:<52} {rows:>5} {len(results):>7} {tau:>8.2f} {mean(r.regret for r in results):>7.1%} {worst:>7.1%}"
         )
+
+
+def _configurations(sweep: Sequence[Answer]) -> list[tuple[float, float]]:
+    """(predicted, measured) seconds a sequence of each configuration; one measured often counts once, by its mean."""
+    measured: dict[tuple[str, str], list[Answer]] = defaultdict(list)
+    for a in sweep:
+        measured[a.planned.spec.model_dump_json(), repr(a.planned.kernels)].append(a)
+    return [
+        (
+            mean(a.predicted / a.row.count("global_batch") for a in same),
+            mean(a.measured / a.row.count("global_batch") for a in same),
+        )
+        for same in measured.values()
+    ]
 
 
 def fit(answers: Sequence[Answer]) -> None:

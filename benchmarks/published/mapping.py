@@ -113,6 +113,8 @@ def plan_of(row: PublishedRow) -> Planned:
     model = _model(row, text, stack)
     layout = _layout(row, text, stack, model)
     precision = _precision(row.text("precision").lower())
+    if "aleph-alpha" in row.source.lower():  # 15 B parameters a GPU ran on 80 GB: gradients are no wider than weights
+        precision = "bf16_gradients"
     seq = row.count("seq")
     global_batch = row.count("global_batch")
     micro_batch = max(1, row.count("micro_batch"))

@@ -6,13 +6,18 @@ from typing import NamedTuple
 
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.rows import PublishedRow, SkipError
-from planner.cost.memory import memory, model_state
+from planner.cost.memory import memory
+from planner.cost.pipes import chunks_in_flight
 from planner.cost.timing import Timer
 from planner.facts.flops import model_flops
-from planner.facts.precision import mix_of
+from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.shards import local_units
 from planner.facts.spec import JobSpec, Recompute
+from planner.hardware.stacks import EAGER_NORMS, EAGER_SCORES
 from planner.search.layouts import fullest_stages
+
+EAGER_NORM_BYTES = 8
+EAGER_SCORE_BYTES = 12
 
 
 class Answer(NamedTuple):
@@ -53,7 +58,7 @@ class Predictor:
         if row.kind == "time":
             return Answer(row, planned, self._seconds(planned, spec), _measured_seconds(row, spec), fits)
         if row.kind == "steady":
-            return Answer(row, planned, _steady(spec, spec.layout.pp - 1), row.num_bytes, fits)
+            return Answer(row, planned, _steady(planned, spec.layout.pp - 1), row.num_bytes, fits)
         peak = _tensors(spec, planned.stage)
         return Answer(row, planned, needed if planned.meter == "device" else peak, row.num_bytes, fits)
 
@@ -73,8 +78,25 @@ class Predictor:
         return timer.step(spec).step_s * planned.scale
 
     def _needed(self, planned: Planned, spec: JobSpec) -> float:
-        tensors = _tensors(spec, None)
+        tensors = _tensors(spec, None) + _eager_bytes(planned, spec)
         return tensors + planned.cluster.accelerator.allowance(tensors)
+
+
+def _eager_bytes(planned: Planned, spec: JobSpec) -> int:
+    """What eager kernels keep beside the planner's own: of a norm its input and its output in fp32, of scores their
+    fp32 copies in one layer's backward."""
+    layout, train = spec.layout, spec.train
+    tokens = spec.micro_batch_size * train.seq_len // layout.cp
+    extra = 0
+    if planned.kernels.norms == EAGER_NORMS:
+        rows = tokens // (layout.tp if layout.sequence_parallel else 1)
+        layers = 1 if layout.recompute == "full" else spec.model.num_layers // layout.pp
+        chunks = chunks_in_flight(layout, 0, train.micro_batches)
+        flight = 1 if layout.recompute == "full" else chunks / layout.virtual_stages
+        extra += round(2 * rows * spec.model.hidden_size * layers * flight * EAGER_NORM_BYTES)
+    if planned.kernels.scores == EAGER_SCORES:
+        extra += tokens * train.seq_len * spec.model.num_heads // layout.tp * EAGER_SCORE_BYTES
+    return extra
 
 
 def _recomputing(spec: JobSpec, policy: Recompute) -> JobSpec:
@@ -90,11 +112,19 @@ def _tensors(spec: JobSpec, stage: int | None) -> int:
     return max(sum(memory(spec, s).values()) for s in stages)
 
 
-def _steady(spec: JobSpec, stage: int) -> float:
-    """What stays between steps: weights, gradients, moments."""
+def _steady(planned: Planned, stage: int) -> float:
+    """What stays between steps: weights, gradients and moments as the stack keeps them (1910.02054 figure 1), and
+    as much as a whole table in fp32 whatever tp, which every golden value of Megatron-LM's own tests shows."""
+    spec = planned.spec
     layout, mix = spec.layout, mix_of(spec.train.precision)
-    held = sum(p.numel for unit in local_units(spec, stage) for p in unit.parameters)
-    return model_state(held, mix, zero=layout.zero, degree=layout.shard_ranks)
+    units = local_units(spec, stage)
+    held = sum(p.numel for unit in units for p in unit.parameters)
+    degree, zero = layout.shard_ranks, layout.zero
+    weights = mix.compute / (degree if zero == 3 else 1)
+    gradients = mix.gradients / (degree if zero >= 2 else 1)
+    moments = mix.optimizer / (degree if zero else 1)
+    table = spec.model.vocab_size * spec.model.hidden_size * FP32_BYTES
+    return held * (weights + gradients + moments) + table
 
 
 def _measured_seconds(row: PublishedRow, spec: JobSpec) -> float:

@@ -16,8 +16,9 @@ from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.profile import HostProfile
+from planner.search.auto import AutoSpec
 
-MODELS = (JobSpec, Cluster, HostProfile, SearchQuery, ExplainQuery)
+MODELS = (JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery)
 TEMPLATE = "#/components/schemas/{model}"
 EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}
 
@@ -86,6 +87,7 @@ def with_models(result: dict[str, Any], generator: Any, request: Any, public: bo
     models |= {"SizedModel": sized, "ModelSpec": _model_or_preset(sized)}
     # A lab and a script name no model; that other kinds need one is the parser's to say.
     del models["JobSpec"]["required"]
+    models["JobSpec"]["properties"]["layout"] = _layout_or_auto()
     models["SearchSpec"] = _without_layout(models["JobSpec"])
     models["ExplainQuery"]["properties"]["spec"] = ref("JobSpec")
     models["SearchQuery"]["properties"] |= {"spec": ref("SearchSpec"), "fixed": ref("Layout")}
@@ -107,6 +109,18 @@ def _model_or_preset(sized: dict[str, Any]) -> dict[str, Any]:
             {"required": ["preset"], "properties": {"preset": {"type": "string"}}},
         ],
     }
+
+
+def _layout_or_auto() -> dict[str, Any]:
+    """A layout as it may be asked for; a stored spec has the one that was chosen."""
+    constrained = {
+        "type": "object",
+        "properties": {"auto": ref("AutoSpec")},
+        "required": ["auto"],
+        "additionalProperties": False,
+    }
+    words = 'degrees and options; "auto" has them chosen, {"auto": {...}} within constraints'
+    return {"anyOf": [ref("Layout"), {"const": "auto"}, constrained], "default": {}, "description": words}
 
 
 def _without_layout(spec: dict[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,27 @@ class JobSerializer(BriefSerializer):
     history = serializers.ListField(child=serializers.DictField())
     spec = SpecField()
     estimate = serializers.DictField()
+    chosen = serializers.DictField(
+        allow_null=True,
+        help_text='where the layout was "auto": what was asked, why this one, and the runners-up; null elsewhere',
+    )
+
+
+class AdviceSerializer(serializers.Serializer[object]):
+    """What one other choice would have made of a run. Times in seconds of a step."""
+
+    text = serializers.CharField(help_text="the first option and its reason in a sentence, or that there is none")
+    host = serializers.CharField()
+    cluster = serializers.CharField()
+    steps = serializers.IntegerField(help_text="that were timed; their median is step_s")
+    step_s = serializers.FloatField()
+    predicted_s = serializers.FloatField(help_text="as the job was submitted")
+    interval = serializers.DictField(help_text="how far off a prediction here may be, and what says so")
+    parts = serializers.ListField(child=serializers.DictField(), help_text="predicted and measured seconds by part")
+    options = serializers.ListField(
+        child=serializers.DictField(),
+        help_text="change, layout, micro_batches, step_s, faster (share), memory_bytes, because and text; best first",
+    )
 
 
 class PlanSerializer(serializers.Serializer[object]):
@@ -56,6 +77,9 @@ class PlanSerializer(serializers.Serializer[object]):
     choices = serializers.DictField(help_text="{field: {option: reason}} for options that cannot be chosen")
     suggestions = serializers.ListField(
         child=serializers.DictField(), required=False, help_text="where it does not fit: what would, one choice away"
+    )
+    chosen = serializers.DictField(
+        required=False, allow_null=True, help_text='what took the place of a layout "auto", and why'
     )
     timeline = serializers.DictField(required=False, allow_null=True, help_text="the pipeline schedule as cells")
     matrix = serializers.ListField(

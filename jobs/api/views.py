@@ -23,6 +23,7 @@ from jobs.api.errors import body
 from jobs.api.listing import PARAMETERS, narrowed
 from jobs.models import Host
 from jobs.planning import answers
+from jobs.planning.hindsight import NoAdviceError, advice
 from jobs.present import job_brief, job_detail
 from jobs.queue import actions
 from jobs.text import storable
@@ -168,6 +169,21 @@ class Cancel(APIView):
             job.refresh_from_db()
             return refuse(409, "status", f"a job that is {job.status} cannot be cancelled")
         return Response(job_detail(find_job(request.user, job_id)))
+
+
+class Advice(APIView):
+    """What would have been faster."""
+
+    throttle_classes = [SubmitThrottle]
+
+    @extend_schema(operation_id="adviseJob", responses={200: shapes.AdviceSerializer, **refusals(404, 409)})
+    def get(self, request: Request, job_id: str) -> Response:
+        """Of a job that has ended: which other choice would have been faster where it ran, by how much, and because of
+        which measured part; an estimate. 409 where it says too little."""
+        try:
+            return Response(advice(find_job(request.user, job_id)))
+        except NoAdviceError as error:
+            return refuse(409, error.field, str(error))
 
 
 class Requeue(APIView):

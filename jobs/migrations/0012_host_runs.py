@@ -1,4 +1,4 @@
-"""What runs leave with their host."""
+"""What runs leave with their host; why a job has the layout that was chosen for it."""
 
 import django.db.models.deletion
 from django.db import migrations, models
@@ -36,5 +36,14 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={"ordering": ["-id"]},
+        ),
+        migrations.AddField(
+            model_name="job",
+            name="chosen",
+            field=models.JSONField(
+                editable=False,
+                help_text="where the layout was to be chosen: what was asked, and why this one",
+                null=True,
+            ),
         ),
     ]

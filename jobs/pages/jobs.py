@@ -69,6 +69,8 @@ def job_new(request: HttpRequest) -> HttpResponse:
         job, _ = actions.submit(cast(User, request.user), data)
     except SpecError as error:
         return _form(request, data, error.problems)
+    except BusyError as error:
+        return _form(request, data, [Problem("layout", str(error))])
     return redirect("job-detail", job.id)
 
 

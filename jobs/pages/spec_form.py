@@ -14,10 +14,12 @@ from planner.facts.models import parameter_count
 from planner.facts.presets import PRESETS, expand_preset
 from planner.facts.spec import JobSpec, Layout, ModelSpec, Problem, Resources, TrainSpec
 from planner.hardware.stacks import STACKS
+from planner.search.auto import AutoSpec
 from planner.search.choices import DEGREES
 
 DEFAULT_PRESET = "gpt-tiny"
 _DRY = forms.fields_of("", JobSpec, only=["dry_ranks"])
+_AUTO = forms.fields_of("layout.auto", AutoSpec, only=["ranks"])
 _MODEL = forms.fields_of("model", ModelSpec)
 FIELDS = (
     forms.fields_of("", JobSpec, only=["name"])
@@ -62,10 +64,18 @@ def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
     preset = form.get("model.preset")
     if preset:
         spec["model"] = {"preset": preset}
+    if form.get("auto") in forms.YES:
+        spec["layout"] = {"auto": _given(forms.spec_from(_AUTO, form))}
     kind = form.get("kind")
     if any(name == kind and other.one_slot for name, other in KINDS.items()):
         spec |= {"kind": kind, **forms.spec_from(_DRY, form)}
     return spec
+
+
+def _given(spec: dict[str, Any]) -> dict[str, Any]:
+    """The constraints that were filled in."""
+    auto = spec.get("layout", {}).get("auto", {})
+    return {name: value for name, value in auto.items() if value is not None}
 
 
 def values_from_spec(spec: object) -> dict[str, Any]:
@@ -74,7 +84,9 @@ def values_from_spec(spec: object) -> dict[str, Any]:
     model = whole.get("model")
     model = dict(model) if model and isinstance(model, Mapping) else {"preset": DEFAULT_PRESET}
     whole["model"] = {**expand_preset({"preset": DEFAULT_PRESET}), "preset": None, **expand_preset(model)}
-    return forms.values_of(FIELDS | _DRY, whole)
+    layout = whole.get("layout")
+    is_auto = layout == "auto" or (isinstance(layout, Mapping) and "auto" in layout)
+    return {**forms.values_of(FIELDS | _DRY | _AUTO, whole), "auto": "true" if is_auto else "false"}
 
 
 def options_for(values: Mapping[str, str]) -> forms.Options:
@@ -84,7 +96,7 @@ def options_for(values: Mapping[str, str]) -> forms.Options:
 
 def limits() -> dict[str, str]:
     """What each number must lie between."""
-    return forms.limits_of(FIELDS | _DRY)
+    return forms.limits_of(FIELDS | _DRY | _AUTO)
 
 
 def uses_more_options(values: Mapping[str, str]) -> bool:
@@ -95,7 +107,7 @@ def uses_more_options(values: Mapping[str, str]) -> bool:
 
 def errors_by_field(problems: list[Problem]) -> tuple[dict[str, str], list[str]]:
     """Messages for the fields the form has, and lines for the rest."""
-    return forms.errors_beside(problems, [*FIELDS, *_DRY, "model", "layout"], {})
+    return forms.errors_beside(problems, [*FIELDS, *_DRY, *_AUTO, "model", "layout", "layout.auto"], {})
 
 
 def preset_cards() -> dict[str, dict[str, Any]]:

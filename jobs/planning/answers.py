@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.models import Host
+from jobs.planning.auto import resolved
 from jobs.planning.hardware import HOST, cluster_for, host_cluster, known_hosts
 from jobs.planning.planners import ask
 from jobs.planning.queries import ExplainQuery, SearchQuery, checked
@@ -22,17 +23,20 @@ from planner.teaching.templates import TEMPLATES
 def plan(data: object, cluster_name: object = None) -> dict[str, Any]:
     """Everything about a draft that the page shows; `estimate` is null while the draft has problems.
 
+    `chosen` is what took the place of a layout "auto", with its reasons; null where the draft names a layout.
+
     Raises:
         BusyError: too much is planned at once, or this takes too long.
     """
     try:
+        data, chosen = resolved(data, cluster_name)
         spec = parse_fields(data)
-        cluster = cluster_for(cluster_name, spec)
+        cluster = cluster_for(cluster_name or (chosen and chosen["asked"].get("cluster")), spec)
     except SpecError as error:
         return {"estimate": None, "problems": told(error.problems), "not_runnable": [], "choices": {}}
     slots = Host.objects.largest_slots(spec.resources.device)
     found: dict[str, Any] = ask("plan", spec, cluster, {"slots": slots})
-    return found
+    return {**found, "chosen": chosen}
 
 
 def explained(data: object) -> list[Any]:
@@ -43,7 +47,7 @@ def explained(data: object) -> list[Any]:
         BusyError: as `plan`.
     """
     query = checked(ExplainQuery, data)
-    spec = parse_fields(query.spec)
+    spec = parse_fields(resolved(query.spec, query.cluster)[0])
     found: list[Any] = ask("explained", spec, cluster_for(query.cluster, spec), {"stage": query.stage})
     return found
 

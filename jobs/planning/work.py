@@ -20,7 +20,9 @@ from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.cluster import Cluster
 from planner.search.advice import Neighbour, neighbours, suggestions
+from planner.search.auto import AutoSpec, Room, choose
 from planner.search.choices import choices
+from planner.search.hindsight import Measure, hindsight
 from planner.search.layouts import Constraints, Found, search
 from planner.teaching.explain import explain
 
@@ -117,6 +119,23 @@ def searched(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str
     }
 
 
+def chosen(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, Any]:
+    """The layout that takes the place of "auto", with its micro-batches, and what is told of it.
+
+    Raises:
+        SpecError: nothing fits.
+    """
+    rooms = [Room(*room) for room in asked["rooms"]]
+    choice = choose(spec, cluster, AutoSpec(**asked["auto"]), rooms, max_seconds=SEARCH_SECONDS)
+    layout, m = choice.spec.layout.model_dump(), choice.spec.train.micro_batches
+    return {"layout": layout, "micro_batches": m, "told": choice.told}
+
+
+def advised(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, Any]:
+    """What would have been faster than a run that ended on `cluster`."""
+    return hindsight(spec, cluster, Measure(**asked))
+
+
 def layout_found(found: Found) -> dict[str, Any]:
     """One line of a search."""
     spec, timing = found.spec, found.timing
@@ -149,7 +168,7 @@ def told(found: list[Problem]) -> list[dict[str, str]]:
     return [{"field": p.field, "message": p.message} for p in found]
 
 
-WORK = {"plan": plan, "explained": explained, "searched": searched}
+WORK = {"plan": plan, "explained": explained, "searched": searched, "chosen": chosen, "advised": advised}
 
 
 def answer(line: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
@@ -11,6 +12,7 @@ from django.utils import timezone
 
 from jobs.access import visible_job
 from jobs.models import HOST_SILENT_AFTER, LIVE, Attempt, Host, IdempotentRequest, Job, StateChange, Status
+from jobs.planning.auto import resolved
 from jobs.planning.hardware import cluster_for
 from jobs.queue import lifecycle
 from jobs.text import storable
@@ -52,17 +54,18 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
 
     Raises:
         SpecError: the spec cannot run.
+        BusyError: it asks for a layout to be chosen, and too much is planned at once.
         KeyReusedError: `key` was used for another body.
     """
     if key is None:
-        return _queue(owner, checked_spec(owner, data)), True
+        return _queue(owner, *_chosen_spec(owner, data)), True
     body_hash = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
     if earlier := _answered(owner, key, body_hash):
         return earlier, False
-    spec = checked_spec(owner, data)
+    spec, chosen = _chosen_spec(owner, data)
     try:
         with transaction.atomic():
-            job = _queue(owner, spec)
+            job = _queue(owner, spec, chosen)
             IdempotentRequest.objects.create(user=owner, key=key, body_hash=body_hash, job=job)
     except IntegrityError:  # the same key came twice at once, and the other was first
         first = _answered(owner, key, body_hash)
@@ -70,6 +73,12 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
             raise
         return first, False
     return job, True
+
+
+def _chosen_spec(owner: User, data: object) -> tuple[JobSpec, dict[str, Any] | None]:
+    """The spec, and what took the place of a layout "auto" in it; None where it names one."""
+    data, chosen = resolved(data)
+    return checked_spec(owner, data), chosen
 
 
 def _answered(owner: User, key: str, body_hash: str) -> Job | None:
@@ -84,7 +93,7 @@ def _answered(owner: User, key: str, body_hash: str) -> Job | None:
     return seen.job if seen else None
 
 
-def _queue(owner: User, spec: JobSpec) -> Job:
+def _queue(owner: User, spec: JobSpec, chosen: dict[str, Any] | None) -> Job:
     planned = estimate(spec, cluster_for(None, spec))
     with transaction.atomic():
         job = Job.objects.create(
@@ -96,6 +105,7 @@ def _queue(owner: User, spec: JobSpec) -> Job:
             num_slots=num_slots(spec),
             wanted_host=spec.resources.host or "",
             estimate=planned,
+            chosen=chosen,
         )
         StateChange.objects.create(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
     return job

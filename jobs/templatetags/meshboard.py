@@ -11,6 +11,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from jobs.kinds import command_words
+from planner.report import duration, size
 
 register = template.Library()
 
@@ -45,6 +46,24 @@ def command(script: Mapping[str, Any]) -> str:
 def grouped(number: int) -> str:
     """1048576 -> "1,048,576"."""
     return f"{number:,}"
+
+
+@register.filter
+def seconds(value: float) -> str:
+    """0.0123 -> "12.30 ms"."""
+    return duration(value)
+
+
+@register.filter
+def binary(num_bytes: int) -> str:
+    """1610612736 -> "1.5 GiB"."""
+    return size(num_bytes)
+
+
+@register.filter
+def signed_share(value: float) -> str:
+    """0.041 -> "+4.1 %"."""
+    return f"{value:+.1%}".replace("%", " %").replace("-", "\N{MINUS SIGN}")
 
 
 @register.filter

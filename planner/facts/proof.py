@@ -13,7 +13,9 @@ BYTES_A_PARAMETER = 24  # in one process: fp32 weight, gradient, two moments, an
 MOST_PARAMETERS = 32_000_000  # without being asked: 768 MB
 MOST_SECONDS = 5.0  # without being asked
 CORE_FLOPS = 40e9  # of one CPU core in fp32: gpt-mini told 3.2 s and took 2.2, nanogpt told 11.0 and took 9.9
+GPU_FLOPS = 5e12  # of a GPU in fp32: a quarter of an A100's 19.5 TFLOP/s
 LARGEST_PARAMETERS = 1_000_000_000  # when asked: 24 GB
+LONGEST_SECONDS = 300.0  # when asked: the other ranks wait, and after 10 minutes they give up
 
 
 class Limits(NamedTuple):
@@ -55,8 +57,9 @@ def alone(spec: JobSpec) -> JobSpec:
 
 
 def seconds_alone(spec: JobSpec) -> float:
-    """Estimated time of the compared steps on one core."""
-    return min(STEPS, spec.train.steps) * model_flops(spec) / CORE_FLOPS
+    """Estimated time of the compared steps on one core, or one GPU."""
+    rate = CORE_FLOPS if spec.resources.device == "cpu" else GPU_FLOPS
+    return min(STEPS, spec.train.steps) * model_flops(spec) / rate
 
 
 def why_not_compared(spec: JobSpec) -> str:
@@ -67,24 +70,23 @@ def why_not_compared(spec: JobSpec) -> str:
         return "it goes on from another job's checkpoint"
     if spec.train.verify == "on":
         return ""
-    count, seconds = parameter_count(spec.model), seconds_alone(spec)
-    if count > MOST_PARAMETERS:
-        return f"{count:,} parameters are more than the {MOST_PARAMETERS:,} that are compared without being asked"
-    if seconds > MOST_SECONDS:
-        return (
-            f"one process would take about {seconds:,.0f} s for {STEPS} steps, more than the {MOST_SECONDS:.0f} s that "
-            "are taken without being asked"
-        )
-    return ""
+    return _beyond(spec, MOST_PARAMETERS, MOST_SECONDS, "without being asked")
 
 
 def too_large(spec: JobSpec) -> str:
-    """Why one process cannot be asked to compute the spec; empty where it can."""
-    count = parameter_count(spec.model)
-    if spec.train.verify != "on" or count <= LARGEST_PARAMETERS:
+    """Why one process cannot be asked to compute the spec; empty where it can, or is not."""
+    if spec.train.verify != "on":
         return ""
-    need = count * BYTES_A_PARAMETER / 1e9
-    return (
-        f"one process needs {BYTES_A_PARAMETER} B x {count:,} parameters = {need:,.0f} GB; at most "
-        f"{LARGEST_PARAMETERS:,} parameters are computed by one"
-    )
+    return _beyond(spec, LARGEST_PARAMETERS, LONGEST_SECONDS, "even when asked")
+
+
+def _beyond(spec: JobSpec, most: int, longest_s: float, when: str) -> str:
+    count, seconds = parameter_count(spec.model), seconds_alone(spec)
+    if count > most:
+        need = f"{BYTES_A_PARAMETER} B x {count:,} parameters = {BYTES_A_PARAMETER * count / 1e9:,.1f} GB"
+        return f"one process would hold {need}; more than {most:,} parameters are not compared {when}"
+    if seconds > longest_s:
+        steps = min(STEPS, spec.train.steps)
+        took = f"one process would take about {seconds:,.0f} s for {steps} steps"
+        return f"{took}; more than {longest_s:.0f} s are not taken {when}"
+    return ""

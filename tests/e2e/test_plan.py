@@ -18,6 +18,8 @@ def test_the_submit_page_draws_what_a_published_layout_costs(page: Page, running
     assert panel.locator(".schedule rect:not(.idle)").count() == 2 * 16 * 32
     expect(page.locator("#plan-status")).to_have_text("Planned only: the trainer does not run this yet.")
     expect(page.locator("#submit")).to_be_disabled()
+    page.select_option('[name="model.preset"]', "gpt3-175b")
+    expect(panel.locator('[data-show="active"]')).to_have_text("vocabulary of 50,257 padded to 51,200")
 
 
 def test_every_figure_is_explained_one_click_away(page: Page, running_board: Board) -> None:

@@ -131,7 +131,7 @@ def told(outcome: str = "succeeded", **summary: Any) -> Any:
     [
         ("train", told(), Status.SUCCEEDED, "it succeeded"),
         ("train", told("failed"), Status.FAILED, "it failed"),
-        ("train", told("cancelled"), Status.FAILED, "it cancelled"),
+        ("train", told("cancelled"), Status.FAILED, "ended on its host by a cancel flag that nobody here raised"),
         ("train", {**told("lost"), "summary": None}, Status.LOST, "it lost"),
         ("calibrate", told(profile=PROFILE), Status.SUCCEEDED, "it succeeded"),
         ("calibrate", told(), Status.FAILED, "the host sent no usable profile"),

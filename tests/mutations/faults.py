@@ -88,9 +88,10 @@ FAULTS: dict[str, Fault] = {
         (
             Edit(
                 TENSOR,
-                "else _all_reduce\n        return collective(grad, ctx.group)",
-                "else lambda g, _: g\n        return collective(grad, ctx.group)",
+                "part_grad, work = start(whole_grad.view_as(whole), ctx.group)",
+                "part_grad = whole_grad.view_as(whole)",
             ),
+            Edit(TENSOR, "        work.wait()\n        return part_grad", "        return part_grad"),
         ),
         "llama",
         {"tp": 2},
@@ -191,7 +192,7 @@ FAULTS: dict[str, Fault] = {
         {"dp": 2},
     ),
     "all tp ranks hold the first shard": Fault(
-        (Edit("planner/facts/placements.py", "replica % ep, place.tp, replica", "replica % ep, 0, replica"),),
+        (Edit("planner/facts/placements.py", "return experts, place.tp, shard", "return experts, 0, shard"),),
         "llama",
         {"tp": 2},
     ),
@@ -250,13 +251,7 @@ FAULTS: dict[str, Fault] = {
         (Edit(TENSOR, ", table) * mine.unsqueeze(-1)", ", table)"),), "gpt", {"tp": 2}
     ),
     "rows go to the wrong expert": Fault(
-        (
-            Edit(
-                "workers/trainer/model/experts.py",
-                "[rank * local + expert for expert in range(local)",
-                "[rank * local + local - 1 - expert for expert in range(local)",
-            ),
-        ),
+        (Edit("workers/trainer/model/experts.py", "if ep.degree == 1:", "if True:"),),
         "moe",
         {"dp": 2, "ep": 2},
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -98,6 +99,23 @@ def test_its_sender_gets_to_see_the_refusal_though_it_sends_on(behind: Behind) -
 def test_a_length_that_is_none_is_refused(behind: Behind, declared: bytes) -> None:
     assert behind.answer(HEAD + b"Content-Length: " + declared + b"\r\n\r\n")[:10] == b"HTTP/1.1 4"
     assert behind.bodies == []
+
+
+@pytest.mark.parametrize("declared", [b"-1", b"1e3", b"", "²".encode()])
+def test_nor_does_it_pass_where_a_servers_parser_lets_it(declared: bytes) -> None:
+    """uvicorn's does not: what serves us need not be uvicorn."""
+    sent: list[Any] = []
+    scope = {"type": "http", "path": "/", "query_string": b"", "headers": [(b"content-length", declared)]}
+
+    async def never(*_: Any) -> Any:
+        raise AssertionError("neither the body nor the application is asked")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Doors(never)(scope, never, send))
+    assert sent[0]["status"] == 400
+    assert sent[1]["body"] == b"Content-Length is no number"
 
 
 def test_a_chunked_body_is_cut_at_the_bound(behind: Behind) -> None:

@@ -37,8 +37,12 @@ def isolated(settings: HostSettings) -> tuple[HostSettings, str]:
     """The settings with what is chosen for `auto`, and what a person should know of it: empty when it is the best.
 
     Raises:
-        SettingError: what was asked for by name does not work here.
+        SettingError: what was asked for by name does not work here, or there is no place to try it in.
     """
+    try:
+        settings.run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"MESHBOARD_RUN_DIR: {settings.run_dir} cannot be made: {error.strerror}") from None
     problems: list[str] = []
     for sandbox, user in _wanted(settings):
         problem = "" if (sandbox, user) == ("off", None) else _trial(settings, sandbox, user)
@@ -73,7 +77,6 @@ def _trial(settings: HostSettings, sandbox: Sandbox, user: JobUser | None) -> st
     what = "MESHBOARD_SANDBOX: bubblewrap" if sandbox == "bwrap" else "MESHBOARD_JOB_USER"
     if sandbox == "bwrap" and shutil.which("bwrap") is None:
         return f"{what} is not installed"
-    settings.run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".trial-", dir=settings.run_dir) as name:
         folder = Path(name)
         folder.chmod(0o700)

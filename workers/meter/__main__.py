@@ -22,6 +22,8 @@ from workers.meter.intercept import meter_every_group
 from workers.meter.recorder import Recorder
 from workers.meter.script import NoScriptError, from_command_line, from_spec, run
 
+STEPS_TOLD_S = 0.5
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.meter", description=__doc__, allow_abbrev=False)
@@ -51,6 +53,10 @@ def main() -> int:
         exporter = Exporter(recorder, options.telemetry, options.job, options.attempt)
         exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
         atexit.register(exporter.close)
+        if rank == 0:
+            told = StepsTold(recorder, exporter)
+            register_optimizer_step_post_hook(told.sometimes)
+            atexit.register(told.now)  # before the exporter closes
     elif rank == 0:
         atexit.register(lambda: print(table(recorder.cells(), recorder.step), file=sys.stderr))
     code = run(script)
@@ -76,6 +82,26 @@ def count_steps(recorder: Recorder) -> RemovableHandle:
         turns.add(optimizer)
 
     return register_optimizer_step_post_hook(stepped)
+
+
+class StepsTold:
+    """Tells the supervisor how many optimiser steps have ended, not at each of them."""
+
+    def __init__(self, recorder: Recorder, exporter: Exporter) -> None:
+        self._recorder, self._exporter = recorder, exporter
+        self._steps, self._at = 0, -STEPS_TOLD_S
+
+    def sometimes(self, *_: object) -> None:
+        if time.monotonic() - self._at >= STEPS_TOLD_S:
+            self.now()
+
+    def now(self) -> None:
+        steps = self._recorder.step
+        if steps == self._steps:
+            return
+        self._steps, self._at = steps, time.monotonic()
+        item = PhaseItem(kind="phase", rank=self._recorder.rank, time=time.time(), phase="step", steps=steps)
+        self._exporter.send(item)
 
 
 def table(cells: list[Cell], steps: int) -> str:

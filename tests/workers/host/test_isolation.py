@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,12 @@ def test_a_senseless_setting_is_named(
     monkeypatch.setenv(f"MESHBOARD_{name}", value)
     with pytest.raises(SettingError, match=f"MESHBOARD_{name}.*{why}"):
         host_settings()
+
+
+def test_a_run_directory_that_cannot_be_is_named(settings: HostSettings, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingError, match=r"^MESHBOARD_RUN_DIR: .*/file/runs cannot be made: Not a directory$"):
+        isolated(replace(settings, run_dir=tmp_path / "file" / "runs"))
 
 
 @needs_root

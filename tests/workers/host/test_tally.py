@@ -12,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.codec import EXIT_BYTES, checked_exit
-from contracts.telemetry import Cell, EvalItem, LabItem, StepItem, TrafficItem, VerdictItem, VerdictRow
+from contracts.telemetry import (
+    Cell,
+    EvalItem,
+    LabItem,
+    ProcessProof,
+    ProofItem,
+    ReplicaProof,
+    StepItem,
+    TrafficItem,
+    VerdictItem,
+    VerdictRow,
+)
 from tests.support.orders import order
 from workers.host.attempts import AttemptDir
 from workers.host.supervisor.ending import Ended, Failure, exit_report, read_failure
@@ -93,6 +104,27 @@ def test_both_loss_curves_are_thinned(tmp_path: Path) -> None:
         steps = [point["step"] for point in points]
         assert steps == sorted(set(steps))
         assert steps[-1] > 4.9 * MAX_POINTS
+
+
+def test_the_last_proof_and_each_ranks_peak_stay(tmp_path: Path) -> None:
+    tally = Tally()
+    for state in ("due", "equal"):
+        tally.add(proof(state))
+    for rank in range(2):
+        tally.add(VerdictItem(kind="verdict", rank=rank, time=1.0, rows=[row("dp")], peak_bytes=100 + rank))
+    report = ending(tmp_path, tally)
+    assert isinstance(report, dict)
+    assert report["summary"] is not None
+    assert report["summary"]["proof"]["one_process"]["state"] == "equal"
+    assert report["summary"]["peak_bytes"] == {"0": 100, "1": 101}
+    assert "proof" not in Tally().summary(), "a run that ended before it says nothing"
+
+
+def proof(state: Any) -> ProofItem:
+    replicas = ReplicaProof(steps=[1], parts=4, copied=2, apart=0.0)
+    figures = {"tensors": 4, "gradient": 3e-7, "update": 1e-5, "loss": 0.0, "norm": 0.0, "limit": 1e-5, "seconds": 0.5}
+    one = ProcessProof(state=state, why="", steps=3, **figures)  # type: ignore[typeddict-item]  # as ranks tell them
+    return ProofItem(kind="proof", rank=0, time=1.0, replicas=replicas, one_process=one, wrong=[])
 
 
 def cell(axis: str) -> Cell:

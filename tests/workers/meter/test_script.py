@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,10 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from workers.meter.__main__ import count_steps
+from contracts.codec import decode_frame
+from workers.host.supervisor.tally import Tally
+from workers.meter.__main__ import StepsTold, count_steps
+from workers.meter.exporter import Exporter
 from workers.meter.intercept import given_name, words_for
 from workers.meter.recorder import MAX_NAMES, OTHER_GROUPS, Recorder
 
@@ -92,6 +96,31 @@ def test_names_sparse_gradients_and_two_optimisers_are_what_the_script_means() -
 )
 def test_a_group_goes_by_the_name_it_was_given(description: str, name: str) -> None:
     assert given_name(description) == name
+
+
+def test_how_many_steps_have_ended_is_told_while_they_go_on_and_not_at_each(tmp_path: Path) -> None:
+    recorder, tally, bodies = Recorder(0), Tally(), []
+    with socket.socket(socket.AF_UNIX) as supervisor:
+        supervisor.bind(str(tmp_path / "s"))
+        supervisor.listen()
+        exporter = Exporter(recorder, str(tmp_path / "s"), "job", 1)
+        told = StepsTold(recorder, exporter)
+        for recorder.step in range(1, 101):
+            told.sometimes()
+        told.now()
+        told.now()
+        line, _ = supervisor.accept()
+        with line:
+            assert exporter.close()
+            while size := line.recv(4):
+                bodies.append(line.recv(int.from_bytes(size), socket.MSG_WAITALL))
+    items = [item for body in bodies for item in decode_frame(body)["items"]]
+    for item in items:
+        tally.add(item)
+    assert tally.steps == 100
+    steps = [item["steps"] for item in items if item["kind"] == "phase"]
+    assert (steps[0], steps[-1]) == (1, 100)
+    assert len(steps) < 20
 
 
 def test_a_step_is_counted_once_however_many_optimisers_take_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from contracts.telemetry import Apart, ProofItem
 from planner.facts.parse import parse_spec
-from planner.facts.proof import MOST_PARAMETERS, alone, why_not_compared
+from planner.facts.proof import alone, why_not_compared
 from planner.facts.spec import JobSpec, Layout, SpecError
 from tests.parity.cases import make_spec, write_data
 from tests.parity.rank import make_trainer
@@ -111,16 +112,22 @@ def test_what_is_no_number_is_not_compared(tmp_path: Path) -> None:
 
 
 def test_small_models_are_compared_unasked_and_others_say_why_not() -> None:
-    def asked(preset: str, **train: object) -> JobSpec:
-        return parse_spec({"model": {"preset": preset}, "train": train})
+    def asked(preset: str, device: str = "cpu", **train: object) -> JobSpec:
+        return parse_spec({"model": {"preset": preset}, "train": train, "resources": {"device": device}})
 
+    large = partial(asked, "nanogpt", seq_len=256)
     assert why_not_compared(asked("gpt-tiny")) == ""
     assert why_not_compared(asked("gpt-tiny", verify="off")) == "verify is off"
-    assert f"more than the {MOST_PARAMETERS:,}" in why_not_compared(asked("gpt2"))
-    assert "one process would take about 11 s" in why_not_compared(asked("nanogpt", seq_len=256))
-    assert why_not_compared(asked("nanogpt", seq_len=256, verify="on")) == ""
-    with pytest.raises(SpecError, match=r"24 B x 6,738,415,616 parameters = 162 GB"):
+    assert "24 B x 124,439,808 parameters = 3.0 GB; more than 32,000,000" in why_not_compared(asked("gpt2"))
+    assert "one process would take about 11 s for 3 steps; more than 5 s" in why_not_compared(large())
+    assert why_not_compared(large(verify="on")) == ""
+    with pytest.raises(SpecError, match=r"24 B x 6,738,415,616 parameters = 161.7 GB"):
         asked("llama2-7b", verify="on")
+    with pytest.raises(
+        SpecError, match=r"train.verify: one process would take about 351 s for 3 steps; more than 300 s"
+    ):
+        large(verify="on", global_batch=256)
+    assert why_not_compared(large(device="cuda")) == "", "a GPU takes less"
 
 
 def test_one_process_does_the_same_in_as_many_sequences_at_once() -> None:

@@ -1,6 +1,7 @@
 // What the planner's answer looks like: one picture a figure, each with its table beside it.
 import { el } from "./dom.js";
 import { integer, parameters } from "./format.js";
+import { chosenLayout } from "./pictures/chosen.js";
 import { drawMatrix } from "./pictures/matrix.js";
 import { memoryPicture } from "./pictures/memory.js";
 import { rankGrid } from "./pictures/ranks.js";
@@ -31,6 +32,7 @@ export function showEstimate(panel, plan) {
   place("per-rank").textContent = parameters(perRank);
   place("per-rank").title = integer(perRank);
   place("micro-batch").textContent = integer(estimate.micro_batch_size);
+  show(panel, "chosen", plan.chosen, chosenLayout);
   place("time").replaceChildren(...timePicture(estimate));
   place("memory").replaceChildren(...memoryPicture(estimate, plan.suggestions));
   place("traffic").replaceChildren(...trafficPicture(estimate));

@@ -179,7 +179,14 @@ function curl() {
   ].join("\n");
 }
 
+function showAuto() {
+  const chosen = form.elements.auto.checked;
+  document.getElementById("auto-options").hidden = !chosen;
+  document.getElementById("own-layout").hidden = chosen;
+}
+
 form.addEventListener("input", (event) => {
+  if (event.target.name === "auto") showAuto();
   follow(event);
   askSoon();
 });

@@ -7,11 +7,12 @@ const AXES = new Set(["pp", "dp", "cp", "ep", "tp", "world"]);
 const MEMORY = ["parameters", "gradients", "optimizer", "gathered", "activations", "working", "allowance"];
 
 function error(planned, measured) {
-  if (planned === measured) return { text: "0 %", exact: true };
-  if (!(planned > 0)) return { text: "–", exact: false };
+  if (planned === measured) return "0 %";
+  if (!(planned > 0)) return "–";
   const share = (100 * (planned - measured)) / measured;
-  if (!Number.isFinite(share)) return { text: "–", exact: false };
-  return { text: `${share > 0 ? "+" : "−"}${Math.abs(share).toPrecision(2)} %`, exact: false };
+  if (!Number.isFinite(share)) return "–";
+  const size = Math.abs(share);
+  return `${share > 0 ? "+" : "−"}${size < 10 ? size.toFixed(1) : size.toFixed(0)} %`;
 }
 
 /** Lines of the table: {group, name, token, planned, measured, off, title}; texts, null where nothing is known. */
@@ -28,7 +29,7 @@ function byteLines(rows, state) {
     token: `--axis-${row.axis}`,
     planned: exactBytes(Math.round(row.predicted / steps)),
     measured: exactBytes(Math.round(row.measured / steps)),
-    off: error(row.predicted, row.measured).text,
+    off: error(row.predicted, row.measured),
   }));
 }
 
@@ -62,7 +63,7 @@ function timeLines(estimate, state) {
       name: "together",
       planned: duration(time.step_s),
       measured: step === null ? null : duration(step),
-      off: step === null ? null : error(time.step_s, step).text,
+      off: step === null ? null : error(time.step_s, step),
     },
   ];
   const measured = busy(state);
@@ -85,20 +86,25 @@ function timeLines(estimate, state) {
   return lines;
 }
 
+/** What the device keeps for itself before training is in the plan's allowance, and in no measurement. */
 function memoryLines(estimate, state) {
   const fullest = estimate.stages.reduce((best, stage) => (stage.memory_bytes > best.memory_bytes ? stage : best));
+  const reserved = Math.min(estimate.cluster?.reserved_bytes ?? 0, fullest.memory.allowance ?? 0);
   const group = "memory of the fullest rank";
-  const parts = MEMORY.filter((name) => fullest.memory[name] > 0);
+  const parts = MEMORY.map((name) => [name, fullest.memory[name] - (name === "allowance" ? reserved : 0)]);
+  const together = fullest.memory_bytes - reserved;
   const peak = state.peaks.size > 0 ? Math.max(...state.peaks.values()) : null;
   return [
     {
       group,
       name: "together",
-      planned: bytes(fullest.memory_bytes),
+      planned: bytes(together),
       measured: peak === null ? null : bytes(peak),
-      off: peak === null ? null : error(fullest.memory_bytes, peak).text,
+      off: peak === null ? null : error(together, peak),
     },
-    ...parts.map((name) => ({ group, name, planned: bytes(fullest.memory[name]), measured: null, off: null })),
+    ...parts
+      .filter(([, size]) => size > 0)
+      .map(([name, size]) => ({ group, name, planned: bytes(size), measured: null, off: null })),
   ];
 }
 

@@ -126,6 +126,8 @@ const FOLD = {
   eval: (state, item) => state.evalLosses.set(item.step, item.loss),
   phase(state, item) {
     rankState(state, item.rank).phase = item.phase;
+    // Of a script, which has no step items.
+    if (item.rank === 0 && item.steps !== undefined) state.progress = { step: item.steps, steps: null, rate: null };
   },
   log: foldLog,
   verdict(state, item) {

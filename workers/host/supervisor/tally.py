@@ -87,6 +87,8 @@ class Tally:
             self._add_eval(item)
         elif item["kind"] == "phase":
             self.training = self.training or item["phase"] == "step"
+            if item["rank"] == 0 and "steps" in item:
+                self.steps = self._ran = item["steps"]
         elif item["kind"] == "profile":
             self._profile = item["profile"]
         elif item["kind"] == "lab":

@@ -20,6 +20,8 @@ export function timePicture(estimate) {
   const rows = parts.map((part) =>
     el("tr", {}, rowHead(token(part.name), label(part.name)), cell(duration(part.seconds)), cell(percent(part.seconds / time.step_s))),
   );
+  const share = Math.max(0.01, time.interval.share);
+  const within = `${duration(time.step_s * Math.max(0, 1 - share))} to ${duration(time.step_s * (1 + share))}`;
   const days = TOKENS / time.tokens_per_s / 86400;
   const figures = el(
     "dl",
@@ -30,8 +32,6 @@ export function timePicture(estimate) {
     figure("speed", tokenRate(time.tokens_per_s)),
     figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days.toFixed(days < 100 ? 1 : 0)} days` : duration(days * 86400)),
   );
-  const share = Math.max(0.01, time.interval.share);
-  const within = `${duration(time.step_s * Math.max(0, 1 - share))} to ${duration(time.step_s * (1 + share))}`;
   return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, basis(time, cluster))];
 }
 

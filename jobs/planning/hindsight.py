@@ -1,0 +1,68 @@
+"""Advice for a job that has ended: what would have been faster where it ran."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from contracts.telemetry import FIRST_STEPS
+from jobs.models import TERMINAL, Job
+from jobs.planning.hardware import host_cluster
+from jobs.planning.learned import FEWEST_STEPS
+from jobs.planning.planners import ask
+from planner.facts.kinds import kind_of
+from planner.facts.spec import JobSpec
+
+
+class NoAdviceError(Exception):
+    """The job says too little; `field` is what of it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def advice(job: Job) -> dict[str, Any]:
+    """What one other choice would have made of the job's last attempt: `planner.search.hindsight`.
+
+    Raises:
+        NoAdviceError: it has not ended, was no training run, or was not measured for long enough.
+        BusyError: too much is planned at once, or this takes too long.
+    """
+    kind = kind_of(job.spec)
+    if not kind.trains or kind.one_slot:
+        raise NoAdviceError("kind", f"a job of kind {job.kind} trains nothing that another layout would speed up")
+    if job.status not in TERMINAL:
+        raise NoAdviceError("status", f"the job is {job.status}; advice is for one that has ended")
+    attempt = job.attempts.filter(number=job.attempt).select_related("host").first()
+    summary = (attempt.exit or {}).get("summary") if attempt else None
+    measured = (summary or {}).get("measured")
+    steps = measured["steps"] if measured else 0
+    if attempt is None or summary is None or measured is None or steps < FEWEST_STEPS or measured["step_s"] <= 0:
+        text = f"{steps} steps were timed after the first {FIRST_STEPS}; advice needs {FEWEST_STEPS}"
+        raise NoAdviceError("train.steps", text)
+    try:
+        spec = JobSpec.model_validate(job.spec)
+    except ValidationError:
+        raise NoAdviceError("spec", "was written by an older version, which this one cannot plan") from None
+    asked = {
+        "step_s": measured["step_s"],
+        "busy_s": busy_seconds(summary),
+        "peak_bytes": max(summary.get("peak_bytes", {}).values(), default=None),
+    }
+    found: dict[str, Any] = ask("advised", spec, host_cluster(attempt.host), asked)
+    predicted = job.estimate["time"]
+    return {**found, "steps": steps, "host": attempt.host.name, "predicted_s": predicted["step_s"]}
+
+
+def busy_seconds(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of a step by axis that a rank was in collectives, the mean of all ranks that told."""
+    ran = summary.get("ran_steps") or summary["steps"]
+    ranks = summary["cells"].values()
+    total: dict[str, float] = defaultdict(float)
+    for cell in (cell for cells in ranks for cell in cells if cell["phase"] == "step"):
+        total[cell["axis"]] += cell["busy_s"]
+    return {axis: seconds / len(ranks) / ran for axis, seconds in total.items()} if ran else {}

@@ -1,0 +1,287 @@
+"""`layout: "auto"`: the search's first choice takes its place, told why."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
+
+from pydantic import Field, ValidationError
+
+from planner.cost.correction import interval
+from planner.cost.learning import memory_correction
+from planner.cost.timing import Timer
+from planner.facts.kinds import kind_of
+from planner.facts.layout import MAX_RANKS, SCHEDULE_NAMES, problems
+from planner.facts.parse import parse_fields, problem_of
+from planner.facts.spec import NO_NUL, Degree, JobSpec, Problem, Recompute, Schedule, SpecError, Strict
+from planner.hardware.cluster import Cluster
+from planner.search.layouts import FIXABLE, Constraints, Found, search
+
+FIELD = "layout.auto"
+GIB = 2**30
+RUNNERS_UP = 4
+MOST_SEARCHES = 64  # every combination of the values allowed is one
+ANY_MEMORY = 2**60
+T = TypeVar("T")
+OneOrSome: TypeAlias = T | Annotated[list[T], Field(min_length=1, max_length=16)] | None
+
+
+class AutoSpec(Strict):
+    """What must hold of the layout that is chosen. Of an option, one value or a list of those allowed."""
+
+    ranks: int | None = Field(default=None, ge=1, le=MAX_RANKS, description="exactly so many; else as many as pay")
+    max_ranks: int | None = Field(default=None, ge=1, le=MAX_RANKS, description="no more than these")
+    cluster: str | None = Field(
+        default=None, max_length=200, pattern=NO_NUL, description="a name of /clusters; else the hosts connected now"
+    )
+    max_micro_batch: int = Field(default=16, ge=1, le=1024, description="sequences")
+    max_memory_bytes: int | None = Field(default=None, ge=1, le=2**60, description="of a rank")
+    dp: OneOrSome[Degree] = None
+    pp: OneOrSome[Degree] = None
+    tp: OneOrSome[Degree] = None
+    cp: OneOrSome[Degree] = None
+    ep: OneOrSome[Degree] = None
+    zero: OneOrSome[Annotated[int, Field(ge=0, le=3)]] = None
+    schedule: OneOrSome[Schedule] = None
+    virtual_stages: OneOrSome[Annotated[int, Field(ge=1, le=64)]] = None
+    recompute: OneOrSome[Recompute] = None
+    sequence_parallel: OneOrSome[bool] = None
+
+
+class Room(NamedTuple):
+    """A host that ranks may be placed on: how many, and the memory each has."""
+
+    slots: int
+    memory_bytes: int
+
+
+class Choice(NamedTuple):
+    """`told` is JSON: what was asked, why this one, and the runners-up."""
+
+    spec: JobSpec
+    told: dict[str, Any]
+
+
+def asked_of(data: object) -> AutoSpec | None:
+    """What a spec's layout asks to be chosen, None where it names one itself.
+
+    Raises:
+        SpecError: a constraint that is unknown or senseless.
+    """
+    layout = data.get("layout") if isinstance(data, Mapping) else None
+    if layout == "auto":
+        return AutoSpec()
+    if not isinstance(layout, Mapping) or "auto" not in layout:
+        return None
+    beside = [Problem(f"layout.{name}", 'stands beside "auto"; put it inside') for name in layout if name != "auto"]
+    try:
+        asked = AutoSpec.model_validate(layout["auto"])
+    except ValidationError as error:
+        raise SpecError([*beside, *_inside(error)]) from None
+    if beside:
+        raise SpecError(beside)
+    return asked
+
+
+def _inside(error: ValidationError) -> list[Problem]:
+    """One problem a constraint: of what a value or a list of them may be, whichever it came nearer to."""
+    deepest: dict[str, Any] = {}
+    for told in error.errors(include_url=False):
+        field = ".".join([FIELD, *map(str, told["loc"][:1])])
+        is_list = isinstance(told["input"], list)
+        if field not in deepest or is_list or len(told["loc"]) > len(deepest[field]["loc"]):
+            deepest[field] = told
+    return [Problem(field, problem_of(told).message) for field, told in deepest.items()]
+
+
+def draft_of(data: Mapping[str, Any]) -> JobSpec:
+    """The spec without its layout.
+
+    Raises:
+        SpecError: all that no layout can make good.
+    """
+    train = data.get("train", {})
+    if isinstance(train, Mapping):
+        train = {name: value for name, value in train.items() if name != "micro_batches"}
+    spec = parse_fields({**data, "layout": {}, "train": train})
+    kind = kind_of(spec.model_dump())
+    if not kind.trains or kind.one_slot:
+        raise SpecError([Problem(FIELD, f"a layout is chosen for a training run, not for kind {spec.kind}")])
+    if found := problems(spec):
+        raise SpecError(found)
+    return spec
+
+
+def choose(
+    spec: JobSpec,
+    cluster: Cluster,
+    asked: AutoSpec,
+    rooms: Sequence[Room],
+    *,
+    runnable: bool = True,
+    max_seconds: float = math.inf,
+) -> Choice:
+    """The fastest layout of `spec` that fits whichever of `rooms` it may be placed in, timed on `cluster`.
+
+    Memory that is known from runs is kept free as far as these lie apart.
+
+    Raises:
+        SpecError: nothing fits, with the arithmetic.
+    """
+    worlds, combinations = _worlds(asked, rooms), list(_combinations(asked))
+    spread = memory_correction(cluster.runs)
+    margin = 1 + spread.share if spread else 1.0
+    found, counts, complete = _Tried([], Counter()), 0, True
+    deadline = time.monotonic() + max_seconds
+    tries = [(world, fixed) for world in worlds for fixed in combinations]
+    for index, (world, fixed) in enumerate(tries):
+        left = (deadline - time.monotonic()) / (len(tries) - index) if math.isfinite(max_seconds) else math.inf
+        room = int(_memory(asked, rooms, world) / margin)
+        limits = Constraints(world, fixed, asked.max_micro_batch, room, runnable, max(left, 0.01))
+        result = search(spec, cluster, limits, limit=RUNNERS_UP + 1)
+        found.best.extend(result.best)
+        found.refused.update(result.refused)
+        counts += result.considered
+        complete &= result.complete
+    if not found.best:
+        raise SpecError([Problem(FIELD, _nothing(spec, cluster, asked, rooms, worlds, found.refused))])
+    best = sorted(found.best, key=_order)[: RUNNERS_UP + 1]
+    room = _memory(asked, rooms, best[0].spec.layout.world_size)
+    told = {
+        "asked": asked.model_dump(exclude_defaults=True),
+        "why": _why(best, cluster, room, worlds, counts, complete),
+        "cluster": cluster.name,
+        "considered": counts,
+        "complete": complete,
+        **_line(best[0]),
+        "runners_up": [{**_line(other), **_beside(other, best[0])} for other in best[1:]],
+    }
+    return Choice(best[0].spec, told)
+
+
+class _Tried(NamedTuple):
+    best: list[Found]
+    refused: Counter[str]
+
+
+def _order(found: Found) -> tuple[float, int, int]:
+    """By time; of equals the one on fewer ranks, then the one that needs less memory."""
+    return float(f"{found.timing.step_s:.4g}"), found.spec.layout.world_size, found.memory_bytes
+
+
+def _worlds(asked: AutoSpec, rooms: Sequence[Room]) -> list[int]:
+    """Numbers of ranks to try, the most first."""
+    most = max(room.slots for room in rooms)
+    if asked.ranks is not None and asked.max_ranks is not None and asked.ranks > asked.max_ranks:
+        raise SpecError([Problem(f"{FIELD}.ranks", f"{asked.ranks} is more than max_ranks {asked.max_ranks}")])
+    if asked.ranks is not None:
+        if asked.ranks > most:
+            raise SpecError([Problem(f"{FIELD}.ranks", f"{asked.ranks} ranks; the largest host has {most} slots")])
+        return [asked.ranks]
+    most = min(most, asked.max_ranks or most)
+    return sorted({most, *(1 << power for power in range(most.bit_length()))}, reverse=True)
+
+
+def _combinations(asked: AutoSpec) -> Iterator[dict[str, Any]]:
+    given = {name: value for name in FIXABLE if (value := getattr(asked, name)) is not None}
+    some = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    number = math.prod(len(values) for values in some.values())
+    if number > MOST_SEARCHES:
+        sizes = " x ".join(f"{name} {len(values)}" for name, values in some.items())
+        text = f"{sizes} = {number} combinations; at most {MOST_SEARCHES} are searched"
+        raise SpecError([Problem(FIELD, text)])
+    for values in itertools.product(*some.values()):
+        yield dict(zip(some, values, strict=True))
+
+
+def _memory(asked: AutoSpec, rooms: Sequence[Room], world: int) -> int:
+    """The least that a rank has wherever so many may be placed."""
+    least = min(room.memory_bytes for room in rooms if room.slots >= world)
+    return min(least, asked.max_memory_bytes or least)
+
+
+def _nothing(
+    spec: JobSpec,
+    cluster: Cluster,
+    asked: AutoSpec,
+    rooms: Sequence[Room],
+    worlds: Sequence[int],
+    refused: Counter[str],
+) -> str:
+    """Why there is no choice: how many layouts each reason refused, and what the lightest of them would need."""
+    where = f"on {_ranks(worlds)} of {cluster.name}"
+    if not refused:
+        degrees = ", ".join(f"{n} {v}" for n, v in asked.model_dump(exclude_defaults=True).items() if n in FIXABLE)
+        return f"no layout {where} has {degrees}: dp x pp x tp x cp must be the number of ranks"
+    reasons = "; ".join(f"{count:,}: {reason}" for reason, count in refused.most_common(4))
+    text = f"none of {refused.total():,} layouts {where} can be taken ({reasons})"
+    if not any(reason.startswith("memory") for reason in refused):
+        return text
+    lightest: list[Found] = []
+    for fixed in _combinations(asked):
+        limits = Constraints(worlds[0], fixed, asked.max_micro_batch, ANY_MEMORY, max_seconds=1.0)
+        lightest += search(spec, cluster, limits, limit=1).pareto[-1:]
+    if not lightest:
+        return text
+    least = min(lightest, key=lambda found: found.memory_bytes)
+    room = _memory(asked, rooms, worlds[0])
+    return f"{text}; the lightest, {words(least.spec)}, needs {least.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f}"
+
+
+def _why(
+    best: Sequence[Found], cluster: Cluster, room: int, worlds: Sequence[int], considered: int, complete: bool
+) -> str:
+    first = best[0]
+    sure = interval(cluster.basis, first.spec.resources.stack, Timer(cluster).correction(first.spec))
+    lines = [
+        f"{words(first.spec)}: {first.timing.step_s:.3g} s a step ({sure['words']}), "
+        f"{first.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f} on the fullest rank.",
+        f"The fastest of {considered:,} layouts on {_ranks(worlds)} of {cluster.name}"
+        + ("." if complete else ", as far as the time allowed went."),
+    ]
+    if len(best) > 1:
+        slower = best[1].timing.step_s / first.timing.step_s - 1
+        close = " That is closer than the estimate is sure." if slower < sure["share"] else ""
+        lines.append(f"The next, {words(best[1].spec)}, is {slower:.1%} slower.{close}")
+    return " ".join(lines)
+
+
+def words(spec: JobSpec) -> str:
+    """'dp 2 x tp 2, ZeRO-1, 4 micro-batches of 2'"""
+    x = spec.layout
+    parts = [
+        " x ".join(f"{a} {getattr(x, a)}" for a in ("pp", "dp", "cp", "ep", "tp") if getattr(x, a) > 1) or "one rank"
+    ]
+    parts += [f"ZeRO-{x.zero}"] * (x.zero > 0)
+    parts += [SCHEDULE_NAMES[x.schedule]] * (x.pp > 1)
+    parts += [f"recompute {x.recompute}"] * (x.recompute != "none")
+    m = spec.train.micro_batches
+    return ", ".join([*parts, f"{m} micro-{'batch' if m == 1 else 'batches'} of {spec.micro_batch_size}"])
+
+
+def _ranks(worlds: Sequence[int]) -> str:
+    least, most = min(worlds), max(worlds)
+    if least == most:
+        return "1 rank" if most == 1 else f"{most:,} ranks"
+    return f"{least:,} to {most:,} ranks"
+
+
+def _line(found: Found) -> dict[str, Any]:
+    return {
+        "layout": found.spec.layout.model_dump(exclude_defaults=True),
+        "words": words(found.spec),
+        "ranks": found.spec.layout.world_size,
+        "micro_batches": found.spec.train.micro_batches,
+        "step_s": found.timing.step_s,
+        "memory_bytes": found.memory_bytes,
+    }
+
+
+def _beside(other: Found, first: Found) -> dict[str, float]:
+    """Shares of the first's time and memory; a lighter one is below 0."""
+    slower = other.timing.step_s / first.timing.step_s - 1
+    return {"slower": slower, "heavier": other.memory_bytes / first.memory_bytes - 1}

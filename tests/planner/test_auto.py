@@ -1,0 +1,127 @@
+"""A layout that is chosen: the search's first, within what was asked, told why; or why there is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from planner.__main__ import main
+from planner.facts.layout import problems
+from planner.facts.spec import SpecError
+from planner.hardware.cluster import Cluster
+from planner.hardware.clusters import CLUSTERS
+from planner.search.auto import Choice, Room, asked_of, choose, draft_of
+from planner.search.layouts import Constraints, search
+
+GIB = 2**30
+H100 = CLUSTERS["h100"]
+BIG: dict[str, Any] = {
+    "model": {"preset": "llama3-8b"},
+    "train": {"global_batch": 64, "seq_len": 2048, "precision": "bf16"},
+    "resources": {"device": "cuda"},
+}
+
+
+def chosen(auto: Any, *rooms: Room, cluster: Cluster = H100, **changes: Any) -> Choice:
+    data = {**BIG, **changes, "layout": "auto" if auto is None else {"auto": auto}}
+    asked = asked_of(data)
+    assert asked is not None
+    return choose(draft_of(data), cluster, asked, rooms or (Room(8, 80 * GIB),))
+
+
+def refused(auto: Any, *rooms: Room, **changes: Any) -> list[tuple[str, str]]:
+    with pytest.raises(SpecError) as error:
+        chosen(auto, *rooms, **changes)
+    return [(p.field, p.message) for p in error.value.problems]
+
+
+def test_it_is_the_searchs_first_choice_and_can_run() -> None:
+    choice = chosen({"ranks": 8})
+    assert problems(choice.spec) == []
+    best = search(draft_of({**BIG, "layout": "auto"}), H100, Constraints(8, runnable=True)).best
+    assert (choice.spec.layout, choice.spec.train) == (best[0].spec.layout, best[0].spec.train)
+    assert choice.told["runners_up"][0]["step_s"] == best[1].timing.step_s
+    assert choice.told["runners_up"][0]["slower"] == pytest.approx(best[1].timing.step_s / best[0].timing.step_s - 1)
+    assert choice.told["considered"] > 100
+    for word in ("a step (data sheet, ", "of 80.00 on the fullest rank", "8 ranks", "slower"):
+        assert word in choice.told["why"]
+    json.dumps(choice.told)
+
+
+def test_every_constraint_holds_of_it_and_of_the_runners_up() -> None:
+    choice = chosen({"tp": 2, "zero": [1, 3], "max_ranks": 4, "max_micro_batch": 2})
+    assert choice.told["asked"] == {"tp": 2, "zero": [1, 3], "max_ranks": 4, "max_micro_batch": 2}
+    for told in [choice.told, *choice.told["runners_up"]]:
+        assert told["layout"]["tp"] == 2
+        assert told["layout"]["zero"] in (1, 3)
+        assert told["ranks"] <= 4
+    assert choice.spec.micro_batch_size <= 2
+
+
+def test_more_ranks_are_taken_only_where_they_pay() -> None:
+    tiny = {"model": {"preset": "gpt-tiny"}, "train": {}, "resources": {}}
+    lame = CLUSTERS["cpu"].model_copy(update={"node": CLUSTERS["cpu"].node.model_copy(update={"bytes_per_s": 1e5})})
+    assert chosen(None, Room(8, 8 * GIB), cluster=lame, **tiny).spec.layout.world_size == 1
+    assert chosen(None, Room(8, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny).spec.layout.world_size > 1
+
+
+def test_the_memory_is_that_of_the_least_host_it_may_be_placed_on() -> None:
+    roomy = chosen({"ranks": 4}, Room(8, 80 * GIB), Room(2, 8 * GIB))
+    tight = chosen({"ranks": 4}, Room(8, 80 * GIB), Room(4, 40 * GIB))
+    assert roomy.told["memory_bytes"] > 40 * GIB, "the host with 2 slots cannot take 4 ranks"
+    assert tight.told["memory_bytes"] <= 40 * GIB
+
+
+def test_where_nothing_fits_the_arithmetic_is_told() -> None:
+    ((field, text),) = refused({"ranks": 2}, Room(8, 16 * GIB))
+    assert field == "layout.auto"
+    for word in ("none of ", "on 2 ranks", "memory: model state alone", "the lightest, ", "GiB of 16.00"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("auto", "field", "text"),
+    [
+        ({"tp": 3, "ranks": 8}, "layout.auto", "has tp 3: dp x pp x tp x cp must be the number of ranks"),
+        ({"ranks": 16}, "layout.auto.ranks", "16 ranks; the largest host has 8 slots"),
+        ({"ranks": 8, "max_ranks": 4}, "layout.auto.ranks", "8 is more than max_ranks 4"),
+        ({"zero": 7}, "layout.auto.zero", "must be at most 3, got 7"),
+        ({"tp": [1, "x"]}, "layout.auto.tp", 'must be a whole number, got "x"'),
+        ({"zero": []}, "layout.auto.zero", "must have at least 1"),
+        ({"surprise": 1}, "layout.auto.surprise", "is not a known field"),
+        (5, "layout.auto", "must be an object"),
+        (
+            {"dp": [1, 2, 4, 8], "tp": [1, 2, 4, 8], "pp": [1, 2, 4, 8], "zero": [0, 1]},
+            "layout.auto",
+            "dp 4 x pp 4 x tp 4 x zero 2 = 128 combinations; at most 64 are searched",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_senseless_constraint_is_refused_at_its_field(auto: Any, field: str, text: str) -> None:
+    problem = refused(auto)[0]
+    assert problem[0] == field
+    assert text in problem[1]
+
+
+def test_what_no_layout_makes_good_is_refused_as_itself() -> None:
+    assert refused(None, train={**BIG["train"], "seq_len": 99999})[0][0] == "train.seq_len"
+    assert refused(None, train={"steps": 0})[0][0] == "train.steps"
+    told = refused(None, kind="dry_run")
+    assert told == [("layout.auto", "a layout is chosen for a training run, not for kind dry_run")]
+    with pytest.raises(SpecError, match='stands beside "auto"'):
+        asked_of({"layout": {"auto": {}, "dp": 2}})
+
+
+def test_the_command_prints_a_spec_that_can_be_submitted(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", "gpt-tiny", "--cluster", "cpu", "--max-ranks", "4", "--tp", "1,2", "--zero", "1"]
+    assert main(["auto", *flags, "--global-batch", "8", "--seq-len", "128", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["spec"]["layout"]["zero"] == 1
+    assert told["chosen"]["asked"] == {"tp": [1, 2], "zero": 1, "max_ranks": 4}
+    assert main(["auto", *flags]) == 0
+    assert "runners-up" in capsys.readouterr().out
+    assert main(["auto", "--model", "gpt-tiny", "--balance", "cost"]) == 2
+    assert "layout.auto.balance: is not a known field" in capsys.readouterr().err
