@@ -67,7 +67,7 @@ def _changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
         if degree % 2 == 0:
             yield _with(spec, f"{axis} {degree // 2}, dp {layout.dp * 2}", {axis: degree // 2, "dp": layout.dp * 2})
     for zero in range(4):
-        if zero != layout.zero:
+        if zero != layout.zero and layout.replica_ranks > 1:
             yield _with(spec, f"ZeRO-{zero}", {"zero": zero})
     for recompute in RECOMPUTES:
         if recompute != layout.recompute:

@@ -149,7 +149,7 @@ def choose(
         complete &= result.complete
     if not found.best:
         raise SpecError([Problem(FIELD, _nothing(spec, cluster, asked, rooms, worlds, found.refused))])
-    best = sorted(found.best, key=_order)[: RUNNERS_UP + 1]
+    best = _unlike(sorted(found.best, key=_order))[: RUNNERS_UP + 1]
     room = _memory(asked, rooms, best[0].spec.layout.world_size)
     told = {
         "asked": asked.model_dump(exclude_defaults=True),
@@ -168,9 +168,21 @@ class _Tried(NamedTuple):
     refused: Counter[str]
 
 
-def _order(found: Found) -> tuple[float, int, int]:
-    """By time; of equals the one on fewer ranks, then the one that needs less memory."""
-    return float(f"{found.timing.step_s:.4g}"), found.spec.layout.world_size, found.memory_bytes
+def _order(found: Found) -> tuple[float, int, int, int]:
+    """By time; of equals the one on fewer ranks, then the one that needs less memory, then the lower ZeRO stage."""
+    layout = found.spec.layout
+    return float(f"{found.timing.step_s:.4g}"), layout.world_size, found.memory_bytes, layout.zero
+
+
+def _unlike(ordered: Sequence[Found]) -> list[Found]:
+    """Each layout once: ZeRO over a single rank divides nothing, whatever its stage."""
+    first: dict[str, Found] = {}
+    for found in ordered:
+        layout = found.spec.layout
+        zero = layout.zero if layout.replica_ranks > 1 else 0
+        key = f"{layout.model_copy(update={'zero': zero})!r} {found.spec.train.micro_batches}"
+        first.setdefault(key, found)
+    return list(first.values())
 
 
 def _worlds(asked: AutoSpec, rooms: Sequence[Room]) -> list[int]:

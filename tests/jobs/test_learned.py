@@ -14,7 +14,7 @@ from django.core.cache import cache
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-from jobs.models import Attempt, Host, HostRun, Job, Status
+from jobs.models import Attempt, DeadLetter, Host, HostRun, Job, Status
 from jobs.planning import learned
 from jobs.queue import actions
 from jobs.queue.events import drain
@@ -142,6 +142,13 @@ def test_a_run_cancelled_after_many_steps_is_kept(owner: User, host: Host) -> No
     assert HostRun.objects.count() == 1
 
 
+def test_an_end_told_twice_is_kept_once(owner: User, host: Host) -> None:
+    attempt = ended(owner, summary(2.0))
+    event: Any = exit_event(attempt, summary(2.0))
+    hear(event, f"0-{next(_entries)}")
+    assert HostRun.objects.get().attempt == attempt
+
+
 def test_ranks_that_shared_the_cores_with_another_run_are_no_measure(owner: User, host: Host) -> None:
     small: dict[str, Any] = {"layout": {"dp": 2}}
     first, second = placed(owner, **small), placed(owner, **small)
@@ -174,6 +181,7 @@ def test_the_newest_are_kept_and_no_more(owner: User, host: Host, monkeypatch: p
     for seconds in (1.0, 2.0, 3.0):
         ended(owner, summary(seconds))
     assert [run.step_s for run in learned.runs_of(host)] == [3.0, 2.0]
+    assert HostRun.objects.count() == 2
 
 
 @pytest.fixture
@@ -205,6 +213,7 @@ def test_runs_that_end_at_once_are_each_kept_once(
         assert sorted(new.values_list("attempt_id", flat=True)) == sorted(a.pk for a in attempts)
         assert HostRun.objects.count() <= 5
     assert HostRun.objects.count() == 5
+    assert DeadLetter.objects.count() == 0
 
 
 def test_a_plan_for_a_calibrated_host_is_corrected_on_top_of_it(owner: User, host: Host, api: Api) -> None:

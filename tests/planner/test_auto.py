@@ -12,6 +12,7 @@ from planner.facts.layout import problems
 from planner.facts.spec import SpecError
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS
+from planner.search.advice import neighbours
 from planner.search.auto import Choice, Room, asked_of, choose, draft_of
 from planner.search.layouts import Constraints, search
 
@@ -125,3 +126,12 @@ def test_the_command_prints_a_spec_that_can_be_submitted(capsys: pytest.CaptureF
     assert "runners-up" in capsys.readouterr().out
     assert main(["auto", "--model", "gpt-tiny", "--balance", "cost"]) == 2
     assert "layout.auto.balance: is not a known field" in capsys.readouterr().err
+
+
+def test_zero_over_a_single_rank_is_no_choice_of_its_own() -> None:
+    tiny = {"model": {"preset": "gpt-tiny"}, "train": {}, "resources": {}}
+    choice = chosen({"ranks": 1, "zero": [0, 1, 3]}, Room(8, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny)
+    told = [choice.told, *choice.told["runners_up"]]
+    assert choice.spec.layout.zero == 0
+    assert len({line["words"].replace("ZeRO-1, ", "").replace("ZeRO-3, ", "") for line in told}) == len(told)
+    assert not any("ZeRO" in near.change for near in neighbours(choice.spec, CLUSTERS["cpu"]))

@@ -23,6 +23,8 @@ export function timePicture(estimate) {
   const share = Math.max(0.01, time.interval.share);
   const within = `${duration(time.step_s * Math.max(0, 1 - share))} to ${duration(time.step_s * (1 + share))}`;
   const days = TOKENS / time.tokens_per_s / 86400;
+  const share = Math.max(0.01, time.interval.share);
+  const within = `${duration(time.step_s * Math.max(0, 1 - share))} to ${duration(time.step_s * (1 + share))}`;
   const figures = el(
     "dl",
     { className: "figures small" },
