@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint lock format parity mutations witness schemathesis faults slow mix image-test bench bench-rivals clean tools
+.PHONY: help up test lint lock format parity memory mutations witness schemathesis faults slow mix image-test bench bench-rivals clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -51,6 +51,9 @@ format: $(VENV)/.dev ## let ruff rewrite the code
 
 parity: $(VENV)/.dev ## every layout against one process; prints the table
 	$(BIN)/python -m tests.parity
+
+memory: $(VENV)/.dev ## predicted memory of random layouts beside dry runs, every stage; prints the table
+	$(BIN)/python -W ignore -m tests.memory
 
 mutations: $(VENV)/.dev ## faults put into a copy of the trainer, and what of a run tells of each; prints the table
 	$(BIN)/python -m tests.mutations

@@ -3,8 +3,8 @@
     python -m benchmarks.published --rows FILE [--worst N]
 
 FILE holds the columns of the open rows (docs/planner.md names them). Every figure comes from constants in `planner/`:
-nothing is fitted here. Rows are also told apart by a hash of their configuration: constants were chosen on one half,
-the other is the honest figure.
+nothing is fitted here. Rows are also told apart by a hash of their configuration: constants were chosen on the fit
+half, so that the report half is nearer the truth (docs/planner.md says what of it was in sight).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def answers_of(rows: Iterable[PublishedRow | SkipError]) -> tuple[list[Answer], 
             answers.append(predictor.answer(row))
         except SkipError as reason:
             skipped.append((row.source, stack_of(row), str(reason)))
-        except (ValueError, ArithmeticError, KeyError, AssertionError) as error:
+        except (ValueError, ArithmeticError, LookupError, TypeError, AssertionError) as error:
             words = str(error).splitlines()[0][:60] if str(error) else ""
             skipped.append((row.source, stack_of(row), f"{type(error).__name__} {words}"))
     return answers, skipped

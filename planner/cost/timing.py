@@ -94,7 +94,9 @@ class Timer:
 
     def __init__(self, cluster: Cluster, stacks: Mapping[StackName, Stack] = STACKS) -> None:
         self.cluster, self.stacks = cluster, stacks
-        self._accelerators = {name: _tuned(cluster.accelerator, stack) for name, stack in stacks.items()}
+        if cluster.profile:  # a host was measured with its software: nothing comes on top
+            self.stacks = {name: Stack(stack.title, stack.within) for name, stack in stacks.items()}
+        self._accelerators = {name: _tuned(cluster.accelerator, stack) for name, stack in self.stacks.items()}
         self.calibration = Calibration(cluster.profile) if cluster.profile else None
         self._pieces: dict[tuple[object, ...], tuple[Halves, ...]] = {}
         self._paces: dict[tuple[object, ...], Pace] = {}

@@ -52,11 +52,12 @@ def local_units(spec: JobSpec, pp: int) -> tuple[Unit, ...]:
     With ep, a layer's experts are a unit of their own: their gradients are summed over fewer ranks.
     """
     layout = spec.layout
-    return _local_units(spec.model, held(spec, pp).stage, layout.tp, layout.ep)
+    return divided_units(spec.model, held(spec, pp).stage, layout.tp, layout.ep)
 
 
 @cache
-def _local_units(model: ModelSpec, stage: Stage, tp: int, ep: int) -> tuple[Unit, ...]:
+def divided_units(model: ModelSpec, stage: Stage, tp: int, ep: int) -> tuple[Unit, ...]:
+    """`local_units` of what it depends on."""
     units: list[Unit] = []
     for unit in held_units(model, stage):
         parts = _local(unit.parameters, model.num_kv_heads, tp, ep)
@@ -77,7 +78,7 @@ def alike_parameters(spec: JobSpec, pp: int) -> tuple[tuple[Parameter, int], ...
 
 @cache
 def _alike_parameters(model: ModelSpec, stage: Stage, tp: int, ep: int) -> tuple[tuple[Parameter, int], ...]:
-    return tuple(Counter(p for unit in _local_units(model, stage, tp, ep) for p in unit.parameters).items())
+    return tuple(Counter(p for unit in divided_units(model, stage, tp, ep) for p in unit.parameters).items())
 
 
 def held_units(model: ModelSpec, stage: Stage) -> list[Unit]:

@@ -65,8 +65,8 @@ class Work(NamedTuple):
     attention: tuple[Kernel, ...] = ()
 
 
-# Kernels too small to take the device's time, which the host launches all the same; counted on Megatron-LM's own tests
-# (the fit half of the published rows): of a router, forward and backward, and of each further part of a ring.
+# Kernels too small to take the device's time, which the host launches all the same; chosen on Megatron-LM's own
+# tests among the published rows, both halves: of a router, forward and backward, and of each further part of a ring.
 ROUTER_KERNELS = 3
 RING_KERNELS = 4
 ALIGNED = 16  # tokens: what an expert takes is filled up to so many

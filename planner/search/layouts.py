@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from planner.cost.memory import State, fullest_moment, sizes_of, state_bytes
+from planner.cost.memory import least_bytes, most_bytes
 from planner.cost.timing import Timer, Timing, unlike_stages
 from planner.facts.layout import pipeline_problems, problems
 from planner.facts.runnable import not_runnable
@@ -33,6 +33,7 @@ SCHEDULES: tuple[tuple[Schedule, int], ...] = (
     ("dualpipev", 2),
 )
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+RISING: tuple[Schedule, ...] = ("gpipe", "looped_bfs")  # fewer, larger micro-batches may keep less at once
 FIXABLE = ("dp", "pp", "tp", "cp", "ep", "zero", "schedule", "virtual_stages", "recompute", "sequence_parallel")
 
 
@@ -129,18 +130,13 @@ def pareto(fitting: Sequence[Found]) -> list[Found]:
 
 def needed_bytes(spec: JobSpec, cluster: Cluster) -> int:
     """Memory of the fullest rank with its allowances."""
-    return _allowed(max(_stage_bytes(spec, stage) for stage in range(spec.layout.pp)), cluster)
+    return _allowed(max(most_bytes(spec, stage) for stage in range(spec.layout.pp)), cluster)
 
 
 def fullest_stages(spec: JobSpec) -> list[int]:
     """Stages one of which needs most: along those that hold alike, what is in flight only rises or only falls."""
     counts = unlike_stages(spec)
     return sorted({0, spec.layout.pp - 1, *counts, *(first + number - 1 for first, number in counts.items())})
-
-
-def _stage_bytes(spec: JobSpec, stage: int) -> int:
-    state = state_bytes(spec, stage)
-    return state.weights + state.optimizer + fullest_moment(spec, stage, state, sizes_of(spec)).total
 
 
 def _allowed(parts: int, cluster: Cluster) -> int:
@@ -222,31 +218,36 @@ class _Finder:
         layouts = [self.spec.layout.model_copy(update={**_PLAIN, **fields, "recompute": r}) for r in policies]
         first = self._candidate(layouts[0], sizes[0])
         probes = fullest_stages(first)
-        states = [state_bytes(first, stage) for stage in probes]
-        if _allowed(max(state.least for state in states), self.cluster) > self.capacity:
+        if _allowed(max(least_bytes(first, stage) for stage in probes), self.cluster) > self.capacity:
             self.refused["memory: model state alone"] += len(sizes) * len(layouts)
             return
+        full: set[Recompute] = set()  # what a smaller micro-batch overfilled
         for size in sizes:
             spec = self._candidate(layouts[0], size)
             if _breaks_schedule(spec):
                 self.refused["schedule: too few micro-batches, or not a multiple of pp"] += len(layouts)
                 continue
             for layout in layouts:
-                yield from self._fit(spec.model_copy(update={"layout": layout}), probes, states)
+                trial = spec.model_copy(update={"layout": layout})
+                # With as many in flight, larger micro-batches need more.
+                surely = layout.recompute in full and trial.train.micro_batches >= 2 * layout.pp
+                needed = self.capacity + 1 if surely else self._needed(trial, probes)
+                if needed > self.capacity:
+                    self.refused["memory: with activations"] += 1
+                    full |= {layout.recompute} if schedule not in RISING else set()
+                elif self.constraints.runnable and not_runnable(trial):
+                    self.refused["cannot run yet"] += 1
+                else:
+                    yield Found(trial, self.timer.step(trial), needed)
 
-    def _fit(self, spec: JobSpec, probes: list[int], states: list[State]) -> Iterator[Found]:
-        sizes = sizes_of(spec)
-        parts = [
-            state.weights + state.optimizer + fullest_moment(spec, stage, state, sizes).total
-            for stage, state in zip(probes, states, strict=True)
-        ]
-        needed = _allowed(max(parts), self.cluster)
-        if needed > self.capacity:
-            self.refused["memory: with activations"] += 1
-        elif self.constraints.runnable and not_runnable(spec):
-            self.refused["cannot run yet"] += 1
-        else:
-            yield Found(spec, self.timer.step(spec), needed)
+    def _needed(self, spec: JobSpec, probes: list[int]) -> int:
+        """Of the fullest rank, or of the first beyond what there is."""
+        needed = 0
+        for stage in probes:
+            needed = max(needed, _allowed(most_bytes(spec, stage, self.capacity), self.cluster))
+            if needed > self.capacity:
+                break
+        return needed
 
     def _candidate(self, layout: Layout, micro_batch: int) -> JobSpec:
         train = self.spec.train

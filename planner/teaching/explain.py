@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from planner.cost.activations import layer_activation_bytes, logit_bytes
 from planner.cost.correction import interval
 from planner.cost.estimate import default_cluster, rank_memory
-from planner.cost.memory import fullest_moment, held_parameters, sizes_of, state_bytes
-from planner.cost.pipes import chunks_in_flight
+from planner.cost.memory import fullest, held_parameters, layer_bytes
 from planner.cost.timing import Timer, Timing
 from planner.cost.traffic import depends_on_router, step_traffic
 from planner.facts.collectives import bus_factor
@@ -83,20 +81,16 @@ def _parameters(spec: JobSpec) -> Explanation:
 def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     layout, mix, a = spec.layout, mix_of(spec.train.precision), cluster.accelerator
     parts = rank_memory(spec, stage, cluster)
-    numel, own, state = held_parameters(spec, stage), held(spec, stage), state_bytes(spec, stage)
-    most = fullest_moment(spec, stage, state, sizes_of(spec))
-    flight = chunks_in_flight(layout, stage, spec.train.micro_batches)
-    chunks = len(own.stage.chunks)
-    each = layer_activation_bytes(spec)
+    numel, own, moment = held_parameters(spec, stage), held(spec, stage), fullest(spec, stage).moment
+    when = moment.words if moment else "in the update"
+    each = layer_bytes(spec, moe=own.num_moe_layers == own.num_layers)
     zero = "ZeRO 1910.02054 section 5, table 1"
+    fsdp = "FSDP2 of torch 2.13, held against dry runs (docs/memory.md)"
     shards = layout.shard_ranks if layout.zero else 1
+    columns = vocab_rows(spec)
     said = {
-        "parameters": ("elements held x bytes", f"{numel:,} x {state.weights // numel}", zero),
-        "gradients": (
-            f"those there {most.name}: elements summed, and their copies to be sent",
-            f"{numel:,} a rank of {shards}; {state.gradients:,} B between micro-batches, {state.sent:,} B of copies",
-            zero,
-        ),
+        "parameters": ("elements held x bytes", f"{numel:,} x {parts['parameters'] // numel}", zero),
+        "gradients": (f"those there {when}", f"{numel:,} a rank of {shards}, summed in {mix.gradients} B", zero),
         "optimizer": (
             "elements / shards x (Adam's moments, fp32 weights)",
             f"{numel:,} a rank of {shards} x {mix.optimizer}",
@@ -104,18 +98,26 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
         ),
         "gathered": (
             "weights gathered now x compute bytes",
-            f"{most.gathered // mix.compute:,} x {mix.compute}",
+            f"{parts['gathered'] // mix.compute:,} x {mix.compute}",
             zero,
         ),
         "activations": (
-            "layers x bytes a layer and micro-batch x chunks in flight / chunks",
-            f"{own.num_layers} x {each:,} x {flight} / {chunks}, {most.name}",
+            f"layers x bytes a layer and micro-batch, {when}",
+            f"{own.num_layers} layers on {len(own.stage.chunks)} chunks x {each:,}",
             "Korthikanti 2205.05198 equations 1 to 4; in flight by schedule",
         ),
-        "working": (
-            "what backward begins with: tokens x vocabulary / tp x (compute + 2 x fp32), or the gradients in a layer",
-            f"{micro_batch_tokens(spec):,} x {vocab_rows(spec):,}: {logit_bytes(spec):,}",
-            "tensors of the loss, or of an MLP's backward",
+        "logits": (
+            "tokens x vocabulary / tp x bytes of those there: logits, their fp32, its softmax and gradients",
+            f"{micro_batch_tokens(spec):,} x {columns:,} x "
+            f"{parts['logits'] / max(1, micro_batch_tokens(spec) * columns):.4g}",
+            "tensors of the loss and of its backward",
+        ),
+        "working": ("gradients of activations, and what an operation needs for a moment", when, "autograd's own order"),
+        "buffers": ("messages, buckets of gradients, gathers and reduce-scatters that are not over", when, fsdp),
+        "copies": (
+            "weights and moments copied for a checkpoint",
+            f"{numel:,} x 12",
+            "workers.checkpoint.save",
         ),
         "allowance": (
             "gone before a tensor is made + a share of the rest",

@@ -35,6 +35,16 @@ def test_what_is_padded_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "padded" not in capsys.readouterr().out
 
 
+def test_a_stack_changes_the_time_and_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    times = []
+    for stack in ("ours", "megatron"):
+        flags = ["--dp", "8", "--zero", "1", "--global-batch", "64", "--stack", stack, "--json"]
+        assert main(["estimate", "--model", "llama3-8b", *flags]) == 0
+        times.append(json.loads(capsys.readouterr().out)["time"])
+    assert times[0]["step_s"] != times[1]["step_s"]
+    assert "Megatron with Transformer Engine" in times[1]["interval"]["words"]
+
+
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "--model", "gpt2", "--dp", "2", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)

@@ -135,13 +135,15 @@ def test_the_matrix_holds_every_byte_a_rank_sends(data: dict[str, Any]) -> None:
 
 @repeatable
 @given(specs)
-def test_more_zero_never_costs_memory(data: dict[str, Any]) -> None:
+def test_more_zero_never_holds_more_between_steps(data: dict[str, Any]) -> None:
+    """At its fullest a rank may: a reduce-scatter of each micro-batch has a buffer that waits for the next."""
     held = []
     for zero in range(4):
         spec = valid({**data, "layout": {**data["layout"], "zero": zero, "dp_replicas": 1, "dp": 4}})
         if spec is None:
             return
-        held.append(max(sum(memory(spec, stage).values()) for stage in range(spec.layout.pp)))
+        parts = [memory(spec, stage) for stage in range(spec.layout.pp)]
+        held.append(max(part["parameters"] + part["optimizer"] for part in parts))
     assert held == sorted(held, reverse=True)
 
 

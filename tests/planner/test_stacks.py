@@ -11,9 +11,11 @@ from planner.cost.timing import Timer, step_time
 from planner.facts.presets import PRESETS
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, MoeSpec, Resources, StackName, TrainSpec
-from planner.hardware.cluster import UNALIGNED, gemm_seconds
+from planner.hardware.calibration import cluster_of
+from planner.hardware.cluster import gemm_seconds
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, layer_work
+from planner.hardware.profile import GemmPoint, HostProfile, StreamPoint
 from planner.hardware.stacks import STACKS
 
 H100 = CLUSTERS["h100"]
@@ -79,7 +81,7 @@ def test_a_stack_without_overlap_of_gradients_waits_for_all_of_them() -> None:
 def test_rows_that_do_not_begin_at_16_bytes_are_slow() -> None:
     chip = H100.accelerator
     odd, even = (gemm_seconds(Gemm(8192, n, 4096), chip, "bf16", 2) for n in (50257, 50264))
-    assert odd == pytest.approx(even / UNALIGNED, rel=0.02)
+    assert odd > 5 * even
     assert gemm_seconds(Gemm(8192, 50257, 4096), chip, "fp32", 4) == pytest.approx(
         gemm_seconds(Gemm(8192, 50264, 4096), chip, "fp32", 4), rel=0.02
     )
@@ -111,3 +113,19 @@ def test_a_token_goes_once_to_a_node_where_the_stack_says_so() -> None:
     nodes = 4
     visited = nodes * (1 - (1 - 1 / nodes) ** 8)
     assert once / each == pytest.approx(visited / 8 / 2, rel=1e-6)
+
+
+def test_nothing_comes_on_top_of_what_a_host_was_measured_at() -> None:
+    profile = HostProfile(
+        device="cpu",
+        device_name="a host",
+        torch_version="2.13",
+        cores=2,
+        slots=8,
+        memory_bytes=2**34,
+        measured_at="2026-11-22T07:00:00+00:00",
+        gemm=(GemmPoint(ranks=1, precision="fp32", m=512, n=512, k=512, seconds=1e-3),),
+        stream=(StreamPoint(ranks=1, num_bytes=2**20, seconds=1e-4),),
+    )
+    here = cluster_of("here", profile)
+    assert len({step_time(on(stack), here).step_s for stack in STACKS}) == 1

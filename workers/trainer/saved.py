@@ -16,10 +16,10 @@ def remade(tensor: torch.Tensor, make: Callable[[], torch.Tensor]) -> Iterator[N
     """
     uses = _Uses(make)
     # torch keeps both hooks as long as what was saved: they must not hold the tensor.
-    pointer, numel = tensor.data_ptr(), tensor.numel()
+    storage, numel = tensor.untyped_storage()._cdata, tensor.numel()
 
     def pack(saved: torch.Tensor) -> torch.Tensor | _View:
-        if saved.data_ptr() != pointer or saved.numel() != numel:
+        if saved.untyped_storage()._cdata != storage or saved.numel() != numel:
             return saved
         uses.count += 1
         return _View(uses, saved.shape, saved.stride())

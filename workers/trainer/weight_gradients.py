@@ -66,13 +66,17 @@ class WeightGradients:
     @torch.no_grad()
     def add(self, micro_batch: int) -> list[torch.Tensor]:
         """Compute what waits for a micro-batch and add it to the parameters' gradients, once each; gives them."""
-        sums: dict[torch.Tensor, torch.Tensor] = {}
-        for parameter, gradient in self._bags.pop(micro_batch, []):
+        bag = self._bags.pop(micro_batch, [])
+        added: dict[torch.Tensor, None] = {}
+        bag.reverse()
+        # What a product needs is freed when it is done. And a bag left full would never be: its tensors hold the graph,
+        # whose nodes hold the bag.
+        while bag:
+            parameter, gradient = bag.pop()
             value = gradient().to(parameter.dtype)
-            sums[parameter] = sums[parameter] + value if parameter in sums else value
-        for parameter, value in sums.items():
             parameter.grad = value if parameter.grad is None else parameter.grad.add_(value)
-        return list(sums)
+            added[parameter] = None
+        return list(added)
 
     def _bag(self) -> Bag:
         return self._bags.setdefault(self.micro_batch, [])

@@ -9,7 +9,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.cost.activations import layer_activation_bytes
+from planner.cost.memory import layer_bytes
 from planner.facts.parse import parse_fields
 from planner.facts.spec import JobSpec
 from workers.trainer.model import Block, Strategy
@@ -65,7 +65,7 @@ def saved_bytes(spec: JobSpec) -> int:
 @pytest.mark.parametrize("preset", ["gpt-tiny", "gpt-mini", "llama-tiny", "llama-mini"])
 def test_a_layer_keeps_what_the_planner_counts(preset: str, precision: str) -> None:
     spec = spec_of(preset, 3, 100, precision=precision)  # a shape no weight has
-    assert saved_bytes(spec) == pytest.approx(layer_activation_bytes(spec), rel=0.03)
+    assert saved_bytes(spec) == pytest.approx(layer_bytes(spec), rel=0.03)
 
 
 @pytest.mark.parametrize("attention", ["fused", "unfused"])
@@ -73,5 +73,5 @@ def test_a_layer_keeps_what_the_planner_counts(preset: str, precision: str) -> N
 @pytest.mark.parametrize("preset", ["gpt-mini", "llama-mini"])
 def test_recompute_keeps_as_little_as_the_planner_says(preset: str, recompute: str, attention: str) -> None:
     spec = spec_of(preset, 3, 100, recompute, attention=attention)
-    assert saved_bytes(spec) == pytest.approx(layer_activation_bytes(spec), rel=0.03)
+    assert saved_bytes(spec) == pytest.approx(layer_bytes(spec), rel=0.03)
     assert saved_bytes(spec) < saved_bytes(spec_of(preset, 3, 100, attention=attention))

@@ -3,7 +3,7 @@ import { el } from "../dom.js";
 import { bytes, exactBytes } from "../format.js";
 import { cell, columns, rowHead, scrolling, stageHead, th } from "./table.js";
 
-const ORDER = ["parameters", "gradients", "optimizer", "gathered", "activations", "working", "allowance"];
+const ORDER = ["parameters", "gradients", "optimizer", "gathered", "activations", "logits", "working", "buffers", "copies", "allowance"];
 const token = (name) => `--series-${ORDER.indexOf(name)}`;
 
 export function memoryPicture(estimate, suggestions) {

@@ -1,0 +1,234 @@
+"""A stage's chunks put together from their pieces: what an action of the schedule does to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from planner.cost.memory.graph import Sums
+from planner.cost.memory.layer import Shape
+from planner.cost.memory.pieces import Piece, embedding_piece, head_piece, layer_piece
+from planner.cost.memory.tape import BUFFERS, Stretch, joined
+from planner.cost.memory.zero import NO_UNIT, Sharding, Unit, changes
+
+Layers = tuple[tuple[bool, int], ...]
+
+
+class Turn(NamedTuple):
+    """Which backward of a chunk in the step: the first finds no gradients, the last is followed by the update."""
+
+    first: bool
+    last: bool
+
+
+class Chunk(NamedTuple):
+    """What decides a chunk's memory. `runs`: (whether of experts, how many) layers of one kind in a row; `dense`, `moe`
+    and `root` are their units. `master`: gradients are summed in fp32 beside weights of another type; `sent`: copied in
+    buckets after the last backward; `waits`: weight gradients come apart."""
+
+    shape: Shape
+    runs: tuple[tuple[bool, int], ...]
+    first: bool
+    last: bool
+    dense: Unit
+    moe: Unit
+    root: Unit
+    sharding: Sharding
+    master: bool
+    sent: int
+    waits: bool
+
+    @property
+    def tied(self) -> bool:
+        """Whether embedding and head are one table here."""
+        return self.first and self.last and self.shape.model.tied_embeddings
+
+    def unit(self, moe: bool) -> Unit:
+        return self.moe if moe else self.dense
+
+    def elements(self, *, shard: bool = False) -> int:
+        """Of its parameters, or of one rank's shards of them."""
+        units = [*((self.unit(moe), count) for moe, count in self.runs), (self.root, 1)]
+        return sum((unit.shard if shard else unit.numel) * count for unit, count in units)
+
+
+def effect(chunk: Chunk, kind: str, turn: Turn) -> Stretch:
+    """Of a forward (F), of a backward (B), or of the weights (W) that a backward left."""
+    parts = _parts(chunk, turn)
+    return joined({"F": _forward, "B": _backward, "W": _weights}[kind](parts))
+
+
+class _Parts(NamedTuple):
+    """A chunk's pieces in one turn; `pieces` are its `layers`' by place."""
+
+    chunk: Chunk
+    turn: Turn
+    layers: Layers
+    pieces: list[Piece]
+    embedding: Piece | None
+    head: Piece | None
+
+    @property
+    def each(self) -> list[tuple[Piece, Unit, int]]:
+        """(piece, unit, how many) of the layers in order."""
+        return [(p, self.chunk.unit(moe), n) for p, (moe, n) in zip(self.pieces, self.layers, strict=True)]
+
+
+def _parts(chunk: Chunk, turn: Turn) -> _Parts:
+    shape, waits, layers, sums = chunk.shape, chunk.waits, _compressed(chunk.runs), _sums(chunk, turn)
+    end = len(layers) - 1
+    # The first layer's input and the last one's gradient may be messages, which their bearer keeps.
+    pieces = [
+        layer_piece(
+            shape,
+            sums,
+            moe=moe,
+            waits=waits,
+            input_held=place == 0 and not chunk.first,
+            gradient_held=place == end and not chunk.last,
+        )
+        for place, (moe, _) in enumerate(layers)
+    ]
+    embedding = embedding_piece(shape, sums, tied=chunk.tied, waits=waits) if chunk.first else None
+    head = head_piece(shape, sums, tied=chunk.tied, waits=waits) if chunk.last else None
+    return _Parts(chunk, turn, layers, pieces, embedding, head)
+
+
+def _sums(chunk: Chunk, turn: Turn) -> Sums:
+    z = chunk.sharding
+    if z.stage >= 2 or (z.stage == 1 and z.compute != z.reduced and not chunk.waits):
+        return "keep"
+    if chunk.master and not z.stage:
+        return "first master" if turn.first else "master"
+    return "keep" if turn.first else "add"
+
+
+@cache
+def _compressed(runs: tuple[tuple[bool, int], ...]) -> Layers:
+    """(kind, how many in a row with the same neighbours)"""
+    found: list[tuple[bool, int]] = []
+    for moe, count in runs:
+        middle = [(moe, count - 2)] if count > 2 else []
+        found += [(moe, 1), *middle, (moe, 1)] if count > 1 else [(moe, 1)]
+    return tuple(found)
+
+
+def _forward(parts: _Parts) -> Iterator[Stretch]:
+    chunk, turn, z = parts.chunk, parts.turn, parts.chunk.sharding
+    gathers, frees = z.stage == 3 or (z.stage > 0 and turn.first), z.stage == 3
+    before = NO_UNIT
+    if gathers and chunk.root.numel:
+        yield z.gather(chunk.root, before)
+        before = chunk.root
+    if parts.embedding:
+        yield parts.embedding.forward
+    for piece, unit, count in parts.each:
+        each = piece.forward
+        if gathers:
+            each = z.gather(unit, before).then(each)
+            before = unit
+        if frees:
+            each = each.then(z.free(unit))
+        yield each.times(count)
+    if parts.head:
+        yield parts.head.forward
+    if gathers:
+        yield z.drop_buffer(before)
+    if frees:
+        yield z.free(chunk.root)
+    if parts.head:
+        yield parts.head.loss
+
+
+def _backward(parts: _Parts) -> Iterator[Stretch]:
+    chunk, turn, z = parts.chunk, parts.turn, parts.chunk.sharding
+    gathers, frees = z.stage == 3, z.stage == 3 or (z.stage > 0 and turn.last)
+    reducer, sends = _Reducer(chunk, turn), chunk.sent if turn.last and not chunk.waits else 0
+    embedded = chunk.shape.embedded_elements if parts.embedding else 0
+    ahead = NO_UNIT
+    if parts.head:
+        yield parts.head.loss_backward
+    if gathers and chunk.root.numel:
+        yield z.gather_ahead(chunk.root).then(z.copy_out(chunk.root))
+        ahead = parts.each[-1][1]
+        yield z.gather_ahead(ahead)
+    if parts.head:
+        yield parts.head.backward
+        yield changes((BUFFERS, (chunk.root.numel - embedded) * sends))
+    several = parts.each
+    for index in reversed(range(len(several))):
+        piece, unit, count = several[index]
+        each = []
+        if gathers:
+            each += [z.copy_out(unit)] if ahead.numel else [z.gather_ahead(unit), z.copy_out(unit)]
+            ahead = several[index - 1][1] if index else NO_UNIT
+            each.append(z.gather_ahead(ahead))
+        each.append(piece.backward)
+        if frees:
+            each.append(z.free(unit))
+        each += [*reducer.after(unit), changes((BUFFERS, unit.numel * sends))]
+        yield joined(each).times(count)
+    if parts.embedding:
+        yield parts.embedding.backward
+    if frees:
+        yield z.free(chunk.root)
+    if chunk.root.numel:
+        yield from reducer.after(chunk.root)
+    yield from reducer.end()
+    yield changes((BUFFERS, embedded * sends))
+
+
+def _weights(parts: _Parts) -> Iterator[Stretch]:
+    """All of a chunk's weight gradients are made before the first joins fp32 ones or is reduced."""
+    chunk, turn = parts.chunk, parts.turn
+    several = [(parts.head, 1)] if parts.head else []
+    several += [(piece, count) for piece, _, count in reversed(parts.each)]
+    several += [(parts.embedding, 1)] if parts.embedding else []
+    yield from (piece.made.times(count) for piece, count in several)
+    yield from (piece.added.times(count) for piece, count in several)
+    if chunk.sharding.stage >= 2 or (chunk.sharding.stage == 1 and turn.last):
+        reducer = _Reducer(chunk._replace(waits=False), turn)
+        reducer.element = chunk.sharding.compute
+        if chunk.root.numel:
+            yield from reducer.after(chunk.root)
+        for _, unit, count in parts.each:
+            yield joined(reducer.after(unit)).times(count)
+        yield from reducer.end()
+    if turn.last:
+        yield changes((BUFFERS, chunk.elements() * chunk.sent))
+
+
+class _Reducer:
+    """What follows a unit's backward under ZeRO."""
+
+    def __init__(self, chunk: Chunk, turn: Turn) -> None:
+        self._chunk, self._turn, self._z = chunk, turn, chunk.sharding
+        z = self._z
+        self._reduces = not chunk.waits and (z.stage >= 2 or (z.stage == 1 and turn.last))
+        self._widens = not chunk.waits and z.stage == 1 and z.compute != z.reduced
+        # One of several micro-batches, whose gradients have been added up.
+        self.element = z.compute
+        if self._widens and not (turn.first and turn.last):
+            self.element = z.reduced
+        self._before = self._last_of_chunk() if not turn.first and z.stage >= 2 else NO_UNIT
+
+    def _last_of_chunk(self) -> Unit:
+        chunk = self._chunk
+        return chunk.root if chunk.root.numel else chunk.unit(chunk.runs[0][0])
+
+    def after(self, unit: Unit) -> list[Stretch]:
+        z, found = self._z, []
+        if self._widens and not (self._turn.first and self._turn.last):
+            found.append(z.widen(unit, first=self._turn.first))
+        if self._reduces:
+            first = self._turn.first or z.stage == 1
+            found.append(z.reduce(unit, self._before, first=first, element=self.element))
+            self._before = unit
+        return found
+
+    def end(self) -> list[Stretch]:
+        """The last buffer waits for the next micro-batch."""
+        if self._reduces and self._turn.last:
+            return [self._z.drop_reduced(self._before)]
+        return []

@@ -1,0 +1,104 @@
+"""The ends of a model: the embedding, and the final norm, head and loss."""
+
+from __future__ import annotations
+
+from planner.cost.memory.graph import Graph, Remake, Variable
+from planner.cost.memory.layer import Shape, enter, norm
+from planner.cost.memory.tape import LOGITS, WORKING, Buffer
+from planner.facts.precision import FP32_BYTES
+
+
+def embed(g: Graph, s: Shape) -> Variable:
+    """Rows of the token table, and of the positions' for gpt."""
+    model, tape = s.model, g.tape
+    if s.tp > 1:
+        tape.briefly(s.hidden_bytes, WORKING)
+        partial = tape.take(s.hidden_bytes, WORKING)
+        if s.sequence_parallel and s.sequences > 1:
+            tape.briefly(s.hidden_bytes, WORKING)
+        rows = g.variable(s.part_bytes)
+        tape.drop(partial)
+    else:
+        rows = g.variable(s.hidden_bytes)
+    g.node(lambda: _embed_backward(g, s, rows))
+    if model.arch != "gpt":
+        return rows
+    length = s.tokens // s.sequences // s.parts
+    placed = g.variable(length * model.hidden_size * s.element)
+    out = g.variable(rows.num_bytes)
+    g.done(rows, placed)
+
+    def run() -> None:
+        grad = g.taken(out)
+        if s.sequences > 1:
+            placed.grad = tape.take(placed.num_bytes, WORKING)
+        else:
+            placed.grad = tape.hold(grad)
+        g.give(rows, grad)
+        g.table(placed, model.max_seq_len * model.hidden_size)
+        g.backward(g.mark() - 1)
+
+    g.node(run)
+    return out
+
+
+def _embed_backward(g: Graph, s: Shape, rows: Variable) -> None:
+    table = s.vocab_rows * s.model.hidden_size
+    if s.tp > 1:
+        grad = g.taken(rows)
+        if s.sequence_parallel:
+            gathered = g.tape.take(s.hidden_bytes, WORKING)
+            if s.sequences > 1:
+                g.tape.briefly(s.hidden_bytes, WORKING)
+            g.tape.drop(grad)
+            grad = gathered
+        masked = g.tape.take(s.hidden_bytes, WORKING)
+        g.tape.drop(grad)
+        rows.grad = masked
+    g.table(rows, table)
+    g.backward(g.mark() - 1)
+
+
+def head(g: Graph, s: Shape, x: Variable) -> Variable:
+    """Final norm, logits and their loss. x is the caller's to let go; what comes out has no size."""
+    normed = norm(g, s, x)
+    entered = enter(g, s, normed)
+    if s.regather:
+        entered.remake = Remake(entered.num_bytes, 0)
+        g.keep_until_backward(normed)
+    columns = s.vocab_rows
+    size = s.tokens * columns * s.element
+    logits = g.linear(entered, size, columns * s.model.hidden_size, part=LOGITS)
+    g.done(normed, entered)
+    return logits
+
+
+def loss(g: Graph, s: Shape, logits: Variable) -> None:
+    """Cross-entropy in fp32 and its backward down to the logits' gradient, which `logits` then has."""
+    tape, narrow = g.tape, logits.num_bytes
+    wide = narrow // s.element * FP32_BYTES
+    mixed = s.element != FP32_BYTES
+    cast = tape.take(wide, LOGITS) if mixed else tape.hold(logits.buffer)
+    if s.tp == 1:
+        kept = tape.take(wide, LOGITS)
+    else:
+        shifted = tape.take(wide, LOGITS)
+        kept = tape.take(wide, LOGITS)
+        tape.drop(shifted)
+    tape.drop(cast)
+
+    def run() -> None:
+        first = tape.take(wide, LOGITS)
+        made = tape.take(wide, LOGITS)
+        tape.drop(first, kept)
+        if mixed:
+            made = _narrowed(g, made, narrow)
+        logits.grad = made
+
+    g.node(run)
+
+
+def _narrowed(g: Graph, made: Buffer, num_bytes: int) -> Buffer:
+    narrow = g.tape.take(num_bytes, LOGITS)
+    g.tape.drop(made)
+    return narrow

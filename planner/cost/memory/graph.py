@@ -1,0 +1,279 @@
+"""Autograd as far as memory goes: what a forward saves, what its backward makes of it, and when each is let go.
+
+Rules of torch 2.13 that dry runs show: an operation's gradients are made before what it saved and the gradient it was
+given are freed; two gradients of one tensor become a third; a parameter's first gradient is kept, a later one is added
+and freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from planner.cost.memory.tape import ACTIVATIONS, GRADIENTS, WORKING, Buffer, Tape
+
+Sums = Literal["keep", "add", "first master", "master"]
+
+
+class Variable:
+    """A tensor that autograd follows. `whole` bytes of its gradient; `remake` where backward must make it again."""
+
+    __slots__ = ("buffer", "grad", "remake")
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+        self.grad: Buffer | None = None
+        self.remake: Remake | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.buffer.num_bytes
+
+
+class Remake:
+    """A tensor that forward did not keep: made once when backward first asks, `beside` it for a moment, freed after
+    the last use."""
+
+    __slots__ = ("beside", "buffer", "num_bytes", "uses")
+
+    def __init__(self, num_bytes: int, beside: int) -> None:
+        self.num_bytes, self.beside = num_bytes, beside
+        self.uses = 0
+        self.buffer: Buffer | None = None
+
+
+Kept = Buffer | Remake
+Waiting = list[tuple[list[Kept], int]]
+
+
+class Graph:
+    """Records forwards on a tape and runs their backwards.
+
+    `sums` says what becomes of a parameter's gradient. With `waits`, weight gradients are left for `weights`. Without
+    `saving` nothing is kept, as the first forward of a recomputed layer runs.
+    """
+
+    def __init__(self, tape: Tape, element: int, *, sums: Sums, waits: bool = False) -> None:
+        self.tape, self.element, self.sums, self.waits = tape, element, sums, waits
+        self.saving = True
+        self.tied: Buffer | None = None
+        self._nodes: list[Callable[[], None]] = []
+        self._waiting: Waiting = []
+        self._made: list[tuple[Buffer, int]] = []
+
+    def variable(self, num_bytes: int, part: int = ACTIVATIONS) -> Variable:
+        return Variable(self.tape.take(num_bytes, part))
+
+    def done(self, *variables: Variable) -> None:
+        """The name that held them is gone."""
+        self.tape.drop(*(v.buffer for v in variables))
+
+    def save(self, *variables: Variable) -> list[Kept]:
+        """Keep for backward."""
+        if not self.saving:
+            return []
+        kept: list[Kept] = []
+        for variable in variables:
+            if variable.remake is not None:
+                variable.remake.uses += 1
+                kept.append(variable.remake)
+            else:
+                kept.append(self.tape.hold(variable.buffer))
+        return kept
+
+    def save_bytes(self, num_bytes: int) -> list[Kept]:
+        """Keep something that no variable is."""
+        return [self.tape.take(num_bytes, ACTIVATIONS)] if self.saving and num_bytes else []
+
+    def node(self, run: Callable[[], None]) -> None:
+        if self.saving:
+            self._nodes.append(run)
+
+    def op(
+        self,
+        inputs: Sequence[Variable],
+        num_bytes: int,
+        *,
+        saves: Sequence[Variable] = (),
+        extra: int = 0,
+        beside: int = 0,
+        backward_beside: int = 0,
+        part: int = ACTIVATIONS,
+        saves_output: bool = False,
+    ) -> Variable:
+        """An operation on tensors. `extra` bytes are saved besides; `beside` are needed for a moment."""
+        tape = self.tape
+        if beside:
+            tape.briefly(beside, WORKING)
+        kept = self.save(*saves) + self.save_bytes(extra)
+        out = self.variable(num_bytes, part)
+        if saves_output:
+            kept += self.save(out)
+
+        def run() -> None:
+            grad = self.taken(out)
+            self.unpack(kept)
+            if backward_beside:
+                tape.briefly(backward_beside, WORKING)
+            grads = [tape.take(v.num_bytes, WORKING) for v in inputs]
+            tape.drop(grad)
+            self.release(kept)
+            for variable, made in zip(inputs, grads, strict=True):
+                self.give(variable, made)
+
+        self.node(run)
+        return out
+
+    def linear(
+        self,
+        x: Variable,
+        num_bytes: int,
+        weight: int,
+        *,
+        bias: bool = False,
+        clones: bool = False,
+        part: int = ACTIVATIONS,
+    ) -> Variable:
+        """A product with a weight of so many elements. `clones`: its gradient arrives in another order of elements."""
+        tape, kept = self.tape, self.save(x)
+        out = self.variable(num_bytes, part)
+
+        def run() -> None:
+            grad = self.taken(out)
+            if clones:
+                copied = tape.take(grad.num_bytes, WORKING)
+                tape.drop(grad)
+                grad = copied
+            if self.waits:
+                made = tape.take(x.num_bytes, WORKING)
+                self._waiting.append(([grad, *kept], weight))
+                self.give(x, made)
+                return
+            self.unpack(kept)
+            weight_grad = tape.take(weight * self.element, GRADIENTS)
+            made = tape.take(x.num_bytes, WORKING)
+            tape.drop(grad)
+            self.release(kept)
+            self.give(x, made)
+            self.accumulate(weight_grad, weight)
+
+        self.node(run)
+        return out
+
+    def table(self, rows: Variable, weight: int) -> None:
+        """What looks rows up in a table: its gradient is dense."""
+
+        def run() -> None:
+            grad = self.taken(rows)
+            made = self.tape.take(weight * self.element, GRADIENTS)
+            self.tape.drop(grad)
+            if self.waits:
+                self._waiting.append(([made], 0))
+                return
+            if self.tied is not None and weight * self.element == self.tied.num_bytes:
+                other, made = made, self.tape.take(made.num_bytes, GRADIENTS)
+                self.tape.drop(self.tied, other)
+            self.accumulate(made, weight)
+
+        self.node(run)
+
+    def add(self, a: Variable, b: Variable) -> Variable:
+        """Their sum: both take its gradient as it is."""
+        out = self.variable(a.num_bytes)
+
+        def run() -> None:
+            grad = self.taken(out)
+            self.give(a, self.tape.hold(grad))
+            self.give(b, grad)
+
+        self.node(run)
+        return out
+
+    def shifted(self, x: Variable) -> Variable:
+        """x and a bias: its gradient is that of the sum."""
+        out = self.variable(x.num_bytes)
+        self.node(lambda: self.give(x, self.taken(out)))
+        return out
+
+    def copied(self, x: Variable) -> Variable:
+        """The same in another order of elements; its gradient is a view."""
+        return self.shifted(x)
+
+    def keep_until_backward(self, x: Variable) -> None:
+        """Held from here until what is recorded next is over in backward."""
+        kept = self.save(x)
+        self.node(lambda: self.release(kept))
+
+    def passes(self, x: Variable) -> Variable:
+        """A view of x with a gradient of its own."""
+        out = Variable(self.tape.hold(x.buffer))
+        self.node(lambda: self.give(x, self.taken(out)))
+        return out
+
+    def give(self, variable: Variable, grad: Buffer) -> None:
+        """Hand over a gradient with the hold on it."""
+        before = variable.grad
+        if before is None:
+            variable.grad = grad
+            return
+        variable.grad = self.tape.take(variable.num_bytes, WORKING)
+        self.tape.drop(before, grad)
+
+    def taken(self, variable: Variable) -> Buffer:
+        grad = variable.grad
+        assert grad is not None
+        variable.grad = None
+        return grad
+
+    def unpack(self, kept: Sequence[Kept]) -> None:
+        """What was not kept is made again."""
+        for saved in kept:
+            if isinstance(saved, Remake) and saved.buffer is None:
+                if saved.beside:
+                    self.tape.briefly(saved.beside, WORKING)
+                saved.buffer = self.tape.take(saved.num_bytes, WORKING)
+
+    def release(self, kept: Sequence[Kept]) -> None:
+        for saved in kept:
+            if not isinstance(saved, Remake):
+                self.tape.drop(saved)
+                continue
+            saved.uses -= 1
+            if not saved.uses:
+                assert saved.buffer is not None
+                self.tape.drop(saved.buffer)
+
+    def accumulate(self, grad: Buffer, weight: int) -> None:
+        """A parameter's new gradient joins what is there."""
+        if self.sums == "keep":
+            return
+        if self.sums == "first master":
+            self.tape.take(weight * 4, GRADIENTS)
+        self.tape.drop(grad)
+
+    def mark(self) -> int:
+        """How many backwards there are to run."""
+        return len(self._nodes)
+
+    def backward(self, down_to: int = 0) -> None:
+        """Run what was recorded since, last first."""
+        while len(self._nodes) > down_to:
+            self._nodes.pop()()
+
+    def make_weights(self) -> None:
+        """The weight gradients that wait, each letting go of what it was made from."""
+        for kept, weight in self._waiting:
+            if not weight:
+                self._made += [(b, b.num_bytes // self.element) for b in kept if isinstance(b, Buffer)]
+                continue
+            self.unpack(kept)
+            made = self.tape.take(weight * self.element, GRADIENTS)
+            self.release(kept)
+            if self.sums == "add":
+                self.tape.drop(made)
+            else:
+                self._made.append((made, weight))
+
+    def add_weights(self) -> None:
+        for grad, weight in self._made:
+            self.accumulate(grad, weight)

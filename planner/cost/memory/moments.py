@@ -1,0 +1,184 @@
+"""The moments of a rank's list of actions at which it can hold most, whatever the sizes.
+
+What a rank holds when an action begins is a sum: chunks in flight, chunks whose weight gradients wait, what the first
+and the last backward of a chunk leave behind, messages. So a schedule is walked once, and a moment that another one
+exceeds in every respect is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from planner.facts.layout import chunk_indices, num_chunks
+from planner.facts.schedules import Action, actions, splits
+from planner.facts.spec import Layout, Schedule
+
+
+class Species(NamedTuple):
+    """An action as far as memory goes: F, B (I as well) or W of one of the rank's kinds of chunk."""
+
+    kind: str
+    chunk: int
+    first: bool
+    last: bool
+
+
+class Moment(NamedTuple):
+    """When an action of `species` begins. By kind of chunk: forwards whose backward is not done (`flight`), backwards
+    whose weights are not (`waiting`); `passed`: how often each first or last has been; `messages` besides."""
+
+    species: Species
+    flight: tuple[int, ...]
+    waiting: tuple[int, ...]
+    passed: tuple[tuple[Species, int], ...]
+    messages: int
+
+    @property
+    def words(self) -> str:
+        name = {"F": "a forward", "B": "a backward", "W": "a backward of weights"}[self.species.kind]
+        which = "the step's first" if self.species.first else "the step's last" if self.species.last else "a later one"
+        waiting = f", {sum(self.waiting)} with weight gradients to come" if any(self.waiting) else ""
+        return f"in {name} ({which}) with {sum(self.flight)} chunks in flight{waiting}"
+
+
+class Pipe(NamedTuple):
+    """A schedule on one rank; `kinds` by chunk of the rank."""
+
+    schedule: Schedule
+    pp: int
+    virtual_stages: int
+    stage: int
+    kinds: tuple[int, ...]
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(pp=self.pp, schedule=self.schedule, virtual_stages=self.virtual_stages)
+
+
+@cache
+def moments(pipe: Pipe, micro_batches: int) -> tuple[Moment, ...]:
+    """Those that none exceeds, and the end of the step's last action is none of them."""
+    found: dict[tuple[Species, tuple[tuple[Species, int], ...]], list[Moment]] = {}
+    for moment in _walk(pipe, steady(pipe, micro_batches)):
+        others = found.setdefault((moment.species, moment.passed), [])
+        if any(_exceeds(other, moment) for other in others):
+            continue
+        others[:] = [other for other in others if not _exceeds(moment, other)]
+        others.append(moment)
+    return tuple(moment for group in found.values() for moment in group)
+
+
+def steady(pipe: Pipe, micro_batches: int) -> int:
+    """So many show all that happens: after 4 x pp micro-batches a schedule repeats itself, but for those that run all
+    forwards first; a test walks further."""
+    if pipe.schedule in ("gpipe", "looped_bfs"):
+        return micro_batches
+    return min(micro_batches, 4 * pipe.pp)
+
+
+def _exceeds(a: Moment, b: Moment) -> bool:
+    return (
+        a.messages >= b.messages
+        and all(x >= y for x, y in zip(a.flight, b.flight, strict=True))
+        and all(x >= y for x, y in zip(a.waiting, b.waiting, strict=True))
+    )
+
+
+def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
+    layout, stage = pipe.layout, pipe.stage
+    own = chunk_indices(layout, stage) if layout.pp > 1 else (0,)
+    kind_of = dict(zip(own, pipe.kinds, strict=True))
+    number = max(pipe.kinds) + 1
+    flight, waiting, passed = [0] * number, [0] * number, dict[Species, int]()
+    done: dict[tuple[str, int], int] = {}
+    messages = _Messages(layout, stage, m)
+    later = splits(layout)
+
+    def species(kind: str, chunk: int) -> Species:
+        count = done.get((kind, chunk), 0)
+        done[kind, chunk] = count + 1
+        last = kind != "F" and count == m - 1
+        return Species(kind, kind_of[chunk], count == 0, last)
+
+    def moment(what: Species) -> Moment:
+        return Moment(what, tuple(flight), tuple(waiting), tuple(sorted(passed.items())), messages.number)
+
+    def pass_by(what: Species) -> None:
+        if what.first or what.last:
+            passed[what] = passed.get(what, 0) + 1
+
+    for action in actions(layout, stage, m):
+        kind, at = action.kind, kind_of[action.chunk]
+        if kind != "W":
+            what = species("F" if kind == "F" else "B", action.chunk)
+            messages.before(action)
+            yield moment(what)
+            pass_by(what)
+            flight[at] += 1 if kind == "F" else -1
+            if kind != "F" and later:
+                waiting[at] += 1
+            messages.after(action)
+        if kind == "W" or (kind == "B" and later):
+            what = species("W", action.chunk)
+            yield moment(what)
+            pass_by(what)
+            waiting[at] -= 1
+
+
+class _Messages:
+    """Hidden states and their gradients between stages, as `workers.trainer.pipeline_parallel` keeps them.
+
+    A receive from each stage is posted ahead. What backward used, and what was sent, stays until the engine's next step
+    of that sort lets go of it. An output in flight counts with its chunk.
+    """
+
+    def __init__(self, layout: Layout, stage: int, m: int) -> None:
+        owner = {c: s for s in range(layout.pp) for c in chunk_indices(layout, s)} if layout.pp > 1 else {0: 0}
+        self._owner, self._stage, self._last = owner, stage, num_chunks(layout) - 1
+        self._to_come: dict[int, int] = {}
+        for chunk in (c for c, s in owner.items() if s == stage):
+            for other in (self._other(chunk - 1), self._other(chunk + 1)):
+                if other is not None:
+                    self._to_come[other] = self._to_come.get(other, 0) + m
+        self._kept = 0
+        self._output = self._gradient = self._sent = False
+
+    @property
+    def number(self) -> int:
+        return self._kept + sum(count > 0 for count in self._to_come.values())
+
+    def _other(self, chunk: int) -> int | None:
+        """The stage of a chunk, where it is another."""
+        found = self._owner.get(chunk)
+        return None if found == self._stage else found
+
+    def before(self, action: Action) -> None:
+        forward = action.kind == "F"
+        if not forward and self._output:
+            self._kept, self._output = self._kept - 1, False
+        sender = self._other(action.chunk + (-1 if forward else 1))
+        if sender is not None:
+            self._to_come[sender] -= 1
+            self._kept += 1
+        if not forward and self._gradient:
+            self._kept, self._gradient = self._kept - 1, False
+
+    def after(self, action: Action) -> None:
+        forward, chunk = action.kind == "F", action.chunk
+        if forward and self._output:
+            self._kept, self._output = self._kept - 1, False
+        if not forward:
+            self._gradient = self._output = chunk < self._last
+            # The output of this chunk has left those in flight.
+            self._kept += chunk < self._last
+            # Its input's gradient is new.
+            self._kept += chunk > 0
+            if self._other(chunk - 1) is not None:
+                self._kept -= 1
+        if self._other(chunk + (1 if forward else -1)) is None:
+            return
+        if self._sent:
+            self._kept -= 1
+        self._sent = not forward

@@ -1,0 +1,288 @@
+"""One rank's step along its list of actions, and what it holds all the while."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from planner.cost.memory.chunk import Chunk, Turn, effect
+from planner.cost.memory.layer import shape_of
+from planner.cost.memory.moments import Moment, Pipe, Species, moments
+from planner.cost.memory.pieces import layer_piece
+from planner.cost.memory.tape import (
+    ACTIVATIONS,
+    BUFFERS,
+    COPIES,
+    GRADIENTS,
+    NOTHING,
+    OPTIMIZER,
+    PARAMETERS,
+    WORKING,
+    Levels,
+    Stretch,
+    level,
+    plus,
+    times,
+)
+from planner.cost.memory.zero import NO_UNIT, Sharding, Unit
+from planner.facts.models import Unit as Tensors
+from planner.facts.models import is_moe_layer
+from planner.facts.placements import shard_group, shard_numel
+from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, Mix, mix_of
+from planner.facts.schedules import splits
+from planner.facts.shards import divided_units, held, is_expert_unit
+from planner.facts.spec import JobSpec, ModelSpec
+from planner.facts.stages import Stage
+
+CONVERTED_ELEMENTS = 2**24  # of gradients that an update turns into fp32 at a time
+
+
+class Sized(NamedTuple):
+    """Levels and their sum."""
+
+    levels: Levels
+    num_bytes: int
+
+
+def _sized(levels: Levels) -> Sized:
+    return Sized(levels, sum(levels))
+
+
+class Rank(NamedTuple):
+    """What decides the memory of a rank: `held` from step to step, its chunks, which of them differ, and of which of
+    these each is."""
+
+    held: Sized
+    chunks: tuple[Chunk, ...]
+    kinds: tuple[Chunk, ...]
+    kind_of: tuple[int, ...]
+    message: int
+
+
+def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
+    layout, train = spec.layout, spec.train
+    own = held(spec, stage).stage
+    degrees = tuple(shard_group(layout, experts=e).size if layout.zero else 1 for e in (False, True))
+    parts = _parts(spec.model, own, layout.tp, layout.ep, degrees)
+    mix, whole, shards = mix_of(train.precision), sum(p.numel for p in parts), sum(p.shard for p in parts)
+    held_bytes = [0] * len(NOTHING)
+    held_bytes[PARAMETERS] = shards * FP32_BYTES if layout.zero else whole * mix.compute
+    held_bytes[OPTIMIZER] = shards * ADAM_MOMENT_BYTES if layout.zero else whole * mix.optimizer
+    if train.checkpoint_every and spec.resources.device == "cpu":
+        held_bytes[COPIES] = shards * (FP32_BYTES + ADAM_MOMENT_BYTES)
+    shape = shape_of(spec)
+    chunks = tuple(
+        Chunk(
+            shape=shape,
+            runs=part.runs,
+            first=part.first,
+            last=part.last,
+            dense=part.dense,
+            moe=part.moe,
+            root=part.root,
+            sharding=Sharding(layout.zero, mix.compute, mix.gradients),
+            master=mix.has_master and mix.gradients == FP32_BYTES,
+            sent=mix.gradients if layout.zero == 0 and layout.replica_ranks > 1 else 0,
+            waits=splits(layout),
+        )
+        for part in parts
+    )
+    kinds = tuple(dict.fromkeys(parts))
+    firsts = tuple(chunks[parts.index(kind)] for kind in kinds)
+    return Rank(_sized(tuple(held_bytes)), chunks, firsts, tuple(kinds.index(p) for p in parts), shape.part_bytes)
+
+
+class _Part(NamedTuple):
+    """A chunk's parameters."""
+
+    runs: tuple[tuple[bool, int], ...]
+    first: bool
+    last: bool
+    dense: Unit
+    moe: Unit
+    root: Unit
+
+    @property
+    def numel(self) -> int:
+        return sum((self.moe if moe else self.dense).numel * n for moe, n in self.runs) + self.root.numel
+
+    @property
+    def shard(self) -> int:
+        return sum((self.moe if moe else self.dense).shard * n for moe, n in self.runs) + self.root.shard
+
+
+@cache
+def _parts(model: ModelSpec, own: Stage, tp: int, ep: int, degrees: tuple[int, ...]) -> tuple[_Part, ...]:
+    """`degrees`: ranks that share what is no expert, and what is."""
+    units, found = iter(divided_units(model, own, tp, ep)), []
+    ends = len(own.chunks) - 1
+
+    def following() -> Unit:
+        unit = next(units)
+        return _unit(unit, degrees[is_expert_unit(unit)])
+
+    for index, layers in enumerate(own.chunks):
+        first, last = own.first and index == 0, own.last and index == ends
+        by_kind = {False: NO_UNIT, True: NO_UNIT}
+        kinds = [is_moe_layer(model, layer) for layer in layers]
+        for moe in kinds:
+            unit = following()
+            by_kind[moe] = unit.joined(following()) if moe and ep > 1 else unit
+        root = following() if first or last else NO_UNIT
+        found.append(_Part(_runs(kinds), first, last, by_kind[False], by_kind[True], root))
+    return tuple(found)
+
+
+@cache
+def _unit(unit: Tensors, degree: int) -> Unit:
+    numel = sum(p.numel for p in unit.parameters)
+    shard = sum(shard_numel(p, degree) for p in unit.parameters)
+    return Unit(numel, shard * degree, shard, unit.parameters[-1].numel)
+
+
+def _runs(kinds: list[bool]) -> tuple[tuple[bool, int], ...]:
+    runs: list[tuple[bool, int]] = []
+    for kind in kinds:
+        if runs and runs[-1][0] == kind:
+            runs[-1] = kind, runs[-1][1] + 1
+        else:
+            runs.append((kind, 1))
+    return tuple(runs)
+
+
+class Fullest(NamedTuple):
+    """Levels by part at the highest moment of a step, and which it is: None is the update."""
+
+    levels: Levels
+    moment: Moment | None
+
+
+def fullest(spec: JobSpec, stage: int) -> Fullest:
+    """When a rank of the stage holds most."""
+    rank = rank_of_stage(spec, stage)
+    costs, most, found = [_costs(chunk) for chunk in rank.kinds], 0, None
+    for moment in moments(_pipe(spec, stage, rank), spec.train.micro_batches):
+        total = _total(moment, costs, rank.message)
+        if total > most:
+            most, found = total, moment
+    update = _update(spec, rank)
+    if found is None or update.num_bytes > most:
+        return Fullest(plus(rank.held.levels, update.levels), None)
+    return Fullest(plus(rank.held.levels, _levels(found, costs, rank.message)), found)
+
+
+def most_bytes(spec: JobSpec, stage: int, limit: int | None = None) -> int:
+    """The sum of `fullest`, or what is surely beyond the `limit`."""
+    rank = rank_of_stage(spec, stage)
+    several = moments(_pipe(spec, stage, rank), spec.train.micro_batches)
+    if limit is not None:
+        kept = [_kept_bytes(chunk) for chunk in rank.kinds]
+        flights = (sum(a * b for a, b in zip(kept, m.flight, strict=True)) for m in several)
+        if (surely := rank.held.num_bytes + max(flights)) > limit:
+            return surely
+    costs = [_costs(chunk) for chunk in rank.kinds]
+    most = max(_total(moment, costs, rank.message) for moment in several)
+    return rank.held.num_bytes + max(most, _update(spec, rank).num_bytes)
+
+
+def _kept_bytes(chunk: Chunk) -> int:
+    """What the layers of one in flight keep."""
+    return sum(
+        count * layer_piece(chunk.shape, "keep", moe=moe, waits=chunk.waits).forward.net_bytes
+        for moe, count in chunk.runs
+    )
+
+
+def least_bytes(spec: JobSpec, stage: int) -> int:
+    """What no choice of micro-batches or recompute can go below: state, and the gradients that an update needs."""
+    rank, zero = rank_of_stage(spec, stage), bool(spec.layout.zero)
+    element = FP32_BYTES if zero else mix_of(spec.train.precision).gradients
+    return rank.held.num_bytes + sum(chunk.elements(shard=zero) for chunk in rank.chunks) * element
+
+
+def _pipe(spec: JobSpec, stage: int, rank: Rank) -> Pipe:
+    layout = spec.layout
+    schedule = layout.schedule if layout.pp > 1 else "1f1b"
+    return Pipe(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of)
+
+
+def _update(spec: JobSpec, rank: Rank) -> Sized:
+    """Gradients, and those of them that an update turns into fp32 at a time."""
+    mix = mix_of(spec.train.precision)
+    if spec.layout.zero or mix.gradients == FP32_BYTES:
+        return Sized(NOTHING, 0)
+    whole = sum(chunk.elements() for chunk in rank.chunks)
+    converted = min(whole, CONVERTED_ELEMENTS) * FP32_BYTES
+    return _sized(plus(level(GRADIENTS, whole * mix.gradients), level(BUFFERS, converted)))
+
+
+class _Costs:
+    """Of one kind of chunk: what one in flight and one whose weights wait hold, and by species the highest level over
+    where it begins and what it leaves over what others of its sort leave."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self._chunk = chunk
+        usual, message = Turn(first=False, last=False), chunk.shape.part_bytes
+        self._usual = {kind: effect(chunk, kind, usual) for kind in ("F", "B", *(["W"] if chunk.waits else []))}
+        self.flight = _sized(self._usual["F"].net)
+        left = plus(self.flight.levels, self._usual["B"].net)
+        left = plus(left, level(ACTIVATIONS, -message * (not chunk.last)))
+        self.waiting = _sized(plus(left, level(WORKING, -message * (not chunk.first))))
+        self._peaks: dict[Species, Sized] = {}
+        self._passed: dict[Species, Sized] = {}
+
+    def peak(self, species: Species) -> Sized:
+        found = self._peaks.get(species)
+        if found is None:
+            found = self._peaks[species] = _sized(self._stretch(species).peak)
+        return found
+
+    def passed(self, species: Species) -> Sized:
+        found = self._passed.get(species)
+        if found is None:
+            more = plus(self._stretch(species).net, times(self._usual[species.kind].net, -1))
+            found = self._passed[species] = _sized(more)
+        return found
+
+    def _stretch(self, species: Species) -> Stretch:
+        if not species.first and not species.last:
+            return self._usual[species.kind]
+        return effect(self._chunk, species.kind, Turn(species.first, species.last))
+
+
+@cache
+def _costs(chunk: Chunk) -> _Costs:
+    return _Costs(chunk)
+
+
+def _total(moment: Moment, costs: list[_Costs], message: int) -> int:
+    total = moment.messages * message + costs[moment.species.chunk].peak(moment.species).num_bytes
+    for cost, flight, waiting in zip(costs, moment.flight, moment.waiting, strict=True):
+        total += flight * cost.flight.num_bytes + waiting * cost.waiting.num_bytes
+    for species, count in moment.passed:
+        total += count * costs[species.chunk].passed(species).num_bytes
+    return total
+
+
+def _levels(moment: Moment, costs: list[_Costs], message: int) -> Levels:
+    found = plus(level(BUFFERS, moment.messages * message), costs[moment.species.chunk].peak(moment.species).levels)
+    for cost, flight, waiting in zip(costs, moment.flight, moment.waiting, strict=True):
+        found = plus(found, plus(times(cost.flight.levels, flight), times(cost.waiting.levels, waiting)))
+    for species, count in moment.passed:
+        found = plus(found, times(costs[species.chunk].passed(species).levels, count))
+    return found
+
+
+def model_state(parameters: float, mix: Mix, *, zero: int, degree: int) -> float:
+    """Bytes a rank keeps of weights, gradients and optimiser (ZeRO 1910.02054 figure 1, table 1).
+
+    Stage 1 divides the optimiser over `degree` ranks, 2 the gradients too, 3 the weights too.
+    """
+    weights = mix.compute / (degree if zero == 3 else 1)
+    gradients = mix.gradients / (degree if zero >= 2 else 1)
+    return parameters * (weights + gradients + mix.optimizer / (degree if zero else 1))
+
+
+def held_parameters(spec: JobSpec, stage: int) -> int:
+    """Parameter elements that a rank of the stage keeps and updates, after tp and ZeRO; the largest shard."""
+    return sum(chunk.elements(shard=bool(spec.layout.zero)) for chunk in rank_of_stage(spec, stage).chunks)

@@ -1,0 +1,110 @@
+"""What ZeRO's units allocate and free around the layers they shard, as FSDP2 of torch 2.13 does.
+
+A gather fills a buffer that its parameters are copied out of; in forward it stays until the next unit has been copied,
+in backward the next is gathered ahead. A reduce-scatter's buffer stays until the next one begins.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from planner.cost.memory.tape import BUFFERS, GATHERED, GRADIENTS, NOTHING, Stretch
+from planner.facts.precision import FP32_BYTES
+
+
+class Unit(NamedTuple):
+    """Elements of what is sharded together: whole, filled up to equal shards, one shard, and the last tensor's."""
+
+    numel: int
+    padded: int
+    shard: int
+    last: int
+
+    def joined(self, other: Unit) -> Unit:
+        return Unit(self.numel + other.numel, self.padded + other.padded, self.shard + other.shard, other.last)
+
+
+NO_UNIT = Unit(0, 0, 0, 0)
+
+
+class Sharding(NamedTuple):
+    """ZeRO's stage, and bytes of an element as computed with and as reduced."""
+
+    stage: int
+    compute: int
+    reduced: int
+
+    @property
+    def mixed(self) -> bool:
+        return self.compute != FP32_BYTES
+
+    def gather(self, unit: Unit, before: Unit) -> Stretch:
+        """In forward; `before` is the unit whose buffer is still there."""
+        return changes(
+            *self._filled(unit),
+            (GATHERED, unit.padded * self.compute),
+            (BUFFERS, -before.padded * self.compute),
+        )
+
+    def gather_ahead(self, unit: Unit) -> Stretch:
+        """The buffer alone."""
+        return changes(*self._filled(unit))
+
+    def copy_out(self, unit: Unit) -> Stretch:
+        return changes((GATHERED, unit.padded * self.compute), (BUFFERS, -unit.padded * self.compute))
+
+    def _filled(self, unit: Unit) -> tuple[tuple[int, int], ...]:
+        whole = unit.padded * self.compute
+        if not self.mixed:
+            return ((BUFFERS, whole),)
+        # One's own shard in the compute type.
+        return (BUFFERS, unit.shard * self.compute), (BUFFERS, whole), (BUFFERS, -unit.shard * self.compute)
+
+    def free(self, unit: Unit) -> Stretch:
+        return changes((GATHERED, -unit.padded * self.compute))
+
+    def drop_buffer(self, unit: Unit) -> Stretch:
+        return changes((BUFFERS, -unit.padded * self.compute))
+
+    def drop_reduced(self, unit: Unit) -> Stretch:
+        return changes((BUFFERS, -unit.padded * self.reduced))
+
+    def widen(self, unit: Unit, *, first: bool) -> Stretch:
+        """A micro-batch's gradients join those that wait in the type they are reduced in."""
+        narrow, wide = unit.numel * self.compute, unit.numel * self.reduced
+        if not first:
+            return changes((GRADIENTS, -narrow))
+        last = unit.last
+        return changes((GRADIENTS, wide - narrow + last * self.compute), (GRADIENTS, -last * self.compute))
+
+    def reduce(self, unit: Unit, before: Unit, *, first: bool, element: int) -> Stretch:
+        """`element` bytes of each whole gradient; the first leaves a shard, others are added to it."""
+        lag = unit.last * element
+        shard = unit.shard * self.reduced
+        kept = unit.shard * FP32_BYTES
+        events = [
+            (BUFFERS, -before.padded * self.reduced),
+            (BUFFERS, unit.padded * self.reduced),
+            (GRADIENTS, -(unit.numel * element - lag)),
+            (GRADIENTS, shard),
+            (GRADIENTS, -lag),
+        ]
+        if self.reduced != FP32_BYTES:
+            events += [(GRADIENTS, kept), (GRADIENTS, -shard)]
+        if not first:
+            events.append((GRADIENTS, -kept))
+        return changes(*events)
+
+
+@cache
+def changes(*events: tuple[int, int]) -> Stretch:
+    """Of levels, one after the other: (part, bytes more)."""
+    levels, total = [0] * len(NOTHING), 0
+    peak, at_peak = 0, NOTHING
+    for part, num_bytes in events:
+        levels[part] += num_bytes
+        total += num_bytes
+        if total > peak:
+            peak, at_peak = total, tuple(levels)
+    return Stretch(at_peak, tuple(levels), peak, total)
