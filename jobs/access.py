@@ -19,7 +19,7 @@ def visible_jobs(user: Any) -> QuerySet[Job]:
 
 def listed_jobs(user: Any) -> QuerySet[Job]:
     """`visible_jobs` for lists, which show no estimate and no reasons: they are most of a row."""
-    return visible_jobs(user).defer("estimate", "chosen")
+    return visible_jobs(user).defer("estimate", "hardware", "chosen")
 
 
 def visible_job(user: Any, job_id: str) -> Job | None:

@@ -93,7 +93,7 @@ class JobAdmin(OwnColumns):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         jobs: QuerySet[Job] = super().get_queryset(request)
-        return jobs.defer("estimate")  # most of a row, and only the page of one job shows it
+        return jobs.defer("estimate", "hardware")  # most of a row, and only the page of one job shows it
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -98,6 +98,9 @@ class Job(models.Model):
     num_slots = models.PositiveIntegerField(editable=False)
     wanted_host = models.CharField(max_length=100, blank=True, default="", editable=False)
     estimate = models.JSONField(editable=False)
+    hardware = models.JSONField(
+        null=True, editable=False, help_text="the cluster that it was planned for, without the runs that corrected it"
+    )
     chosen = models.JSONField(
         null=True, editable=False, help_text="where the layout was to be chosen: what was asked, and why this one"
     )

@@ -60,11 +60,19 @@ class AdviceSerializer(serializers.Serializer[object]):
     steps = serializers.IntegerField(help_text="that were timed; their median is step_s")
     step_s = serializers.FloatField()
     predicted_s = serializers.FloatField(help_text="as the job was submitted")
-    interval = serializers.DictField(help_text="how far off a prediction here may be, and what says so")
-    parts = serializers.ListField(child=serializers.DictField(), help_text="predicted and measured seconds by part")
+    interval = serializers.DictField(help_text="how far off the prediction may be, as told at submit")
+    parts = serializers.ListField(
+        child=serializers.DictField(),
+        help_text="predicted_s as submitted; measured_at_most_s of an axis' collectives, null where nothing was "
+        "measured; apportioned_s of the measured step, an estimate",
+    )
     options = serializers.ListField(
         child=serializers.DictField(),
         help_text="change, layout, micro_batches, step_s, faster (share), memory_bytes, because and text; best first",
+    )
+    unsure = serializers.ListField(
+        child=serializers.DictField(),
+        help_text="as options, but no advice: they gain less than the estimate is sure of",
     )
 
 

@@ -179,7 +179,7 @@ class Advice(APIView):
     @extend_schema(operation_id="adviseJob", responses={200: shapes.AdviceSerializer, **refusals(404, 409)})
     def get(self, request: Request, job_id: str) -> Response:
         """Of a job that has ended: which other choice would have been faster where it ran, by how much, and because of
-        which measured part; an estimate. 409 where it says too little."""
+        which part; an estimate on the hardware as planned for at submit. 409 where it says too little."""
         try:
             return Response(advice(find_job(request.user, job_id)))
         except NoAdviceError as error:

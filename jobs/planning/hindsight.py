@@ -10,11 +10,12 @@ from pydantic import ValidationError
 
 from contracts.telemetry import FIRST_STEPS
 from jobs.models import TERMINAL, Job
-from jobs.planning.hardware import host_cluster
 from jobs.planning.learned import FEWEST_STEPS
 from jobs.planning.planners import ask
+from planner.cost.estimate import default_cluster
 from planner.facts.kinds import kind_of
 from planner.facts.spec import JobSpec
+from planner.hardware.cluster import Cluster
 
 
 class NoAdviceError(Exception):
@@ -48,14 +49,26 @@ def advice(job: Job) -> dict[str, Any]:
         spec = JobSpec.model_validate(job.spec)
     except ValidationError:
         raise NoAdviceError("spec", "was written by an older version, which this one cannot plan") from None
+    time = job.estimate.get("time", {})
+    if "interval" not in time:
+        raise NoAdviceError("spec", "was planned by an older version, which kept no interval")
     asked = {
         "step_s": measured["step_s"],
         "busy_s": busy_seconds(summary),
         "peak_bytes": max(summary.get("peak_bytes", {}).values(), default=None),
+        "predicted_s": {part["name"]: part["seconds"] for part in time["parts"]},
+        "sure": time["interval"],
     }
-    found: dict[str, Any] = ask("advised", spec, host_cluster(attempt.host), asked)
-    predicted = job.estimate["time"]
-    return {**found, "steps": steps, "host": attempt.host.name, "predicted_s": predicted["step_s"]}
+    found: dict[str, Any] = ask("advised", spec, planned_on(job, spec), asked)
+    return {**found, "steps": steps, "host": attempt.host.name}
+
+
+def planned_on(job: Job, spec: JobSpec) -> Cluster:
+    """The hardware as the job's submit knew it: what ran later corrects nothing that has ended."""
+    try:
+        return Cluster.model_validate(job.hardware, strict=False)
+    except ValidationError:  # a job of before this was kept, or of another version
+        return default_cluster(spec)
 
 
 def busy_seconds(summary: Mapping[str, Any]) -> dict[str, float]:

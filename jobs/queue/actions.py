@@ -94,7 +94,8 @@ def _answered(owner: User, key: str, body_hash: str) -> Job | None:
 
 
 def _queue(owner: User, spec: JobSpec, chosen: dict[str, Any] | None) -> Job:
-    planned = estimate(spec, cluster_for(None, spec))
+    cluster = cluster_for(None, spec)
+    planned = estimate(spec, cluster)
     with transaction.atomic():
         job = Job.objects.create(
             owner=owner,
@@ -105,6 +106,7 @@ def _queue(owner: User, spec: JobSpec, chosen: dict[str, Any] | None) -> Job:
             num_slots=num_slots(spec),
             wanted_host=spec.resources.host or "",
             estimate=planned,
+            hardware=cluster.model_dump(mode="json", exclude={"runs"}),
             chosen=chosen,
         )
         StateChange.objects.create(job=job, attempt=1, status=Status.QUEUED, reason="submitted")

@@ -31,7 +31,7 @@ def reconcile(client: redis.Redis, listening_since: datetime, trouble: str = "")
     now = timezone.now()
     unended = Attempt.objects.filter(ended__isnull=True).select_related("host", "job")
     flags = _given_up_and_held()
-    for attempt in unended.defer("exit", "job__spec", "job__estimate", "host__profile").annotate(
+    for attempt in unended.defer("exit", "job__spec", "job__estimate", "job__hardware", "host__profile").annotate(
         never_ran=lifecycle.NEVER_RAN
     ):
         job = attempt.job

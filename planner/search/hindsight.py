@@ -1,22 +1,27 @@
-"""What would have been faster than a run that has ended: its own parts, as measured, carried over to its neighbours."""
+"""What would have been faster than a run that has ended: its step, apportioned to its parts, carried over."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from planner.cost.correction import interval
+from planner.cost.correction import Interval
 from planner.cost.timing import Timer, Timing
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
-from planner.search.advice import neighbours
+from planner.search.advice import Neighbour, neighbours
 from planner.search.layouts import needed_bytes
 
 MOST = 5
 LEAST_GAIN = 0.01  # of the step: less is not worth a change
 LEAST_REST = 0.1  # of the step: with less left beside collectives they ran beside compute, and are no part of it
 COMPUTE = "compute"
+OF = {
+    **dict.fromkeys(("recompute", "launch", "optimizer"), COMPUTE),
+    "bubble": "pp",
+}  # a part of an estimate, and whose
 WORDS = {
     COMPUTE: "computing",
     "pp": "waiting for other stages",
@@ -26,27 +31,31 @@ WORDS = {
 
 class Measure(NamedTuple):
     """Of a run: the median step, what its ranks were busy with collectives of each axis in a step, and peak memory
-    above that of the process before."""
+    above that of the process before. `predicted_s`: parts of the step as predicted at its submit, by their names in
+    an estimate; `sure`: the interval told then."""
 
     step_s: float
     busy_s: Mapping[str, float]
     peak_bytes: int | None
+    predicted_s: Mapping[str, float]
+    sure: Interval
 
 
 def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> dict[str, Any]:
     """What one other choice would have made of the run, the fastest first, as JSON.
 
-    Each part of a neighbour's predicted step is scaled by what the same part was measured at over what it was predicted
-    at, so that the run itself comes out as measured.
+    `cluster`: the hardware that the run was planned for. The measured step is apportioned to its parts; each part of a
+    neighbour's predicted step is scaled by what the run's own was apportioned over what it was predicted at. Neighbours
+    that gain no more than the estimate may be off are `unsure`, no advice.
     """
     timer = Timer(cluster)
     here = parts_of(timer.predicted(spec))
-    took = _measured_parts(here, measured)
+    took = apportioned(here, measured)
     factors = {part: took[part] / here[part] for part in here if took.get(part) and here[part] > 0}
     whole = measured.step_s / sum(here.values())
     heavier = _heavier(spec, cluster, measured)
     room = cluster.accelerator.memory_bytes
-    options: list[dict[str, Any]] = []
+    faster: list[dict[str, Any]] = []
     slower: list[tuple[float, str]] = []
     for near in neighbours(spec, cluster):
         if near.step_s is None or near.memory_bytes is None or not_runnable(near.spec):
@@ -58,55 +67,87 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> dict[str, A
             part: seconds * factors.get(part, whole) for part, seconds in parts_of(timer.predicted(near.spec)).items()
         }
         step = sum(there.values())
-        faster = 1 - step / measured.step_s
-        if faster < LEAST_GAIN:
+        if 1 - step / measured.step_s < LEAST_GAIN:
             slower.append((step, near.change))
             continue
-        because = max(took, key=lambda part: took[part] - there.get(part, 0.0))
-        options.append(
-            {
-                "change": near.change,
-                "layout": near.spec.layout.model_dump(),
-                "micro_batches": near.spec.train.micro_batches,
-                "step_s": step,
-                "faster": faster,
-                "memory_bytes": needed,
-                "because": {"part": because, "measured_s": took[because], "there_s": there.get(because, 0.0)},
-                "text": f"{near.change}: {faster:.0%} less time a step, as {WORDS.get(because, because)} took "
-                f"{took[because]:.3g} s of {measured.step_s:.3g} s and would take {there.get(because, 0.0):.3g} s",
-            }
-        )
-    options.sort(key=lambda option: option["step_s"])
-    sure = interval(cluster.basis, spec.resources.stack, timer.correction(spec))
+        faster.append(_option(near, needed, took, there, measured))
+    faster.sort(key=lambda option: option["step_s"])
+    sure = [option for option in faster if option["faster"] > measured.sure["share"]]
+    unsure = [option for option in faster if option["faster"] <= measured.sure["share"]]
+    submitted = grouped(measured.predicted_s)
     return {
         "step_s": measured.step_s,
-        "interval": sure,
+        "predicted_s": sum(measured.predicted_s.values()),
+        "interval": measured.sure,
         "cluster": cluster.name,
         "parts": [
-            {"part": part, "predicted_s": here.get(part, 0.0), "measured_s": took.get(part)}
-            for part in sorted({*here, *took})
+            {
+                "part": part,
+                "predicted_s": submitted.get(part, 0.0),
+                "measured_at_most_s": measured.busy_s.get(part),
+                "apportioned_s": took.get(part, 0.0),
+            }
+            for part in sorted({*submitted, *took})
         ],
-        "options": options[:MOST],
-        "text": _text(options, slower, measured, sure["words"]),
+        "options": sure[:MOST],
+        "unsure": unsure[:MOST],
+        "text": _text(sure, unsure, slower, measured),
+    }
+
+
+def _option(
+    near: Neighbour, needed: int, took: Mapping[str, float], there: Mapping[str, float], measured: Measure
+) -> dict[str, Any]:
+    step = sum(there.values())
+    gain = 1 - step / measured.step_s
+    part = max(took, key=lambda name: took[name] - there.get(name, 0.0))
+    then = there.get(part, 0.0)
+    return {
+        "change": near.change,
+        "layout": near.spec.layout.model_dump(),
+        "micro_batches": near.spec.train.micro_batches,
+        "step_s": step,
+        "faster": gain,
+        "memory_bytes": needed,
+        "because": {"part": part, "apportioned_s": took[part], "there_s": then},
+        "text": f"{near.change}: {gain:.0%} less time a step; of {measured.step_s:.3g} s, {took[part]:.3g} s are "
+        f"apportioned to {WORDS.get(part, part)}, which would take {then:.3g} s",
     }
 
 
 def parts_of(timing: Timing) -> dict[str, float]:
     """Seconds by what a rank of the run could have told apart: it waits for a stage as it waits for a message."""
     compute = timing.compute_s + timing.recompute_s + timing.launch_s + timing.optimizer_s
-    parts = {COMPUTE: compute, **{str(axis): seconds for axis, seconds in timing.exposed_s.items()}}
-    if timing.bubble_s:
-        parts["pp"] = parts.get("pp", 0.0) + timing.bubble_s
-    return {part: seconds for part, seconds in parts.items() if seconds > 0}
+    return grouped({COMPUTE: compute, **timing.exposed_s, "bubble": timing.bubble_s})
 
 
-def _measured_parts(here: Mapping[str, float], measured: Measure) -> dict[str, float]:
-    """The step by part; undivided where collectives ran beside compute."""
-    busy = {axis: seconds for axis, seconds in measured.busy_s.items() if axis in here and seconds > 0}
-    rest = measured.step_s - sum(busy.values())
-    if rest < LEAST_REST * measured.step_s:
-        return {part: seconds * measured.step_s / sum(here.values()) for part, seconds in here.items()}
-    return {COMPUTE: rest, **busy}
+def grouped(parts: Mapping[str, float]) -> dict[str, float]:
+    """The parts of an estimate as `parts_of` has them."""
+    told: dict[str, float] = defaultdict(float)
+    for name, seconds in parts.items():
+        if seconds > 0:
+            told[OF.get(name, name)] += seconds
+    return dict(told)
+
+
+def apportioned(here: Mapping[str, float], measured: Measure) -> dict[str, float]:
+    """The measured step by part, no axis above what its ranks were busy with it.
+
+    Where collectives took their turns with compute, they took all they were busy; where they ran beside it, the step is
+    divided as predicted, and what an axis cannot have taken goes to the others.
+    """
+    most = {axis: seconds for axis, seconds in measured.busy_s.items() if axis in here}
+    rest = measured.step_s - sum(most.values())
+    if rest >= LEAST_REST * measured.step_s:
+        return {COMPUTE: rest, **{axis: seconds for axis, seconds in most.items() if seconds > 0}}
+    full: dict[str, float] = {}
+    while True:
+        left = {part: seconds for part, seconds in here.items() if part not in full}
+        share = (measured.step_s - sum(full.values())) / sum(left.values())
+        over = {part: most[part] for part in left if part in most and left[part] * share > most[part]}
+        if not over:
+            return {**full, **{part: seconds * share for part, seconds in left.items()}}
+        full |= over
 
 
 def _heavier(spec: JobSpec, cluster: Cluster, measured: Measure) -> float:
@@ -116,13 +157,22 @@ def _heavier(spec: JobSpec, cluster: Cluster, measured: Measure) -> float:
     return max(1.0, (measured.peak_bytes + cluster.accelerator.reserved_bytes) / needed_bytes(spec, cluster))
 
 
-def _text(options: list[dict[str, Any]], slower: list[tuple[float, str]], measured: Measure, sure: str) -> str:
-    if options:
-        return f"{options[0]['text']} (an estimate: {sure})."
+def _text(
+    sure: list[dict[str, Any]], unsure: list[dict[str, Any]], slower: list[tuple[float, str]], measured: Measure
+) -> str:
+    words = measured.sure["words"]
+    if sure:
+        return f"{sure[0]['text']} (an estimate: {words})."
+    if unsure:
+        first = unsure[0]
+        return (
+            f"No choice is surely faster. The first, {first['change']}, comes to {first['faster']:.0%} less time a "
+            f"step: closer than the estimate is sure ({words})."
+        )
     if not slower:
         return "No other layout one choice away fits."
     step, change = min(slower)
     return (
         f"No choice would have been faster here by {LEAST_GAIN:.0%} or more; the nearest, {change}, comes to "
-        f"{step:.3g} s beside {measured.step_s:.3g} s (an estimate: {sure})."
+        f"{step:.3g} s beside {measured.step_s:.3g} s (an estimate: {words})."
     )

@@ -228,24 +228,31 @@ def test_a_plan_for_a_calibrated_host_is_corrected_on_top_of_it(owner: User, hos
     assert step_time(parse_spec(GOOD), CLUSTERS["cpu"]).step_s != pytest.approx(made["step_s"])
 
 
-def test_advice_names_what_would_be_faster_and_the_measured_part_that_says_so(
+def test_advice_calls_measured_only_what_the_meter_measured_and_no_part_exceeds_it(
     owner: User, stranger: User, host: Host, api: Api
 ) -> None:
     attempt = ended(owner, summary(0.3))  # of which rank 0 was 4 s / 23 steps in tp collectives, rank 1 0.4 s / 23
     path = f"/api/v1/jobs/{attempt.job_id}/advice"
     told = api(owner).get(path).json()
     assert (told["step_s"], told["steps"], told["host"]) == (0.3, 20, host.name)
-    parts = {part["part"]: part["measured_s"] for part in told["parts"]}
-    assert parts["tp"] == pytest.approx((4.0 + 0.4) / 2 / 23)
-    assert parts["compute"] == pytest.approx(0.3 - parts["tp"])
-    best = told["options"][0]
-    assert best["faster"] == pytest.approx(1 - best["step_s"] / 0.3)
-    assert best["because"]["part"] == "tp"
-    assert best["because"]["measured_s"] == parts["tp"]
-    assert best["layout"]["tp"] == 1
-    assert best["text"] in told["text"]
-    assert all(a["faster"] >= b["faster"] for a, b in itertools.pairwise(told["options"]))
+    parts = {part["part"]: part for part in told["parts"]}
+    assert parts["tp"]["measured_at_most_s"] == pytest.approx((4.0 + 0.4) / 2 / 23)
+    assert parts["compute"]["measured_at_most_s"] is None
+    assert sum(part["apportioned_s"] for part in told["parts"]) == pytest.approx(0.3)
+    assert sum(part["predicted_s"] for part in told["parts"]) == pytest.approx(told["predicted_s"])
+    assert told["predicted_s"] == pytest.approx(attempt.job.estimate["time"]["step_s"])
     assert api(stranger).get(path).status_code == 404
+
+
+def test_advice_of_an_ended_job_does_not_move_with_what_runs_or_is_measured_later(
+    owner: User, host: Host, api: Api
+) -> None:
+    path = f"/api/v1/jobs/{ended(owner, summary(0.3)).job_id}/advice"
+    before = api(owner).get(path).json()
+    for _ in range(3):
+        ended(owner, summary(5.0))
+    Host.objects.update(profile=PROFILE, profiled=timezone.now())
+    assert api(owner).get(path).json() == before
 
 
 def test_advice_is_refused_where_a_job_says_too_little(owner: User, host: Host, api: Api) -> None:

@@ -22,7 +22,31 @@ button.addEventListener("click", async () => {
 });
 
 function shown(told) {
-  const options = told.options.map((option) =>
+  const parts = told.parts.map((part) =>
+    el(
+      "tr",
+      {},
+      rowHead(null, part.part),
+      cell(duration(part.predicted_s)),
+      cell(part.measured_at_most_s === null ? "not measured" : `≤ ${duration(part.measured_at_most_s)}`),
+      cell(duration(part.apportioned_s)),
+    ),
+  );
+  const note = `On ${told.host}, ${told.steps} steps timed: ${duration(told.step_s)} each, ${duration(told.predicted_s)} predicted as it was submitted.`;
+  const columns = [th("part of a step"), th("predicted as submitted", true), th("measured", true), th("apportioned", true)];
+  return [
+    el("p", {}, told.text),
+    ...(told.options.length ? [options(told.options)] : []),
+    ...(told.unsure.length ? [el("p", { className: "note" }, "Closer than the estimate is sure, so no advice:"), options(told.unsure)] : []),
+    el("p", { className: "note" }, note),
+    scrolling(columns, parts),
+    el("p", { className: "note" }, "Apportioned: the measured step divided among its parts, an estimate."),
+  ];
+}
+
+function options(found) {
+  const head = [th("change"), th("a step", true), th("less time", true), th("memory", true), th("because of", true), th("apportioned", true), th("would take", true)];
+  const rows = found.map((option) =>
     el(
       "tr",
       {},
@@ -31,19 +55,9 @@ function shown(told) {
       cell(percent(option.faster)),
       cell(bytes(option.memory_bytes)),
       cell(option.because.part),
-      cell(duration(option.because.measured_s)),
+      cell(duration(option.because.apportioned_s)),
       cell(duration(option.because.there_s)),
     ),
   );
-  const parts = told.parts.map((part) =>
-    el("tr", {}, rowHead(null, part.part), cell(duration(part.predicted_s)), cell(part.measured_s === null ? "–" : duration(part.measured_s))),
-  );
-  const head = [th("change"), th("a step", true), th("less time", true), th("memory", true), th("because of", true), th("took", true), th("would take", true)];
-  const note = `On ${told.host}, ${told.steps} steps timed: ${duration(told.step_s)} each, ${duration(told.predicted_s)} predicted as it was submitted.`;
-  return [
-    el("p", {}, told.text),
-    ...(options.length ? [scrolling(head, options)] : []),
-    el("p", { className: "note" }, note),
-    scrolling([th("part of a step"), th("predicted", true), th("measured", true)], parts),
-  ];
+  return scrolling(head, rows);
 }

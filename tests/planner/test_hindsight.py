@@ -1,0 +1,38 @@
+"""What is said of a run that has ended: how its step divides, and what would surely have been faster."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.cost.correction import Interval
+from planner.cost.estimate import estimate
+from planner.facts.parse import parse_spec
+from planner.hardware.clusters import CLUSTERS
+from planner.search.hindsight import Measure, apportioned, hindsight
+from tests.planner.wrong_specs import GOOD
+
+CPU = CLUSTERS["cpu"]
+SPEC = parse_spec(GOOD)
+PREDICTED = {part["name"]: part["seconds"] for part in estimate(SPEC, CPU)["time"]["parts"]}
+
+
+def measure(step_s: float, share: float, **busy_s: float) -> Measure:
+    return Measure(step_s, busy_s, None, PREDICTED, Interval(share=share, basis="runs", runs=3, words="so surely"))
+
+
+def test_where_collectives_ran_beside_compute_no_axis_is_given_more_than_its_ranks_were_busy() -> None:
+    here = {"compute": 1.0, "dp": 1.0, "tp": 2.0}
+    took = apportioned(here, measure(8.0, 0.1, dp=7.9, tp=1.0))
+    assert took == pytest.approx({"compute": 3.5, "dp": 3.5, "tp": 1.0}), "tp's 4 s of 8 are more than the 1 s it had"
+    took = apportioned(here, measure(8.0, 0.1, dp=7.0, tp=7.0))
+    assert took == pytest.approx({"compute": 2.0, "dp": 2.0, "tp": 4.0})
+
+
+def test_a_gain_within_the_interval_is_said_to_be_no_advice() -> None:
+    sure, unsure = (hindsight(SPEC, CPU, measure(0.3, share, tp=0.1)) for share in (0.01, 1.15))
+    assert sure["options"][0]["text"] in sure["text"]
+    assert all(option["faster"] > 0.01 for option in sure["options"])
+    assert unsure["options"] == []
+    assert unsure["unsure"][0]["change"] == sure["options"][0]["change"]
+    assert "No choice is surely faster" in unsure["text"]
+    assert "closer than the estimate is sure (so surely)" in unsure["text"]
