@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -62,12 +63,23 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--ranks", type=int, required=True, help="ranks to lay out")
         if name in ("search", "auto"):
             command.add_argument("--max-micro-batch", type=int, default=16, help="sequences (default 16)")
-            command.add_argument("--max-memory-gib", type=float, help="cap below the device's memory")
+            command.add_argument("--max-memory-gib", type=_gib, help="cap below the device's memory")
         if name == "search":
             command.add_argument("--limit", type=int, default=10, help="layouts to print (default 10)")
         if name == "explain":
             command.add_argument("--stage", type=int, default=0, help="pipeline stage (default 0)")
     return parser
+
+
+def _gib(text: str) -> float:
+    """Raises argparse.ArgumentTypeError."""
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not 2**-30 <= size <= 2**30:
+        raise argparse.ArgumentTypeError(f"must be a number of GiB above 0 and up to {2**30:,}, got {text!r}")
+    return size
 
 
 def _add_spec(command: argparse.ArgumentParser) -> None:

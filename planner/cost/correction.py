@@ -8,9 +8,9 @@ from statistics import median
 from typing import NamedTuple, TypedDict
 
 from planner.facts.spec import JobSpec, StackName
-from planner.hardware.cluster import Basis
+from planner.hardware.cluster import Cluster
 from planner.hardware.runs import Run
-from planner.hardware.stacks import STACKS
+from planner.hardware.stacks import STACKS, within
 
 FEWEST = 3  # runs: fewer do not show how far runs lie apart
 MOST = 32  # of the newest: what a host was long ago says little
@@ -67,20 +67,22 @@ def corrected_by(spec: JobSpec, runs: Sequence[Run], predicted_s: Callable[[JobS
     return correction_of([run.step_s / predicted_s(run.spec) for run in comparable(spec, runs)])
 
 
-def interval(basis: Basis, stack: StackName, found: Correction | None) -> Interval:
+def interval(cluster: Cluster, stack: StackName, found: Correction | None) -> Interval:
     """Of a step's time: from the host's runs, from a calibration, or from the published rows of the stack."""
+    basis = cluster.basis
     if found is None and basis == "calibrated":
         return Interval(share=CALIBRATED, basis=basis, runs=0, words=f"{basis}, ±{CALIBRATED:.0%}")
     if found is None:
-        known = STACKS[stack]
-        words = f"{basis}, {known.title}, ±{known.within:.0%}"
-        return Interval(share=known.within, basis=basis, runs=0, words=words)
+        share = within(stack, cluster.accelerator.name)
+        words = f"{basis}, {STACKS[stack].title}, ±{share:.0%}"
+        return Interval(share=share, basis=basis, runs=0, words=words)
     words = f"from {found.runs} runs here, ±{max(found.share, 0.01):.0%}"
     return Interval(share=found.share, basis="runs", runs=found.runs, words=words)
 
 
 def _alike(one: JobSpec, other: JobSpec) -> bool:
-    return (one.layout.world_size, one.train.precision, one.train.compile) == (
+    return (one.resources.stack, one.layout.world_size, one.train.precision, one.train.compile) == (
+        other.resources.stack,
         other.layout.world_size,
         other.train.precision,
         other.train.compile,

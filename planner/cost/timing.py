@@ -110,7 +110,7 @@ class Timer:
 
     def correction(self, spec: JobSpec) -> Correction | None:
         """What comparable runs on the cluster say of this prediction."""
-        key = (spec.model, spec.layout.world_size, spec.train.precision, spec.train.compile)
+        key = (spec.model, spec.resources.stack, spec.layout.world_size, spec.train.precision, spec.train.compile)
         if key not in self._corrections:
             runs = self.cluster.runs
             self._corrections[key] = corrected_by(spec, runs, lambda run: self.predicted(run).step_s)

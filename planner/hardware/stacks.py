@@ -19,6 +19,7 @@ class Stack(NamedTuple):
     """Shares and factors have no unit, times are seconds.
 
     `within`: 9 of 10 step times of the report half lie no further from the estimate; of a stack with few rows, of all.
+    `measured_on`: what is in the names of accelerators that `within` holds on; any other has the widest. Empty is all.
     `gemm`, `attention`: of the accelerator's own efficiency; `gemm_hopper` also, where it has fp8: power holds the
     clock of those down. `grouped`: of a product's rate, for those of several experts in one call.
     `norms`, `scores` (unfused attention), `casts` (to fp8) and `passes` (all else that is no product): bytes moved
@@ -34,6 +35,7 @@ class Stack(NamedTuple):
 
     title: str
     within: float
+    measured_on: tuple[str, ...] = ()
     gemm: float = 1.0
     gemm_hopper: float = 1.0
     attention: float = 1.0
@@ -74,7 +76,7 @@ STACKS: dict[StackName, Stack] = {
         jitter=0.002,
     ),
     # What the accelerators' own constants were chosen on: Megatron-LM's table 1, Korthikanti's table 5.
-    "megatron_2021": Stack("Megatron-LM before Transformer Engine", 0.1),
+    "megatron_2021": Stack("Megatron-LM before Transformer Engine", 0.1, ("A100",)),
     # 21 rows: torchtitan, KempnerForge, MaxText.
     "fsdp2": Stack(
         "FSDP2, compiled",
@@ -92,6 +94,7 @@ STACKS: dict[StackName, Stack] = {
     "fsdp1": Stack(
         "FSDP1, eager",
         0.11,
+        ("A100", "H100"),
         gemm_hopper=0.85,
         attention=0.58,
         norms=1.7,
@@ -105,6 +108,7 @@ STACKS: dict[StackName, Stack] = {
     "deepspeed": Stack(
         "Megatron-DeepSpeed",
         0.13,
+        ("A100", "H100"),
         gemm=0.95,
         attention=1.12,
         norms=2.2,
@@ -116,6 +120,16 @@ STACKS: dict[StackName, Stack] = {
         step_s=5e-3,
     ),
 }
+
+WIDEST = max(stack.within for stack in STACKS.values())
+
+
+def within(name: StackName, accelerator: str) -> float:
+    """How far off a step time on this accelerator may be."""
+    stack = STACKS[name]
+    held = not stack.measured_on or any(kind in accelerator for kind in stack.measured_on)
+    return stack.within if held else WIDEST
+
 
 # Kernels that a run may have taken instead of its stack's own, on the same rows.
 EAGER_NORMS = 15.0  # RMSNorm as a dozen kernels in fp32

@@ -118,7 +118,9 @@ def _option(
 def parts_of(timing: Timing) -> dict[str, float]:
     """Seconds by what a rank of the run could have told apart: it waits for a stage as it waits for a message."""
     compute = timing.compute_s + timing.recompute_s + timing.launch_s + timing.optimizer_s
-    return grouped({COMPUTE: compute, **timing.exposed_s, "bubble": timing.bubble_s})
+    return grouped(
+        {COMPUTE: compute, **{str(axis): s for axis, s in timing.exposed_s.items()}, "bubble": timing.bubble_s}
+    )
 
 
 def grouped(parts: Mapping[str, float]) -> dict[str, float]:

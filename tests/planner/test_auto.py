@@ -128,6 +128,13 @@ def test_the_command_prints_a_spec_that_can_be_submitted(capsys: pytest.CaptureF
     assert "layout.auto.balance: is not a known field" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["nan", "inf", "0", "-1", "much"])
+def test_a_cap_on_memory_that_is_no_size_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["auto", "--model", "gpt-tiny", "--cluster", "cpu", f"--max-memory-gib={text}"])
+    assert "--max-memory-gib: must be a number of GiB above 0" in capsys.readouterr().err
+
+
 def test_zero_over_a_single_rank_is_no_choice_of_its_own() -> None:
     tiny = {"model": {"preset": "gpt-tiny"}, "train": {}, "resources": {}}
     choice = chosen({"ranks": 1, "zero": [0, 1, 3]}, Room(8, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny)
