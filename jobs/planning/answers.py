@@ -29,7 +29,7 @@ def plan(data: object, cluster_name: object = None) -> dict[str, Any]:
         BusyError: too much is planned at once, or this takes too long.
     """
     try:
-        data, chosen = resolved(data, cluster_name)
+        data, chosen = resolved(data, cluster_name, to_run=False)
         spec = parse_fields(data)
         cluster = cluster_for(cluster_name or (chosen and chosen["asked"].get("cluster")), spec)
     except SpecError as error:
@@ -47,7 +47,7 @@ def explained(data: object) -> list[Any]:
         BusyError: as `plan`.
     """
     query = checked(ExplainQuery, data)
-    spec = parse_fields(resolved(query.spec, query.cluster)[0])
+    spec = parse_fields(resolved(query.spec, query.cluster, to_run=False)[0])
     found: list[Any] = ask("explained", spec, cluster_for(query.cluster, spec), {"stage": query.stage})
     return found
 

@@ -7,15 +7,16 @@ from typing import Any
 from jobs.models import Host
 from jobs.planning.hardware import cluster_for, host_cluster
 from jobs.planning.planners import ask
+from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.cluster import Cluster
 from planner.search.auto import FIELD, AutoSpec, Room, asked_of, draft_of
 
 
-def resolved(data: Any, cluster_name: object = None) -> tuple[Any, dict[str, Any] | None]:
+def resolved(data: Any, cluster_name: object = None, *, to_run: bool = True) -> tuple[Any, dict[str, Any] | None]:
     """The spec with a layout of its own, and what was chosen and why; as it was, and None, where it names one.
 
-    `cluster_name`: hardware to choose for where the spec names none.
+    `cluster_name`: hardware to choose for where the spec names none. `to_run`: refuse what can be planned only.
 
     Raises:
         SpecError: nothing can be chosen.
@@ -25,8 +26,16 @@ def resolved(data: Any, cluster_name: object = None) -> tuple[Any, dict[str, Any
     if asked is None:
         return data, None
     draft = draft_of(data)
+    unable = not_runnable(draft)
+    if to_run and unable:
+        raise SpecError(unable)
     cluster, rooms = _where(draft, asked, asked.cluster or cluster_name)
-    chosen = ask("chosen", draft, cluster, {"auto": asked.model_dump(), "rooms": [list(room) for room in rooms]})
+    chosen = ask(
+        "chosen",
+        draft,
+        cluster,
+        {"auto": asked.model_dump(), "rooms": [list(room) for room in rooms], "runnable": not unable},
+    )
     train = {**data.get("train", {}), "micro_batches": chosen["micro_batches"]}
     return {**data, "layout": chosen["layout"], "train": train}, chosen["told"]
 

@@ -126,7 +126,9 @@ def chosen(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, 
         SpecError: nothing fits.
     """
     rooms = [Room(*room) for room in asked["rooms"]]
-    choice = choose(spec, cluster, AutoSpec(**asked["auto"]), rooms, max_seconds=SEARCH_SECONDS)
+    choice = choose(
+        spec, cluster, AutoSpec(**asked["auto"]), rooms, runnable=asked["runnable"], max_seconds=SEARCH_SECONDS
+    )
     layout, m = choice.spec.layout.model_dump(), choice.spec.train.micro_batches
     return {"layout": layout, "micro_batches": m, "told": choice.told}
 

@@ -6,9 +6,10 @@ Types and ranges of single fields are stated here for pydantic; what needs two f
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 SPEC_VERSION: Literal[1] = 1
 
@@ -52,6 +53,7 @@ LabDtype = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"
 
 DryRank = Annotated[int, Field(ge=0, le=65535)]
 Degree = Annotated[int, Field(ge=1, le=65536)]
+WARMUP_STEPS = 10
 ROPE_BASE = 10_000.0  # RoFormer's (2104.09864)
 NO_NUL = r"^[^\x00]*$"  # no database and no file name takes it
 
@@ -187,7 +189,9 @@ class TrainSpec(Strict):
     seq_len: int = Field(default=128, ge=1, le=16_777_216, description="tokens per sequence")
     steps: int = Field(default=50, ge=1, le=100_000_000)
     learning_rate: float = Field(default=1e-3, gt=0, le=10)
-    warmup_steps: int = Field(default=10, ge=0, le=100_000_000)
+    warmup_steps: int = Field(
+        default=WARMUP_STEPS, ge=0, le=100_000_000, description="where not given, no more than steps"
+    )
     weight_decay: float = Field(default=0.1, ge=0, le=10)
     grad_clip: float = Field(default=1.0, ge=0, le=1e6, description="largest gradient norm; 0 is off")
     precision: Precision = Field(default="fp32", description="planner.facts.precision says what is held in which")
@@ -231,6 +235,15 @@ class TrainSpec(Strict):
         default="auto",
         description="compute the first 3 steps also by one process and compare; auto does where that takes seconds",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_warmup(cls, data: Any) -> Any:
+        """A run shorter than the default warm-up warms up in all its steps."""
+        if not isinstance(data, Mapping) or "warmup_steps" in data:
+            return data
+        steps = data.get("steps")
+        return {**data, "warmup_steps": steps} if type(steps) is int and 0 < steps < WARMUP_STEPS else data
 
 
 Argument = Annotated[str, Field(max_length=4096, pattern=NO_NUL)]

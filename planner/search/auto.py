@@ -25,6 +25,7 @@ FIELD = "layout.auto"
 GIB = 2**30
 RUNNERS_UP = 4
 MOST_SEARCHES = 64  # every combination of the values allowed is one
+EVERY = 16  # ranks: up to so many every number is tried, above them powers of two and the most
 ANY_MEMORY = 2**60
 T = TypeVar("T")
 OneOrSome: TypeAlias = T | Annotated[list[T], Field(min_length=1, max_length=16)] | None
@@ -148,7 +149,9 @@ def choose(
         counts += result.considered
         complete &= result.complete
     if not found.best:
-        raise SpecError([Problem(FIELD, _nothing(spec, cluster, asked, rooms, worlds, found.refused))])
+        raise SpecError(
+            [Problem(FIELD, _nothing(spec, cluster, asked, rooms, worlds, found.refused) + _unless(complete))]
+        )
     best = _unlike(sorted(found.best, key=_order))[: RUNNERS_UP + 1]
     room = _memory(asked, rooms, best[0].spec.layout.world_size)
     told = {
@@ -195,7 +198,8 @@ def _worlds(asked: AutoSpec, rooms: Sequence[Room]) -> list[int]:
             raise SpecError([Problem(f"{FIELD}.ranks", f"{asked.ranks} ranks; the largest host has {most} slots")])
         return [asked.ranks]
     most = min(most, asked.max_ranks or most)
-    return sorted({most, *(1 << power for power in range(most.bit_length()))}, reverse=True)
+    every = range(1, min(most, EVERY) + 1)
+    return sorted({most, *every, *(1 << power for power in range(most.bit_length()))}, reverse=True)
 
 
 def _combinations(asked: AutoSpec) -> Iterator[dict[str, Any]]:
@@ -252,8 +256,7 @@ def _why(
     lines = [
         f"{words(first.spec)}: {first.timing.step_s:.3g} s a step ({sure['words']}), "
         f"{first.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f} on the fullest rank.",
-        f"The fastest of {considered:,} layouts on {_ranks(worlds)} of {cluster.name}"
-        + ("." if complete else ", as far as the time allowed went."),
+        f"The fastest of {considered:,} layouts on {_ranks(worlds)} of {cluster.name}" + f"{_unless(complete)}.",
     ]
     if len(best) > 1:
         slower = best[1].timing.step_s / first.timing.step_s - 1
@@ -275,11 +278,18 @@ def words(spec: JobSpec) -> str:
     return ", ".join([*parts, f"{m} micro-{'batch' if m == 1 else 'batches'} of {spec.micro_batch_size}"])
 
 
+def _unless(complete: bool) -> str:
+    return "" if complete else ", as far as the time allowed went"
+
+
 def _ranks(worlds: Sequence[int]) -> str:
     least, most = min(worlds), max(worlds)
     if least == most:
         return "1 rank" if most == 1 else f"{most:,} ranks"
-    return f"{least:,} to {most:,} ranks"
+    if len(worlds) == most - least + 1:
+        return f"{least:,} to {most:,} ranks"
+    more = [f"{world:,}" for world in sorted(worlds) if world > EVERY]
+    return f"{', '.join([f'1 to {EVERY}', *more[:-1]])} and {more[-1]} ranks"
 
 
 def _line(found: Found) -> dict[str, Any]:

@@ -47,6 +47,18 @@ def test_the_chosen_layout_is_stored_with_what_was_asked_and_why(owner: User, ap
     assert submit(api(owner), GOOD).json()["chosen"] is None
 
 
+def test_software_that_is_not_ours_is_planned_for_and_refused_at_its_field_on_submit(
+    owner: User, api: Api, make_host: MakeHost
+) -> None:
+    make_host(slots=2)
+    client, spec = api(owner), {**AUTO, "resources": {"stack": "megatron"}}
+    planned = client.post("/api/v1/plan", spec, format="json").json()
+    assert planned["estimate"] is not None
+    assert [p["field"] for p in planned["not_runnable"]] == ["resources.stack"]
+    refused = submit(client, spec)
+    assert (refused.status_code, [e["field"] for e in refused.json()["errors"]]) == (422, ["resources.stack"])
+
+
 def test_the_same_key_gives_the_same_layout_whatever_is_there_by_then(
     owner: User, api: Api, make_host: MakeHost
 ) -> None:

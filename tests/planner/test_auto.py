@@ -142,3 +142,16 @@ def test_zero_over_a_single_rank_is_no_choice_of_its_own() -> None:
     assert choice.spec.layout.zero == 0
     assert len({line["words"].replace("ZeRO-1, ", "").replace("ZeRO-3, ", "") for line in told}) == len(told)
     assert not any("ZeRO" in near.change for near in neighbours(choice.spec, CLUSTERS["cpu"]))
+
+
+def test_every_number_of_ranks_is_tried_that_the_words_tell_of() -> None:
+    tiny = {"model": {"preset": "gpt-tiny"}, "train": {"global_batch": 12}, "resources": {}}
+    choice = chosen({"dp": 3}, Room(4, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny)
+    assert choice.spec.layout.dp == 3
+    assert "layouts on 1 to 4 ranks" in choice.told["why"]
+
+
+def test_numbers_of_ranks_that_were_skipped_are_not_said_to_be_searched() -> None:
+    tiny = {"model": {"preset": "gpt-tiny"}, "train": {}, "resources": {}}
+    told = chosen({"tp": 1, "pp": 1}, Room(40, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny).told
+    assert "layouts on 1 to 16, 32 and 40 ranks" in told["why"]

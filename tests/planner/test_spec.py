@@ -248,3 +248,9 @@ def test_the_least_a_layout_can_hold_is_no_more_than_it_holds(zero: int, micro_b
     spec = parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"dp": 8, "zero": zero}, "train": train})
     held = sum(memory(spec, 0).values())
     assert 0.4 * held < least_bytes(spec, 0) <= held
+
+
+def test_a_run_shorter_than_the_default_warm_up_is_no_mistake_of_its_user() -> None:
+    for steps, warmup in ((1, 1), (9, 9), (10, 10), (50, 10)):
+        spec = parse_fields({**GOOD, "train": {"global_batch": 8, "seq_len": 32, "steps": steps}})
+        assert spec.train.warmup_steps == warmup
