@@ -286,3 +286,22 @@ def test_no_template_or_script_needs_what_the_security_policy_forbids() -> None:
         assert not re.search(
             r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script.read_text()
         ), script
+
+
+@pytest.mark.parametrize(
+    ("gradient", "limit", "precision", "words"),
+    [
+        (6e-7, 1e-5, "fp32", "gradients equal to one process to 6e-7"),
+        (0.059, 0.1, "bf16", "gradients within bf16's limit of 0.1 (0.059)"),
+        (0.26, 0.1, "bf16", "gradients within bf16's limits (0.26)"),
+        (0.02, 0.1, "fp32", "gradients within their limit of 0.1 (0.02)"),
+    ],
+)
+def test_what_is_beside_one_process_is_called_equal_only_where_rounding_alone_is_between(
+    modules: Page, gradient: float, limit: float, precision: str, words: str
+) -> None:
+    figures = {"steps": 1, "tensors": 60, "update": 2e-4, "loss": 2e-7, "norm": 7e-7, "seconds": 0.3}
+    one = {"state": "equal", "why": "the loss ran away", "gradient": gradient, "limit": limit, **figures}
+    told = call(modules, "proof.js", "return m.processProof({one_process: x[0]}, true, x[1])", [one, precision])
+    assert (told["tone"], told["words"]) == ("good", words)
+    assert told["more"].endswith("over 1 step; took 300 ms. the loss ran away")

@@ -82,7 +82,7 @@ function drawComparison() {
   showPlanned($("planned-rows"), job.estimate, state, rows);
   const none = [...state.ranks.values()].some((rank) => rank.exactStep) ? { bytesOff: 0, callsOff: 0 } : null;
   const counted = off === null ? none : exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
-  showProof($("proof"), state, counted, job.finished, exact);
+  showProof($("proof"), state, counted, job.finished, exact, job.spec.train.precision);
 }
 
 function last(points) {
