@@ -17,12 +17,18 @@ from planner.facts.spec import Layout, Schedule
 
 
 class Species(NamedTuple):
-    """An action as far as memory goes: F, B (I as well) or W of one of the rank's kinds of chunk."""
+    """An action as far as memory goes: F, B (I as well) or W of one of the rank's kinds of chunk.
+
+    Where a split backward's gradients widen: `fresh` if some have come since the chunk's last backward, `wide` if
+    others have been widened before.
+    """
 
     kind: str
     chunk: int
     first: bool
     last: bool
+    fresh: bool = False
+    wide: bool = False
 
 
 class Moment(NamedTuple):
@@ -44,13 +50,15 @@ class Moment(NamedTuple):
 
 
 class Pipe(NamedTuple):
-    """A schedule on one rank; `kinds` by chunk of the rank."""
+    """A schedule on one rank; `kinds` by chunk of the rank. `widens`: a backward finds the gradients that weights'
+    turns have left since the last, and adds them to those of the type they are reduced in."""
 
     schedule: Schedule
     pp: int
     virtual_stages: int
     stage: int
     kinds: tuple[int, ...]
+    widens: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -95,19 +103,31 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
     done: dict[tuple[str, int], int] = {}
     messages = _Messages(layout, stage, m)
     later = splits(layout)
+    fresh, wide = set[int](), set[int]()
 
     def species(kind: str, chunk: int) -> Species:
         count = done.get((kind, chunk), 0)
         done[kind, chunk] = count + 1
         last = kind != "F" and count == m - 1
-        return Species(kind, kind_of[chunk], count == 0, last)
+        backward = kind != "F"
+        return Species(kind, kind_of[chunk], count == 0, last, backward and chunk in fresh, backward and chunk in wide)
 
     def moment(what: Species) -> Moment:
         return Moment(what, tuple(flight), tuple(waiting), tuple(sorted(passed.items())), messages.number)
 
-    def pass_by(what: Species) -> None:
-        if what.first or what.last:
+    def pass_by(what: Species, chunk: int) -> None:
+        left = Species("W", what.chunk, first=False, last=False, fresh=False, wide=True)
+        if what.first or what.last or what == left or (what.fresh and not what.wide and what.kind == "B"):
             passed[what] = passed.get(what, 0) + 1
+        elif what.kind == "B" and what.fresh:  # takes what a later turn of the weights left
+            passed[left] -= 1
+            if not passed[left]:
+                del passed[left]
+        if what.kind == "B" and what.fresh:
+            fresh.discard(chunk)
+            wide.add(chunk)
+        if what.kind == "W" and pipe.widens:
+            fresh.add(chunk)
 
     for action in actions(layout, stage, m):
         kind, at = action.kind, kind_of[action.chunk]
@@ -115,7 +135,7 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
             what = species("F" if kind == "F" else "B", action.chunk)
             messages.before(action)
             yield moment(what)
-            pass_by(what)
+            pass_by(what, action.chunk)
             flight[at] += 1 if kind == "F" else -1
             if kind != "F" and later:
                 waiting[at] += 1
@@ -123,7 +143,7 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
         if kind == "W" or (kind == "B" and later):
             what = species("W", action.chunk)
             yield moment(what)
-            pass_by(what)
+            pass_by(what, action.chunk)
             waiting[at] -= 1
 
 

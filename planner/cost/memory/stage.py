@@ -203,7 +203,8 @@ def least_bytes(spec: JobSpec, stage: int) -> int:
 def _pipe(spec: JobSpec, stage: int, rank: Rank) -> Pipe:
     layout = spec.layout
     schedule = layout.schedule if layout.pp > 1 else "1f1b"
-    return Pipe(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of)
+    widens = any(chunk.widens_late for chunk in rank.kinds)
+    return Pipe(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of, widens)
 
 
 def _update(spec: JobSpec, rank: Rank) -> Sized:
@@ -222,8 +223,12 @@ class _Costs:
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
-        usual, message = Turn(first=False, last=False), chunk.shape.part_bytes
-        self._usual = {kind: effect(chunk, kind, usual) for kind in ("F", "B", *(["W"] if chunk.waits else []))}
+        message = chunk.shape.part_bytes
+        usual = {"F": Turn(False, False), "B": Turn(False, False)}
+        if chunk.waits:
+            usual["W"] = Turn(False, False, fresh=chunk.widens_late, wide=chunk.widens_late)
+        self._turns = usual
+        self._usual = {kind: effect(chunk, kind, turn) for kind, turn in usual.items()}
         self.flight = _sized(self._usual["F"].net)
         left = plus(self.flight.levels, self._usual["B"].net)
         left = plus(left, level(ACTIVATIONS, -message * (not chunk.last)))
@@ -245,9 +250,10 @@ class _Costs:
         return found
 
     def _stretch(self, species: Species) -> Stretch:
-        if not species.first and not species.last:
+        turn = Turn(species.first, species.last, species.fresh, species.wide)
+        if turn == self._turns[species.kind]:
             return self._usual[species.kind]
-        return effect(self._chunk, species.kind, Turn(species.first, species.last))
+        return effect(self._chunk, species.kind, turn)
 
 
 @cache
