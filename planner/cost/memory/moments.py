@@ -7,7 +7,7 @@ exceeds in every respect is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -65,11 +65,29 @@ class Pipe(NamedTuple):
         return Layout(pp=self.pp, schedule=self.schedule, virtual_stages=self.virtual_stages)
 
 
-@cache
 def moments(pipe: Pipe, micro_batches: int) -> tuple[Moment, ...]:
     """Those that none exceeds, and the end of the step's last action is none of them."""
+    return _moments(pipe, steady(pipe, micro_batches))
+
+
+@cache
+def _moments(pipe: Pipe, micro_batches: int) -> tuple[Moment, ...]:
+    return _highest(_walk(pipe, micro_batches))
+
+
+def moments_of(pipe: Pipe, stages: tuple[int, ...], micro_batches: int) -> tuple[Moment, ...]:
+    """Of all `stages`, which hold alike, together: one of them is at its fullest when the fullest stage is."""
+    return _moments_of(pipe, stages, steady(pipe, micro_batches))
+
+
+@cache
+def _moments_of(pipe: Pipe, stages: tuple[int, ...], micro_batches: int) -> tuple[Moment, ...]:
+    return _highest(m for stage in stages for m in _moments(pipe._replace(stage=stage), micro_batches))
+
+
+def _highest(several: Iterable[Moment]) -> tuple[Moment, ...]:
     found: dict[tuple[Species, tuple[tuple[Species, int], ...]], list[Moment]] = {}
-    for moment in _walk(pipe, steady(pipe, micro_batches)):
+    for moment in several:
         others = found.setdefault((moment.species, moment.passed), [])
         if any(_exceeds(other, moment) for other in others):
             continue

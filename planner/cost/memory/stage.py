@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from planner.cost.memory.chunk import Chunk, Turn, effect
 from planner.cost.memory.layer import shape_of
-from planner.cost.memory.moments import Moment, Pipe, Species, moments
+from planner.cost.memory.moments import Moment, Pipe, Species, moments, moments_of
 from planner.cost.memory.pieces import layer_piece
 from planner.cost.memory.tape import (
     ACTIVATIONS,
@@ -171,10 +171,10 @@ def fullest(spec: JobSpec, stage: int) -> Fullest:
     return Fullest(plus(rank.held.levels, _levels(found, costs, rank.message)), found)
 
 
-def most_bytes(spec: JobSpec, stage: int, limit: int | None = None) -> int:
-    """The sum of `fullest`, or what is surely beyond the `limit`."""
-    rank = rank_of_stage(spec, stage)
-    several = moments(_pipe(spec, stage, rank), spec.train.micro_batches)
+def most_bytes(spec: JobSpec, stages: tuple[int, ...], limit: int | None = None) -> int:
+    """The sum of `fullest` on the fullest of `stages`, which hold alike; or what is surely beyond the `limit`."""
+    rank = rank_of_stage(spec, stages[0])
+    several = moments_of(_pipe(spec, stages[0], rank), stages, spec.train.micro_batches)
     if limit is not None:
         kept = [_kept_bytes(chunk) for chunk in rank.kinds]
         flights = (sum(a * b for a, b in zip(kept, m.flight, strict=True)) for m in several)
