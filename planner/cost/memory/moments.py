@@ -85,9 +85,15 @@ def _moments_of(pipe: Pipe, stages: tuple[int, ...], micro_batches: int) -> tupl
     return _highest(m for stage in stages for m in _moments(pipe._replace(stage=stage), micro_batches))
 
 
+@cache
+def flights_of(pipe: Pipe, stages: tuple[int, ...], micro_batches: int) -> frozenset[tuple[int, ...]]:
+    """Chunks in flight at those moments."""
+    return frozenset(moment.flight for moment in moments_of(pipe, stages, micro_batches))
+
+
 def _highest(several: Iterable[Moment]) -> tuple[Moment, ...]:
     found: dict[tuple[Species, tuple[tuple[Species, int], ...]], list[Moment]] = {}
-    for moment in several:
+    for moment in dict.fromkeys(several):
         others = found.setdefault((moment.species, moment.passed), [])
         if any(_exceeds(other, moment) for other in others):
             continue
@@ -130,10 +136,13 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
         backward = kind != "F"
         return Species(kind, kind_of[chunk], count == 0, last, backward and chunk in fresh, backward and chunk in wide)
 
+    told: tuple[tuple[Species, int], ...] = ()
+
     def moment(what: Species) -> Moment:
-        return Moment(what, tuple(flight), tuple(waiting), tuple(sorted(passed.items())), messages.number)
+        return Moment(what, tuple(flight), tuple(waiting), told, messages.number)
 
     def pass_by(what: Species, chunk: int) -> None:
+        nonlocal told
         left = Species("W", what.chunk, first=False, last=False, fresh=False, wide=True)
         if what.first or what.last or what == left or (what.fresh and not what.wide and what.kind == "B"):
             passed[what] = passed.get(what, 0) + 1
@@ -141,6 +150,9 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
             passed[left] -= 1
             if not passed[left]:
                 del passed[left]
+        else:
+            return
+        told = tuple(sorted(passed.items()))
         if what.kind == "B" and what.fresh:
             fresh.discard(chunk)
             wide.add(chunk)
