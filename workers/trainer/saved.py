@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from workers.torch_private.tensors import storage_key
+
 
 @contextmanager
 def remade(tensor: torch.Tensor, make: Callable[[], torch.Tensor]) -> Iterator[None]:
@@ -16,10 +18,10 @@ def remade(tensor: torch.Tensor, make: Callable[[], torch.Tensor]) -> Iterator[N
     """
     uses = _Uses(make)
     # torch keeps both hooks as long as what was saved: they must not hold the tensor.
-    storage, numel = tensor.untyped_storage()._cdata, tensor.numel()
+    storage, numel = storage_key(tensor.untyped_storage()), tensor.numel()
 
     def pack(saved: torch.Tensor) -> torch.Tensor | _View:
-        if saved.untyped_storage()._cdata != storage or saved.numel() != numel:
+        if storage_key(saved.untyped_storage()) != storage or saved.numel() != numel:
             return saved
         uses.count += 1
         return _View(uses, saved.shape, saved.stride())
