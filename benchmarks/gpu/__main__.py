@@ -34,6 +34,8 @@ def main() -> int:
     machine = this_machine()
     if machine.device == "cpu" and not options.small:
         parser.error("torch sees no GPU here; --small tries what can be tried without one")
+    if machine.device == "cpu" and options.docs:
+        parser.error("--docs tells of GPUs, and torch sees none here")
     parts = all_parts(machine, small=options.small)
     if options.only:
         names = tuple(options.only)

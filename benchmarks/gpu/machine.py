@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -77,12 +78,13 @@ def cluster_of(name: str, memory_bytes: int) -> str | None:
 
 
 def commit() -> str:
-    """The commit that runs, with a mark where files of it were changed; "unknown" without git."""
+    """The commit that runs, with a sum of what was changed since; "unknown" without git."""
     try:
         found = _git("rev-parse", "--short=12", "HEAD")
-        return f"{found}+changes" if _git("status", "--porcelain", "--untracked-files=no") else found
+        changed = _git("diff", "HEAD", "--", ".", ":!docs")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return f"{found}+{hashlib.sha256(changed.encode()).hexdigest()[:8]}" if changed else found
 
 
 def _git(*arguments: str) -> str:

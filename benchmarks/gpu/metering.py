@@ -22,7 +22,7 @@ from workers.meter import Recorder
 
 CALLS = 5
 SIZES = {"cpu": (2**16,), "cuda": (2**16, 2**26)}  # bytes of the full buffer
-ELEMENT_BYTES = {"float": 4, "Float": 4}
+ELEMENT_BYTES = {"float": 4}  # by the profiler's word for the type, in lower case
 SAME_OP_ON_GLOO = ("all_reduce", "all_gather")
 # What is told beside collectives under the same name of event.
 NOT_COLLECTIVES = ("wait", "init", "barrier")
@@ -65,10 +65,14 @@ def profiled(run: Callable[[], None], device: torch.device) -> list[Mapping[str,
 
 def told_by_nccl(events: list[Mapping[str, Any]]) -> Told:
     """Calls and bytes from what torch handed to NCCL, time from NCCL's kernels. A lone rank may need no kernel."""
-    handed = [event["args"] for event in events if event["name"] == "record_param_comms"]
+    on_host = [event for event in events if not str(event.get("cat", "")).startswith("gpu_")]
+    handed = [event["args"] for event in on_host if event["name"] == "record_param_comms"]
     handed = [a for a in handed if str(a.get("Collective name", "")) not in ("", *NOT_COLLECTIVES)]
     kernels = [event for event in events if event.get("cat") == "kernel" and "nccl" in event["name"].lower()]
-    payload = sum(max(int(a["In msg nelems"]), int(a["Out msg nelems"])) * ELEMENT_BYTES[a["dtype"]] for a in handed)
+    payload = sum(
+        max(int(a.get("In msg nelems", 0)), int(a.get("Out msg nelems", 0))) * ELEMENT_BYTES[str(a["dtype"]).lower()]
+        for a in handed
+    )
     return Told(len(handed), payload, sum(kernel["dur"] for kernel in kernels) / 1e6)
 
 

@@ -11,9 +11,10 @@ from benchmarks.gpu.rates import LAUNCH, predictions
 from benchmarks.gpu.running import Part, torchrun
 from planner.cost.estimate import estimate
 from planner.facts.parse import parse_spec
-from planner.facts.spec import JobSpec, SpecError
+from planner.facts.spec import JobSpec, SpecError, StackName
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS
+from planner.hardware.stacks import STACKS
 
 NO_GPU = "no GPU"
 MEMORY_WITHIN = 0.05  # the goal of `make memory`
@@ -43,6 +44,7 @@ SMALL_SPEED = (Size("gpt-tiny", {"preset": "gpt-tiny"}, 128, 2), Size("llama-tin
 MEMORY = (Size("gpt2", {"preset": "gpt2"}, 1024, 4), Size("llama3-1b", {"preset": "llama3-1b"}, 2048, 2))
 STATES = {"bf16": "fp32 gradients and masters", "bf16_gradients": "bf16 gradients, fp32 masters"}
 MICRO_BATCHES = 4
+NOT_SMALL = ("zero1", "zero2", "tp")  # each a part of what another layout does
 NOT_THERE = {
     "fp8": "not there: the trainer runs no product in fp8",
     "bf16-state": "not there: the trainer keeps Adam's moments and master weights in fp32 whatever the precision",
@@ -53,9 +55,9 @@ def all_parts(machine: Machine, *, small: bool) -> list[Part]:
     """In the order they run: what tells most of a machine's software first."""
     return [
         _metering(machine),
-        *_parity(machine),
+        *_parity(machine, small=small),
         _rates(machine, small=small),
-        *_memory(machine),
+        *_memory(machine, SMALL_SPEED if small else MEMORY),
         *_speed(machine, SMALL_SPEED if small else SPEED),
     ]
 
@@ -111,8 +113,10 @@ def _metering(machine: Machine) -> Part:
     return Part("metering", f"The meter beside the profiler, {backend}, {machine.ranks} ranks", argv, limit_s)
 
 
-def _parity(machine: Machine) -> Iterator[Part]:
+def _parity(machine: Machine, *, small: bool) -> Iterator[Part]:
     for name, (layout, model) in layouts(machine.ranks).items():
+        if small and name in NOT_SMALL:
+            continue
         batch = 4 * machine.ranks
         micro_batches = machine.ranks * (2 if layout.get("pp", 1) > 1 else 1) // layout.get("dp", 1) or 1
         train = {"precision": "bf16", "global_batch": batch, "micro_batches": micro_batches, "seq_len": 128, "steps": 5}
@@ -139,7 +143,7 @@ def _rates(machine: Machine, *, small: bool) -> Part:
     return Part("rates", title, (*argv, *more), limit_s, told)
 
 
-def _memory(machine: Machine) -> Iterator[Part]:
+def _memory(machine: Machine, sizes: tuple[Size, ...]) -> Iterator[Part]:
     shared: dict[str, Tree] = (
         {"one": {}}
         if machine.ranks == 1
@@ -150,7 +154,7 @@ def _memory(machine: Machine) -> Iterator[Part]:
         }
     )
     shared["full-recompute"] = {"dp": machine.ranks, "recompute": "full"}
-    for size in MEMORY:
+    for size in sizes:
         for name, layout in shared.items():
             part, title = f"memory-{size.name}-{name}", f"Memory: {size.name}, {name}"
             if machine.device == "cpu":
@@ -194,7 +198,7 @@ def _speed(machine: Machine, sizes: tuple[Size, ...]) -> Iterator[Part]:
                     yield Part(part, title, skip="one layer of it does not fit")
                     continue
                 spec, notes = fitted
-                more = {"predicted": _speed_predicted(spec, machine), "notes": (*notes, *_basis(machine))}
+                more = {"predicted": _speed_predicted(spec, machine), "notes": (*notes, *_basis(spec, machine))}
                 yield _training(machine, part, title, spec, "speed", 240, more)
         for name, why in NOT_THERE.items():
             yield Part(f"speed-{size.name}-{name}", f"MFU: {size.name}, {name}", skip=why)
@@ -255,7 +259,7 @@ def _speed_predicted(spec: JobSpec, machine: Machine) -> dict[str, float]:
     tensors = {"most allocated, GiB": _tensors(spec, machine) / GIB} if machine.device == "cuda" else {}
     if machine.cluster is None:
         return tensors
-    told = estimate(spec, machine.cluster)["time"]
+    told = estimate(_as_planned(spec), machine.cluster)["time"]
     return {
         "step, ms": told["step_s"] * 1e3,
         "tokens/s": told["tokens_per_s"],
@@ -265,10 +269,17 @@ def _speed_predicted(spec: JobSpec, machine: Machine) -> dict[str, float]:
     }
 
 
-def _basis(machine: Machine) -> tuple[str, ...]:
+def _as_planned(spec: JobSpec) -> JobSpec:
+    """What runs here is planned for as eager; the constants of a compiled one are those of FSDP2, compiled."""
+    stack: StackName = "fsdp2" if spec.train.compile else "ours"
+    return spec.model_copy(update={"resources": spec.resources.model_copy(update={"stack": stack})})
+
+
+def _basis(spec: JobSpec, machine: Machine) -> tuple[str, ...]:
     if machine.cluster is None:
         return (_unknown(machine),)
-    return (f"predicted for {machine.cluster.name}, by data sheet",)
+    title = STACKS[_as_planned(spec).resources.stack].title
+    return (f"predicted for {machine.cluster.accelerator.name} by data sheet, software: {title}",)
 
 
 def _unknown(machine: Machine) -> str:

@@ -9,7 +9,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -126,8 +127,12 @@ def measure(device: torch.device, *, small: bool) -> Found:
         def forward(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v) -> torch.Tensor:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-        def both(forward: Callable[[], torch.Tensor] = forward, gradient: torch.Tensor = gradient) -> None:
-            torch.autograd.backward(forward(), gradient)
+        def both(
+            forward: Callable[[], torch.Tensor] = forward,
+            inputs: tuple[torch.Tensor, ...] = (q, k, v),
+            gradient: torch.Tensor = gradient,
+        ) -> None:
+            torch.autograd.grad(forward(), inputs, gradient)
 
         with torch.no_grad():
             measured[_forward(heads)] = _flops(heads) / seconds(forward, device) / 1e12
@@ -148,15 +153,16 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
         run()
     if device.type == "cpu":
         return statistics.median(_by_clock(run) for _ in range(ROUNDS))
+    timed: Callable[[], Any] = partial(torch.cuda.Event, enable_timing=True)
     pairs = []
     for _ in range(ROUNDS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = timed(), timed()
         start.record()
         run()
         end.record()
         pairs.append((start, end))
     torch.cuda.synchronize(device)
-    return statistics.median(start.elapsed_time(end) for start, end in pairs) / 1e3
+    return statistics.median(float(start.elapsed_time(end)) for start, end in pairs) / 1e3
 
 
 def _by_clock(run: Callable[[], object]) -> float:

@@ -16,6 +16,7 @@ import psutil
 from benchmarks.gpu.machine import ROOT, Fingerprint
 from benchmarks.gpu.results import Found, Result, State, found_in, kept_result, write
 
+SPENT = "the time for all parts was spent; the same command goes on here"
 GRACE_S = 10.0  # between asking a part's processes to end and ending them
 LONGEST_WHY = 300
 
@@ -93,7 +94,7 @@ def _run(part: Part, folder: Path, machine: Fingerprint, left_s: float) -> Resul
     if part.skip:
         return result("skipped", part.skip)
     if left_s <= 0:
-        return result("skipped", "the time for all parts was spent; the same command goes on here")
+        return result("skipped", SPENT)
     if part.predicted:
         write(folder / f"{part.name}.predicted.json", {"written": time.time(), "figures": dict(part.predicted)})
     out, log = folder / f"{part.name}.found", folder / f"{part.name}.log"
@@ -101,6 +102,8 @@ def _run(part: Part, folder: Path, machine: Fingerprint, left_s: float) -> Resul
     limit_s = min(part.limit_s, left_s)
     code = _program((*part.argv, "--out", str(out)), log, limit_s)
     found = found_in(out)
+    if code is None and limit_s < part.limit_s:
+        return result("skipped", SPENT)
     if code is None:
         return result("failed", f"took longer than {limit_s:.0f} s ({log})")
     if code or found is None:

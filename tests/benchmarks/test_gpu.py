@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.machine import Fingerprint, Machine, cluster_of
+from benchmarks.gpu.metering import told_by_nccl
 from benchmarks.gpu.parts import all_parts
 from benchmarks.gpu.rates import above_peak, measure, predictions
 from benchmarks.gpu.results import Result
@@ -179,6 +180,36 @@ def test_every_part_can_be_planned_for_a_machine_with_gpus(ranks: int, cluster: 
         assert part.skip or "TFLOP/s a rank" in part.predicted or not part.name.startswith("speed") or known is None
     cut = [part for part in parts if part.name.startswith("speed-llama3-8b") and part.notes]
     assert any("of 32 layers" in note for part in cut for note in part.notes) == (ranks < 8)
+
+
+def test_a_compiled_run_is_not_predicted_as_an_eager_one() -> None:
+    parts = {p.name: p for p in all_parts(Machine("cuda", "H100", 1, 79 * GIB, CLUSTERS["h100"]), small=False)}
+    eager, compiled = (parts[f"speed-gpt2-xl-bf16-{how}"].predicted["step, ms"] for how in ("eager", "compiled"))
+    assert compiled < eager
+
+
+def test_a_time_that_is_spent_is_told_as_such(tmp_path: Path) -> None:
+    sleeps = Part("long", "", (sys.executable, "-c", "import time; time.sleep(1000)"))
+    results = run_parts([sleeps, writes(tmp_path, "a")], tmp_path, HERE, lambda _line: None, 0.5, fresh=False)
+    assert [(result["state"], "goes on here" in result["why"]) for result in results] == [("skipped", True)] * 2
+
+
+NCCL_EVENTS = [  # as torch's own tests of traces write them
+    {"name": "record_param_comms", "cat": "cpu_op", "args": {"Collective name": name, "dtype": "Float", **sizes}}
+    for name, sizes in (
+        ("_allgather_base", {"In msg nelems": 8, "Out msg nelems": 16, "Group size": 2}),
+        ("wait", {"In msg nelems": 0, "Out msg nelems": 0, "Group size": 2}),
+        ("_reduce_scatter_base", {"In msg nelems": 16, "Out msg nelems": 8, "Group size": 2}),
+    )
+]
+
+
+def test_what_the_profiler_tells_of_nccl_is_read() -> None:
+    kernel = {"cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "dur": 40.0}
+    other = {"cat": "kernel", "name": "void at::native::vectorized_elementwise_kernel", "dur": 1000.0}
+    annotation = {**NCCL_EVENTS[0], "cat": "gpu_user_annotation"}
+    told = told_by_nccl([*NCCL_EVENTS, kernel, other, annotation])
+    assert told == (2, 2 * 16 * 4, pytest.approx(40e-6))
 
 
 def test_without_a_gpu_what_needs_one_is_skipped() -> None:
