@@ -179,7 +179,7 @@ def most_bytes(spec: JobSpec, stages: tuple[int, ...], limit: int | None = None)
     pipe, micro_batches = _pipe(spec, stages[0], rank), spec.train.micro_batches
     if limit is not None:
         kept = [_kept_bytes(chunk) for chunk in rank.kinds]
-        most = max(sum(map(mul, kept, flight)) for flight in flights_of(pipe, stages, micro_batches))
+        most: int = max(sum(map(mul, kept, flight)) for flight in flights_of(pipe, stages, micro_batches))
         if (surely := rank.held.num_bytes + most) > limit:
             return surely
     costs = [_costs(chunk) for chunk in rank.kinds]
