@@ -40,7 +40,7 @@ class Size(NamedTuple):
 LLAMA = {"preset": "llama-mini"}
 MIXTURE = {**LLAMA, "moe": {"num_experts": 8, "experts_per_token": 2, "expert_ffn_hidden_size": 256}}
 SPEED = (Size("gpt2-xl", {"preset": "gpt2-xl"}, 1024, 8), Size("llama3-8b", {"preset": "llama3-8b"}, 4096, 4))
-SMALL_SPEED = (Size("gpt-tiny", {"preset": "gpt-tiny"}, 128, 2), Size("llama-tiny", {"preset": "llama-tiny"}, 128, 2))
+SMALL_SPEED = (Size("llama-tiny", {"preset": "llama-tiny"}, 128, 2),)
 MEMORY = (Size("gpt2", {"preset": "gpt2"}, 1024, 4), Size("llama3-1b", {"preset": "llama3-1b"}, 2048, 2))
 STATES = {"bf16": "fp32 gradients and masters", "bf16_gradients": "bf16 gradients, fp32 masters"}
 MICRO_BATCHES = 4

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -22,7 +20,7 @@ from benchmarks.gpu.results import Result
 from benchmarks.gpu.running import Part, run_parts
 from benchmarks.gpu.table import count, page
 from planner.hardware.clusters import ACCELERATORS, CLUSTERS
-from tests.support.processes import ROOT, gone, running, wait_until
+from tests.support.processes import ROOT, gone, wait_until
 
 GIB = 2**30
 HERE = Fingerprint(torch="2", device="none", count=1, commit="c", small=True)
@@ -128,23 +126,6 @@ def test_the_meter_counts_what_the_profiler_does(tmp_path: Path) -> None:
     exact = {name: value for name, value in result["measured"].items() if not name.endswith("us each")}
     assert exact == {name: result["beside"][name] for name in exact}
     assert exact["all_gather, 65,536 B, async: bytes"] == 5 * 65536
-
-
-@pytest.mark.slow
-def test_a_run_that_is_ended_leaves_no_process_and_goes_on(tmp_path: Path) -> None:
-    parts = ("metering", "parity-tp-sp")
-    with running(command(tmp_path, *parts), dict(os.environ), tmp_path / "log") as process:
-        wait_until((tmp_path / "parity-tp-sp.log").exists, "the first part is done")
-        wait_until(lambda: len(psutil.Process(process.pid).children(recursive=True)) > 2, "its ranks are there")
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.terminate()
-        process.wait(60)
-    assert not [member for member in family if not gone(member.pid)]
-    lines = said(command(tmp_path, *parts))
-    assert any(line.startswith("metering: passed before") for line in lines)
-    assert lines[-1] == "2 passed, 0 failed, 0 skipped"
-    measured = json.loads((tmp_path / "parity-tp-sp.json").read_text())["measured"]
-    assert 0 < measured["gradients from one process, relative"] < 0.1
 
 
 @pytest.mark.parametrize(
