@@ -103,11 +103,12 @@ def _highest(several: Iterable[Moment]) -> tuple[Moment, ...]:
 
 
 def steady(pipe: Pipe, micro_batches: int) -> int:
-    """So many show all that happens: after 4 x pp micro-batches a schedule repeats itself, but for those that run all
-    forwards first; a test walks further."""
+    """So many show all that happens: then a schedule repeats itself, but for those that run all forwards first; a test
+    walks further."""
     if pipe.schedule in ("gpipe", "looped_bfs"):
         return micro_batches
-    return min(micro_batches, 4 * pipe.pp)
+    turns = 4 if pipe.schedule == "interleaved_zero_bubble" and pipe.virtual_stages > 1 else 3
+    return min(micro_batches, turns * pipe.pp)
 
 
 def _exceeds(a: Moment, b: Moment) -> bool:

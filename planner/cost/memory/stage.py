@@ -179,8 +179,9 @@ def most_bytes(spec: JobSpec, stages: tuple[int, ...], limit: int | None = None)
     pipe, micro_batches = _pipe(spec, stages[0], rank), spec.train.micro_batches
     if limit is not None:
         kept = [_kept_bytes(chunk) for chunk in rank.kinds]
-        most: int = max(sum(map(mul, kept, flight)) for flight in flights_of(pipe, stages, micro_batches))
-        if (surely := rank.held.num_bytes + most) > limit:
+        most = max(sum(map(mul, kept, flight)) for flight in flights_of(pipe, stages, micro_batches))
+        surely: int = rank.held.num_bytes + most
+        if surely > limit:
             return surely
     costs = [_costs(chunk) for chunk in rank.kinds]
     most = _highest(moments_of(pipe, stages, micro_batches), costs, rank.message)
@@ -247,6 +248,7 @@ class _Costs:
         left = plus(self.flight.levels, self._usual["B"].net)
         left = plus(left, level(ACTIVATIONS, -message * (not chunk.last)))
         self.waiting = _sized(plus(left, level(WORKING, -message * (not chunk.first))))
+        self._stretches: dict[tuple[str, Turn], Stretch] = {}
         self._peaks: dict[Species, Sized] = {}
         self._passed: dict[Species, Sized] = {}
 
@@ -267,7 +269,10 @@ class _Costs:
         turn = Turn(species.first, species.last, species.fresh, species.wide)
         if turn == self._turns[species.kind]:
             return self._usual[species.kind]
-        return effect(self._chunk, species.kind, turn)
+        found = self._stretches.get((species.kind, turn))
+        if found is None:
+            found = self._stretches[species.kind, turn] = effect(self._chunk, species.kind, turn)
+        return found
 
 
 @cache
