@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint lock format parity memory mutations witness schemathesis faults slow mix image-test bench bench-rivals clean tools
+.PHONY: help up test lint lock format parity memory mutations witness schemathesis faults slow mix image-test bench bench-rivals gpu clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -83,6 +83,9 @@ bench-rivals: $(VENV)/.dev ## against others' own train.py: RIVALS="--nanogpt PA
 
 bench-published: $(VENV)/.dev ## the planner against published measurements; ROWS=file.csv
 	$(BIN)/python -m benchmarks.published --rows $(ROWS)
+
+gpu: $(VENV)/.dev ## a machine with GPUs: meter, parity, memory, rates and MFU beside the plan; GPU="--docs", "--small"
+	$(BIN)/python -m benchmarks.gpu $(GPU)
 
 bench-%: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.$*

@@ -230,7 +230,7 @@ class ProcessProof(TypedDict):
     """The first steps, computed again by one process. Largest relative differences; `limit` is that of gradients."""
 
     state: Literal["due", "equal", "apart", "not checked"]
-    why: Sentence  # of "not checked"
+    why: Sentence  # of "not checked"; else the limits, and why no more steps were compared
     steps: Count
     tensors: Count  # whose gradients and updates of the first step were compared
     gradient: Seconds

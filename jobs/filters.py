@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import django_filters
@@ -13,6 +14,10 @@ from jobs.models import Job, Status
 TITLES = [(name, kind.title) for name, kind in KINDS.items()]
 
 
+def _one_of(names: Iterable[str]) -> dict[str, str]:
+    return {"invalid_choice": f"must be one of {', '.join(names)}; got %(value)s"}
+
+
 class JobFilter(django_filters.FilterSet):
     """Search words, state, kind, owner. A parameter that makes no sense narrows nothing.
 
@@ -20,8 +25,10 @@ class JobFilter(django_filters.FilterSet):
     """
 
     q = django_filters.CharFilter(label="Search", method="search", max_length=100)
-    status = django_filters.ChoiceFilter(label="Status", choices=Status.choices, empty_label="any")
-    kind = django_filters.ChoiceFilter(label="Kind", choices=TITLES, empty_label="any")
+    status = django_filters.ChoiceFilter(
+        label="Status", choices=Status.choices, empty_label="any", error_messages=_one_of(Status.values)
+    )
+    kind = django_filters.ChoiceFilter(label="Kind", choices=TITLES, empty_label="any", error_messages=_one_of(KINDS))
     owner = django_filters.CharFilter(label="Owner", field_name="owner__username", max_length=150)
 
     class Meta:

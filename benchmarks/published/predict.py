@@ -6,15 +6,14 @@ from typing import NamedTuple
 
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.rows import PublishedRow, SkipError
-from planner.cost.memory import memory
+from planner.cost.memory import memory, most_bytes
 from planner.cost.pipes import chunks_in_flight
-from planner.cost.timing import Timer
+from planner.cost.timing import Timer, alike_stages
 from planner.facts.flops import model_flops
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.shards import local_units
 from planner.facts.spec import JobSpec, Recompute
 from planner.hardware.stacks import EAGER_NORMS, EAGER_SCORES
-from planner.search.layouts import fullest_stages
 
 EAGER_NORM_BYTES = 8
 EAGER_SCORE_BYTES = 12
@@ -108,8 +107,9 @@ def _room(planned: Planned) -> int:
 
 
 def _tensors(spec: JobSpec, stage: int | None) -> int:
-    stages = fullest_stages(spec) if stage is None else [stage]
-    return max(sum(memory(spec, s).values()) for s in stages)
+    if stage is not None:
+        return sum(memory(spec, stage).values())
+    return max(most_bytes(spec, stages) for stages in alike_stages(spec))
 
 
 def _steady(planned: Planned, stage: int) -> float:

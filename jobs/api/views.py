@@ -119,8 +119,12 @@ class Jobs(APIView):
         responses={200: shapes.BriefSerializer(many=True), **refusals()},
     )
     def get(self, request: Request) -> Response:
-        """Your jobs, newest first; staff see everybody's."""
-        return Response([job_brief(job) for job in narrowed(request)])
+        """Your jobs, newest first; staff see everybody's. A Link header with rel="next" leads to the page after it."""
+        listed = narrowed(request)
+        answer = Response([job_brief(job) for job in listed.jobs])
+        if listed.next_query is not None:
+            answer["Link"] = f'<{request.build_absolute_uri(request.path)}?{listed.next_query}>; rel="next"'
+        return answer
 
     @extend_schema(
         operation_id="submitJob",
@@ -214,7 +218,7 @@ class Plan(APIView):
     )
     def post(self, request: Request) -> Response:
         """Traffic (exact where the trainer runs the layout), memory and time (estimates) of a spec, or its problems."""
-        return Response(answers.plan(request.data, request.query_params.get("cluster")))
+        return Response(answers.plan(request.data, request.query_params.get("cluster"), user=request.user))
 
 
 class PlanSearch(APIView):

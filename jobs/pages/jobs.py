@@ -151,11 +151,11 @@ def plan(request: HttpRequest) -> HttpResponse:
     """
     if request.content_type != "application/json":
         data: Any = spec_form.spec_from_form(request.POST)
-        return JsonResponse({**answers.plan(data, request.POST.get("cluster")), "spec": data})
+        return JsonResponse({**answers.plan(data, request.POST.get("cluster"), user=request.user), "spec": data})
     data, broken = _json_body(request)
     if broken:
         return broken
-    return JsonResponse({**answers.plan(data, request.GET.get("cluster")), "spec": data})
+    return JsonResponse({**answers.plan(data, request.GET.get("cluster"), user=request.user), "spec": data})
 
 
 @require_POST

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jobs.access import foreign_checkpoint
 from jobs.models import Host
 from jobs.planning.auto import resolved
 from jobs.planning.hardware import HOST, cluster_for, host_cluster, known_hosts
@@ -20,10 +21,11 @@ from planner.hardware.clusters import CLUSTERS
 from planner.teaching.templates import TEMPLATES
 
 
-def plan(data: object, cluster_name: object = None) -> dict[str, Any]:
+def plan(data: object, cluster_name: object = None, *, user: Any) -> dict[str, Any]:
     """Everything about a draft that the page shows; `estimate` is null while the draft has problems.
 
     `chosen` is what took the place of a layout "auto", with its reasons; null where the draft names a layout.
+    `user`: who asks, and so whose checkpoints there are.
 
     Raises:
         BusyError: too much is planned at once, or this takes too long.
@@ -36,7 +38,8 @@ def plan(data: object, cluster_name: object = None) -> dict[str, Any]:
         return {"estimate": None, "problems": told(error.problems), "not_runnable": [], "choices": {}}
     slots = Host.objects.largest_slots(spec.resources.device)
     found: dict[str, Any] = ask("plan", spec, cluster, {"slots": slots})
-    return {**found, "chosen": chosen}
+    blocked = [*found["not_runnable"], *told(foreign_checkpoint(user, spec))]
+    return {**found, "not_runnable": blocked, "chosen": chosen}
 
 
 def explained(data: object) -> list[Any]:

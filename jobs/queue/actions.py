@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from jobs.access import visible_job
+from jobs.access import foreign_checkpoint
 from jobs.models import HOST_SILENT_AFTER, LIVE, Attempt, Host, IdempotentRequest, Job, StateChange, Status
 from jobs.planning.auto import resolved
 from jobs.planning.hardware import cluster_for
@@ -36,17 +36,9 @@ def checked_spec(owner: User, data: object) -> JobSpec:
     resources = data.get("resources") if isinstance(data, dict) else None
     device = resources.get("device", "cpu") if isinstance(resources, dict) else "cpu"
     spec = parse_plannable(data, slots=Host.objects.largest_slots(device) if storable(device) else None)
-    if refused := [*not_runnable(spec), *_foreign_checkpoint(owner, spec)]:
+    if refused := [*not_runnable(spec), *foreign_checkpoint(owner, spec)]:
         raise SpecError(refused)
     return spec
-
-
-def _foreign_checkpoint(owner: User, spec: JobSpec) -> list[Problem]:
-    """A checkpoint is its job's: who may not see that job is told the same as where there is none."""
-    resume = spec.train.resume
-    if resume is None or visible_job(owner, resume.partition("/")[0]):
-        return []
-    return [Problem("train.resume", f"there is no checkpoint {resume!r}: no such job, or not yours")]
 
 
 def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, bool]:

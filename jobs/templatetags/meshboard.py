@@ -10,7 +10,9 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from contracts.telemetry import FIRST_STEPS
 from jobs.kinds import command_words
+from planner.cost.learning import LEAST_TENSORS
 from planner.report import duration, size
 
 register = template.Library()
@@ -20,6 +22,18 @@ register = template.Library()
 def get(mapping: Mapping[str, Any] | None, key: str) -> Any:
     """`mapping[key]`, or an empty text: keys here hold dots, which the template language reads as a path."""
     return (mapping or {}).get(key, "")
+
+
+@register.simple_tag
+def least_tensors() -> int:
+    """Bytes of a rank's tensors below which a measured memory says nothing of them."""
+    return LEAST_TENSORS
+
+
+@register.simple_tag
+def first_steps() -> int:
+    """Steps of a run that are no measure of the others."""
+    return FIRST_STEPS
 
 
 @register.filter

@@ -415,21 +415,27 @@ def _corrected(timing: Timing, ratio: float) -> Timing:
 
 def unlike_stages(spec: JobSpec) -> dict[int, int]:
     """{a stage: how many hold as much of the model as it does}"""
+    return {stages[0]: len(stages) for stages in alike_stages(spec)}
+
+
+def alike_stages(spec: JobSpec) -> tuple[tuple[int, ...], ...]:
+    """All stages, those together that hold as much of the model."""
     layout = spec.layout
-    return _unlike_stages(spec.model, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES, layout.balance)
+    return _alike_stages(spec.model, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES, layout.balance)
 
 
 @cache
-def _unlike_stages(model: ModelSpec, pp: int, virtual_stages: int, is_v: bool, balance: Balance) -> dict[int, int]:
+def _alike_stages(
+    model: ModelSpec, pp: int, virtual_stages: int, is_v: bool, balance: Balance
+) -> tuple[tuple[int, ...], ...]:
     layout = Layout(pp=pp, virtual_stages=virtual_stages, schedule="zbv" if is_v else "1f1b", balance=balance)
     dense = model.moe.dense_layers if model.moe else 0
-    kinds: dict[tuple[object, ...], int] = {}
-    counts: dict[int, int] = defaultdict(int)
+    kinds: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index in range(pp):
         stage = stage_of(model, layout, index)
         chunks = tuple((len(chunk), sum(i >= dense for i in chunk)) for chunk in stage.chunks)
-        counts[kinds.setdefault((chunks, stage.first, stage.last, is_turn(layout, index)), index)] += 1
-    return dict(counts)
+        kinds[chunks, stage.first, stage.last, is_turn(layout, index)].append(index)
+    return tuple(map(tuple, kinds.values()))
 
 
 def _micro_batch_s(stage: tuple[Halves, dict[Axis, float]]) -> float:

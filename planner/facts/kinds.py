@@ -6,10 +6,11 @@ One of three tables: `jobs.kinds` has what the pages show of a kind, `workers.ho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from planner.facts.lab import lab_problems
-from planner.facts.spec import JobKind, JobSpec, Layout, Problem
+from planner.facts.spec import JobKind, JobSpec, Layout, Problem, ScriptSpec
 
 DEFAULT: JobKind = "train"
 
@@ -56,7 +57,28 @@ def _lies_below_its_root(spec: JobSpec) -> list[Problem]:
         if value is not None and (value.startswith("/") or ".." in value.split("/")):
             text = f"{value!r} leaves the script root; give a path below it, without '..'"
             found.append(Problem(f"script.{field}", text))
+    if not found and (text := why_not_its_folder(script)):
+        found.append(Problem("script.cwd", text))
     return found
+
+
+def why_not_its_folder(script: ScriptSpec) -> str:
+    """Why a script may not work in the folder it asks for; empty where it may.
+
+    The folder is its own to write to: one that holds another's scripts would let it plant modules there.
+    """
+    if script.cwd is None:
+        return ""
+    cwd = PurePosixPath(script.cwd)
+    if script.module is not None:
+        whole = (
+            "is the script root, which holds everybody's scripts: leave it out to read there, or name a folder below"
+        )
+        return "" if cwd.parts else f"{script.cwd!r} {whole}"
+    own = PurePosixPath(script.path or "").parent
+    if cwd.is_relative_to(own):
+        return ""
+    return f"{script.cwd!r} is not {str(own)!r}, the folder of {script.path!r}, or below it: a script may write there"
 
 
 def _names_its_host(spec: JobSpec) -> list[Problem]:

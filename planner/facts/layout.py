@@ -289,6 +289,8 @@ def _training(spec: JobSpec) -> list[Problem]:
     elif train.data.startswith("/") or ".." in train.data.split("/"):
         text = f"{train.data!r} leaves the data root; give a path below it, without '..'"
         found.append(Problem("train.data", text))
+    if train.verify == "on" and train.resume is not None:
+        found.append(Problem("train.verify", "is on, and a resumed run cannot be compared with one process"))
     if text := too_large(spec):
         found.append(Problem("train.verify", text))
     return found

@@ -48,6 +48,23 @@ def limits(spec: JobSpec) -> Limits:
     return ROUTED if spec.model.moe else EXACT
 
 
+def limits_words(spec: JobSpec) -> str:
+    """'bf16 allows 0.1 of gradients (0.5 of vectors), 0.6 of updates, 0.005 of losses, 0.05 of norms'"""
+    most = limits(spec)
+    vectors = f" ({most.vector:g} of vectors)" if most.vector != most.gradient else ""
+    return (
+        f"{_allows(spec)} {most.gradient:g} of gradients{vectors}, {most.update:g} of updates, "
+        f"{most.loss:g} of losses, {most.norm:g} of norms"
+    )
+
+
+def _allows(spec: JobSpec) -> str:
+    """What the limits are for."""
+    if spec.train.precision != "fp32":
+        return f"{spec.train.precision} allows"
+    return "a router's choices allow" if spec.model.moe else "rounding allows"
+
+
 def alone(spec: JobSpec) -> JobSpec:
     """The same training on one rank in fp32, in micro-batches of the same size; nothing is compiled or saved."""
     micro_batches = spec.train.global_batch // spec.micro_batch_size

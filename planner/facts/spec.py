@@ -268,7 +268,7 @@ class ScriptSpec(Strict):
         min_length=1,
         max_length=1000,
         pattern=r"^[^\x00]+$",
-        description="directory below the script root to run in; the script's own by default, the root for a module",
+        description="directory to run in: the script's own (the default) or below it; of a module, any below the root",
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from planner.cost.memory import least_bytes, most_bytes
-from planner.cost.timing import Timer, Timing, unlike_stages
+from planner.cost.timing import Timer, Timing, alike_stages
 from planner.facts.layout import pipeline_problems, problems
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, Problem, Recompute, Schedule, SpecError
@@ -130,13 +130,7 @@ def pareto(fitting: Sequence[Found]) -> list[Found]:
 
 def needed_bytes(spec: JobSpec, cluster: Cluster) -> int:
     """Memory of the fullest rank with its allowances."""
-    return _allowed(max(most_bytes(spec, stage) for stage in range(spec.layout.pp)), cluster)
-
-
-def fullest_stages(spec: JobSpec) -> list[int]:
-    """Stages one of which needs most: along those that hold alike, what is in flight only rises or only falls."""
-    counts = unlike_stages(spec)
-    return sorted({0, spec.layout.pp - 1, *counts, *(first + number - 1 for first, number in counts.items())})
+    return _allowed(max(most_bytes(spec, stages) for stages in alike_stages(spec)), cluster)
 
 
 def _allowed(parts: int, cluster: Cluster) -> int:
@@ -217,8 +211,8 @@ class _Finder:
         policies = self._options("recompute", RECOMPUTES)
         layouts = [self.spec.layout.model_copy(update={**_PLAIN, **fields, "recompute": r}) for r in policies]
         first = self._candidate(layouts[0], sizes[0])
-        probes = fullest_stages(first)
-        if _allowed(max(least_bytes(first, stage) for stage in probes), self.cluster) > self.capacity:
+        alike = alike_stages(first)
+        if _allowed(max(least_bytes(first, stages[0]) for stages in alike), self.cluster) > self.capacity:
             self.refused["memory: model state alone"] += len(sizes) * len(layouts)
             return
         full: set[Recompute] = set()  # what a smaller micro-batch overfilled
@@ -231,7 +225,7 @@ class _Finder:
                 trial = spec.model_copy(update={"layout": layout})
                 # With as many in flight, larger micro-batches need more.
                 surely = layout.recompute in full and trial.train.micro_batches >= 2 * layout.pp
-                needed = self.capacity + 1 if surely else self._needed(trial, probes)
+                needed = self.capacity + 1 if surely else self._needed(trial, alike)
                 if needed > self.capacity:
                     self.refused["memory: with activations"] += 1
                     full |= {layout.recompute} if schedule not in RISING else set()
@@ -240,11 +234,11 @@ class _Finder:
                 else:
                     yield Found(trial, self.timer.step(trial), needed)
 
-    def _needed(self, spec: JobSpec, probes: list[int]) -> int:
-        """Of the fullest rank, or of the first beyond what there is."""
+    def _needed(self, spec: JobSpec, alike: Sequence[tuple[int, ...]]) -> int:
+        """Of the fullest rank, or of the first beyond what there is: one of each kind is asked before all are."""
         needed = 0
-        for stage in probes:
-            needed = max(needed, _allowed(most_bytes(spec, stage, self.capacity), self.cluster))
+        for stages in [*((stages[0],) for stages in alike), *(stages for stages in alike if len(stages) > 1)]:
+            needed = max(needed, _allowed(most_bytes(spec, stages, self.capacity), self.cluster))
             if needed > self.capacity:
                 break
         return needed

@@ -286,3 +286,54 @@ def test_no_template_or_script_needs_what_the_security_policy_forbids() -> None:
         assert not re.search(
             r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script.read_text()
         ), script
+
+
+@pytest.mark.parametrize(
+    ("gradient", "limit", "precision", "words"),
+    [
+        (6e-7, 1e-5, "fp32", "gradients equal to one process to 6e-7"),
+        (0.059, 0.1, "bf16", "gradients within bf16's limit of 0.1 (0.059)"),
+        (0.26, 0.1, "bf16", "gradients within bf16's limits (0.26)"),
+        (0.02, 0.1, "fp32", "gradients within their limit of 0.1 (0.02)"),
+    ],
+)
+def test_what_is_beside_one_process_is_called_equal_only_where_rounding_alone_is_between(
+    modules: Page, gradient: float, limit: float, precision: str, words: str
+) -> None:
+    figures = {"steps": 1, "tensors": 60, "update": 2e-4, "loss": 2e-7, "norm": 7e-7, "seconds": 0.3}
+    one = {"state": "equal", "why": "the loss ran away", "gradient": gradient, "limit": limit, **figures}
+    told = call(modules, "proof.js", "return m.processProof({one_process: x[0]}, true, x[1])", [one, precision])
+    assert (told["tone"], told["words"]) == ("good", words)
+    assert told["more"].endswith("over 1 step; took 300 ms. the loss ran away")
+
+
+def planned(modules: Page, tensors: int, device: str, measured: dict[str, Any] | None) -> list[dict[str, Any]]:
+    memory = {"parameters": tensors, "allowance": 400 * 2**20}
+    stage = {"memory": memory, "memory_bytes": tensors + 400 * 2**20}
+    time = {"step_s": 0.02, "parts": []}
+    estimate = {"stages": [stage], "cluster": {"reserved_bytes": 310 * 2**20}, "time": time}
+    run = {"device": device, "measured": measured, "least": 2**28}
+    state = "const s = (await import('/js/store.js')).createState(); s.peaks.set(0, 2**29);"
+    state += "s.stepTimes = [0.5, 0.04, 0.04];"
+    lines = "return m.plannedLines(x[0], s, [], x[1])"
+    return list(call(modules, "planned.js", state + lines, [estimate, run]))
+
+
+def test_a_small_rank_s_memory_is_not_held_against_what_libraries_take(modules: Page) -> None:
+    def off(tensors: int, device: str) -> str:
+        return str(next(line["off"] for line in planned(modules, tensors, device, None) if "memory" in line["group"]))
+
+    assert off(2**28 - 1, "cpu") == "too small to compare: libraries' own buffers outweigh it"
+    assert off(2**28, "cpu").endswith(" %")
+    assert off(2**20, "cuda").endswith(" %")
+    groups = {line["group"] for line in planned(modules, 2**20, "cpu", None)}
+    assert "memory of the fullest rank: tensors and the allocator's share, without the process' own 310 MiB" in groups
+
+
+def test_a_step_s_time_is_the_summary_s_once_there_is_one(modules: Page) -> None:
+    def together(measured: dict[str, Any] | None) -> Any:
+        return next(
+            line["measured"] for line in planned(modules, 1, "cpu", measured) if line["group"] == "time of a step"
+        )
+
+    assert (together(None), together({"steps": 9, "step_s": 0.03})) == ("40.0 ms", "30.0 ms")

@@ -260,9 +260,54 @@ def test_a_list_is_narrowed_over_rest_as_on_the_page(
         ("q=" + "x" * 101, {"q"}),
         ("q=%20", {"q"}),
         ("owner=", {"owner"}),
+        ("state=queued&limti=1", {"state", "limti"}),
+        ("offset=-1", {"offset"}),
+        ("offset=1&offset=2", {"offset"}),
     ],
 )
 def test_a_filter_that_makes_no_sense_is_named(owner: User, api: Api, query: str, fields: set[str]) -> None:
     answer = api(owner).get(f"/api/v1/jobs?{query}")
     assert answer.status_code == 400
     assert {error["field"] for error in answer.json()["errors"]} == fields
+
+
+def test_an_unknown_state_lists_those_there_are(owner: User, api: Api) -> None:
+    (error,) = api(owner).get("/api/v1/jobs?status=done").json()["errors"]
+    assert error["message"].startswith("must be one of queued, ")
+    assert error["message"].endswith("; got done")
+
+
+def test_pages_of_a_list_follow_each_other_by_their_link(owner: User, api: Api) -> None:
+    made = [actions.submit(owner, {**GOOD, "name": f"page {number}"})[0].id for number in range(5)]
+    seen, sizes, address = [], [], "/api/v1/jobs?limit=2&q=page"
+    while address:
+        answer = api(owner).get(address)
+        assert answer.status_code == 200, answer.content
+        seen += [job["id"] for job in answer.json()]
+        sizes.append(len(answer.json()))
+        link = answer.headers.get("Link", "")
+        assert not link or link.endswith('>; rel="next"')
+        address = link.removeprefix("<").partition(">")[0]
+    assert (seen, sizes) == (made[::-1], [2, 2, 1])
+
+
+def test_a_plan_tells_what_a_submit_would_of_a_checkpoint_that_is_not_there(
+    owner: User, stranger: User, api: Api
+) -> None:
+    theirs, _ = actions.submit(stranger, GOOD)
+    for resume in ("nowhere", theirs.id):
+        draft = {**GOOD, "train": {**GOOD["train"], "resume": resume}}
+        (blocked,) = api(owner).post("/api/v1/plan", draft, format="json").json()["not_runnable"]
+        assert blocked["field"] == "train.resume"
+        assert "no such job, or not yours" in blocked["message"]
+        assert api(owner).post("/api/v1/jobs", draft, format="json").json()["errors"] == [blocked]
+
+
+def test_a_plan_tells_of_verify_what_a_submit_would(owner: User, api: Api) -> None:
+    mine, _ = actions.submit(owner, GOOD)
+    large = {"model": {"preset": "llama2-7b"}, "train": {"verify": "on"}}
+    for draft in (large, {**GOOD, "train": {"verify": "on", "resume": mine.id}}):
+        told = api(owner).post("/api/v1/plan", draft, format="json").json()["problems"]
+        assert "train.verify" in {problem["field"] for problem in told}
+        refused = api(owner).post("/api/v1/jobs", draft, format="json").json()["errors"]
+        assert next(problem for problem in told if problem["field"] == "train.verify") in refused

@@ -100,6 +100,13 @@ def test_a_module_stands_on_its_pages_as_one_would_type_it(client: Client, owner
         ({"path": "a.py", "cwd": "../b"}, "script.cwd: '../b' leaves the script root"),
         ({"path": "a.py", "cwd": "/tmp"}, "script.cwd: '/tmp' leaves the script root"),
         ({"path": "a.py", "cwd": "a\x00b"}, "script.cwd: "),
+        (
+            {"path": "mine/a.py", "cwd": "yours"},
+            "script.cwd: 'yours' is not 'mine', the folder of 'mine/a.py', or below it: a script may write there",
+        ),
+        ({"path": "mine/a.py", "cwd": "."}, "script.cwd: '.' is not 'mine', the folder of 'mine/a.py', or below it"),
+        ({"path": "mine/a.py", "cwd": "mine2"}, "script.cwd: 'mine2' is not 'mine'"),
+        ({"module": "package.train", "cwd": "./"}, "script.cwd: './' is the script root, which holds everybody's"),
     ],
 )
 def test_a_script_is_one_file_or_one_module_and_all_of_it_lies_below_the_root(

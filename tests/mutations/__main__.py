@@ -18,7 +18,7 @@ def table_row(name: str, told: Told) -> str:
     traffic = "-" if told.wrong_bytes is None else f"{told.wrong_bytes:,} B, {told.wrong_calls}"
     seen = told.caught_by
     replicas = "differ" if "replicas" in seen else "agree" if told.replicas else "-"
-    one = "differs" if "one process" in seen else "equal" if told.one_process.startswith("equal") else "-"
+    one = "differs" if "one process" in seen else "equal" if told.one_process.startswith("gradients ") else "-"
     first = (told.failed.split("; ")[0] or told.ended or ("bytes" if seen else "NOTHING")).replace("|", "/")[:160]
     return f"| {name} | {fault.arch} {layout} | {traffic} | {replicas} | {one} | {first} |"
 

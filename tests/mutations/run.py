@@ -120,7 +120,7 @@ def told(work: Path, world: int, ended: str) -> Told:
     out = "".join((work / f"out-{rank}").read_text() for rank in range(world))
     errors = [(work / f"err-{rank}").read_text() for rank in range(world)]
     found = FIDELITY.findall(out)
-    proofs = re.findall(r"^proof: (.*); ((?:NOT |not |equal).*)$", out, re.MULTILINE)
+    proofs = re.findall(r"^proof: (.*); ((?:NOT |not |gradients ).*)$", out, re.MULTILINE)
     failed = next((m[1] for e in errors if (m := re.search(r"^error: proof failed: (.*)$", e, re.MULTILINE))), "")
     if not ended and not failed and not all(e == "" for e in errors):
         ended = next(lines[-1] for e in errors if (lines := e.strip().splitlines()))

@@ -79,7 +79,8 @@ def test_a_spec_file_and_an_unreadable_one(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_template_can_be_planned(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "--template", name]) == 0
-    assert "DOES NOT FIT" not in capsys.readouterr().out
+    # Its gradients were sharded (2407.21783 section 3.3.2), for which ZeRO-2 would pay in each micro-batch.
+    assert ("DOES NOT FIT" in capsys.readouterr().out) == (name == "llama3-405b-8k")
 
 
 def test_a_reader_that_stops_early_is_no_error_to_complain_of() -> None:

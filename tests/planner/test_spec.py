@@ -247,7 +247,9 @@ def test_the_least_a_layout_can_hold_is_no_more_than_it_holds(zero: int, micro_b
     train = {"global_batch": 16, "micro_batches": micro_batches, "seq_len": 1, "precision": "bf16"}
     spec = parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"dp": 8, "zero": zero}, "train": train})
     held = sum(memory(spec, 0).values())
-    assert 0.4 * held < least_bytes(spec, 0) <= held
+    # ZeRO-1 keeps gradients whole between micro-batches, in both types for a moment; with a single one it does not.
+    share = 0.25 if zero == 1 and micro_batches > 1 else 0.4
+    assert share * held < least_bytes(spec, 0) <= held
 
 
 def test_a_run_shorter_than_the_default_warm_up_is_no_mistake_of_its_user() -> None:

@@ -62,15 +62,20 @@ def _of_training(settings: HostSettings, order: LaunchOrder) -> Folders:
 
 
 def _of_script(settings: HostSettings, order: LaunchOrder) -> Folders:
-    """Scripts and data to read; where it works, to write. What is not there, or not below the root, its ranks tell."""
+    """Scripts and data to read; of its own folder, where it works, to write. What is not there, its ranks tell.
+
+    The root itself holds everybody's scripts and is nobody's own: what lies in it works there and only reads.
+    """
     script, root = order["spec"]["script"], settings.script_root
-    told = script.get("cwd") or ("." if script.get("module") else str(Path(script.get("path") or ".").parent))
+    module, cwd = script.get("module"), script.get("cwd")
     try:
-        place = (root / told).resolve()
-        lent = (place,) if place.is_relative_to(root) and place.is_dir() else ()
+        own = root / module.split(".")[0] if module else (root / (script.get("path") or "")).resolve().parent
+        own = own.resolve()
+        place = (root / cwd).resolve() if cwd else root if module else own
+        lends = own != root and own.is_relative_to(root) and place.is_relative_to(own) and place.is_dir()
     except (OSError, ValueError, RuntimeError):  # a name too long, half a character, a circle of links
-        lent = ()
-    return Folders((root, settings.data_root), lent=lent)
+        lends = False
+    return Folders((root, settings.data_root), lent=(place,) if lends else ())
 
 
 PROGRAMS: dict[JobKind, Program] = {

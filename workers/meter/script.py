@@ -65,6 +65,9 @@ def from_spec(spec_file: Path, root: Path) -> Script:
         file = _below(root, wanted.path or "", Path.is_file, "script.path")
         search = file.parent
     cwd = search if wanted.cwd is None else _below(root, wanted.cwd, Path.is_dir, "script.cwd")
+    if wanted.module is None and not cwd.is_relative_to(search):  # by a link: the spec's own rule sees none
+        own = str(search.relative_to(root))
+        raise NoScriptError(f"script.cwd: {wanted.cwd!r} leads out of {own!r}, the folder that the script is in")
     return Script(file, wanted.module, str(file), wanted.args, search, cwd)
 
 

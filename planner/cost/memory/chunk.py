@@ -16,10 +16,13 @@ Layers = tuple[tuple[bool, int], ...]
 
 
 class Turn(NamedTuple):
-    """Which backward of a chunk in the step: the first finds no gradients, the last is followed by the update."""
+    """Which backward of a chunk in the step: the first finds no gradients, the last is followed by the update; `fresh`
+    and `wide` as a `Species` says them."""
 
     first: bool
     last: bool
+    fresh: bool = False
+    wide: bool = False
 
 
 class Chunk(NamedTuple):
@@ -43,6 +46,12 @@ class Chunk(NamedTuple):
     def tied(self) -> bool:
         """Whether embedding and head are one table here."""
         return self.first and self.last and self.shape.model.tied_embeddings
+
+    @property
+    def widens_late(self) -> bool:
+        """Whether gradients that weights' turns leave wait for a backward's end to be widened, as FSDP2 does."""
+        z = self.sharding
+        return self.waits and z.stage == 1 and z.compute != z.reduced
 
     def unit(self, moe: bool) -> Unit:
         return self.moe if moe else self.dense
@@ -97,6 +106,8 @@ def _parts(chunk: Chunk, turn: Turn) -> _Parts:
 
 def _sums(chunk: Chunk, turn: Turn) -> Sums:
     z = chunk.sharding
+    if chunk.widens_late:
+        return "add" if turn.fresh else "keep"
     if z.stage >= 2 or (z.stage == 1 and z.compute != z.reduced and not chunk.waits):
         return "keep"
     if chunk.master and not z.stage:
@@ -188,8 +199,9 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
     yield from (piece.made.times(count) for piece, count in several)
     yield from (piece.added.times(count) for piece, count in several)
     if chunk.sharding.stage >= 2 or (chunk.sharding.stage == 1 and turn.last):
-        reducer = _Reducer(chunk._replace(waits=False), turn)
-        reducer.element = chunk.sharding.compute
+        found = turn._replace(first=not turn.wide) if chunk.widens_late else turn
+        reducer = _Reducer(chunk._replace(waits=False), found)
+        reducer.element = chunk.sharding.reduced if turn.wide else chunk.sharding.compute
         if chunk.root.numel:
             yield from reducer.after(chunk.root)
         for _, unit, count in parts.each:
@@ -219,6 +231,8 @@ class _Reducer:
 
     def after(self, unit: Unit) -> list[Stretch]:
         z, found = self._z, []
+        if self._chunk.widens_late and self._turn.fresh:
+            found.append(z.widen(unit, first=not self._turn.wide))
         if self._widens and not (self._turn.first and self._turn.last):
             found.append(z.widen(unit, first=self._turn.first))
         if self._reduces:

@@ -144,12 +144,12 @@ class Graph:
                 copied = tape.take(grad.num_bytes, WORKING)
                 tape.drop(grad)
                 grad = copied
+            self.unpack(kept)
             if self.waits:
                 made = tape.take(x.num_bytes, WORKING)
                 self._waiting.append(([grad, *kept], weight))
                 self.give(x, made)
                 return
-            self.unpack(kept)
             weight_grad = tape.take(weight * self.element, GRADIENTS)
             made = tape.take(x.num_bytes, WORKING)
             tape.drop(grad)
@@ -266,7 +266,6 @@ class Graph:
             if not weight:
                 self._made += [(b, b.num_bytes // self.element) for b in kept if isinstance(b, Buffer)]
                 continue
-            self.unpack(kept)
             made = self.tape.take(weight * self.element, GRADIENTS)
             self.release(kept)
             if self.sums == "add":

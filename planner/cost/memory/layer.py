@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from planner.cost.memory.graph import Graph, Remake, Variable
 from planner.cost.memory.tape import BUFFERS, WORKING
-from planner.facts.placements import vocab_rows
+from planner.facts.placements import kv_heads_held, vocab_rows
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.shards import micro_batch_tokens
 from planner.facts.spec import AttentionKernel, Device, JobSpec, ModelSpec, Recompute
@@ -144,6 +144,7 @@ def _enter_half(g: Graph, s: Shape, x: Variable) -> Variable:
     beside = norm_scratch(s, s.part_bytes)
     if s.light and (s.regather or not s.sequence_parallel):
         entered.remake = Remake(entered.num_bytes, beside)
+        g.keep_until_backward(x)  # which it is made of
     elif s.regather and s.recompute != "full":
         entered.remake = Remake(entered.num_bytes, 0)
         g.keep_until_backward(normed)
@@ -264,7 +265,7 @@ def _attention(g: Graph, s: Shape, x: Variable) -> Variable:
     model = s.model
     if model.mla:
         return _latent_attention(g, s, x)
-    heads, kv_heads = model.num_heads // s.tp, max(1, model.num_kv_heads // s.tp)
+    heads, kv_heads = model.num_heads // s.tp, kv_heads_held(model.num_kv_heads, s.tp)
     row = s.tokens * s.element
     query, key = row * heads * model.head_dim, row * kv_heads * model.head_dim
     h, bias, rope = model.hidden_size, model.arch == "gpt", model.arch == "llama"

@@ -7,7 +7,7 @@ exceeds in every respect is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -17,12 +17,18 @@ from planner.facts.spec import Layout, Schedule
 
 
 class Species(NamedTuple):
-    """An action as far as memory goes: F, B (I as well) or W of one of the rank's kinds of chunk."""
+    """An action as far as memory goes: F, B (I as well) or W of one of the rank's kinds of chunk.
+
+    Where a split backward's gradients widen: `fresh` if some have come since the chunk's last backward, `wide` if
+    others have been widened before.
+    """
 
     kind: str
     chunk: int
     first: bool
     last: bool
+    fresh: bool = False
+    wide: bool = False
 
 
 class Moment(NamedTuple):
@@ -44,24 +50,50 @@ class Moment(NamedTuple):
 
 
 class Pipe(NamedTuple):
-    """A schedule on one rank; `kinds` by chunk of the rank."""
+    """A schedule on one rank; `kinds` by chunk of the rank. `widens`: a backward finds the gradients that weights'
+    turns have left since the last, and adds them to those of the type they are reduced in."""
 
     schedule: Schedule
     pp: int
     virtual_stages: int
     stage: int
     kinds: tuple[int, ...]
+    widens: bool = False
 
     @property
     def layout(self) -> Layout:
         return Layout(pp=self.pp, schedule=self.schedule, virtual_stages=self.virtual_stages)
 
 
-@cache
 def moments(pipe: Pipe, micro_batches: int) -> tuple[Moment, ...]:
     """Those that none exceeds, and the end of the step's last action is none of them."""
+    return _moments(pipe, steady(pipe, micro_batches))
+
+
+@cache
+def _moments(pipe: Pipe, micro_batches: int) -> tuple[Moment, ...]:
+    return _highest(_walk(pipe, micro_batches))
+
+
+def moments_of(pipe: Pipe, stages: tuple[int, ...], micro_batches: int) -> tuple[Moment, ...]:
+    """Of all `stages`, which hold alike, together: one of them is at its fullest when the fullest stage is."""
+    return _moments_of(pipe, stages, steady(pipe, micro_batches))
+
+
+@cache
+def _moments_of(pipe: Pipe, stages: tuple[int, ...], micro_batches: int) -> tuple[Moment, ...]:
+    return _highest(m for stage in stages for m in _moments(pipe._replace(stage=stage), micro_batches))
+
+
+@cache
+def flights_of(pipe: Pipe, stages: tuple[int, ...], micro_batches: int) -> frozenset[tuple[int, ...]]:
+    """Chunks in flight at those moments."""
+    return frozenset(moment.flight for moment in moments_of(pipe, stages, micro_batches))
+
+
+def _highest(several: Iterable[Moment]) -> tuple[Moment, ...]:
     found: dict[tuple[Species, tuple[tuple[Species, int], ...]], list[Moment]] = {}
-    for moment in _walk(pipe, steady(pipe, micro_batches)):
+    for moment in dict.fromkeys(several):
         others = found.setdefault((moment.species, moment.passed), [])
         if any(_exceeds(other, moment) for other in others):
             continue
@@ -71,11 +103,12 @@ def moments(pipe: Pipe, micro_batches: int) -> tuple[Moment, ...]:
 
 
 def steady(pipe: Pipe, micro_batches: int) -> int:
-    """So many show all that happens: after 4 x pp micro-batches a schedule repeats itself, but for those that run all
-    forwards first; a test walks further."""
+    """So many show all that happens: then a schedule repeats itself, but for those that run all forwards first; a test
+    walks further."""
     if pipe.schedule in ("gpipe", "looped_bfs"):
         return micro_batches
-    return min(micro_batches, 4 * pipe.pp)
+    turns = 4 if pipe.schedule == "interleaved_zero_bubble" and pipe.virtual_stages > 1 else 3
+    return min(micro_batches, turns * pipe.pp)
 
 
 def _exceeds(a: Moment, b: Moment) -> bool:
@@ -95,19 +128,37 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
     done: dict[tuple[str, int], int] = {}
     messages = _Messages(layout, stage, m)
     later = splits(layout)
+    fresh, wide = set[int](), set[int]()
 
     def species(kind: str, chunk: int) -> Species:
         count = done.get((kind, chunk), 0)
         done[kind, chunk] = count + 1
         last = kind != "F" and count == m - 1
-        return Species(kind, kind_of[chunk], count == 0, last)
+        backward = kind != "F"
+        return Species(kind, kind_of[chunk], count == 0, last, backward and chunk in fresh, backward and chunk in wide)
+
+    told: tuple[tuple[Species, int], ...] = ()
 
     def moment(what: Species) -> Moment:
-        return Moment(what, tuple(flight), tuple(waiting), tuple(sorted(passed.items())), messages.number)
+        return Moment(what, tuple(flight), tuple(waiting), told, messages.number)
 
-    def pass_by(what: Species) -> None:
-        if what.first or what.last:
+    def pass_by(what: Species, chunk: int) -> None:
+        nonlocal told
+        left = Species("W", what.chunk, first=False, last=False, fresh=False, wide=True)
+        if what.first or what.last or what == left or (what.fresh and not what.wide and what.kind == "B"):
             passed[what] = passed.get(what, 0) + 1
+        elif what.kind == "B" and what.fresh:  # takes what a later turn of the weights left
+            passed[left] -= 1
+            if not passed[left]:
+                del passed[left]
+        else:
+            return
+        told = tuple(sorted(passed.items()))
+        if what.kind == "B" and what.fresh:
+            fresh.discard(chunk)
+            wide.add(chunk)
+        if what.kind == "W" and pipe.widens:
+            fresh.add(chunk)
 
     for action in actions(layout, stage, m):
         kind, at = action.kind, kind_of[action.chunk]
@@ -115,7 +166,7 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
             what = species("F" if kind == "F" else "B", action.chunk)
             messages.before(action)
             yield moment(what)
-            pass_by(what)
+            pass_by(what, action.chunk)
             flight[at] += 1 if kind == "F" else -1
             if kind != "F" and later:
                 waiting[at] += 1
@@ -123,7 +174,7 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
         if kind == "W" or (kind == "B" and later):
             what = species("W", action.chunk)
             yield moment(what)
-            pass_by(what)
+            pass_by(what, action.chunk)
             waiting[at] -= 1
 
 

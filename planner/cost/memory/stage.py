@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from operator import mul
 from typing import NamedTuple
 
 from planner.cost.memory.chunk import Chunk, Turn, effect
 from planner.cost.memory.layer import shape_of
-from planner.cost.memory.moments import Moment, Pipe, Species, moments
+from planner.cost.memory.moments import Moment, Pipe, Species, flights_of, moments, moments_of
 from planner.cost.memory.pieces import layer_piece
 from planner.cost.memory.tape import (
     ACTIVATIONS,
@@ -171,18 +173,31 @@ def fullest(spec: JobSpec, stage: int) -> Fullest:
     return Fullest(plus(rank.held.levels, _levels(found, costs, rank.message)), found)
 
 
-def most_bytes(spec: JobSpec, stage: int, limit: int | None = None) -> int:
-    """The sum of `fullest`, or what is surely beyond the `limit`."""
-    rank = rank_of_stage(spec, stage)
-    several = moments(_pipe(spec, stage, rank), spec.train.micro_batches)
+def most_bytes(spec: JobSpec, stages: tuple[int, ...], limit: int | None = None) -> int:
+    """The sum of `fullest` on the fullest of `stages`, which hold alike; or what is surely beyond the `limit`."""
+    rank = rank_of_stage(spec, stages[0])
+    pipe, micro_batches = _pipe(spec, stages[0], rank), spec.train.micro_batches
     if limit is not None:
         kept = [_kept_bytes(chunk) for chunk in rank.kinds]
-        flights = (sum(a * b for a, b in zip(kept, m.flight, strict=True)) for m in several)
-        if (surely := rank.held.num_bytes + max(flights)) > limit:
+        most = max(sum(map(mul, kept, flight)) for flight in flights_of(pipe, stages, micro_batches))
+        surely: int = rank.held.num_bytes + most
+        if surely > limit:
             return surely
     costs = [_costs(chunk) for chunk in rank.kinds]
-    most = max(_total(moment, costs, rank.message) for moment in several)
+    most = _highest(moments_of(pipe, stages, micro_batches), costs, rank.message)
     return rank.held.num_bytes + max(most, _update(spec, rank).num_bytes)
+
+
+def _highest(several: Sequence[Moment], costs: list[_Costs], message: int) -> int:
+    """The largest `_total`; neighbours mostly share their species and what has passed."""
+    flights, waits = [c.flight.num_bytes for c in costs], [c.waiting.num_bytes for c in costs]
+    most, begun, before = 0, 0, None
+    for moment in several:
+        if before is None or moment.species != before.species or moment.passed != before.passed:
+            begun, before = _begun(moment, costs), moment
+        level = begun + moment.messages * message
+        most = max(most, level + sum(map(mul, flights, moment.flight)) + sum(map(mul, waits, moment.waiting)))
+    return most
 
 
 def _kept_bytes(chunk: Chunk) -> int:
@@ -203,7 +218,8 @@ def least_bytes(spec: JobSpec, stage: int) -> int:
 def _pipe(spec: JobSpec, stage: int, rank: Rank) -> Pipe:
     layout = spec.layout
     schedule = layout.schedule if layout.pp > 1 else "1f1b"
-    return Pipe(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of)
+    widens = any(chunk.widens_late for chunk in rank.kinds)
+    return Pipe(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of, widens)
 
 
 def _update(spec: JobSpec, rank: Rank) -> Sized:
@@ -222,12 +238,17 @@ class _Costs:
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
-        usual, message = Turn(first=False, last=False), chunk.shape.part_bytes
-        self._usual = {kind: effect(chunk, kind, usual) for kind in ("F", "B", *(["W"] if chunk.waits else []))}
+        message = chunk.shape.part_bytes
+        usual = {"F": Turn(False, False), "B": Turn(False, False)}
+        if chunk.waits:
+            usual["W"] = Turn(False, False, fresh=chunk.widens_late, wide=chunk.widens_late)
+        self._turns = usual
+        self._usual = {kind: effect(chunk, kind, turn) for kind, turn in usual.items()}
         self.flight = _sized(self._usual["F"].net)
         left = plus(self.flight.levels, self._usual["B"].net)
         left = plus(left, level(ACTIVATIONS, -message * (not chunk.last)))
         self.waiting = _sized(plus(left, level(WORKING, -message * (not chunk.first))))
+        self._stretches: dict[tuple[str, Turn], Stretch] = {}
         self._peaks: dict[Species, Sized] = {}
         self._passed: dict[Species, Sized] = {}
 
@@ -245,9 +266,13 @@ class _Costs:
         return found
 
     def _stretch(self, species: Species) -> Stretch:
-        if not species.first and not species.last:
+        turn = Turn(species.first, species.last, species.fresh, species.wide)
+        if turn == self._turns[species.kind]:
             return self._usual[species.kind]
-        return effect(self._chunk, species.kind, Turn(species.first, species.last))
+        found = self._stretches.get((species.kind, turn))
+        if found is None:
+            found = self._stretches[species.kind, turn] = effect(self._chunk, species.kind, turn)
+        return found
 
 
 @cache
@@ -255,13 +280,15 @@ def _costs(chunk: Chunk) -> _Costs:
     return _Costs(chunk)
 
 
+def _begun(moment: Moment, costs: list[_Costs]) -> int:
+    """What its species adds at most, and what has passed has left."""
+    return costs[moment.species.chunk].peak(moment.species).num_bytes + sum(
+        count * costs[species.chunk].passed(species).num_bytes for species, count in moment.passed
+    )
+
+
 def _total(moment: Moment, costs: list[_Costs], message: int) -> int:
-    total = moment.messages * message + costs[moment.species.chunk].peak(moment.species).num_bytes
-    for cost, flight, waiting in zip(costs, moment.flight, moment.waiting, strict=True):
-        total += flight * cost.flight.num_bytes + waiting * cost.waiting.num_bytes
-    for species, count in moment.passed:
-        total += count * costs[species.chunk].passed(species).num_bytes
-    return total
+    return _highest([moment], costs, message)
 
 
 def _levels(moment: Moment, costs: list[_Costs], message: int) -> Levels:

@@ -97,6 +97,39 @@ def test_a_path_that_looks_like_an_option_is_a_file_that_is_not_there(tmp_path: 
     assert "script.path: there is no '--root=/' below the script root" in ran.stderr
 
 
+@pytest.mark.parametrize(
+    ("script", "lent"),
+    [
+        ({"path": "mine/train.py"}, "mine"),
+        ({"path": "mine/train.py", "cwd": "mine/out"}, "mine/out"),
+        ({"path": "link.py"}, "mine"),
+        ({"module": "mine.train", "cwd": "mine/out"}, "mine/out"),
+        ({"path": "mine/train.py", "cwd": "."}, None),
+        ({"path": "mine/train.py", "cwd": "yours"}, None),
+        ({"path": "mine/train.py", "cwd": "mine/to-yours"}, None),
+        ({"module": "mine.train"}, None),
+        ({"module": "mine.train", "cwd": "."}, None),
+        ({"module": "mine.train", "cwd": "yours"}, None),
+        ({"module": "top", "cwd": "yours"}, None),
+        ({"path": "top.py"}, None),
+        ({"path": "top.py", "cwd": "yours"}, None),
+    ],
+)
+def test_a_script_may_write_to_its_own_folder_and_never_to_the_root_or_to_another_s(
+    tmp_path: Path, script: dict[str, str], lent: str | None
+) -> None:
+    root = tmp_path / "scripts"
+    for folder in ("mine/out", "yours"):
+        (root / folder).mkdir(parents=True)
+    for file in ("mine/train.py", "yours/train.py", "top.py"):
+        (root / file).touch()
+    (root / "mine/to-yours").symlink_to(root / "yours")
+    (root / "link.py").symlink_to(root / "mine/train.py")
+    order = LaunchOrder(v=VERSION, job="a", attempt=1, spec={"kind": "script", "script": script}, slots=[0])
+    folders = program_of(order).folders(settings(tmp_path), order)
+    assert folders.lent == (() if lent is None else (root / lent,))
+
+
 TELLS = "import json, os, sys\nfrom {own} import WORD\nprint(json.dumps([WORD, __file__, os.getcwd(), sys.argv[1:]]))\n"
 
 

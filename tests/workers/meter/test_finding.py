@@ -26,6 +26,9 @@ def root(tmp_path: Path) -> Path:
     (root / "circle").symlink_to(root / "circle")
     (root / "circle.py").symlink_to(root / "circle.py")
     (root / "good").mkdir()
+    (root / "good/away").symlink_to(outside / "package")
+    (root / "good/other").symlink_to(root / "other")
+    (root / "other").mkdir()
     (root / "good/train.py").write_text("print('fine')\n")
     (root / "good/__main__.py").write_text("print('fine')\n")
     (root / "link.py").symlink_to(root / "good/train.py")
@@ -53,8 +56,8 @@ def find(root: Path, **script: Any) -> Script:
         ({"module": "circle"}, "script.module"),
         ({"module": "x" * 200}, "script.module"),
         ({"module": "http.server"}, "script.module"),
-        ({"path": "good/train.py", "cwd": "away"}, "script.cwd"),
-        ({"path": "good/train.py", "cwd": "absent"}, "script.cwd"),
+        ({"path": "good/train.py", "cwd": "good/away"}, "script.cwd"),
+        ({"path": "good/train.py", "cwd": "good/absent"}, "script.cwd"),
     ],
 )
 def test_a_way_out_of_the_root_is_as_good_as_none(root: Path, script: dict[str, str], field: str) -> None:
@@ -66,7 +69,14 @@ def test_a_way_out_of_the_root_is_as_good_as_none(root: Path, script: dict[str, 
     ("script", "told"),
     [
         ({"path": "good"}, "script.path: 'good' is a folder; name the file in it"),
-        ({"path": "good/train.py", "cwd": "link.py"}, "script.cwd: 'link.py' is a file; name the folder that it is in"),
+        (
+            {"path": "good/train.py", "cwd": "good/train.py"},
+            "script.cwd: 'good/train.py' is a file; name the folder that it is in",
+        ),
+        (
+            {"path": "good/train.py", "cwd": "good/other"},
+            "script.cwd: 'good/other' leads out of 'good', the folder that the script is in",
+        ),
     ],
 )
 def test_a_folder_for_a_file_is_told_as_that(root: Path, script: dict[str, str], told: str) -> None:
@@ -79,7 +89,8 @@ def test_what_lies_below_the_root_is_found(root: Path) -> None:
     for path in ("good/train.py", "link.py", "good/./train.py"):
         assert find(root, path=path)[:1] == (file,)
         assert find(root, path=path)[4:] == (folder, folder)
-    assert find(root, path="good/train.py", cwd=".").cwd == root
+    assert find(root, path="good/train.py", cwd="good").cwd == folder
+    assert find(root, path="link.py", cwd="good").cwd == folder
     assert find(root, module="good.train")[4:] == (root, root)
     assert find(root, module="good").file == folder / "__main__.py"
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from contracts.telemetry import Apart, ProofItem
+from contracts.telemetry import Apart, ProcessProof, ProofItem
 from planner.facts.parse import parse_spec
-from planner.facts.proof import alone, why_not_compared
+from planner.facts.proof import alone, limits_words, why_not_compared
 from planner.facts.spec import JobSpec, Layout, SpecError
 from tests.parity.cases import make_spec, write_data
 from tests.parity.rank import make_trainer
@@ -21,7 +21,7 @@ from workers.trainer.errors import ProofError
 from workers.trainer.loop import Trainer, train
 from workers.trainer.proof import Proof
 from workers.trainer.proof.checksum import BLOCK, checksum
-from workers.trainer.proof.words import wrong_words
+from workers.trainer.proof.words import one_process_words, wrong_words
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +109,31 @@ def test_what_is_no_number_is_not_compared(tmp_path: Path) -> None:
     last = proven(trainer)[-1]["one_process"]
     assert last["state"] == "not checked"
     assert "is nan at step 1" in last["why"]
+
+
+def test_steps_after_a_loss_ran_away_are_told_as_not_compared(tmp_path: Path) -> None:
+    wild = {"learning_rate": 3.0, "weight_decay": 0.0, "grad_clip": 0.0, "warmup_steps": 0}
+    one = proven(one_rank(tmp_path, **wild))[-1]["one_process"]
+    assert (one["state"], one["steps"]) == ("equal", 1)
+    assert "step 2 and later are not compared: the loss ran away (one process' own loss went from " in one["why"]
+    assert "of 1 step, in" in one_process_words(one)
+
+
+def test_the_headline_says_of_what_its_figure_is_and_names_every_limit(tmp_path: Path) -> None:
+    limit = proven(one_rank(tmp_path))[0]["one_process"]["limit"]
+    figures = {"steps": 3, "tensors": 60, "update": 2e-4, "loss": 2e-7, "norm": 7e-7, "seconds": 0.3}
+    equal = ProcessProof(state="equal", why="rounding allows ...", gradient=6e-7, limit=limit, **figures)  # type: ignore[typeddict-item]
+    told = one_process_words(equal)
+    assert told.startswith(
+        "gradients equal to one process to 6e-07 (gradients of 60 tensors 6e-07, their updates 2e-04"
+    )
+    assert told.endswith("; rounding allows ...)")
+    rounded = one_process_words({**equal, "gradient": 0.059, "limit": 0.1})
+    assert rounded.startswith("gradients within their limits of one process, 0.059 apart (")
+    bf16 = make_spec("llama", {}, 2, train={"precision": "bf16"})
+    assert limits_words(bf16) == (
+        "bf16 allows 0.1 of gradients (0.5 of vectors), 0.6 of updates, 0.005 of losses, 0.05 of norms"
+    )
 
 
 def test_small_models_are_compared_unasked_and_others_say_why_not() -> None:

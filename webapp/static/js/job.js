@@ -79,10 +79,12 @@ function drawComparison() {
   showBadge($("fidelity-badge"), off, exact);
   if (off === null) delete $("fidelity").dataset.difference;
   else $("fidelity").dataset.difference = String(exact ? off.bytesOff : off.net);
-  showPlanned($("planned-rows"), job.estimate, state, rows);
+  const measured = job.exit?.summary?.measured ?? null;
+  const run = { device: job.spec.resources.device, measured, least: Number($("planned").dataset.least) };
+  showPlanned($("planned-rows"), job.estimate, state, rows, run);
   const none = [...state.ranks.values()].some((rank) => rank.exactStep) ? { bytesOff: 0, callsOff: 0 } : null;
   const counted = off === null ? none : exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
-  showProof($("proof"), state, counted, job.finished, exact);
+  showProof($("proof"), state, counted, job.finished, exact, job.spec.train.precision);
 }
 
 function last(points) {

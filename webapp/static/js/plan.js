@@ -183,6 +183,11 @@ function showAuto() {
   const chosen = form.elements.auto.checked;
   document.getElementById("auto-options").hidden = !chosen;
   document.getElementById("own-layout").hidden = chosen;
+  const micro = form.elements["train.micro_batches"];
+  const hint = document.getElementById("h-train.micro_batches");
+  hint.dataset.own ??= hint.textContent;
+  micro.disabled = chosen;
+  hint.textContent = chosen ? "chosen with the layout" : hint.dataset.own;
 }
 
 form.addEventListener("input", (event) => {
@@ -211,5 +216,6 @@ document.getElementById("copy-curl").addEventListener("click", async () => {
     : "the browser forbids copying: select the text below";
 });
 readRanks(panel);
+showAuto();
 showModel();
 ask();

@@ -15,9 +15,13 @@ function error(planned, measured) {
   return `${share > 0 ? "+" : "−"}${size < 10 ? size.toFixed(1) : size.toFixed(0)} %`;
 }
 
-/** Lines of the table: {group, name, token, planned, measured, off, title}; texts, null where nothing is known. */
-export function plannedLines(estimate, state, rows) {
-  return [...byteLines(rows, state), ...timeLines(estimate, state), ...memoryLines(estimate, state)];
+/**
+ * Lines of the table: {group, name, token, planned, measured, off, title}; texts, null where nothing is known.
+ * `run`: {device, measured, least}: the summary's own time of a step ({steps, step_s}, null before the end), and the
+ * bytes of tensors below which a CPU's resident set says nothing of them.
+ */
+export function plannedLines(estimate, state, rows, run) {
+  return [...byteLines(rows, state), ...timeLines(estimate, state, run.measured), ...memoryLines(estimate, state, run)];
 }
 
 function byteLines(rows, state) {
@@ -51,11 +55,11 @@ function busy(state) {
   return found;
 }
 
-function timeLines(estimate, state) {
+function timeLines(estimate, state, measuredStep) {
   const { time } = estimate;
   if (!time) return []; // jobs planned before there was a time
   const rate = state.progress?.rate;
-  const step = median(state.stepTimes) ?? (rate ? estimate.tokens_per_step / rate : null);
+  const step = measuredStep?.step_s ?? median(state.stepTimes) ?? (rate ? estimate.tokens_per_step / rate : null);
   const group = "time of a step";
   const lines = [
     {
@@ -87,10 +91,13 @@ function timeLines(estimate, state) {
 }
 
 /** What the device keeps for itself before training is in the plan's allowance, and in no measurement. */
-function memoryLines(estimate, state) {
+function memoryLines(estimate, state, { device, least }) {
   const fullest = estimate.stages.reduce((best, stage) => (stage.memory_bytes > best.memory_bytes ? stage : best));
   const reserved = Math.min(estimate.cluster?.reserved_bytes ?? 0, fullest.memory.allowance ?? 0);
-  const group = "memory of the fullest rank";
+  const own = reserved > 0 ? `, without the process' own ${bytes(reserved)}` : "";
+  const group = `memory of the fullest rank: tensors and the allocator's share${own}`;
+  const small = device === "cpu" && fullest.memory_bytes - (fullest.memory.allowance ?? 0) < least;
+  const compared = (measured) => (small ? "too small to compare: libraries' own buffers outweigh it" : error(together, measured));
   const parts = MEMORY.map((name) => [name, fullest.memory[name] - (name === "allowance" ? reserved : 0)]);
   const together = fullest.memory_bytes - reserved;
   const peak = state.peaks.size > 0 ? Math.max(...state.peaks.values()) : null;
@@ -100,7 +107,7 @@ function memoryLines(estimate, state) {
       name: "together",
       planned: bytes(together),
       measured: peak === null ? null : bytes(peak),
-      off: peak === null ? null : error(together, peak),
+      off: peak === null ? null : compared(peak),
     },
     ...parts
       .filter(([, size]) => size > 0)
@@ -109,15 +116,15 @@ function memoryLines(estimate, state) {
 }
 
 /** Fills the table's body. */
-export function showPlanned(body, estimate, state, rows) {
+export function showPlanned(body, estimate, state, rows, run) {
   const lines = [];
   let group = "";
-  for (const line of plannedLines(estimate, state, rows)) {
+  for (const line of plannedLines(estimate, state, rows, run)) {
     if (line.group !== group) {
       group = line.group;
       lines.push(el("tr", { className: "group" }, el("th", { scope: "rowgroup", colSpan: 4 }, group)));
     }
-    const cell = (text, missing) => el("td", { className: text === null ? "number note" : "number" }, text ?? missing);
+    const cell = (text, missing, wide = "") => el("td", { className: text === null ? "number note" : `number${wide}` }, text ?? missing);
     lines.push(
       el(
         "tr",
@@ -125,7 +132,7 @@ export function showPlanned(body, estimate, state, rows) {
         el("th", { scope: "row" }, line.token ? swatch(line.token) : null, line.name),
         cell(line.planned, "–"),
         cell(line.measured, "not measured"),
-        cell(line.off, "–"),
+        cell(line.off, "–", line.off?.includes(":") ? " words" : ""),
       ),
     );
   }

@@ -6,7 +6,7 @@ import { duration, exactBytes, integer } from "./format.js";
 export function apartWords(value) {
   if (value === null) return "no number";
   if (value === 0) return "0";
-  return value >= 0.01 ? value.toPrecision(2) : value.toExponential(0);
+  return value >= 0.01 ? String(Number(value.toPrecision(2))) : value.toExponential(0);
 }
 
 /**
@@ -50,8 +50,17 @@ export function replicaProof(proof) {
   return { tone: "good", words, more };
 }
 
+const ROUNDING = 1e-5; // of fp32: gradients beyond it are not called equal, only within their limit
+
+function nearWords({ gradient, limit }, precision) {
+  if (gradient <= ROUNDING) return `gradients equal to one process to ${apartWords(gradient)}`;
+  const whose = precision === "fp32" ? "their" : `${precision}'s`;
+  if (gradient > limit) return `gradients within ${whose} limits (${apartWords(gradient)})`; // of vectors: a wider one
+  return `gradients within ${whose} limit of ${apartWords(limit)} (${apartWords(gradient)})`;
+}
+
 /** The same of the first steps beside one process. */
-export function processProof(proof, finished) {
+export function processProof(proof, finished, precision) {
   if (!proof) return { tone: "", words: "not checked", more: finished ? "the run ended before" : "waits for the first step" };
   const one = proof.one_process;
   if (one.state === "not checked") return { tone: "", words: "not checked", more: one.why };
@@ -61,9 +70,10 @@ export function processProof(proof, finished) {
   }
   const more =
     `largest relative difference of ${integer(one.tensors)} gradients ${apartWords(one.gradient)}, updates ${apartWords(one.update)}, ` +
-    `losses ${apartWords(one.loss)}, norms ${apartWords(one.norm)} over ${integer(one.steps)} steps; took ${duration(one.seconds)}`;
+    `losses ${apartWords(one.loss)}, norms ${apartWords(one.norm)} over ${integer(one.steps)} ${one.steps === 1 ? "step" : "steps"}; took ${duration(one.seconds)}` +
+    (one.why && `. ${one.why}`);
   if (one.state === "apart") return { tone: "bad", words: "differs from one process", more };
-  return { tone: "good", words: `equal to one process to ${apartWords(Math.max(one.gradient, one.loss, one.norm))}`, more };
+  return { tone: "good", words: nearWords(one, precision), more };
 }
 
 function apartLine({ what, name, axis, ranks, apart, limit }) {
@@ -88,11 +98,11 @@ function fill(place, { tone, words, more }) {
 }
 
 /** The panel: three figures, the verdict of all, and a table of what is wrong. */
-export function showProof(panel, state, comparison, finished, exact) {
+export function showProof(panel, state, comparison, finished, exact, precision) {
   const parts = [
     trafficProof(state, comparison, finished, exact),
     replicaProof(state.proof),
-    processProof(state.proof, finished),
+    processProof(state.proof, finished, precision),
   ];
   [...panel.querySelectorAll("[data-part]")].forEach((place, index) => fill(place, parts[index]));
   const badge = panel.querySelector("[data-verdict]");

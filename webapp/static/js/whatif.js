@@ -3,6 +3,7 @@ import { paretoChart } from "./charts/pareto.js";
 import { copyText, el, stackedBar } from "./dom.js";
 import { bytes, count, duration, integer, tokenRate } from "./format.js";
 import { cell, scrolling, th } from "./pictures/table.js";
+import { within } from "./pictures/time.js";
 import { words } from "./refusal.js";
 
 const MOST = 4;
@@ -162,6 +163,7 @@ function showPlan(lane) {
   const rows = [
     line("ranks", integer(estimate.world_size)),
     line("step", duration(time.step_s), "estimate"),
+    line("between", within(time), time.interval.words),
     line("MFU", percent(time.mfu), "model FLOPs over the peak of all ranks"),
     line("speed", tokenRate(time.tokens_per_s)),
     line("memory", memory, "of the fullest rank, estimate"),
@@ -171,10 +173,13 @@ function showPlan(lane) {
   const spec = specOf(lane);
   const use = el("a", { className: "button small", href: `${base.dataset.newUrl}?spec=${encodeURIComponent(JSON.stringify(spec))}&cluster=${base.elements.cluster.value}` }, "Open as a job");
   const advice = (lane.plan.suggestions ?? []).map((n) => el("li", {}, el("b", {}, n.change), `: ${n.reason}`));
+  const kind = el("span", { className: "badge plain" }, "estimate");
+  kind.dataset.tone = "warn";
   lane.body.replaceChildren(
-    fits,
+    el("p", { className: "actions" }, fits, kind),
     stackedBar(parts, "Seconds of a step"),
     el("table", { className: "compact" }, el("tbody", {}, ...rows)),
+    el("p", { className: "note" }, `Time: ${time.interval.words}.`),
     ...(advice.length ? [el("p", { className: "note" }, "These fit:"), el("ul", {}, ...advice)] : []),
     el("p", {}, use),
   );

@@ -33,7 +33,7 @@ class Beside(NamedTuple):
     """Largest relative differences of a run from one process, and what of them is more than rounding.
 
     Losses and norms were compared of `steps`, gradients and updates of the first. `failed` says why one process could
-    not compute it; then nothing is known.
+    not compute it; then nothing is known. `cut` says why later steps were not compared.
     """
 
     steps: int = 0
@@ -44,6 +44,7 @@ class Beside(NamedTuple):
     norm: float = 0.0
     wrong: Sequence[Apart] = ()
     failed: str = ""
+    cut: str = ""
 
 
 def compare_with_one(
@@ -68,8 +69,9 @@ def compare_with_one(
         return Beside(failed=failed)
     expected = [] if reference is None else [v for r in reference.results for v in (r.loss, r.grad_norm)]
     scalars = _shown(mesh, expected, 2 * len(results), device)
-    ran_away = (i for i in range(len(results)) if not scalars[2 * i] <= RUNAWAY * scalars[0])
-    results = results[: next(ran_away, len(results))]
+    ran_away = next((i for i in range(len(results)) if not scalars[2 * i] <= RUNAWAY * scalars[0]), None)
+    cut = "" if ran_away is None else _runaway_words(ran_away + 1, scalars[0], scalars[2 * ran_away])
+    results = results[:ran_away]
     losses = [_relative(r.loss, scalars[2 * i]) for i, r in enumerate(results)]
     norms = [_relative(r.grad_norm, scalars[2 * i + 1]) for i, r in enumerate(results)]
     steps = [f"step {i + 1}" for i in range(len(results))]
@@ -86,7 +88,13 @@ def compare_with_one(
         *_beyond("gradient norm", steps, norms, [0] * len(steps), [limits.norm] * len(steps)),
     ]
     gradient, update, loss, norm = map(_largest, (gradients, updates, losses, norms))
-    return Beside(len(results), len(names), gradient, update, loss, norm, wrong)
+    return Beside(len(results), len(names), gradient, update, loss, norm, wrong, cut=cut)
+
+
+def _runaway_words(step: int, first: float, then: float) -> str:
+    """Why steps from `step` (from 1) on are not compared."""
+    grew = f"one process' own loss went from {first:.3g} to {then:.3g}, more than {RUNAWAY:g} times"
+    return f"step {step} and later are not compared: the loss ran away ({grew})"
 
 
 def _apart_by_tensor(

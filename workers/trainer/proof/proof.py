@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from contracts.telemetry import Apart, Item, ProcessProof, ProofItem, ReplicaProof
-from planner.facts.proof import STEPS, limits, why_not_compared
+from planner.facts.proof import STEPS, limits, limits_words, why_not_compared
 from workers.trainer.loop import StepResult, Trainer
 from workers.trainer.proof.one_process import Beside, FirstStep, compare_with_one
 from workers.trainer.proof.parts import Piece, pieces_of
@@ -114,7 +114,7 @@ class Proof:
         state = "not checked" if found.failed else "apart" if found.wrong else "equal"
         return ProcessProof(
             state=state,  # type: ignore[typeddict-item]  # one of the four
-            why=found.failed,
+            why=found.failed or "; ".join(filter(None, (limits_words(self.trainer.spec), found.cut))),
             steps=found.steps,
             tensors=found.tensors,
             gradient=found.gradient,

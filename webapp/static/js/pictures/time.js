@@ -20,19 +20,23 @@ export function timePicture(estimate) {
   const rows = parts.map((part) =>
     el("tr", {}, rowHead(token(part.name), label(part.name)), cell(duration(part.seconds)), cell(percent(part.seconds / time.step_s))),
   );
-  const share = Math.max(0.01, time.interval.share);
-  const within = `${duration(time.step_s * Math.max(0, 1 - share))} to ${duration(time.step_s * (1 + share))}`;
   const days = TOKENS / time.tokens_per_s / 86400;
   const figures = el(
     "dl",
     { className: "figures small" },
-    figure("a step", duration(time.step_s), within),
+    figure("a step", duration(time.step_s), within(time)),
     figure("MFU", percent(time.mfu), "model FLOPs over the peak of all ranks; recompute not counted", "MFU"),
     figure("HFU", percent(time.hfu), "with what is computed twice"),
     figure("speed", tokenRate(time.tokens_per_s)),
     figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days.toFixed(days < 100 ? 1 : 0)} days` : duration(days * 86400)),
   );
   return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, basis(time, cluster))];
+}
+
+/** A step's time as the interval that its error allows: "0.8 s to 1.2 s". */
+export function within(time) {
+  const share = Math.max(0.01, time.interval.share);
+  return `${duration(time.step_s * Math.max(0, 1 - share))} to ${duration(time.step_s * (1 + share))}`;
 }
 
 /** What the figure rests on, and how far off it may be. */

@@ -1,0 +1,1 @@
+"""What a machine with GPUs has to show: `python -m benchmarks.gpu`."""

@@ -1,0 +1,61 @@
+"""What a machine with GPUs shows, part by part: the meter, parity, memory, rates, and speed beside the plan.
+
+    python -m benchmarks.gpu [--small] [--folder var/gpu] [--only NAME ...] [--fresh] [--docs]
+
+Each part runs by itself, on as many ranks as there are GPUs; a run that was cut off goes on where it stopped. Without a
+GPU, `--small` tries tiny models on two gloo ranks, and says what it skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+from benchmarks.gpu.machine import ROOT, this_machine
+from benchmarks.gpu.parts import all_parts
+from benchmarks.gpu.running import run_parts
+from benchmarks.gpu.table import lines, page
+
+TOTAL_S = 24 * 60.0
+DOCS = ROOT / "docs" / "gpu.md"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--small", action="store_true", help="tiny sizes, also without a GPU")
+    parser.add_argument("--folder", type=Path, default=Path("var/gpu"), help="results, one file a part")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="parts whose names begin so")
+    parser.add_argument("--fresh", action="store_true", help="run again what has passed here before")
+    parser.add_argument("--docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)}")
+    options = parser.parse_args()
+    machine = this_machine()
+    if machine.device == "cpu" and not options.small:
+        parser.error("torch sees no GPU here; --small tries what can be tried without one")
+    if machine.device == "cpu" and options.docs:
+        parser.error("--docs tells of GPUs, and torch sees none here")
+    parts = all_parts(machine, small=options.small)
+    if options.only:
+        names = tuple(options.only)
+        parts = [part for part in parts if part.name.startswith(names)]
+        if not parts:
+            parser.error(f"--only: no part begins with {' or '.join(names)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the part's processes end too
+    fingerprint = machine.fingerprint(small=options.small)
+    results = run_parts(parts, options.folder.resolve(), fingerprint, _say, TOTAL_S, fresh=options.fresh)
+    for line in lines(results):
+        _say(line)
+    if options.docs:
+        command = shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]])
+        DOCS.write_text(page(results, fingerprint, command))
+    return 1 if any(result["state"] == "failed" for result in results) else 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""The meter's calls, bytes and durations beside those of torch.profiler, of the same collectives.
+
+On NCCL the profiler's `record_param_comms` events tell calls and elements, and the kernels their time. On gloo its
+`gloo:` events do; what gloo carries as another collective is left out there.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.gpu.rank import arguments, begin, meet, nothing_found, tell, wait
+from benchmarks.gpu.results import Found
+from workers.meter import Recorder
+
+CALLS = 5
+SIZES = {"cpu": (2**16,), "cuda": (2**16, 2**26)}  # bytes of the full buffer
+ELEMENT_BYTES = {"float": 4}  # by the profiler's word for the type, in lower case
+SAME_OP_ON_GLOO = ("all_reduce", "all_gather")
+# What is told beside collectives under the same name of event.
+NOT_COLLECTIVES = ("wait", "init", "barrier")
+
+
+class Told(NamedTuple):
+    """Of CALLS equal collectives."""
+
+    calls: int
+    payload_bytes: int
+    seconds: float
+
+
+def collectives(num_bytes: int, device: torch.device) -> dict[str, Callable[[bool], dist.Work | None]]:
+    """By the meter's name for it; called with whether the caller goes on before its end."""
+    world = dist.get_world_size()
+    share = num_bytes // 4 // world
+    full, part, other = (torch.ones(n, device=device) for n in (share * world, share, share * world))
+    return {
+        "all_reduce": lambda later: dist.all_reduce(full, async_op=later),
+        "all_gather": lambda later: dist.all_gather_into_tensor(full, part, async_op=later),
+        "reduce_scatter": lambda later: dist.reduce_scatter_tensor(part, full, async_op=later),
+        "all_to_all": lambda later: dist.all_to_all_single(other, full, async_op=later),
+        "broadcast": lambda later: dist.broadcast(full, 0, async_op=later),
+    }
+
+
+def profiled(run: Callable[[], None], device: torch.device) -> list[Mapping[str, Any]]:
+    """The trace events of a call, up to the end of what it gave the device."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with profile(activities=activities, record_shapes=True) as trace:
+        run()
+        wait(device)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        trace.export_chrome_trace(str(path))
+        events: list[Mapping[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    return [event for event in events if event.get("ph") == "X"]
+
+
+def told_by_nccl(events: list[Mapping[str, Any]]) -> Told:
+    """Calls and bytes from what torch handed to NCCL, time from NCCL's kernels. A lone rank may need no kernel."""
+    on_host = [event for event in events if not str(event.get("cat", "")).startswith("gpu_")]
+    handed = [event["args"] for event in on_host if event["name"] == "record_param_comms"]
+    handed = [a for a in handed if str(a.get("Collective name", "")) not in ("", *NOT_COLLECTIVES)]
+    kernels = [event for event in events if event.get("cat") == "kernel" and "nccl" in event["name"].lower()]
+    payload = sum(
+        max(int(a.get("In msg nelems", 0)), int(a.get("Out msg nelems", 0))) * ELEMENT_BYTES[str(a["dtype"]).lower()]
+        for a in handed
+    )
+    return Told(len(handed), payload, sum(kernel["dur"] for kernel in kernels) / 1e6)
+
+
+def told_by_gloo(events: list[Mapping[str, Any]]) -> Told:
+    """The same of gloo; of an all-gather it tells what a rank puts in."""
+    own = [event for event in events if event["name"].startswith("gloo:")]
+    payload = 0
+    for event in own:
+        elements = event["args"]["Input Dims"][0][0]
+        gathered = dist.get_world_size() if "gather" in event["name"] else 1
+        payload += elements * gathered * ELEMENT_BYTES[event["args"]["Input type"][0]]
+    return Told(len(own), payload, sum(event["dur"] for event in own) / 1e6)
+
+
+def metered(recorder: Recorder, op: str) -> Told:
+    """What the meter recorded since it was last drained."""
+    recorder.cells()  # asks the device what has ended
+    records = [record for record in recorder.drain()[0] if record.op == op]
+    return Told(len(records), sum(r.payload_bytes for r in records), sum(r.duration_s for r in records))
+
+
+def compare(recorder: Recorder, device: torch.device) -> Found:
+    """Every collective at every size, waited for at once and later. All ranks call this together."""
+    found, world = nothing_found(), dist.get_world_size()
+    if world == 1:
+        found["notes"].append("one GPU: the collectives have a single rank, so that NCCL has little or nothing to send")
+    for op, size, later, call in _cases(device):
+        call(later)  # the first connects the ranks
+        wait(device)
+        dist.barrier()
+        wait(device)
+        metered(recorder, op)
+
+        def calls(call: Callable[[bool], dist.Work | None] = call, later: bool = later) -> None:
+            for _ in range(CALLS):
+                work = call(later)
+                if work is not None:
+                    work.wait()
+
+        events = profiled(calls, device)
+        ours = metered(recorder, op)
+        theirs = told_by_nccl(events) if device.type == "cuda" else told_by_gloo(events)
+        words = f"{op}, {size:,} B, {'async' if later else 'sync'}"
+        pairs = {
+            "calls": (ours.calls, theirs.calls),
+            "bytes": (ours.payload_bytes, theirs.payload_bytes),
+            "us each": (ours.seconds / CALLS * 1e6, theirs.seconds / CALLS * 1e6),
+        }
+        for unit, (mine, other) in pairs.items():
+            found["measured"][f"{words}: {unit}"], found["beside"][f"{words}: {unit}"] = mine, other
+            if unit != "us each" and mine != other:
+                found["wrong"].append(f"{words}: the meter counts {mine:,.0f} {unit}, the profiler {other:,.0f}")
+    return found
+
+
+def _cases(device: torch.device) -> Iterator[tuple[str, int, bool, Callable[[bool], dist.Work | None]]]:
+    for size in SIZES[device.type]:
+        for op, call in collectives(size, device).items():
+            if device.type == "cpu" and op not in SAME_OP_ON_GLOO:
+                continue
+            for later in (False, True):
+                yield op, size, later, call
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    device = begin(options)
+    recorder = meet(device)
+    found = compare(recorder, device)
+    if recorder.rank == 0:
+        tell(options.out, found)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

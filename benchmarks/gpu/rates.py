@@ -1,0 +1,217 @@
+"""Rates of one device: products, attention, passes over memory, and what launching a kernel costs.
+
+Times are medians between CUDA events; on a CPU, where there are none, by the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.gpu.rank import arguments, begin, nothing_found, tell, wait
+from benchmarks.gpu.results import Found
+from planner.hardware.cluster import Accelerator, gemm_seconds, kernel_seconds
+from planner.hardware.kernels import Flash, Gemm, Pass
+
+ROUNDS, WARM_UP = 20, 5
+LAUNCHES = 1000
+ELEMENT_BYTES = 2  # bf16
+TOKENS = 8192
+
+
+class Shape(NamedTuple):
+    """A product (m, k) x (k, n) and where it comes from."""
+
+    name: str
+    m: int
+    n: int
+    k: int
+
+
+class Heads(NamedTuple):
+    """Causal attention of `batch` sequences."""
+
+    batch: int
+    heads: int
+    seq_len: int
+    head_dim: int
+
+
+PRODUCTS = (
+    Shape("square", 8192, 8192, 8192),
+    Shape("GPT-3 175B qkv, tp 8", TOKENS, 4608, 12288),
+    Shape("GPT-3 175B MLP in, tp 8", TOKENS, 6144, 12288),
+    Shape("GPT-2 XL qkv", TOKENS, 4800, 1600),
+    Shape("GPT-2 XL MLP in", TOKENS, 6400, 1600),
+    Shape("Llama-3 8B attention out", TOKENS, 4096, 4096),
+    Shape("Llama-3 8B MLP in", TOKENS, 14336, 4096),
+    Shape("Llama-3 8B MLP out", TOKENS, 4096, 14336),
+    Shape("Llama-3 8B head", TOKENS, 128256, 4096),
+    # Waves of tiles: on 132 multiprocessors one tile more than a whole wave costs a whole wave.
+    Shape("one wave of 132 tiles of 128 x 256", 11 * 128, 12 * 256, 4096),
+    Shape("a row of tiles more", 12 * 128, 12 * 256, 4096),
+    Shape("rows not aligned to 16 bytes", TOKENS, 4097, 4096),
+)
+SMALL_PRODUCTS = (Shape("square", 256, 256, 256),)
+ATTENTION = tuple(Heads(4, 4096 // dim, 4096, dim) for dim in (64, 112, 128))
+SMALL_ATTENTION = (Heads(1, 2, 128, 64),)
+PASS_BYTES, SMALL_PASS_BYTES = 2**31, 2**22
+
+
+def predictions(accelerator: Accelerator, *, small: bool) -> dict[str, float]:
+    """What the planner counts with, under the names that `measure` uses."""
+    told = {}
+    for shape in SMALL_PRODUCTS if small else PRODUCTS:
+        gemm = Gemm(shape.m, shape.n, shape.k)
+        told[_product(shape)] = gemm.flops / gemm_seconds(gemm, accelerator, "bf16", ELEMENT_BYTES) / 1e12
+    for heads in SMALL_ATTENTION if small else ATTENTION:
+        flash = Flash(_flops(heads), 4 * _elements(heads) * ELEMENT_BYTES)
+        forward = kernel_seconds(flash, accelerator, "bf16", ELEMENT_BYTES)
+        both = Flash(flash.flops * 7 // 2, 3 * flash.num_bytes)  # backward is 5 products to forward's 2
+        told[_forward(heads)] = flash.flops / forward / 1e12
+        told[_both(heads)] = both.flops / kernel_seconds(both, accelerator, "bf16", ELEMENT_BYTES) / 1e12
+    moved = SMALL_PASS_BYTES if small else PASS_BYTES
+    told[COPY] = moved / kernel_seconds(Pass(moved), accelerator, "bf16", ELEMENT_BYTES) / 1e9
+    told[SMALLEST] = accelerator.kernel_s * 1e6
+    return told
+
+
+COPY, SMALLEST, LAUNCH = "copy, GB/s read and written", "smallest kernel on the device, us", "launch of one add, us"
+
+
+def _product(shape: Shape) -> str:
+    return f"{shape.name}: {shape.m} x {shape.n} x {shape.k}, TFLOP/s"
+
+
+def _forward(heads: Heads) -> str:
+    return f"attention, heads of {heads.head_dim}, {heads.seq_len} tokens, forward, TFLOP/s"
+
+
+def _both(heads: Heads) -> str:
+    return f"attention, heads of {heads.head_dim}, {heads.seq_len} tokens, both ways, TFLOP/s"
+
+
+def _elements(heads: Heads) -> int:
+    return heads.batch * heads.heads * heads.seq_len * heads.head_dim
+
+
+def _flops(heads: Heads) -> int:
+    """Two products, halved by the mask."""
+    return 2 * heads.batch * heads.heads * heads.seq_len**2 * heads.head_dim
+
+
+def measure(device: torch.device, *, small: bool) -> Found:
+    """All of it."""
+    found = nothing_found()
+    measured = found["measured"]
+
+    def tensor(*shape: int, grad: bool = False) -> torch.Tensor:
+        return torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=grad)
+
+    for shape in SMALL_PRODUCTS if small else PRODUCTS:
+        a, b = tensor(shape.m, shape.k), tensor(shape.n, shape.k)
+        product = seconds(lambda a=a, b=b: F.linear(a, b), device)  # type: ignore[misc]
+        measured[_product(shape)] = Gemm(shape.m, shape.n, shape.k).flops / product / 1e12
+    for heads in SMALL_ATTENTION if small else ATTENTION:
+        size = (heads.batch, heads.heads, heads.seq_len, heads.head_dim)
+        q, k, v = (tensor(*size, grad=True) for _ in range(3))
+        gradient = tensor(*size)
+
+        def forward(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v) -> torch.Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        def both(
+            forward: Callable[[], torch.Tensor] = forward,
+            inputs: tuple[torch.Tensor, ...] = (q, k, v),
+            gradient: torch.Tensor = gradient,
+        ) -> None:
+            torch.autograd.grad(forward(), inputs, gradient)
+
+        with torch.no_grad():
+            measured[_forward(heads)] = _flops(heads) / seconds(forward, device) / 1e12
+        measured[_both(heads)] = _flops(heads) * 3.5 / seconds(both, device) / 1e12
+    moved = SMALL_PASS_BYTES if small else PASS_BYTES
+    source, target = (torch.empty(moved // 2, device=device, dtype=torch.uint8) for _ in range(2))
+    measured[COPY] = moved / seconds(lambda: target.copy_(source), device) / 1e9
+    one = torch.ones(1, device=device)
+    measured[SMALLEST] = on_device_s(one, device) * 1e6
+    measured[LAUNCH] = launch_s(one, device) * 1e6
+    found["notes"].append("launch: the host's time for one call of torch, no autograd; the planner's is a layer's mean")
+    return found
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Median time of a call on the device."""
+    for _ in range(WARM_UP):
+        run()
+    if device.type == "cpu":
+        return statistics.median(_by_clock(run) for _ in range(ROUNDS))
+    timed: Callable[[], Any] = partial(torch.cuda.Event, enable_timing=True)
+    pairs = []
+    for _ in range(ROUNDS):
+        start, end = timed(), timed()
+        start.record()
+        run()
+        end.record()
+        pairs.append((start, end))
+    torch.cuda.synchronize(device)
+    return statistics.median(float(start.elapsed_time(end)) for start, end in pairs) / 1e3
+
+
+def _by_clock(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def on_device_s(one: torch.Tensor, device: torch.device) -> float:
+    """Of the smallest kernel, where the host is out of the way: in a CUDA graph."""
+    if device.type == "cpu":
+        return seconds(lambda: one.add_(1), device)
+    one.add_(1)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(LAUNCHES):
+            one.add_(1)
+    return seconds(graph.replay, device) / LAUNCHES
+
+
+def launch_s(one: torch.Tensor, device: torch.device) -> float:
+    """The host's time to give the device a kernel."""
+    taken = []
+    for _ in range(ROUNDS):
+        wait(device)
+        started = time.perf_counter()
+        for _ in range(LAUNCHES // ROUNDS):  # fewer than the device's queue holds
+            one.add_(1)
+        taken.append((time.perf_counter() - started) / (LAUNCHES // ROUNDS))
+    return statistics.median(taken)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--peak-flops", type=float, help="dense peak in bf16: a rate above it was not timed right")
+    options = parser.parse_args()
+    device = begin(options)
+    found = measure(device, small=options.small)
+    found["wrong"] += above_peak(found["measured"], options.peak_flops or math.inf)
+    tell(options.out, found)
+
+
+def above_peak(measured: Mapping[str, float], peak_flops: float) -> list[str]:
+    """Rates that no device of this peak can have."""
+    rates = {name: rate * 1e12 for name, rate in measured.items() if name.endswith("TFLOP/s")}
+    return [f"{name}: {rate:.3g} is above the peak" for name, rate in rates.items() if rate > peak_flops]
+
+
+if __name__ == "__main__":
+    main()

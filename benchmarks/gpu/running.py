@@ -1,0 +1,158 @@
+"""Parts, one after the other, each in processes of its own and within its own time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.gpu.machine import ROOT, Fingerprint
+from benchmarks.gpu.results import Found, Result, State, found_in, kept_result, write
+
+SPENT = "the time for all parts was spent; the same command goes on here"
+GRACE_S = 10.0  # between asking a part's processes to end and ending them
+LONGEST_WHY = 300
+
+
+@dataclass(frozen=True)
+class Part:
+    """`argv` is the part's own program; it gets `--out FILE` and writes a `Found` there.
+
+    `predicted` is written down before the program starts; of the figures named in `within`, the measured one may differ
+    by such a share. With `skip`, the reason, nothing is run.
+    """
+
+    name: str
+    title: str
+    argv: tuple[str, ...] = ()
+    limit_s: float = 120.0
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    within: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    skip: str = ""
+
+
+def torchrun(ranks: int, module: str, *arguments: str) -> tuple[str, ...]:
+    """A module on so many ranks of this machine."""
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks))
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
+    return (*launcher, *meeting, "-m", module, *arguments)
+
+
+def run_parts(
+    parts: Iterable[Part],
+    folder: Path,
+    machine: Fingerprint,
+    say: Callable[[str], None],
+    total_s: float,
+    *,
+    fresh: bool,
+) -> list[Result]:
+    """Each part's result, written as soon as it is known. One that fails stops no other.
+
+    What passed in this folder before, on the same machine and commit, is kept unless `fresh`. After `total_s` no other
+    part begins, and one that runs is cut.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + total_s
+    results = []
+    for part in parts:
+        kept = None if fresh else kept_result(folder, part.name, machine)
+        result = kept or _run(part, folder, machine, until - time.monotonic())
+        write(folder / f"{part.name}.json", result)
+        why = f": {result['why']}" if result["why"] else ""
+        say(f"{part.name}: {result['state']}{' before' if kept else ''} in {result['seconds']:.0f} s{why}")
+        results.append(result)
+    return results
+
+
+def _run(part: Part, folder: Path, machine: Fingerprint, left_s: float) -> Result:
+    started = time.monotonic()
+
+    def result(
+        state: State, why: str, measured: dict[str, float] | None = None, beside: Mapping[str, float] | None = None
+    ) -> Result:
+        return Result(
+            part=part.name,
+            title=part.title,
+            state=state,
+            why=why,
+            seconds=time.monotonic() - started,
+            machine=machine,
+            measured=measured or {},
+            beside={**part.predicted, **(beside or {})},
+            notes=list(part.notes),
+        )
+
+    if part.skip:
+        return result("skipped", part.skip)
+    if left_s <= 0:
+        return result("skipped", SPENT)
+    if part.predicted:
+        write(folder / f"{part.name}.predicted.json", {"written": time.time(), "figures": dict(part.predicted)})
+    out, log = folder / f"{part.name}.found", folder / f"{part.name}.log"
+    out.unlink(missing_ok=True)
+    limit_s = min(part.limit_s, left_s)
+    code = _program((*part.argv, "--out", str(out)), log, limit_s)
+    found = found_in(out)
+    if code is None and limit_s < part.limit_s:
+        return result("skipped", SPENT)
+    if code is None:
+        return result("failed", f"took longer than {limit_s:.0f} s ({log})")
+    if code or found is None:
+        return result("failed", f"ended with {code}: {_last_words(log)} ({log})")
+    made = result("passed", "", found["measured"], found["beside"])
+    made["notes"] += found["notes"]
+    if wrong := [*found["wrong"], *_missed(part, found)]:
+        made["state"], made["why"] = "failed", "; ".join(wrong)
+    return made
+
+
+def _missed(part: Part, found: Found) -> Iterator[str]:
+    """Figures that differ from what was predicted by more than they may."""
+    for name, share in part.within.items():
+        apart = found["measured"][name] / part.predicted[name] - 1
+        if abs(apart) > share:
+            yield f"{name} differs from the prediction by {apart:+.1%}, more than {share:.0%}"
+
+
+def _program(argv: tuple[str, ...], log: Path, limit_s: float) -> int | None:
+    """Its exit status; None where its time was over. None of its processes is left."""
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    with log.open("wb") as out:
+        process = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process.poll() is None:
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    leader = psutil.Process(process.pid)
+    family = [leader, *leader.children(recursive=True)]  # torchrun's ranks lead sessions of their own
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.terminate()
+    for member in psutil.wait_procs(family, GRACE_S)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
+
+
+def _last_words(log: Path) -> str:
+    """The last line of the log that tells of an error, else its last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    told = (
+        [line for line in lines if "Error" in line and "ChildFailedError" not in line] or lines or ["it said nothing"]
+    )
+    return told[-1][:LONGEST_WHY]

@@ -1,0 +1,60 @@
+"""Results as lines of a terminal, and as a page of the documentation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from benchmarks.gpu.machine import Fingerprint
+from benchmarks.gpu.results import Result
+
+WIDTHS = (62, 13, 13, 9)
+
+
+def rows(result: Result) -> Iterator[tuple[str, str, str, str]]:
+    """Each figure: its name, what it is compared with, what was measured, the difference as a share."""
+    for name, measured in result["measured"].items():
+        beside = result["beside"].get(name)
+        apart = f"{measured / beside - 1:+.1%}" if beside else ""
+        yield name, "" if beside is None else f"{beside:,.4g}", f"{measured:,.4g}", apart
+
+
+def lines(results: Sequence[Result]) -> Iterator[str]:
+    """The table of the terminal, and last the count."""
+    for result in results:
+        yield f"\n{result['title']}: {told(result)}"
+        for note in result["notes"]:
+            yield f"  {note}"
+        for row in [("", "beside", "measured", "apart"), *rows(result)] if result["measured"] else []:
+            name, *figures = row
+            padded = (f"{text:>{width}}" for text, width in zip(figures, WIDTHS[1:], strict=True))
+            yield f"  {name:<{WIDTHS[0]}}{''.join(padded)}"
+    yield ""
+    yield count(results)
+
+
+def told(result: Result) -> str:
+    return f"{result['state']}: {result['why']}" if result["why"] else result["state"]
+
+
+def count(results: Sequence[Result]) -> str:
+    states = [result["state"] for result in results]
+    return ", ".join(f"{states.count(state)} {state}" for state in ("passed", "failed", "skipped"))
+
+
+def page(results: Sequence[Result], machine: Fingerprint, command: str) -> str:
+    """Markdown of docs/gpu.md."""
+    told_of = f"{machine['count']} x {machine['device']}, torch {machine['torch']}, commit {machine['commit']}"
+    found = [
+        "# What a machine with GPUs showed",
+        "",
+        f"`{command}`, {time.strftime('%Y-%m-%d', time.gmtime())}, {told_of}: {count(results)}.",
+        "It writes this page itself.",
+        "\"beside\" is the planner's prediction, written down before the run, or the profiler's count.",
+    ]
+    for result in results:
+        found += ["", f"## {result['title']}", "", f"{told(result)}.", *(f"\n{note}." for note in result["notes"])]
+        if result["measured"]:
+            found += ["", "| | beside | measured | apart |", "|---|---:|---:|---:|"]
+            found += [f"| {' | '.join(row)} |" for row in rows(result)]
+    return "\n".join(found) + "\n"

@@ -1,0 +1,156 @@
+"""A run of the trainer, as a job's is, and what is measured of it.
+
+`--purpose` says which: parity (the run's own proof, and its losses beside one process on the CPU), memory, or speed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.gpu.rank import arguments, begin, meet, nothing_found, tell
+from benchmarks.gpu.results import Found
+from contracts.telemetry import FIRST_STEPS, Item, ProofItem, StepItem, VerdictItem
+from planner.facts.flops import model_flops
+from planner.facts.parse import parse_spec
+from planner.facts.proof import STEPS, limits
+from planner.facts.spec import JobSpec
+from workers.meter import Recorder
+from workers.trainer.allocator import return_large_tensors
+from workers.trainer.data import corpus_of
+from workers.trainer.loop import Trainer, train
+from workers.trainer.mesh import make_mesh
+from workers.trainer.parallelize import parallelize
+from workers.trainer.peak import Peak
+from workers.trainer.proof import Proof
+from workers.trainer.proof.reference import compute
+
+
+class Ran(NamedTuple):
+    """Of one rank: what it sent."""
+
+    steps: list[StepItem]
+    verdict: VerdictItem
+    proof: ProofItem | None
+
+    @property
+    def wrong_bytes(self) -> int:
+        return sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in self.verdict["rows"])
+
+    @property
+    def wrong_calls(self) -> int:
+        return sum(abs(row["measured_count"] - row["predicted_count"]) for row in self.verdict["rows"])
+
+
+def run(spec: JobSpec, recorder: Recorder, device: torch.device, data: Path, *, proves: bool) -> Ran:
+    """The whole job on this rank."""
+    return_large_tensors()
+    corpus = corpus_of(spec, data)
+    mesh, peak = make_mesh(spec, recorder.rank, recorder.label), Peak(device)
+    trainer = Trainer(spec, mesh, parallelize(spec, mesh, device), corpus, recorder, device)
+    items: list[Item] = []
+    watch = Proof(trainer, items.append, print) if proves else None
+    train(trainer, items.append, print, watch=watch, peak=peak)
+    steps = [item for item in items if item["kind"] == "step"]
+    proofs = [item for item in items if item["kind"] == "proof"]
+    verdict = next(item for item in items if item["kind"] == "verdict")
+    return Ran(steps, verdict, proofs[-1] if proofs else None)
+
+
+def bytes_as_planned(ran: Ran, found: Found) -> None:
+    """Of all ranks together; they call this together."""
+    everyone: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
+    dist.all_gather_object(everyone, (ran.wrong_bytes, ran.wrong_calls))
+    wrong_bytes, wrong_calls = (sum(column) for column in zip(*everyone, strict=True))
+    if wrong_bytes or wrong_calls:
+        found["wrong"].append(f"predicted minus measured {wrong_bytes:,} B, {wrong_calls} calls")
+
+
+def parity(spec: JobSpec, ran: Ran, data: Path) -> Found:
+    """Rank 0's: what the run proved of itself, and its losses beside one process in fp32 on the CPU."""
+    found = nothing_found()
+    assert ran.proof is not None
+    one, copies = ran.proof["one_process"], ran.proof["replicas"]
+    if one["state"] != "equal":
+        found["wrong"].append(f"one process: {one['state']} {one['why']}".rstrip())
+    found["wrong"] += [f"{apart['what']} of {apart['name']} differs" for apart in ran.proof["wrong"]]
+    found["measured"] = {
+        "gradients from one process, relative": one["gradient"],
+        "losses from one process, relative": one["loss"],
+        "norms from one process, relative": one["norm"],
+        "copies from each other, relative": copies["apart"],
+    }
+    most = limits(spec)
+    found["beside"] = dict(zip(found["measured"], (most.gradient, most.loss, most.norm, most.copies), strict=True))
+    if spec.resources.device == "cuda":
+        expected = compute(spec, corpus_of(spec, data), torch.device("cpu"), STEPS).results
+        pairs = zip(ran.steps, expected, strict=False)
+        apart = max(abs((step["loss"] or 0.0) / other.loss - 1) for step, other in pairs)
+        name = "losses from one process on the CPU, relative"
+        found["measured"][name], found["beside"][name] = apart, most.loss
+        if apart > most.loss:
+            found["wrong"].append(f"losses differ from the CPU's by {apart:.1e} (limit {most.loss:.0e})")
+    found["notes"].append("beside: the largest difference that is rounding")
+    return found
+
+
+def memory(ran: Ran, device: torch.device) -> Found:
+    """The most that any rank held at once. All ranks call this together."""
+    own = torch.tensor([ran.verdict.get("peak_bytes", 0), torch.cuda.max_memory_reserved(device)], device=device)
+    dist.all_reduce(own, dist.ReduceOp.MAX)
+    allocated, reserved = own.tolist()
+    found = nothing_found()
+    found["measured"] = {"allocated, GiB": allocated / 2**30, "held by the allocator, GiB": reserved / 2**30}
+    return found
+
+
+def speed(spec: JobSpec, ran: Ran, peak_flops: float | None) -> Found:
+    """Rank 0's: of the steps after the first few, which compile and fill caches."""
+    found = nothing_found()
+    seconds = statistics.median(step["step_s"] for step in ran.steps[FIRST_STEPS:])
+    each = model_flops(spec) / seconds / spec.layout.world_size
+    tokens = spec.train.global_batch * spec.train.seq_len
+    found["measured"] = {
+        "step, ms": seconds * 1e3,
+        "tokens/s": tokens / seconds,
+        "TFLOP/s a rank": each / 1e12,
+        "most allocated, GiB": ran.verdict.get("peak_bytes", 0) / 2**30,
+    }
+    if peak_flops:
+        found["measured"]["MFU, %"] = each / peak_flops * 100
+    return found
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--purpose", choices=("parity", "memory", "speed"), required=True)
+    parser.add_argument("--spec", required=True, help="JSON")
+    parser.add_argument("--peak-flops", type=float, help="dense peak of a device")
+    options = parser.parse_args()
+    device = begin(options)
+    spec = parse_spec(json.loads(options.spec))
+    recorder = meet(device)
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder)
+        ran = run(spec, recorder, device, data, proves=options.purpose == "parity")
+        found = nothing_found()
+        if options.purpose == "memory":
+            found = memory(ran, device)
+        elif options.purpose == "speed":
+            found = speed(spec, ran, options.peak_flops)
+        elif recorder.rank == 0:
+            found = parity(spec, ran, data)
+    bytes_as_planned(ran, found)
+    if recorder.rank == 0:
+        tell(options.out, found)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

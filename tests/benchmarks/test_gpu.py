@@ -1,0 +1,206 @@
+"""`make gpu`, as far as a machine without a GPU can try it: its runner on small programs, its parts on gloo."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu.machine import Fingerprint, Machine, cluster_of
+from benchmarks.gpu.metering import told_by_nccl
+from benchmarks.gpu.parts import all_parts
+from benchmarks.gpu.rates import above_peak, measure, predictions
+from benchmarks.gpu.results import Result
+from benchmarks.gpu.running import Part, run_parts
+from benchmarks.gpu.table import count, page
+from planner.hardware.clusters import ACCELERATORS, CLUSTERS
+from tests.support.processes import ROOT, gone, wait_until
+
+GIB = 2**30
+HERE = Fingerprint(torch="2", device="none", count=1, commit="c", small=True)
+WRITES = """
+import json, os, sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+with (folder / "runs").open("a") as runs:
+    print(sys.argv[2], file=runs)
+found = {"measured": {"x": float(sys.argv[3])}, "beside": {}, "wrong": [], "notes": []}
+Path(sys.argv[sys.argv.index("--out") + 1]).write_text(json.dumps(found))
+"""
+
+
+def writes(folder: Path, name: str, x: float = 1.0, within: float = 0.5) -> Part:
+    argv = (sys.executable, "-c", WRITES, str(folder), name, str(x))
+    return Part(name, name, argv, predicted={"x": 1.0}, within={"x": within})
+
+
+def states(results: list[Result]) -> list[str]:
+    return [result["state"] for result in results]
+
+
+def run(parts: list[Part], folder: Path, machine: Fingerprint = HERE, *, fresh: bool = False) -> list[Result]:
+    return run_parts(parts, folder, machine, lambda _line: None, 60, fresh=fresh)
+
+
+def runs(folder: Path) -> list[str]:
+    return (folder / "runs").read_text().split()
+
+
+def test_a_part_that_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
+    breaks = Part("breaks", "", (sys.executable, "-c", "raise ValueError('the reason')"))
+    says_nothing = Part("silent", "", (sys.executable, "-c", "pass"))
+    skipped = Part("none", "", skip="no GPU")
+    parts = [breaks, says_nothing, writes(tmp_path, "far", x=3.0), skipped, writes(tmp_path, "good")]
+    results = run(parts, tmp_path)
+    assert states(results) == ["failed", "failed", "failed", "skipped", "passed"]
+    assert "the reason" in results[0]["why"]
+    assert "+200.0%" in results[2]["why"]
+    assert count(results) == "1 passed, 3 failed, 1 skipped"
+    assert "| x | 1 | 3 | +200.0% |" in page(results, HERE, "command")
+
+
+def test_a_part_beyond_its_time_leaves_no_process(tmp_path: Path) -> None:
+    child = "import subprocess, sys; p = subprocess.Popen(['sleep', '1000'], start_new_session=True)"
+    says = f"{child}; open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); p.wait()"
+    result = run([Part("endless", "", (sys.executable, "-c", says), limit_s=1.5)], tmp_path)[0]
+    assert result["state"] == "failed"
+    assert "longer than" in result["why"]
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_what_passed_is_kept_on_this_machine_and_commit_alone(tmp_path: Path) -> None:
+    parts = [writes(tmp_path, "a"), writes(tmp_path, "far", x=3.0)]
+    run(parts, tmp_path)
+    assert [r.get("kept", False) for r in run(parts, tmp_path)] == [True, False]
+    assert runs(tmp_path) == ["a", "far", "far"]
+    run(parts[:1], tmp_path, {**HERE, "commit": "d"})  # type: ignore[typeddict-item]  # the same fields
+    run(parts[:1], tmp_path, {**HERE, "commit": "d"}, fresh=True)  # type: ignore[typeddict-item]
+    assert runs(tmp_path)[3:] == ["a", "a"]
+
+
+def test_a_prediction_is_written_before_its_run(tmp_path: Path) -> None:
+    looks = f"assert __import__('pathlib').Path({str(tmp_path / 'a.predicted.json')!r}).exists(); " + WRITES
+    part = Part("a", "", (sys.executable, "-c", looks.lstrip(), str(tmp_path), "a", "1"), predicted={"x": 1.0})
+    assert states(run([part], tmp_path)) == ["passed"]
+
+
+def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    """By the kernel, so that nothing of it could put anything in order."""
+    waits = f"while not __import__('os').path.exists({str(tmp_path / 'go')!r}): __import__('time').sleep(0.05)\n"
+    second = replace(writes(tmp_path, "b"), argv=(sys.executable, "-c", waits + WRITES, str(tmp_path), "b", "1.0"))
+    parts = [writes(tmp_path, "a"), second]
+    child = multiprocessing.get_context("fork").Process(target=run, args=(parts, tmp_path))
+    child.start()
+    wait_until((tmp_path / "b.log").exists, "the second part runs")
+    child.kill()
+    child.join()
+    assert not (tmp_path / "b.json").exists()
+    (tmp_path / "go").touch()
+    results = run(parts, tmp_path)
+    assert states(results) == ["passed", "passed"]
+    assert [result.get("kept", False) for result in results] == [True, False]
+    assert runs(tmp_path).count("a") == 1
+
+
+def command(folder: Path, *only: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.gpu", "--small", "--folder", str(folder), "--only", *only]
+
+
+def said(argv: list[str]) -> list[str]:
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_meter_counts_what_the_profiler_does(tmp_path: Path) -> None:
+    lines = said(command(tmp_path, "metering", "rates"))
+    assert lines[-1] == "1 passed, 0 failed, 1 skipped"
+    assert "rates: skipped in 0 s: no GPU" in lines
+    result = json.loads((tmp_path / "metering.json").read_text())
+    exact = {name: value for name, value in result["measured"].items() if not name.endswith("us each")}
+    assert exact == {name: result["beside"][name] for name in exact}
+    assert exact["all_gather, 65,536 B, async: bytes"] == 5 * 65536
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "cluster"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79, "h100"),
+        ("NVIDIA H100 PCIe", 79, None),
+        ("NVIDIA H100 NVL", 93, None),
+        ("NVIDIA H200", 140, "h200"),
+        ("NVIDIA GH200 480GB", 95, "gh200"),
+        ("NVIDIA GB200", 184, "gb200"),
+        ("NVIDIA A100-SXM4-40GB", 39, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", 79, "a100-80gb"),
+        ("Tesla V100-SXM2-32GB", 31, "v100-32gb"),
+        ("NVIDIA GeForce RTX 4090", 24, None),
+    ],
+)
+def test_an_accelerator_is_known_by_its_name(name: str, gib: int, cluster: str | None) -> None:
+    assert cluster_of(name, gib * GIB) == cluster
+
+
+@pytest.mark.parametrize(("ranks", "cluster"), [(1, "h100"), (2, "a100-40gb"), (8, "h100"), (3, None)])
+def test_every_part_can_be_planned_for_a_machine_with_gpus(ranks: int, cluster: str | None) -> None:
+    known = CLUSTERS[cluster] if cluster else None
+    memory = 79 * GIB if cluster != "a100-40gb" else 39 * GIB
+    parts = all_parts(Machine("cuda", "a GPU", ranks, memory, known), small=False)
+    names = [part.name for part in parts]
+    assert len(set(names)) == len(names)
+    impossible = {part.name for part in parts if "not possible" in part.skip}
+    # GPT-2's 12 heads are not for 8 ranks, llama-mini's sizes not for 3.
+    assert impossible <= {"memory-gpt2-tp"} if ranks != 3 else "parity-dp" not in impossible
+    for part in parts:
+        assert part.skip or "TFLOP/s a rank" in part.predicted or not part.name.startswith("speed") or known is None
+    cut = [part for part in parts if part.name.startswith("speed-llama3-8b") and part.notes]
+    assert any("of 32 layers" in note for part in cut for note in part.notes) == (ranks < 8)
+
+
+def test_a_compiled_run_is_not_predicted_as_an_eager_one() -> None:
+    parts = {p.name: p for p in all_parts(Machine("cuda", "H100", 1, 79 * GIB, CLUSTERS["h100"]), small=False)}
+    eager, compiled = (parts[f"speed-gpt2-xl-bf16-{how}"].predicted["step, ms"] for how in ("eager", "compiled"))
+    assert compiled < eager
+
+
+def test_a_time_that_is_spent_is_told_as_such(tmp_path: Path) -> None:
+    sleeps = Part("long", "", (sys.executable, "-c", "import time; time.sleep(1000)"))
+    results = run_parts([sleeps, writes(tmp_path, "a")], tmp_path, HERE, lambda _line: None, 0.5, fresh=False)
+    assert [(result["state"], "goes on here" in result["why"]) for result in results] == [("skipped", True)] * 2
+
+
+NCCL_EVENTS = [  # as torch's own tests of traces write them
+    {"name": "record_param_comms", "cat": "cpu_op", "args": {"Collective name": name, "dtype": "Float", **sizes}}
+    for name, sizes in (
+        ("_allgather_base", {"In msg nelems": 8, "Out msg nelems": 16, "Group size": 2}),
+        ("wait", {"In msg nelems": 0, "Out msg nelems": 0, "Group size": 2}),
+        ("_reduce_scatter_base", {"In msg nelems": 16, "Out msg nelems": 8, "Group size": 2}),
+    )
+]
+
+
+def test_what_the_profiler_tells_of_nccl_is_read() -> None:
+    kernel = {"cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "dur": 40.0}
+    other = {"cat": "kernel", "name": "void at::native::vectorized_elementwise_kernel", "dur": 1000.0}
+    annotation = {**NCCL_EVENTS[0], "cat": "gpu_user_annotation"}
+    told = told_by_nccl([*NCCL_EVENTS, kernel, other, annotation])
+    assert told == (2, 2 * 16 * 4, pytest.approx(40e-6))
+
+
+def test_without_a_gpu_what_needs_one_is_skipped() -> None:
+    parts = all_parts(Machine("cpu", "CPU", 2, 0, CLUSTERS["cpu"]), small=True)
+    assert {p.name.split("-")[0] for p in parts if p.skip == "no GPU"} == {"rates", "memory", "speed"}
+
+
+def test_rates_are_measured_under_the_names_they_are_predicted_by() -> None:
+    found = measure(torch.device("cpu"), small=True)
+    predicted = predictions(ACCELERATORS["H100 SXM"], small=True)
+    assert predicted.keys() <= found["measured"].keys()
+    assert all(value > 0 for value in found["measured"].values())
+    assert above_peak({"a, TFLOP/s": 2.0, "b, us": 1e9}, 1e12) == ["a, TFLOP/s: 2e+12 is above the peak"]
