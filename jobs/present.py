@@ -1,13 +1,82 @@
-"""A job as JSON: the REST detail, the page's data and the websocket's state message are all this."""
+"""A job as JSON: the REST detail, the page's data and the websocket's state message are all this. And a host."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from jobs.models import TERMINAL, Job
+from pydantic import Field, WithJsonSchema
+from typing_extensions import TypedDict
+
+from contracts.control import ExitReport
+from jobs.models import TERMINAL, Host, Job, Status
+from planner.cost.estimate import Estimate
+from planner.facts.dumped import LayoutDict, SpecDict
+from planner.search.auto import Chosen
+
+Moment = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]  # ISO 8601 with its zone
+State = Annotated[str, WithJsonSchema({"type": "string", "enum": Status.values})]
+Older = dict[str, Any]  # as an earlier version stored it, which may lack fields
 
 
-def job_brief(job: Job) -> dict[str, Any]:
+class StateChange(TypedDict):
+    """When and why an attempt came into a state."""
+
+    status: State
+    attempt: int
+    reason: str
+    at: Moment
+
+
+class JobBrief(TypedDict):
+    """One job of a list."""
+
+    id: str
+    name: str
+    owner: str
+    status: State
+    attempt: int
+    priority: int
+    wait_reason: Annotated[str, Field(description="why a queued job waits")]
+    layout: LayoutDict
+    world_size: int
+    created: Moment
+    changed: Moment
+
+
+class JobDetail(JobBrief):
+    """A job in full. Bytes are payload bytes."""
+
+    finished: bool
+    host: str | None
+    exit: Annotated[ExitReport | Older | None, Field(description="how the current attempt ended")]
+    note: Annotated[str, Field(description="what its host wants known of it, such as a stopped rank")]
+    history: list[StateChange]
+    spec: SpecDict
+    estimate: Annotated[Estimate | Older, Field(description="as told at submit")]
+    chosen: Annotated[Chosen | Older | None, Field(description='where the layout was "auto"; null elsewhere')]
+
+
+class HostBrief(TypedDict):
+    """Where jobs run."""
+
+    name: str
+    device: str
+    device_name: str
+    slots: int
+    free_slots: int
+    drained: bool
+    note: Annotated[str, Field(description="what it wants known, such as jobs that run as root")]
+    last_seen: Moment
+    calibrated: Annotated[Moment | None, Field(description="when it was last measured")]
+
+
+class GivenUp(TypedDict):
+    """How many attempts were lost with a host."""
+
+    lost: int
+
+
+def job_brief(job: Job) -> JobBrief:
     """One line of a list."""
     return {
         "id": job.id,
@@ -24,10 +93,10 @@ def job_brief(job: Job) -> dict[str, Any]:
     }
 
 
-def job_detail(job: Job) -> dict[str, Any]:
+def job_detail(job: Job) -> JobDetail:
     """Everything about a job but its telemetry."""
     attempt = job.attempts.filter(number=job.attempt).select_related("host").first()
-    history = [
+    history: list[StateChange] = [
         {"status": c.status, "attempt": c.attempt, "reason": c.reason, "at": c.at.isoformat()}
         for c in job.history.all()
     ]
@@ -41,4 +110,19 @@ def job_detail(job: Job) -> dict[str, Any]:
         "spec": job.spec,
         "estimate": job.estimate,
         "chosen": job.chosen,
+    }
+
+
+def host_brief(host: Host) -> HostBrief:
+    """One line of a list."""
+    return {
+        "name": host.name,
+        "device": host.device,
+        "device_name": host.device_name,
+        "slots": host.slots,
+        "free_slots": host.slots - host.allocations.count(),
+        "drained": host.drained,
+        "note": host.note,
+        "last_seen": host.last_seen.isoformat(),
+        "calibrated": host.profiled.isoformat() if host.profiled else None,
     }
