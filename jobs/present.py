@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from contracts.control import ExitReport
-from jobs.models import TERMINAL, Host, Job, Status
+from jobs.models import TERMINAL, Attempt, Host, Job, Member, Status
 from planner.cost.estimate import Estimate
 from planner.facts.dumped import LayoutDict, SpecDict
 from planner.search.auto import Chosen
@@ -43,11 +44,24 @@ class JobBrief(TypedDict):
     changed: Moment
 
 
+class MemberBrief(TypedDict):
+    """An attempt's share of one host: `num_ranks` ranks from `first_rank` on. `reason`: why it ended so."""
+
+    node: int
+    host: str
+    first_rank: int
+    num_ranks: int
+    ended: Moment | None
+    outcome: str
+    reason: str
+
+
 class JobDetail(JobBrief):
     """A job in full. Bytes are payload bytes."""
 
     finished: bool
     host: str | None
+    members: Annotated[list[MemberBrief], Field(description="of the current attempt, in rank order")]
     exit: Annotated[ExitReport | Older | None, Field(description="how the current attempt ended")]
     note: Annotated[str, Field(description="what its host wants known of it, such as a stopped rank")]
     history: list[StateChange]
@@ -95,7 +109,7 @@ def job_brief(job: Job) -> JobBrief:
 
 def job_detail(job: Job) -> JobDetail:
     """Everything about a job but its telemetry."""
-    attempt = job.attempts.filter(number=job.attempt).select_related("host").first()
+    attempt = job.attempts.filter(number=job.attempt).prefetch_related("members").first()
     history: list[StateChange] = [
         {"status": c.status, "attempt": c.attempt, "reason": c.reason, "at": c.at.isoformat()}
         for c in job.history.all()
@@ -103,9 +117,10 @@ def job_detail(job: Job) -> JobDetail:
     return {
         **job_brief(job),
         "finished": job.status in TERMINAL,
-        "host": attempt.host.name if attempt else None,
+        "host": attempt.where() if attempt else None,
+        "members": [_member(member) for member in attempt.members.all()] if attempt else [],
         "exit": attempt.exit if attempt else None,
-        "note": attempt.note if attempt else "",
+        "note": "; ".join(_notes(attempt)) if attempt else "",
         "history": history,
         "spec": job.spec,
         "estimate": job.estimate,
@@ -126,3 +141,23 @@ def host_brief(host: Host) -> HostBrief:
         "last_seen": host.last_seen.isoformat(),
         "calibrated": host.profiled.isoformat() if host.profiled else None,
     }
+
+
+def _member(member: Member) -> MemberBrief:
+    return {
+        "node": member.node,
+        "host": member.host_name,
+        "first_rank": member.first_rank,
+        "num_ranks": member.num_ranks,
+        "ended": member.ended.isoformat() if member.ended else None,
+        "outcome": member.outcome,
+        "reason": member.reason,
+    }
+
+
+def _notes(attempt: Attempt) -> Iterator[str]:
+    """What hosts say of their part of it, each with its name where there are several."""
+    members = attempt.members.all()
+    for member in members:
+        if member.note:
+            yield member.note if len(members) == 1 else f"{member.host_name}: {member.note}"

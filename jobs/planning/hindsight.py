@@ -40,7 +40,7 @@ def advice(job: Job) -> Advice:
         raise NoAdviceError("kind", f"a job of kind {job.kind} trains nothing that another layout would speed up")
     if job.status not in TERMINAL:
         raise NoAdviceError("status", f"the job is {job.status}; advice is for one that has ended")
-    attempt = job.attempts.filter(number=job.attempt).select_related("host").first()
+    attempt = job.attempts.filter(number=job.attempt).first()
     summary = (attempt.exit or {}).get("summary") if attempt else None
     measured = (summary or {}).get("measured")
     steps = measured["steps"] if measured else 0
@@ -62,7 +62,7 @@ def advice(job: Job) -> Advice:
         "sure": time["interval"],
     }
     found: Hindsight = ask("advised", spec, planned_on(job, spec), asked)
-    return {**found, "steps": steps, "host": attempt.host.name}
+    return {**found, "steps": steps, "host": attempt.where()}
 
 
 def planned_on(job: Job, spec: JobSpec) -> Cluster:
