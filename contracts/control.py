@@ -63,6 +63,7 @@ class LaunchOrder(TypedDict):
     slots: Slots  # slot (GPU or CPU rank slot) indices of this host
     expires: Number  # unix seconds by Redis' clock; later the order is not carried out
     gang: NotRequired[Gang]  # of an attempt on several hosts
+    owner: NotRequired[Count]  # whose job it is, by number
 
 
 class LossPoint(TypedDict):

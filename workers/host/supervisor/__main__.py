@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ from contracts.control import AttemptReport, ExitReport, Outcome
 from contracts.telemetry import Item
 from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir
 from workers.host.files import write_json
+from workers.host.identity import user_of
 from workers.host.processes import process_id
 from workers.host.settings import HostSettings, host_settings
 from workers.host.supervisor.board import Board
@@ -67,10 +69,10 @@ class Supervisor:
     """State of one attempt while it runs."""
 
     def __init__(self, attempt: AttemptDir, settings: HostSettings, folder: Path) -> None:
-        self.attempt, self.settings = attempt, settings
+        self.attempt, self.order = attempt, attempt.read_order()
+        self.settings = replace(settings, job_user=user_of(self.order, settings))
         self.folder = folder  # of the telemetry's socket
-        self.order = attempt.read_order()
-        user = settings.job_user
+        user = self.settings.job_user
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
         self.tail = LogTail(attempt.logs, len(self.order["slots"]), settings.log_bytes, owners)
         self.board, self.tally = Board(), Tally()
