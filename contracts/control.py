@@ -36,8 +36,24 @@ RankText = Annotated[str, Field(pattern=r"^[0-9]{1,5}$")]
 ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 
 
+class Node(TypedDict):
+    """A host of a gang, in rank order. `address` is "" where the board does not know it."""
+
+    host: HostName
+    address: Word
+    ranks: Annotated[int, Field(ge=1, le=65536)]
+
+
+class Gang(TypedDict):
+    """An attempt over several hosts: which of them one is. Node 0 has rank 0; ranks fill node after node."""
+
+    node: Rank
+    nodes: Annotated[list[Node], Field(min_length=2, max_length=65536)]
+    lease_s: NotRequired[Seconds]  # a host that hears nothing from the board for so long ends its ranks
+
+
 class LaunchOrder(TypedDict):
-    """Start this attempt. Delivering it twice starts it once."""
+    """Start this attempt, or a gang's share of it. Delivering it twice starts it once."""
 
     v: Literal[1]
     job: JobId
@@ -45,6 +61,7 @@ class LaunchOrder(TypedDict):
     spec: Plain  # planner.facts.spec.JobSpec as JSON
     slots: Slots  # slot (GPU or CPU rank slot) indices of this host
     expires: Number  # unix seconds by Redis' clock; later the order is not carried out
+    gang: NotRequired[Gang]  # absent: all ranks are here
 
 
 class LossPoint(TypedDict):
@@ -96,6 +113,8 @@ class ExitReport(TypedDict):
     started: Number
     finished: Number
     summary: Summary | None
+    failed_at: NotRequired[Number]  # when the rank failed, by the board's clock
+    lost_peer: NotRequired[bool]  # it only noticed that another rank was gone: the cause is elsewhere
 
 
 class AttemptReport(TypedDict):
@@ -130,6 +149,7 @@ class HostEvent(TypedDict):
     memory_bytes: Count  # per slot: GPU memory, or the machine's memory divided by its slots
     attempts: list[AttemptReport]
     note: NotRequired[Sentence]  # what a person should know of this host: "jobs run as root: ..."
+    address: NotRequired[Word]  # where other hosts reach it
 
 
 class AttemptEvent(TypedDict):

@@ -19,6 +19,7 @@ from workers.host.settings import HostSettings
 from workers.host.supervisor import publish
 from workers.host.supervisor.board import LATE_LOG_BYTES, Board
 from workers.host.supervisor.bucket import Bucket
+from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.publish import STREAM_KEPT_S, Publisher
 
 STREAM = telemetry_stream("job", 1)
@@ -34,7 +35,7 @@ def run(server: RedisServer, work: Callable[[Publisher, Board], Awaitable[None]]
 
     async def main() -> None:
         board = Board()
-        publisher = Publisher(AttemptDir(path, "job", 1), settings, board)
+        publisher = Publisher(AttemptDir(path, "job", 1), settings, board, BoardClock())
         await work(publisher, board)
         await publisher.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from typing import Any
@@ -11,7 +12,7 @@ from redis.exceptions import RedisError
 
 from contracts.codec import BATCH_BYTES, encode_batch, encode_event
 from contracts.control import VERSION, AttemptEvent, AttemptReport
-from contracts.names import EVENTS_STREAM, cancel_key, telemetry_stream
+from contracts.names import EVENTS_STREAM, cancel_key, gang_key, telemetry_stream
 from contracts.telemetry import VERSION as TELEMETRY_VERSION
 from contracts.telemetry import Batch
 from workers.host.attempts import AttemptDir
@@ -19,6 +20,8 @@ from workers.host.reporter import EVENTS_KEPT
 from workers.host.settings import HostSettings
 from workers.host.supervisor.board import Board
 from workers.host.supervisor.bucket import Bucket
+from workers.host.supervisor.clock import BoardClock
+from workers.host.supervisor.gang import Ready
 
 # What is not sent while Redis is away is saved up: a minute's outage costs nothing.
 SEND_BYTES_PER_S, SEND_BURST = 2**20, 16 * 2**20  # of one attempt
@@ -30,13 +33,16 @@ RENEW_S = 60.0
 class Publisher:
     """One attempt's way to Redis."""
 
-    def __init__(self, attempt: AttemptDir, settings: HostSettings, board: Board) -> None:
-        self._attempt, self._board = attempt, board
+    def __init__(
+        self, attempt: AttemptDir, settings: HostSettings, board: Board, clock: BoardClock, node: int = 0
+    ) -> None:
+        self._attempt, self._board, self._clock = attempt, board, clock
         self._host, self._stream_bytes = settings.name, settings.stream_bytes
         self._redis = redis.asyncio.Redis.from_url(
             settings.redis_url, socket_timeout=5, socket_connect_timeout=2, health_check_interval=10
         )
-        self._stream = telemetry_stream(attempt.job, attempt.attempt)
+        self._stream = telemetry_stream(attempt.job, attempt.attempt, node)
+        self._gang = gang_key(attempt.job, attempt.attempt)
         self._all, self._logs = Bucket(SEND_BYTES_PER_S, SEND_BURST), Bucket(LOG_BYTES_PER_S, LOG_BURST)
         self._entries: deque[tuple[str, int]] = deque()  # what we put into the stream: id and bytes
         self._num_bytes = self._number = 0
@@ -49,9 +55,12 @@ class Publisher:
                 v=TELEMETRY_VERSION,
                 job=self._attempt.job,
                 attempt=self._attempt.attempt,
-                time=time.time(),
+                time=self._clock.now(),
                 items=load.items,
+                host=self._host,
             )
+            if clock := self._clock.told():
+                batch["clock"] = clock
             body = encode_batch(batch)
             try:
                 await self._add(body)
@@ -93,7 +102,7 @@ class Publisher:
 
     async def report(self, report: AttemptReport) -> bool:
         """Tell the controller the state. False when Redis did not take it."""
-        event = AttemptEvent(kind="attempt", v=VERSION, host=self._host, time=time.time(), report=report)
+        event = AttemptEvent(kind="attempt", v=VERSION, host=self._host, time=self._clock.now(), report=report)
         try:
             await self.renew()
             await self._redis.xadd(EVENTS_STREAM, {"b": encode_event(event)}, maxlen=EVENTS_KEPT, approximate=True)
@@ -104,6 +113,23 @@ class Publisher:
     async def cancelled(self) -> bool:
         """Has the controller raised the flag? Raises RedisError."""
         return bool(await self._redis.exists(cancel_key(self._attempt.job, self._attempt.attempt)))
+
+    async def now(self) -> float:
+        """The board's clock, unix seconds. Raises RedisError."""
+        told: Any = await self._redis.time()
+        return float(told[0] + told[1] / 1e6)
+
+    async def say_ready(self, node: int, ready: Ready) -> None:
+        """Raises RedisError."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(self._gang, str(node), json.dumps(ready._asdict()))
+            pipe.expire(self._gang, STREAM_KEPT_S)
+            await pipe.execute()
+
+    async def who_is_ready(self) -> dict[int, Ready]:
+        """By node. Raises RedisError."""
+        told: Any = await self._redis.hgetall(self._gang)
+        return {int(node): Ready(**json.loads(said)) for node, said in told.items()}
 
     async def close(self) -> None:
         await self._redis.aclose()
