@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, cast
 
 from contracts.fields import HOST_NAME
 from workers.host.address import LOOPBACK, address_towards
+from workers.timeouts import DEFAULT_S
 
 
 class SettingError(RuntimeError):
@@ -54,6 +55,7 @@ class HostSettings:
     choose_user: bool = False  # CHOSEN_USER, where that works
     sandbox: Sandbox = "off"
     state_dir: Path = Path("var")  # of web and controller, where they share this machine
+    group_timeout_s: int = DEFAULT_S  # how long a job's ranks wait for each other
     address: str = LOOPBACK  # where the other hosts of a gang reach this one
 
 
@@ -94,6 +96,7 @@ def host_settings() -> HostSettings:
         choose_user=job_user == "auto" and os.geteuid() == 0,
         sandbox=cast(Sandbox, sandbox),
         state_dir=state.resolve(),
+        group_timeout_s=_whole("MESHBOARD_GROUP_TIMEOUT_S", DEFAULT_S, 1),
         address=_address(env.get("MESHBOARD_ADDRESS"), redis_url),
     )
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from contracts.control import LaunchOrder
+from workers import timeouts
 from workers.host.address import interface_of
 from workers.host.attempts import AttemptDir
 from workers.host.guardian import namespace_prefix
@@ -123,6 +124,7 @@ class Training:
             "PYTHONPATH": str(PACKAGES),
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
+            timeouts.VARIABLE: str(self._settings.group_timeout_s),
             # Not by the host's name, which need not resolve, or resolves to loopback.
             "GLOO_SOCKET_IFNAME": self._interface(),
             "NCCL_SOCKET_IFNAME": self._interface(),
