@@ -44,9 +44,9 @@ async def no_such_socket(_scope: Any, _receive: Any, send: Any) -> None:
 class JobConsumer(AsyncWebsocketConsumer):
     """Binary msgpack frames of at most 1 MB to the browser; nothing is read from it.
 
-    {"node", "entries": [[id, batch msgpack], ...]}, {"node", "gap": {"after", "first"}} where history was trimmed or does
-    not fit a frame, {"stale": true} while Redis is away, {"job": job detail} at connect and whenever it changed. Each
-    member of a gang has a stream of its own, and `after` a position in each.
+    {"node", "entries": [[id, batch msgpack], ...]}, {"node", "gap": {"after", "first"}} where history was trimmed or
+    does not fit a frame, {"stale": true} while Redis is away, {"job": job detail} at connect and whenever it changed.
+    Each member of a gang has a stream of its own, and `after` a position in each.
     """
 
     async def connect(self) -> None:
@@ -90,7 +90,7 @@ class JobConsumer(AsyncWebsocketConsumer):
     async def _watch_job(self, after: dict[int, str], after_attempt: int | None) -> None:
         """Send the job when it changed; follow the streams of its current attempt; end when the right to see ends."""
         shown: dict[str, Any] | None = None
-        followed: int | None = None
+        followed = 0
         while True:
             job = await self._visible_job()
             if job is None:
@@ -105,7 +105,7 @@ class JobConsumer(AsyncWebsocketConsumer):
                 shown = job
             if job["attempt"] != followed:
                 self._unfollow()
-                if followed is not None or after_attempt not in (None, job["attempt"]):
+                if followed or after_attempt not in (None, job["attempt"]):
                     after = {}
                 followed = job["attempt"]
             self._follow_members(followed, max(1, len(job["members"])), after)
@@ -160,7 +160,7 @@ class JobConsumer(AsyncWebsocketConsumer):
 
 
 def positions(text: str) -> dict[int, str] | None:
-    """Where a browser was in each node's stream: "7-0" of node 0 alone, else "0:7-0,2:9-1". None for what is neither."""
+    """Where a browser was in each node's stream: "7-0" in that of node 0, or "0:7-0,2:9-1". None for what is neither."""
     if _is_entry_id(text):
         return {0: text}
     found: dict[int, str] = {}

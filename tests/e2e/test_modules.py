@@ -276,9 +276,10 @@ def test_members_of_a_gang_fold_into_one_page_each_with_its_own_position_and_gap
     m.expectGap(s, 1);
     m.foldBatch(s, '9-0', x[2], 1);
     m.foldBatch(s, '6-0', x[3], 0);
-    const sum = (bins, rank) => [...(bins.rows.get(rank) ?? new Map()).values()].flat().reduce((a, v) => a + (v ?? 0), 0);
+    const amounts = (rank) => [...(s.whole.rows.get(rank) ?? new Map()).values()].flat();
+    const sum = (rank) => amounts(rank).reduce((all, amount) => all + (amount ?? 0), 0);
     const logs = [...s.logs].map(([key, log]) => [key, log.node, log.lines.map((line) => line.text)]);
-    return [resumed, m.resumeFrom(s), sum(s.whole, 0), sum(s.whole, 2), s.ranks.get(2).cells.size, logs,
+    return [resumed, m.resumeFrom(s), sum(0), sum(2), s.ranks.get(2).cells.size, logs,
             s.members.get(1).host, s.members.get(1).clock.offset_s];
     """
     said = {"kind": "log", "rank": -1, "time": 0.0, "first": 0}

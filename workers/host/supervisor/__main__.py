@@ -16,8 +16,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
-from redis.exceptions import RedisError
-
 from contracts.control import AttemptReport, ExitReport, Outcome
 from contracts.gangs import node_of, ranks_here
 from contracts.telemetry import Item
@@ -28,8 +26,10 @@ from workers.host.settings import HostSettings, host_settings
 from workers.host.supervisor.board import Board
 from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.ending import Ended, exit_report, read_failure
-from workers.host.supervisor.gang import NotReadyError, Ready, gathered, meet
+from workers.host.supervisor.gang import NotReadyError, gathered, meet
 from workers.host.supervisor.lease import Lease
+from workers.host.supervisor.line import LineError, Ready
+from workers.host.supervisor.line.over_redis import RedisLine
 from workers.host.supervisor.publish import Publisher
 from workers.host.supervisor.serve import Telemetry
 from workers.host.supervisor.tail import LogTail
@@ -79,7 +79,8 @@ class Supervisor:
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
         self.tail = LogTail(attempt.logs, ranks_here(self.order), settings.log_bytes, owners)
         self.board, self.tally, self.clock = Board(), Tally(), BoardClock()
-        self.publisher = Publisher(attempt, settings, self.board, self.clock, node_of(self.order))
+        self.line = RedisLine(attempt, settings, node_of(self.order))
+        self.publisher = Publisher(attempt.job, attempt.attempt, self.board, self.line, settings.name, self.clock)
         self.lease = Lease(self.order)
         self.ended_by: Outcome | None = None  # set when we, not the training, ended it
         self.reason = ""
@@ -121,7 +122,7 @@ class Supervisor:
         await self._set_clock()  # before anything is told
         regular = (
             (self.publisher.send, BATCH_S),
-            (self._report, HEARTBEAT_S),
+            (self._report_if_heard, HEARTBEAT_S),
             (self._see_cancel, POLL_S),
             (self._set_clock, CLOCK_S),
         )
@@ -140,7 +141,7 @@ class Supervisor:
         """Of a gang: its ranks start when all members are ready, or not at all."""
 
         async def lead_of(own: Ready) -> Ready:
-            return await gathered(self.publisher, self.order, own, (RedisError, OSError))
+            return await gathered(self.line, self.order, own)
 
         try:
             await meet(self.training.launcher, self.settings.address, lead_of)
@@ -148,8 +149,8 @@ class Supervisor:
             self._end("failed", f"the gang did not start: {error}")
 
     async def _set_clock(self) -> None:
-        with contextlib.suppress(RedisError, OSError):
-            await self.clock.measure(self.publisher.now)
+        with contextlib.suppress(LineError):
+            await self.clock.measure(self.line.now)
 
     def _shut_down(self) -> None:
         self._end("failed", "the host was stopped")
@@ -170,7 +171,7 @@ class Supervisor:
             self.board.add(item)
         if self.tally.training and not self.attempt.running.exists():
             self.attempt.running.touch()
-            await self._report()
+            await self._report_if_heard()
 
     async def _tail_forever(self) -> None:
         """In a thread: a disk may block, and the ranks' records and the cancel flag must not wait for it."""
@@ -186,7 +187,7 @@ class Supervisor:
             except OSError as error:
                 log.warning("cannot read the logs: %s", error)
 
-    async def _report(self) -> bool:
+    async def _report(self) -> None:
         """Told from memory: whatever the job did to our files, its state is told."""
         state: Literal["exited", "running", "starting"] = "running" if self.attempt.running.exists() else "starting"
         report = AttemptReport(
@@ -196,25 +197,36 @@ class Supervisor:
             report["state"], report["exit"] = "exited", self._exit
         elif note := self.attempt.read_note():
             report["note"] = note
-        return await self.publisher.report(report)
+        await self.line.report(report)
+
+    async def _report_if_heard(self) -> None:
+        with contextlib.suppress(LineError):  # the next one tells as much
+            await self._report()
 
     async def _see_cancel(self) -> None:
-        with contextlib.suppress(RedisError, OSError):
-            if await self.publisher.cancelled():
+        with contextlib.suppress(LineError):
+            if await self.line.cancelled():
                 self._end("cancelled", "cancelled on request")
             self.lease.renew()
         if self.lease.over():
             self._end("lost", self.lease.words())
 
     async def _say_goodbye(self) -> None:
-        """Deliver the rest and the exit. If Redis stays away the host worker repeats the exit report."""
+        """Deliver the rest and the exit. If the board stays away the host worker repeats the exit report."""
         deadline = time.monotonic() + FAREWELL_S
         while not await self._said_all() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
-        await self.publisher.close()
+        await self.line.close()
 
     async def _said_all(self) -> bool:
-        return await self.publisher.send() and await self.publisher.renew_last() and await self._report()
+        if not await self.publisher.send():
+            return False
+        try:
+            await self.line.renew()
+            await self._report()
+        except LineError:
+            return False
+        return True
 
 
 def main() -> int:

@@ -7,10 +7,10 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Mapping
 
 from contracts.control import LaunchOrder
+from workers.host.supervisor.line import GangLine, LineError, Ready
 
 log = logging.getLogger(__name__)
 
@@ -20,31 +20,12 @@ LAUNCHER_BYTES = 4096
 MOST_NAMED = 5
 
 
-class Ready(NamedTuple):
-    """A member that waits for the others. `port`: of the lead's store; 0 where it does not lead."""
-
-    address: str
-    port: int
-
-
-class Board(Protocol):
-    """What of the board a gang needs to start. Both raise OSError, or what Redis raises, while it is away."""
-
-    async def say_ready(self, node: int, ready: Ready) -> None: ...
-
-    async def who_is_ready(self) -> Mapping[int, Ready]: ...
-
-
 class NotReadyError(RuntimeError):
     """The gang cannot start; says who is missing."""
 
 
-async def gathered(
-    board: Board, order: LaunchOrder, own: Ready, away: tuple[type[Exception], ...], start_s: float = START_S
-) -> Ready:
+async def gathered(line: GangLine, order: LaunchOrder, own: Ready, start_s: float = START_S) -> Ready:
     """The lead, once every member is ready.
-
-    `away`: what the board raises while it cannot be reached.
 
     Raises:
         NotReadyError: not all were within `start_s`.
@@ -52,20 +33,19 @@ async def gathered(
     gang = order["gang"]
     deadline = time.monotonic() + start_s
     seen: Mapping[int, Ready] = {}
-    said, trouble = False, ""
     while True:
+        trouble = ""
         try:
-            if not said:
-                await board.say_ready(gang["node"], own)
-                said = True
-            seen, trouble = await board.who_is_ready(), ""
-        except away as error:
-            said, trouble = False, f"; the board cannot be reached: {type(error).__name__}"
-        if len(seen) == len(gang["nodes"]) and not trouble:
+            if gang["node"] not in seen:  # not yet, or the board has lost it
+                await line.say_ready(gang["node"], own)
+            seen = await line.who_is_ready()
+        except LineError as error:
+            trouble = f"the board could not be reached within {start_s:.0f} s: {error}"
+        missing = [node["host"] for index, node in enumerate(gang["nodes"]) if index not in seen]
+        if not missing and not trouble:
             return seen[0]
         if time.monotonic() > deadline:
-            missing = [node["host"] for index, node in enumerate(gang["nodes"]) if index not in seen]
-            raise NotReadyError(f"{_names(missing)} not ready within {start_s:.0f} s{trouble}"[:900])
+            raise NotReadyError(trouble[:900] or f"{_names(missing)} not ready within {start_s:.0f} s")
         await asyncio.sleep(LOOK_S)
 
 
@@ -99,10 +79,6 @@ def _port(line: bytes) -> int | None:
     return port if type(port) is int and 0 <= port < 2**16 else None
 
 
-def _names(hosts: Iterable[str]) -> str:
-    named = list(hosts)
-    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-    hosts_or_host = "hosts" if len(named) > 1 else "host"
-    if not named:
-        return "all hosts said so, and yet the gang was"
-    return f"{hosts_or_host} {', '.join(named[:MOST_NAMED])}{more} {'were' if len(named) > 1 else 'was'}"
+def _names(hosts: list[str]) -> str:
+    more = f" and {len(hosts) - MOST_NAMED} more" if len(hosts) > MOST_NAMED else ""
+    return f"host{'s' * (len(hosts) > 1)} {', '.join(hosts[:MOST_NAMED])}{more} {'were' if len(hosts) > 1 else 'was'}"
