@@ -160,7 +160,7 @@ class JobConsumer(AsyncWebsocketConsumer):
 
 
 def positions(text: str) -> dict[int, str] | None:
-    """Where a browser was in each node's stream: "7-0" in that of node 0, or "0:7-0,2:9-1". None for what is neither."""
+    """Where a browser was in each node's stream: "7-0" of node 0, or "0:7-0,2:9-1". None for what is neither."""
     if _is_entry_id(text):
         return {0: text}
     found: dict[int, str] = {}
