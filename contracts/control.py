@@ -13,6 +13,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from contracts.fields import (
+    Address,
     AttemptNumber,
     Count,
     HostName,
@@ -37,19 +38,19 @@ ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 
 
 class Node(TypedDict):
-    """A host of a gang, in rank order. `address` is "" where the board does not know it."""
+    """A host of a gang, in rank order."""
 
     host: HostName
-    address: Word
+    address: Address | Literal[""]  # where the others reach it; "" where the board does not know
     ranks: Annotated[int, Field(ge=1, le=65536)]
 
 
 class Gang(TypedDict):
-    """An attempt over several hosts: which of them one is. Node 0 has rank 0; ranks fill node after node."""
+    """An attempt on several hosts. Ranks fill node after node."""
 
-    node: Rank
+    node: Annotated[int, Field(ge=0, le=65535)]  # which one this order is for
     nodes: Annotated[list[Node], Field(min_length=2, max_length=65536)]
-    lease_s: NotRequired[Seconds]  # a host that hears nothing from the board for so long ends its ranks
+    lease_s: Seconds  # ranks end themselves when nothing was heard of the board for so long
 
 
 class LaunchOrder(TypedDict):
@@ -61,7 +62,7 @@ class LaunchOrder(TypedDict):
     spec: Plain  # planner.facts.spec.JobSpec as JSON
     slots: Slots  # slot (GPU or CPU rank slot) indices of this host
     expires: Number  # unix seconds by Redis' clock; later the order is not carried out
-    gang: NotRequired[Gang]  # absent: all ranks are here
+    gang: NotRequired[Gang]  # of an attempt on several hosts
 
 
 class LossPoint(TypedDict):
@@ -112,8 +113,8 @@ class ExitReport(TypedDict):
     log_tail: list[LogLine]  # the last lines that rank (or the launcher) wrote
     started: Number
     finished: Number
+    failed_at: NotRequired[Number]  # when that rank failed, unix seconds by Redis' clock
     summary: Summary | None
-    failed_at: NotRequired[Number]  # when the rank failed, by the board's clock
     lost_peer: NotRequired[bool]  # it only noticed that another rank was gone: the cause is elsewhere
 
 
@@ -149,7 +150,7 @@ class HostEvent(TypedDict):
     memory_bytes: Count  # per slot: GPU memory, or the machine's memory divided by its slots
     attempts: list[AttemptReport]
     note: NotRequired[Sentence]  # what a person should know of this host: "jobs run as root: ..."
-    address: NotRequired[Word]  # where other hosts reach it
+    address: NotRequired[Address]  # where other hosts reach it
 
 
 class AttemptEvent(TypedDict):

@@ -14,7 +14,7 @@ def host_queue(host: str) -> str:
 
 
 def telemetry_stream(job: str, attempt: int, node: int = 0) -> str:
-    """Redis Stream of one member of an attempt; an entry's field "b" holds one msgpack `Batch`, "n" its number from 0.
+    """Redis Stream of one member; an entry's field "b" holds one msgpack `Batch`, "n" its number from 0.
 
     It is bounded in bytes: where the first entry's number is not 0, older ones were trimmed.
     """
