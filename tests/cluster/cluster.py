@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,17 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(
-    folder: Path, names: Sequence[str] = NAMES, slots: int = 2, shared: bool = True, **settings: str
+    folder: Path,
+    names: Sequence[str] = NAMES,
+    slots: int = 2,
+    shared: bool = True,
+    etc_hosts: Mapping[str, str] | None = None,
+    board_settings: Mapping[str, str] | None = None,
+    **settings: str,
 ) -> Iterator[Cluster]:
-    """`shared`: checkpoints lie where all hosts see them. `settings` are the hosts'."""
+    """`shared`: checkpoints lie where all hosts see them. `etc_hosts`: of hosts that do not know all names, by name.
+    `settings` are the hosts'."""
+    folder.chmod(0o711)  # a job's user passes through
     with contextlib.ExitStack() as stack:
         board_cable, *cables = stack.enter_context(switched(["board", *names]))
         stack.enter_context(inside(board_cable.namespace))
@@ -79,11 +87,12 @@ def cluster(
         redis = RedisServer(folder / "redis", board_cable.address)
         redis.start()
         stack.callback(redis.stop)
-        site_settings = {"MESHBOARD_CHECKPOINT_ROOT": str(folder / "checkpoints")}
+        site_settings = {"MESHBOARD_CHECKPOINT_ROOT": str(folder / "checkpoints"), **(board_settings or {})}
         board = stack.enter_context(site(database, redis, folder / "board", **site_settings))
         argv = [sys.executable, "manage.py", "controller"]
         controller = stack.enter_context(running(argv, board.environment, folder / "controller.log", ROOT))
         machines = {}
+        everybody = "\n".join(f"{cable.address} {name}" for name, cable in zip(names, cables, strict=True))
         for name, cable in zip(names, cables, strict=True):
             own = folder / name
             given = {
@@ -93,7 +102,9 @@ def cluster(
                 "MESHBOARD_CHECKPOINT_ROOT": str((folder if shared else own) / "checkpoints"),
                 **settings,
             }
-            machines[name] = stack.enter_context(powered(Machine(name, cable, own, given)))
+            machine = Machine(name, cable, own, given)
+            machine.knows((etc_hosts or {}).get(name, everybody))
+            machines[name] = stack.enter_context(powered(machine))
             machines[name].start_worker()
         made = Cluster(board, machines, controller)
         made.wait_for_hosts(*names)

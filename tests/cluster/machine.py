@@ -45,7 +45,6 @@ class Machine:
         self._etc = Path("/etc/netns") / cable.namespace
         self._power: subprocess.Popen[bytes] | None = None
         self._pid = 0
-        self.knows("127.0.0.1 localhost")
 
     def knows(self, hosts: str) -> None:
         """What its /etc/hosts says from the next start on; no name server answers."""
