@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgpack
 
@@ -35,6 +35,8 @@ def why_not() -> str:
 class Cluster:
     """What a test asks of it. The test's own thread is in the board's network."""
 
+    ended: ClassVar[set[tuple[str, int]]] = set()  # attempts that ended while a test ran
+
     def __init__(self, board: Site, machines: dict[str, Machine], controller: subprocess.Popen[bytes]) -> None:
         self.board, self.machines, self.controller = board, machines, controller
 
@@ -59,6 +61,7 @@ class Cluster:
         found = wait_until(reached, f"{job} is {' or '.join(statuses)}", timeout_s, 0.2)
         assert found is not None
         if found["finished"]:
+            self.ended.add((job, found["attempt"]))
             ended(found["status"], found["history"][-1]["reason"], len(processes_of(job, found["attempt"])))
         return found
 

@@ -118,6 +118,7 @@ def test_a_host_given_up_that_comes_back_with_old_ranks_ends_them(hosts: Cluster
     hosts.wait_for(gang, "lost", timeout_s=END_S)
     assert hosts.processes(gang, on=second), "the cut host trains on"
     hosts.call("POST", f"jobs/{gang}/requeue")
+    wait_until(lambda: "may live on silent host" in hosts.job(gang)["wait_reason"], "it waits for the lease", 10)
     second.cable.mend()
     none_left(hosts, gang, 60)
     hosts.wait_for(gang, "running", timeout_s=120)
@@ -172,7 +173,7 @@ def test_a_host_that_is_not_ready_fails_the_gang_by_its_name(hosts: Cluster) -> 
     job = hosts.submit(endless("not ready", SQUARE))
     hosts.wait_for(job, "starting")
     _, second = hosts.member_hosts(job)
-    second.run("sh", "-c", "until pkill -STOP -f workers.host.launch; do sleep 0.05; done")
+    second.run("sh", "-c", "until pkill -STOP -f [w]orkers.host.launch; do sleep 0.05; done")
     ended: dict[str, Any] = hosts.wait_for(job, "failed", timeout_s=170)
     assert ended["history"][-1]["reason"] == f"the gang did not start: host {second.name} was not ready within 120 s"
     none_left(hosts, job)
