@@ -144,7 +144,7 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "SERVE_PERMISSIONS": ["rest_framework.permissions.IsAuthenticated"],
-    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "jobs.api.schema.with_models"],
+    "POSTPROCESSING_HOOKS": ["jobs.api.schema.with_models"],
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2**20
 

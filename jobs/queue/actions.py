@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
@@ -21,6 +20,7 @@ from planner.cost.oversize import parse_plannable
 from planner.facts.kinds import num_slots
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.search.auto import Chosen
 
 
 class KeyReusedError(Exception):
@@ -67,7 +67,7 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
     return job, True
 
 
-def _chosen_spec(owner: User, data: object) -> tuple[JobSpec, dict[str, Any] | None]:
+def _chosen_spec(owner: User, data: object) -> tuple[JobSpec, Chosen | None]:
     """The spec, and what took the place of a layout "auto" in it; None where it names one."""
     data, chosen = resolved(data)
     return checked_spec(owner, data), chosen
@@ -85,7 +85,7 @@ def _answered(owner: User, key: str, body_hash: str) -> Job | None:
     return seen.job if seen else None
 
 
-def _queue(owner: User, spec: JobSpec, chosen: dict[str, Any] | None) -> Job:
+def _queue(owner: User, spec: JobSpec, chosen: Chosen | None) -> Job:
     cluster = cluster_for(None, spec)
     planned = estimate(spec, cluster)
     with transaction.atomic():
