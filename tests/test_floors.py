@@ -35,7 +35,7 @@ ROOMS = {
         "access",
         "present",
         "planning",
-        "queue",
+        "queue engines",  # the controller works the engines, and the hosts' engine is the queue's own code
         "live",
         "api",
         "pages",

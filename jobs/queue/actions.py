@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -36,9 +37,15 @@ def checked_spec(owner: User, data: object) -> JobSpec:
     resources = data.get("resources") if isinstance(data, dict) else None
     device = resources.get("device", "cpu") if isinstance(resources, dict) else "cpu"
     spec = parse_plannable(data, slots=Host.objects.largest_slots(device) if storable(device) else None)
-    if refused := [*not_runnable(spec), *foreign_checkpoint(owner, spec)]:
+    if refused := [*not_runnable(spec), *_engine_missing(spec), *foreign_checkpoint(owner, spec)]:
         raise SpecError(refused)
     return spec
+
+
+def _engine_missing(spec: JobSpec) -> list[Problem]:
+    if spec.resources.engine == "slurm" and settings.SLURM is None:
+        return [Problem("resources.engine", "this board runs no jobs on Slurm: MESHBOARD_SLURM_FOLDER is not set")]
+    return []
 
 
 def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, bool]:
