@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint lock format parity memory mutations witness schemathesis faults cluster slow mix image-test bench bench-rivals gpu clean tools
+.PHONY: help up test lint lock format parity memory mutations witness schemathesis faults cluster slow mix slurm image-test bench bench-rivals gpu clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -75,6 +75,10 @@ slow: $(VENV)/.dev tools ## tests that wait for real deadlines, not part of the 
 
 mix: $(VENV)/.dev ## ten minutes of small jobs while everything is killed at random; MIX="--seconds 60 --seed 7"
 	$(BIN)/python -m tests.faults.mix $(MIX)
+
+slurm: $(VENV)/.dev ## the Slurm engine on a real Slurm of this machine's own; installs it by apt; needs root
+	@sh tests/slurm/install_tools.sh
+	$(BIN)/python -m tests.slurm
 
 image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this machine's files; needs root
 	$(BIN)/python -m tests.image

@@ -19,7 +19,7 @@ from django.contrib.sessions.backends.db import SessionStore
 from contracts.names import telemetry_stream
 from jobs.access import visible_job
 from jobs.live.streams import QUEUE_BYTES, Oversize, Watch, hub
-from jobs.present import job_detail
+from jobs.present import JobDetail, job_detail
 from jobs.queue.lifecycle import group_name
 from jobs.text import whole_number
 
@@ -144,7 +144,7 @@ class JobConsumer(AsyncWebsocketConsumer):
         await self.send(bytes_data=msgpack.packb(message))
 
     @database_sync_to_async
-    def _visible_job(self) -> dict[str, Any] | None:
+    def _visible_job(self) -> JobDetail | None:
         """The job as JSON if this session's user may see it now; the session is read anew each time."""
         session = self.scope["session"]
         if not session.session_key:
