@@ -114,6 +114,8 @@ def rank_command(order: LaunchOrder, attempt: AttemptDir, settings: HostSettings
         "job": attempt.job,
         "attempt": str(attempt.attempt),
     }
+    if "checkpoint" in order:
+        options |= {"expect-checkpoint": order["checkpoint"]["name"], "checkpoint-host": order["checkpoint"]["host"]}
     return [program.module(settings), *_options(options)]
 
 

@@ -172,6 +172,8 @@ class Supervisor:
         if self.tally.training and not self.attempt.running.exists():
             self.attempt.running.touch()
             await self._report_if_heard()
+        elif any(item["kind"] == "checkpoint" for item in items):  # what a later attempt must go on from
+            await self._report_if_heard()
 
     async def _tail_forever(self) -> None:
         """In a thread: a disk may block, and the ranks' records and the cancel flag must not wait for it."""
@@ -193,6 +195,8 @@ class Supervisor:
         report = AttemptReport(
             job=self.attempt.job, attempt=self.attempt.attempt, state=state, slots=self.order["slots"]
         )
+        if checkpoint := self.tally.checkpoint:
+            report["checkpoint"] = checkpoint
         if self._exit is not None:
             report["state"], report["exit"] = "exited", self._exit
         elif note := self.attempt.read_note():
