@@ -187,10 +187,17 @@ def test_selective_recompute_repeats_only_the_scores() -> None:
 )
 def test_megatron_keeps_what_its_own_tests_tell(layout: Spec, train: Spec, published: int) -> None:
     """torch.cuda.max_memory_allocated of the last rank, of which a whole table in fp32 is the test's own."""
-    model = {"arch": "gpt", "num_layers": 12, "hidden_size": 512, "num_heads": 8, "vocab_size": 50304}
+    model = {
+        "arch": "gpt",
+        "num_layers": 12,
+        "hidden_size": 512,
+        "num_heads": 8,
+        "num_kv_heads": 8,
+        "ffn_hidden_size": 2048,
+    }
     spec = JobSpec.model_validate(
         {
-            "model": {**model, "max_seq_len": 1024, "tied_embeddings": True},
+            "model": {**model, "vocab_size": 50304, "max_seq_len": 1024, "tied_embeddings": True},
             "layout": layout,
             "train": {**train, "global_batch": 32, "seq_len": 1024, "precision": "bf16", "dropout": True},
             "resources": {"device": "cuda", "stack": "megatron"},
