@@ -44,15 +44,15 @@ class JobBrief(TypedDict):
     changed: Moment
 
 
-class GangMember(TypedDict):
-    """An attempt's share of one host. Ranks follow each other from `first_rank` on."""
+class MemberBrief(TypedDict):
+    """An attempt's share of one host: `num_ranks` ranks from `first_rank` on. `reason`: why it ended so."""
 
     node: int
     host: str
     first_rank: int
     num_ranks: int
     ended: Moment | None
-    outcome: Annotated[str, Field(description="empty until it has ended")]
+    outcome: str
     reason: str
 
 
@@ -60,8 +60,8 @@ class JobDetail(JobBrief):
     """A job in full. Bytes are payload bytes."""
 
     finished: bool
-    host: Annotated[str | None, Field(description="hosts of the current attempt in the order of their ranks")]
-    members: list[GangMember]
+    host: str | None
+    members: Annotated[list[MemberBrief], Field(description="of the current attempt, in rank order")]
     exit: Annotated[ExitReport | Older | None, Field(description="how the current attempt ended")]
     note: Annotated[str, Field(description="what its host wants known of it, such as a stopped rank")]
     history: list[StateChange]
@@ -128,7 +128,22 @@ def job_detail(job: Job) -> JobDetail:
     }
 
 
-def _member(member: Member) -> GangMember:
+def host_brief(host: Host) -> HostBrief:
+    """One line of a list."""
+    return {
+        "name": host.name,
+        "device": host.device,
+        "device_name": host.device_name,
+        "slots": host.slots,
+        "free_slots": host.slots - host.allocations.count(),
+        "drained": host.drained,
+        "note": host.note,
+        "last_seen": host.last_seen.isoformat(),
+        "calibrated": host.profiled.isoformat() if host.profiled else None,
+    }
+
+
+def _member(member: Member) -> MemberBrief:
     return {
         "node": member.node,
         "host": member.host_name,
@@ -146,18 +161,3 @@ def _notes(attempt: Attempt) -> Iterator[str]:
     for member in members:
         if member.note:
             yield member.note if len(members) == 1 else f"{member.host_name}: {member.note}"
-
-
-def host_brief(host: Host) -> HostBrief:
-    """One line of a list."""
-    return {
-        "name": host.name,
-        "device": host.device,
-        "device_name": host.device_name,
-        "slots": host.slots,
-        "free_slots": host.slots - host.allocations.count(),
-        "drained": host.drained,
-        "note": host.note,
-        "last_seen": host.last_seen.isoformat(),
-        "calibrated": host.profiled.isoformat() if host.profiled else None,
-    }

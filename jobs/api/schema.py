@@ -86,7 +86,7 @@ def with_models(result: dict[str, Any], generator: Any, request: Any, public: bo
     for measured in ("profile", "runs"):
         models["Cluster"]["properties"].pop(measured)
     models["NamedCluster"] = _named(models.pop("Cluster"))
-    result["components"]["schemas"] = models
+    result["components"].setdefault("schemas", {}).update(models)
     return result
 
 
