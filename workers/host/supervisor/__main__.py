@@ -78,7 +78,7 @@ class Supervisor:
         user = settings.job_user
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
         self.tail = LogTail(attempt.logs, ranks_here(self.order), settings.log_bytes, owners)
-        self.board, self.tally, self.clock = Board(), Tally(), BoardClock()
+        self.board, self.tally, self.clock = Board(), Tally(ranks_here(self.order)[0]), BoardClock()
         self.line = RedisLine(attempt, settings, node_of(self.order))
         self.publisher = Publisher(attempt.job, attempt.attempt, self.board, self.line, settings.name, self.clock)
         self.lease = Lease(self.order)
