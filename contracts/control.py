@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from contracts.facts import Facts, Use
 from contracts.fields import (
     AttemptNumber,
     Count,
@@ -130,6 +131,8 @@ class HostEvent(TypedDict):
     memory_bytes: Count  # per slot: GPU memory, or the machine's memory divided by its slots
     attempts: list[AttemptReport]
     note: NotRequired[Sentence]  # what a person should know of this host: "jobs run as root: ..."
+    facts: NotRequired[Facts]  # with the first heartbeat, and when they are a minute old
+    use: NotRequired[Use]
 
 
 class AttemptEvent(TypedDict):

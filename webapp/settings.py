@@ -20,7 +20,10 @@ STATE_DIR = _given.state_dir
 DEBUG = _given.debug
 HTTPS = _given.https
 SECRET_KEY = _given.secret_key.get_secret_value()
+SECRET_KEY_FALLBACKS = [key.get_secret_value() for key in _given.secret_key_fallbacks or []]
 REDIS_URL = _given.redis_url.get_secret_value()
+REDIS_FOR_HOSTS = _given.redis_for_hosts.get_secret_value() if _given.redis_for_hosts else ""
+REDIS_ACCESS = _given.redis_access
 ALLOWED_HOSTS = _given.allowed_hosts
 if refused := unsafe(secret_key=SECRET_KEY, allowed_hosts=ALLOWED_HOSTS, debug=DEBUG, redis_url=REDIS_URL):
     raise ImproperlyConfigured("\n".join(refused))

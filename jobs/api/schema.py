@@ -8,9 +8,13 @@ from typing import Any
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import OpenApiResponse, extend_schema_field
+from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 from rest_framework import serializers
 
+from contracts.facts import Facts, Use
+from contracts.join import JoinRequest
+from jobs.hosts.tokens import TokenQuery
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
@@ -18,7 +22,8 @@ from planner.hardware.cluster import Cluster
 from planner.hardware.profile import HostProfile
 from planner.search.auto import AutoSpec
 
-MODELS = (JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery)
+MODELS = (JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery, TokenQuery)
+MESSAGES = (JoinRequest, Facts, Use)
 TEMPLATE = "#/components/schemas/{model}"
 EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}
 
@@ -51,12 +56,34 @@ SUBMIT = request_body({"allOf": [ref("JobSpec")]}, EXAMPLE)
 # What is wrong with a draft is an answer, not a refusal: every JSON value can be asked about.
 DRAFT = request_body({"anyOf": [ref("JobSpec"), {"description": "a draft that is no whole spec yet"}]}, EXAMPLE)
 SEARCH = request_body({"allOf": [ref("SearchQuery")]}, {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 8})
+JOIN_EXAMPLE = {
+    "name": "gpu-7",
+    "identity": "0123456789abcdef0123456789abcdef",
+    "token": "mbj_...",
+    "slots": 8,
+    "device": "cuda",
+    "device_name": "NVIDIA H100 80GB HBM3",
+    "memory_bytes": 85899345920,
+    "boot_id": "3c1b2f0e-8f57-4a55-8c58-5f1b1f1f6b0f",
+}
+JOIN = request_body({"allOf": [ref("JoinRequest")]}, JOIN_EXAMPLE)
+TOKEN = request_body({"allOf": [ref("TokenQuery")]}, {"hours": 24, "uses": 1, "note": "gpu-7"})
 EXPLAIN = request_body({"allOf": [ref("ExplainQuery")]}, {"spec": EXAMPLE})
 
 
 @extend_schema_field(ref("JobSpec"))
 class SpecField(serializers.DictField):
     """A stored spec: every field of it is there."""
+
+
+@extend_schema_field(ref("Facts"))
+class FactsField(serializers.DictField):
+    """Of a host."""
+
+
+@extend_schema_field(ref("Use"))
+class UseField(serializers.DictField):
+    """Of a host."""
 
 
 @extend_schema_field(ref("Layout"))
@@ -82,7 +109,7 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
 def with_models(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
     """drf-spectacular's hook: the pydantic models join the components."""
     _, told = models_json_schema([(model, "validation") for model in MODELS], ref_template=TEMPLATE)
-    models = told["$defs"]
+    models = told["$defs"] | _messages()
     sized = models.pop("ModelSpec")
     models |= {"SizedModel": sized, "ModelSpec": _model_or_preset(sized)}
     # A lab and a script name no model; that other kinds need one is the parser's to say.
@@ -96,6 +123,14 @@ def with_models(result: dict[str, Any], generator: Any, request: Any, public: bo
     models["NamedCluster"] = _named(models.pop("Cluster"))
     result["components"]["schemas"] |= models
     return result
+
+
+def _messages() -> dict[str, Any]:
+    """What hosts say, which are typed dictionaries."""
+    adapters = [(message, "validation", TypeAdapter(message)) for message in MESSAGES]
+    _, told = TypeAdapter.json_schemas(adapters, ref_template=TEMPLATE)  # type: ignore[arg-type]
+    found: dict[str, Any] = told["$defs"]
+    return found
 
 
 def _model_or_preset(sized: dict[str, Any]) -> dict[str, Any]:

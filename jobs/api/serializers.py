@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rest_framework import serializers
 
-from jobs.api.schema import LayoutField, ModelField, SpecField
+from jobs.api.schema import FactsField, LayoutField, ModelField, SpecField, UseField
+from jobs.hosts.state import WORDS
 from jobs.models import Status
 
 
@@ -138,6 +139,9 @@ class PresetSerializer(serializers.Serializer[object]):
 
 class HostSerializer(serializers.Serializer[object]):
     name = serializers.CharField()
+    state = serializers.ChoiceField(
+        choices=WORDS, help_text="drained: takes no new jobs; silent: not heard of for 30 s; lost: silent and given up"
+    )
     device = serializers.CharField()
     device_name = serializers.CharField()
     slots = serializers.IntegerField()
@@ -145,7 +149,44 @@ class HostSerializer(serializers.Serializer[object]):
     drained = serializers.BooleanField()
     note = serializers.CharField(allow_blank=True, help_text="what it wants known, such as jobs that run as root")
     last_seen = serializers.DateTimeField()
+    joined = serializers.DateTimeField(allow_null=True, help_text="when this machine became the host")
     calibrated = serializers.DateTimeField(allow_null=True, help_text="when it was last measured")
+
+
+class HeldSlotSerializer(serializers.Serializer[object]):
+    slot = serializers.IntegerField()
+    job = serializers.CharField(allow_null=True, help_text="null: of somebody else")
+
+
+class HostDetailSerializer(HostSerializer):
+    held = HeldSlotSerializer(many=True)
+    facts = FactsField(allow_null=True, help_text="what it is, as it says")
+    use = UseField(allow_null=True, help_text="how it fares, as of its last heartbeat")
+
+
+class JoinTokenSerializer(serializers.Serializer[object]):
+    id = serializers.IntegerField()
+    note = serializers.CharField(allow_blank=True)
+    created = serializers.DateTimeField()
+    created_by = serializers.CharField()
+    expires = serializers.DateTimeField()
+    most_uses = serializers.IntegerField(allow_null=True, help_text="hosts that may join with it; null: any number")
+    uses = serializers.IntegerField()
+    last_used = serializers.DateTimeField(allow_null=True)
+    last_host = serializers.CharField(allow_blank=True, help_text="who joined with it last")
+    problem = serializers.CharField(allow_blank=True, help_text="why nobody joins with it any more")
+
+
+class NewJoinTokenSerializer(JoinTokenSerializer):
+    token = serializers.CharField(help_text="shown this once: only its hash is kept")
+
+
+class JoinedSerializer(serializers.Serializer[object]):
+    """Secrets of this host alone."""
+
+    name = serializers.CharField()
+    redis_url = serializers.CharField(help_text="with the host's own user and password")
+    key = serializers.CharField(help_text="signs its messages, hexadecimal")
 
 
 class GivenUpSerializer(serializers.Serializer[object]):

@@ -72,6 +72,7 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
         "sequence": event["sequence"],
         "holding": held,
         "last_seen": now,
+        **{name: event[name] for name in ("facts", "use") if name in event},  # type: ignore[literal-required]
     }
     named = {_key(report) for report in event["attempts"]}
     with transaction.atomic():
