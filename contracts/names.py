@@ -19,12 +19,17 @@ def host_queue(host: str) -> str:
     return f"{host_keys(host)}orders"
 
 
-def telemetry_stream(job: str, attempt: int) -> str:
-    """Redis Stream of one attempt; an entry's field "b" holds one msgpack `Batch`, "n" its number from 0.
+def telemetry_stream(job: str, attempt: int, node: int = 0) -> str:
+    """Redis Stream of one member; an entry's field "b" holds one msgpack `Batch`, "n" its number from 0.
 
     It is bounded in bytes: where the first entry's number is not 0, older ones were trimmed.
     """
-    return f"meshboard:telemetry:{job}:{attempt}"
+    return f"meshboard:telemetry:{job}:{attempt}" + (f":{node}" if node else "")
+
+
+def gang_key(job: str, attempt: int) -> str:
+    """Redis hash of a gang that starts: by node, JSON of where a member is that is ready."""
+    return f"meshboard:gang:{job}:{attempt}"
 
 
 def cancel_key(job: str, attempt: int) -> str:

@@ -24,6 +24,7 @@ SECRET_KEY_FALLBACKS = [key.get_secret_value() for key in _given.secret_key_fall
 REDIS_URL = _given.redis_url.get_secret_value()
 REDIS_FOR_HOSTS = _given.redis_for_hosts.get_secret_value() if _given.redis_for_hosts else ""
 REDIS_ACCESS = _given.redis_access
+LEASE_S = float(_given.lease_s)
 ALLOWED_HOSTS = _given.allowed_hosts
 if refused := unsafe(secret_key=SECRET_KEY, allowed_hosts=ALLOWED_HOSTS, debug=DEBUG, redis_url=REDIS_URL):
     raise ImproperlyConfigured("\n".join(refused))

@@ -9,12 +9,12 @@ from typing import Any
 
 import redis
 from django.conf import settings
-from django.db.models import Q, QuerySet
+from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
 from jobs.hosts.keys import password_hash, redis_passwords
 from jobs.hosts.rights import USER_PREFIX, Share, rules, user_of
-from jobs.models import Attempt, Host
+from jobs.models import Host, Member
 
 FAREWELL = timedelta(minutes=10)  # after its end a member may still say the rest
 
@@ -82,8 +82,9 @@ def wanted_rules(hosts: QuerySet[Host] | None = None) -> dict[str, list[str]]:
 def _live_members(hosts: QuerySet[Host]) -> Iterable[Any]:
     """Host, job, attempt, node, whether there are others."""
     saying = Q(ended=None) | Q(ended__gt=timezone.now() - FAREWELL)
-    rows = Attempt.objects.filter(saying, host__in=hosts)
-    return [(host, job, number, 0, False) for host, job, number in rows.values_list("host_id", "job_id", "number")]
+    rows = Member.objects.filter(saying, host__in=hosts).order_by().annotate(members=Count("attempt__members"))
+    told = rows.values_list("host_id", "attempt__job_id", "attempt__number", "node", "members")
+    return [(host, job, number, node, members > 1) for host, job, number, node, members in told]
 
 
 @lru_cache(maxsize=2048)
@@ -96,8 +97,7 @@ def _secrets() -> tuple[str, ...]:
 
 
 def _users(client: redis.Redis) -> set[str]:
-    names = (name.decode() if isinstance(name, bytes) else name for name in _command(client, "USERS"))
-    return {name for name in names if name.startswith(USER_PREFIX)}
+    return {name for name in _command(client, "USERS") if name.startswith(USER_PREFIX)}
 
 
 def _of_this_start(client: redis.Redis) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, ClassVar
+from typing import Any
 
 from django.http import Http404
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from redis.exceptions import RedisError
-from rest_framework.authentication import BaseAuthentication
-from rest_framework.permissions import BasePermission, IsAuthenticated
+from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.throttling import SimpleRateThrottle
@@ -73,8 +72,8 @@ class HostView(APIView):
 class Join(APIView):
     """Become a host."""
 
-    authentication_classes: ClassVar[list[type[BaseAuthentication]]] = []
-    permission_classes: ClassVar[list[type[BasePermission]]] = []
+    authentication_classes = ()
+    permission_classes = ()
     throttle_classes = [JoinThrottle]
 
     @extend_schema(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from contracts.names import CANCEL_KEYS, EVENTS_STREAM, host_keys, telemetry_stream
+from contracts.names import CANCEL_KEYS, EVENTS_STREAM, gang_key, host_keys, telemetry_stream
 
 USER_PREFIX = "meshboard-host-"
 FIRST_VERSION = (7, 0)  # of Redis, with rights for single keys
@@ -40,12 +40,14 @@ def user_of(host: str) -> str:
 def rules(host: str, password_hashes: Iterable[str], shares: Iterable[Share]) -> list[str]:
     """For ACL SETUSER: all there is, whatever was before."""
     shares = sorted(shares)
-    streams = [telemetry_stream(share.job, share.attempt) for share in shares]
+    streams = [telemetry_stream(share.job, share.attempt, share.node) for share in shares]
+    gangs = [gang_key(share.job, share.attempt) for share in shares if share.in_a_gang]
     told = ["reset", "on", *(f"#{one}" for one in password_hashes)]
     told += [f"+{command}" for command in OF_A_QUEUE]
     told += [f"~{host_keys(host)}*", f"%R~{CANCEL_KEYS}*"]
     told.append(_apart(("xadd", "memory|usage"), [EVENTS_STREAM]))
     told += [_apart(OF_A_STREAM, streams)] if streams else []
+    told += [_apart(OF_A_GANG, gangs)] if gangs else []
     return told
 
 

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from jobs.connection import connect
 from jobs.hosts.access import NoRightsError, dismiss
-from jobs.models import Attempt, Host
+from jobs.models import Host, Member
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def remove(host: Host, by: str) -> None:
     """
     with transaction.atomic():
         held = Host.objects.select_for_update(no_key=True).get(pk=host.pk)
-        live = Attempt.objects.filter(host=held, ended=None).count()
+        live = Member.objects.filter(host=held, ended=None).count()
         if live:
             raise BusyHostError(held.name, live)
         Host.objects.filter(pk=held.pk, removed=None).update(removed=timezone.now(), drained=True)

@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0013_planned_hardware'),
+        ('jobs', '0015_members_only'),
     ]
 
     operations = [

@@ -24,9 +24,12 @@ class QoS(redis.QoS):
     """Gives back what was taken and not finished in time. Kombu's lock is left out: a host has one worker, and giving
     back twice is what tasks expect anyway."""
 
+    channel: Any
+    _turns = 0
+
     def restore_visible(self, start: int = 0, num: int | None = 10, interval: int = 10) -> None:
-        self._vrestore_count += 1
-        if (self._vrestore_count - 1) % (interval or 1):
+        self._turns += 1
+        if (self._turns - 1) % (interval or 1):
             return
         with self.channel.conn_or_acquire() as client:
             latest = time.time() - self.visibility_timeout
