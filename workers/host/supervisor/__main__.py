@@ -16,8 +16,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
-from redis.exceptions import RedisError
-
 from contracts.control import AttemptReport, ExitReport, Outcome
 from contracts.telemetry import Item
 from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir
@@ -26,6 +24,8 @@ from workers.host.processes import process_id
 from workers.host.settings import HostSettings, host_settings
 from workers.host.supervisor.board import Board
 from workers.host.supervisor.ending import Ended, exit_report, read_failure
+from workers.host.supervisor.line import LineError
+from workers.host.supervisor.line.over_redis import RedisLine
 from workers.host.supervisor.publish import Publisher
 from workers.host.supervisor.serve import Telemetry
 from workers.host.supervisor.tail import LogTail
@@ -74,7 +74,8 @@ class Supervisor:
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
         self.tail = LogTail(attempt.logs, len(self.order["slots"]), settings.log_bytes, owners)
         self.board, self.tally = Board(), Tally()
-        self.publisher = Publisher(attempt, settings, self.board)
+        self.line = RedisLine(attempt, settings)
+        self.publisher = Publisher(attempt.job, attempt.attempt, self.board, self.line)
         self.ended_by: Outcome | None = None  # set when we, not the training, ended it
         self.reason = ""
         self._exit: ExitReport | None = None
@@ -112,7 +113,7 @@ class Supervisor:
         if self.ended_by is not None:
             self._stop()
         tail = asyncio.create_task(self._tail_forever())
-        regular = ((self.publisher.send, BATCH_S), (self._report, HEARTBEAT_S), (self._see_cancel, POLL_S))
+        regular = ((self.publisher.send, BATCH_S), (self._report_if_heard, HEARTBEAT_S), (self._see_cancel, POLL_S))
         others = [asyncio.create_task(steadily(work, pause_s)) for work, pause_s in regular]
         code = await self.training.wait()
         self._over.set()
@@ -140,7 +141,7 @@ class Supervisor:
             self.board.add(item)
         if self.tally.training and not self.attempt.running.exists():
             self.attempt.running.touch()
-            await self._report()
+            await self._report_if_heard()
 
     async def _tail_forever(self) -> None:
         """In a thread: a disk may block, and the ranks' records and the cancel flag must not wait for it."""
@@ -155,7 +156,7 @@ class Supervisor:
             except OSError as error:
                 log.warning("cannot read the logs: %s", error)
 
-    async def _report(self) -> bool:
+    async def _report(self) -> None:
         """Told from memory: whatever the job did to our files, its state is told."""
         state: Literal["exited", "running", "starting"] = "running" if self.attempt.running.exists() else "starting"
         report = AttemptReport(
@@ -165,22 +166,33 @@ class Supervisor:
             report["state"], report["exit"] = "exited", self._exit
         elif note := self.attempt.read_note():
             report["note"] = note
-        return await self.publisher.report(report)
+        await self.line.report(report)
+
+    async def _report_if_heard(self) -> None:
+        with contextlib.suppress(LineError):  # the next one tells as much
+            await self._report()
 
     async def _see_cancel(self) -> None:
-        with contextlib.suppress(RedisError, OSError):
-            if await self.publisher.cancelled():
+        with contextlib.suppress(LineError):
+            if await self.line.cancelled():
                 self._end("cancelled", "cancelled on request")
 
     async def _say_goodbye(self) -> None:
-        """Deliver the rest and the exit. If Redis stays away the host worker repeats the exit report."""
+        """Deliver the rest and the exit. If the board stays away the host worker repeats the exit report."""
         deadline = time.monotonic() + FAREWELL_S
         while not await self._said_all() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
-        await self.publisher.close()
+        await self.line.close()
 
     async def _said_all(self) -> bool:
-        return await self.publisher.send() and await self.publisher.renew_last() and await self._report()
+        if not await self.publisher.send():
+            return False
+        try:
+            await self.line.renew()
+            await self._report()
+        except LineError:
+            return False
+        return True
 
 
 def main() -> int:
