@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from django.http import Http404
 from drf_spectacular.utils import OpenApiResponse, extend_schema
@@ -16,16 +15,13 @@ from rest_framework.views import APIView
 
 from contracts.codec import BadMessageError, checked_join
 from jobs.api import schema
-from jobs.api import serializers as shapes
 from jobs.api.errors import RETRY_AFTER_S
 from jobs.api.views import MayChangeHosts, refusals, refuse, refuse_body, user_of
 from jobs.hosts import joining, staff, tokens
 from jobs.hosts.access import NoRightsError
-from jobs.hosts.slots import held_slots
-from jobs.hosts.state import state_of
+from jobs.hosts.present import host_brief, host_detail, token_told
 from jobs.models import Host, JoinToken
 from jobs.planning.queries import checked
-from jobs.present import job_detail
 from jobs.queue import actions
 from jobs.text import storable, whole_number
 
@@ -54,19 +50,19 @@ class JoinThrottle(SimpleRateThrottle):
 class Hosts(APIView):
     """Where jobs run."""
 
-    @extend_schema(operation_id="listHosts", responses={200: shapes.HostSerializer(many=True), **refusals()})
+    @extend_schema(operation_id="listHosts", responses={200: schema.list_of("HostBrief"), **refusals()})
     def get(self, request: Request) -> Response:
         """Every host that was not removed."""
-        return Response([_brief(host) for host in Host.objects.present().order_by("name")])
+        return Response([host_brief(host) for host in Host.objects.present().order_by("name")])
 
 
 class HostView(APIView):
     """One host."""
 
-    @extend_schema(operation_id="getHost", responses={200: shapes.HostDetailSerializer, **refusals(404)})
+    @extend_schema(operation_id="getHost", responses={200: schema.of("HostDetail"), **refusals(404)})
     def get(self, request: Request, name: str) -> Response:
         """Its slots with the jobs on them, and what it says of itself."""
-        return Response(_detail(_find_host(name), request.user))
+        return Response(host_detail(_find_host(name), request.user))
 
 
 class Join(APIView):
@@ -81,8 +77,8 @@ class Join(APIView):
         auth=[],
         request=schema.JOIN,
         responses={
-            201: OpenApiResponse(shapes.JoinedSerializer, description="the machine became this host"),
-            200: OpenApiResponse(shapes.JoinedSerializer, description="it is this host already, by its identity"),
+            201: schema.of("Joined", "the machine became this host"),
+            200: schema.of("Joined", "it is this host already, by its identity"),
             **refusals(409, 415, 422, 429),
         },
     )
@@ -125,7 +121,7 @@ class Calibrate(OfStaff):
     @extend_schema(
         operation_id="calibrateHost",
         request=None,
-        responses={201: shapes.JobSerializer, **refusals(403, 404, 415, 422)},
+        responses={201: schema.of("JobDetail"), **refusals(403, 404, 415, 422)},
     )
     def post(self, request: Request, name: str) -> Response:
         """Queue a job that measures the host on all its slots; the planner then uses what it found. Staff only."""
@@ -141,7 +137,7 @@ class Drain(OfStaff):
     @extend_schema(
         operation_id="drainHost",
         request=None,
-        responses={200: shapes.HostDetailSerializer, **refusals(403, 404, 415, 422)},
+        responses={200: schema.of("HostDetail"), **refusals(403, 404, 415, 422)},
     )
     def post(self, request: Request, name: str) -> Response:
         """What runs goes on, and nothing new starts. Draining a drained host changes nothing. Staff only."""
@@ -154,7 +150,7 @@ class Undrain(OfStaff):
     @extend_schema(
         operation_id="undrainHost",
         request=None,
-        responses={200: shapes.HostDetailSerializer, **refusals(403, 404, 415, 422)},
+        responses={200: schema.of("HostDetail"), **refusals(403, 404, 415, 422)},
     )
     def post(self, request: Request, name: str) -> Response:
         """It takes jobs again. Staff only."""
@@ -167,7 +163,7 @@ class GiveUp(OfStaff):
     @extend_schema(
         operation_id="giveUpHost",
         request=None,
-        responses={200: shapes.GivenUpSerializer, **refusals(403, 404, 409, 415, 422)},
+        responses={200: schema.of("GivenUp"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, name: str) -> Response:
         """A silent host that will not return: its attempts are lost, its slots free. 409 if it speaks. Staff only."""
@@ -217,23 +213,21 @@ class Profile(APIView):
 class Tokens(OfStaff):
     """What machines join with."""
 
-    @extend_schema(
-        operation_id="listJoinTokens", responses={200: shapes.JoinTokenSerializer(many=True), **refusals(403)}
-    )
+    @extend_schema(operation_id="listJoinTokens", responses={200: schema.list_of("Token"), **refusals(403)})
     def get(self, request: Request) -> Response:
         """Every join token of the last 30 days, the newest first. Staff only."""
-        return Response([_token(token) for token in tokens.known()])
+        return Response([token_told(token) for token in tokens.known()])
 
     @extend_schema(
         operation_id="makeJoinToken",
         request=schema.TOKEN,
-        responses={201: shapes.NewJoinTokenSerializer, **refusals(403, 415, 422)},
+        responses={201: schema.of("NewToken"), **refusals(403, 415, 422)},
     )
     def post(self, request: Request) -> Response:
         """A new join token, shown this once. Staff only."""
         asked = checked(tokens.TokenQuery, request.data)
         token, text = tokens.mint(user_of(request).get_username(), asked)
-        return Response({**_token(token), "token": text}, status=201)
+        return Response({**token_told(token), "token": text}, status=201)
 
 
 class RevokeToken(OfStaff):
@@ -242,7 +236,7 @@ class RevokeToken(OfStaff):
     @extend_schema(
         operation_id="revokeJoinToken",
         request=None,
-        responses={200: shapes.JoinTokenSerializer, **refusals(403, 404, 415, 422)},
+        responses={200: schema.of("Token"), **refusals(403, 404, 415, 422)},
     )
     def post(self, request: Request, key: str) -> Response:
         """Hosts that have joined with it stay. Staff only."""
@@ -253,7 +247,7 @@ class RevokeToken(OfStaff):
         refuse_body(request)
         tokens.revoke(token)
         token.refresh_from_db()
-        return Response(_token(token))
+        return Response(token_told(token))
 
 
 def _find_host(name: str) -> Host:
@@ -268,40 +262,4 @@ def _drained(request: Request, name: str, drained: bool) -> Response:
     refuse_body(request)
     staff.drain(host, drained)
     host.refresh_from_db()
-    return Response(_detail(host, request.user))
-
-
-def _brief(host: Host) -> dict[str, Any]:
-    return {
-        "name": host.name,
-        "state": state_of(host),
-        "device": host.device,
-        "device_name": host.device_name,
-        "slots": host.slots,
-        "free_slots": host.slots - host.allocations.count(),
-        "drained": host.drained,
-        "note": host.note,
-        "last_seen": host.last_seen.isoformat(),
-        "joined": host.joined.isoformat() if host.joined else None,
-        "calibrated": host.profiled.isoformat() if host.profiled else None,
-    }
-
-
-def _detail(host: Host, user: Any) -> dict[str, Any]:
-    held = [{"slot": slot, "job": job and job.id} for slot, job in held_slots([host], user)[host.pk]]
-    return {**_brief(host), "held": held, "facts": host.facts, "use": host.use}
-
-
-def _token(token: JoinToken) -> dict[str, Any]:
-    return {
-        "id": token.pk,
-        "note": token.note,
-        "created": token.created.isoformat(),
-        "created_by": token.created_by,
-        "expires": token.expires.isoformat(),
-        "most_uses": token.most_uses,
-        "uses": token.uses,
-        "last_used": token.last_used.isoformat() if token.last_used else None,
-        "last_host": token.last_host,
-        "problem": tokens.why_not(token),
-    }
+    return Response(host_detail(host, request.user))

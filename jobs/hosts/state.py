@@ -8,11 +8,10 @@ from django.utils import timezone
 
 from jobs.models import HOST_SILENT_AFTER, Host
 
-State = Literal["connected", "drained", "silent", "lost"]
-WORDS: tuple[State, ...] = ("connected", "drained", "silent", "lost")
+HostState = Literal["connected", "drained", "silent", "lost"]
 
 
-def state_of(host: Host) -> State:
+def state_of(host: Host) -> HostState:
     """`lost`: it fell silent, and staff gave it up; it is back as soon as it is heard."""
     if host.last_seen < timezone.now() - HOST_SILENT_AFTER:
         return "lost" if host.given_up is not None and host.given_up > host.last_seen else "silent"
