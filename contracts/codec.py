@@ -11,6 +11,7 @@ import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from contracts.control import Event, ExitReport, LaunchOrder
+from contracts.join import JoinRequest
 from contracts.telemetry import Batch, Frame, Item
 
 EVENT_BYTES = 8 * 2**20
@@ -88,6 +89,11 @@ def checked_order(told: object) -> LaunchOrder:
     return order
 
 
+def checked_join(told: object) -> JoinRequest:
+    """What a machine asked for over REST. Raises BadMessageError."""
+    return cast(JoinRequest, _checked(_JOIN, told))
+
+
 def _encode(adapter: TypeAdapter[Any], message: object, most: int) -> bytes:
     packed: bytes = msgpack.packb(_checked(adapter, message))
     if len(packed) > most:
@@ -123,3 +129,4 @@ _ITEM: TypeAdapter[Any] = TypeAdapter(Item)
 _BATCH: TypeAdapter[Any] = TypeAdapter(Batch)
 _EXIT: TypeAdapter[Any] = TypeAdapter(ExitReport)
 _ORDER: TypeAdapter[Any] = TypeAdapter(LaunchOrder)
+_JOIN: TypeAdapter[Any] = TypeAdapter(JoinRequest)

@@ -1,4 +1,4 @@
-"""A job as JSON: the REST detail, the page's data and the websocket's state message are all this. And a host."""
+"""A job as JSON: the REST detail, the page's data and the websocket's state message are all this."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from contracts.control import ExitReport
-from jobs.models import TERMINAL, Attempt, Host, Job, Member, Status
+from jobs.models import TERMINAL, Attempt, Job, Member, Status
 from planner.cost.estimate import Estimate
 from planner.facts.dumped import LayoutDict, SpecDict
 from planner.search.auto import Chosen
@@ -68,26 +68,6 @@ class JobDetail(JobBrief):
     spec: SpecDict
     estimate: Annotated[Estimate | Older, Field(description="as told at submit")]
     chosen: Annotated[Chosen | Older | None, Field(description='where the layout was "auto"; null elsewhere')]
-
-
-class HostBrief(TypedDict):
-    """Where jobs run."""
-
-    name: str
-    device: str
-    device_name: str
-    slots: int
-    free_slots: int
-    drained: bool
-    note: Annotated[str, Field(description="what it wants known, such as jobs that run as root")]
-    last_seen: Moment
-    calibrated: Annotated[Moment | None, Field(description="when it was last measured")]
-
-
-class GivenUp(TypedDict):
-    """How many attempts were lost with a host."""
-
-    lost: int
 
 
 def job_brief(job: Job) -> JobBrief:
