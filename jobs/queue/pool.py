@@ -32,12 +32,18 @@ class HostState(NamedTuple):
     live: bool = True
 
 
-class Placement(NamedTuple):
-    """A gang and the slots it gets."""
+class Share(NamedTuple):
+    """What a gang gets of one host."""
 
-    job: str
     host: str
     slots: tuple[int, ...]
+
+
+class Placement(NamedTuple):
+    """A gang and what it gets, in the order of its ranks."""
+
+    job: str
+    shares: tuple[Share, ...]
 
 
 class Pool:
@@ -62,7 +68,7 @@ class Pool:
         self._close(name)
         slots, self.free[name] = self.free[name][: job.num_slots], self.free[name][job.num_slots :]
         insort(self.open, (len(self.free[name]), name))
-        return Placement(job.id, name, slots)
+        return Placement(job.id, (Share(name, slots),))
 
     def hold(self, job: Waiting) -> None:
         """Let a blocked job hold what it may."""

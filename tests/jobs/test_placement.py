@@ -74,7 +74,7 @@ def test_a_gang_gets_free_slots_of_one_host_that_takes_jobs_and_nobody_gets_them
 ) -> None:
     asked, there = {job.id: job for job in queue}, {host.name: host for host in hosts}
     taken: set[tuple[str, int]] = set()
-    for job_id, name, slots in place(queue, hosts).placements:
+    for job_id, ((name, slots),) in place(queue, hosts).placements:
         assert may_use(asked[job_id], there[name])
         assert len(slots) == len(set(slots)) == asked[job_id].num_slots
         assert set(slots) <= set(there[name].free)
@@ -90,10 +90,14 @@ def test_every_job_is_placed_once_or_has_a_reason(queue: list[Waiting], hosts: l
     assert all(0 < len(text) <= 500 for text in plan.reasons.values())
 
 
+def on_hosts(plan: Plan) -> dict[str, str]:
+    return {job: share.host for job, (share,) in plan.placements}
+
+
 @given(some_queue(), some_hosts())
 def test_no_job_gets_slots_on_which_one_before_it_could_have_run(queue: list[Waiting], hosts: list[HostState]) -> None:
     plan = place(queue, hosts)
-    on = {placement.job: placement.host for placement in plan.placements}
+    on = on_hosts(plan)
     for name, free in ((host.name, len(host.free)) for host in hosts):
         there = next(host for host in hosts if host.name == name)
         left = free
@@ -112,7 +116,7 @@ def test_hosts_idle_only_for_one_head_a_device_and_for_those_that_ask_for_them(
 ) -> None:
     """Whoever waits though a host has room for it waits for a holder before it: a pinned job, or the one head."""
     plan = place(queue, hosts)
-    on = {placement.job: placement for placement in plan.placements}
+    on = {placement.job: placement.shares[0] for placement in plan.placements}
     heads = [job for job in queue if job.id in plan.kept]
     assert len({job.device for job in heads}) == len(heads)
     assert all(not head.wanted_host and head.id in plan.reasons for head in heads)
@@ -164,7 +168,7 @@ class World:
         plan = place([job._replace(kept=self.kept.get(job.id, "")) for job in self.queue.values()], hosts)
         for placement in plan.placements:
             del self.queue[placement.job]
-            self.running[placement.job] = (placement.host, placement.slots, self.now)
+            self.running[placement.job] = (*placement.shares[0], self.now)
         self.kept = plan.kept
         return plan
 
@@ -244,7 +248,10 @@ def test_a_stream_of_small_jobs_starves_no_large_one() -> None:
 def test_a_head_that_fits_one_host_leaves_the_others_open() -> None:
     hosts = [host("large", 8, free=5), host("small", 4)]
     plan = place([job("head", 8, age=2), job("next", 2, age=1), job("late", 2)], hosts)
-    assert {placement.job: placement.host for placement in plan.placements} == {"next": "small", "late": "small"}
+    assert on_hosts(plan) == {
+        "next": "small",
+        "late": "small",
+    }
 
 
 def test_a_job_for_an_absent_host_holds_up_nobody() -> None:
@@ -270,7 +277,10 @@ def test_of_equal_priority_the_older_starts() -> None:
 
 def test_the_tightest_fit_keeps_large_holes() -> None:
     plan = place([job("small", 2), job("large", 8, age=-1)], [host("host-a", 8), host("host-b", 3)])
-    assert {placement.job: placement.host for placement in plan.placements} == {"small": "host-b", "large": "host-a"}
+    assert on_hosts(plan) == {
+        "small": "host-b",
+        "large": "host-a",
+    }
 
 
 def test_the_head_holds_the_host_that_needs_the_fewest_further_slots() -> None:
