@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jobs.models import TERMINAL, Attempt, Job, Member
+from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, Member
 
 
 def job_brief(job: Job) -> dict[str, Any]:
@@ -35,6 +35,7 @@ def job_detail(job: Job) -> dict[str, Any]:
     return {
         **job_brief(job),
         "finished": job.status in TERMINAL,
+        "engine": job.engine,
         "host": attempt.where() if attempt else None,
         "members": [_member(member) for member in attempt.members.all()] if attempt else [],
         "exit": attempt.exit if attempt else None,
@@ -43,7 +44,13 @@ def job_detail(job: Job) -> dict[str, Any]:
         "spec": job.spec,
         "estimate": job.estimate,
         "chosen": job.chosen,
+        "reported": _reported(attempt) if attempt and job.engine == ELSEWHERE else None,
     }
+
+
+def _reported(attempt: Attempt) -> dict[str, Any]:
+    """What was told of a run from elsewhere as it was opened."""
+    return {"command": attempt.reported.command, "tags": attempt.reported.tags}
 
 
 def _member(member: Member) -> dict[str, Any]:

@@ -36,6 +36,7 @@ ROOMS = {
         "present",
         "planning",
         "queue",
+        "reporting",
         "live",
         "api",
         "pages",
@@ -53,6 +54,7 @@ ROOMS = {
         "calibrate",
         "lab",
         "dry_run",
+        "elsewhere",
     ],
 }
 # Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.

@@ -12,13 +12,14 @@ from pydantic.json_schema import models_json_schema
 from rest_framework import serializers
 
 from jobs.planning.queries import ExplainQuery, SearchQuery
+from jobs.reporting.requests import JoinRequest, RunRequest
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.profile import HostProfile
 from planner.search.auto import AutoSpec
 
-MODELS = (JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery)
+MODELS = (JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery, RunRequest, JoinRequest)
 TEMPLATE = "#/components/schemas/{model}"
 EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}
 
@@ -77,6 +78,16 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
         return {"type": "apiKey", "in": "header", "name": "Authorization", "description": "Token YOUR_TOKEN"}
+
+
+class RunTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """How a run's own token is sent."""
+
+    target_class = "jobs.reporting.doors.RunTokenAuthentication"
+    name = "runToken"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        return {"type": "apiKey", "in": "header", "name": "Authorization", "description": "Run TOKEN_OF_THE_RUN"}
 
 
 def with_models(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:

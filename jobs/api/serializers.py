@@ -39,6 +39,7 @@ class JobSerializer(BriefSerializer):
     """A job in full. Bytes are payload bytes; times are ISO 8601 with zone."""
 
     finished = serializers.BooleanField()
+    engine = serializers.CharField(help_text="who launched it: hosts, or elsewhere for a run that reports itself")
     host = serializers.CharField(allow_null=True)
     exit = serializers.DictField(allow_null=True, help_text="how the current attempt ended")
     note = serializers.CharField(allow_blank=True, help_text="what its host wants known of it, such as a stopped rank")
@@ -48,6 +49,9 @@ class JobSerializer(BriefSerializer):
     chosen = serializers.DictField(
         allow_null=True,
         help_text='where the layout was "auto": what was asked, why this one, and the runners-up; null elsewhere',
+    )
+    reported = serializers.DictField(
+        allow_null=True, help_text="of a run that somebody launched elsewhere: its command and tags; null of others"
     )
 
 

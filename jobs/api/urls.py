@@ -1,6 +1,6 @@
 from django.urls import path
 
-from jobs.api import views
+from jobs.api import runs, views
 
 urlpatterns = [
     path("jobs", views.Jobs.as_view(), name="api-jobs"),
@@ -18,5 +18,10 @@ urlpatterns = [
     path("hosts/<path:name>/calibrate", views.HostCalibrate.as_view(), name="api-host-calibrate"),
     path("hosts/<path:name>/give-up", views.HostGiveUp.as_view(), name="api-host-give-up"),
     path("hosts/<path:name>/profile", views.HostProfileView.as_view(), name="api-host-profile"),
+    path("jobs/<str:job_id>/give-up", runs.GiveUp.as_view(), name="api-give-up"),
+    path("runs", runs.Runs.as_view(), name="api-runs"),
+    path("runs/<str:run>/<int:attempt>/members", runs.Members.as_view(), name="api-run-members"),
+    path("runs/<str:run>/<int:attempt>/members/<int:node>/batches", runs.Batches.as_view(), name="api-run-batches"),
+    path("runs/<str:run>/<int:attempt>/members/<int:node>/report", runs.Report.as_view(), name="api-run-report"),
     path("schema", views.Schema.as_view(), name="api-schema"),
 ]

@@ -43,6 +43,7 @@ REFUSALS = {
         406: "only JSON is written",
         408: "the body did not arrive in time",
         409: "the job's state does not allow it",
+        410: "the run has ended",
         413: "the body is larger than 1 MB",
         415: "the body is not application/json",
         422: "the spec cannot run, or a field is senseless: every problem with its field and the arithmetic",
@@ -66,7 +67,7 @@ def refusals(*codes: int) -> dict[int, OpenApiResponse]:
     return {code: REFUSALS[code] for code in sorted({*ANYWHERE, *codes})}
 
 
-def _user(request: Request) -> User:
+def user_of(request: Request) -> User:
     assert isinstance(request.user, User), "every view requires a login"
     return request.user
 
@@ -142,7 +143,7 @@ class Jobs(APIView):
         if key is not None and not re.fullmatch(KEY_PATTERN, key):
             return refuse(400, "Idempotency-Key", f"must be 1 to {LONGEST_KEY} visible ASCII characters")
         try:
-            job, is_new = actions.submit(_user(request), request.data, key=key)
+            job, is_new = actions.submit(user_of(request), request.data, key=key)
         except actions.KeyReusedError:
             return refuse(422, "Idempotency-Key", "was used before with another body")
         return Response(job_detail(job), status=201 if is_new else 200)
@@ -299,7 +300,7 @@ class HostCalibrate(APIView):
         """Queue a job that measures the host on all its slots; the planner then uses what it found. Staff only."""
         host = _find_host(name)
         refuse_body(request)
-        job = actions.calibrate(_user(request), host)
+        job = actions.calibrate(user_of(request), host)
         return Response(job_detail(job), status=201)
 
 
