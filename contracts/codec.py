@@ -89,7 +89,14 @@ def checked_exit(told: object) -> ExitReport:
 
 def checked_order(told: object) -> LaunchOrder:
     """An order as Celery brought it. Raises BadMessageError."""
-    return cast(LaunchOrder, _checked(_ORDER, told))
+    order = cast(LaunchOrder, _checked(_ORDER, told))
+    if "gang" in order:
+        node, nodes = order["gang"]["node"], order["gang"]["nodes"]
+        if node >= len(nodes):
+            raise BadMessageError(f"gang.node: {node}, and the gang has {len(nodes)} hosts")
+        if nodes[node]["ranks"] != len(order["slots"]):
+            raise BadMessageError(f"slots: {len(order['slots'])}, and the gang wants {nodes[node]['ranks']} ranks here")
+    return order
 
 
 def _encode(adapter: TypeAdapter[Any], message: object, most: int) -> bytes:

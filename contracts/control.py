@@ -38,10 +38,10 @@ ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 
 
 class Node(TypedDict):
-    """A host of a gang."""
+    """A host of a gang, in rank order."""
 
     host: HostName
-    address: Address  # where the others reach it
+    address: Address | Literal[""]  # where the others reach it; "" where the board does not know
     ranks: Annotated[int, Field(ge=1, le=65536)]
 
 
@@ -54,7 +54,7 @@ class Gang(TypedDict):
 
 
 class LaunchOrder(TypedDict):
-    """Start this attempt. Delivering it twice starts it once."""
+    """Start this attempt, or a gang's share of it. Delivering it twice starts it once."""
 
     v: Literal[1]
     job: JobId
@@ -115,6 +115,7 @@ class ExitReport(TypedDict):
     finished: Number
     failed_at: NotRequired[Number]  # when that rank failed, unix seconds by Redis' clock
     summary: Summary | None
+    lost_peer: NotRequired[bool]  # it only noticed that another rank was gone: the cause is elsewhere
 
 
 class AttemptReport(TypedDict):

@@ -21,6 +21,11 @@ def telemetry_stream(job: str, attempt: int, node: int = 0) -> str:
     return f"meshboard:telemetry:{job}:{attempt}" + (f":{node}" if node else "")
 
 
+def gang_key(job: str, attempt: int) -> str:
+    """Redis hash of a gang that starts: by node, JSON of where a member is that is ready."""
+    return f"meshboard:gang:{job}:{attempt}"
+
+
 def cancel_key(job: str, attempt: int) -> str:
     """Set by the controller while an attempt is CANCELLING; its supervisor polls it each second."""
     return f"meshboard:cancel:{job}:{attempt}"

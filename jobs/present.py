@@ -1,14 +1,105 @@
-"""A job as JSON: the REST detail, the page's data and the websocket's state message are all this."""
+"""A job as JSON: the REST detail, the page's data and the websocket's state message are all this. And a host."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
-from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, Member
+from pydantic import Field, WithJsonSchema
+from typing_extensions import TypedDict
+
+from contracts.control import ExitReport
+from jobs.models import ELSEWHERE, TERMINAL, Attempt, Host, Job, Member, Status
+from planner.cost.estimate import Estimate
+from planner.facts.dumped import LayoutDict, SpecDict
+from planner.search.auto import Chosen
+
+Moment = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]  # ISO 8601 with its zone
+State = Annotated[str, WithJsonSchema({"type": "string", "enum": Status.values})]
+Older = dict[str, Any]  # as an earlier version stored it, which may lack fields
 
 
-def job_brief(job: Job) -> dict[str, Any]:
+class StateChange(TypedDict):
+    """When and why an attempt came into a state."""
+
+    status: State
+    attempt: int
+    reason: str
+    at: Moment
+
+
+class JobBrief(TypedDict):
+    """One job of a list."""
+
+    id: str
+    name: str
+    owner: str
+    status: State
+    attempt: int
+    priority: int
+    wait_reason: Annotated[str, Field(description="why a queued job waits")]
+    layout: LayoutDict
+    world_size: int
+    created: Moment
+    changed: Moment
+
+
+class GangMember(TypedDict):
+    """An attempt's share of one host. Ranks follow each other from `first_rank` on."""
+
+    node: int
+    host: str
+    first_rank: int
+    num_ranks: int
+    ended: Moment | None
+    outcome: Annotated[str, Field(description="empty until it has ended")]
+    reason: str
+
+
+class Reported(TypedDict):
+    """What was told of a run that somebody launched elsewhere as it was opened."""
+
+    command: list[str]
+    tags: list[str]
+
+
+class JobDetail(JobBrief):
+    """A job in full. Bytes are payload bytes."""
+
+    finished: bool
+    engine: Annotated[str, Field(description="who launched it: hosts, slurm, or elsewhere where it reports itself")]
+    host: Annotated[str | None, Field(description="hosts of the current attempt in the order of their ranks")]
+    members: list[GangMember]
+    exit: Annotated[ExitReport | Older | None, Field(description="how the current attempt ended")]
+    note: Annotated[str, Field(description="what its host wants known of it, such as a stopped rank")]
+    history: list[StateChange]
+    spec: SpecDict
+    estimate: Annotated[Estimate | Older, Field(description="as told at submit")]
+    chosen: Annotated[Chosen | Older | None, Field(description='where the layout was "auto"; null elsewhere')]
+    reported: Annotated[Reported | None, Field(description="of a run from elsewhere; null of others")]
+
+
+class HostBrief(TypedDict):
+    """Where jobs run."""
+
+    name: str
+    device: str
+    device_name: str
+    slots: int
+    free_slots: int
+    drained: bool
+    note: Annotated[str, Field(description="what it wants known, such as jobs that run as root")]
+    last_seen: Moment
+    calibrated: Annotated[Moment | None, Field(description="when it was last measured")]
+
+
+class GivenUp(TypedDict):
+    """How many attempts were lost with a host."""
+
+    lost: int
+
+
+def job_brief(job: Job) -> JobBrief:
     """One line of a list."""
     return {
         "id": job.id,
@@ -25,10 +116,10 @@ def job_brief(job: Job) -> dict[str, Any]:
     }
 
 
-def job_detail(job: Job) -> dict[str, Any]:
+def job_detail(job: Job) -> JobDetail:
     """Everything about a job but its telemetry."""
     attempt = job.attempts.filter(number=job.attempt).prefetch_related("members").first()
-    history = [
+    history: list[StateChange] = [
         {"status": c.status, "attempt": c.attempt, "reason": c.reason, "at": c.at.isoformat()}
         for c in job.history.all()
     ]
@@ -48,12 +139,11 @@ def job_detail(job: Job) -> dict[str, Any]:
     }
 
 
-def _reported(attempt: Attempt) -> dict[str, Any]:
-    """What was told of a run from elsewhere as it was opened."""
+def _reported(attempt: Attempt) -> Reported:
     return {"command": attempt.reported.command, "tags": attempt.reported.tags}
 
 
-def _member(member: Member) -> dict[str, Any]:
+def _member(member: Member) -> GangMember:
     return {
         "node": member.node,
         "host": member.host_name,
@@ -71,3 +161,18 @@ def _notes(attempt: Attempt) -> Iterator[str]:
     for member in members:
         if member.note:
             yield member.note if len(members) == 1 else f"{member.host_name}: {member.note}"
+
+
+def host_brief(host: Host) -> HostBrief:
+    """One line of a list."""
+    return {
+        "name": host.name,
+        "device": host.device,
+        "device_name": host.device_name,
+        "slots": host.slots,
+        "free_slots": host.slots - host.allocations.count(),
+        "drained": host.drained,
+        "note": host.note,
+        "last_seen": host.last_seen.isoformat(),
+        "calibrated": host.profiled.isoformat() if host.profiled else None,
+    }

@@ -6,9 +6,10 @@ docs/deploy.md shows the same table, and a test holds it against this one. A hos
 
 from __future__ import annotations
 
+import sys
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import dj_database_url
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
@@ -55,6 +56,16 @@ def _networks(text: str) -> list[str]:
     return given
 
 
+class SlurmSite(NamedTuple):
+    """A Slurm cluster: a folder of all its nodes and their Python; the login node, empty for this machine."""
+
+    folder: str
+    python: str
+    login: str
+    ssh_config: str
+
+
+LOGIN = r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}$"  # no option of ssh
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_parsed)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(lambda text: [name.strip() for name in text.split(",")])]
 Networks = Annotated[list[str], NoDecode, BeforeValidator(_networks)]
@@ -112,6 +123,29 @@ class WebSettings(BaseSettings):
     trusted_proxies: Networks | None = Field(
         None, description="addresses and networks of proxies whose `X-Forwarded-For` is believed, with commas between"
     )
+    slurm_folder: str | None = Field(
+        None,
+        pattern=r"^/[^\x00-\x1f\x7f%]*$",
+        description="a folder that all nodes of a Slurm cluster share; jobs may run there",
+    )
+    slurm_python: str | None = Field(
+        None,
+        pattern=r"^/[^\x00-\x1f\x7f]*$",
+        description="a Python on those nodes that has Meshboard; the board's own if not set",
+    )
+    slurm_ssh: str | None = Field(
+        None, pattern=LOGIN, description="`user@host` of a login node that has `sbatch`; this machine has it if not set"
+    )
+    slurm_ssh_config: Folder | None = Field(
+        None, description="how `ssh` gets there: key, known hosts, jumps; the user's own file if not set"
+    )
+
+    def slurm(self) -> SlurmSite | None:
+        """Where Slurm runs jobs, None where the board has none."""
+        if self.slurm_folder is None:
+            return None
+        config = str(self.slurm_ssh_config) if self.slurm_ssh_config else ""
+        return SlurmSite(self.slurm_folder, self.slurm_python or sys.executable, self.slurm_ssh or "", config)
 
     def database(self) -> dict[str, Any]:
         """Django's settings of the database."""

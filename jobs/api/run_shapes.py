@@ -1,4 +1,4 @@
-"""What the reporting endpoints take and answer, for the OpenAPI document and for reading bodies."""
+"""The bodies of messages that are msgpack: read as bytes within bounds, and described."""
 
 from __future__ import annotations
 
@@ -6,40 +6,11 @@ import zlib
 from collections.abc import Mapping
 from typing import IO, Any
 
-from rest_framework import serializers
 from rest_framework.exceptions import ParseError
 from rest_framework.parsers import BaseParser
 
 from contracts.codec import BATCH_BYTES, REPORT_BYTES
 from jobs.api.parsers import TooLargeError
-from jobs.models import Status
-
-
-class RunSerializer(serializers.Serializer[object]):
-    """A run to report."""
-
-    run = serializers.CharField(help_text="its id, as of any job")
-    attempt = serializers.IntegerField()
-    token = serializers.CharField(help_text="shown this once; good for this run while it lasts")
-    url = serializers.CharField(help_text="of its page")
-    nodes = serializers.IntegerField()
-    ranks_per_node = serializers.IntegerField()
-
-
-class JoinedSerializer(serializers.Serializer[object]):
-    """Who speaks for which ranks."""
-
-    node = serializers.IntegerField()
-    first_rank = serializers.IntegerField()
-    num_ranks = serializers.IntegerField()
-    cancel = serializers.BooleanField(help_text="end your ranks")
-
-
-class HeardSerializer(serializers.Serializer[object]):
-    """It was taken."""
-
-    cancel = serializers.BooleanField(help_text="end your ranks")
-    status = serializers.ChoiceField(choices=Status.choices)
 
 
 class MsgpackParser(BaseParser):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hmac
 import logging
 import math
+import time
 from typing import Any
 
 from django.db import transaction
 from django.http import Http404
 from django.urls import reverse
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from redis.exceptions import RedisError
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
@@ -22,8 +23,7 @@ from contracts.telemetry import Batch
 from jobs.access import find_job, find_job_to_change
 from jobs.api import run_shapes as shapes
 from jobs.api.errors import RETRY_AFTER_S, body
-from jobs.api.schema import ref, request_body
-from jobs.api.serializers import JobSerializer
+from jobs.api.schema import of, ref, request_body
 from jobs.api.views import SubmitThrottle, refusals, refuse, refuse_body, user_of
 from jobs.models import Member, RunToken
 from jobs.present import job_detail
@@ -31,7 +31,7 @@ from jobs.queue import silence
 from jobs.reporting import runs
 from jobs.reporting.doors import OverHttps, RunTokenAuthentication
 from jobs.reporting.inflow import Place, TooFastError, put
-from jobs.reporting.requests import JoinRequest, RunRequest, read
+from jobs.reporting.requests import Heard, Joined, JoinRequest, OpenedRun, RunRequest, read
 from jobs.reporting.tokens import digest
 from planner.facts.spec import Problem
 
@@ -65,8 +65,8 @@ class Runs(APIView):
         operation_id="openRun",
         request=OPEN,
         responses={
-            201: shapes.RunSerializer,
-            200: OpenApiResponse(shapes.RunSerializer, description="its key's run, with another token"),
+            201: of("OpenedRun"),
+            200: of("OpenedRun", "its key's run, with another token"),
             **refusals(403, 415, 422, 429),
         },
     )
@@ -75,7 +75,7 @@ class Runs(APIView):
         asked = read(RunRequest, request.data)
         opened = runs.open_run(user_of(request), asked)
         run, page = opened.attempt.job_id, reverse("job-detail", args=[opened.attempt.job_id])
-        told = {
+        told: OpenedRun = {
             "run": run,
             "attempt": opened.attempt.number,
             "token": opened.token,
@@ -133,14 +133,19 @@ class Members(OfRun):
     @extend_schema(
         operation_id="joinRun",
         request=JOIN,
-        responses={200: shapes.JoinedSerializer, **refusals(403, 404, 409, 410, 415, 422)},
+        responses={200: of("Joined"), **refusals(403, 404, 409, 410, 415, 422)},
     )
     def post(self, request: Request, run: str, attempt: int) -> Response:
         """From now on this process speaks for the node; the same claim again changes nothing."""
         token = self.run(run, attempt)
         member = runs.join(token, read(JoinRequest, request.data))
-        told = {"node": member.node, "first_rank": member.first_rank, "num_ranks": member.num_ranks}
-        return Response({**told, "cancel": runs.must_end(member)})
+        told: Joined = {
+            "node": member.node,
+            "first_rank": member.first_rank,
+            "num_ranks": member.num_ranks,
+            "cancel": runs.must_end(member),
+        }
+        return Response(told)
 
 
 class Batches(OfRun):
@@ -152,7 +157,7 @@ class Batches(OfRun):
         operation_id="sendBatch",
         request=shapes.BATCH_BODY,
         parameters=[NUMBER, CLAIM],
-        responses={200: shapes.HeardSerializer, **refusals(403, 404, 410, 415, 422, 429)},
+        responses={200: of("Heard"), **refusals(403, 404, 410, 415, 422, 429)},
     )
     def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
         """One msgpack `Batch` (contracts/telemetry.py) of at most 256 KiB, of this node's ranks alone."""
@@ -177,7 +182,7 @@ class Report(OfRun):
         operation_id="reportRun",
         request=shapes.REPORT_BODY,
         parameters=[CLAIM],
-        responses={200: shapes.HeardSerializer, **refusals(403, 404, 410, 415, 422)},
+        responses={200: of("Heard"), **refusals(403, 404, 410, 415, 422)},
     )
     def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
         """One msgpack `AttemptReport` (contracts/control.py), every few seconds and at the end; it may be deflated."""
@@ -198,7 +203,7 @@ class GiveUp(APIView):
     @extend_schema(
         operation_id="giveUpRun",
         request=None,
-        responses={200: JobSerializer, **refusals(403, 404, 409, 415, 422)},
+        responses={200: of("JobDetail"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, job_id: str) -> Response:
         """A run from elsewhere that fell silent and will not speak again is lost. 409 while it speaks."""
@@ -246,4 +251,4 @@ def _heard(member: Member) -> Response:
         runs.hear(member)
         silence.heard_again(member)
     member.attempt.job.refresh_from_db(fields=["status"])
-    return Response({"cancel": runs.must_end(member), "status": member.attempt.job.status})
+    return Response(Heard(cancel=runs.must_end(member), status=member.attempt.job.status, now=time.time()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any
 
 from django.contrib.auth.models import User
 from django.http import Http404
@@ -18,13 +17,12 @@ from rest_framework.views import APIView
 
 from jobs.access import find_job, find_job_to_change, may_change_hosts
 from jobs.api import schema
-from jobs.api import serializers as shapes
 from jobs.api.errors import body
 from jobs.api.listing import PARAMETERS, narrowed
 from jobs.models import Host
 from jobs.planning import answers
 from jobs.planning.hindsight import NoAdviceError, advice
-from jobs.present import job_brief, job_detail
+from jobs.present import GivenUp, host_brief, job_brief, job_detail
 from jobs.queue import actions
 from jobs.text import storable
 from planner.facts.spec import Problem, SpecError
@@ -34,7 +32,7 @@ log = logging.getLogger(__name__)
 LONGEST_KEY = 200
 KEY_PATTERN = f"[!-~]{{1,{LONGEST_KEY}}}"
 REFUSALS = {
-    code: OpenApiResponse(shapes.ErrorsSerializer, description=text)
+    code: schema.of("Errors", text)
     for code, text in {
         400: "not JSON, a senseless parameter, or a malformed request",
         401: "no token, or a wrong one",
@@ -117,7 +115,7 @@ class Jobs(APIView):
     @extend_schema(
         operation_id="listJobs",
         parameters=PARAMETERS,
-        responses={200: shapes.BriefSerializer(many=True), **refusals()},
+        responses={200: schema.list_of("JobBrief"), **refusals()},
     )
     def get(self, request: Request) -> Response:
         """Your jobs, newest first; staff see everybody's. A Link header with rel="next" leads to the page after it."""
@@ -132,8 +130,8 @@ class Jobs(APIView):
         request=schema.SUBMIT,
         parameters=[KEY],
         responses={
-            201: shapes.JobSerializer,
-            200: OpenApiResponse(shapes.JobSerializer, description="this key and body were submitted before"),
+            201: schema.of("JobDetail"),
+            200: schema.of("JobDetail", "this key and body were submitted before"),
             **refusals(403, 415, 422, 429),
         },
     )
@@ -152,7 +150,7 @@ class Jobs(APIView):
 class JobView(APIView):
     """One job."""
 
-    @extend_schema(operation_id="getJob", responses={200: shapes.JobSerializer, **refusals(404)})
+    @extend_schema(operation_id="getJob", responses={200: schema.of("JobDetail"), **refusals(404)})
     def get(self, request: Request, job_id: str) -> Response:
         """Its state, history, estimate and, at the end, the exit report with predicted and measured bytes."""
         return Response(job_detail(find_job(request.user, job_id)))
@@ -164,7 +162,7 @@ class Cancel(APIView):
     @extend_schema(
         operation_id="cancelJob",
         request=None,
-        responses={200: shapes.JobSerializer, **refusals(403, 404, 409, 415, 422)},
+        responses={200: schema.of("JobDetail"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, job_id: str) -> Response:
         """Ask for the end: every process is gone within 15 s."""
@@ -181,7 +179,7 @@ class Advice(APIView):
 
     throttle_classes = [SubmitThrottle]
 
-    @extend_schema(operation_id="adviseJob", responses={200: shapes.AdviceSerializer, **refusals(404, 409)})
+    @extend_schema(operation_id="adviseJob", responses={200: schema.of("Advice"), **refusals(404, 409)})
     def get(self, request: Request, job_id: str) -> Response:
         """Of a job that has ended: which other choice would have been faster where it ran, by how much, and because of
         which part; an estimate on the hardware as planned for at submit. 409 where it says too little."""
@@ -197,7 +195,7 @@ class Requeue(APIView):
     @extend_schema(
         operation_id="requeueJob",
         request=None,
-        responses={200: shapes.JobSerializer, **refusals(403, 404, 409, 415, 422)},
+        responses={200: schema.of("JobDetail"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, job_id: str) -> Response:
         """A new attempt of a job that failed, was lost or cancelled."""
@@ -215,7 +213,7 @@ class Plan(APIView):
         operation_id="plan",
         request=schema.DRAFT,
         parameters=[CLUSTER],
-        responses={200: shapes.PlanSerializer, **refusals(403, 415)},
+        responses={200: schema.of("Plan"), **refusals(403, 415)},
     )
     def post(self, request: Request) -> Response:
         """Traffic (exact where the trainer runs the layout), memory and time (estimates) of a spec, or its problems."""
@@ -230,7 +228,7 @@ class PlanSearch(APIView):
     @extend_schema(
         operation_id="searchPlans",
         request=schema.SEARCH,
-        responses={200: shapes.SearchResultSerializer, **refusals(403, 415, 422, 429)},
+        responses={200: schema.of("SearchResult"), **refusals(403, 415, 422, 429)},
     )
     def post(self, request: Request) -> Response:
         """Every layout of a model and batch on so many ranks, ranked by time under memory; none is launched."""
@@ -243,7 +241,7 @@ class PlanExplain(APIView):
     @extend_schema(
         operation_id="explainPlan",
         request=schema.EXPLAIN,
-        responses={200: shapes.ExplanationSerializer(many=True), **refusals(403, 415, 422)},
+        responses={200: schema.list_of("Explanation"), **refusals(403, 415, 422)},
     )
     def post(self, request: Request) -> Response:
         """Each figure of the estimate with its terms: formula, numbers, source."""
@@ -262,7 +260,7 @@ class Clusters(APIView):
 class Templates(APIView):
     """Published layouts."""
 
-    @extend_schema(operation_id="listTemplates", responses={200: shapes.TemplateSerializer(many=True), **refusals()})
+    @extend_schema(operation_id="listTemplates", responses={200: schema.list_of("Template"), **refusals()})
     def get(self, request: Request) -> Response:
         """Layouts as they were published, each with a twin of CPU size."""
         return Response(answers.templates())
@@ -271,7 +269,7 @@ class Templates(APIView):
 class Presets(APIView):
     """Named models."""
 
-    @extend_schema(operation_id="listPresets", responses={200: shapes.PresetSerializer(many=True), **refusals()})
+    @extend_schema(operation_id="listPresets", responses={200: schema.list_of("Preset"), **refusals()})
     def get(self, request: Request) -> Response:
         """Every preset with its exact parameter count."""
         return Response(answers.presets())
@@ -280,10 +278,10 @@ class Presets(APIView):
 class Hosts(APIView):
     """Where jobs run."""
 
-    @extend_schema(operation_id="listHosts", responses={200: shapes.HostSerializer(many=True), **refusals()})
+    @extend_schema(operation_id="listHosts", responses={200: schema.list_of("HostBrief"), **refusals()})
     def get(self, request: Request) -> Response:
         """Every host that was ever heard of."""
-        return Response([_host(host) for host in Host.objects.order_by("name")])
+        return Response([host_brief(host) for host in Host.objects.order_by("name")])
 
 
 class HostCalibrate(APIView):
@@ -294,7 +292,7 @@ class HostCalibrate(APIView):
     @extend_schema(
         operation_id="calibrateHost",
         request=None,
-        responses={201: shapes.JobSerializer, **refusals(403, 404, 415, 422)},
+        responses={201: schema.of("JobDetail"), **refusals(403, 404, 415, 422)},
     )
     def post(self, request: Request, name: str) -> Response:
         """Queue a job that measures the host on all its slots; the planner then uses what it found. Staff only."""
@@ -312,7 +310,7 @@ class HostGiveUp(APIView):
     @extend_schema(
         operation_id="giveUpHost",
         request=None,
-        responses={200: shapes.GivenUpSerializer, **refusals(403, 404, 409, 415, 422)},
+        responses={200: schema.of("GivenUp"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, name: str) -> Response:
         """A silent host that will not return: its attempts are lost, its slots free. 409 if it speaks. Staff only."""
@@ -324,7 +322,8 @@ class HostGiveUp(APIView):
             return refuse(
                 409, "host", f"{host.name} was heard of at {host.last_seen.isoformat()}: cancel its jobs instead"
             )
-        return Response({"lost": lost})
+        given_up: GivenUp = {"lost": lost}
+        return Response(given_up)
 
 
 class HostProfileView(APIView):
@@ -353,17 +352,3 @@ def _find_host(name: str) -> Host:
     if host is None:
         raise Http404("no such host")
     return host
-
-
-def _host(host: Host) -> dict[str, Any]:
-    return {
-        "name": host.name,
-        "device": host.device,
-        "device_name": host.device_name,
-        "slots": host.slots,
-        "free_slots": host.slots - host.allocations.count(),
-        "drained": host.drained,
-        "note": host.note,
-        "last_seen": host.last_seen.isoformat(),
-        "calibrated": host.profiled.isoformat() if host.profiled else None,
-    }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, cast
 
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
@@ -125,6 +126,7 @@ def _form(
         "hardware": hardware(),
         "cluster": cluster,
         "more": spec_form.uses_more_options(values),
+        "slurm": settings.SLURM is not None,
     }
     return render(request, "jobs/new.html", context, status=422 if problems else 200)
 

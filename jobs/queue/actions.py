@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -21,6 +21,7 @@ from planner.cost.oversize import parse_plannable
 from planner.facts.kinds import num_slots
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.search.auto import Chosen
 
 
 class KeyReusedError(Exception):
@@ -36,9 +37,15 @@ def checked_spec(owner: User, data: object) -> JobSpec:
     resources = data.get("resources") if isinstance(data, dict) else None
     device = resources.get("device", "cpu") if isinstance(resources, dict) else "cpu"
     spec = parse_plannable(data, slots=Host.objects.largest_slots(device) if storable(device) else None)
-    if refused := [*not_runnable(spec), *foreign_checkpoint(owner, spec)]:
+    if refused := [*not_runnable(spec), *_engine_missing(spec), *foreign_checkpoint(owner, spec)]:
         raise SpecError(refused)
     return spec
+
+
+def _engine_missing(spec: JobSpec) -> list[Problem]:
+    if spec.resources.engine == "slurm" and settings.SLURM is None:
+        return [Problem("resources.engine", "this board runs no jobs on Slurm: MESHBOARD_SLURM_FOLDER is not set")]
+    return []
 
 
 def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, bool]:
@@ -67,7 +74,7 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
     return job, True
 
 
-def _chosen_spec(owner: User, data: object) -> tuple[JobSpec, dict[str, Any] | None]:
+def _chosen_spec(owner: User, data: object) -> tuple[JobSpec, Chosen | None]:
     """The spec, and what took the place of a layout "auto" in it; None where it names one."""
     data, chosen = resolved(data)
     return checked_spec(owner, data), chosen
@@ -85,7 +92,7 @@ def _answered(owner: User, key: str, body_hash: str) -> Job | None:
     return seen.job if seen else None
 
 
-def _queue(owner: User, spec: JobSpec, chosen: dict[str, Any] | None) -> Job:
+def _queue(owner: User, spec: JobSpec, chosen: Chosen | None) -> Job:
     cluster = cluster_for(None, spec)
     planned = estimate(spec, cluster)
     with transaction.atomic():

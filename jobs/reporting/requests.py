@@ -5,12 +5,42 @@ from __future__ import annotations
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError
+from typing_extensions import TypedDict
 
 from contracts.fields import HOST_NAME
 from planner.facts.parse import problem_of
 from planner.facts.spec import NO_NUL, Argument, Device, SpecError, Strict
 
 MOST_NODES = 4096
+
+
+class OpenedRun(TypedDict):
+    """A run to report. `token` is shown this once: good for this run, while it lasts."""
+
+    run: str
+    attempt: int
+    token: str
+    url: str
+    nodes: int
+    ranks_per_node: int
+
+
+class Joined(TypedDict):
+    """Who speaks for which ranks. `cancel`: end them."""
+
+    node: int
+    first_rank: int
+    num_ranks: int
+    cancel: bool
+
+
+class Heard(TypedDict):
+    """It was taken. `cancel`: end your ranks. `now`: unix seconds by the board's clock."""
+
+    cancel: bool
+    status: str
+    now: float
+
 
 Asked = TypeVar("Asked", bound=Strict)
 Tag = Annotated[str, Field(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]

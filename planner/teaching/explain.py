@@ -5,7 +5,7 @@ Every term's value is computed by the function that computes the figure; a test 
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing_extensions import TypedDict
 
 from planner.cost.correction import interval
 from planner.cost.estimate import default_cluster, rank_memory

@@ -89,6 +89,13 @@ def test_the_first_to_fail_ends_the_others_and_says_why(gang: Job, live_redis: r
     assert Attempt.objects.get().exit["reason"] == "rank 2: it broke"
 
 
+def test_one_that_only_lost_a_peer_is_no_cause_however_early_it_says_so(gang: Job, live_redis: redis.Redis) -> None:
+    # A rank that a signal killed is noticed a second later than its peers notice that it is gone.
+    ends(live_redis, gang, "host-a", "failed", reason="rank 0: lost a peer", failed_at=100.0, lost_peer=True)
+    job = ends(live_redis, gang, "host-b", "failed", reason="rank 2 was killed", failed_at=101.0, lost_peer=False)
+    assert (job.status, job.history.last().reason) == ("failed", "rank 2 was killed")
+
+
 def test_a_member_ended_by_the_flag_is_no_cause(gang: Job, live_redis: redis.Redis) -> None:
     ends(live_redis, gang, "host-a", "failed", reason="rank 1: it broke")
     job = ends(live_redis, gang, "host-b", "cancelled")

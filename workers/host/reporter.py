@@ -125,6 +125,7 @@ class Reporter:
             device=self._settings.device,
             device_name=self._device_name,
             memory_bytes=self._memory_bytes,
+            address=self._settings.address,
             attempts=self._bounded([told_of(attempt) for attempt in attempts(self._settings.run_dir)]),
         )
         if self._note:

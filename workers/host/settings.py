@@ -7,10 +7,13 @@ import pwd
 import re
 import socket
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
 from contracts.fields import HOST_NAME
+from workers.host.address import LOOPBACK, address_towards
+from workers.timeouts import DEFAULT_S
 
 
 class SettingError(RuntimeError):
@@ -52,6 +55,8 @@ class HostSettings:
     choose_user: bool = False  # CHOSEN_USER, where that works
     sandbox: Sandbox = "off"
     state_dir: Path = Path("var")  # of web and controller, where they share this machine
+    group_timeout_s: int = DEFAULT_S  # how long a job's ranks wait for each other
+    address: str = LOOPBACK  # where the other hosts of a gang reach this one
 
 
 def host_settings() -> HostSettings:
@@ -91,7 +96,19 @@ def host_settings() -> HostSettings:
         choose_user=job_user == "auto" and os.geteuid() == 0,
         sandbox=cast(Sandbox, sandbox),
         state_dir=state.resolve(),
+        group_timeout_s=_whole("MESHBOARD_GROUP_TIMEOUT_S", DEFAULT_S, 1),
+        address=_address(env.get("MESHBOARD_ADDRESS"), redis_url),
     )
+
+
+def _address(told: str | None, redis_url: str) -> str:
+    """What was set, else our end of the way to Redis."""
+    if not told:
+        return address_towards(redis_url)
+    try:
+        return str(ip_address(told))
+    except ValueError:
+        raise SettingError(f"MESHBOARD_ADDRESS must be an IP address of this host, got {told[:40]!r}") from None
 
 
 def _host_name(name: str) -> str:

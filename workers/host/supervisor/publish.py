@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 from contracts.codec import BATCH_BYTES, encode_batch
-from contracts.telemetry import VERSION, Batch
+from contracts.telemetry import VERSION, Batch, Item
 from workers.host.supervisor.board import Board
 from workers.host.supervisor.bucket import Bucket
+from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.line import Line, LineError, RefusedError
 
 # What is not sent while the board is away is saved up: a minute's outage costs nothing.
@@ -18,17 +17,19 @@ LOG_BYTES_PER_S, LOG_BURST = 128 * 2**10, 4 * 2**20  # of these, log lines
 class Publisher:
     """Takes what waits on the `Board` and says it over a `Line`."""
 
-    def __init__(self, job: str, attempt: int, board: Board, line: Line) -> None:
+    def __init__(
+        self, job: str, attempt: int, board: Board, line: Line, host: str = "", clock: BoardClock | None = None
+    ) -> None:
+        """Of a `host` that tells its name each batch does, and times are the board's by `clock`."""
         self._job, self._attempt = job, attempt
         self._board, self._line = board, line
+        self._host, self._clock = host, clock or BoardClock()
         self._all, self._logs = Bucket(SEND_BYTES_PER_S, SEND_BURST), Bucket(LOG_BYTES_PER_S, LOG_BURST)
 
     async def send(self) -> bool:
         """Send what waits, as far as it may. False when the board did not take it."""
         while (load := self._board.take(min(self._all.level(), BATCH_BYTES), self._logs.level())) is not None:
-            body = encode_batch(
-                Batch(v=VERSION, job=self._job, attempt=self._attempt, time=time.time(), items=load.items)
-            )
+            body = encode_batch(self._batch(load.items))
             try:
                 await self._line.publish(body)
             except RefusedError:
@@ -41,3 +42,11 @@ class Publisher:
             self._logs.spend(load.log_size)
         self._board.thin_logs()
         return True
+
+    def _batch(self, items: list[Item]) -> Batch:
+        batch = Batch(v=VERSION, job=self._job, attempt=self._attempt, time=self._clock.now(), items=items)
+        if self._host:
+            batch["host"] = self._host
+        if clock := self._clock.told():
+            batch["clock"] = clock
+        return batch

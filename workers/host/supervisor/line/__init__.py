@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 from contracts.control import AttemptReport
 
@@ -32,3 +33,23 @@ class Line(Protocol):
 
     async def close(self) -> None:
         """No more is said."""
+
+
+class Ready(NamedTuple):
+    """A member of a gang that waits for the others. `port`: of the lead's store; 0 where it does not lead."""
+
+    address: str
+    port: int
+
+
+class GangLine(Line, Protocol):
+    """What a member of a gang speaks through."""
+
+    async def now(self) -> float:
+        """The board's clock, unix seconds."""
+
+    async def say_ready(self, node: int, ready: Ready) -> None:
+        """Tell the other members."""
+
+    async def who_is_ready(self) -> Mapping[int, Ready]:
+        """By node."""

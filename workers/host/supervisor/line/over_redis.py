@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -13,25 +14,26 @@ from redis.exceptions import RedisError
 
 from contracts.codec import encode_event
 from contracts.control import VERSION, AttemptEvent, AttemptReport
-from contracts.names import EVENTS_STREAM, cancel_key, telemetry_stream
+from contracts.names import EVENTS_STREAM, cancel_key, gang_key, telemetry_stream
 from workers.host.attempts import AttemptDir
 from workers.host.reporter import EVENTS_KEPT
 from workers.host.settings import HostSettings
-from workers.host.supervisor.line import LineError
+from workers.host.supervisor.line import LineError, Ready
 
 STREAM_KEPT_S = 24 * 3600  # after the attempt last gave a sign of life
 RENEW_S = 60.0
 
 
 class RedisLine:
-    """A `Line` to Redis."""
+    """A `GangLine` to Redis."""
 
-    def __init__(self, attempt: AttemptDir, settings: HostSettings) -> None:
+    def __init__(self, attempt: AttemptDir, settings: HostSettings, node: int = 0) -> None:
         self._host, self._stream_bytes = settings.name, settings.stream_bytes
         self._redis = redis.asyncio.Redis.from_url(
             settings.redis_url, socket_timeout=5, socket_connect_timeout=2, health_check_interval=10
         )
-        self._stream = telemetry_stream(attempt.job, attempt.attempt)
+        self._stream = telemetry_stream(attempt.job, attempt.attempt, node)
+        self._gang = gang_key(attempt.job, attempt.attempt)
         self._cancel = cancel_key(attempt.job, attempt.attempt)
         self._entries: deque[tuple[str, int]] = deque()  # what we put into the stream: id and bytes
         self._num_bytes = self._number = 0
@@ -66,6 +68,23 @@ class RedisLine:
         """A stream that was lost and begun anew since `_renew_in_time` expires too."""
         with _told():
             await self._redis.expire(self._stream, STREAM_KEPT_S)
+
+    async def now(self) -> float:
+        with _told():
+            told: Any = await self._redis.time()
+            return float(told[0] + told[1] / 1e6)
+
+    async def say_ready(self, node: int, ready: Ready) -> None:
+        with _told():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hset(self._gang, str(node), json.dumps(ready._asdict()))
+                pipe.expire(self._gang, STREAM_KEPT_S)
+                await pipe.execute()
+
+    async def who_is_ready(self) -> dict[int, Ready]:
+        with _told():
+            told: Any = await self._redis.hgetall(self._gang)
+            return {int(node): Ready(**json.loads(said)) for node, said in told.items()}
 
     async def close(self) -> None:
         await self._redis.aclose()
