@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from contracts.facts import Facts, Use
 from contracts.fields import (
     Address,
     AttemptNumber,
@@ -161,6 +162,8 @@ class HostEvent(TypedDict):
     attempts: list[AttemptReport]
     note: NotRequired[Sentence]  # what a person should know of this host: "jobs run as root: ..."
     address: NotRequired[Address]  # where other hosts reach it
+    facts: NotRequired[Facts]  # with the first heartbeat, and when they are a minute old
+    use: NotRequired[Use]
 
 
 class AttemptEvent(TypedDict):

@@ -36,6 +36,7 @@ ROOMS = {
         "present",
         "planning",
         "queue engines",  # the controller works the engines, and the hosts' engine is the queue's own code
+        "reporting",
         "live",
         "api",
         "pages",
@@ -54,6 +55,7 @@ ROOMS = {
         "calibrate",
         "lab",
         "dry_run",
+        "elsewhere",
     ],
 }
 # Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.

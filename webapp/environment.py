@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import dj_database_url
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
@@ -68,6 +68,9 @@ class SlurmSite(NamedTuple):
 LOGIN = r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}$"  # no option of ssh
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_parsed)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(lambda text: [name.strip() for name in text.split(",")])]
+SecretNames = Annotated[
+    list[SecretStr], NoDecode, BeforeValidator(lambda text: [SecretStr(key) for key in text.split(",") if key])
+]
 Networks = Annotated[list[str], NoDecode, BeforeValidator(_networks)]
 Folder = Annotated[Path, AfterValidator(Path.resolve)]
 
@@ -101,6 +104,9 @@ class WebSettings(BaseSettings):
     state_dir: Folder = Field(BASE_DIR / "var", description="database, static files, secrets")
     static_root: Folder | None = Field(None, description="static files as served; `STATE_DIR/static` if not set")
     secret_key: SecretStr = Field(description="signs sessions and tokens")
+    secret_key_fallbacks: SecretNames | None = Field(
+        None, description="earlier secret keys, with commas between: sessions and hosts of theirs hold until renewed"
+    )
     debug: bool = Field(False, description="Django's debug pages; never on a reachable host")
     allowed_hosts: Names = Field(
         ["127.0.0.1", "localhost"], description="host names served, and socket origins accepted, with commas between"
@@ -111,6 +117,12 @@ class WebSettings(BaseSettings):
         description="`postgres://user:password@host:port/name?sslmode=require`; SQLite in `STATE_DIR` if not set",
     )
     redis_url: SecretStr = Field(description="broker, events and telemetry")
+    redis_for_hosts: SecretStr | None = Field(
+        None, description="the same Redis as hosts reach it, `redis://name:port/0`; `MESHBOARD_REDIS_URL` if not set"
+    )
+    redis_access: Literal["hosts", "shared"] = Field(
+        "hosts", description="`hosts`: each has a Redis user of its own; `shared`: all use the board's own credentials"
+    )
     submits_per_minute: int = Field(60, ge=1, description="jobs that a user may submit in a minute over REST")
 
     logins_per_minute: int = Field(30, ge=1, description="logins that may be tried in a minute from one address")

@@ -165,6 +165,7 @@ def give_up_host(host: Host, by: str) -> int:
         silent = Host.objects.select_for_update(no_key=True).filter(last_seen__lt=timezone.now() - HOST_SILENT_AFTER)
         if not silent.filter(pk=host.pk).exists():
             raise HostConnectedError
+        Host.objects.filter(pk=host.pk).update(given_up=timezone.now())
         members = list(Member.objects.filter(host=host, ended__isnull=True).select_related("attempt"))
         for member in members:
             ending.lose(member, f"host {host.name} was given up by {by}")

@@ -57,19 +57,22 @@ class HostSettings:
     state_dir: Path = Path("var")  # of web and controller, where they share this machine
     group_timeout_s: int = DEFAULT_S  # how long a job's ranks wait for each other
     address: str = LOOPBACK  # where the other hosts of a gang reach this one
+    signing_key: bytes = b""  # of what it tells the controller
 
 
-def host_settings() -> HostSettings:
-    """Read the environment.
+def host_settings(*, joined: bool = True) -> HostSettings:
+    """Read the environment. What only a host has that has joined is empty where it may be.
 
     Raises:
         SettingError: naming the variable.
     """
     env = os.environ
     state = Path(env.get("MESHBOARD_STATE_DIR", "var"))
-    redis_url = env.get("MESHBOARD_REDIS_URL")
-    if not redis_url:
-        raise SettingError("MESHBOARD_REDIS_URL is not set")
+    redis_url = env.get("MESHBOARD_REDIS_URL", "")
+    signing_key = _key(env.get("MESHBOARD_HOST_KEY", ""))
+    if joined and not (redis_url and signing_key):
+        missing = "MESHBOARD_HOST_KEY" if redis_url else "MESHBOARD_REDIS_URL"
+        raise SettingError(f"{missing} is not set: python -m workers.host.join starts a host worker with it")
     device = env.get("MESHBOARD_DEVICE", "cpu")
     if device not in ("cpu", "cuda"):
         raise SettingError(f"MESHBOARD_DEVICE must be cpu or cuda, got {device!r}")
@@ -98,6 +101,7 @@ def host_settings() -> HostSettings:
         state_dir=state.resolve(),
         group_timeout_s=_whole("MESHBOARD_GROUP_TIMEOUT_S", DEFAULT_S, 1),
         address=_address(env.get("MESHBOARD_ADDRESS"), redis_url),
+        signing_key=signing_key,
     )
 
 
@@ -117,6 +121,13 @@ def _host_name(name: str) -> str:
             f"MESHBOARD_HOST_NAME must be 1 to 100 of A-Z a-z 0-9 _ . - and not begin with . or -, got {name!r}"
         )
     return name
+
+
+def _key(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise SettingError("MESHBOARD_HOST_KEY is not hexadecimal") from None
 
 
 def _whole(variable: str, default: int, least: int) -> int:
