@@ -10,12 +10,13 @@ from typing import Any, cast
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
-from contracts.control import Event, ExitReport, LaunchOrder
+from contracts.control import AttemptReport, Event, ExitReport, LaunchOrder
 from contracts.join import JoinRequest
 from contracts.telemetry import Batch, Frame, Item
 
 EVENT_BYTES = 8 * 2**20
 EXIT_BYTES = 2 * 2**20
+REPORT_BYTES = 2 * EXIT_BYTES
 FRAME_BYTES = 8 * 2**20
 BATCH_BYTES = 256 * 2**10
 
@@ -70,6 +71,16 @@ def encode_batch(batch: Batch) -> bytes:
 def decode_batch(body: bytes) -> Batch:
     """Raises BadMessageError."""
     return cast(Batch, _decode(_BATCH, body, FRAME_BYTES))
+
+
+def encode_report(report: AttemptReport) -> bytes:
+    """Raises BadMessageError."""
+    return _encode(_REPORT, report, REPORT_BYTES)
+
+
+def decode_report(body: bytes) -> AttemptReport:
+    """Raises BadMessageError."""
+    return cast(AttemptReport, _decode(_REPORT, body, REPORT_BYTES))
 
 
 def checked_exit(told: object) -> ExitReport:
@@ -127,6 +138,7 @@ _EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 _FRAME: TypeAdapter[Any] = TypeAdapter(Frame)
 _ITEM: TypeAdapter[Any] = TypeAdapter(Item)
 _BATCH: TypeAdapter[Any] = TypeAdapter(Batch)
+_REPORT: TypeAdapter[Any] = TypeAdapter(AttemptReport)
 _EXIT: TypeAdapter[Any] = TypeAdapter(ExitReport)
 _ORDER: TypeAdapter[Any] = TypeAdapter(LaunchOrder)
 _JOIN: TypeAdapter[Any] = TypeAdapter(JoinRequest)

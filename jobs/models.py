@@ -11,6 +11,7 @@ from django.db import models
 from django.utils import timezone
 
 HOST_SILENT_AFTER = timedelta(seconds=30)
+ELSEWHERE = "elsewhere"  # the engine of runs that somebody else launched, and that report themselves
 ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
@@ -216,6 +217,11 @@ class Member(models.Model):
         default=0, editable=False, help_text="heartbeats in a row of its host that did not name it"
     )
     note = models.CharField(max_length=1000, blank=True, default="", editable=False)
+    # Of one that reports over HTTPS; "" and None until it does.
+    claim = models.CharField(
+        max_length=64, blank=True, default="", editable=False, help_text="who speaks for it: a hash"
+    )
+    heard = models.DateTimeField(null=True, editable=False, help_text="when it last spoke")
 
     class Meta:
         ordering = ["node"]
@@ -226,6 +232,37 @@ class Member(models.Model):
 
     def __str__(self) -> str:
         return f"{self.attempt_id} on {self.host_name}"
+
+
+class RunToken(models.Model):
+    """Lets its holder report one attempt over HTTPS. The token is told once and not kept."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="tokens")
+    digest = models.CharField(max_length=64, unique=True)
+    created = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"a token of {self.attempt_id}"
+
+
+class ReportedRun(models.Model):
+    """What was told of a run that somebody launched elsewhere as it was opened."""
+
+    attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="reported")
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
+    key = models.CharField(
+        max_length=200, blank=True, default="", help_text="every node that opens a run with it gets this one"
+    )
+    tags = models.JSONField(default=list)
+    command = models.JSONField(default=list)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["owner", "key"], condition=~models.Q(key=""), name="one_run_per_key")
+        ]
+
+    def __str__(self) -> str:
+        return f"told of {self.attempt_id}"
 
 
 class SlotAllocation(models.Model):

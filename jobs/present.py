@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from contracts.control import ExitReport
-from jobs.models import TERMINAL, Attempt, Job, Member, Status
+from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, Member, Status
 from planner.cost.estimate import Estimate
 from planner.facts.dumped import LayoutDict, SpecDict
 from planner.search.auto import Chosen
@@ -44,30 +44,39 @@ class JobBrief(TypedDict):
     changed: Moment
 
 
-class GangMember(TypedDict):
-    """An attempt's share of one host. Ranks follow each other from `first_rank` on."""
+class MemberBrief(TypedDict):
+    """An attempt's share of one host: `num_ranks` ranks from `first_rank` on. `reason`: why it ended so."""
 
     node: int
     host: str
     first_rank: int
     num_ranks: int
     ended: Moment | None
-    outcome: Annotated[str, Field(description="empty until it has ended")]
+    outcome: str
     reason: str
+
+
+class Reported(TypedDict):
+    """What was told of a run that somebody launched elsewhere as it was opened."""
+
+    command: list[str]
+    tags: list[str]
 
 
 class JobDetail(JobBrief):
     """A job in full. Bytes are payload bytes."""
 
     finished: bool
+    engine: Annotated[str, Field(description="who launched it: hosts, slurm, or elsewhere where it reports itself")]
     host: Annotated[str | None, Field(description="hosts of the current attempt in the order of their ranks")]
-    members: list[GangMember]
+    members: Annotated[list[MemberBrief], Field(description="of the current attempt, in rank order")]
     exit: Annotated[ExitReport | Older | None, Field(description="how the current attempt ended")]
     note: Annotated[str, Field(description="what its host wants known of it, such as a stopped rank")]
     history: list[StateChange]
     spec: SpecDict
     estimate: Annotated[Estimate | Older, Field(description="as told at submit")]
     chosen: Annotated[Chosen | Older | None, Field(description='where the layout was "auto"; null elsewhere')]
+    reported: Annotated[Reported | None, Field(description="of a run from elsewhere; null of others")]
 
 
 def job_brief(job: Job) -> JobBrief:
@@ -97,6 +106,7 @@ def job_detail(job: Job) -> JobDetail:
     return {
         **job_brief(job),
         "finished": job.status in TERMINAL,
+        "engine": job.engine,
         "host": attempt.where() if attempt else None,
         "members": [_member(member) for member in attempt.members.all()] if attempt else [],
         "exit": attempt.exit if attempt else None,
@@ -105,10 +115,15 @@ def job_detail(job: Job) -> JobDetail:
         "spec": job.spec,
         "estimate": job.estimate,
         "chosen": job.chosen,
+        "reported": _reported(attempt) if attempt and job.engine == ELSEWHERE else None,
     }
 
 
-def _member(member: Member) -> GangMember:
+def _reported(attempt: Attempt) -> Reported:
+    return {"command": attempt.reported.command, "tags": attempt.reported.tags}
+
+
+def _member(member: Member) -> MemberBrief:
     return {
         "node": member.node,
         "host": member.host_name,

@@ -37,6 +37,7 @@ ROOMS = {
         "hosts",
         "planning",
         "queue engines",  # the controller works the engines, and the hosts' engine is the queue's own code
+        "reporting",
         "live",
         "api",
         "pages",
@@ -55,6 +56,7 @@ ROOMS = {
         "calibrate",
         "lab",
         "dry_run",
+        "elsewhere",
     ],
 }
 # Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.

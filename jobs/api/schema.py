@@ -18,6 +18,7 @@ from jobs.hosts.tokens import TokenQuery
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Template
 from jobs.present import JobBrief, JobDetail
+from jobs.reporting.requests import Heard, NodeJoined, NodeRequest, OpenedRun, RunRequest
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
@@ -25,9 +26,13 @@ from planner.hardware.profile import HostProfile
 from planner.search.auto import AutoSpec
 from planner.teaching.explain import Explanation
 
-READ = (JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery, JoinRequest, TokenQuery)
+READ = (
+    *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
+    *(JoinRequest, TokenQuery, RunRequest, NodeRequest),
+)
 TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
+    *(OpenedRun, NodeJoined, Heard),
     *(Plan, SearchResult, Explanation, Advice, Template, Preset, Errors),
 )
 TEMPLATE = "#/components/schemas/{model}"
@@ -87,6 +92,16 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
         return {"type": "apiKey", "in": "header", "name": "Authorization", "description": "Token YOUR_TOKEN"}
 
 
+class RunTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """How a run's own token is sent."""
+
+    target_class = "jobs.reporting.doors.RunTokenAuthentication"
+    name = "runToken"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        return {"type": "apiKey", "in": "header", "name": "Authorization", "description": "Run TOKEN_OF_THE_RUN"}
+
+
 def with_models(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
     """drf-spectacular's hook: the models and types join the components."""
     kinds: list[TypeAdapter[Any]] = [TypeAdapter(kind) for kind in (*READ, *TOLD)]
@@ -104,7 +119,7 @@ def with_models(result: dict[str, Any], generator: Any, request: Any, public: bo
     for measured in ("profile", "runs"):
         models["Cluster"]["properties"].pop(measured)
     models["NamedCluster"] = _named(models.pop("Cluster"))
-    result["components"]["schemas"] = models
+    result["components"].setdefault("schemas", {}).update(models)
     return result
 
 

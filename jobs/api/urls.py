@@ -1,6 +1,6 @@
 from django.urls import path
 
-from jobs.api import hosts, views
+from jobs.api import hosts, runs, views
 
 urlpatterns = [
     path("jobs", views.Jobs.as_view(), name="api-jobs"),
@@ -25,5 +25,10 @@ urlpatterns = [
     path("hosts/<path:name>", hosts.HostView.as_view(), name="api-host"),
     path("join-tokens", hosts.Tokens.as_view(), name="api-join-tokens"),
     path("join-tokens/<str:key>/revoke", hosts.RevokeToken.as_view(), name="api-join-token-revoke"),
+    path("jobs/<str:job_id>/give-up", runs.GiveUp.as_view(), name="api-give-up"),
+    path("runs", runs.Runs.as_view(), name="api-runs"),
+    path("runs/<str:run>/<int:attempt>/members", runs.Members.as_view(), name="api-run-members"),
+    path("runs/<str:run>/<int:attempt>/members/<int:node>/batches", runs.Batches.as_view(), name="api-run-batches"),
+    path("runs/<str:run>/<int:attempt>/members/<int:node>/report", runs.Report.as_view(), name="api-run-report"),
     path("schema", views.Schema.as_view(), name="api-schema"),
 ]

@@ -38,6 +38,7 @@ REFUSALS = {
         406: "only JSON is written",
         408: "the body did not arrive in time",
         409: "the job's state does not allow it",
+        410: "the run has ended",
         413: "the body is larger than 1 MB",
         415: "the body is not application/json",
         422: "the spec cannot run, or a field is senseless: every problem with its field and the arithmetic",

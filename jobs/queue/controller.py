@@ -18,6 +18,7 @@ from jobs.queue.outbox import deliver
 from jobs.queue.prune import prune_if_due
 from jobs.queue.reconcile import reconcile
 from jobs.queue.scheduler import schedule
+from jobs.queue.silence import tell_of_silence
 from jobs.queue.troubles import Troubles, away, of_database
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Controller:
             self._stage("schedule", lambda: schedule(ears.trouble())),
             self._stage("reconcile", lambda: reconcile(self._client, ears.since, ears.trouble())),
             self._stage("access", lambda: self._access.keep(self._client)),
+            self._stage("silence", tell_of_silence),
             self._stage("deliver", lambda: deliver(self._client)),
             self._stage("prune", lambda: prune_if_due(self._client)),
         ]

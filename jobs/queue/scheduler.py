@@ -21,6 +21,7 @@ from contracts.control import VERSION, Gang, LaunchOrder, Node
 from contracts.names import TASK_LAUNCH, host_queue
 from jobs.models import HOST_SILENT_AFTER, Attempt, Cursor, Host, Job, Member, Outbox, SlotAllocation, Status
 from jobs.queue import lifecycle
+from jobs.queue.leases import held_back
 from jobs.queue.placement import place
 from jobs.queue.pool import HostState, Placement, Share, Waiting
 
@@ -76,7 +77,9 @@ def schedule(trouble: str = "") -> int:
     queue = _queue({job: hosts[key].name for job, key in kept.items() if key in hosts})
     if not queue:
         return 0
-    plan = place([queued.job for queued in queue if not queued.placed_before], hosts.values(), trouble)
+    held = held_back({queued.job.id for queued in queue if queued.attempt > 1})
+    free = [queued.job for queued in queue if not queued.placed_before and queued.job.id not in held]
+    plan = place(free, hosts.values(), trouble)
     keys = {host.name: key for key, host in hosts.items()}
     attempts = {queued.job.id: queued.attempt for queued in queue}
     placed = 0
@@ -87,7 +90,7 @@ def schedule(trouble: str = "") -> int:
     except (IntegrityError, StaleError) as error:
         log.warning("this pass ended early, the next one goes on: %s", error)
         return placed
-    _explain(queue, plan.reasons)
+    _explain(queue, {**plan.reasons, **held})
     return placed
 
 

@@ -12,7 +12,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -34,6 +33,7 @@ from workers.host.supervisor.publish import Publisher
 from workers.host.supervisor.serve import Telemetry
 from workers.host.supervisor.tail import LogTail
 from workers.host.supervisor.tally import Tally
+from workers.host.supervisor.tasks import cancelled, steadily
 from workers.host.supervisor.training import Training
 
 log = logging.getLogger(__name__)
@@ -41,31 +41,10 @@ log = logging.getLogger(__name__)
 BATCH_S = 0.15
 TAIL_S = 0.25
 POLL_S = 1.0
-CANCEL_S = 0.2
 HEARTBEAT_S = 5.0
 CLOCK_S = 30.0
 FAREWELL_S = 30.0
 LAST_LINES_S = 10.0
-
-
-async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """End tasks. Again and again: a Redis call that times out as it is cancelled tells of the timeout alone."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=CANCEL_S)
-
-
-async def steadily(work: Callable[[], Awaitable[object]], pause_s: float) -> None:
-    """Again and again, whatever goes wrong in one turn."""
-    while True:
-        try:
-            await work()
-        except Exception:
-            log.exception("%s failed", work)
-            await asyncio.sleep(HEARTBEAT_S)
-        await asyncio.sleep(pause_s)
 
 
 class Supervisor:
@@ -78,7 +57,7 @@ class Supervisor:
         user = settings.job_user
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
         self.tail = LogTail(attempt.logs, ranks_here(self.order), settings.log_bytes, owners)
-        self.board, self.tally, self.clock = Board(), Tally(), BoardClock()
+        self.board, self.tally, self.clock = Board(), Tally(ranks_here(self.order)[0]), BoardClock()
         self.line = RedisLine(attempt, settings, node_of(self.order))
         self.publisher = Publisher(attempt.job, attempt.attempt, self.board, self.line, settings.name, self.clock)
         self.lease = Lease(self.order)

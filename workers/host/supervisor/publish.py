@@ -7,7 +7,7 @@ from contracts.telemetry import VERSION, Batch, Item
 from workers.host.supervisor.board import Board
 from workers.host.supervisor.bucket import Bucket
 from workers.host.supervisor.clock import BoardClock
-from workers.host.supervisor.line import Line, LineError
+from workers.host.supervisor.line import Line, LineError, RefusedError
 
 # What is not sent while the board is away is saved up: a minute's outage costs nothing.
 SEND_BYTES_PER_S, SEND_BURST = 2**20, 16 * 2**20  # of one attempt
@@ -32,6 +32,9 @@ class Publisher:
             body = encode_batch(self._batch(load.items))
             try:
                 await self._line.publish(body)
+            except RefusedError:
+                self._board.lose(len(load.items))
+                continue
             except LineError:
                 self._board.give_back(load)
                 return False

@@ -12,6 +12,10 @@ class LineError(Exception):
     """The board did not take it, or could not be asked, just now: say it again later."""
 
 
+class RefusedError(LineError):
+    """The board heard it and takes it neither now nor later."""
+
+
 class Line(Protocol):
     """One attempt's way to the board. Every method but `close` raises LineError."""
 
