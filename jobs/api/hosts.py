@@ -23,7 +23,6 @@ from jobs.hosts.present import host_brief, host_detail, token_told
 from jobs.models import Host, JoinToken
 from jobs.planning.queries import checked
 from jobs.present import job_detail
-from jobs.present import job_detail
 from jobs.queue import actions
 from jobs.text import storable, whole_number
 
