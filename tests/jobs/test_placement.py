@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.queue.placement import Plan, place
-from jobs.queue.pool import HostState, Waiting
+from jobs.queue.states import HostState, Waiting
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 MOSTLY_CPU = st.sampled_from(["cpu", "cpu", "cpu", "cuda"])
@@ -20,8 +20,8 @@ LONG = "x" * 100  # the longest name of a job or a host
 def job(id: str, num_slots: int = 1, wanted_host: str = "", priority: int = 0, age: int = 0, **rest: object) -> Waiting:
     """`age`: the higher, the longer it waits."""
     fields = {"name": f"name-of-{id}", "owner": 1, "device": "cpu", **rest}
-    created = EPOCH - timedelta(seconds=age)
-    return Waiting(id=id, num_slots=num_slots, wanted_host=wanted_host, priority=priority, created=created, **fields)
+    told = {"num_slots": num_slots, "wanted_host": wanted_host, "priority": priority, "standing": priority, **fields}
+    return Waiting(id=id, created=EPOCH - timedelta(seconds=age), **told)
 
 
 def host(name: str, slots: int, free: int | None = None, **rest: object) -> HostState:
@@ -51,15 +51,27 @@ def some_queue(draw: st.DrawFn) -> list[Waiting]:
         device=MOSTLY_CPU,
         num_slots=st.integers(1, 4) | st.integers(1, 10),
         wanted_host=st.sampled_from(["", "", "", *NAMES, "absent"]),
-        priority=st.integers(-1, 1),
+        priority=st.just(0),
+        standing=st.sampled_from([-1.0, 0.0, 0.5, 1.0]),
         created=st.integers(0, 3).map(lambda s: EPOCH + timedelta(seconds=s)),
-        kept=st.just("") | st.sampled_from([*NAMES, "absent"]),
+        kept=st.just(()) | st.lists(st.sampled_from([*NAMES, "absent"]), unique=True).map(tuple),
+        units=st.just((1,)),
+        max_hosts=st.just(1),
+        project=st.just("default"),
+        pool=st.just(""),
+        labels=st.just(frozenset()),
+        limit_s=st.none(),
     )
     return [job._replace(id=f"id-{number}-") for number, job in enumerate(draw(st.lists(one, max_size=12)))]
 
 
 def in_order(queue: list[Waiting]) -> list[Waiting]:
-    return sorted(queue, key=lambda job: (-job.priority, job.created, job.id))
+    return sorted(queue, key=lambda job: (-job.standing, job.created, job.id))
+
+
+def places(plan: Plan) -> dict[str, str]:
+    """The host of each job that was placed on one."""
+    return {placement.job: share.host for placement in plan.placements for share in placement.shares}
 
 
 def may_use(job: Waiting, host: HostState) -> bool:
@@ -74,7 +86,7 @@ def test_a_gang_gets_free_slots_of_one_host_that_takes_jobs_and_nobody_gets_them
 ) -> None:
     asked, there = {job.id: job for job in queue}, {host.name: host for host in hosts}
     taken: set[tuple[str, int]] = set()
-    for job_id, name, slots in place(queue, hosts).placements:
+    for job_id, ((name, slots),) in place(queue, hosts).placements:
         assert may_use(asked[job_id], there[name])
         assert len(slots) == len(set(slots)) == asked[job_id].num_slots
         assert set(slots) <= set(there[name].free)
@@ -93,7 +105,7 @@ def test_every_job_is_placed_once_or_has_a_reason(queue: list[Waiting], hosts: l
 @given(some_queue(), some_hosts())
 def test_no_job_gets_slots_on_which_one_before_it_could_have_run(queue: list[Waiting], hosts: list[HostState]) -> None:
     plan = place(queue, hosts)
-    on = {placement.job: placement.host for placement in plan.placements}
+    on = places(plan)
     for name, free in ((host.name, len(host.free)) for host in hosts):
         there = next(host for host in hosts if host.name == name)
         left = free
@@ -112,15 +124,16 @@ def test_hosts_idle_only_for_one_head_a_device_and_for_those_that_ask_for_them(
 ) -> None:
     """Whoever waits though a host has room for it waits for a holder before it: a pinned job, or the one head."""
     plan = place(queue, hosts)
-    on = {placement.job: placement for placement in plan.placements}
+    on = places(plan)
+    asks = {job.id: job.num_slots for job in queue}
     heads = [job for job in queue if job.id in plan.kept]
     assert len({job.device for job in heads}) == len(heads)
     assert all(not head.wanted_host and head.id in plan.reasons for head in heads)
-    free = {h.name: len(h.free) - sum(len(p.slots) for p in on.values() if p.host == h.name) for h in hosts}
+    free = {h.name: len(h.free) - sum(asks[job] for job in on if on[job] == h.name) for h in hosts}
     for place_of, late in enumerate(in_order(queue)):
         for there in (h for h in hosts if late.id in plan.reasons and may_use(late, h)):
             before = [job for job in in_order(queue)[:place_of] if job.id in plan.reasons and may_use(job, there)]
-            held = any(job.wanted_host or plan.kept.get(job.id) == there.name for job in before)
+            held = any(job.wanted_host or plan.kept.get(job.id) == (there.name,) for job in before)
             assert held or free[there.name] < late.num_slots
 
 
@@ -151,7 +164,7 @@ class World:
         self.slots = slots
         self.running: dict[str, tuple[str, tuple[int, ...], int]] = {}  # by job: host, slots, when it began
         self.queue: dict[str, Waiting] = {}
-        self.kept: dict[str, str] = {}
+        self.kept: dict[str, tuple[str, ...]] = {}
         self.now = 0
 
     def free(self, name: str) -> tuple[int, ...]:
@@ -161,10 +174,11 @@ class World:
     def schedule(self) -> Plan:
         self.now += 1
         hosts = [HostState(name, "cpu", slots, self.free(name)) for name, slots in self.slots.items()]
-        plan = place([job._replace(kept=self.kept.get(job.id, "")) for job in self.queue.values()], hosts)
+        plan = place([job._replace(kept=self.kept.get(job.id, ())) for job in self.queue.values()], hosts)
         for placement in plan.placements:
             del self.queue[placement.job]
-            self.running[placement.job] = (placement.host, placement.slots, self.now)
+            ((host, slots),) = placement.shares
+            self.running[placement.job] = (host, slots, self.now)
         self.kept = plan.kept
         return plan
 
@@ -195,8 +209,9 @@ def test_a_head_starts_when_the_old_jobs_of_its_host_have_ended_whatever_comes_a
         plan = world.schedule()
         if "head" in world.running:
             break
-        promised = promised or plan.kept["head"]
-        assert plan.kept["head"] == promised
+        (kept,) = plan.kept["head"]
+        promised = promised or kept
+        assert kept == promised
         old = [len(slots) for name, (on, slots, _) in world.running.items() if on == promised and "old" in name]
         assert world.slots[promised] - sum(old) < head.num_slots, "a later job keeps the head out"
         ended = data.draw(st.sampled_from(sorted(world.running)))
@@ -244,7 +259,7 @@ def test_a_stream_of_small_jobs_starves_no_large_one() -> None:
 def test_a_head_that_fits_one_host_leaves_the_others_open() -> None:
     hosts = [host("large", 8, free=5), host("small", 4)]
     plan = place([job("head", 8, age=2), job("next", 2, age=1), job("late", 2)], hosts)
-    assert {placement.job: placement.host for placement in plan.placements} == {"next": "small", "late": "small"}
+    assert places(plan) == {"next": "small", "late": "small"}
 
 
 def test_a_job_for_an_absent_host_holds_up_nobody() -> None:
@@ -270,13 +285,13 @@ def test_of_equal_priority_the_older_starts() -> None:
 
 def test_the_tightest_fit_keeps_large_holes() -> None:
     plan = place([job("small", 2), job("large", 8, age=-1)], [host("host-a", 8), host("host-b", 3)])
-    assert {placement.job: placement.host for placement in plan.placements} == {"small": "host-b", "large": "host-a"}
+    assert places(plan) == {"small": "host-b", "large": "host-a"}
 
 
 def test_the_head_holds_the_host_that_needs_the_fewest_further_slots() -> None:
     hosts = [host("host-a", 8, free=1), host("host-b", 8, free=3), host("host-c", 4, free=3)]
-    assert place([job("head", 8)], hosts).kept == {"head": "host-b"}
-    assert place([job("head", 8, kept="host-a")], hosts).kept == {"head": "host-a"}, "it was promised that one"
+    assert place([job("head", 8)], hosts).kept == {"head": ("host-b",)}
+    assert place([job("head", 8, kept=("host-a",))], hosts).kept == {"head": ("host-a",)}, "it was promised that one"
 
 
 BUSY = [host("host-a", 4, free=1), host("host-b", 2, free=0), host("host-c", 4, drained=True)]
