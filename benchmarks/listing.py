@@ -86,7 +86,7 @@ def fill(count: int, redis: Any) -> tuple[Any, Any]:
     from django.utils import timezone
 
     from contracts.names import telemetry_stream
-    from jobs.models import TERMINAL, Attempt, Host, Job, Status
+    from jobs.models import TERMINAL, Attempt, Host, Job, Member, Status
     from planner.cost.estimate import estimate
     from planner.facts.kinds import num_slots
     from planner.facts.parse import parse_spec
@@ -127,11 +127,16 @@ def fill(count: int, redis: Any) -> tuple[Any, Any]:
         )
     Job.objects.bulk_create(jobs, batch_size=500)
     exit_report = {"outcome": "succeeded", "reason": "ended", "log_tail": [], "summary": summary}
-    attempts = [
-        Attempt(job=job, number=1, host=host, ordered=now, exit=exit_report if job.status in TERMINAL else None)
-        for job in jobs
-    ]
+    attempts = [Attempt(job=job, number=1, exit=exit_report if job.status in TERMINAL else None) for job in jobs]
     Attempt.objects.bulk_create(attempts, batch_size=500)
+    members = [
+        Member(
+            attempt=attempt, node=0, host=host, host_name=host.name, first_rank=0,
+            num_ranks=attempt.job.num_slots, ordered=now,
+        )
+        for attempt in attempts
+    ]  # fmt: skip
+    Member.objects.bulk_create(members, batch_size=500)
     for job in jobs[-RUNNING:]:
         items = [{"kind": "step", "rank": 0, "step": 7}, {"kind": "log", "rank": 0, "lines": ["a line"] * 50}]
         for _ in range(20):

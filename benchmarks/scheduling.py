@@ -28,7 +28,7 @@ from django.contrib.auth.models import User  # noqa: E402
 from django.db import connection  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
-from jobs.models import Attempt, Host, Job, SlotAllocation, Status  # noqa: E402
+from jobs.models import Attempt, Host, Job, Member, SlotAllocation, Status  # noqa: E402
 from jobs.queue import actions, lifecycle  # noqa: E402
 from jobs.queue.scheduler import schedule  # noqa: E402
 from planner.facts.parse import parse_spec  # noqa: E402
@@ -104,7 +104,8 @@ def end_some(count: int) -> None:
     """What hosts would tell: that the oldest attempts ended."""
     for attempt in Attempt.objects.filter(ended__isnull=True).order_by("id")[:count]:
         lifecycle.change(attempt.job_id, attempt.number, Status.SUCCEEDED, "done")
-        lifecycle.release(attempt)
+        for member in attempt.members.all():
+            lifecycle.release(member)
 
 
 def passes(hosts: int, jobs: int, owner: User) -> None:
@@ -115,9 +116,13 @@ def passes(hosts: int, jobs: int, owner: User) -> None:
     held = Job.objects.order_by("id").first()
     assert held is not None
     Job.objects.filter(id=held.id).update(status=Status.RUNNING)
-    attempt = Attempt.objects.create(job=held, number=1, host=taken[0], ordered=timezone.now())
+    attempt = Attempt.objects.create(job=held, number=1)
+    member = Member.objects.create(
+        attempt=attempt, node=0, host=taken[0], host_name=taken[0].name, first_rank=0, num_ranks=1,
+        ordered=timezone.now(),
+    )  # fmt: skip
     SlotAllocation.objects.bulk_create(
-        SlotAllocation(host=host, slot=slot, attempt=attempt) for host in taken for slot in range(SLOTS)
+        SlotAllocation(host=host, slot=slot, member=member) for host in taken for slot in range(SLOTS)
     )
     timed_pass("all hosts full, no reason written yet")
     timed_pass("nothing new")

@@ -13,6 +13,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from contracts.fields import (
+    Address,
     AttemptNumber,
     Count,
     HostName,
@@ -36,6 +37,22 @@ RankText = Annotated[str, Field(pattern=r"^[0-9]{1,5}$")]
 ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 
 
+class Node(TypedDict):
+    """A host of a gang."""
+
+    host: HostName
+    address: Address  # where the others reach it
+    ranks: Annotated[int, Field(ge=1, le=65536)]
+
+
+class Gang(TypedDict):
+    """An attempt on several hosts. Ranks fill node after node."""
+
+    node: Annotated[int, Field(ge=0, le=65535)]  # which one this order is for
+    nodes: Annotated[list[Node], Field(min_length=2, max_length=65536)]
+    lease_s: Seconds  # ranks end themselves when nothing was heard of the board for so long
+
+
 class LaunchOrder(TypedDict):
     """Start this attempt. Delivering it twice starts it once."""
 
@@ -45,6 +62,7 @@ class LaunchOrder(TypedDict):
     spec: Plain  # planner.facts.spec.JobSpec as JSON
     slots: Slots  # slot (GPU or CPU rank slot) indices of this host
     expires: Number  # unix seconds by Redis' clock; later the order is not carried out
+    gang: NotRequired[Gang]  # of an attempt on several hosts
 
 
 class LossPoint(TypedDict):
@@ -95,6 +113,7 @@ class ExitReport(TypedDict):
     log_tail: list[LogLine]  # the last lines that rank (or the launcher) wrote
     started: Number
     finished: Number
+    failed_at: NotRequired[Number]  # when that rank failed, unix seconds by Redis' clock
     summary: Summary | None
 
 
@@ -130,6 +149,7 @@ class HostEvent(TypedDict):
     memory_bytes: Count  # per slot: GPU memory, or the machine's memory divided by its slots
     attempts: list[AttemptReport]
     note: NotRequired[Sentence]  # what a person should know of this host: "jobs run as root: ..."
+    address: NotRequired[Address]  # where other hosts reach it
 
 
 class AttemptEvent(TypedDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from typing import Annotated, Any
 
@@ -40,8 +41,14 @@ def _plain(value: Any, depth: int = 0) -> Any:
     raise ValueError(f"{type(value).__name__} is no JSON")
 
 
+def _an_address(text: str) -> str:
+    ipaddress.ip_address(text)
+    return text
+
+
 JobId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")]
 HostName = Annotated[str, StringConstraints(pattern=HOST_NAME)]
+Address = Annotated[str, StringConstraints(max_length=45), AfterValidator(_an_address)]  # IPv4 or IPv6
 Word = Annotated[str, StringConstraints(max_length=200), AfterValidator(_without_nul)]
 Sentence = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_without_nul)]
 LogLine = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_without_nul)]

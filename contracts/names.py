@@ -13,12 +13,12 @@ def host_queue(host: str) -> str:
     return f"host.{host}"
 
 
-def telemetry_stream(job: str, attempt: int) -> str:
-    """Redis Stream of one attempt; an entry's field "b" holds one msgpack `Batch`, "n" its number from 0.
+def telemetry_stream(job: str, attempt: int, node: int = 0) -> str:
+    """Redis Stream of one member; an entry's field "b" holds one msgpack `Batch`, "n" its number from 0.
 
     It is bounded in bytes: where the first entry's number is not 0, older ones were trimmed.
     """
-    return f"meshboard:telemetry:{job}:{attempt}"
+    return f"meshboard:telemetry:{job}:{attempt}" + (f":{node}" if node else "")
 
 
 def cancel_key(job: str, attempt: int) -> str:

@@ -13,7 +13,7 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 
 from jobs.kinds import layout_words
-from jobs.models import Attempt, DeadLetter, Host, Job, StateChange, Status
+from jobs.models import Attempt, DeadLetter, Host, Job, Member, StateChange, Status
 from jobs.queue import actions, deadletters
 
 BADGES = {
@@ -55,7 +55,7 @@ class HistoryInline(ReadOnlyInline):
 
 class AttemptInline(ReadOnlyInline):
     model = Attempt
-    fields = readonly_fields = ["number", "host", "created"]
+    fields = readonly_fields = ["number", "where", "created"]
 
 
 @admin.register(Job)
@@ -163,12 +163,12 @@ class HostAdmin(OwnColumns):
         return None
 
     def _asked(self, request: HttpRequest, hosts: QuerySet[Host]) -> HttpResponse:
-        attempts = Attempt.objects.filter(host__in=hosts, ended__isnull=True).select_related("job", "host")
+        members = Member.objects.filter(host__in=hosts, ended__isnull=True).select_related("attempt__job")
         context = {
             **self.admin_site.each_context(request),
             "title": "Give up hosts",
             "hosts": hosts,
-            "attempts": attempts,
+            "members": members,
             "opts": self.model._meta,
         }
         return render(request, "admin/give_up_hosts.html", context)

@@ -58,6 +58,7 @@ class Host(models.Model):
     device_name = models.CharField(max_length=200)
     memory_bytes = models.BigIntegerField(help_text="per slot")
     boot_id = models.CharField(max_length=200)
+    address = models.CharField(max_length=45, default="", blank=True, help_text="where other hosts reach it")
     last_seen = models.DateTimeField()
     drained = models.BooleanField(default=False, help_text="takes no new jobs")
     # What orders its heartbeats: one is believed only if it is newer than the last one believed.
@@ -97,6 +98,7 @@ class Job(models.Model):
     device = models.CharField(max_length=8, editable=False)
     num_slots = models.PositiveIntegerField(editable=False)
     wanted_host = models.CharField(max_length=100, blank=True, default="", editable=False)
+    engine = models.CharField(max_length=16, default="hosts", editable=False, help_text="who places and starts it")
     estimate = models.JSONField(editable=False)
     hardware = models.JSONField(
         null=True, editable=False, help_text="the cluster that it was planned for, without the runs that corrected it"
@@ -131,14 +133,44 @@ class Job(models.Model):
 
 
 class Attempt(models.Model):
-    """One try of a job on a host. Its number fences off messages about earlier tries."""
+    """One try of a job: a gang, whole. Its number fences off messages about earlier tries."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
     number = models.PositiveIntegerField()
-    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="attempts")
     created = models.DateTimeField(auto_now_add=True)
+    exit = models.JSONField(null=True, editable=False, help_text="of the whole gang, once all its members have ended")
+    ended = models.DateTimeField(null=True, editable=False, help_text="when the last of its members had")
+    engine_id = models.CharField(
+        max_length=100, default="", blank=True, editable=False, help_text="what the engine calls it: Slurm's job id"
+    )
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number")]
+
+    def __str__(self) -> str:
+        return f"{self.job_id}/{self.number}"
+
+    def where(self) -> str:
+        """Its hosts in the order of their ranks, as text."""
+        return ", ".join(member.host_name for member in self.members.all())
+
+
+class Member(models.Model):
+    """An attempt's share of one host: its slots, and ranks that follow each other."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="members")
+    node = models.PositiveIntegerField(help_text="its place in the gang; rank 0 is on node 0")
+    # None where the machine is not ours to give: an engine's, or a user's own.
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, null=True, related_name="members")
+    host_name = models.CharField(max_length=100)
+    first_rank = models.PositiveIntegerField()
+    num_ranks = models.PositiveIntegerField()
     ordered = models.DateTimeField(help_text="when the launch order was last sent")
-    exit = models.JSONField(null=True, editable=False)
+    exit = models.JSONField(null=True, editable=False, help_text="what its supervisor told, until the gang's is made")
+    outcome = models.CharField(
+        max_length=16, default="", blank=True, editable=False, help_text="contracts.control.Outcome; lost: never told"
+    )
+    reason = models.CharField(max_length=1000, default="", blank=True, editable=False, help_text="of its outcome")
     ended = models.DateTimeField(
         null=True,
         editable=False,
@@ -150,18 +182,22 @@ class Attempt(models.Model):
     note = models.CharField(max_length=1000, blank=True, default="", editable=False)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number")]
+        ordering = ["node"]
+        constraints = [
+            models.UniqueConstraint(fields=["attempt", "node"], name="one_member_per_node"),
+            models.UniqueConstraint(fields=["attempt", "host_name"], name="one_member_per_host"),
+        ]
 
     def __str__(self) -> str:
-        return f"{self.job_id}/{self.number}"
+        return f"{self.attempt_id} on {self.host_name}"
 
 
 class SlotAllocation(models.Model):
-    """A slot held by an attempt until it has ended. The constraint is what keeps two attempts off one slot."""
+    """A slot held by a member until it has ended. The constraint is what keeps two attempts off one slot."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="allocations")
     slot = models.PositiveIntegerField()
-    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="allocations")
+    member = models.ForeignKey(Member, on_delete=models.CASCADE, related_name="allocations")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["host", "slot"], name="one_attempt_per_slot")]

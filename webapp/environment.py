@@ -103,6 +103,11 @@ class WebSettings(BaseSettings):
     submits_per_minute: int = Field(60, ge=1, description="jobs that a user may submit in a minute over REST")
 
     logins_per_minute: int = Field(30, ge=1, description="logins that may be tried in a minute from one address")
+    lease_s: int = Field(
+        3600,
+        ge=10,
+        description="seconds without a word of the board until the ranks of a job on several hosts end themselves",
+    )
     token_days: int = Field(90, ge=1, le=36500, description="how long a REST token is good for")
     trusted_proxies: Networks | None = Field(
         None, description="addresses and networks of proxies whose `X-Forwarded-For` is believed, with commas between"

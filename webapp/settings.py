@@ -21,6 +21,7 @@ DEBUG = _given.debug
 HTTPS = _given.https
 SECRET_KEY = _given.secret_key.get_secret_value()
 REDIS_URL = _given.redis_url.get_secret_value()
+LEASE_S = float(_given.lease_s)
 ALLOWED_HOSTS = _given.allowed_hosts
 if refused := unsafe(secret_key=SECRET_KEY, allowed_hosts=ALLOWED_HOSTS, debug=DEBUG, redis_url=REDIS_URL):
     raise ImproperlyConfigured("\n".join(refused))

@@ -26,7 +26,7 @@ class Shown(NamedTuple):
 def newest_shown(jobs: QuerySet[Job], primitive: LabPrimitive) -> Shown | None:
     """The newest of the succeeded labs among `jobs` that captured the primitive."""
     ended = jobs.filter(kind="lab", status=Status.SUCCEEDED)
-    attempts = Attempt.objects.filter(job__in=ended, number=F("job__attempt")).select_related("job", "host")
+    attempts = Attempt.objects.filter(job__in=ended, number=F("job__attempt")).select_related("job")
     for attempt in attempts.order_by("-job__changed")[:NEWEST_RUNS].iterator():
         result = checked_result(((attempt.exit or {}).get("summary") or {}).get("lab"))
         step = next((s for s in result.steps if s.primitive == primitive), None) if result else None

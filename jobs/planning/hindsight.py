@@ -38,7 +38,7 @@ def advice(job: Job) -> dict[str, Any]:
         raise NoAdviceError("kind", f"a job of kind {job.kind} trains nothing that another layout would speed up")
     if job.status not in TERMINAL:
         raise NoAdviceError("status", f"the job is {job.status}; advice is for one that has ended")
-    attempt = job.attempts.filter(number=job.attempt).select_related("host").first()
+    attempt = job.attempts.filter(number=job.attempt).first()
     summary = (attempt.exit or {}).get("summary") if attempt else None
     measured = (summary or {}).get("measured")
     steps = measured["steps"] if measured else 0
@@ -60,7 +60,7 @@ def advice(job: Job) -> dict[str, Any]:
         "sure": time["interval"],
     }
     found: dict[str, Any] = ask("advised", spec, planned_on(job, spec), asked)
-    return {**found, "steps": steps, "host": attempt.host.name}
+    return {**found, "steps": steps, "host": attempt.where()}
 
 
 def planned_on(job: Job, spec: JobSpec) -> Cluster:

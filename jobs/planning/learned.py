@@ -9,7 +9,7 @@ from django.db.models import Q
 from pydantic import ValidationError
 
 from contracts.control import ExitReport
-from jobs.models import Attempt, Host, HostRun
+from jobs.models import Host, HostRun, Member
 from planner.facts.kinds import kind_of
 from planner.facts.spec import JobSpec
 from planner.hardware.runs import LinkPoint, Run, stripped
@@ -19,16 +19,18 @@ KEPT = 128  # runs of a host, the newest
 MOST_LINKS = 64
 
 
-def remember(attempt: Attempt, told: ExitReport) -> None:
-    """Keep what an attempt measured that ended well, or was cancelled late enough. Hearing its end again adds nothing.
+def remember(member: Member, told: ExitReport) -> None:
+    """Keep what a gang of one host measured that ended well, or was cancelled late enough.
+
+    Hearing its end again adds nothing.
 
     To be called with the host's row locked: the newest stay.
     """
-    run = run_of(attempt.job.spec, told)
-    if run is None or _was_disturbed(attempt):
+    host = member.host
+    run = run_of(member.attempt.job.spec, told)
+    if host is None or run is None or _was_disturbed(member, host):
         return
-    host = attempt.host
-    row = HostRun(host=host, attempt=attempt, device_name=host.device_name, run=run.model_dump(mode="json"))
+    row = HostRun(host=host, attempt=member.attempt, device_name=host.device_name, run=run.model_dump(mode="json"))
     HostRun.objects.bulk_create([row], ignore_conflicts=True)
     kept = HostRun.objects.filter(host=host).values_list("pk", flat=True)[:KEPT]
     HostRun.objects.filter(host=host).exclude(pk__in=list(kept)).delete()
@@ -91,9 +93,9 @@ def runs_of(host: Host) -> list[Run]:
     return found
 
 
-def _was_disturbed(attempt: Attempt) -> bool:
+def _was_disturbed(member: Member, host: Host) -> bool:
     """Whether another attempt ran beside it on the cores that a CPU's ranks share."""
-    if attempt.host.device != "cpu":
+    if host.device != "cpu":
         return False
-    overlapping = Q(ended__isnull=True) | Q(ended__gt=attempt.created)
-    return Attempt.objects.filter(overlapping, host=attempt.host).exclude(pk=attempt.pk).exists()
+    overlapping = Q(ended__isnull=True) | Q(ended__gt=member.attempt.created)
+    return Member.objects.filter(overlapping, host=host).exclude(pk=member.pk).exists()

@@ -11,10 +11,10 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from jobs.access import foreign_checkpoint
-from jobs.models import HOST_SILENT_AFTER, LIVE, Attempt, Host, IdempotentRequest, Job, StateChange, Status
+from jobs.models import HOST_SILENT_AFTER, LIVE, Host, IdempotentRequest, Job, Member, StateChange, Status
 from jobs.planning.auto import resolved
 from jobs.planning.hardware import cluster_for
-from jobs.queue import lifecycle
+from jobs.queue import ending, lifecycle
 from jobs.text import storable
 from planner.cost.estimate import estimate
 from planner.cost.oversize import parse_plannable
@@ -158,7 +158,7 @@ def give_up_host(host: Host, by: str) -> int:
         silent = Host.objects.select_for_update(no_key=True).filter(last_seen__lt=timezone.now() - HOST_SILENT_AFTER)
         if not silent.filter(pk=host.pk).exists():
             raise HostConnectedError
-        attempts = list(Attempt.objects.filter(host=host, ended__isnull=True))
-        for attempt in attempts:
-            lifecycle.lose(attempt, f"host {host.name} was given up by {by}")
-    return len(attempts)
+        members = list(Member.objects.filter(host=host, ended__isnull=True).select_related("attempt"))
+        for member in members:
+            ending.lose(member, f"host {host.name} was given up by {by}")
+    return len(members)

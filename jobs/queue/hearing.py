@@ -9,11 +9,9 @@ from django.utils import timezone
 from contracts.codec import BadMessageError
 from contracts.control import AttemptReport, Event, ExitReport, HostEvent
 from contracts.names import TASK_ACKNOWLEDGE, host_queue
-from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Outbox, Status
-from jobs.planning.learned import remember
-from jobs.queue import lifecycle
+from jobs.models import HOST_SILENT_AFTER, Host, Member, Outbox, Status
+from jobs.queue import ending, lifecycle
 from jobs.queue.deadletters import bury, passes
-from jobs.queue.outcomes import finish
 
 Key = tuple[str, int]  # job, attempt
 
@@ -28,15 +26,15 @@ def hear(event: Event, entry: str, *, replayed: bool = False) -> None:
     """
     if event["kind"] == "attempt":
         report = event["report"]
-        attempts = _attempts(event["host"], [report])
-        _hear_report(report, event["host"], attempts.get(_key(report)), believed=True, of_heartbeat=False)
+        members = _members(event["host"], [report])
+        _hear_report(report, event["host"], members.get(_key(report)), believed=True, of_heartbeat=False)
         return
     _check_sequence(event, entry)
     believed = _believe(event, replayed=replayed)
-    attempts = _attempts(event["host"], event["attempts"])
+    members = _members(event["host"], event["attempts"])
     for report in event["attempts"]:
         try:
-            _hear_report(report, event["host"], attempts.get(_key(report)), believed=believed, of_heartbeat=True)
+            _hear_report(report, event["host"], members.get(_key(report)), believed=believed, of_heartbeat=True)
         except Exception as error:
             if passes(error):
                 raise
@@ -67,6 +65,7 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
         "memory_bytes": event["memory_bytes"],
         "note": event.get("note", ""),
         "boot_id": event["boot_id"],
+        "address": event.get("address", ""),
         "incarnation": event["incarnation"],
         "began": event["began"],
         "sequence": event["sequence"],
@@ -84,12 +83,13 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
             newer |= Q(last_seen__lt=now - HOST_SILENT_AFTER)
         if not Host.objects.filter(newer, pk=host.pk).update(**told):
             return False
-        unended = Attempt.objects.filter(host=host, ended__isnull=True)
-        known = {(job, number): pk for pk, job, number in unended.values_list("pk", "job_id", "number")}
+        unended = Member.objects.filter(host=host, ended__isnull=True).order_by()
+        rows = unended.values_list("pk", "attempt__job_id", "attempt__number")
+        known = {(job, number): pk for pk, job, number in rows}
         missed = [pk for key, pk in known.items() if key not in named]
-        Attempt.objects.filter(pk__in=missed).update(missed=F("missed") + 1)
+        Member.objects.filter(pk__in=missed).update(missed=F("missed") + 1)
         seen = [pk for key, pk in known.items() if key in named]
-        Attempt.objects.filter(pk__in=seen, missed__gt=0).update(missed=0)
+        Member.objects.filter(pk__in=seen, missed__gt=0).update(missed=0)
     if host.boot_id != event["boot_id"]:
         told_ended = {_key(report) for report in event["attempts"] if report["state"] == "exited"}
         _lose_before_boot(host, told_ended)
@@ -98,27 +98,28 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
 
 def _lose_before_boot(host: Host, told_ended: set[Key]) -> None:
     """`host` as it was known before the boot. An end that the host tells of is left to its report."""
-    unended = Attempt.objects.filter(host=host, ended__isnull=True, created__lte=host.last_seen)
+    unended = Member.objects.filter(host=host, ended__isnull=True, attempt__created__lte=host.last_seen)
     # One that never ran and still should is ordered again instead.
-    for attempt in unended.filter(Q(job__status=Status.CANCELLING) | ~lifecycle.NEVER_RAN):
-        if (attempt.job_id, attempt.number) not in told_ended:
-            lifecycle.lose(attempt, f"host {host.name} was rebooted")
+    stays = unended.filter(Q(attempt__job__status=Status.CANCELLING) | ~lifecycle.NEVER_RAN)
+    for member in stays.select_related("attempt"):
+        if (member.attempt.job_id, member.attempt.number) not in told_ended:
+            ending.lose(member, f"host {host.name} was rebooted")
 
 
 def _key(report: AttemptReport) -> Key:
     return report["job"], report["attempt"]
 
 
-def _attempts(host: str, reports: list[AttemptReport]) -> dict[Key, Attempt]:
+def _members(host: str, reports: list[AttemptReport]) -> dict[Key, Member]:
     named = {report["job"] for report in reports}
     if not named:
         return {}
-    rows = Attempt.objects.filter(host__name=host, job_id__in=named).select_related("job", "host")
-    return {(attempt.job_id, attempt.number): attempt for attempt in rows}
+    rows = Member.objects.filter(host__name=host, attempt__job_id__in=named).select_related("attempt__job", "host")
+    return {(member.attempt.job_id, member.attempt.number): member for member in rows}
 
 
 def _hear_report(
-    report: AttemptReport, host: str, attempt: Attempt | None, *, believed: bool, of_heartbeat: bool
+    report: AttemptReport, host: str, member: Member | None, *, believed: bool, of_heartbeat: bool
 ) -> None:
     """An end is true whenever it is told; anything else only where it is news."""
     if report["state"] == "exited":
@@ -127,62 +128,35 @@ def _hear_report(
             return  # a later heartbeat brings it
         if (told["job"], told["attempt"]) != _key(report):
             raise BadMessageError(f"exit: of attempt {told['job']}/{told['attempt']}, not of its report's")
-        _hear_end(report, told, host, attempt)
+        _hear_end(report, told, host, member)
         return
-    if attempt is None or attempt.ended is not None or not believed:
+    if member is None or member.ended is not None or not believed:
         return
     note = report.get("note", "")
-    if note != attempt.note:
-        Attempt.objects.filter(pk=attempt.pk).update(note=note)
+    if note != member.note:
+        Member.objects.filter(pk=member.pk).update(note=note)
     if report["state"] == "running":
         lifecycle.change(*_key(report), Status.RUNNING, "training", only_from=(Status.STARTING,))
-    if of_heartbeat:
+    unreachable = member.attempt.job.status == Status.UNREACHABLE
+    if of_heartbeat and unreachable and not ending.silent_members(member.attempt).exists():
         lifecycle.change(*_key(report), Status.RUNNING, f"host {host} is back", only_from=(Status.UNREACHABLE,))
 
 
-def _hear_end(report: AttemptReport, told: ExitReport, host: str, attempt: Attempt | None) -> None:
-    """Raises what went wrong after ending the attempt without its report: nothing is left of it to hold slots."""
+def _hear_end(report: AttemptReport, told: ExitReport, host: str, member: Member | None) -> None:
+    """Raises what went wrong after ending the member without its report: nothing is left of it to hold slots."""
     try:
         with transaction.atomic():
-            if attempt is not None:
-                _end(attempt, told)
+            if member is not None:
+                ending.end(member, told)
             _acknowledge(report, host)
     except Exception as error:
-        if attempt is None or passes(error):
+        if member is None or passes(error):
             raise
         with transaction.atomic():
             problem = f"it ended, and its exit report could not be taken in: {type(error).__name__}"
-            lifecycle.lose(attempt, problem)
+            ending.lose(member, problem)
             _acknowledge(report, host)
         raise
-
-
-def _end(attempt: Attempt, told: ExitReport) -> None:
-    """The host says that it ended: the exit, the status, the slots and what a calibration brings, or nothing.
-
-    Rows are locked in the order host, job, attempt, as wherever more than one is.
-    """
-    _no_longer_holds(attempt)
-    lifecycle.lock(attempt.job_id)
-    job_id, number = attempt.job_id, attempt.number
-    ending = finish(attempt.job.spec, told)
-    if not lifecycle.change(job_id, number, Status.CANCELLED, told["reason"], only_from=(Status.CANCELLING,)):
-        back = f"host {attempt.host.name} is back"
-        lifecycle.change(job_id, number, Status.RUNNING, back, only_from=(Status.UNREACHABLE,))
-        if lifecycle.change(job_id, number, ending.status, ending.reason) and ending.profile is not None:
-            profile = ending.profile.model_dump(mode="json")
-            Host.objects.filter(pk=attempt.host_id).update(profile=profile, profiled=timezone.now())
-    Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=ending.report)
-    remember(attempt, ending.report)
-    lifecycle.release(attempt)
-
-
-def _no_longer_holds(attempt: Attempt) -> None:
-    """Its slots are free now, not with the host's next heartbeat."""
-    host = Host.objects.select_for_update(no_key=True).get(pk=attempt.host_id)
-    left = [held for held in host.holding if held[:2] != [attempt.job_id, attempt.number]]
-    if left != host.holding:
-        Host.objects.filter(pk=host.pk).update(holding=left)
 
 
 def _acknowledge(report: AttemptReport, host: str) -> None:

@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import Exists, F, OuterRef
 from django.utils import timezone
 
-from jobs.models import LIVE, Attempt, Job, SlotAllocation, StateChange, Status
+from jobs.models import LIVE, Attempt, Job, Member, SlotAllocation, StateChange, Status
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,10 @@ MAY_BECOME: dict[Status, tuple[Status, ...]] = {
     Status.LOST: (),
     Status.CANCELLED: (),
 }
-# Of attempts: those that no host ever told of as running.
-NEVER_RAN = ~Exists(StateChange.objects.filter(job=OuterRef("job"), attempt=OuterRef("number"), status=Status.RUNNING))
+# Of members: those whose attempt no host ever told of as running.
+NEVER_RAN = ~Exists(
+    StateChange.objects.filter(job=OuterRef("attempt__job"), attempt=OuterRef("attempt__number"), status=Status.RUNNING)
+)
 ANNOUNCE_S = 1.0  # at most, however many jobs there are to announce
 RETRYABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
 
@@ -72,7 +74,7 @@ def start(placed: Mapping[str, tuple[int, str]]) -> dict[str, Job]:
     Returns those that this call moved. One that was cancelled meanwhile, or is being changed now, is left as it is.
     """
     with transaction.atomic():
-        jobs = {job.id: job for job in lock_queued(placed, "spec") if job.attempt == placed[job.id][0]}
+        jobs = {job.id: job for job in lock_queued(placed, "spec", "num_slots") if job.attempt == placed[job.id][0]}
         queued = Job.objects.filter(id__in=list(jobs), status=Status.QUEUED)
         moved = queued.update(status=Status.STARTING, wait_reason="", changed=timezone.now())
         assert moved == len(jobs), f"{moved} of {len(jobs)} locked jobs were queued"
@@ -96,25 +98,23 @@ def requeue(job_id: str, reason: str) -> bool:
     return True
 
 
-def release(attempt: Attempt) -> None:
-    """The attempt holds nothing any more: its host said that it ended, it rebooted, or staff gave it up."""
+def release(member: Member) -> bool:
+    """The member holds nothing any more; True when it was the last of its attempt, which has ended with it.
+
+    To be called with the job locked where the answer counts: members of one attempt may end at once.
+    """
     with transaction.atomic():
-        Attempt.objects.filter(pk=attempt.pk, ended__isnull=True).update(ended=timezone.now(), note="")
-        SlotAllocation.objects.filter(attempt=attempt).delete()
+        now = timezone.now()
+        Member.objects.filter(pk=member.pk, ended__isnull=True).update(ended=now, note="")
+        SlotAllocation.objects.filter(member=member).delete()
+        if Member.objects.filter(attempt=member.attempt_id, ended__isnull=True).exists():
+            return False
+        return Attempt.objects.filter(pk=member.attempt_id, ended__isnull=True).update(ended=now) == 1
 
 
 def lock(job_id: str) -> None:
     """Nobody else changes the job until this transaction ends: for changes that hang on each other."""
     list(Job.objects.select_for_update(no_key=True).filter(id=job_id).values_list("id"))
-
-
-def lose(attempt: Attempt, reason: str) -> None:
-    """Nothing is left of the attempt, or nobody waits for it: LOST, or CANCELLED where that was asked for."""
-    with transaction.atomic():
-        lock(attempt.job_id)
-        if not change(attempt.job_id, attempt.number, Status.CANCELLED, reason, only_from=(Status.CANCELLING,)):
-            change(attempt.job_id, attempt.number, Status.LOST, reason)
-        release(attempt)
 
 
 def group_name(job_id: str) -> str:

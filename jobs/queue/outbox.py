@@ -10,12 +10,11 @@ import kombu.exceptions
 import redis
 from celery import Celery
 from django.conf import settings
-from django.db import transaction
 
 from contracts.codec import BadMessageError, checked_order
 from contracts.names import TASK_LAUNCH
-from jobs.models import Attempt, Outbox, Status
-from jobs.queue import lifecycle
+from jobs.models import Member, Outbox
+from jobs.queue.ending import fail_unsent
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +60,13 @@ def _producer(url: str) -> Celery:
 
 def _order(told: Any, expires: float) -> Any:
     """The order as it leaves, None where nobody waits for it any more; one that no host could read fails its job."""
-    attempt = Attempt.objects.filter(job_id=told["job"], number=told["attempt"], ended__isnull=True).first()
-    if attempt is None:
+    node = told["gang"]["node"] if "gang" in told else 0
+    of_attempt = Member.objects.filter(attempt__job_id=told["job"], attempt__number=told["attempt"], node=node)
+    member = of_attempt.filter(ended__isnull=True).select_related("attempt").first()
+    if member is None:
         return None
     try:
         return checked_order({**told, "expires": expires})
     except BadMessageError as error:
-        with transaction.atomic():
-            lifecycle.change(attempt.job_id, attempt.number, Status.FAILED, f"its order cannot be sent: {error}")
-            lifecycle.release(attempt)
+        fail_unsent(member, f"its order cannot be sent: {error}")
         return None

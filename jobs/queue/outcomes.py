@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from contracts.control import ExitReport
+from contracts.control import ExitReport, Outcome, Summary
 from jobs.kinds import kind_of
 from jobs.models import Status
 from planner.facts.lab import LabResult
@@ -18,6 +18,9 @@ OUTCOMES = {
     "cancelled": Status.FAILED,
     "lost": Status.LOST,
 }
+
+GRAVITY: list[Outcome] = ["failed", "lost", "cancelled", "succeeded"]  # whose word on a gang's end counts most
+BY_RANK = ("cells", "verdict", "peak_bytes")
 
 
 class Ending(NamedTuple):
@@ -46,6 +49,39 @@ def finish(spec: Mapping[str, Any], told: ExitReport) -> Ending:
     if problem := {"profile": unusable, "lab": failure(lab)}.get(brings or ""):
         return Ending(Status.FAILED, problem, report, None)
     return Ending(status, reason, report, profile if brings == "profile" else None)
+
+
+def merged(reports: list[ExitReport]) -> ExitReport | None:
+    """One report of a gang from those of its members, in the order of their ranks; None of none.
+
+    What it says of its end is said by the member that ended it: the first to fail.
+    """
+    if len(reports) < 2:
+        return reports[0] if reports else None
+    root = min(reports, key=lambda told: (GRAVITY.index(told["outcome"]), told.get("failed_at", told["finished"])))
+    return {
+        **root,
+        "started": min(told["started"] for told in reports),
+        "finished": max(told["finished"] for told in reports),
+        "summary": _merged_summaries([told["summary"] for told in reports if told["summary"]]),
+    }
+
+
+def _merged_summaries(summaries: list[Summary]) -> Summary | None:
+    """What is told rank by rank is joined; of the rest, that of the lowest rank which told it."""
+    if not summaries:
+        return None
+    whole: Any = {}
+    for told in summaries:
+        for name, value in told.items():
+            if name in BY_RANK:
+                whole[name] = {**whole.get(name, {}), **cast(dict[str, Any], value)}
+            elif name == "dry_runs":
+                whole[name] = [*whole.get(name, []), *cast(list[Any], value)]
+            elif not whole.get(name):
+                whole[name] = value
+    whole["steps"] = max(told["steps"] for told in summaries)
+    return cast(Summary, whole)
 
 
 def checked_profile(told: object) -> tuple[HostProfile | None, str]:

@@ -16,7 +16,7 @@ from django.utils import timezone
 from knox.models import AuthToken
 
 from contracts.names import host_queue, telemetry_stream
-from jobs.models import Attempt, Host, IdempotentRequest, Lease, StateChange
+from jobs.models import Host, IdempotentRequest, Lease, Member, StateChange
 from jobs.queue import deadletters
 from jobs.queue.lease import NAME
 
@@ -105,8 +105,9 @@ def _let_streams_expire(client: redis.Redis) -> int:
 
 def _unended(keys: list[bytes]) -> set[bytes]:
     """Of these streams, those whose attempt may still write."""
-    attempts = Attempt.objects.filter(ended__isnull=True).values_list("job_id", "number")
-    return {telemetry_stream(job, number).encode() for job, number in attempts} & set(keys)
+    members = Member.objects.filter(attempt__ended__isnull=True).order_by()
+    rows = members.values_list("attempt__job_id", "attempt__number", "node")
+    return {telemetry_stream(job, number, node).encode() for job, number, node in rows} & set(keys)
 
 
 def _in_chunks(keys: Iterator[bytes], size: int) -> Iterator[list[bytes]]:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import Case, CharField, Exists, OuterRef, Value, When
 from django.utils import timezone
 
-from contracts.control import VERSION, LaunchOrder
+from contracts.control import VERSION, Gang, LaunchOrder, Node
 from contracts.names import TASK_LAUNCH, host_queue
-from jobs.models import HOST_SILENT_AFTER, Attempt, Cursor, Host, Job, Outbox, SlotAllocation, Status
+from jobs.models import HOST_SILENT_AFTER, Attempt, Cursor, Host, Job, Member, Outbox, SlotAllocation, Status
 from jobs.queue import lifecycle
 from jobs.queue.placement import place
-from jobs.queue.pool import HostState, Placement, Waiting
+from jobs.queue.pool import HostState, Placement, Share, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -89,15 +91,17 @@ def schedule(trouble: str = "") -> int:
     return placed
 
 
-def order_launch(job: Job, host: Host, slots: list[int]) -> None:
+def order_launch(job: Job, member: Member) -> None:
     """Write the order to the outbox; the host starts an attempt once however often it is told."""
-    _order(job, host.name, slots).save()
+    members = list(member.attempt.members.select_related("host"))
+    slots = sorted(member.allocations.values_list("slot", flat=True))
+    _order(job, member, slots, _nodes(members)).save()
 
 
 def _queue(kept: dict[str, str]) -> list[Queued]:
     """The queue; `kept` is, by job, the host that the last pass kept for it."""
     attempts = Attempt.objects.filter(job=OuterRef("pk"), number=OuterRef("attempt"))
-    rows = Job.objects.filter(status=Status.QUEUED).values_list(
+    rows = Job.objects.filter(status=Status.QUEUED, engine="hosts").values_list(
         "id", "name", "owner", "device", "num_slots", "wanted_host", "priority", "created",
         "attempt", "wait_reason", Exists(attempts),
     )  # fmt: skip
@@ -142,21 +146,51 @@ def _start(placements: list[Placement], attempts: dict[str, int], keys: dict[str
     now = timezone.now()
     with transaction.atomic():
         turn.take()
-        started = lifecycle.start({p.job: (attempts[p.job], f"placed on {p.host}") for p in placements})
+        where = {p.job: ", ".join(share.host for share in p.shares) for p in placements}
+        started = lifecycle.start({job: (attempts[job], f"placed on {hosts}") for job, hosts in where.items()})
         pairs = [(started[p.job], p) for p in placements if p.job in started]
-        created = Attempt.objects.bulk_create(
-            Attempt(job=job, number=job.attempt, host_id=keys[p.host], ordered=now) for job, p in pairs
-        )
+        created = Attempt.objects.bulk_create(Attempt(job=job, number=job.attempt) for job, _ in pairs)
+        drafts = [
+            (Member(attempt=attempt, node=node, host_id=keys[share.host], host_name=share.host,
+                    first_rank=first, num_ranks=ranks, ordered=now), share)
+            for attempt, (job, p) in zip(created, pairs, strict=True)
+            for node, share, first, ranks in _ranked(job, p)
+        ]  # fmt: skip
+        members = Member.objects.bulk_create(member for member, _ in drafts)
         SlotAllocation.objects.bulk_create(
-            SlotAllocation(host_id=attempt.host_id, slot=slot, attempt=attempt)
-            for attempt, (_, p) in zip(created, pairs, strict=True)
-            for slot in p.slots
+            SlotAllocation(host_id=keys[share.host], slot=slot, member=member)
+            for member, (_, share) in zip(members, drafts, strict=True)
+            for slot in share.slots
         )
-        Outbox.objects.bulk_create(_order(job, p.host, list(p.slots)) for job, p in pairs)
+        Outbox.objects.bulk_create(_orders(pairs, members))
     return len(pairs)
 
 
-def _order(job: Job, host: str, slots: list[int]) -> Outbox:
+def _ranked(job: Job, placement: Placement) -> Iterator[tuple[int, Share, int, int]]:
+    """Node, share, its first rank and how many it has. Ranks that take turns in one slot are all in it."""
+    first = 0
+    for node, share in enumerate(placement.shares):
+        ranks = len(share.slots) if len(placement.shares) > 1 else job.num_slots
+        yield node, share, first, ranks
+        first += ranks
+
+
+def _orders(pairs: list[tuple[Job, Placement]], members: list[Member]) -> Iterator[Outbox]:
+    named = {member.host_name for member in members}
+    addresses = dict(Host.objects.filter(name__in=named).values_list("name", "address"))
+    told = iter(members)
+    for job, placement in pairs:
+        of_job = [next(told) for _ in placement.shares]
+        nodes = [Node(host=m.host_name, address=addresses[m.host_name], ranks=m.num_ranks) for m in of_job]
+        for member, share in zip(of_job, placement.shares, strict=True):
+            yield _order(job, member, list(share.slots), nodes)
+
+
+def _nodes(members: list[Member]) -> list[Node]:
+    return [Node(host=m.host_name, address=m.host.address if m.host else "", ranks=m.num_ranks) for m in members]
+
+
+def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Outbox:
     order = LaunchOrder(
         v=VERSION,
         job=job.id,
@@ -165,7 +199,9 @@ def _order(job: Job, host: str, slots: list[int]) -> Outbox:
         slots=slots,
         expires=0.0,  # set as it is sent
     )
-    return Outbox(task=TASK_LAUNCH, queue=host_queue(host), arguments=[order])
+    if len(nodes) > 1:
+        order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
+    return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=[order])
 
 
 def _explain(queue: list[Queued], reasons: dict[str, str]) -> None:

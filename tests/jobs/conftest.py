@@ -19,7 +19,7 @@ from rest_framework.test import APIClient
 
 from contracts.control import VERSION
 from contracts.names import EVENTS_STREAM
-from jobs.models import Host
+from jobs.models import Attempt, Host, Member
 from tests.support.processes import RedisServer, redis_server
 from tests.support.web import Site, site
 
@@ -84,6 +84,19 @@ def make_host(db: None) -> Callable[..., Host]:
         )
 
     return make
+
+
+def member_of(attempt: Attempt, host: Host) -> Member:
+    """The one member of an attempt, with all its ranks."""
+    return Member.objects.create(
+        attempt=attempt,
+        node=0,
+        host=host,
+        host_name=host.name,
+        first_rank=0,
+        num_ranks=attempt.job.num_slots,
+        ordered=timezone.now(),
+    )
 
 
 def say(client: redis.Redis, event: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from django.db import DataError, OperationalError
 from django.utils import timezone
 
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_queue
-from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Outbox, SlotAllocation, Status
+from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Member, Outbox, SlotAllocation, Status
 from jobs.queue import actions, controller, deadletters
 from jobs.queue.controller import Controller
 from jobs.queue.events import drain
@@ -275,7 +275,7 @@ def test_an_order_that_no_host_could_read_fails_its_job_and_holds_up_nothing(job
 
 def test_an_order_nobody_waits_for_is_not_sent(job: Job, live_redis: redis.Redis) -> None:
     schedule()
-    Attempt.objects.update(ended=timezone.now())
+    Member.objects.update(ended=timezone.now())
     assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1
     deliver(live_redis)
     assert not live_redis.exists(host_queue("host-a"))

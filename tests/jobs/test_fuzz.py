@@ -133,7 +133,7 @@ def test_an_innocent_job_runs_whatever_is_said_around_it(live_redis: redis.Redis
         assert innocent.status == Status.SUCCEEDED
         last: Any = live_redis.xinfo_stream(EVENTS_STREAM)
         assert Cursor.objects.get(name="events").position == last["last-generated-id"].decode()
-        assert not SlotAllocation.objects.exclude(attempt__job=victim).exists()
+        assert not SlotAllocation.objects.exclude(member__attempt__job=victim).exists()
         tried += len(told)
         Job.objects.all().delete()
 

@@ -14,7 +14,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key
-from jobs.models import Attempt, Cursor, DeadLetter, Host, Job, Outbox, SlotAllocation, StateChange, Status
+from jobs.models import Attempt, Cursor, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions
 from jobs.queue.events import drain
 from jobs.queue.reconcile import reconcile
@@ -50,7 +50,7 @@ def status(job: Job) -> str:
 def running(job: Job, client: redis.Redis, **changes: Any) -> None:
     hear(client, host_event(attempts=[report(job.id, 1, "running")], **changes))
     assert status(job) == Status.RUNNING
-    Attempt.objects.update(ordered=timezone.now() - timedelta(minutes=5))
+    Member.objects.update(ordered=timezone.now() - timedelta(minutes=5))
 
 
 def silent(**time: int) -> None:
@@ -127,7 +127,7 @@ def test_an_attempt_that_its_host_has_forgotten_is_lost_after_three_heartbeats(
 ) -> None:
     running(job, live_redis)
     hear(live_redis, host_event(), host_event())
-    assert (status(job), Attempt.objects.get().missed) == (Status.RUNNING, 2)
+    assert (status(job), Member.objects.get().missed) == (Status.RUNNING, 2)
     hear(live_redis, host_event(attempts=[report(job.id, 1, "running")]), host_event(), host_event())
     assert status(job) == Status.RUNNING, "three in a row"
     assert SlotAllocation.objects.count() == 4
@@ -138,7 +138,7 @@ def test_an_attempt_that_its_host_has_forgotten_is_lost_after_three_heartbeats(
 
 def test_an_order_lost_on_the_way_is_sent_again_and_again(job: Job, live_redis: redis.Redis) -> None:
     Outbox.objects.all().delete()
-    Attempt.objects.update(ordered=timezone.now() - timedelta(minutes=5))
+    Member.objects.update(ordered=timezone.now() - timedelta(minutes=5))
     reconcile(live_redis, LONG_AGO)
     assert Outbox.objects.count() == 0, "its host has not spoken yet"
     hear(live_redis, *[host_event() for _ in range(5)])
@@ -152,7 +152,7 @@ def test_a_start_that_a_silence_caught_is_ordered_again(job: Job, live_redis: re
     silent(hours=1)
     reconcile(live_redis, LONG_AGO)
     assert status(job) == Status.UNREACHABLE
-    Attempt.objects.update(ordered=timezone.now() - timedelta(minutes=5))
+    Member.objects.update(ordered=timezone.now() - timedelta(minutes=5))
     hear(live_redis, *[host_event() for _ in range(5)])
     assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1
     running(job, live_redis)
@@ -162,7 +162,7 @@ def test_a_cancelled_start_whose_order_was_lost_ends(job: Job, live_redis: redis
     actions.cancel(job, "tester")
     hear(live_redis, *[host_event() for _ in range(5)])
     assert status(job) == Status.CANCELLING, "its order may still be carried out"
-    Attempt.objects.update(ordered=timezone.now() - timedelta(minutes=5))
+    Member.objects.update(ordered=timezone.now() - timedelta(minutes=5))
     hear(live_redis, host_event())
     assert status(job) == Status.CANCELLED
     assert SlotAllocation.objects.count() == 0
@@ -178,7 +178,7 @@ def test_an_old_heartbeat_changes_nothing(job: Job, live_redis: redis.Redis, old
     before = Host.objects.values().get()
     hear(live_redis, *[host_event(slots=1, boot_id="other", **older) for _ in range(5)])
     assert Host.objects.values().get() == before
-    assert (status(job), Attempt.objects.get().missed) == (Status.RUNNING, 0)
+    assert (status(job), Member.objects.get().missed) == (Status.RUNNING, 0)
 
 
 @pytest.mark.parametrize(("ago_s", "most"), [(0, 1000), (3600, 19_000)])
@@ -275,7 +275,7 @@ def test_redis_killed_and_restored_from_an_older_dump_loses_no_job(
     silent(hours=1)
     assert drain(restored) >= 4, "the older stream is read again"
     reconcile(restored, timezone.now())
-    assert (status(job), Attempt.objects.get().missed) == (Status.RUNNING, 0)
+    assert (status(job), Member.objects.get().missed) == (Status.RUNNING, 0)
     assert drain(restored) == 0
 
 
@@ -297,9 +297,9 @@ def test_what_was_taken_in_is_not_kept(job: Job, live_redis: redis.Redis) -> Non
 
 def test_a_note_is_shown_until_it_is_gone(job: Job, live_redis: redis.Redis) -> None:
     hear(live_redis, host_event(attempts=[report(job.id, 1, "running", note="rank 1 is stopped")]))
-    assert Attempt.objects.get().note == "rank 1 is stopped"
+    assert Member.objects.get().note == "rank 1 is stopped"
     hear(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
-    assert Attempt.objects.get().note == ""
+    assert Member.objects.get().note == ""
     hear(live_redis, host_event(attempts=[report(job.id, 1, "running", note="rank 2 is stopped")]))
     hear(live_redis, attempt_event(job.id, 1, "exited", "failed"))
-    assert Attempt.objects.get().note == ""
+    assert Member.objects.get().note == ""

@@ -86,13 +86,9 @@ def test_a_module_is_named_as_one_starts_it(client: Client, owner: User) -> None
     assert "script · -m package.train -v · 2 ranks" in client.get(f"/jobs/{job.id}/").content.decode()
 
 
-def test_a_script_lists_the_steps_it_was_seen_to_take(
-    client: Client, owner: User, make_host: Callable[..., Host]
-) -> None:
+def test_a_script_lists_the_steps_it_was_seen_to_take(client: Client, owner: User) -> None:
     job, _ = actions.submit(owner, spec_of("script"))
-    Attempt.objects.create(
-        job=job, number=1, host=make_host(), ordered=job.created, exit={"summary": {**SUMMARY, "steps": 1200}}
-    )
+    Attempt.objects.create(job=job, number=1, exit={"summary": {**SUMMARY, "steps": 1200}})
     Job.objects.update(status=Status.SUCCEEDED)
     client.force_login(owner)
     assert "1,200 seen" in client.get("/").content.decode()

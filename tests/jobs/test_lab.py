@@ -91,14 +91,14 @@ def ended(attempt: Attempt, result: object, outcome: str = "succeeded") -> Job:
     summary |= {"cells": {}, "verdict": {}}
     if result is not None:
         summary["lab"] = result
-    event: Any = attempt_event(attempt.job_id, 1, "exited", outcome, attempt.host.name)
+    event: Any = attempt_event(attempt.job_id, 1, "exited", outcome, attempt.where())
     event["report"]["exit"] |= {"summary": summary}
     hear(event, "0-1")
     return Job.objects.get(id=attempt.job_id)
 
 
 def test_rest_takes_a_lab_without_a_model_and_answers_with_its_result(running: Attempt, owner: User, api: Api) -> None:
-    assert running.host.allocations.count() == 4
+    assert running.members.get().allocations.count() == 4
     assert running.job.spec["lab"]["ranks"] == [1, 3]
     assert ended(running, RESULT).status == Status.SUCCEEDED
     told = api(owner).get(f"/api/v1/jobs/{running.job_id}").json()

@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key
-from jobs.models import TERMINAL, Attempt, Host, Job, Outbox, SlotAllocation, StateChange, Status
-from jobs.queue import actions, lifecycle
+from jobs.models import TERMINAL, Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
+from jobs.queue import actions, ending, lifecycle
 from jobs.queue.events import drain
 from jobs.queue.lifecycle import MAY_BECOME
 from jobs.queue.reconcile import reconcile
@@ -180,4 +180,4 @@ def test_two_schedulers_at_once_start_a_job_once(make_host: Callable[..., Host])
         assert Attempt.objects.filter(job=job).count() == 1
         assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1
         Outbox.objects.all().delete()
-        lifecycle.lose(Attempt.objects.get(job=job), "make room")
+        ending.lose(Member.objects.get(attempt__job=job), "make room")

@@ -64,12 +64,16 @@ def test_slots_of_jobs_become_slots_of_their_attempts() -> None:
     leaf = MigrationExecutor(connection).loader.graph.leaf_nodes("jobs")
     new = migrated(leaf)
     held = new.get_model("jobs", "SlotAllocation").objects.order_by("slot")
-    assert [(a.slot, a.attempt.job_id, a.attempt.number) for a in held] == [
+    assert [(a.slot, a.member.attempt.job_id, a.member.attempt.number) for a in held] == [
         (0, ids["running"], 2),
         (1, ids["running"], 2),
     ]
     unended = new.get_model("jobs", "Attempt").objects.filter(ended__isnull=True)
     assert [(a.job_id, a.number) for a in unended] == [(ids["running"], 2)]
+    member = unended.get().members.get()
+    assert (member.host_name, member.node, member.first_rank, member.num_ranks) == ("host-a", 0, 0, 2)
+    assert (member.ended, member.outcome) == (None, "")
+    assert new.get_model("jobs", "Member").objects.filter(outcome="lost").count() == 2, "the others ended untold"
     jobs = {job.pk: job for job in new.get_model("jobs", "Job").objects.all()}
     queued, running = jobs[ids["queued"]], jobs[ids["running"]]
     assert (queued.kind, queued.device, queued.num_slots, queued.wanted_host) == ("dry_run", "cuda", 1, "host-a")

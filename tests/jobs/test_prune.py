@@ -16,8 +16,8 @@ from django.utils import timezone
 from knox.models import AuthToken
 
 from contracts.names import host_queue, telemetry_stream
-from jobs.models import Attempt, Host, IdempotentRequest, Job, Lease, StateChange, Status
-from jobs.queue import actions, lifecycle, prune
+from jobs.models import Host, IdempotentRequest, Job, Lease, Member, StateChange, Status
+from jobs.queue import actions, ending, prune
 from jobs.queue.lease import ControllerLease
 from jobs.queue.prune import prune_if_due
 from jobs.queue.scheduler import schedule
@@ -35,7 +35,7 @@ def test_the_old_goes_and_the_rest_stays(
     Host.objects.create(name="gone", slots=1, device="cpu", device_name="", memory_bytes=1, boot_id="", last_seen=AGO)
     ended, _ = actions.submit(owner, GOOD, key="old")
     schedule()
-    lifecycle.lose(Attempt.objects.get(), "gone")
+    ending.lose(Member.objects.get(), "gone")
     running, _ = actions.submit(owner, GOOD, key="new")
     schedule()
     IdempotentRequest.objects.filter(key="old").update(created=AGO)

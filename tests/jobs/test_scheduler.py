@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
-from django.utils import timezone
 
-from jobs.models import Attempt, Host, Job, Outbox, SlotAllocation, StateChange, Status
+from jobs.models import Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import lifecycle
 from jobs.queue.scheduler import schedule
+from tests.jobs.conftest import member_of
 
 MakeHost = Callable[..., Host]
 
@@ -29,8 +29,9 @@ def queued(owner: User, num_slots: int = 1, count: int = 1, **fields: Any) -> li
 def busy(host: Host, owner: User, *slots: int) -> Attempt:
     """An attempt that holds these slots."""
     job = queued(owner, len(slots), status=Status.RUNNING)[0]
-    attempt = Attempt.objects.create(job=job, number=1, host=host, ordered=timezone.now())
-    SlotAllocation.objects.bulk_create(SlotAllocation(host=host, slot=slot, attempt=attempt) for slot in slots)
+    attempt = Attempt.objects.create(job=job, number=1)
+    member = member_of(attempt, host)
+    SlotAllocation.objects.bulk_create(SlotAllocation(host=host, slot=slot, member=member) for slot in slots)
     return attempt
 
 
@@ -80,7 +81,7 @@ def test_an_order_says_what_runs_where(owner: User, make_host: MakeHost) -> None
     assert row.queue == "host.host-a"
     told = {name: row.arguments[0][name] for name in ("job", "attempt", "slots", "spec")}
     assert told == {"job": job.id, "attempt": 3, "slots": [0, 2], "spec": {"name": "x"}}
-    assert sorted(SlotAllocation.objects.filter(attempt__job=job).values_list("slot", flat=True)) == [0, 2]
+    assert sorted(SlotAllocation.objects.filter(member__attempt__job=job).values_list("slot", flat=True)) == [0, 2]
 
 
 def test_slots_of_which_the_host_says_that_they_live_are_not_given_away(owner: User, make_host: MakeHost) -> None:
@@ -92,7 +93,7 @@ def test_slots_of_which_the_host_says_that_they_live_are_not_given_away(owner: U
     assert reason(large) == "needs 2 slots on one cpu host; host-a has 1 of 4 free and is kept for it"
     Job.objects.filter(id=large.id).delete()
     assert schedule() == 1
-    assert SlotAllocation.objects.get(attempt__job=small).slot == 3
+    assert SlotAllocation.objects.get(member__attempt__job=small).slot == 3
 
 
 def test_a_host_once_kept_for_a_head_stays_kept_though_another_draws_ahead(owner: User, make_host: MakeHost) -> None:
@@ -106,17 +107,17 @@ def test_a_host_once_kept_for_a_head_stays_kept_though_another_draws_ahead(owner
     SlotAllocation.objects.filter(host=second, slot=0).delete()
     late = queued(owner, 2)[0]
     assert schedule() == 1
-    assert Attempt.objects.get(job=late).host == second
+    assert Member.objects.get(attempt__job=late).host == second
     SlotAllocation.objects.filter(host=first).delete()
     assert schedule() == 1
-    assert Attempt.objects.get(job=head).host == first
+    assert Member.objects.get(attempt__job=head).host == first
 
 
 def test_a_queued_job_that_is_on_a_host_already_holds_up_nobody(owner: User, make_host: MakeHost) -> None:
     """A row written over by hand: on it, every pass would fail."""
     host = make_host()
     broken, sound = queued(owner)[0], queued(owner)[0]
-    Attempt.objects.create(job=broken, number=1, host=host, ordered=timezone.now())
+    member_of(Attempt.objects.create(job=broken, number=1), host)
     assert schedule() == 1
     assert Attempt.objects.filter(job=sound).exists()
     assert reason(broken) == "attempt 1 has been on a host already: cancel the job, then queue it again"

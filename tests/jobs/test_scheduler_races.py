@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.utils import timezone
 
-from jobs.models import Attempt, Host, Job, Outbox, SlotAllocation, StateChange, Status
+from jobs.models import Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions, lifecycle
 from jobs.queue.scheduler import schedule
 from tests.jobs.test_lifecycle import run_together
@@ -121,7 +121,7 @@ def test_a_slot_taken_at_the_last_moment_leaves_nothing_half_written(owner: User
     assert not Outbox.objects.exists()
     assert not StateChange.objects.filter(job=job).exists()
     assert schedule() == 1
-    assert sorted(SlotAllocation.objects.filter(attempt__job=job).values_list("slot", flat=True)) == [1, 2]
+    assert sorted(SlotAllocation.objects.filter(member__attempt__job=job).values_list("slot", flat=True)) == [1, 2]
 
 
 def test_a_decision_older_than_another_schedulers_is_not_carried_out(owner: User) -> None:
@@ -132,7 +132,7 @@ def test_a_decision_older_than_another_schedulers_is_not_carried_out(owner: User
     def another_pass() -> None:
         queued(owner, 2, priority=9)
         assert schedule() == 2
-        lifecycle.release(Attempt.objects.get(job=old))
+        lifecycle.release(Member.objects.get(attempt__job=old))
         Job.objects.filter(id=old.id).update(status=Status.QUEUED, attempt=1)
         Attempt.objects.filter(job=old).delete()
         connection.close()

@@ -1,0 +1,136 @@
+"""An attempt on several hosts: it ends when all of it has, and tells what the member that ended it said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from contracts.names import cancel_key
+from jobs.models import Attempt, Host, Job, Member, Outbox, SlotAllocation, Status
+from jobs.queue import actions, ending
+from jobs.queue.events import drain
+from jobs.queue.lifecycle import start
+from jobs.queue.reconcile import reconcile
+from jobs.queue.scheduler import order_launch
+from tests.jobs.conftest import attempt_event, host_event, report, say
+from tests.planner.wrong_specs import GOOD
+
+SINCE = timezone.now() - timedelta(hours=1)
+SUMMARY: dict[str, Any] = {
+    "steps": 5,
+    "tokens_per_s": None,
+    "losses": [],
+    "eval_losses": [],
+    "cells": {},
+    "verdict": {},
+}
+
+
+@pytest.fixture
+def gang(owner: User, make_host: Callable[..., Host], live_redis: redis.Redis) -> Job:
+    """A running job with two ranks on each of two hosts."""
+    hosts = [make_host(name) for name in ("host-a", "host-b")]
+    Host.objects.update(address="10.0.0.1")
+    job, _ = actions.submit(owner, {**GOOD, "layout": {"dp": 2, "tp": 2}})
+    start({job.id: (1, "placed")})
+    attempt = Attempt.objects.create(job=job, number=1)
+    for node, host in enumerate(hosts):
+        member = Member.objects.create(
+            attempt=attempt, node=node, host=host, host_name=host.name, first_rank=2 * node, num_ranks=2,
+            ordered=timezone.now(),
+        )  # fmt: skip
+        SlotAllocation.objects.bulk_create(SlotAllocation(host=host, slot=slot, member=member) for slot in (0, 1))
+        say(live_redis, attempt_event(job.id, 1, "running", host=host.name))
+    drain(live_redis)
+    job.refresh_from_db()
+    assert job.status == Status.RUNNING
+    return job
+
+
+def ends(client: redis.Redis, job: Job, host: str, outcome: str, **told: Any) -> Job:
+    event = attempt_event(job.id, 1, "exited", outcome, host)
+    event["report"]["exit"] |= told
+    say(client, event)
+    drain(client)
+    job.refresh_from_db()
+    return job
+
+
+def test_it_has_succeeded_when_all_of_it_has(gang: Job, live_redis: redis.Redis) -> None:
+    assert (
+        ends(live_redis, gang, "host-b", "succeeded", summary={**SUMMARY, "peak_bytes": {"2": 7}}).status == "running"
+    )
+    assert SlotAllocation.objects.count() == 2, "what has ended holds nothing"
+    reconcile(live_redis, SINCE)
+    assert not live_redis.exists(cancel_key(gang.id, 1)), "one that ended well ends no other"
+    assert (
+        ends(live_redis, gang, "host-a", "succeeded", summary={**SUMMARY, "peak_bytes": {"0": 5}}).status == "succeeded"
+    )
+    attempt = Attempt.objects.get()
+    assert attempt.exit["summary"]["peak_bytes"] == {"0": 5, "2": 7}
+    assert attempt.ended is not None
+    assert not SlotAllocation.objects.exists()
+
+
+def test_the_first_to_fail_ends_the_others_and_says_why(gang: Job, live_redis: redis.Redis) -> None:
+    job = ends(live_redis, gang, "host-b", "failed", reason="rank 2: it broke", failed_at=100.0, finished=900.0)
+    assert (job.status, job.wait_reason) == ("running", "rank 2: it broke: its other hosts are told to end")
+    reconcile(live_redis, SINCE)
+    assert live_redis.exists(cancel_key(gang.id, 1))
+    job = ends(live_redis, gang, "host-a", "failed", reason="rank 0: lost a peer", failed_at=101.0, finished=800.0)
+    assert job.status == "failed"
+    assert job.history.last().reason == "rank 2: it broke"
+    assert Attempt.objects.get().exit["reason"] == "rank 2: it broke"
+
+
+def test_a_member_ended_by_the_flag_is_no_cause(gang: Job, live_redis: redis.Redis) -> None:
+    ends(live_redis, gang, "host-a", "failed", reason="rank 1: it broke")
+    job = ends(live_redis, gang, "host-b", "cancelled")
+    assert (job.status, job.history.last().reason) == ("failed", "rank 1: it broke")
+
+
+def test_a_lost_member_makes_the_job_lost_when_the_others_have_ended(gang: Job, live_redis: redis.Redis) -> None:
+    Host.objects.filter(name="host-b").update(last_seen=timezone.now() - timedelta(minutes=5))
+    reconcile(live_redis, SINCE)
+    gang.refresh_from_db()
+    assert gang.status == "unreachable"
+    say(live_redis, host_event("host-a", attempts=[report(gang.id, 1, "running")]))
+    drain(live_redis)
+    gang.refresh_from_db()
+    assert gang.status == "unreachable", "one host speaks, the other is silent still"
+    assert actions.give_up_host(Host.objects.get(name="host-b"), "staff") == 1
+    gang.refresh_from_db()
+    assert gang.status == "unreachable", "what lives on host-a is told to end first"
+    reconcile(live_redis, SINCE)
+    assert live_redis.exists(cancel_key(gang.id, 1))
+    job = ends(live_redis, gang, "host-a", "cancelled")
+    assert (job.status, job.history.last().reason) == ("lost", "host host-b was given up by staff")
+
+
+def test_a_cancel_waits_for_all_of_it(gang: Job, live_redis: redis.Redis) -> None:
+    assert actions.cancel(gang, "owner")
+    assert ends(live_redis, gang, "host-a", "cancelled").status == "cancelling"
+    assert ends(live_redis, gang, "host-b", "cancelled").status == "cancelled"
+
+
+def test_each_member_is_ordered_with_its_place_in_the_gang(gang: Job) -> None:
+    for member in Member.objects.all():
+        order_launch(gang, member)
+    orders = [row.arguments[0] for row in Outbox.objects.filter(queue__startswith="host.").order_by("id")]
+    launches = [order for order in orders if isinstance(order, dict)]
+    assert [order["gang"]["node"] for order in launches] == [0, 1]
+    assert [node["host"] for node in launches[0]["gang"]["nodes"]] == ["host-a", "host-b"]
+    assert {node["ranks"] for node in launches[0]["gang"]["nodes"]} == {2}
+
+
+def test_an_end_told_twice_changes_nothing(gang: Job, live_redis: redis.Redis) -> None:
+    ends(live_redis, gang, "host-a", "failed", reason="first")
+    ends(live_redis, gang, "host-a", "succeeded", reason="second")
+    assert Member.objects.get(node=0).reason == "first"
+    assert ending.doomed() == [(gang.id, 1)]
