@@ -11,7 +11,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
 from jobs.access import find_job
-from jobs.pages import forms
+from jobs.pages import forms, turn_form
 from jobs.queue import actions
 from planner.facts.spec import JobSpec, Layout, Problem, Resources, ScriptSpec, SpecError
 
@@ -21,8 +21,9 @@ FIELDS = (
     | forms.fields_of("script", ScriptSpec)
     | forms.fields_of("layout", Layout, only=["dp"])
     | forms.fields_of("resources", Resources, only=["device", "host"])
+    | turn_form.FIELDS
 )
-_WORDS = {"resources.device": {"cpu": "CPU", "cuda": "GPU"}}
+_WORDS = {"resources.device": {"cpu": "CPU", "cuda": "GPU"}, **turn_form.WORDS}
 
 
 @require_http_methods(["GET", "POST"])
@@ -48,5 +49,6 @@ def _form(request: HttpRequest, values: dict[str, Any], problems: list[Problem])
         "other_errors": other,
         "options": forms.options_of(FIELDS, _WORDS, values),
         "limits": forms.limits_of(FIELDS),
+        "turn": turn_form.is_told(values),
     }
     return render(request, "jobs/script.html", context, status=422 if problems else 200)

@@ -1,41 +1,16 @@
 """How a gang lies on hosts: whole or not at all, over as few as possible, each host with a multiple of one unit.
 
-The unit is what must stay inside a host: a tensor-parallel group, together with its context-parallel ones where hosts
-are large enough. Ranks fill node after node with tp innermost, so such a share never divides a group.
+Ranks fill node after node with tp innermost, so a share that is a multiple of the unit (`planner.facts.gang`) never
+divides a group that must stay inside a host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, islice
 from typing import NamedTuple
 
-
-class Demand(NamedTuple):
-    """Slots of a gang. `units`: what a host's share is a multiple of, the best first. `max_hosts` 0 is any number."""
-
-    num_slots: int
-    units: tuple[int, ...] = (1,)
-    max_hosts: int = 1
-
-    def unit_on(self, sizes: Iterable[int]) -> int | None:
-        """The best unit with which hosts of so many slots could hold the gang, were they empty; None without one."""
-        sizes = sorted(sizes, reverse=True)
-        if not sizes:
-            return None
-        if self.num_slots <= sizes[0]:
-            return self.units[0]
-        return next((unit for unit in self.units if self.most(sizes, unit) >= self.num_slots), None)
-
-    def most(self, sizes: Sequence[int], unit: int) -> int:
-        """Slots that hosts of these sizes have together in multiples of the unit, the largest first."""
-        largest = sorted((whole(size, unit) for size in sizes), reverse=True)
-        return sum(largest[: self.max_hosts or None])
-
-
-def whole(slots: int, unit: int) -> int:
-    """The largest multiple of the unit that is not above so many slots."""
-    return slots - slots % unit
+from planner.facts.gang import Demand, whole
 
 
 def spread(demand: Demand, unit: int, free: Mapping[str, int]) -> dict[str, int] | None:

@@ -82,7 +82,8 @@ def place(
             pool.hold(job)
             if job.id in pool.kept:
                 budget.take(job)
-    kept = {job: names for pool in pools.values() for job, names in pool.kept.items()}
+    kept = {job.id: pools[job.device].kept.get(job.id, ()) for job in blocked if not job.wanted_host}
+    kept = {job: names for job, names in kept.items() if names}
     preempted = [each for pool in pools.values() for each in preemptions(pool)]
     giving_way = {each.for_job for each in preempted}
     return Plan(placements, reasons | _reasons(blocked, pools, giving_way), kept, preempted)

@@ -6,8 +6,9 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from jobs.queue.gang import Candidate, Demand, spread, to_keep
+from jobs.queue.gang import Candidate, spread, to_keep
 from jobs.queue.states import HostState, Placement, Share, Waiting
+from planner.facts.gang import Demand
 
 
 class Ground(NamedTuple):

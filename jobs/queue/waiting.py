@@ -41,7 +41,7 @@ def _never(job: Waiting, pool: Pool) -> str:
     largest = max(pool.taking[name].slots for name in may)
     is_all = len(may) == len([host for host in pool.hosts.values() if host.is_asked_for_by(job)])
     now = "" if is_all else " that takes jobs now"
-    if job.max_hosts == 1:
+    if _on_one(job, pool):
         return f"{_needs(job, pool)}; the largest{now} has {largest}"
     if unit > largest:
         group = f"but its tensor-parallel group of {unit} stays on one"
@@ -55,8 +55,8 @@ def _never_there(job: Waiting, pool: Pool) -> str:
     wanted = f"{job.wanted_host}, the one host it asks for,"
     if not any(host.live for host in pool.hosts.values()):
         device = pool.device
-        is_unheard = pool.trouble and pool.hosts
-        return f"no {device} host is heard: {pool.trouble}" if is_unheard else f"no {device} host is connected"
+        none = f"no {device} host is"
+        return f"{none} heard: {pool.trouble}" if pool.trouble and pool.hosts else f"{none} connected"
     host = pool.hosts.get(job.wanted_host)
     if host is None or not host.live:
         is_unheard = host is not None and pool.trouble
@@ -82,8 +82,13 @@ def _which(job: Waiting) -> str:
     return f"{pool} with label{'s' if len(job.labels) > 1 else ''} {', '.join(sorted(job.labels))}"
 
 
+def _on_one(job: Waiting, pool: Pool) -> bool:
+    """Whether it can only be on one host: it asks for that, or there are no two of a model."""
+    return job.max_hosts == 1 or all(len(names) < 2 for names in pool.ground(job).by_model)
+
+
 def _needs(job: Waiting, pool: Pool) -> str:
-    if job.max_hosts == 1:
+    if _on_one(job, pool):
         return f"needs {_slots(job.num_slots)} on one {pool.device} host{_which(job)}"
     least = min(job.units)
     parts = f", {least} or a multiple of it on each" if least > 1 else ""
@@ -103,7 +108,7 @@ def _anywhere(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> st
     if names := pool.kept.get(job.id):
         return f"{needs}; {_free(pool, names)} and {'is' if len(names) == 1 else 'are'} kept for it"
     if ahead >= NEAR:
-        none = "none open to it has as many free" if job.max_hosts == 1 else "those open to it have fewer free"
+        none = "none open to it has as many free" if _on_one(job, pool) else "those open to it have fewer free"
         return f"{needs}; {none}; at least {_about(ahead)} jobs are ahead"
     if first is None:
         return f"{needs}; {_most_free(job, pool)}"
@@ -116,7 +121,7 @@ def _most_free(job: Waiting, pool: Pool) -> str:
     most = pool.most_open(job)
     if most is None:
         return "none is open to it now"
-    if job.max_hosts == 1:
+    if _on_one(job, pool):
         return f"of those open to it {_free(pool, (most,))}, the most"
     unit = pool.unit(job)
     assert unit is not None, "what no hosts could hold has another reason"
