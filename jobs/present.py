@@ -1,4 +1,4 @@
-"""A job as JSON: the REST detail, the page's data and the websocket's state message are all this. And a host."""
+"""A job as JSON: the REST detail, the page's data and the websocket's state message are all this."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from contracts.control import ExitReport
-from jobs.models import TERMINAL, Attempt, Host, Job, Member, Status
+from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, Member, Status
 from planner.cost.estimate import Estimate
 from planner.facts.dumped import LayoutDict, SpecDict
 from planner.search.auto import Chosen
@@ -56,11 +56,19 @@ class MemberBrief(TypedDict):
     reason: str
 
 
+class Reported(TypedDict):
+    """What was told of a run that somebody launched elsewhere as it was opened."""
+
+    command: list[str]
+    tags: list[str]
+
+
 class JobDetail(JobBrief):
     """A job in full. Bytes are payload bytes."""
 
     finished: bool
-    host: str | None
+    engine: Annotated[str, Field(description="who launched it: hosts, slurm, or elsewhere where it reports itself")]
+    host: Annotated[str | None, Field(description="hosts of the current attempt in the order of their ranks")]
     members: Annotated[list[MemberBrief], Field(description="of the current attempt, in rank order")]
     exit: Annotated[ExitReport | Older | None, Field(description="how the current attempt ended")]
     note: Annotated[str, Field(description="what its host wants known of it, such as a stopped rank")]
@@ -68,26 +76,7 @@ class JobDetail(JobBrief):
     spec: SpecDict
     estimate: Annotated[Estimate | Older, Field(description="as told at submit")]
     chosen: Annotated[Chosen | Older | None, Field(description='where the layout was "auto"; null elsewhere')]
-
-
-class HostBrief(TypedDict):
-    """Where jobs run."""
-
-    name: str
-    device: str
-    device_name: str
-    slots: int
-    free_slots: int
-    drained: bool
-    note: Annotated[str, Field(description="what it wants known, such as jobs that run as root")]
-    last_seen: Moment
-    calibrated: Annotated[Moment | None, Field(description="when it was last measured")]
-
-
-class GivenUp(TypedDict):
-    """How many attempts were lost with a host."""
-
-    lost: int
+    reported: Annotated[Reported | None, Field(description="of a run from elsewhere; null of others")]
 
 
 def job_brief(job: Job) -> JobBrief:
@@ -117,6 +106,7 @@ def job_detail(job: Job) -> JobDetail:
     return {
         **job_brief(job),
         "finished": job.status in TERMINAL,
+        "engine": job.engine,
         "host": attempt.where() if attempt else None,
         "members": [_member(member) for member in attempt.members.all()] if attempt else [],
         "exit": attempt.exit if attempt else None,
@@ -125,22 +115,12 @@ def job_detail(job: Job) -> JobDetail:
         "spec": job.spec,
         "estimate": job.estimate,
         "chosen": job.chosen,
+        "reported": _reported(attempt) if attempt and job.engine == ELSEWHERE else None,
     }
 
 
-def host_brief(host: Host) -> HostBrief:
-    """One line of a list."""
-    return {
-        "name": host.name,
-        "device": host.device,
-        "device_name": host.device_name,
-        "slots": host.slots,
-        "free_slots": host.slots - host.allocations.count(),
-        "drained": host.drained,
-        "note": host.note,
-        "last_seen": host.last_seen.isoformat(),
-        "calibrated": host.profiled.isoformat() if host.profiled else None,
-    }
+def _reported(attempt: Attempt) -> Reported:
+    return {"command": attempt.reported.command, "tags": attempt.reported.tags}
 
 
 def _member(member: Member) -> MemberBrief:

@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import Exists, F, OuterRef
 from django.utils import timezone
 
-from jobs.models import LIVE, Attempt, Job, Member, SlotAllocation, StateChange, Status
+from jobs.models import ELSEWHERE, LIVE, Attempt, Job, Member, SlotAllocation, StateChange, Status
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ MAY_BECOME: dict[Status, tuple[Status, ...]] = {
     ),
     Status.RUNNING: (Status.SUCCEEDED, Status.FAILED, Status.LOST, Status.UNREACHABLE, Status.CANCELLING),
     Status.UNREACHABLE: (Status.RUNNING, Status.LOST, Status.CANCELLING),
-    Status.CANCELLING: (Status.CANCELLED,),
+    Status.CANCELLING: (Status.CANCELLED, Status.FAILED),  # FAILED: by a rule of its own (`jobs.queue.stops`)
     Status.SUCCEEDED: (),
     Status.FAILED: (),
     Status.LOST: (),
@@ -87,10 +87,13 @@ def start(placed: Mapping[str, tuple[int, str]]) -> dict[str, Job]:
 
 
 def requeue(job_id: str, reason: str) -> bool:
-    """Begin a new attempt of a job whose last one failed, was lost or cancelled; True when this call did it."""
+    """Begin a new attempt of a job whose last one failed, was lost or cancelled; True when this call did it.
+
+    What somebody else launched is theirs to launch again.
+    """
     with transaction.atomic():
-        rows = Job.objects.filter(id=job_id, status__in=RETRYABLE)
-        if rows.update(status=Status.QUEUED, attempt=F("attempt") + 1, changed=timezone.now()) != 1:
+        rows = Job.objects.filter(id=job_id, status__in=RETRYABLE).exclude(engine=ELSEWHERE)
+        if rows.update(status=Status.QUEUED, attempt=F("attempt") + 1, stop="", changed=timezone.now()) != 1:
             return False
         number = Job.objects.values_list("attempt", flat=True).get(id=job_id)
         StateChange.objects.create(job_id=job_id, attempt=number, status=Status.QUEUED, reason=reason[:1000])

@@ -28,12 +28,13 @@ Recompute = Literal["none", "selective", "full"]
 ContextMethod = Literal["ring", "all_gather"]
 AttentionKernel = Literal["fused", "unfused"]
 Balance = Literal["layers", "cost"]
-Precision = Literal["fp32", "bf16", "bf16_gradients", "fp8"]
+Precision = Literal["fp32", "bf16", "bf16_gradients", "fp8", "fp8_gradients"]
 Device = Literal["cpu", "cuda"]
 StackName = Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp1", "deepspeed"]
 OnNotFinite = Literal["stop", "continue"]
 Sampling = Literal["random", "epochs"]
 Verify = Literal["auto", "on", "off"]
+EngineName = Literal["hosts", "slurm"]
 JobKind = Literal["train", "calibrate", "dry_run", "script", "lab"]
 LabPrimitive = Literal[
     "broadcast",
@@ -51,6 +52,9 @@ LabPrimitive = Literal[
 LAB_PRIMITIVES: tuple[LabPrimitive, ...] = get_args(LabPrimitive)
 LabDtype = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"]
 
+AfterFailed = Literal["cancel", "start"]
+JobId = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,16}$")]
+Word = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]*$")]
 DryRank = Annotated[int, Field(ge=0, le=65535)]
 Degree = Annotated[int, Field(ge=1, le=65536)]
 WARMUP_STEPS = 10
@@ -272,14 +276,71 @@ class ScriptSpec(Strict):
     )
 
 
+# What of a spec becomes part of a Slurm command: no such text can be an option, a file's name or a shell's word.
+SLURM_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
+SLURM_NAMES = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(,[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}){0,15}$"
+SLURM_TIME = r"^([0-9]{1,3}-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]$"
+SLURM_FEATURES = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}([&|,][A-Za-z0-9_][A-Za-z0-9_.-]{0,63}){0,15}$"
+SLURM_NODES = r"^[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]{0,999}$"
+PATTERN_WORDS = {
+    SLURM_NAME: "must be a name of at most 64 of A-Z a-z 0-9 _ . -",
+    SLURM_NAMES: "must be names of at most 64 of A-Z a-z 0-9 _ . - each, with commas between",
+    SLURM_TIME: "must be [days-]hours:minutes:seconds, as 12:00:00 or 2-00:00:00",
+    SLURM_FEATURES: "must be features of nodes with & or | between, as a100&nvlink",
+    SLURM_NODES: "must be nodes as Slurm writes them, as node[3-5],node9",
+}
+
+
+class SlurmSpec(Strict):
+    """What a job asks of Slurm beside its ranks. What is left out, the cluster decides."""
+
+    partition: str | None = Field(default=None, pattern=SLURM_NAMES, description="or several, with commas between")
+    account: str | None = Field(default=None, pattern=SLURM_NAME)
+    qos: str | None = Field(default=None, pattern=SLURM_NAME)
+    time_limit: str | None = Field(default=None, pattern=SLURM_TIME, description="[days-]hours:minutes:seconds")
+    nodes: int = Field(default=1, ge=1, le=65536, description="ranks are divided evenly over them")
+    cpus_per_rank: int = Field(default=1, ge=1, le=1024)
+    constraint: str | None = Field(default=None, pattern=SLURM_FEATURES, description="features that the nodes have")
+    exclude: str | None = Field(default=None, pattern=SLURM_NODES, description="nodes that it must not run on")
+
+
 class Resources(Strict):
     """What kind of slot the ranks need, one slot each."""
+
+    engine: EngineName = Field(default="hosts", description="who runs it: the board's own hosts, or Slurm")
 
     device: Device = "cpu"
     stack: StackName = Field(default="ours", description="software that time is planned for; what runs is ours")
     host: str | None = Field(
         default=None, min_length=1, max_length=100, pattern=NO_NUL, description="only this host; any by default"
     )
+    slurm: SlurmSpec | None = Field(default=None, description="with engine slurm: what is asked of it")
+    max_hosts: int | None = Field(
+        default=None, ge=1, le=65536, description="hosts that the ranks may be spread over; any number by default"
+    )
+    pool: Word | None = Field(default=None, description="only hosts of this pool")
+    labels: list[Word] = Field(default=[], max_length=16, description="only hosts that have all of these labels")
+
+
+class RunSpec(Strict):
+    """When the board ends a run by itself."""
+
+    time_limit_s: int | None = Field(
+        default=None, ge=1, le=31_536_000, description="seconds that an attempt may run; then it ends and has failed"
+    )
+    idle_limit_s: int | None = Field(
+        default=None, ge=10, le=31_536_000, description="seconds without a step after which it ends and has failed"
+    )
+    preemptible: bool = Field(
+        default=False,
+        description="gives way to a waiting job of higher priority, and goes on later from its newest checkpoint",
+    )
+
+
+class RetrySpec(Strict):
+    """Whether an attempt that failed or was lost is followed by another, from the newest checkpoint."""
+
+    max_attempts: int = Field(default=1, ge=1, le=100, description="attempts that may fail or be lost, the first too")
 
 
 def _every_primitive(value: object) -> object:
@@ -324,6 +385,13 @@ class JobSpec(Strict):
     layout: Layout = Layout()
     train: TrainSpec = TrainSpec()
     resources: Resources = Resources()
+    project: Word = Field(default="default", description="whose quota and fair share it counts to")
+    run: RunSpec = RunSpec()
+    retry: RetrySpec = RetrySpec()
+    after: list[JobId] = Field(default=[], max_length=32, description="jobs that must have ended before it starts")
+    after_failed: AfterFailed = Field(
+        default="cancel", description="what becomes of it when one of those does not succeed"
+    )
     script: ScriptSpec | None = None
     dry_ranks: list[DryRank] = Field(default=[0], min_length=1, max_length=64, description="ranks that a dry run tries")
     lab: LabSpec | None = Field(default=None, description="what a lab runs; the defaults when left out")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from contracts.control import LaunchOrder
+from contracts.gangs import node_of
 from planner.facts.kinds import DEFAULT
 from planner.facts.spec import JobKind
 from workers.host.attempts import AttemptDir
@@ -115,6 +116,8 @@ def rank_command(order: LaunchOrder, attempt: AttemptDir, settings: HostSettings
         "job": attempt.job,
         "attempt": str(attempt.attempt),
     }
+    if "checkpoint" in order:
+        options |= {"expect-checkpoint": order["checkpoint"]["name"], "checkpoint-host": order["checkpoint"]["host"]}
     return [program.module(settings), *_options(options)]
 
 
@@ -128,6 +131,9 @@ def launch_command(
         "ranks": str(len(order["slots"])),
         "name": attempt.job,
     }
+    if "gang" in order:
+        nodes = len(order["gang"]["nodes"])
+        options |= {"node": str(node_of(order)), "nodes": str(nodes), "address": settings.address}
     ranks = rank_command(order, attempt, settings, telemetry_socket)
     return [sys.executable, "-m", "workers.host.launch", *_options(options), *ranks]
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from planner.facts.spec import JobSpec, SpecError
 from workers.checkpoint.job import JobCheckpoints, Place, place_of
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
+from workers.timeouts import group_timeout
 from workers.trainer.allocator import return_large_tensors
 from workers.trainer.data import corpus_of
 from workers.trainer.errors import DivergedError, ProofError, UserError
@@ -26,14 +26,14 @@ from workers.trainer.parallelize import parallelize
 from workers.trainer.peak import Peak
 from workers.trainer.proof import Proof
 
-GROUP_TIMEOUT = timedelta(minutes=10)
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.trainer", description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
     parser.add_argument("--data-root", type=Path, required=True, help="directory that training data is read below")
     parser.add_argument("--checkpoint-root", type=Path, help="directory that checkpoints are kept below")
+    parser.add_argument("--expect-checkpoint", default="", help="job/attempt/step-n that there must be, or a later one")
+    parser.add_argument("--checkpoint-host", default="", help="the host on which it was written")
     parser.add_argument("--job", default="local")
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--telemetry", help="unix socket of the supervisor")
@@ -44,7 +44,8 @@ def main() -> int:
         recorder = Recorder(rank)
         exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
         try:
-            place = place_of(spec, options.checkpoint_root, options.job, options.attempt)
+            expected = (options.expect_checkpoint, options.checkpoint_host)
+            place = place_of(spec, options.checkpoint_root, options.job, options.attempt, *expected)
             run(spec, rank, options.data_root, recorder, exporter, place)
         finally:
             if exporter is not None:
@@ -63,7 +64,7 @@ def run(
     return_large_tensors()
     device = _device(spec)
     corpus = corpus_of(spec, data_root)
-    dist.init_process_group(metered_backend(recorder, spec.resources.device), timeout=GROUP_TIMEOUT)
+    dist.init_process_group(metered_backend(recorder, spec.resources.device), timeout=group_timeout())
     send = exporter.send if exporter else lambda _item: None
     try:
         mesh = make_mesh(spec, rank, recorder.label)
@@ -88,7 +89,7 @@ def checkpoint_group(recorder: Recorder) -> dist.ProcessGroup | None:
     """All ranks, on the CPU, for what is agreed on beside training. None for one rank."""
     if dist.get_world_size() == 1:
         return None
-    group = dist.new_group(backend=metered_backend(recorder, "cpu"))
+    group = dist.new_group(backend=metered_backend(recorder, "cpu"), timeout=group_timeout())
     assert isinstance(group, dist.ProcessGroup)
     recorder.label(group.group_name, "world", "checkpoint")
     return group
