@@ -11,7 +11,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from jobs.access import foreign_checkpoint
-from jobs.models import HOST_SILENT_AFTER, LIVE, Host, IdempotentRequest, Job, Member, StateChange, Status
+from jobs.models import HOST_SILENT_AFTER, LIVE, Attempt, Host, IdempotentRequest, Job, Member, StateChange, Status
 from jobs.planning.auto import resolved
 from jobs.planning.hardware import cluster_for
 from jobs.queue import ending, lifecycle
@@ -104,6 +104,7 @@ def _queue(owner: User, spec: JobSpec, chosen: Chosen | None) -> Job:
             device=spec.resources.device,
             num_slots=num_slots(spec),
             wanted_host=spec.resources.host or "",
+            engine=spec.resources.engine,
             estimate=planned,
             hardware=cluster.model_dump(mode="json", exclude={"runs"}),
             chosen=chosen,
@@ -140,6 +141,9 @@ def cancel(job: Job, by: str) -> bool:
     with transaction.atomic():
         # Whether it had reached a host is decided by the database, not by what we read before.
         if lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason, only_from=(Status.QUEUED,)):
+            begun = Attempt.objects.filter(job=job, number=job.attempt, engine_ended__isnull=True)
+            if begun.exclude(job__engine="hosts").exists():
+                return True  # it waits in an engine's own queue, which says when it is out
             return lifecycle.change(job.id, job.attempt, Status.CANCELLED, reason)
         return lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason)
 
