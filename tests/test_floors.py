@@ -56,6 +56,7 @@ ROOMS = {
         "lab",
         "dry_run",
         "elsewhere",
+        "slurm",
     ],
 }
 # Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.

@@ -17,9 +17,9 @@ from workers.elsewhere.joining import Asked, Joining, RefusedError, Run
 from workers.host.attempts import SOCKET_FOLDER
 from workers.host.claims import claim
 from workers.host.settings import HostSettings
+from workers.host.supervisor.__main__ import Supervisor
 from workers.host.supervisor.line.https import BadUrlError, Board
 from workers.host.supervisor.line.over_http import HttpLine
-from workers.host.supervisor.supervisor import Supervisor
 from workers.slurm.node import Node, NoNodeError, launch_order, read_order, settings_of, this_node
 from workers.slurm.prune import prune
 
@@ -40,7 +40,7 @@ async def supervise(order: AllocationOrder, node: Node, settings: HostSettings, 
     """From the claim to the last word; 0 when all went well."""
     run = Run(order["job"], order["attempt"], order["token"], "")
     try:
-        who = await Joining(board, Asked(run, "", {}), say).join(run, node.index, node.name)
+        who = await Joining(board, Asked(run, "", {}), say).join(run, node.place, node.name)
     except RefusedError as error:
         say(f"the board refuses this attempt: {error}")
         return 1
@@ -62,7 +62,7 @@ def main() -> int:
         say(str(error))
         return 1
     code = asyncio.run(supervise(order, node, settings_of(order, node), board))
-    if node.index == 0:
+    if node.place == 0:
         prune(Path(order["folder"]))
     return code
 

@@ -29,9 +29,9 @@ class NoNodeError(RuntimeError):
 
 
 class Node(NamedTuple):
-    """`index` among `names`, the allocation's nodes in order; `gpus` as Slurm numbers those it gave."""
+    """`place` among `names`, the allocation's nodes in order; `gpus` as Slurm numbers those it gave."""
 
-    index: int
+    place: int
     names: tuple[str, ...]
     slurm_job: str
     address: str
@@ -39,7 +39,7 @@ class Node(NamedTuple):
 
     @property
     def name(self) -> str:
-        return self.names[self.index]
+        return self.names[self.place]
 
 
 def read_order(file: BinaryIO) -> AllocationOrder:
@@ -58,15 +58,15 @@ def this_node(order: AllocationOrder) -> Node:
     """
     env = os.environ
     try:
-        index, job, listed = int(env["SLURM_NODEID"]), env["SLURM_JOB_ID"], env["SLURM_STEP_NODELIST"]
+        place, job, listed = int(env["SLURM_NODEID"]), env["SLURM_JOB_ID"], env["SLURM_STEP_NODELIST"]
     except (KeyError, ValueError) as error:
         raise NoNodeError(f"not started by srun: {error}") from None
     names = _names(listed)
-    if len(names) != order["nodes"] or not 0 <= index < len(names):
-        raise NoNodeError(f"{order['nodes']} nodes were asked for, and this is node {index} of {len(names)}")
+    if len(names) != order["nodes"] or not 0 <= place < len(names):
+        raise NoNodeError(f"{order['nodes']} nodes were asked for, and this is node {place} of {len(names)}")
     # The node that srun was started on, as the others reach it: our end of the way to it is in the same network.
     address = address_towards(f"//{env.get('SLURM_LAUNCH_NODE_IPADDR', '127.0.0.1')}:1")
-    return Node(index, names, job, address, _gpus(order))
+    return Node(place, names, job, address, _gpus(order))
 
 
 def launch_order(order: AllocationOrder, node: Node) -> LaunchOrder:
@@ -80,7 +80,7 @@ def launch_order(order: AllocationOrder, node: Node) -> LaunchOrder:
             GangNode(host=name, address=node.address if name == node.name else ANYWHERE, ranks=len(slots))
             for name in node.names
         ]
-        told["gang"] = Gang(node=node.index, nodes=nodes, lease_s=order["lease_s"])
+        told["gang"] = Gang(node=node.place, nodes=nodes, lease_s=order["lease_s"])
     return told
 
 

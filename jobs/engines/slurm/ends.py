@@ -49,14 +49,6 @@ def lose(attempt: Attempt, reason: str) -> None:
         _over(attempt)
 
 
-def holds_back(member: Member, told: ExitReport) -> bool:
-    """Keep the word of a supervisor that was told to end and does not know why: Slurm says that, and then it counts."""
-    if member.attempt.job.engine != "slurm" or told["outcome"] != "lost":
-        return False
-    Member.objects.filter(pk=member.pk, ended__isnull=True).update(exit=told)
-    return True
-
-
 def _unended(attempt: Attempt) -> list[Member]:
     return list(attempt.members.filter(ended__isnull=True).select_related("attempt__job", "host"))
 

@@ -8,8 +8,8 @@ from django.conf import settings
 
 
 class Site(NamedTuple):
-    """`folder` and `python` are those of all its nodes; `board` is where they reach us, `ca_file` holds the certificates
-    they trust us by, "" for their own. `login` is a login node, "" for this machine; `ssh_config` the way there.
+    """`folder` and `python` are those of all its nodes; `board` is where they reach us, and `ca_file` has certificates
+    that they trust us by, "" for their own. `login` is a login node, "" for this machine; `ssh_config` the way there.
     """
 
     folder: str
