@@ -107,6 +107,8 @@ def job_detail(job: Job) -> JobDetail:
         **job_brief(job),
         "finished": job.status in TERMINAL,
         "engine": job.engine,
+        "engine_id": attempt.engine_id if attempt else "",
+        "engine_told": attempt.engine_told if attempt else {},
         "host": attempt.where() if attempt else None,
         "members": [_member(member) for member in attempt.members.all()] if attempt else [],
         "exit": attempt.exit if attempt else None,

@@ -68,10 +68,9 @@ class SlurmEngine:
 
     def cancel(self) -> None:
         """A round tells Slurm of what is to end (`_begin`); what Slurm never had has ended here."""
-        if self._rounds.busy:
-            return
+        on_its_way = self._sending if self._rounds.busy else frozenset()
         for attempt in self._followed().filter(engine_id="", job__status=Status.CANCELLING):
-            if _name(attempt) in self._absent:
+            if _name(attempt) in self._absent - on_its_way:
                 ends.lose(attempt, "cancelled before Slurm had it")
 
     def start(self) -> None:
