@@ -35,8 +35,8 @@ ROOMS = {
         "access",
         "present",
         "planning",
-        "queue engines",  # the controller works the engines, and the hosts' engine is the queue's own code
-        "reporting",
+        # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself.
+        "queue engines reporting",
         "live",
         "api",
         "pages",

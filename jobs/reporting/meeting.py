@@ -22,5 +22,8 @@ def meet(member: Member, asked: MeetRequest, *, cancel: bool) -> Met:
         pipe.hgetall(key)
         told: Any = pipe.execute()
     (seconds, microseconds), ready = told[-2:]
-    nodes: list[ReadyNode] = [{**json.loads(where), "node": int(node)} for node, where in ready.items()]
+    nodes: list[ReadyNode] = []
+    for node, where in ready.items():
+        said = json.loads(where)
+        nodes.append({"node": int(node), "address": said["address"], "port": said["port"]})
     return {"cancel": cancel, "now": seconds + microseconds / 1e6, "ready": nodes}
