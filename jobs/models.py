@@ -177,6 +177,9 @@ class Attempt(models.Model):
     created = models.DateTimeField(auto_now_add=True)
     exit = models.JSONField(null=True, editable=False, help_text="of the whole gang, once all its members have ended")
     ended = models.DateTimeField(null=True, editable=False, help_text="when the last of its members had")
+    checkpoint = models.CharField(
+        max_length=100, default="", blank=True, editable=False, help_text="the newest that it told of: a retry goes on"
+    )
     engine_id = models.CharField(
         max_length=100, default="", blank=True, editable=False, help_text="what the engine calls it: Slurm's job id"
     )

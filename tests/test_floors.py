@@ -34,6 +34,7 @@ ROOMS = {
         "filters",
         "access",
         "present",
+        "hosts",
         "planning",
         # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself.
         "queue engines reporting",

@@ -17,7 +17,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Case, CharField, Exists, OuterRef, Value, When
 from django.utils import timezone
 
-from contracts.control import VERSION, Gang, LaunchOrder, Node
+from contracts.control import VERSION, Gang, Kept, LaunchOrder, Node
 from contracts.names import TASK_LAUNCH, host_queue
 from jobs.models import HOST_SILENT_AFTER, Attempt, Cursor, Host, Job, Member, Outbox, SlotAllocation, Status
 from jobs.queue import lifecycle
@@ -201,10 +201,20 @@ def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Out
         spec=job.spec,
         slots=slots,
         expires=0.0,  # set as it is sent
+        owner=job.owner_id,
     )
     if len(nodes) > 1:
         order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
+    if job.attempt > 1 and (kept := _kept(job)):
+        order["checkpoint"] = kept
     return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=[order])
+
+
+def _kept(job: Job) -> Kept | None:
+    """The newest checkpoint that an earlier attempt told of: rank 0 writes it, on the first host."""
+    told = Attempt.objects.filter(job=job, number__lt=job.attempt).exclude(checkpoint="").order_by("-number")
+    found = told.filter(members__node=0).values_list("checkpoint", "members__host_name").first()
+    return Kept(name=found[0], host=found[1]) if found else None
 
 
 def _explain(queue: list[Queued], reasons: dict[str, str]) -> None:
