@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("jobs", "0040_reported_runs")]
+    dependencies = [("jobs", "0050_engine_told")]
 
     operations = [
         migrations.AddField(

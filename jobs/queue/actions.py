@@ -15,6 +15,7 @@ from jobs.models import (
     DEFAULT_PROJECT,
     HOST_SILENT_AFTER,
     LIVE,
+    Attempt,
     Dependency,
     Host,
     IdempotentRequest,
@@ -151,6 +152,7 @@ def _queue(owner: User, spec: JobSpec, chosen: Chosen | None) -> Job:
             time_limit_s=spec.run.time_limit_s,
             idle_limit_s=spec.run.idle_limit_s,
             preemptible=spec.run.preemptible,
+            engine=spec.resources.engine,
             estimate=planned,
             hardware=cluster.model_dump(mode="json", exclude={"runs"}),
             chosen=chosen,
@@ -198,6 +200,9 @@ def _cancel(job: Job, reason: str) -> bool:
         return True  # it was ending already; now nothing follows
     # Whether it had reached a host is decided by the database, not by what we read before.
     if lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason, only_from=(Status.QUEUED,)):
+        begun = Attempt.objects.filter(job=job, number=job.attempt, engine_ended__isnull=True)
+        if begun.exclude(job__engine="hosts").exists():
+            return True  # it waits in an engine's own queue, which says when it is out
         return lifecycle.change(job.id, job.attempt, Status.CANCELLED, reason)
     return lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason)
 
