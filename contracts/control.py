@@ -73,6 +73,7 @@ class LaunchOrder(TypedDict):
     expires: Number  # unix seconds by Redis' clock; later the order is not carried out
     gang: NotRequired[Gang]  # of an attempt on several hosts
     checkpoint: NotRequired[Kept]  # the run goes on from it or a later one, or fails: never anew
+    owner: NotRequired[Count]  # whose job it is, by number
 
 
 class LossPoint(TypedDict):

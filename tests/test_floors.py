@@ -34,6 +34,7 @@ ROOMS = {
         "filters",
         "access",
         "present",
+        "hosts",
         "planning",
         "queue engines",  # the controller works the engines, and the hosts' engine is the queue's own code
         "reporting",

@@ -146,6 +146,8 @@ def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]
     bounds = ("LOG_BYTES", "STREAM_BYTES", "KEEP_RUNS_DAYS", "KEEP_RUNS_BYTES")
     wanted = (
         "HOST_NAME",
+        "ADDRESS",
+        "GROUP_TIMEOUT_S",
         "SLOTS",
         "DEVICE",
         "RUN_DIR",

@@ -1,7 +1,6 @@
 from django.urls import path
 
-from jobs.api import runs, views
-from jobs.hosts import api as hosts
+from jobs.api import hosts, runs, views
 
 urlpatterns = [
     path("jobs", views.Jobs.as_view(), name="api-jobs"),

@@ -201,6 +201,7 @@ def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Out
         spec=job.spec,
         slots=slots,
         expires=0.0,  # set as it is sent
+        owner=job.owner_id,
     )
     if len(nodes) > 1:
         order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ from contracts.gangs import node_of, ranks_here
 from contracts.telemetry import Item
 from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir
 from workers.host.files import write_json
+from workers.host.identity import user_of
 from workers.host.processes import process_id
 from workers.host.settings import HostSettings, host_settings
 from workers.host.supervisor.board import Board
@@ -51,10 +53,10 @@ class Supervisor:
     """State of one attempt while it runs."""
 
     def __init__(self, attempt: AttemptDir, settings: HostSettings, folder: Path) -> None:
-        self.attempt, self.settings = attempt, settings
+        self.attempt, self.order = attempt, attempt.read_order()
+        self.settings = replace(settings, job_user=user_of(self.order, settings))
         self.folder = folder  # of the telemetry's socket
-        self.order = attempt.read_order()
-        user = settings.job_user
+        user = self.settings.job_user
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
         self.tail = LogTail(attempt.logs, ranks_here(self.order), settings.log_bytes, owners)
         self.board, self.tally, self.clock = Board(), Tally(ranks_here(self.order)[0]), BoardClock()
