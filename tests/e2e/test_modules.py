@@ -347,7 +347,7 @@ def test_bytes_across_hosts_are_those_of_ranks_whose_group_crosses(modules: Page
     [
         (None, "not measured"),
         ({"offset_s": -300.0, "within_s": 0.0002}, "+300.00 s ± 0.20 ms"),
-        ({"offset_s": 0.012, "within_s": 0.001}, "−12.0 ms ± 1.00 ms"),
+        ({"offset_s": 0.012, "within_s": 0.001}, "\u221212.0 ms ± 1.00 ms"),
     ],
 )
 def test_a_clock_is_told_with_how_well_it_is_known(modules: Page, clock: dict[str, float] | None, text: str) -> None:
