@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint lock format parity memory mutations witness schemathesis faults slow mix image-test bench bench-rivals gpu clean tools
+.PHONY: help up test lint lock format parity memory mutations witness schemathesis faults cluster slow mix slurm image-test bench bench-rivals gpu clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -67,11 +67,18 @@ schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI
 faults: $(VENV)/.dev tools ## kill things and watch; prints the table
 	$(BIN)/python -m tests.faults
 
+cluster: $(VENV)/.dev tools ## gangs over hosts in network namespaces, and their faults; prints the table; needs root
+	$(BIN)/python -m tests.cluster
+
 slow: $(VENV)/.dev tools ## tests that wait for real deadlines, not part of the default suite
 	$(BIN)/python -m pytest tests -m slow
 
 mix: $(VENV)/.dev ## ten minutes of small jobs while everything is killed at random; MIX="--seconds 60 --seed 7"
 	$(BIN)/python -m tests.faults.mix $(MIX)
+
+slurm: $(VENV)/.dev ## the Slurm engine on a real Slurm of this machine's own; installs it by apt; needs root
+	@sh tests/slurm/install_tools.sh
+	$(BIN)/python -m tests.slurm
 
 image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this machine's files; needs root
 	$(BIN)/python -m tests.image

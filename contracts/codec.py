@@ -10,11 +10,13 @@ from typing import Any, cast
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
-from contracts.control import Event, ExitReport, LaunchOrder
+from contracts.control import AttemptReport, Event, ExitReport, LaunchOrder
+from contracts.join import JoinRequest
 from contracts.telemetry import Batch, Frame, Item
 
 EVENT_BYTES = 8 * 2**20
 EXIT_BYTES = 2 * 2**20
+REPORT_BYTES = 2 * EXIT_BYTES
 FRAME_BYTES = 8 * 2**20
 BATCH_BYTES = 256 * 2**10
 
@@ -71,6 +73,16 @@ def decode_batch(body: bytes) -> Batch:
     return cast(Batch, _decode(_BATCH, body, FRAME_BYTES))
 
 
+def encode_report(report: AttemptReport) -> bytes:
+    """Raises BadMessageError."""
+    return _encode(_REPORT, report, REPORT_BYTES)
+
+
+def decode_report(body: bytes) -> AttemptReport:
+    """Raises BadMessageError."""
+    return cast(AttemptReport, _decode(_REPORT, body, REPORT_BYTES))
+
+
 def checked_exit(told: object) -> ExitReport:
     """An exit report read back from JSON. Raises BadMessageError."""
     return cast(ExitReport, _checked(_EXIT, told))
@@ -78,7 +90,19 @@ def checked_exit(told: object) -> ExitReport:
 
 def checked_order(told: object) -> LaunchOrder:
     """An order as Celery brought it. Raises BadMessageError."""
-    return cast(LaunchOrder, _checked(_ORDER, told))
+    order = cast(LaunchOrder, _checked(_ORDER, told))
+    if "gang" in order:
+        node, nodes = order["gang"]["node"], order["gang"]["nodes"]
+        if node >= len(nodes):
+            raise BadMessageError(f"gang.node: {node}, and the gang has {len(nodes)} hosts")
+        if nodes[node]["ranks"] != len(order["slots"]):
+            raise BadMessageError(f"slots: {len(order['slots'])}, and the gang wants {nodes[node]['ranks']} ranks here")
+    return order
+
+
+def checked_join(told: object) -> JoinRequest:
+    """What a machine asked for over REST. Raises BadMessageError."""
+    return cast(JoinRequest, _checked(_JOIN, told))
 
 
 def _encode(adapter: TypeAdapter[Any], message: object, most: int) -> bytes:
@@ -114,5 +138,7 @@ _EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 _FRAME: TypeAdapter[Any] = TypeAdapter(Frame)
 _ITEM: TypeAdapter[Any] = TypeAdapter(Item)
 _BATCH: TypeAdapter[Any] = TypeAdapter(Batch)
+_REPORT: TypeAdapter[Any] = TypeAdapter(AttemptReport)
 _EXIT: TypeAdapter[Any] = TypeAdapter(ExitReport)
 _ORDER: TypeAdapter[Any] = TypeAdapter(LaunchOrder)
+_JOIN: TypeAdapter[Any] = TypeAdapter(JoinRequest)

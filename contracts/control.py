@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from contracts.facts import Facts, Use
 from contracts.fields import (
     Address,
     AttemptNumber,
@@ -38,10 +39,10 @@ ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 
 
 class Node(TypedDict):
-    """A host of a gang."""
+    """A host of a gang, in rank order."""
 
     host: HostName
-    address: Address  # where the others reach it
+    address: Address | Literal[""]  # where the others reach it; "" where the board does not know
     ranks: Annotated[int, Field(ge=1, le=65536)]
 
 
@@ -54,7 +55,7 @@ class Gang(TypedDict):
 
 
 class LaunchOrder(TypedDict):
-    """Start this attempt. Delivering it twice starts it once."""
+    """Start this attempt, or a gang's share of it. Delivering it twice starts it once."""
 
     v: Literal[1]
     job: JobId
@@ -115,6 +116,7 @@ class ExitReport(TypedDict):
     finished: Number
     failed_at: NotRequired[Number]  # when that rank failed, unix seconds by Redis' clock
     summary: Summary | None
+    lost_peer: NotRequired[bool]  # it only noticed that another rank was gone: the cause is elsewhere
 
 
 class AttemptReport(TypedDict):
@@ -150,6 +152,8 @@ class HostEvent(TypedDict):
     attempts: list[AttemptReport]
     note: NotRequired[Sentence]  # what a person should know of this host: "jobs run as root: ..."
     address: NotRequired[Address]  # where other hosts reach it
+    facts: NotRequired[Facts]  # with the first heartbeat, and when they are a minute old
+    use: NotRequired[Use]
 
 
 class AttemptEvent(TypedDict):

@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 from contracts.fields import (
     AttemptNumber,
     Count,
+    HostName,
     JobId,
     LogLine,
     LogRank,
@@ -287,11 +288,20 @@ class Frame(TypedDict):
     items: list[Item]
 
 
+class Clock(TypedDict):
+    """How far a host's clock was off the board's (to be added to the host's), measured to `within_s` either way."""
+
+    offset_s: Number
+    within_s: Seconds
+
+
 class Batch(TypedDict):
-    """Supervisor -> Redis Stream -> browser."""
+    """Supervisor -> Redis Stream -> browser. Times are the board's where `clock` is told."""
 
     v: Literal[1]
     job: JobId
     attempt: AttemptNumber
     time: Number
     items: list[Item]
+    host: NotRequired[HostName]
+    clock: NotRequired[Clock]

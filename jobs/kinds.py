@@ -133,6 +133,14 @@ KINDS: dict[JobKind, Kind] = {
 }
 
 
+def elsewhere_panels(kind: Kind) -> tuple[str, ...]:
+    """Of a run that somebody else launched: nothing of it can be resumed or done over, and nothing of it is proven."""
+    shown = [name for name in kind.panels if name not in ("checkpoints", "advice")]
+    if "proof" not in shown:
+        shown.insert(1, "proof")
+    return tuple(shown)
+
+
 def kind_of(spec: Spec) -> Kind:
     """The kind of a stored spec; the oldest do not name theirs."""
     return KINDS[spec.get("kind", asked.DEFAULT)]

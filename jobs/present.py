@@ -3,12 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
-from jobs.models import TERMINAL, Attempt, Job, Member
+from pydantic import Field, WithJsonSchema
+from typing_extensions import TypedDict
+
+from contracts.control import ExitReport
+from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, Member, Status
+from planner.cost.estimate import Estimate
+from planner.facts.dumped import LayoutDict, SpecDict
+from planner.search.auto import Chosen
+
+Moment = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]  # ISO 8601 with its zone
+State = Annotated[str, WithJsonSchema({"type": "string", "enum": Status.values})]
+Older = dict[str, Any]  # as an earlier version stored it, which may lack fields
 
 
-def job_brief(job: Job) -> dict[str, Any]:
+class StateChange(TypedDict):
+    """When and why an attempt came into a state."""
+
+    status: State
+    attempt: int
+    reason: str
+    at: Moment
+
+
+class JobBrief(TypedDict):
+    """One job of a list."""
+
+    id: str
+    name: str
+    owner: str
+    status: State
+    attempt: int
+    priority: int
+    wait_reason: Annotated[str, Field(description="why a queued job waits")]
+    layout: LayoutDict
+    world_size: int
+    created: Moment
+    changed: Moment
+
+
+class MemberBrief(TypedDict):
+    """An attempt's share of one host: `num_ranks` ranks from `first_rank` on. `reason`: why it ended so."""
+
+    node: int
+    host: str
+    first_rank: int
+    num_ranks: int
+    ended: Moment | None
+    outcome: str
+    reason: str
+
+
+class Reported(TypedDict):
+    """What was told of a run that somebody launched elsewhere as it was opened."""
+
+    command: list[str]
+    tags: list[str]
+
+
+class JobDetail(JobBrief):
+    """A job in full. Bytes are payload bytes."""
+
+    finished: bool
+    engine: Annotated[str, Field(description="who launched it: hosts, slurm, or elsewhere where it reports itself")]
+    host: Annotated[str | None, Field(description="hosts of the current attempt in the order of their ranks")]
+    members: Annotated[list[MemberBrief], Field(description="of the current attempt, in rank order")]
+    exit: Annotated[ExitReport | Older | None, Field(description="how the current attempt ended")]
+    note: Annotated[str, Field(description="what its host wants known of it, such as a stopped rank")]
+    history: list[StateChange]
+    spec: SpecDict
+    estimate: Annotated[Estimate | Older, Field(description="as told at submit")]
+    chosen: Annotated[Chosen | Older | None, Field(description='where the layout was "auto"; null elsewhere')]
+    reported: Annotated[Reported | None, Field(description="of a run from elsewhere; null of others")]
+
+
+def job_brief(job: Job) -> JobBrief:
     """One line of a list."""
     return {
         "id": job.id,
@@ -25,16 +96,17 @@ def job_brief(job: Job) -> dict[str, Any]:
     }
 
 
-def job_detail(job: Job) -> dict[str, Any]:
+def job_detail(job: Job) -> JobDetail:
     """Everything about a job but its telemetry."""
     attempt = job.attempts.filter(number=job.attempt).prefetch_related("members").first()
-    history = [
+    history: list[StateChange] = [
         {"status": c.status, "attempt": c.attempt, "reason": c.reason, "at": c.at.isoformat()}
         for c in job.history.all()
     ]
     return {
         **job_brief(job),
         "finished": job.status in TERMINAL,
+        "engine": job.engine,
         "host": attempt.where() if attempt else None,
         "members": [_member(member) for member in attempt.members.all()] if attempt else [],
         "exit": attempt.exit if attempt else None,
@@ -43,10 +115,15 @@ def job_detail(job: Job) -> dict[str, Any]:
         "spec": job.spec,
         "estimate": job.estimate,
         "chosen": job.chosen,
+        "reported": _reported(attempt) if attempt and job.engine == ELSEWHERE else None,
     }
 
 
-def _member(member: Member) -> dict[str, Any]:
+def _reported(attempt: Attempt) -> Reported:
+    return {"command": attempt.reported.command, "tags": attempt.reported.tags}
+
+
+def _member(member: Member) -> MemberBrief:
     return {
         "node": member.node,
         "host": member.host_name,

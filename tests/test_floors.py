@@ -35,7 +35,8 @@ ROOMS = {
         "access",
         "present",
         "planning",
-        "queue",
+        "queue engines",  # the controller works the engines, and the hosts' engine is the queue's own code
+        "reporting",
         "live",
         "api",
         "pages",
@@ -44,6 +45,7 @@ ROOMS = {
     ],
     # The trainer saves through checkpoint, whose export builds the trainer's model: one room with two doors.
     "workers": [
+        "timeouts",
         "drafts",
         "torch_private",
         "host",
@@ -53,6 +55,7 @@ ROOMS = {
         "calibrate",
         "lab",
         "dry_run",
+        "elsewhere",
     ],
 }
 # Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.
@@ -68,8 +71,9 @@ READS_PREDICTIONS = {
     "workers/dry_run/": ("planner.cost",),
     "workers/calibrate/": ("planner.hardware.profile",),
 }
-# What watches the training stays small: it never loads torch, but for the module that starts torchrun.
-WITHOUT_TORCH = sorted(path for path in (ROOT / "workers/host").rglob("*.py") if path.name != "launch.py")
+# What watches the training stays small: it never loads torch, but for what starts torchrun and where its ranks meet.
+STARTS_TORCHRUN = {"launch.py", "rendezvous.py"}
+WITHOUT_TORCH = sorted(path for path in (ROOT / "workers/host").rglob("*.py") if path.name not in STARTS_TORCHRUN)
 
 
 def imported(source: str) -> set[str]:

@@ -20,9 +20,13 @@ STATE_DIR = _given.state_dir
 DEBUG = _given.debug
 HTTPS = _given.https
 SECRET_KEY = _given.secret_key.get_secret_value()
+SECRET_KEY_FALLBACKS = [key.get_secret_value() for key in _given.secret_key_fallbacks or []]
 REDIS_URL = _given.redis_url.get_secret_value()
+REDIS_FOR_HOSTS = _given.redis_for_hosts.get_secret_value() if _given.redis_for_hosts else ""
+REDIS_ACCESS = _given.redis_access
 LEASE_S = float(_given.lease_s)
 ALLOWED_HOSTS = _given.allowed_hosts
+SLURM = _given.slurm()
 if refused := unsafe(secret_key=SECRET_KEY, allowed_hosts=ALLOWED_HOSTS, debug=DEBUG, redis_url=REDIS_URL):
     raise ImproperlyConfigured("\n".join(refused))
 DATABASES = {"default": _given.database()}
@@ -148,7 +152,7 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "SERVE_PERMISSIONS": ["rest_framework.permissions.IsAuthenticated"],
-    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "jobs.api.schema.with_models"],
+    "POSTPROCESSING_HOOKS": ["jobs.api.schema.with_models"],
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2**20
 

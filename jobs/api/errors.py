@@ -10,9 +10,12 @@ from django.core.exceptions import SuspiciousOperation
 from django.db import InterfaceError, OperationalError
 from rest_framework.response import Response
 from rest_framework.views import exception_handler, set_rollback
+from typing_extensions import TypedDict
 
 from jobs.api.listing import BadParameterError
 from jobs.planning.planners import BusyError
+from jobs.planning.shapes import Error
+from jobs.planning.work import told
 from planner.facts.spec import Problem, SpecError
 
 log = logging.getLogger(__name__)
@@ -20,8 +23,14 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 5
 
 
-def body(problems: list[Problem]) -> dict[str, Any]:
-    return {"errors": [{"field": p.field, "message": p.message} for p in problems]}
+class Errors(TypedDict):
+    """Every refusal."""
+
+    errors: list[Error]
+
+
+def body(problems: list[Problem]) -> Errors:
+    return {"errors": told(problems)}
 
 
 def failure(path: str, error: BaseException | None = None) -> str:
@@ -31,12 +40,12 @@ def failure(path: str, error: BaseException | None = None) -> str:
     return reference
 
 
-def failed(reference: str) -> dict[str, Any]:
+def failed(reference: str) -> Errors:
     """The body of a 500."""
     return body([Problem("request", f"something broke on our side; it is in the log under {reference}")])
 
 
-def busy(error: BusyError) -> dict[str, Any]:
+def busy(error: BusyError) -> Errors:
     """The body of a 503."""
     return body([Problem("request", str(error))])
 

@@ -1,4 +1,5 @@
-"""The OpenAPI document: what goes in derives from the pydantic models that read it, and every reference resolves."""
+"""The OpenAPI document: what goes in derives from the models that read it, and what comes out from the types of what
+is built; every reference resolves."""
 
 from __future__ import annotations
 
@@ -7,18 +8,33 @@ from typing import Any
 
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.generators import SchemaGenerator
-from drf_spectacular.utils import OpenApiResponse, extend_schema_field
-from pydantic.json_schema import models_json_schema
-from rest_framework import serializers
+from drf_spectacular.utils import OpenApiResponse
+from pydantic import TypeAdapter
 
+from contracts.join import Joined, JoinRequest
+from jobs.api.errors import Errors
+from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
+from jobs.hosts.tokens import TokenQuery
 from jobs.planning.queries import ExplainQuery, SearchQuery
+from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Template
+from jobs.present import JobBrief, JobDetail
+from jobs.reporting.requests import Heard, NodeJoined, NodeRequest, OpenedRun, RunRequest
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.profile import HostProfile
 from planner.search.auto import AutoSpec
+from planner.teaching.explain import Explanation
 
-MODELS = (JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery)
+READ = (
+    *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
+    *(JoinRequest, TokenQuery, RunRequest, NodeRequest),
+)
+TOLD = (
+    *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
+    *(OpenedRun, NodeJoined, Heard),
+    *(Plan, SearchResult, Explanation, Advice, Template, Preset, Errors),
+)
 TEMPLATE = "#/components/schemas/{model}"
 EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}
 
@@ -33,9 +49,9 @@ def ref(name: str) -> dict[str, str]:
     return {"$ref": TEMPLATE.format(model=name)}
 
 
-def of(name: str) -> OpenApiResponse:
-    """An answer that is a model."""
-    return OpenApiResponse(ref(name))
+def of(name: str, words: str = "") -> OpenApiResponse:
+    """An answer that is one of READ or TOLD."""
+    return OpenApiResponse(ref(name), description=words)
 
 
 def list_of(name: str) -> OpenApiResponse:
@@ -51,22 +67,19 @@ SUBMIT = request_body({"allOf": [ref("JobSpec")]}, EXAMPLE)
 # What is wrong with a draft is an answer, not a refusal: every JSON value can be asked about.
 DRAFT = request_body({"anyOf": [ref("JobSpec"), {"description": "a draft that is no whole spec yet"}]}, EXAMPLE)
 SEARCH = request_body({"allOf": [ref("SearchQuery")]}, {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 8})
+JOIN_EXAMPLE = {
+    "name": "gpu-7",
+    "identity": "0123456789abcdef0123456789abcdef",
+    "token": "mbj_...",
+    "slots": 8,
+    "device": "cuda",
+    "device_name": "NVIDIA H100 80GB HBM3",
+    "memory_bytes": 85899345920,
+    "boot_id": "3c1b2f0e-8f57-4a55-8c58-5f1b1f1f6b0f",
+}
+JOIN = request_body({"allOf": [ref("JoinRequest")]}, JOIN_EXAMPLE)
+TOKEN = request_body({"allOf": [ref("TokenQuery")]}, {"hours": 24, "uses": 1, "note": "gpu-7"})
 EXPLAIN = request_body({"allOf": [ref("ExplainQuery")]}, {"spec": EXAMPLE})
-
-
-@extend_schema_field(ref("JobSpec"))
-class SpecField(serializers.DictField):
-    """A stored spec: every field of it is there."""
-
-
-@extend_schema_field(ref("Layout"))
-class LayoutField(serializers.DictField):
-    """Of a spec."""
-
-
-@extend_schema_field(ref("SizedModel"))
-class ModelField(serializers.DictField):
-    """A model with every size."""
 
 
 class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
@@ -79,22 +92,34 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
         return {"type": "apiKey", "in": "header", "name": "Authorization", "description": "Token YOUR_TOKEN"}
 
 
+class RunTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """How a run's own token is sent."""
+
+    target_class = "jobs.reporting.doors.RunTokenAuthentication"
+    name = "runToken"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        return {"type": "apiKey", "in": "header", "name": "Authorization", "description": "Run TOKEN_OF_THE_RUN"}
+
+
 def with_models(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
-    """drf-spectacular's hook: the pydantic models join the components."""
-    _, told = models_json_schema([(model, "validation") for model in MODELS], ref_template=TEMPLATE)
+    """drf-spectacular's hook: the models and types join the components."""
+    kinds: list[TypeAdapter[Any]] = [TypeAdapter(kind) for kind in (*READ, *TOLD)]
+    _, told = TypeAdapter.json_schemas([(kind, "validation", kind) for kind in kinds], ref_template=TEMPLATE)
     models = told["$defs"]
     sized = models.pop("ModelSpec")
     models |= {"SizedModel": sized, "ModelSpec": _model_or_preset(sized)}
     # A lab and a script name no model; that other kinds need one is the parser's to say.
     del models["JobSpec"]["required"]
     models["JobSpec"]["properties"]["layout"] = _layout_or_auto()
+    models["Preset"]["properties"]["model"] = ref("SizedModel")
     models["SearchSpec"] = _without_layout(models["JobSpec"])
     models["ExplainQuery"]["properties"]["spec"] = ref("JobSpec")
     models["SearchQuery"]["properties"] |= {"spec": ref("SearchSpec"), "fixed": ref("Layout")}
     for measured in ("profile", "runs"):
         models["Cluster"]["properties"].pop(measured)
     models["NamedCluster"] = _named(models.pop("Cluster"))
-    result["components"]["schemas"] |= models
+    result["components"].setdefault("schemas", {}).update(models)
     return result
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any
 
 from django.contrib.auth.models import User
-from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from redis.exceptions import RedisError
-from rest_framework.permissions import BasePermission, IsAuthenticated
+from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.throttling import UserRateThrottle
@@ -18,15 +16,12 @@ from rest_framework.views import APIView
 
 from jobs.access import find_job, find_job_to_change, may_change_hosts
 from jobs.api import schema
-from jobs.api import serializers as shapes
 from jobs.api.errors import body
 from jobs.api.listing import PARAMETERS, narrowed
-from jobs.models import Host
 from jobs.planning import answers
 from jobs.planning.hindsight import NoAdviceError, advice
 from jobs.present import job_brief, job_detail
 from jobs.queue import actions
-from jobs.text import storable
 from planner.facts.spec import Problem, SpecError
 
 log = logging.getLogger(__name__)
@@ -34,7 +29,7 @@ log = logging.getLogger(__name__)
 LONGEST_KEY = 200
 KEY_PATTERN = f"[!-~]{{1,{LONGEST_KEY}}}"
 REFUSALS = {
-    code: OpenApiResponse(shapes.ErrorsSerializer, description=text)
+    code: schema.of("Errors", text)
     for code, text in {
         400: "not JSON, a senseless parameter, or a malformed request",
         401: "no token, or a wrong one",
@@ -43,6 +38,7 @@ REFUSALS = {
         406: "only JSON is written",
         408: "the body did not arrive in time",
         409: "the job's state does not allow it",
+        410: "the run has ended",
         413: "the body is larger than 1 MB",
         415: "the body is not application/json",
         422: "the spec cannot run, or a field is senseless: every problem with its field and the arithmetic",
@@ -66,7 +62,7 @@ def refusals(*codes: int) -> dict[int, OpenApiResponse]:
     return {code: REFUSALS[code] for code in sorted({*ANYWHERE, *codes})}
 
 
-def _user(request: Request) -> User:
+def user_of(request: Request) -> User:
     assert isinstance(request.user, User), "every view requires a login"
     return request.user
 
@@ -116,7 +112,7 @@ class Jobs(APIView):
     @extend_schema(
         operation_id="listJobs",
         parameters=PARAMETERS,
-        responses={200: shapes.BriefSerializer(many=True), **refusals()},
+        responses={200: schema.list_of("JobBrief"), **refusals()},
     )
     def get(self, request: Request) -> Response:
         """Your jobs, newest first; staff see everybody's. A Link header with rel="next" leads to the page after it."""
@@ -131,8 +127,8 @@ class Jobs(APIView):
         request=schema.SUBMIT,
         parameters=[KEY],
         responses={
-            201: shapes.JobSerializer,
-            200: OpenApiResponse(shapes.JobSerializer, description="this key and body were submitted before"),
+            201: schema.of("JobDetail"),
+            200: schema.of("JobDetail", "this key and body were submitted before"),
             **refusals(403, 415, 422, 429),
         },
     )
@@ -142,7 +138,7 @@ class Jobs(APIView):
         if key is not None and not re.fullmatch(KEY_PATTERN, key):
             return refuse(400, "Idempotency-Key", f"must be 1 to {LONGEST_KEY} visible ASCII characters")
         try:
-            job, is_new = actions.submit(_user(request), request.data, key=key)
+            job, is_new = actions.submit(user_of(request), request.data, key=key)
         except actions.KeyReusedError:
             return refuse(422, "Idempotency-Key", "was used before with another body")
         return Response(job_detail(job), status=201 if is_new else 200)
@@ -151,7 +147,7 @@ class Jobs(APIView):
 class JobView(APIView):
     """One job."""
 
-    @extend_schema(operation_id="getJob", responses={200: shapes.JobSerializer, **refusals(404)})
+    @extend_schema(operation_id="getJob", responses={200: schema.of("JobDetail"), **refusals(404)})
     def get(self, request: Request, job_id: str) -> Response:
         """Its state, history, estimate and, at the end, the exit report with predicted and measured bytes."""
         return Response(job_detail(find_job(request.user, job_id)))
@@ -163,7 +159,7 @@ class Cancel(APIView):
     @extend_schema(
         operation_id="cancelJob",
         request=None,
-        responses={200: shapes.JobSerializer, **refusals(403, 404, 409, 415, 422)},
+        responses={200: schema.of("JobDetail"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, job_id: str) -> Response:
         """Ask for the end: every process is gone within 15 s."""
@@ -180,7 +176,7 @@ class Advice(APIView):
 
     throttle_classes = [SubmitThrottle]
 
-    @extend_schema(operation_id="adviseJob", responses={200: shapes.AdviceSerializer, **refusals(404, 409)})
+    @extend_schema(operation_id="adviseJob", responses={200: schema.of("Advice"), **refusals(404, 409)})
     def get(self, request: Request, job_id: str) -> Response:
         """Of a job that has ended: which other choice would have been faster where it ran, by how much, and because of
         which part; an estimate on the hardware as planned for at submit. 409 where it says too little."""
@@ -196,7 +192,7 @@ class Requeue(APIView):
     @extend_schema(
         operation_id="requeueJob",
         request=None,
-        responses={200: shapes.JobSerializer, **refusals(403, 404, 409, 415, 422)},
+        responses={200: schema.of("JobDetail"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, job_id: str) -> Response:
         """A new attempt of a job that failed, was lost or cancelled."""
@@ -214,7 +210,7 @@ class Plan(APIView):
         operation_id="plan",
         request=schema.DRAFT,
         parameters=[CLUSTER],
-        responses={200: shapes.PlanSerializer, **refusals(403, 415)},
+        responses={200: schema.of("Plan"), **refusals(403, 415)},
     )
     def post(self, request: Request) -> Response:
         """Traffic (exact where the trainer runs the layout), memory and time (estimates) of a spec, or its problems."""
@@ -229,7 +225,7 @@ class PlanSearch(APIView):
     @extend_schema(
         operation_id="searchPlans",
         request=schema.SEARCH,
-        responses={200: shapes.SearchResultSerializer, **refusals(403, 415, 422, 429)},
+        responses={200: schema.of("SearchResult"), **refusals(403, 415, 422, 429)},
     )
     def post(self, request: Request) -> Response:
         """Every layout of a model and batch on so many ranks, ranked by time under memory; none is launched."""
@@ -242,7 +238,7 @@ class PlanExplain(APIView):
     @extend_schema(
         operation_id="explainPlan",
         request=schema.EXPLAIN,
-        responses={200: shapes.ExplanationSerializer(many=True), **refusals(403, 415, 422)},
+        responses={200: schema.list_of("Explanation"), **refusals(403, 415, 422)},
     )
     def post(self, request: Request) -> Response:
         """Each figure of the estimate with its terms: formula, numbers, source."""
@@ -261,7 +257,7 @@ class Clusters(APIView):
 class Templates(APIView):
     """Published layouts."""
 
-    @extend_schema(operation_id="listTemplates", responses={200: shapes.TemplateSerializer(many=True), **refusals()})
+    @extend_schema(operation_id="listTemplates", responses={200: schema.list_of("Template"), **refusals()})
     def get(self, request: Request) -> Response:
         """Layouts as they were published, each with a twin of CPU size."""
         return Response(answers.templates())
@@ -270,72 +266,10 @@ class Templates(APIView):
 class Presets(APIView):
     """Named models."""
 
-    @extend_schema(operation_id="listPresets", responses={200: shapes.PresetSerializer(many=True), **refusals()})
+    @extend_schema(operation_id="listPresets", responses={200: schema.list_of("Preset"), **refusals()})
     def get(self, request: Request) -> Response:
         """Every preset with its exact parameter count."""
         return Response(answers.presets())
-
-
-class Hosts(APIView):
-    """Where jobs run."""
-
-    @extend_schema(operation_id="listHosts", responses={200: shapes.HostSerializer(many=True), **refusals()})
-    def get(self, request: Request) -> Response:
-        """Every host that was ever heard of."""
-        return Response([_host(host) for host in Host.objects.order_by("name")])
-
-
-class HostCalibrate(APIView):
-    """Measure a host."""
-
-    permission_classes = [IsAuthenticated, MayChangeHosts]
-
-    @extend_schema(
-        operation_id="calibrateHost",
-        request=None,
-        responses={201: shapes.JobSerializer, **refusals(403, 404, 415, 422)},
-    )
-    def post(self, request: Request, name: str) -> Response:
-        """Queue a job that measures the host on all its slots; the planner then uses what it found. Staff only."""
-        host = _find_host(name)
-        refuse_body(request)
-        job = actions.calibrate(_user(request), host)
-        return Response(job_detail(job), status=201)
-
-
-class HostGiveUp(APIView):
-    """Declare a host gone."""
-
-    permission_classes = [IsAuthenticated, MayChangeHosts]
-
-    @extend_schema(
-        operation_id="giveUpHost",
-        request=None,
-        responses={200: shapes.GivenUpSerializer, **refusals(403, 404, 409, 415, 422)},
-    )
-    def post(self, request: Request, name: str) -> Response:
-        """A silent host that will not return: its attempts are lost, its slots free. 409 if it speaks. Staff only."""
-        host = _find_host(name)
-        refuse_body(request)
-        try:
-            lost = actions.give_up_host(host, request.user.get_username())
-        except actions.HostConnectedError:
-            return refuse(
-                409, "host", f"{host.name} was heard of at {host.last_seen.isoformat()}: cancel its jobs instead"
-            )
-        return Response({"lost": lost})
-
-
-class HostProfileView(APIView):
-    """What a calibration measured."""
-
-    @extend_schema(operation_id="getHostProfile", responses={200: schema.of("HostProfile"), **refusals(404)})
-    def get(self, request: Request, name: str) -> Response:
-        """Every point, as `HostProfile` in planner.hardware describes them; 404 while the host was never measured."""
-        host = _find_host(name)
-        if host.profile is None:
-            raise Http404("never calibrated")
-        return Response(host.profile)
 
 
 class Schema(APIView):
@@ -345,24 +279,3 @@ class Schema(APIView):
     def get(self, request: Request) -> Response:
         """The OpenAPI 3.1 document of this API."""
         return Response(schema.document())
-
-
-def _find_host(name: str) -> Host:
-    host = None if not storable(name) else Host.objects.filter(name=name).first()
-    if host is None:
-        raise Http404("no such host")
-    return host
-
-
-def _host(host: Host) -> dict[str, Any]:
-    return {
-        "name": host.name,
-        "device": host.device,
-        "device_name": host.device_name,
-        "slots": host.slots,
-        "free_slots": host.slots - host.allocations.count(),
-        "drained": host.drained,
-        "note": host.note,
-        "last_seen": host.last_seen.isoformat(),
-        "calibrated": host.profiled.isoformat() if host.profiled else None,
-    }

@@ -18,8 +18,8 @@ from django.contrib.sessions.backends.db import SessionStore
 
 from contracts.names import telemetry_stream
 from jobs.access import visible_job
-from jobs.live.streams import Oversize, Watch, hub
-from jobs.present import job_detail
+from jobs.live.streams import QUEUE_BYTES, Oversize, Watch, hub
+from jobs.present import JobDetail, job_detail
 from jobs.queue.lifecycle import group_name
 from jobs.text import whole_number
 
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 ENTRY_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 LARGEST_ID = 2**64 - 1  # of either half; Redis refuses more
 MOST_ATTEMPTS = 2**31 - 1
+START = "0-0"
+MOST_SHARES = 16  # of the bytes that may wait for a browser: a member's stream has no less than this part
 LOOK_S = 5.0
 TRY_AGAIN = 1013
 FORBIDDEN = 4403
@@ -42,28 +44,29 @@ async def no_such_socket(_scope: Any, _receive: Any, send: Any) -> None:
 class JobConsumer(AsyncWebsocketConsumer):
     """Binary msgpack frames of at most 1 MB to the browser; nothing is read from it.
 
-    {"entries": [[id, batch msgpack], ...]}, {"gap": {"after", "first"}} where history was trimmed or does not fit a
-    frame, {"stale": true} while Redis is away, {"job": job detail} at connect and whenever it changed.
+    {"node", "entries": [[id, batch msgpack], ...]}, {"node", "gap": {"after", "first"}} where history was trimmed or
+    does not fit a frame, {"stale": true} while Redis is away, {"job": job detail} at connect and whenever it changed.
+    Each member of a gang has a stream of its own, and `after` a position in each.
     """
 
     async def connect(self) -> None:
         self.job_id = self.scope["url_route"]["kwargs"]["job_id"]
         self._watching: asyncio.Task[None] | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._following: dict[int, asyncio.Task[None]] = {}  # by node
         self._look_now = asyncio.Event()
         query = parse_qs(self.scope["query_string"].decode("latin-1"))
-        after = query.get("after", ["0-0"])[0]
+        after = positions(query.get("after", [START])[0])
         await self.accept()
-        if not _is_entry_id(after):
+        if after is None:
             await self.close(BAD_REQUEST)
             return
         attempt = whole_number(query.get("attempt", [""])[0], 1, MOST_ATTEMPTS)
         self._watching = asyncio.create_task(self._or_close(self._watch_job(after, attempt)))
 
     async def disconnect(self, code: int) -> None:
-        for task in (self._watching, self._following):
-            if task is not None:
-                task.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+        self._unfollow()
         with contextlib.suppress(Exception):
             await self.channel_layer.group_discard(group_name(self.job_id), self.channel_name)
 
@@ -84,10 +87,10 @@ class JobConsumer(AsyncWebsocketConsumer):
             with contextlib.suppress(Exception):  # the browser may be gone, which may have been the error
                 await self.close(TRY_AGAIN)
 
-    async def _watch_job(self, after: str, after_attempt: int | None) -> None:
-        """Send the job when it changed; follow the stream of its current attempt; end when the right to see ends."""
+    async def _watch_job(self, after: dict[int, str], after_attempt: int | None) -> None:
+        """Send the job when it changed; follow the streams of its current attempt; end when the right to see ends."""
         shown: dict[str, Any] | None = None
-        followed: int | None = None
+        followed = 0
         while True:
             job = await self._visible_job()
             if job is None:
@@ -101,28 +104,39 @@ class JobConsumer(AsyncWebsocketConsumer):
                 await self._send({"job": job})
                 shown = job
             if job["attempt"] != followed:
-                if self._following is not None:
-                    self._following.cancel()
-                same = after_attempt is None or after_attempt == job["attempt"]
-                start = after if followed is None and same else "0-0"
+                self._unfollow()
+                if followed or after_attempt not in (None, job["attempt"]):
+                    after = {}
                 followed = job["attempt"]
-                follow = self._follow(telemetry_stream(self.job_id, followed), start)
-                self._following = asyncio.create_task(self._or_close(follow))
+            self._follow_members(followed, max(1, len(job["members"])), after)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._look_now.wait(), LOOK_S)
             self._look_now.clear()
 
-    async def _follow(self, stream: str, after: str) -> None:
-        watch = Watch(hub(), stream, after)
+    def _follow_members(self, attempt: int, nodes: int, after: dict[int, str]) -> None:
+        """Each that is not followed yet: before a job is placed, nobody knows how many there are."""
+        for node in range(nodes):
+            if node not in self._following:
+                stream = telemetry_stream(self.job_id, attempt, node)
+                watch = Watch(hub(), stream, after.get(node, START), QUEUE_BYTES // min(nodes, MOST_SHARES))
+                self._following[node] = asyncio.create_task(self._or_close(self._follow(node, watch)))
+
+    def _unfollow(self) -> None:
+        for task in self._following.values():
+            task.cancel()
+        self._following = {}
+
+    async def _follow(self, node: int, watch: Watch) -> None:
+        after = watch.position
         with contextlib.suppress(Exception):  # no stream yet, or no Redis: nothing was trimmed that we know of
             first = await watch.trimmed_before()
             if first is not None:
-                await self._send({"gap": {"after": after, "first": first}})
+                await self._send({"node": node, "gap": {"after": after, "first": first}})
         async for chunk in watch.chunks():
             if isinstance(chunk, Oversize):
-                await self._send({"gap": {"after": chunk.after, "first": chunk.id}})
+                await self._send({"node": node, "gap": {"after": chunk.after, "first": chunk.id}})
             elif chunk:
-                await self._send({"entries": [[entry.id, entry.batch] for entry in chunk]})
+                await self._send({"node": node, "entries": [[entry.id, entry.batch] for entry in chunk]})
             else:
                 await self._send({"stale": True})
 
@@ -130,7 +144,7 @@ class JobConsumer(AsyncWebsocketConsumer):
         await self.send(bytes_data=msgpack.packb(message))
 
     @database_sync_to_async
-    def _visible_job(self) -> dict[str, Any] | None:
+    def _visible_job(self) -> JobDetail | None:
         """The job as JSON if this session's user may see it now; the session is read anew each time."""
         session = self.scope["session"]
         if not session.session_key:
@@ -143,6 +157,19 @@ class JobConsumer(AsyncWebsocketConsumer):
         request.session = SessionStore(session.session_key)
         job = visible_job(get_user(request), self.job_id)
         return job_detail(job) if job else None
+
+
+def positions(text: str) -> dict[int, str] | None:
+    """Where a browser was in each node's stream: "7-0" of node 0, or "0:7-0,2:9-1". None for what is neither."""
+    if _is_entry_id(text):
+        return {0: text}
+    found: dict[int, str] = {}
+    for part in text.split(","):
+        node, _, entry = part.partition(":")
+        if not (node.isascii() and node.isdigit() and len(node) < 6 and _is_entry_id(entry)):
+            return None
+        found[int(node)] = entry
+    return found
 
 
 def _is_entry_id(text: str) -> bool:

@@ -112,17 +112,17 @@ class Hub:
 class Watch:
     """One socket's view of a stream, in order, without gap or repetition but for what was trimmed."""
 
-    def __init__(self, hub: Hub, stream: str, after: str) -> None:
+    def __init__(self, hub: Hub, stream: str, after: str, queue_bytes: int = QUEUE_BYTES) -> None:
         self.stream = stream
         self.position = after
         self._hub = hub
         self._queue: deque[Entry] = deque()
-        self._queued_bytes = 0
+        self._queued_bytes, self._most_bytes = 0, queue_bytes
         self._news = asyncio.Event()
         self._behind = True
 
     def offer(self, entry: Entry) -> None:
-        if self._queued_bytes + entry.num_bytes > QUEUE_BYTES:
+        if self._queued_bytes + entry.num_bytes > self._most_bytes:
             self.fall_behind()
             return
         self._queue.append(entry)

@@ -1,6 +1,7 @@
 """What the database remembers: jobs and hosts, and the rules that the queue goes by."""
 
 from jobs.models.core import (
+    ELSEWHERE,
     HOST_SILENT_AFTER,
     ID_ALPHABET,
     LIVE,
@@ -15,9 +16,12 @@ from jobs.models.core import (
     IdempotentRequest,
     Job,
     JobQuerySet,
+    JoinToken,
     Lease,
     Member,
     Outbox,
+    ReportedRun,
+    RunToken,
     SlotAllocation,
     StateChange,
     Status,
@@ -36,6 +40,7 @@ from jobs.models.policy import (
 
 __all__ = [
     "DEFAULT_PROJECT",
+    "ELSEWHERE",
     "HOST_SILENT_AFTER",
     "ID_ALPHABET",
     "LIVE",
@@ -52,6 +57,7 @@ __all__ = [
     "IdempotentRequest",
     "Job",
     "JobQuerySet",
+    "JoinToken",
     "KeptHost",
     "Lease",
     "Member",
@@ -59,7 +65,9 @@ __all__ = [
     "Pool",
     "Project",
     "QueueState",
+    "ReportedRun",
     "Reservation",
+    "RunToken",
     "SlotAllocation",
     "StateChange",
     "Status",

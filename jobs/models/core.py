@@ -13,6 +13,7 @@ from django.utils import timezone
 from jobs.models.policy import DEFAULT_PROJECT, checked_labels
 
 HOST_SILENT_AFTER = timedelta(seconds=30)
+ELSEWHERE = "elsewhere"  # the engine of runs that somebody else launched, and that report themselves
 ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
@@ -41,9 +42,13 @@ ON_A_HOST = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELL
 
 
 class HostQuerySet(models.QuerySet["Host"]):
+    def present(self) -> HostQuerySet:
+        """Hosts that staff did not remove."""
+        return self.filter(removed__isnull=True)
+
     def live(self, device: str) -> HostQuerySet:
         """Hosts of a device that were heard of lately."""
-        return self.filter(device=device, last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
+        return self.present().filter(device=device, last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
 
 
 class Host(models.Model):
@@ -69,11 +74,43 @@ class Host(models.Model):
     note = models.CharField(max_length=1000, default="", blank=True, editable=False, help_text="what it wants known")
     profile = models.JSONField(null=True, editable=False, help_text="what its last calibration measured")
     profiled = models.DateTimeField(null=True, editable=False)
+    # Who may speak as this host: `jobs.hosts.keys` makes its key and its password of the generation.
+    generation = models.PositiveIntegerField(
+        default=0, editable=False, help_text="how often a machine became this host; 0: none ever did"
+    )
+    identity_hash = models.CharField(max_length=64, default="", editable=False, help_text="SHA-256 of what it showed")
+    joined = models.DateTimeField(null=True, editable=False)
+    joined_from = models.CharField(max_length=45, default="", editable=False, help_text="address of who joined")
+    removed = models.DateTimeField(null=True, editable=False, help_text="by staff: it may not speak any more")
+    given_up = models.DateTimeField(null=True, editable=False, help_text="when staff last did")
+    facts = models.JSONField(null=True, editable=False, help_text="contracts.facts.Facts, as last told")
+    use = models.JSONField(null=True, editable=False, help_text="contracts.facts.Use, as last told")
 
     objects = HostQuerySet.as_manager()
 
     def __str__(self) -> str:
         return self.name
+
+
+class JoinToken(models.Model):
+    """What lets a machine become a host. Only its hash is kept: it is shown once."""
+
+    hash = models.CharField(max_length=64, unique=True, editable=False, help_text="SHA-256")
+    note = models.CharField(max_length=200, blank=True, default="", help_text="what it is for")
+    created = models.DateTimeField(auto_now_add=True)
+    created_by = models.CharField(max_length=150, editable=False)
+    expires = models.DateTimeField()
+    most_uses = models.PositiveIntegerField(null=True, help_text="hosts that may join with it; null: any number")
+    uses = models.PositiveIntegerField(default=0, editable=False)
+    last_used = models.DateTimeField(null=True, editable=False)
+    last_host = models.CharField(max_length=100, blank=True, default="", editable=False)
+    revoked = models.DateTimeField(null=True, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"join token {self.pk}"
 
 
 class JobQuerySet(models.QuerySet["Job"]):
@@ -193,6 +230,11 @@ class Member(models.Model):
         default=0, editable=False, help_text="heartbeats in a row of its host that did not name it"
     )
     note = models.CharField(max_length=1000, blank=True, default="", editable=False)
+    # Of one that reports over HTTPS; "" and None until it does.
+    claim = models.CharField(
+        max_length=64, blank=True, default="", editable=False, help_text="who speaks for it: a hash"
+    )
+    heard = models.DateTimeField(null=True, editable=False, help_text="when it last spoke")
 
     class Meta:
         ordering = ["node"]
@@ -203,6 +245,37 @@ class Member(models.Model):
 
     def __str__(self) -> str:
         return f"{self.attempt_id} on {self.host_name}"
+
+
+class RunToken(models.Model):
+    """Lets its holder report one attempt over HTTPS. The token is told once and not kept."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="tokens")
+    digest = models.CharField(max_length=64, unique=True)
+    created = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"a token of {self.attempt_id}"
+
+
+class ReportedRun(models.Model):
+    """What was told of a run that somebody launched elsewhere as it was opened."""
+
+    attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="reported")
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
+    key = models.CharField(
+        max_length=200, blank=True, default="", help_text="every node that opens a run with it gets this one"
+    )
+    tags = models.JSONField(default=list)
+    command = models.JSONField(default=list)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["owner", "key"], condition=~models.Q(key=""), name="one_run_per_key")
+        ]
+
+    def __str__(self) -> str:
+        return f"told of {self.attempt_id}"
 
 
 class SlotAllocation(models.Model):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, cast
 
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
@@ -17,8 +18,8 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from jobs.access import find_job, find_job_to_change, listed_jobs, may_change
 from jobs.api.errors import RETRY_AFTER_S, body, busy
 from jobs.filters import JobFilter
-from jobs.kinds import kind_of, layout_words
-from jobs.models import TERMINAL, Job, Status
+from jobs.kinds import elsewhere_panels, kind_of, layout_words
+from jobs.models import ELSEWHERE, TERMINAL, Job, Status
 from jobs.pages import spec_form, turn_form
 from jobs.pages.listing import list_rows
 from jobs.planning import answers
@@ -26,6 +27,7 @@ from jobs.planning.hardware import hardware
 from jobs.planning.planners import BusyError
 from jobs.present import job_detail
 from jobs.queue import actions
+from jobs.queue.silence import HeardError, give_up
 from jobs.text import parse_json
 from planner.facts.spec import Problem, SpecError
 from planner.teaching.templates import TEMPLATES
@@ -125,6 +127,7 @@ def _form(
         "cluster": cluster,
         "more": spec_form.uses_more_options(values),
         "turn": turn_form.is_told(values),
+        "slurm": settings.SLURM is not None,
     }
     return render(request, "jobs/new.html", context, status=422 if problems else 200)
 
@@ -205,16 +208,17 @@ def what_if(request: HttpRequest) -> HttpResponse:
 def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
     """One job, live."""
     job = find_job(request.user, job_id)
-    kind = kind_of(job.spec)
+    kind, elsewhere = kind_of(job.spec), job.engine == ELSEWHERE
     context = {
         "job": job,
         "data": job_detail(job),
         "kind": kind,
         "subject": kind.subject(job.spec),
         "layout": layout_words(job.spec),
-        "panels": [f"jobs/panels/{name}.html" for name in kind.panels],
+        "panels": [f"jobs/panels/{name}.html" for name in (elsewhere_panels(kind) if elsewhere else kind.panels)],
         "terminal": job.status in TERMINAL,
-        "again": job.status in AGAIN,
+        "elsewhere": elsewhere,
+        "again": job.status in AGAIN and not elsewhere,
         "may_change": may_change(request.user, job),
     }
     return render(request, "jobs/detail.html", context)
@@ -227,6 +231,18 @@ def job_cancel(request: HttpRequest, job_id: str) -> HttpResponse:
     job = find_job_to_change(request.user, job_id)
     if not actions.cancel(job, request.user.get_username()):
         messages.info(request, "The job had already ended.")
+    return redirect("job-detail", job_id)
+
+
+@require_POST
+@login_required
+def job_give_up(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Wait no longer for a silent run from elsewhere, then back to it."""
+    job = find_job_to_change(request.user, job_id)
+    try:
+        give_up(job, request.user.get_username())
+    except HeardError:
+        messages.info(request, f"The run is {job.status} and not silent: it can be cancelled.")
     return redirect("job-detail", job_id)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
@@ -11,19 +12,20 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
 from jobs.access import find_job
-from jobs.pages import forms, turn_form
+from jobs.pages import engines, forms, turn_form
 from jobs.queue import actions
-from planner.facts.spec import JobSpec, Layout, Problem, Resources, ScriptSpec, SpecError
+from planner.facts.spec import JobSpec, Layout, Problem, Resources, ScriptSpec, SlurmSpec, SpecError
 
 EMPTY: dict[str, Any] = {"name": "my script", "layout": {"dp": 2}}
 FIELDS = (
     forms.fields_of("", JobSpec, only=["name"])
     | forms.fields_of("script", ScriptSpec)
     | forms.fields_of("layout", Layout, only=["dp"])
-    | forms.fields_of("resources", Resources, only=["device", "host"])
+    | forms.fields_of("resources", Resources, only=["device", "host", "engine"])
+    | forms.fields_of("resources.slurm", SlurmSpec)
     | turn_form.FIELDS
 )
-_WORDS = {"resources.device": {"cpu": "CPU", "cuda": "GPU"}, **turn_form.WORDS}
+_WORDS = {"resources.device": {"cpu": "CPU", "cuda": "GPU"}, "resources.engine": engines.WORDS, **turn_form.WORDS}
 
 
 @require_http_methods(["GET", "POST"])
@@ -34,7 +36,7 @@ def script_new(request: HttpRequest) -> HttpResponse:
         source = find_job(request.user, request.GET["from"]) if "from" in request.GET else None
         return _form(request, forms.values_of(FIELDS, EMPTY if source is None else source.spec), [])
     try:
-        spec = {"kind": "script", **forms.spec_from(FIELDS, request.POST)}
+        spec = {"kind": "script", **engines.without_others(forms.spec_from(FIELDS, request.POST))}
         job, _ = actions.submit(cast(User, request.user), spec)
     except SpecError as error:
         return _form(request, {name: request.POST.get(name, "") for name in FIELDS}, error.problems)
@@ -50,5 +52,6 @@ def _form(request: HttpRequest, values: dict[str, Any], problems: list[Problem])
         "options": forms.options_of(FIELDS, _WORDS, values),
         "limits": forms.limits_of(FIELDS),
         "turn": turn_form.is_told(values),
+        "slurm": settings.SLURM is not None,
     }
     return render(request, "jobs/script.html", context, status=422 if problems else 200)

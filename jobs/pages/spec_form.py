@@ -7,12 +7,12 @@ from typing import Any
 
 from django.utils.datastructures import MultiValueDict
 
-from jobs.pages import forms, turn_form
+from jobs.pages import engines, forms, turn_form
 from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.models import parameter_count
 from planner.facts.presets import PRESETS, expand_preset
-from planner.facts.spec import JobSpec, Layout, ModelSpec, Problem, Resources, TrainSpec
+from planner.facts.spec import JobSpec, Layout, ModelSpec, Problem, Resources, SlurmSpec, TrainSpec
 from planner.hardware.stacks import STACKS
 from planner.search.auto import AutoSpec
 from planner.search.choices import DEGREES
@@ -28,6 +28,7 @@ FIELDS = (
     | forms.fields_of("train", TrainSpec)
     | forms.fields_of("resources", Resources)
     | turn_form.FIELDS
+    | forms.fields_of("resources.slurm", SlurmSpec)
 )
 _SIZES = {name.removeprefix("model.") for name in _MODEL} - {"preset"}
 _DEGREES = {str(degree): str(degree) for degree in DEGREES}
@@ -45,6 +46,7 @@ _WORDS: dict[str, Mapping[str, str]] = {
     "train.overlap": {"true": "while backward runs", "false": "afterwards"},
     "resources.device": {"cpu": "CPU", "cuda": "GPU"},
     **turn_form.WORDS,
+    "resources.engine": engines.WORDS,
 }
 _MORE = (
     "layout.cp",
@@ -62,7 +64,7 @@ _MORE = (
 
 def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
     """The untrusted spec a form asks for. A preset named by the form wins over the sizes beside it."""
-    spec = forms.spec_from(FIELDS, form)
+    spec = engines.without_others(forms.spec_from(FIELDS, form))
     preset = form.get("model.preset")
     if preset:
         spec["model"] = {"preset": preset}

@@ -11,6 +11,7 @@ from jobs.planning.hardware import HOST, cluster_for, host_cluster, known_hosts
 from jobs.planning.planners import ask
 from jobs.planning.queries import ExplainQuery, SearchQuery, checked
 from jobs.planning.room import room_problems
+from jobs.planning.shapes import Plan, Preset, SearchResult, Template
 from jobs.planning.work import told
 from planner.facts.models import parameter_count
 from planner.facts.parse import parse_fields
@@ -18,10 +19,11 @@ from planner.facts.precision import MIXES
 from planner.facts.presets import PRESETS
 from planner.facts.spec import SpecError
 from planner.hardware.clusters import CLUSTERS
+from planner.teaching.explain import Explanation
 from planner.teaching.templates import TEMPLATES
 
 
-def plan(data: object, cluster_name: object = None, *, user: Any) -> dict[str, Any]:
+def plan(data: object, cluster_name: object = None, *, user: Any) -> Plan:
     """Everything about a draft that the page shows; `estimate` is null while the draft has problems.
 
     `chosen` is what took the place of a layout "auto", with its reasons; null where the draft names a layout.
@@ -36,13 +38,13 @@ def plan(data: object, cluster_name: object = None, *, user: Any) -> dict[str, A
         cluster = cluster_for(cluster_name or (chosen and chosen["asked"].get("cluster")), spec)
     except SpecError as error:
         return {"estimate": None, "problems": told(error.problems), "not_runnable": [], "choices": {}}
-    found: dict[str, Any] = ask("plan", spec, cluster, {})
+    found: Plan = ask("plan", spec, cluster, {})
     found["problems"] += told(room_problems(spec))
     blocked = [*found["not_runnable"], *told(foreign_checkpoint(user, spec))]
     return {**found, "not_runnable": blocked, "chosen": chosen}
 
 
-def explained(data: object) -> list[Any]:
+def explained(data: object) -> list[Explanation]:
     """Every figure's terms for a rank of a stage.
 
     Raises:
@@ -51,11 +53,11 @@ def explained(data: object) -> list[Any]:
     """
     query = checked(ExplainQuery, data)
     spec = parse_fields(resolved(query.spec, query.cluster, to_run=False)[0])
-    found: list[Any] = ask("explained", spec, cluster_for(query.cluster, spec), {"stage": query.stage})
+    found: list[Explanation] = ask("explained", spec, cluster_for(query.cluster, spec), {"stage": query.stage})
     return found
 
 
-def searched(data: object) -> dict[str, Any]:
+def searched(data: object) -> SearchResult:
     """Every layout on so many ranks, ranked; why the neighbours of the first were not taken.
 
     Raises:
@@ -72,7 +74,7 @@ def searched(data: object) -> dict[str, Any]:
         "runnable": query.runnable,
         "limit": query.limit,
     }
-    found: dict[str, Any] = ask("searched", spec, cluster_for(query.cluster, spec), asked)
+    found: SearchResult = ask("searched", spec, cluster_for(query.cluster, spec), asked)
     return found
 
 
@@ -83,7 +85,7 @@ def _seed(data: object, fixed: Mapping[str, Any]) -> object:
     return {**data, "layout": dict(fixed)}
 
 
-def presets() -> list[dict[str, Any]]:
+def presets() -> list[Preset]:
     """Every preset with its exact parameter count."""
     return [
         {
@@ -102,9 +104,19 @@ def clusters() -> list[dict[str, Any]]:
     return [{"id": name, **cluster.model_dump(exclude={"profile", "runs"})} for name, cluster in known.items()]
 
 
-def templates() -> list[dict[str, Any]]:
+def templates() -> list[Template]:
     """Published layouts, each with a twin of CPU size."""
-    return [{"id": name, **template._asdict()} for name, template in TEMPLATES.items()]
+    return [
+        {
+            "id": name,
+            "title": template.title,
+            "source": template.source,
+            "cluster": template.cluster,
+            "spec": template.spec,
+            "twin": template.twin,
+        }
+        for name, template in TEMPLATES.items()
+    ]
 
 
 def precisions() -> list[tuple[str, str]]:

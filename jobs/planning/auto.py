@@ -10,10 +10,10 @@ from jobs.planning.planners import ask
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.cluster import Cluster
-from planner.search.auto import FIELD, AutoSpec, Room, asked_of, draft_of
+from planner.search.auto import FIELD, AutoSpec, Chosen, Room, asked_of, draft_of
 
 
-def resolved(data: Any, cluster_name: object = None, *, to_run: bool = True) -> tuple[Any, dict[str, Any] | None]:
+def resolved(data: Any, cluster_name: object = None, *, to_run: bool = True) -> tuple[Any, Chosen | None]:
     """The spec with a layout of its own, and what was chosen and why; as it was, and None, where it names one.
 
     `cluster_name`: hardware to choose for where the spec names none. `to_run`: refuse what can be planned only.

@@ -12,10 +12,12 @@ from contracts.telemetry import FIRST_STEPS
 from jobs.models import TERMINAL, Job
 from jobs.planning.learned import FEWEST_STEPS
 from jobs.planning.planners import ask
+from jobs.planning.shapes import Advice
 from planner.cost.estimate import default_cluster
 from planner.facts.kinds import kind_of
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
+from planner.search.hindsight import Hindsight
 
 
 class NoAdviceError(Exception):
@@ -26,7 +28,7 @@ class NoAdviceError(Exception):
         self.field = field
 
 
-def advice(job: Job) -> dict[str, Any]:
+def advice(job: Job) -> Advice:
     """What one other choice would have made of the job's last attempt: `planner.search.hindsight`.
 
     Raises:
@@ -59,7 +61,7 @@ def advice(job: Job) -> dict[str, Any]:
         "predicted_s": {part["name"]: part["seconds"] for part in time["parts"]},
         "sure": time["interval"],
     }
-    found: dict[str, Any] = ask("advised", spec, planned_on(job, spec), asked)
+    found: Hindsight = ask("advised", spec, planned_on(job, spec), asked)
     return {**found, "steps": steps, "host": attempt.where()}
 
 

@@ -11,6 +11,7 @@ import sys
 import traceback
 from typing import Any
 
+from jobs.planning.shapes import Error, FoundLayout, Plan, SearchResult, Suggestion, Timeline
 from planner.cost.estimate import estimate
 from planner.cost.matrix import traffic_matrix
 from planner.cost.oversize import oversize
@@ -22,9 +23,9 @@ from planner.hardware.cluster import Cluster
 from planner.search.advice import Neighbour, neighbours, suggestions
 from planner.search.auto import AutoSpec, Room, choose
 from planner.search.choices import choices
-from planner.search.hindsight import Measure, hindsight
+from planner.search.hindsight import Hindsight, Measure, hindsight
 from planner.search.layouts import Constraints, Found, search
-from planner.teaching.explain import explain
+from planner.teaching.explain import Explanation, explain
 
 SEARCH_SECONDS = 5.0
 MOST_STAGES = 16
@@ -32,12 +33,12 @@ MOST_MICRO_BATCHES = 32
 NICENESS = 5  # pages before plans, where both want the processor
 
 
-def plan(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, Any]:
+def plan(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> Plan:
     """Everything about a draft that the page shows; `estimate` is null while it has problems."""
     found = problems(spec)
     # More ranks than any host has slots can be costed all the same: that is what planning is for.
     costly = [p for p in found if p.field != "layout"] or oversize(spec)
-    answer = {
+    answer: Plan = {
         "estimate": None,
         "problems": told([*found, *(p for p in costly if p not in found)]),
         "not_runnable": told(not_runnable(spec)),
@@ -54,8 +55,8 @@ def plan(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, An
     }
 
 
-def timeline(spec: JobSpec, cluster: Cluster) -> dict[str, Any] | None:
-    """The pipeline schedule as cells [rank, kind, micro-batch, chunk, start, end] in seconds, None without a pipe.
+def timeline(spec: JobSpec, cluster: Cluster) -> Timeline | None:
+    """The pipeline schedule as cells, None without a pipe.
 
     Drawn for the first stages and micro-batches when there are many; `whole` says whether that is all of them.
     """
@@ -79,12 +80,12 @@ def timeline(spec: JobSpec, cluster: Cluster) -> dict[str, Any] | None:
         "whole": pp == layout.pp and m == spec.train.micro_batches,
         "step_s": drawn.step_s,
         "bubble": drawn.bubble,
-        "in_flight": drawn.in_flight,
-        "cells": [[c.rank, c.kind, c.micro_batch, c.chunk, c.start_s, c.end_s] for c in drawn.cells],
+        "in_flight": [*drawn.in_flight],
+        "cells": [*drawn.cells],
     }
 
 
-def explained(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> list[Any]:
+def explained(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> list[Explanation]:
     """Every figure's terms for a rank of a stage.
 
     Raises:
@@ -95,10 +96,10 @@ def explained(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> list[An
         raise SpecError(found)
     if asked["stage"] >= spec.layout.pp:
         raise SpecError([Problem("stage", f"must be a whole number from 0 to {spec.layout.pp - 1}")])
-    return list(explain(spec, cluster, stage=asked["stage"]))
+    return explain(spec, cluster, stage=asked["stage"])
 
 
-def searched(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, Any]:
+def searched(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> SearchResult:
     """Every layout on so many ranks, ranked; why the neighbours of the first were not taken.
 
     Raises:
@@ -133,12 +134,12 @@ def chosen(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, 
     return {"layout": layout, "micro_batches": m, "told": choice.told}
 
 
-def advised(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, Any]:
+def advised(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> Hindsight:
     """What would have been faster than a run that ended on `cluster`."""
     return hindsight(spec, cluster, Measure(**asked))
 
 
-def layout_found(found: Found) -> dict[str, Any]:
+def layout_found(found: Found) -> FoundLayout:
     """One line of a search."""
     spec, timing = found.spec, found.timing
     return {
@@ -153,7 +154,7 @@ def layout_found(found: Found) -> dict[str, Any]:
     }
 
 
-def neighbour(near: Neighbour) -> dict[str, Any]:
+def neighbour(near: Neighbour) -> Suggestion:
     """A layout one choice away, as JSON."""
     return {
         "change": near.change,
@@ -166,7 +167,7 @@ def neighbour(near: Neighbour) -> dict[str, Any]:
     }
 
 
-def told(found: list[Problem]) -> list[dict[str, str]]:
+def told(found: list[Problem]) -> list[Error]:
     return [{"field": p.field, "message": p.message} for p in found]
 
 

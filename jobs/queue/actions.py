@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -36,6 +36,7 @@ from planner.facts.gang import demand
 from planner.facts.kinds import num_slots, product_words
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.search.auto import Chosen
 
 
 class KeyReusedError(Exception):
@@ -52,6 +53,7 @@ def checked_spec(owner: User, data: object) -> JobSpec:
     if refused := [
         *room_problems(spec),
         *not_runnable(spec),
+        *_engine_missing(spec),
         *foreign_checkpoint(owner, spec),
         *_queue_problems(owner, spec),
     ]:
@@ -76,6 +78,12 @@ def _queue_problems(owner: User, spec: JobSpec) -> list[Problem]:
         Problem("after", f"there is no job {job!r}, or it is not yours") for job in sorted({*spec.after} - {*theirs})
     ]
     return found
+
+
+def _engine_missing(spec: JobSpec) -> list[Problem]:
+    if spec.resources.engine == "slurm" and settings.SLURM is None:
+        return [Problem("resources.engine", "this board runs no jobs on Slurm: MESHBOARD_SLURM_FOLDER is not set")]
+    return []
 
 
 def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, bool]:
@@ -104,7 +112,7 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
     return job, True
 
 
-def _chosen_spec(owner: User, data: object) -> tuple[JobSpec, dict[str, Any] | None]:
+def _chosen_spec(owner: User, data: object) -> tuple[JobSpec, Chosen | None]:
     """The spec, and what took the place of a layout "auto" in it; None where it names one."""
     data, chosen = resolved(data)
     return checked_spec(owner, data), chosen
@@ -122,7 +130,7 @@ def _answered(owner: User, key: str, body_hash: str) -> Job | None:
     return seen.job if seen else None
 
 
-def _queue(owner: User, spec: JobSpec, chosen: dict[str, Any] | None) -> Job:
+def _queue(owner: User, spec: JobSpec, chosen: Chosen | None) -> Job:
     cluster = cluster_for(None, spec)
     planned, asked = estimate(spec, cluster), demand(spec)
     with transaction.atomic():
@@ -219,6 +227,7 @@ def give_up_host(host: Host, by: str) -> int:
         silent = Host.objects.select_for_update(no_key=True).filter(last_seen__lt=timezone.now() - HOST_SILENT_AFTER)
         if not silent.filter(pk=host.pk).exists():
             raise HostConnectedError
+        Host.objects.filter(pk=host.pk).update(given_up=timezone.now())
         members = list(Member.objects.filter(host=host, ended__isnull=True).select_related("attempt"))
         for member in members:
             ending.lose(member, f"host {host.name} was given up by {by}")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from django.db import connection
 
 from jobs.connection import connect
+from jobs.hosts.access import Access
 from jobs.queue.events import drain, wait_for_event
 from jobs.queue.idle import Idle
 from jobs.queue.lease import ControllerLease
@@ -19,6 +20,7 @@ from jobs.queue.prune import prune_if_due
 from jobs.queue.reconcile import reconcile
 from jobs.queue.rules import apply_rules
 from jobs.queue.scheduler import schedule
+from jobs.queue.silence import tell_of_silence
 from jobs.queue.troubles import Troubles, away, of_database
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class Controller:
         self._listening = Listening()
         self._troubles = Troubles()
         self._idle = Idle()
+        self._access = Access()
         self._client = connect()
         self._waiting = self._away = False
 
@@ -79,6 +82,8 @@ class Controller:
             self._stage("idle", lambda: self._idle.end(self._client)),
             self._stage("schedule", lambda: schedule(ears.trouble())),
             self._stage("reconcile", lambda: reconcile(self._client, ears.since, ears.trouble())),
+            self._stage("access", lambda: self._access.keep(self._client)),
+            self._stage("silence", tell_of_silence),
             self._stage("deliver", lambda: deliver(self._client)),
             self._stage("prune", lambda: prune_if_due(self._client)),
         ]

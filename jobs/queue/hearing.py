@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
@@ -58,7 +60,7 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
     """Write down what a host says of itself if it is newer than what it said last; whether it was."""
     held = [[r["job"], r["attempt"], r["slots"]] for r in event["attempts"] if r["state"] != "exited"]
     now = timezone.now()
-    told = {
+    told: dict[str, Any] = {
         "slots": event["slots"],
         "device": event["device"],
         "device_name": event["device_name"],
@@ -71,7 +73,10 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
         "sequence": event["sequence"],
         "holding": held,
         "last_seen": now,
+        "use": event.get("use"),
     }
+    if "facts" in event:
+        told["facts"] = event["facts"]
     named = {_key(report) for report in event["attempts"]}
     with transaction.atomic():
         host, new = Host.objects.select_for_update(no_key=True).get_or_create(name=event["host"], defaults=told)

@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import Exists, F, OuterRef
 from django.utils import timezone
 
-from jobs.models import LIVE, Attempt, Job, Member, SlotAllocation, StateChange, Status
+from jobs.models import ELSEWHERE, LIVE, Attempt, Job, Member, SlotAllocation, StateChange, Status
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +87,12 @@ def start(placed: Mapping[str, tuple[int, str]]) -> dict[str, Job]:
 
 
 def requeue(job_id: str, reason: str) -> bool:
-    """Begin a new attempt of a job whose last one failed, was lost or cancelled; True when this call did it."""
+    """Begin a new attempt of a job whose last one failed, was lost or cancelled; True when this call did it.
+
+    What somebody else launched is theirs to launch again.
+    """
     with transaction.atomic():
-        rows = Job.objects.filter(id=job_id, status__in=RETRYABLE)
+        rows = Job.objects.filter(id=job_id, status__in=RETRYABLE).exclude(engine=ELSEWHERE)
         if rows.update(status=Status.QUEUED, attempt=F("attempt") + 1, stop="", changed=timezone.now()) != 1:
             return False
         number = Job.objects.values_list("attempt", flat=True).get(id=job_id)

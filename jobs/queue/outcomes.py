@@ -19,7 +19,14 @@ OUTCOMES = {
     "lost": Status.LOST,
 }
 
-GRAVITY: list[Outcome] = ["failed", "lost", "cancelled", "succeeded"]  # whose word on a gang's end counts most
+# Whose word on a gang's end counts most. One that failed because it lost a peer is no cause, but better than nothing.
+GRAVITY: list[tuple[Outcome, bool]] = [
+    ("failed", False),
+    ("lost", False),
+    ("failed", True),
+    ("cancelled", False),
+    ("succeeded", False),
+]
 BY_RANK = ("cells", "verdict", "peak_bytes")
 
 
@@ -58,13 +65,18 @@ def merged(reports: list[ExitReport]) -> ExitReport | None:
     """
     if len(reports) < 2:
         return reports[0] if reports else None
-    root = min(reports, key=lambda told: (GRAVITY.index(told["outcome"]), told.get("failed_at", told["finished"])))
+    root = min(reports, key=_gravity)
     return {
         **root,
         "started": min(told["started"] for told in reports),
         "finished": max(told["finished"] for told in reports),
         "summary": _merged_summaries([told["summary"] for told in reports if told["summary"]]),
     }
+
+
+def _gravity(told: ExitReport) -> tuple[int, float]:
+    lost_peer = told["outcome"] == "failed" and told.get("lost_peer", False)
+    return GRAVITY.index((told["outcome"], lost_peer)), told.get("failed_at", told["finished"])
 
 
 def _merged_summaries(summaries: list[Summary]) -> Summary | None:

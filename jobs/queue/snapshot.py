@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django.conf import settings
-from django.db.models import Count, Exists, F, OuterRef, Q, Sum
+from django.db.models import Count, Exists, OuterRef, Q, Sum
 
 from jobs.models import (
     HOST_SILENT_AFTER,
@@ -25,6 +25,7 @@ from jobs.models import (
     SlotAllocation,
     Status,
 )
+from jobs.queue.leases import held_back
 from jobs.queue.policy.share import Use, factors
 from jobs.queue.policy.standing import Rates, Standing, standing
 from jobs.queue.states import Booking, HostState, Occupant, Quota, Waiting
@@ -64,7 +65,8 @@ def queue_now(now: datetime) -> list[Queued]:
     kept: dict[str, list[str]] = {}
     for job, host in KeptHost.objects.values_list("job_id", "host__name"):
         kept.setdefault(job, []).append(host)
-    waits, leased = after(), _leased(now)
+    again = {id for id, *_, attempt, _reason, _held, _moved, _placed in rows if attempt > 1}
+    waits, alive = after(), held_back(again, now)
     share = factors({p.name: Use(p.used, p.weight) for p in Project.objects.all()})
     rates = Rates(settings.AGEING_PER_HOUR, settings.SHARE_POINTS)
     found = []
@@ -77,7 +79,7 @@ def queue_now(now: datetime) -> list[Queued]:
             id, name, owner, device, num_slots, wanted, priority, created, tuple(kept.get(id, ())),
             (wide, unit) if wide != unit else (unit,), most, stands.points, project, pool, frozenset(labels), limit_s,
         )  # fmt: skip
-        bar = leased.get(id, "")
+        bar = alive.get(id, "")
         if held:
             bar = "held by staff until it is released"
         elif id in waits and waits[id].unended:
@@ -109,23 +111,6 @@ def _after_words(jobs: list[str]) -> str:
     named = ", ".join(sorted(jobs)[:3])
     more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
     return f"comes after jobs {named}{more}, which have not ended"
-
-
-def _leased(now: datetime) -> dict[str, str]:
-    """Queued jobs of which a silent host, given up, may still run ranks of a gang until its lease has run out."""
-    lease = timedelta(seconds=settings.LEASE_S)
-    rows = (
-        Member.objects.filter(attempt__job__status=Status.QUEUED, outcome="lost", ended__gt=now - lease)
-        .filter(host__last_seen__lt=F("ended"))
-        .annotate(gang=Count("attempt__members"))
-        .filter(gang__gt=1)
-        .values_list("attempt__job_id", "host_name", "ended")
-    )
-    return {
-        job: f"{host} was given up and may still run ranks of the attempt before, until {ended + lease:%H:%M} UTC"
-        for job, host, ended in rows.order_by("ended")
-        if ended is not None
-    }
 
 
 def hosts_now(now: datetime) -> dict[int, HostState]:

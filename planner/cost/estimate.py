@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TypedDict
+
+from typing_extensions import TypedDict
 
 from contracts.telemetry import Axis, Op
 from planner.cost.correction import Interval, interval

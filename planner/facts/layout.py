@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from planner.facts.engines import engine_problems
 from planner.facts.kinds import KINDS, kind_problems, num_slots, product_words
 from planner.facts.proof import too_large
 from planner.facts.spec import ROPE_BASE, JobSpec, Layout, Problem
@@ -97,9 +98,10 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
     `slots`: slots of the largest host, when known. What can be planned but not run yet: `planner.facts.runnable`.
     """
     if not KINDS[spec.kind].trains:  # what the batch says does not matter
-        return [*kind_problems(spec), *_model(spec), *_world(spec, slots)]
+        return [*kind_problems(spec), *engine_problems(spec), *_model(spec), *_world(spec, slots)]
     return [
         *kind_problems(spec),
+        *engine_problems(spec),
         *_model(spec),
         *_tensor(spec),
         *pipeline_problems(spec),
@@ -301,6 +303,6 @@ def _world(spec: JobSpec, slots: int | None) -> list[Problem]:
     if layout.world_size > MAX_RANKS:
         largest = max(MESH_AXES, key=lambda axis: int(getattr(layout, axis)))
         return [Problem(f"layout.{largest}", f"{product}, more than the {MAX_RANKS} that can be planned")]
-    if slots is None or num_slots(spec) <= slots:
+    if slots is None or spec.resources.engine != "hosts" or num_slots(spec) <= slots:
         return []
     return [Problem("layout", f"{product}, but the largest {spec.resources.device} host has {slots} slots")]

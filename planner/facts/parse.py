@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from planner.facts.kinds import KINDS
 from planner.facts.layout import problems
 from planner.facts.presets import PRESETS, expand_preset
-from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.facts.spec import PATTERN_WORDS, JobSpec, Problem, SpecError
 
 STAND_IN = "gpt-tiny"  # a spec names a model, also where the kind of job needs none
 
@@ -90,7 +90,9 @@ _MESSAGES = {
 def problem_of(error: Any) -> Problem:
     """pydantic's error in our words, with the value that was given."""
     field = ".".join(str(part) for part in error["loc"]) or "spec"
-    text = _MESSAGES.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
+    context = error.get("ctx", {})
+    words = PATTERN_WORDS.get(context.get("pattern")) or _MESSAGES.get(error["type"], error["msg"])
+    text = words.format(**context)
     if error["type"] == "missing":
         return Problem(field, text)
     return Problem(_shown(field, quote=False), f"{text}, got {_shown(error['input'])}")

@@ -28,12 +28,13 @@ Recompute = Literal["none", "selective", "full"]
 ContextMethod = Literal["ring", "all_gather"]
 AttentionKernel = Literal["fused", "unfused"]
 Balance = Literal["layers", "cost"]
-Precision = Literal["fp32", "bf16", "bf16_gradients", "fp8"]
+Precision = Literal["fp32", "bf16", "bf16_gradients", "fp8", "fp8_gradients"]
 Device = Literal["cpu", "cuda"]
 StackName = Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp1", "deepspeed"]
 OnNotFinite = Literal["stop", "continue"]
 Sampling = Literal["random", "epochs"]
 Verify = Literal["auto", "on", "off"]
+EngineName = Literal["hosts", "slurm"]
 JobKind = Literal["train", "calibrate", "dry_run", "script", "lab"]
 LabPrimitive = Literal[
     "broadcast",
@@ -275,8 +276,38 @@ class ScriptSpec(Strict):
     )
 
 
+# What of a spec becomes part of a Slurm command: no such text can be an option, a file's name or a shell's word.
+SLURM_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
+SLURM_NAMES = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(,[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}){0,15}$"
+SLURM_TIME = r"^([0-9]{1,3}-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]$"
+SLURM_FEATURES = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}([&|,][A-Za-z0-9_][A-Za-z0-9_.-]{0,63}){0,15}$"
+SLURM_NODES = r"^[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]{0,999}$"
+PATTERN_WORDS = {
+    SLURM_NAME: "must be a name of at most 64 of A-Z a-z 0-9 _ . -",
+    SLURM_NAMES: "must be names of at most 64 of A-Z a-z 0-9 _ . - each, with commas between",
+    SLURM_TIME: "must be [days-]hours:minutes:seconds, as 12:00:00 or 2-00:00:00",
+    SLURM_FEATURES: "must be features of nodes with & or | between, as a100&nvlink",
+    SLURM_NODES: "must be nodes as Slurm writes them, as node[3-5],node9",
+}
+
+
+class SlurmSpec(Strict):
+    """What a job asks of Slurm beside its ranks. What is left out, the cluster decides."""
+
+    partition: str | None = Field(default=None, pattern=SLURM_NAMES, description="or several, with commas between")
+    account: str | None = Field(default=None, pattern=SLURM_NAME)
+    qos: str | None = Field(default=None, pattern=SLURM_NAME)
+    time_limit: str | None = Field(default=None, pattern=SLURM_TIME, description="[days-]hours:minutes:seconds")
+    nodes: int = Field(default=1, ge=1, le=65536, description="ranks are divided evenly over them")
+    cpus_per_rank: int = Field(default=1, ge=1, le=1024)
+    constraint: str | None = Field(default=None, pattern=SLURM_FEATURES, description="features that the nodes have")
+    exclude: str | None = Field(default=None, pattern=SLURM_NODES, description="nodes that it must not run on")
+
+
 class Resources(Strict):
     """What kind of slot the ranks need, one slot each."""
+
+    engine: EngineName = Field(default="hosts", description="who runs it: the board's own hosts, or Slurm")
 
     device: Device = "cpu"
     stack: StackName = Field(default="ours", description="software that time is planned for; what runs is ours")
@@ -288,6 +319,7 @@ class Resources(Strict):
     )
     pool: Word | None = Field(default=None, description="only hosts of this pool")
     labels: list[Word] = Field(default=[], max_length=16, description="only hosts that have all of these labels")
+    slurm: SlurmSpec | None = Field(default=None, description="with engine slurm: what is asked of it")
 
 
 class RunSpec(Strict):

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import Field, ValidationError
+from typing_extensions import TypedDict
 
 from planner.cost.correction import interval
 from planner.cost.learning import memory_correction
 from planner.cost.timing import Timer
+from planner.facts.dumped import LayoutDict
 from planner.facts.kinds import kind_of
 from planner.facts.layout import MAX_RANKS, SCHEDULE_NAMES, problems
 from planner.facts.parse import parse_fields, problem_of
@@ -60,11 +62,43 @@ class Room(NamedTuple):
     memory_bytes: int
 
 
+class ChosenLayout(TypedDict):
+    """A layout, in words too, and what it is predicted to take; of the layout only what is not usual."""
+
+    layout: LayoutDict
+    words: str
+    ranks: int
+    micro_batches: int
+    step_s: float
+    memory_bytes: int
+
+
+class RunnerUp(ChosenLayout):
+    """One that was not chosen. Shares of the first's time and memory; a lighter one is below 0."""
+
+    slower: float
+    heavier: float
+
+
+class Chosen(ChosenLayout):
+    """What took the place of a layout "auto": what was asked, why this one, and the runners-up.
+
+    `complete`: false where the time allowed ended the search.
+    """
+
+    asked: dict[str, Any]
+    why: str
+    cluster: str
+    considered: int
+    complete: bool
+    runners_up: list[RunnerUp]
+
+
 class Choice(NamedTuple):
-    """`told` is JSON: what was asked, why this one, and the runners-up."""
+    """The spec with its layout, and what is told of it."""
 
     spec: JobSpec
-    told: dict[str, Any]
+    told: Chosen
 
 
 def asked_of(data: object) -> AutoSpec | None:
@@ -154,14 +188,14 @@ def choose(
         )
     best = _unlike(sorted(found.best, key=_order))[: RUNNERS_UP + 1]
     room = _memory(asked, rooms, best[0].spec.layout.world_size)
-    told = {
+    told: Chosen = {
         "asked": asked.model_dump(exclude_defaults=True),
         "why": _why(best, cluster, room, worlds, counts, complete),
         "cluster": cluster.name,
         "considered": counts,
         "complete": complete,
         **_line(best[0]),
-        "runners_up": [{**_line(other), **_beside(other, best[0])} for other in best[1:]],
+        "runners_up": [_beside(other, best[0]) for other in best[1:]],
     }
     return Choice(best[0].spec, told)
 
@@ -292,7 +326,7 @@ def _ranks(worlds: Sequence[int]) -> str:
     return f"{', '.join([f'1 to {EVERY}', *more[:-1]])} and {more[-1]} ranks"
 
 
-def _line(found: Found) -> dict[str, Any]:
+def _line(found: Found) -> ChosenLayout:
     return {
         "layout": found.spec.layout.model_dump(exclude_defaults=True),
         "words": words(found.spec),
@@ -303,7 +337,6 @@ def _line(found: Found) -> dict[str, Any]:
     }
 
 
-def _beside(other: Found, first: Found) -> dict[str, float]:
-    """Shares of the first's time and memory; a lighter one is below 0."""
+def _beside(other: Found, first: Found) -> RunnerUp:
     slower = other.timing.step_s / first.timing.step_s - 1
-    return {"slower": slower, "heavier": other.memory_bytes / first.memory_bytes - 1}
+    return {**_line(other), "slower": slower, "heavier": other.memory_bytes / first.memory_bytes - 1}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from typing_extensions import TypedDict
 
 from planner.cost.correction import Interval
 from planner.cost.timing import Timer, Timing
+from planner.facts.dumped import LayoutDict
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
@@ -41,8 +44,57 @@ class Measure(NamedTuple):
     sure: Interval
 
 
-def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> dict[str, Any]:
-    """What one other choice would have made of the run, the fastest first, as JSON.
+class Part(TypedDict):
+    """A part of the step: as predicted at submit; the most that it can have taken, None where nothing was measured; and
+    what of the measured step it is apportioned, an estimate."""
+
+    part: str
+    predicted_s: float
+    measured_at_most_s: float | None
+    apportioned_s: float
+
+
+class Because(TypedDict):
+    """The part that gains the most: what it is apportioned, and what it would take."""
+
+    part: str
+    apportioned_s: float
+    there_s: float
+
+
+class Option(TypedDict):
+    """Another choice, its step and its memory. `faster`: by which share of the measured step."""
+
+    change: str
+    layout: LayoutDict
+    micro_batches: int
+    step_s: float
+    faster: float
+    memory_bytes: int
+    because: Because
+    text: str
+
+
+class Hindsight(TypedDict):
+    """What one other choice would have made of a run. Times in seconds of a step.
+
+    `text`: the first option and its reason in a sentence, or that there is none. `predicted_s` and `interval`: as told
+    at submit. `options`: the best first; those in `unsure` are no advice, for they gain less than the estimate is sure
+    of.
+    """
+
+    text: str
+    cluster: str
+    step_s: float
+    predicted_s: float
+    interval: Interval
+    parts: list[Part]
+    options: list[Option]
+    unsure: list[Option]
+
+
+def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
+    """What one other choice would have made of the run, the fastest first.
 
     `cluster`: the hardware that the run was planned for. The measured step is apportioned to its parts; each part of a
     neighbour's predicted step is scaled by what the run's own was apportioned over what it was predicted at. Neighbours
@@ -55,7 +107,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> dict[str, A
     whole = measured.step_s / sum(here.values())
     heavier = _heavier(spec, cluster, measured)
     room = cluster.accelerator.memory_bytes
-    faster: list[dict[str, Any]] = []
+    faster: list[Option] = []
     slower: list[tuple[float, str]] = []
     for near in neighbours(spec, cluster):
         if near.step_s is None or near.memory_bytes is None or not_runnable(near.spec):
@@ -97,7 +149,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> dict[str, A
 
 def _option(
     near: Neighbour, needed: int, took: Mapping[str, float], there: Mapping[str, float], measured: Measure
-) -> dict[str, Any]:
+) -> Option:
     step = sum(there.values())
     gain = 1 - step / measured.step_s
     part = max(took, key=lambda name: took[name] - there.get(name, 0.0))
@@ -159,9 +211,7 @@ def _heavier(spec: JobSpec, cluster: Cluster, measured: Measure) -> float:
     return max(1.0, (measured.peak_bytes + cluster.accelerator.reserved_bytes) / needed_bytes(spec, cluster))
 
 
-def _text(
-    sure: list[dict[str, Any]], unsure: list[dict[str, Any]], slower: list[tuple[float, str]], measured: Measure
-) -> str:
+def _text(sure: list[Option], unsure: list[Option], slower: list[tuple[float, str]], measured: Measure) -> str:
     words = measured.sure["words"]
     if sure:
         return f"{sure[0]['text']} (an estimate: {words})."

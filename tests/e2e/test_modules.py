@@ -106,6 +106,9 @@ def test_bytes_are_in_powers_of_1024(modules: Page, value: int, text: str) -> No
         ("m.duration(7440)", "2 h 04 min"),
         ("m.count(124439808)", "124M"),
         ("m.count(999999)", "1.00M"),
+        ("m.loss(5.54321)", "5.5432"),
+        ("m.loss(248861.4531)", "2.49e+5"),
+        ("m.loss(-3.4e38)", "-3.40e+38"),
         ("m.ratio(5, 5)", "1.0000"),
         ("m.ratio(1, 0)", "∞"),
     ],
@@ -258,12 +261,45 @@ def test_telemetry_of_another_version_or_attempt_is_refused(modules: Page) -> No
     const s = m.createState(); m.foldBatch(s, '1-0', x);
     const other = m.foldBatch(s, '2-0', {...x, attempt: 2});
     let error = ''; try { m.foldBatch(s, '3-0', {...x, v: 2}); } catch (e) { error = e.message; }
-    return [other, s.lastId, error];
+    return [other, m.resumeFrom(s), error];
     """
     other, last_id, error = call(modules, "store.js", body, batch(1))
     assert other is False
-    assert last_id == "1-0"
+    assert last_id == "0:1-0"
     assert "version 2" in error
+
+
+def test_members_of_a_gang_fold_into_one_page_each_with_its_own_position_and_gaps(modules: Page) -> None:
+    body = """
+    const s = m.createState();
+    const [first, second] = x.slice(0, 2);
+    m.foldBatch(s, '5-0', first, 0);
+    m.foldBatch(s, '3-0', second, 1);
+    const resumed = m.resumeFrom(s);
+    m.expectGap(s, 1);
+    m.foldBatch(s, '9-0', x[2], 1);
+    m.foldBatch(s, '6-0', x[3], 0);
+    const amounts = (rank) => [...(s.whole.rows.get(rank) ?? new Map()).values()].flat();
+    const sum = (rank) => amounts(rank).reduce((all, amount) => all + (amount ?? 0), 0);
+    const logs = [...s.logs].map(([key, log]) => [key, log.node, log.lines.map((line) => line.text)]);
+    return [resumed, m.resumeFrom(s), sum(0), sum(2), s.ranks.get(2).cells.size, logs,
+            s.members.get(1).host, s.members.get(1).clock.offset_s];
+    """
+    said = {"kind": "log", "rank": -1, "time": 0.0, "first": 0}
+    batches = [
+        {**batch(100, traffic(0, 100, cell(1, 1000)), {**said, "lines": ["of anna"]}), "host": "anna"},
+        # A member that began earlier, and whose stream is read second.
+        {**batch(40, traffic(2, 40, cell(1, 500)), {**said, "lines": ["of bert"]}), "host": "bert"},
+        {**batch(60, traffic(2, 60, cell(3, 9500))), "host": "bert", "clock": {"offset_s": -300.0, "within_s": 0.001}},
+        batch(101, traffic(0, 101, cell(2, 3000))),
+    ]
+    resumed, after, zero, two, cells, logs, host, offset = call(modules, "store.js", body, batches)
+    assert (resumed, after) == ("0:5-0,1:3-0", "0:6-0,1:9-0")
+    assert zero == 3000, "what one member lost touches no other's rates"
+    assert two == 500, "what was sent in a gap is in the counters and in no rate"
+    assert cells == 1
+    assert logs == [[-1, 0, ["of anna"]], [-2, 1, ["of bert"]]]
+    assert (host, offset) == ("bert", -300)
 
 
 def test_vendored_files_are_the_published_ones() -> None:

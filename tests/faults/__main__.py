@@ -62,15 +62,21 @@ def _words(nodeid: str) -> str:
     return nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
 
 
-def main() -> int:
+def run(places: list[Path], arguments: list[str]) -> int:
+    """A row for each test in these folders and files."""
     table = Table()
     print(HEADER)
     plain = ["-p", "no:terminal", "-o", "addopts=--strict-markers --timeout=300"]  # our table instead of its lines
-    options = [*plain, "-m", "slow or not slow", *sys.argv[1:]]
-    code = int(pytest.main([str(Path(__file__).parent), *options], plugins=[table]))
+    options = [*plain, "-m", "slow or not slow", *arguments]
+    code = int(pytest.main([*map(str, places), *options], plugins=[table]))
     failed = sum(not row.passed for row in table.rows)
     print(f"{len(table.rows) - failed} passed, {failed} failed")
     return code
+
+
+def main() -> int:
+    here = Path(__file__).parent
+    return run([here, here.parent / "cluster" / "test_faults.py"], sys.argv[1:])
 
 
 if __name__ == "__main__":

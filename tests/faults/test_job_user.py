@@ -93,6 +93,7 @@ def test_a_jobs_processes_are_another_users_and_reach_nothing_of_the_hosts(
 )
 def test_a_user_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, why: str) -> None:
     monkeypatch.setenv("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("MESHBOARD_HOST_KEY", "00")
     monkeypatch.setenv("MESHBOARD_JOB_USER", name)
     with pytest.raises(SettingError, match=why):
         host_settings()
@@ -100,6 +101,7 @@ def test_a_user_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, name:
 
 def test_a_worker_that_is_not_root_cannot_promise_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("MESHBOARD_HOST_KEY", "00")
     monkeypatch.setenv("MESHBOARD_JOB_USER", USER)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(SettingError, match="only a host worker that is root"):

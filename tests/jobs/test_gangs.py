@@ -15,9 +15,10 @@ from contracts.names import cancel_key
 from jobs.models import Attempt, Host, Job, Member, Outbox, SlotAllocation, Status
 from jobs.queue import actions, ending
 from jobs.queue.events import drain
+from jobs.queue.leases import held_back
 from jobs.queue.lifecycle import start
 from jobs.queue.reconcile import reconcile
-from jobs.queue.scheduler import order_launch
+from jobs.queue.scheduler import order_launch, schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say
 from tests.planner.wrong_specs import GOOD
 
@@ -89,6 +90,13 @@ def test_the_first_to_fail_ends_the_others_and_says_why(gang: Job, live_redis: r
     assert Attempt.objects.get().exit["reason"] == "rank 2: it broke"
 
 
+def test_one_that_only_lost_a_peer_is_no_cause_however_early_it_says_so(gang: Job, live_redis: redis.Redis) -> None:
+    # A rank that a signal killed is noticed a second later than its peers notice that it is gone.
+    ends(live_redis, gang, "host-a", "failed", reason="rank 0: lost a peer", failed_at=100.0, lost_peer=True)
+    job = ends(live_redis, gang, "host-b", "failed", reason="rank 2 was killed", failed_at=101.0, lost_peer=False)
+    assert (job.status, job.history.last().reason) == ("failed", "rank 2 was killed")
+
+
 def test_a_member_ended_by_the_flag_is_no_cause(gang: Job, live_redis: redis.Redis) -> None:
     ends(live_redis, gang, "host-a", "failed", reason="rank 1: it broke")
     job = ends(live_redis, gang, "host-b", "cancelled")
@@ -134,3 +142,37 @@ def test_an_end_told_twice_changes_nothing(gang: Job, live_redis: redis.Redis) -
     ends(live_redis, gang, "host-a", "succeeded", reason="second")
     assert Member.objects.get(node=0).reason == "first"
     assert ending.doomed() == [(gang.id, 1)]
+
+
+@pytest.fixture
+def given_up(gang: Job, live_redis: redis.Redis) -> Job:
+    """Its second host was silent, and given up; the job is queued again."""
+    silent = timezone.now() - timedelta(minutes=5)
+    Host.objects.filter(name="host-b").update(last_seen=silent)
+    actions.give_up_host(Host.objects.get(name="host-b"), "staff")
+    ends(live_redis, gang, "host-a", "cancelled")
+    assert actions.requeue(gang, "owner")
+    gang.refresh_from_db()
+    return gang
+
+
+def test_a_new_attempt_waits_until_the_lease_of_the_silent_host_is_over(given_up: Job) -> None:
+    now = timezone.now()
+    reason = held_back({given_up.id}, now)[given_up.id]
+    assert reason.startswith("attempt 1 may live on silent host host-b until its lease is over, at ")
+    schedule()
+    given_up.refresh_from_db()
+    assert (given_up.status, given_up.wait_reason) == ("queued", reason)
+    assert held_back({given_up.id}, now + timedelta(seconds=3600 - 300)) != {}
+    assert held_back({given_up.id}, now + timedelta(seconds=3600 - 300 + 31)) == {}
+
+
+def test_a_new_attempt_waits_no_longer_than_until_the_host_is_heard(given_up: Job, live_redis: redis.Redis) -> None:
+    say(live_redis, host_event("host-b", attempts=[report(given_up.id, 1, "running")]))
+    drain(live_redis)
+    assert held_back({given_up.id})[given_up.id] == "host host-b still runs attempt 1 and was told to end it"
+    reconcile(live_redis, SINCE)
+    assert live_redis.exists(cancel_key(given_up.id, 1))
+    say(live_redis, host_event("host-b"))
+    drain(live_redis)
+    assert held_back({given_up.id}) == {}

@@ -132,7 +132,7 @@ def test_trimmed_history_is_said_to_be_a_gap(server: Server, redis_service: Redi
         async with connect(url, origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
             numbers, ids, others = await read(socket, 10)
             assert numbers == list(range(40, 50))
-            assert {"gap": {"after": seen, "first": ids[0]}} in others
+            assert {"node": 0, "gap": {"after": seen, "first": ids[0]}} in others
 
     asyncio.run(watch())
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +18,9 @@ from planner.facts.shards import held_units
 from planner.facts.spec import JobSpec
 from planner.facts.stages import stage_of
 from tests.parity.cases import Case, reference_spec, write_data
+from tests.support.ranks import run_to_end, torchrun
 from workers.trainer.model.initial import full_name
 
-ROOT = Path(__file__).resolve().parents[2]
 FP32_BYTES = 4
 TOLERANCE = 1e-5
 
@@ -90,12 +88,9 @@ def run_specs(specs: dict[str, JobSpec], work: Path) -> dict[str, Run]:
 def launch(world: int, out: Path, data_root: Path) -> None:
     data_root.mkdir(exist_ok=True)
     write_data(data_root)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
-    argv = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "tests.parity.rank"]
+    argv = torchrun(world, "-m", "tests.parity.rank", str(out), str(data_root))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    done = subprocess.run(
-        [*argv, str(out), str(data_root)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_to_end(argv, environment, limit_s=3600)
     if done.returncode:
         raise RuntimeError(f"torchrun with {world} ranks ended with {done.returncode}:\n{done.stderr[-6000:]}")
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,14 +74,20 @@ def running(
 class RedisServer:
     """A private Redis that can be killed and started again on the same port and data."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *addresses: str) -> None:
+        """`addresses` where it listens, beside loopback."""
+        self._folder, self._addresses = folder, addresses
         self._port, self._password = free_port(), "test-password"
-        self.url = f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+        self.url = self.url_at("127.0.0.1")
         self._process: subprocess.Popen[bytes] | None = None
+
+    def url_at(self, address: str) -> str:
+        return f"redis://:{self._password}@{address}:{self._port}/0"
 
     def start(self) -> None:
         argv = redis_command(self._folder, self._port, self._password)
+        if self._addresses:
+            argv += ["--bind", " ".join(("127.0.0.1", *self._addresses))]
         self._process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         client = self.client()
         wait_until(lambda: _answers(client), "Redis answers", 20)
@@ -128,9 +133,3 @@ def base_environment() -> dict[str, str]:
     """What a child needs of ours, with no Meshboard setting."""
     kept = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")
     return {**{k: os.environ[k] for k in kept if k in os.environ}, "PYTHONUNBUFFERED": "1"}
-
-
-def celery(app: str, *arguments: str) -> list[str]:
-    """argv of a Celery worker as `make up` starts it."""
-    common = ["--pool", "threads", "--concurrency", "2", "--without-mingle", "--loglevel", "INFO"]
-    return [sys.executable, "-m", "celery", "-A", app, "worker", *common, *arguments]

@@ -60,9 +60,10 @@ class Site:
         log: Path,
         redis: RedisServer,
         database_url: str,
+        environment: dict[str, str],
     ) -> None:
         self.port, self.people, self.process, self._log = port, people, process, log
-        self.redis, self.database_url = redis, database_url
+        self.redis, self.database_url, self.environment = redis, database_url, environment
 
     @property
     def url(self) -> str:
@@ -138,4 +139,4 @@ def site(database_url: str, redis: RedisServer, folder: Path, **settings: str) -
     with running(serve, environment, log, ROOT) as process:
         wait_until(lambda: not is_free(port) or process.poll() is not None, "the web server listens")
         assert process.poll() is None, log.read_text()
-        yield Site(port, people, process, log, redis, database_url)
+        yield Site(port, people, process, log, redis, database_url, environment)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.parity.cases import Case, write_data
-from tests.witness.compare import ROOT
+from tests.support.ranks import run_to_end, torchrun
 
 RANKS = 4
 FLOWN: dict[str, Any] = {
@@ -25,12 +23,10 @@ FLOWN: dict[str, Any] = {
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By rank and work; one set of processes flies them all."""
     folder = tmp_path_factory.mktemp("flight")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    argv = [*torchrun, *meeting, "-m", "tests.witness.flight", str(folder), json.dumps(FLOWN)]
+    argv = torchrun(RANKS, "-m", "tests.witness.flight", str(folder), json.dumps(FLOWN))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_FR_BUFFER_SIZE": "5000"}
     write_data(folder)
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = run_to_end(argv, environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"flight-{rank}.json").read_text()) for rank in range(RANKS)]
 

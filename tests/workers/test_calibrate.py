@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -12,15 +10,15 @@ from planner.cost.timing import step_time
 from planner.facts.parse import parse_fields
 from planner.hardware.calibration import Calibration, cluster_of
 from planner.hardware.profile import HostProfile
+from tests.support.ranks import run_to_end, torchrun
 
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> HostProfile:
     out = tmp_path_factory.mktemp("calibration") / "profile.json"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "workers.calibrate", "--window", "0.005", "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    argv = torchrun(2, "-m", "workers.calibrate", "--window", "0.005", "--out", str(out))
+    done = run_to_end(argv, environment)
     assert done.returncode == 0, done.stderr
     assert "measured in" in done.stdout
     return HostProfile.model_validate_json(out.read_text())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,17 @@ import torch
 from planner.facts.collectives import algorithmic_bytes
 from planner.facts.lab import LabResult, LabStep, bandwidths, metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabDtype, LabPrimitive
+from tests.support.ranks import run_to_end, torchrun
 from workers.lab.values import Setting, count_wrong, expected, given, pattern, readable
 
 QUICK = {"min_bytes": 256, "max_bytes": 4096, "factor": 16, "iterations": 3, "warmup": 1}
 
 
-def torchrun(folder: Path, world: int, lab: dict[str, Any], module: str) -> tuple[Path, Any]:
+def measured(folder: Path, world: int, lab: dict[str, Any], module: str) -> tuple[Path, Any]:
     spec, out = folder / "spec.json", folder / "result.json"
     spec.write_text(json.dumps({"kind": "lab", "layout": {"dp": world}, "lab": {**QUICK, **lab}}))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    command = [*launcher, "-m", module, "--spec", str(spec), "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return out, subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return out, run_to_end(torchrun(world, "-m", module, "--spec", str(spec), "--out", str(out)), environment)
 
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -39,7 +36,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.fixture(scope="module", params=CASES)
 def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LabResult:
     world, lab = CASES[request.param]
-    out, done = torchrun(tmp_path_factory.mktemp("lab"), world, lab, "workers.lab")
+    out, done = measured(tmp_path_factory.mktemp("lab"), world, lab, "workers.lab")
     assert done.returncode == 0, done.stderr
     found = LabResult.model_validate_json(out.read_text())
     assert (found.world_size, found.ranks) == (world, tuple(lab.get("ranks", range(world))))
@@ -109,7 +106,7 @@ def test_tiny_tensors_show_who_holds_what(result: LabResult) -> None:
 
 def test_a_lab_with_a_wrong_element_fails_and_says_where(tmp_path: Path) -> None:
     lab = {"primitives": ["broadcast", "all_reduce"]}
-    out, done = torchrun(tmp_path, 2, lab, "tests.workers.broken_lab")
+    out, done = measured(tmp_path, 2, lab, "tests.workers.broken_lab")
     assert done.returncode != 0
     assert "error: all_reduce of 256 B: 3 of 384 elements are wrong" in done.stderr
     found = LabResult.model_validate_json(out.read_text())

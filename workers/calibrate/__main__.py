@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -20,9 +20,8 @@ from workers.calibrate.collectives import collective_points
 from workers.calibrate.compute import ends_points, gemm_points, layer_points, optimizer_points, stream_points
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as
+from workers.timeouts import group_timeout
 from workers.trainer.allocator import return_large_tensors
-
-GROUP_TIMEOUT = timedelta(minutes=10)
 
 
 def main() -> int:
@@ -61,7 +60,7 @@ def run(device_type: str, window_s: float) -> HostProfile | None:
     backend = "cpu:gloo,cuda:nccl"
     if device_type == "cpu":  # as a job's: on shared cores the meter's callbacks take turns with compute
         backend = metered_backend(Recorder(int(os.environ["RANK"])), "cpu")
-    dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
+    dist.init_process_group(backend, timeout=group_timeout())
     try:
         return _measure(device, window_s)
     finally:

@@ -11,6 +11,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from workers.timeouts import group_timeout
+
 LEAST_RUNS = 3
 WINDOW_S = 0.15  # long enough that ranks which start together really work together
 
@@ -38,10 +40,11 @@ def group_sizes(ranks: int) -> list[int]:
 def make_crew(ranks: int, device: torch.device, window_s: float) -> Crew:
     """All ranks of the world call this alike."""
     me = dist.get_rank()
-    workers = dist.new_group(list(range(ranks)))
+    workers = dist.new_group(list(range(ranks)), timeout=group_timeout())
     neighbours = {}
     for size in group_sizes(ranks):
-        groups = [dist.new_group(list(range(first, first + size))) for first in range(0, ranks, size)]
+        rows = [list(range(first, first + size)) for first in range(0, ranks, size)]
+        groups = [dist.new_group(members, timeout=group_timeout()) for members in rows]
         if me < ranks:
             neighbours[size] = groups[me // size]
     return Crew(ranks, device, window_s, workers, neighbours)

@@ -116,7 +116,7 @@ def _words(settings: HostSettings) -> str:
 
 def main() -> int:
     try:
-        settings, note = isolated(host_settings())
+        settings, note = isolated(host_settings(joined=False))
     except SettingError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,10 +1,9 @@
-"""torchrun for one host, without its open doors: `python -m workers.host.launch OPTIONS MODULE argument...`.
+"""torchrun without its open doors: `python -m workers.host.launch OPTIONS MODULE argument...`.
 
-torchrun's own store listens on every interface, and its rendezvous unpickles what anybody puts there. Ranks of one
-host need neither: their number is known, so there is nothing to agree on, and the store listens on loopback.
+The ranks of one host meet on loopback. A member of a gang over several hosts has its supervisor on stdin, and starts
+its ranks when all members are ready (`workers.host.rendezvous`).
 
-Checked on torch 2.13.0: `elastic_launch`, `RendezvousHandler`, `LogsSpecs` and `TCPStore(master_listen_fd=...)`.
-tests/workers/host/test_launch.py fails when they change.
+Checked on torch 2.13.0: `elastic_launch` and `LogsSpecs`. tests/workers/host/test_launch.py fails when they change.
 """
 
 from __future__ import annotations
@@ -21,66 +20,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented, not declared
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
-)
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from workers.host.address import LOOPBACK
 from workers.host.files import write_json
+from workers.host.rendezvous import BACKEND, Known, Meeting, lead, meet
 
-LOOPBACK = "127.0.0.1"
-BACKEND = "loopback"
 MAX_TOLD_BYTES = 2**20
 MAX_MESSAGE = 2_000  # characters
 MAX_TRACEBACK = 8_000
 # What a rank says that lost a peer: the peer is the cause.
-LOST_PEER = re.compile(r"(closed|reset) by peer|broken pipe|connection (was )?(closed|reset|aborted)", re.IGNORECASE)
-
-
-class OneHost(RendezvousHandler):
-    """All ranks are here. They and torchrun share a store on loopback."""
-
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        self._run_id = parameters.run_id
-        listening = socket.create_server((LOOPBACK, 0))
-        port = listening.getsockname()[1]
-        # The store owns the descriptor from here on.
-        self._store = TCPStore(
-            LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach(), use_libuv=True
-        )
-        self._info = RendezvousStoreInfo(LOOPBACK, port)
-
-    def get_backend(self) -> str:
-        return BACKEND
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(self._store, 0, 1, self._info)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        """There is nobody to keep out."""
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        return True
+LOST_PEER = re.compile(
+    r"(closed|reset) by peer|broken pipe|connection (was )?(closed|reset|aborted|timed out)"
+    r"|no route to host|network is unreachable|timed out waiting",
+    re.IGNORECASE,
+)
 
 
 class Logs(DefaultLogsSpecs):
@@ -113,16 +70,24 @@ def first_of(deaths: list[Death]) -> Death:
 
     def order(death: Death) -> tuple[bool, bool, bool, float]:
         ended = death.exit_code == -signal.SIGTERM or death.noticed > soon
-        return ended, bool(LOST_PEER.search(death.message + death.traceback)), death.exit_code > 0, death.time
+        return ended, lost_peer(death), death.exit_code > 0, death.time
 
     return min(deaths, key=order)
+
+
+def lost_peer(death: Death) -> bool:
+    """Whether it says that another rank was gone."""
+    return bool(LOST_PEER.search(death.message + death.traceback))
 
 
 def read_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m workers.host.launch", description=__doc__, allow_abbrev=False)
     parser.add_argument("--failure", type=Path, required=True, help="file to write who failed first to")
     parser.add_argument("--logs", required=True, help="directory of the ranks' logs")
-    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--ranks", type=int, required=True, help="of this host")
+    parser.add_argument("--node", type=int, default=0, help="this host's place among those of the gang")
+    parser.add_argument("--nodes", type=int, default=1, help="hosts of the gang")
+    parser.add_argument("--address", default=LOOPBACK, help="of this host, where the others reach it")
     parser.add_argument("--name", required=True, help="what torchrun calls this run")
     parser.add_argument("module", help="what `python -m` runs on every rank")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -131,25 +96,44 @@ def read_options(argv: list[str]) -> argparse.Namespace:
 
 def main() -> int:
     options = read_options(sys.argv[1:])
-    rendezvous_handler_registry.register(BACKEND, OneHost)
+    meeting = _meeting(options)
+    known = Known(options.name, options.node, options.nodes, meeting)
+    rendezvous_handler_registry.register(BACKEND, lambda _parameters: known)
     logs = Logs(log_dir=options.logs, redirects=Std.ALL)
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+        min_nodes=options.nodes,
+        max_nodes=options.nodes,
         nproc_per_node=options.ranks,
         run_id=options.name,
         rdzv_backend=BACKEND,
         max_restarts=0,
-        local_addr=LOOPBACK,
+        local_addr=options.address,
         logs_specs=logs,
     )
     try:
         elastic_launch(config, sys.executable)("-u", "-m", options.module, *options.arguments)
     except ChildFailedError as error:
-        deaths = [_death(rank, failure, logs.told[rank]) for rank, failure in error.failures.items()]
+        deaths = [_death(rank, failure, logs.told[failure.local_rank]) for rank, failure in error.failures.items()]
         write_json(options.failure, _report(first_of(deaths)))
         return 1
     return 0
+
+
+def _meeting(options: argparse.Namespace) -> Meeting:
+    """Where the ranks meet; of a gang, when all its hosts are ready."""
+    if options.nodes == 1:
+        return lead(LOOPBACK)
+    with _supervisor() as supervisor:
+        return meet(options.node, options.address, supervisor)
+
+
+def _supervisor() -> socket.socket:
+    """What stdin was, which ranks must not inherit."""
+    found = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return found
 
 
 def _death(rank: int, failure: ProcessFailure, told: str) -> Death:
@@ -195,6 +179,7 @@ def _report(death: Death) -> dict[str, Any]:
         "time": death.time,
         "message": death.message,
         "traceback": death.traceback,
+        "lost_peer": lost_peer(death),
     }
 
 

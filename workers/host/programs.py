@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from contracts.control import LaunchOrder
+from contracts.gangs import node_of
 from planner.facts.kinds import DEFAULT
 from planner.facts.spec import JobKind
 from workers.host.attempts import AttemptDir
@@ -126,6 +127,9 @@ def launch_command(
         "ranks": str(len(order["slots"])),
         "name": attempt.job,
     }
+    if "gang" in order:
+        nodes = len(order["gang"]["nodes"])
+        options |= {"node": str(node_of(order)), "nodes": str(nodes), "address": settings.address}
     ranks = rank_command(order, attempt, settings, telemetry_socket)
     return [sys.executable, "-m", "workers.host.launch", *_options(options), *ranks]
 

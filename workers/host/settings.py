@@ -7,10 +7,13 @@ import pwd
 import re
 import socket
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
 from contracts.fields import HOST_NAME
+from workers.host.address import LOOPBACK, address_towards
+from workers.timeouts import DEFAULT_S
 
 
 class SettingError(RuntimeError):
@@ -52,19 +55,24 @@ class HostSettings:
     choose_user: bool = False  # CHOSEN_USER, where that works
     sandbox: Sandbox = "off"
     state_dir: Path = Path("var")  # of web and controller, where they share this machine
+    group_timeout_s: int = DEFAULT_S  # how long a job's ranks wait for each other
+    address: str = LOOPBACK  # where the other hosts of a gang reach this one
+    signing_key: bytes = b""  # of what it tells the controller
 
 
-def host_settings() -> HostSettings:
-    """Read the environment.
+def host_settings(*, joined: bool = True) -> HostSettings:
+    """Read the environment. What only a host has that has joined is empty where it may be.
 
     Raises:
         SettingError: naming the variable.
     """
     env = os.environ
     state = Path(env.get("MESHBOARD_STATE_DIR", "var"))
-    redis_url = env.get("MESHBOARD_REDIS_URL")
-    if not redis_url:
-        raise SettingError("MESHBOARD_REDIS_URL is not set")
+    redis_url = env.get("MESHBOARD_REDIS_URL", "")
+    signing_key = _key(env.get("MESHBOARD_HOST_KEY", ""))
+    if joined and not (redis_url and signing_key):
+        missing = "MESHBOARD_HOST_KEY" if redis_url else "MESHBOARD_REDIS_URL"
+        raise SettingError(f"{missing} is not set: python -m workers.host.join starts a host worker with it")
     device = env.get("MESHBOARD_DEVICE", "cpu")
     if device not in ("cpu", "cuda"):
         raise SettingError(f"MESHBOARD_DEVICE must be cpu or cuda, got {device!r}")
@@ -91,7 +99,20 @@ def host_settings() -> HostSettings:
         choose_user=job_user == "auto" and os.geteuid() == 0,
         sandbox=cast(Sandbox, sandbox),
         state_dir=state.resolve(),
+        group_timeout_s=_whole("MESHBOARD_GROUP_TIMEOUT_S", DEFAULT_S, 1),
+        address=_address(env.get("MESHBOARD_ADDRESS"), redis_url),
+        signing_key=signing_key,
     )
+
+
+def _address(told: str | None, redis_url: str) -> str:
+    """What was set, else our end of the way to Redis."""
+    if not told:
+        return address_towards(redis_url)
+    try:
+        return str(ip_address(told))
+    except ValueError:
+        raise SettingError(f"MESHBOARD_ADDRESS must be an IP address of this host, got {told[:40]!r}") from None
 
 
 def _host_name(name: str) -> str:
@@ -100,6 +121,13 @@ def _host_name(name: str) -> str:
             f"MESHBOARD_HOST_NAME must be 1 to 100 of A-Z a-z 0-9 _ . - and not begin with . or -, got {name!r}"
         )
     return name
+
+
+def _key(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise SettingError("MESHBOARD_HOST_KEY is not hexadecimal") from None
 
 
 def _whole(variable: str, default: int, least: int) -> int:

@@ -23,8 +23,8 @@ from workers.lab.measure import Team, points, steps
 from workers.lab.values import Setting, pattern
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
+from workers.timeouts import group_timeout
 
-GROUP_TIMEOUT = timedelta(minutes=10)
 IDLE_TIMEOUT = timedelta(days=1)  # ranks outside the group wait for its end
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -69,11 +69,11 @@ def run(spec: JobSpec, recorder: Recorder) -> LabResult | None:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group(metered_backend(recorder, device.type), timeout=GROUP_TIMEOUT)
+    dist.init_process_group(metered_backend(recorder, device.type), timeout=group_timeout())
     try:
         ranks = lab_ranks(spec)
-        group = dist.new_group(list(ranks), sort_ranks=False)
-        control = dist.new_group(list(ranks), backend="gloo", sort_ranks=False)
+        group = dist.new_group(list(ranks), timeout=group_timeout(), sort_ranks=False)
+        control = dist.new_group(list(ranks), backend="gloo", timeout=group_timeout(), sort_ranks=False)
         everybody = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
         result = None
         if isinstance(group, dist.ProcessGroup) and isinstance(control, dist.ProcessGroup):

@@ -29,7 +29,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.meter", description=__doc__, allow_abbrev=False)
     parser.add_argument("--job", default="local")
     parser.add_argument("--attempt", type=int, default=1)
-    parser.add_argument("--telemetry", help="unix socket of the supervisor; without it rank 0 prints a table")
+    parser.add_argument(
+        "--telemetry",
+        default=os.environ.get("MESHBOARD_TELEMETRY"),
+        help="unix socket of the supervisor (MESHBOARD_TELEMETRY); without it rank 0 prints a table",
+    )
     parser.add_argument("--spec", type=Path, help="JSON file with a job spec that names the script and its arguments")
     parser.add_argument("--root", type=Path, help="directory that the spec's script must lie below")
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")

@@ -7,6 +7,7 @@ place of its own. `distributed_c10d._new_process_group_helper` makes every group
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -23,6 +24,12 @@ GroupName: TypeAlias = c10d.GroupName
 fake_store = FakeStore
 
 
+# Plain groups whose wrapper is gone, until the next wrapper is made. Whoever lets go of a gloo backend last waits for
+# its threads, and those may be waiting for the GIL to call Python back. Python lets go without the GIL; DDP's reducer
+# lets go with it, and would hang for ever: so it must not be the last.
+_outlived: list[Any] = []
+
+
 class WrappedGroup(dist.ProcessGroup):
     """Has the backends of a plain group: what is not a collective (devices, timeouts, sequence numbers, shutdown) torch
     answers itself. Subclasses forward collectives to `native`, and hear of names and of batches of sends."""
@@ -30,6 +37,8 @@ class WrappedGroup(dist.ProcessGroup):
     def __init__(self, native: Any, devices: Sequence[torch.device]) -> None:
         super().__init__(native.rank(), native.size())  # type: ignore[call-arg]  # the one subclasses may call
         self.native = native
+        _outlived.clear()
+        weakref.finalize(self, _outlived.append, native).atexit = False
         backends = {device: native._get_backend(device) for device in devices}
         for device, backend in backends.items():
             name = backend.name() if backend.name() in NATIVE.values() else "gloo"

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from planner.facts.spec import JobSpec, SpecError
 from workers.checkpoint.job import JobCheckpoints, Place, place_of
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
+from workers.timeouts import group_timeout
 from workers.trainer.allocator import return_large_tensors
 from workers.trainer.data import corpus_of
 from workers.trainer.errors import DivergedError, ProofError, UserError
@@ -25,8 +25,6 @@ from workers.trainer.mesh import make_mesh
 from workers.trainer.parallelize import parallelize
 from workers.trainer.peak import Peak
 from workers.trainer.proof import Proof
-
-GROUP_TIMEOUT = timedelta(minutes=10)
 
 
 def main() -> int:
@@ -63,7 +61,7 @@ def run(
     return_large_tensors()
     device = _device(spec)
     corpus = corpus_of(spec, data_root)
-    dist.init_process_group(metered_backend(recorder, spec.resources.device), timeout=GROUP_TIMEOUT)
+    dist.init_process_group(metered_backend(recorder, spec.resources.device), timeout=group_timeout())
     send = exporter.send if exporter else lambda _item: None
     try:
         mesh = make_mesh(spec, rank, recorder.label)
@@ -88,7 +86,7 @@ def checkpoint_group(recorder: Recorder) -> dist.ProcessGroup | None:
     """All ranks, on the CPU, for what is agreed on beside training. None for one rank."""
     if dist.get_world_size() == 1:
         return None
-    group = dist.new_group(backend=metered_backend(recorder, "cpu"))
+    group = dist.new_group(backend=metered_backend(recorder, "cpu"), timeout=group_timeout())
     assert isinstance(group, dist.ProcessGroup)
     recorder.label(group.group_name, "world", "checkpoint")
     return group

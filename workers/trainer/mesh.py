@@ -11,6 +11,7 @@ from contracts.telemetry import Axis
 from planner.facts.layout import Coordinates, Group, axis_group, axis_ranks, coordinates, members
 from planner.facts.placements import shard_group, shared_heads
 from planner.facts.spec import JobSpec, Layout
+from workers.timeouts import group_timeout
 
 Label = Callable[[str, Axis], None]
 
@@ -55,7 +56,7 @@ def make_mesh(spec: JobSpec, rank: int, label: Label) -> Mesh:
         if len(ranks) == 1:
             return None
         # Only the members meet: a rank of a large world makes a dozen groups, not all of everybody's.
-        group = dist.new_group(list(ranks), use_local_synchronization=True)
+        group = dist.new_group(list(ranks), timeout=group_timeout(), use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
         label(group.group_name, axis)
         return group

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +11,8 @@ from typing import Any, NamedTuple
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES, VARIANTS
+from tests.support.ranks import run_to_end, torchrun
 from webapp.runner import free_port
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class Ran(NamedTuple):
@@ -54,11 +52,8 @@ def run(
         environment |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         argv = [sys.executable, *program]
     else:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
-        argv = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *program]
-    # TERM, which torchrun passes on: subprocess's own timeout would leave the ranks behind.
-    argv = ["timeout", "--kill-after=40", "200", *argv]
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        argv = torchrun(world, *program)
+    done = run_to_end(argv, environment, limit_s=200)
     assert done.returncode == 0, done.stderr[-6000:]
     said = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
     losses = {item["step"]: item["loss"] for item in said[0]["items"] if item["kind"] == "step"}

@@ -14,7 +14,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from tests.workers.checkpoint.runs import ROOT, make_spec
+from tests.support.processes import ROOT
+from tests.workers.checkpoint.runs import make_spec
 from webapp.runner import free_port
 from workers.checkpoint.__main__ import main
 from workers.checkpoint.text import find_tokenizer, text_encoder

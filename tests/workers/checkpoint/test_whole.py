@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.workers.checkpoint.runs import ROOT, Ran, make_spec, run
+from tests.support.processes import ROOT
+from tests.workers.checkpoint.runs import Ran, make_spec, run
 from workers.checkpoint.export import export
 from workers.checkpoint.whole import evaluate, load_whole, sample
 

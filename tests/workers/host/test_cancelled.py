@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from workers.host.supervisor.__main__ import cancelled
+from workers.host.supervisor.tasks import cancelled
 
 
 def test_a_task_that_misses_its_first_cancellation_is_ended_all_the_same() -> None:

@@ -24,6 +24,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostSettings:
     for name in ("JOB_USER", "SANDBOX"):
         monkeypatch.delenv(f"MESHBOARD_{name}", raising=False)
     monkeypatch.setenv("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("MESHBOARD_HOST_KEY", "00")
     monkeypatch.setenv("MESHBOARD_STATE_DIR", str(tmp_path / "state"))
     tmp_path.chmod(0o700)
     return host_settings()

@@ -24,8 +24,9 @@ from contracts.control import VERSION, LaunchOrder
 from tests.support.processes import wait_until
 from workers.host.attempts import AttemptDir
 from workers.host.claims import claim
-from workers.host.launch import Death, OneHost, first_of, read_told
+from workers.host.launch import Death, first_of, read_told
 from workers.host.processes import processes_of
+from workers.host.rendezvous import Known
 from workers.host.settings import HostSettings
 from workers.host.supervisor.training import Training
 
@@ -196,7 +197,7 @@ def test_a_senseless_time_is_none(tmp_path: Path, time_s: str) -> None:
 
 def test_torch_asks_of_a_rendezvous_what_ours_answers() -> None:
     assert torch.__version__.split("+")[0] == "2.13.0", "check workers.host.launch against the new torch"
-    assert RendezvousHandler.__abstractmethods__ <= set(vars(OneHost))
-    assert not OneHost.__abstractmethods__
+    assert RendezvousHandler.__abstractmethods__ <= set(vars(Known))
+    assert not Known.__abstractmethods__
     assert list(inspect.signature(DefaultLogsSpecs.reify).parameters) == ["self", "envs"]
     assert "master_listen_fd" in (TCPStore.__init__.__doc__ or "")

@@ -19,13 +19,15 @@ from workers.host.settings import HostSettings
 from workers.host.supervisor import publish
 from workers.host.supervisor.board import LATE_LOG_BYTES, Board
 from workers.host.supervisor.bucket import Bucket
-from workers.host.supervisor.publish import STREAM_KEPT_S, Publisher
+from workers.host.supervisor.line import Line
+from workers.host.supervisor.line.over_redis import STREAM_KEPT_S, RedisLine
+from workers.host.supervisor.publish import Publisher
 
 STREAM = telemetry_stream("job", 1)
 STREAM_BYTES = 2**20
 
 
-def run(server: RedisServer, work: Callable[[Publisher, Board], Awaitable[None]]) -> list[bytes]:
+def run(server: RedisServer, work: Callable[[Publisher, Board, Line], Awaitable[None]]) -> list[bytes]:
     """Do the work with a publisher; what the stream then holds."""
     path = Path("/nowhere")
     settings = HostSettings(
@@ -34,9 +36,9 @@ def run(server: RedisServer, work: Callable[[Publisher, Board], Awaitable[None]]
 
     async def main() -> None:
         board = Board()
-        publisher = Publisher(AttemptDir(path, "job", 1), settings, board)
-        await work(publisher, board)
-        await publisher.close()
+        line = RedisLine(AttemptDir(path, "job", 1), settings)
+        await work(Publisher("job", 1, board, line), board, line)
+        await line.close()
 
     asyncio.run(main())
     entries: Any = server.client().xrange(STREAM)
@@ -62,7 +64,7 @@ def items(bodies: list[bytes]) -> list[Item]:
 
 
 def test_a_stream_keeps_its_newest_bytes_in_entries_of_bounded_size_and_expires(redis_service: RedisServer) -> None:
-    async def flood(publisher: Publisher, board: Board) -> None:
+    async def flood(publisher: Publisher, board: Board, line: Line) -> None:
         for number in range(4000):
             board.add(problem(number))
         assert await publisher.send()
@@ -78,9 +80,9 @@ def test_a_stream_keeps_its_newest_bytes_in_entries_of_bounded_size_and_expires(
 def test_a_stream_that_begins_after_the_first_report_expires(redis_service: RedisServer) -> None:
     """A job that ended within a minute once left a stream without an end."""
 
-    async def short_job(publisher: Publisher, board: Board) -> None:
+    async def short_job(publisher: Publisher, board: Board, line: Line) -> None:
         starting = AttemptReport(job="job", attempt=1, state="starting", slots=[0])
-        assert await publisher.report(starting)
+        await line.report(starting)
         board.add(problem(1))
         assert await publisher.send()
 
@@ -89,13 +91,13 @@ def test_a_stream_that_begins_after_the_first_report_expires(redis_service: Redi
 
 
 def test_a_stream_begun_anew_after_redis_lost_it_expires(redis_service: RedisServer) -> None:
-    async def flushed(publisher: Publisher, board: Board) -> None:
+    async def flushed(publisher: Publisher, board: Board, line: Line) -> None:
         board.add(problem(1))
         assert await publisher.send()
         redis_service.client().flushall()
         board.add(problem(2))
         assert await publisher.send()
-        assert await publisher.renew_last()
+        await line.renew()
 
     run(redis_service, flushed)
     assert STREAM_KEPT_S - 60 < redis_service.client().ttl(STREAM) <= STREAM_KEPT_S
@@ -108,7 +110,7 @@ def test_a_flood_of_lines_is_thinned_to_what_may_be_sent_and_other_items_get_thr
     monkeypatch.setattr(publish, "LOG_BYTES_PER_S", 1000)
     lines = 0
 
-    async def flood(publisher: Publisher, board: Board) -> None:
+    async def flood(publisher: Publisher, board: Board, line: Line) -> None:
         nonlocal lines
         for _ in range(50):
             board.add(LogItem(kind="log", rank=0, time=0.0, first=lines, lines=["x" * 100] * 1000))
@@ -127,7 +129,7 @@ def test_a_flood_of_lines_is_thinned_to_what_may_be_sent_and_other_items_get_thr
 
 
 def test_what_redis_did_not_take_is_sent_later_and_all_of_it(redis_service: RedisServer) -> None:
-    async def outage(publisher: Publisher, board: Board) -> None:
+    async def outage(publisher: Publisher, board: Board, line: Line) -> None:
         redis_service.stop()
         for number in range(100):
             board.add(problem(number))

@@ -16,7 +16,7 @@ MEBI = 2**20
 
 
 def tail_of(folder: Path, log_bytes: int = 64 * MEBI) -> LogTail:
-    return LogTail(folder, 4, log_bytes, frozenset({os.geteuid()}))
+    return LogTail(folder, range(4), log_bytes, frozenset({os.geteuid()}))
 
 
 def rank_log(folder: Path, rank: int, name: str = "stdout.log") -> Path:
@@ -114,7 +114,7 @@ def test_only_a_plain_file_of_the_jobs_own_is_a_log(tmp_path: Path, make: object
 
 def test_a_file_of_another_user_is_no_log(tmp_path: Path) -> None:
     rank_log(tmp_path, 0).write_text("secret\n")
-    assert LogTail(tmp_path, 4, MEBI, frozenset({os.geteuid() + 1})).read() == []
+    assert LogTail(tmp_path, range(4), MEBI, frozenset({os.geteuid() + 1})).read() == []
 
 
 def test_files_that_torchrun_was_not_told_of_are_no_logs(tmp_path: Path) -> None:

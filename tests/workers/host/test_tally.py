@@ -37,7 +37,7 @@ def ending(folder: Path, tally: Tally, failure: Failure | None = None, code: int
     stderr.parent.mkdir(parents=True, exist_ok=True)
     stderr.write_text(error)
     (stderr.parent / "stdout.log").write_text("progress\n")
-    tail = LogTail(logs, 1, 2**20, frozenset({stderr.stat().st_uid}))
+    tail = LogTail(logs, range(1), 2**20, frozenset({stderr.stat().st_uid}))
     tail.read(final=True)
     ended = Ended(code=code, failure=failure, ended_by=None, reason="", started=1.0)
     report = exit_report(AttemptDir(folder, "job", 1), order(), ended, tally, tail)
@@ -209,7 +209,7 @@ def test_a_launchers_word_that_makes_no_sense_is_ignored(tmp_path: Path, text: s
     attempt = AttemptDir(tmp_path, "job", 1)
     attempt.logs.mkdir(parents=True)
     attempt.failure.write_text(text)
-    assert read_failure(attempt, 1) is None
+    assert read_failure(attempt, range(1)) is None
 
 
 def test_a_launchers_message_is_made_plain(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_launchers_message_is_made_plain(tmp_path: Path) -> None:
     attempt.logs.mkdir(parents=True)
     said = {"rank": 0, "exit_code": 1, "signal": None, "message": "a\0b\ud800\n\nc" + "d" * 9999}
     attempt.failure.write_text(json.dumps(said))
-    found = read_failure(attempt, 1)
+    found = read_failure(attempt, range(1))
     assert found is not None
     report = ending(tmp_path / "end", Tally(), found, 1)
     assert isinstance(report, dict)

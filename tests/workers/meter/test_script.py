@@ -6,7 +6,6 @@ import inspect
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,8 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from contracts.codec import decode_frame
+from tests.support.processes import ROOT
+from tests.support.ranks import run_to_end, torchrun
 from workers.host.supervisor.tally import Tally
 from workers.meter.__main__ import StepsTold, count_steps
 from workers.meter.exporter import Exporter
@@ -22,14 +23,12 @@ from workers.meter.intercept import given_name, words_for
 from workers.meter.recorder import MAX_NAMES, OTHER_GROUPS, Recorder
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
 
 
 def launch(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    argv = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "workers.meter", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(argv, cwd="/", env=environment, capture_output=True, text=True, check=False)
+    argv = torchrun(ranks, "-m", "workers.meter", *arguments)
+    return run_to_end(argv, environment, cwd=Path("/"), limit_s=100)
 
 
 def counted(said: str) -> dict[tuple[str, str, str], tuple[int, int]]:
@@ -79,6 +78,13 @@ def test_names_sparse_gradients_and_two_optimisers_are_what_the_script_means() -
     sparse = 3 * 8 + 3 * 4 * 4  # indices and values of the rows that were looked up
     assert told["step", "my pair", "all_reduce"] == (2, 2 * sparse)
     assert not [key for key in told if key[1] == "world"]
+
+
+def test_a_model_may_be_let_go_while_a_collective_calls_back() -> None:
+    """torch's own script hangs here: DDP waits, with the GIL, for a thread of gloo's that waits for the GIL."""
+    ran = launch(2, str(HERE / "scripts/collected.py"))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("collected") == 2
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.ranks import run_to_end, torchrun
 
 LEARNS: dict[str, Any] = {
     "model": {"preset": "gpt-tiny", "hidden_size": 64, "ffn_hidden_size": 256},
@@ -30,10 +30,11 @@ LEARNS: dict[str, Any] = {
 }
 
 
-def run(*launcher: str, spec: Path, data_root: Path) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, *launcher, "-m", "workers.trainer", "--spec", str(spec), "--data-root", str(data_root)]
+def run(spec: Path, data_root: Path, *, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    program = ["-m", "workers.trainer", "--spec", str(spec), "--data-root", str(data_root)]
+    argv = torchrun(ranks, *program) if ranks > 1 else [sys.executable, *program]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    return run_to_end(argv, environment, limit_s=240)
 
 
 def written(folder: Path, spec: object) -> Path:
@@ -43,9 +44,7 @@ def written(folder: Path, spec: object) -> Path:
 
 
 def test_the_loss_falls_on_the_standard_library_and_every_byte_was_predicted(tmp_path: Path) -> None:
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
-    endpoint = ("--rdzv-endpoint", "127.0.0.1:0")
-    done = run(*torchrun, *endpoint, spec=written(tmp_path, LEARNS), data_root=tmp_path)
+    done = run(written(tmp_path, LEARNS), tmp_path, ranks=2)
     assert done.returncode == 0, done.stderr[-3000:]
     losses = [float(x) for x in re.findall(r"^step \d+/150 loss ([\d.]+)", done.stdout, re.MULTILINE)]
     validation = [float(x) for x in re.findall(r"validation loss ([\d.]+)", done.stdout)]
@@ -93,8 +92,7 @@ def test_a_token_that_one_rank_draws_ends_the_run_on_all(tmp_path: Path) -> None
     train = {"steps": 100_000, "global_batch": 2, "seq_len": 8, "eval_every": 0, "data": "x.bin"}
     spec = written(tmp_path, {**LEARNS, "layout": {"dp": 2}, "train": train})
     np.repeat(np.array([0, 999], dtype=np.uint16), [10_000, 2_000]).tofile(tmp_path / "x.bin")
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
-    done = run(*torchrun, "--rdzv-endpoint", "127.0.0.1:0", spec=spec, data_root=tmp_path)
+    done = run(spec, tmp_path, ranks=2)
     assert done.returncode == 1
     told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert told

@@ -13,7 +13,7 @@ import { showBadge, showCollectives, showComparison, showVerdicts } from "./jobt
 import { showPlanned } from "./planned.js";
 import { showProof } from "./proof.js";
 import { connect } from "./socket.js";
-import { createState, expectGap, foldBatch, foldSummary, secondsLeft } from "./store.js";
+import { createState, expectGap, foldBatch, foldSummary, resumeFrom, secondsLeft } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
 let job = embedded("job");
@@ -50,7 +50,7 @@ function draw() {
   showLab(job.exit?.summary?.lab ?? null);
   if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
   if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null);
-  showLogs(state.logs);
+  showLogs(state.logs, state.members);
   if ($("verdict-panel")) drawVerdicts();
   $("gap").hidden = !state.lost;
   if (state.lost) {
@@ -148,11 +148,11 @@ function onJob(next) {
 }
 
 function seedFromSummary() {
-  if (job.exit?.summary && state.lastId === null) foldSummary(state, job.exit.summary);
+  if (job.exit?.summary && state.time === null) foldSummary(state, job.exit.summary);
 }
 
-function onBatch(id, batch) {
-  foldBatch(state, id, batch);
+function onBatch(id, batch, node) {
+  foldBatch(state, id, batch, node);
   redraw();
 }
 
@@ -204,9 +204,9 @@ showHeader(job);
 seedFromSummary();
 redraw();
 connect(`/ws/jobs/${job.id}/`, {
-  resume: () => ({ after: state.lastId ?? "0-0", attempt: job.attempt }),
+  resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),
   onJob,
-  onGap: () => expectGap(state),
+  onGap: (node) => expectGap(state, node),
   onBatch,
   onState: onConnection,
 });

@@ -35,14 +35,16 @@ function ending(job) {
 
 function showNotice(job) {
   const box = $("notice");
-  const waits = job.status === "queued" && job.wait_reason;
+  const waits = ["queued", "cancelling"].includes(job.status) && job.wait_reason;
   const ended = BAD.has(job.status) || job.status === "cancelled";
   box.hidden = !waits && !ended && job.status !== "unreachable";
   if (box.hidden) return;
   box.dataset.tone = BAD.has(job.status) ? "bad" : waits ? "info" : "warn";
   if (waits) box.textContent = `Waiting: ${job.wait_reason}`;
   else if (ended) box.replaceChildren(...ending(job));
-  else box.textContent = "The host has not been heard of for a while. Training may well go on; the page catches up.";
+  else if (job.engine === "elsewhere") {
+    box.textContent = `${job.history.at(-1).reason}. Training may well go on; the page catches up when it speaks.`;
+  } else box.textContent = "The host has not been heard of for a while. Training may well go on; the page catches up.";
 }
 
 /** Who may only look at a job gets neither. */
@@ -56,6 +58,11 @@ export function showHeader(job) {
   badge.dataset.status = job.status;
   show("cancel-form", !job.finished && job.status !== "cancelling");
   show("requeue-form", AGAIN.has(job.status));
+  if (job.engine === "elsewhere") {
+    $("where").textContent = job.host;
+    const silent = job.status === "unreachable" || (job.status === "cancelling" && job.wait_reason);
+    show("give-up-form", silent);
+  }
   showTimeline(job.history);
   showNotice(job);
 }

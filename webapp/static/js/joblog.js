@@ -7,7 +7,12 @@ const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f]/g;
 /** What a terminal would show of a line: no escape sequences, no control characters but the tab. */
 export const plain = (text) => text.replace(ANSI, "").replace(CONTROL, "");
 
-const nameOf = (rank) => (rank < 0 ? "launcher" : `rank ${rank}`);
+/** What a log's tab says: whose it is, and of a gang on which host. */
+function nameOf(key, log, members) {
+  const host = members.size > 1 ? members.get(log.node)?.host : null;
+  const who = key < 0 ? "launcher" : `rank ${key}`;
+  return host ? `${who} · ${host}` : who;
+}
 
 export function logView(root) {
   const tabs = root.querySelector("[role=tablist]");
@@ -17,6 +22,7 @@ export function logView(root) {
   let current = null;
   let drawn = { rank: null, total: -1, length: -1 };
   let latest = new Map();
+  let hosts = new Map();
 
   copy.addEventListener("click", async () => {
     copy.textContent = (await copyText(view.textContent)) ? "Copied" : "Copying is forbidden";
@@ -33,16 +39,17 @@ export function logView(root) {
 
   function choose(rank) {
     current = rank;
-    show(latest);
+    show(latest, hosts);
   }
 
   function showTabs(ranks) {
-    const wanted = ranks.join();
+    const names = ranks.map((rank) => nameOf(rank, latest.get(rank), hosts));
+    const wanted = names.join();
     if (tabs.dataset.ranks !== wanted) {
       tabs.dataset.ranks = wanted;
       tabs.replaceChildren(
-        ...ranks.map((rank) => {
-          const tab = el("button", { type: "button", role: "tab", id: `log-tab-${rank}` }, nameOf(rank));
+        ...ranks.map((rank, index) => {
+          const tab = el("button", { type: "button", role: "tab", id: `log-tab-${rank}` }, names[index]);
           tab.setAttribute("aria-controls", "log");
           tab.dataset.rank = rank;
           tab.addEventListener("click", () => choose(rank));
@@ -57,9 +64,10 @@ export function logView(root) {
     }
   }
 
-  function show(logs) {
+  function show(logs, members = new Map()) {
     latest = logs;
-    const ranks = [...logs.keys()].sort((a, b) => a - b);
+    hosts = members;
+    const ranks = [...logs.keys()].sort((a, b) => (a < 0 && b < 0 ? b - a : a - b));
     if (ranks.length === 0) return;
     if (current === null || !logs.has(current)) current = ranks.includes(0) ? 0 : ranks[0];
     showTabs(ranks);

@@ -20,6 +20,7 @@ export class Bins {
   advance(time) {
     let bin = Math.floor(time / this.width);
     if (this.start === null) this.start = bin;
+    if (bin < this.start && this.mode === "whole") this.#reachBack(this.start - bin);
     if (bin < this.start + this.length) return;
     this.length = bin - this.start + 1;
     if (this.length <= this.capacity) return;
@@ -61,6 +62,14 @@ export class Bins {
       if (index >= 0 && index < this.length) sums[index] = null;
     }
     return sums;
+  }
+
+  // A member's stream may begin before the one that was read first.
+  #reachBack(number) {
+    this.start -= number;
+    this.length += number;
+    for (const keys of this.rows.values()) for (const row of keys.values()) row.unshift(...new Array(number).fill(0));
+    while (this.length > this.capacity) this.#halve();
   }
 
   #dropOldest(number) {

@@ -6,8 +6,8 @@ const LONGEST_DELAY_MS = 15_000;
 const REFUSED = new Set([4400, 4403]); // not understood, or not this user's job: trying again is no use
 
 /**
- * `resume()` gives the query to resume with; `onJob`, `onGap` and `onBatch(id, batch)` get what arrives;
- * `onState` gets "connecting", "live", "delayed" (the server cannot reach Redis), "reconnecting" or "refused".
+ * `resume()` gives the query to resume with; `onJob(job)`, `onGap(node)` and `onBatch(id, batch, node)` get what
+ * arrives, `node` being the member of the gang whose stream it is of; `onState` gets "connecting", "live", "delayed" (the server cannot reach Redis), "reconnecting" or "refused".
  */
 export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
   let delay = FIRST_DELAY_MS;
@@ -41,11 +41,11 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
 
   function take(message) {
     if (message.job) onJob(message.job);
-    if (message.gap) onGap(message.gap);
+    if (message.gap) onGap(message.node ?? 0);
     if (message.stale) onState("delayed");
     if (!message.entries) return;
     onState("live");
-    for (const [id, packed] of message.entries) onBatch(id, decode(packed));
+    for (const [id, packed] of message.entries) onBatch(id, decode(packed), message.node ?? 0);
   }
 
   function retryNow() {

@@ -9,7 +9,7 @@ const STEP_TIMES = 50;
 export function createState() {
   return {
     attempt: null,
-    lastId: null,
+    members: new Map(), // node -> {lastId, time, host, clock, lost, awaitsGapEnd}: each sends a stream of its own
     ranks: new Map(), // rank -> see rankState
     losses: new Map(), // step -> loss
     evalLosses: new Map(),
@@ -24,16 +24,27 @@ export function createState() {
     recent: new Bins(0.5, 121, "recent"),
     whole: new Bins(0.5, 1200, "whole"),
     gaps: 0,
-    lost: false, // some history could not be replayed
+    lost: false, // some history of some member could not be replayed
     time: null, // newest telemetry
     fromSummary: false,
   };
 }
 
-function rankState(state, rank) {
+function memberState(state, node) {
+  if (!state.members.has(node)) state.members.set(node, { lastId: null, time: null, host: null, clock: null, lost: false });
+  return state.members.get(node);
+}
+
+/** Where to go on reading: a position in the stream of each member. */
+export function resumeFrom(state) {
+  const seen = [...state.members].filter(([, member]) => member.lastId !== null);
+  return seen.length > 0 ? seen.map(([node, member]) => `${node}:${member.lastId}`).join() : "0-0";
+}
+
+function rankState(state, rank, node = 0) {
   if (!state.ranks.has(rank)) {
-    const fresh = { phase: null, cells: new Map(), baseline: false, exactStep: 0, exactCells: [], dropped: 0 };
-    state.ranks.set(rank, { ...fresh, baseline: state.lost });
+    const fresh = { node, phase: null, cells: new Map(), exactStep: 0, exactCells: [], dropped: 0 };
+    state.ranks.set(rank, { ...fresh, baseline: state.members.get(node)?.lost ?? false });
   }
   return state.ranks.get(rank);
 }
@@ -42,8 +53,8 @@ function rankState(state, rank) {
 export const binKey = (cell) => `${cell.axis}/${cell.op}`;
 const cellKey = (cell) => `${cell.phase}/${cell.axis}/${cell.op}/${cell.group_size}`;
 
-function foldCells(state, item) {
-  const rank = rankState(state, item.rank);
+function foldCells(state, item, node) {
+  const rank = rankState(state, item.rank, node);
   for (const cell of item.cells) {
     const key = cellKey(cell);
     const before = rank.cells.get(key);
@@ -61,11 +72,13 @@ function foldCells(state, item) {
   }
 }
 
-/** History is missing up to `to`: mark it, and take the next value of each counter as a new baseline. */
-export function markGap(state, from, to) {
+/** History of a member is missing up to `to`: mark it, and take the next value of its counters as new baselines. */
+export function markGap(state, from, to, node = 0) {
   state.gaps += 1;
   state.lost = true;
+  memberState(state, node).lost = true;
   for (const rank of state.ranks.values()) {
+    if (rank.node !== node) continue;
     rank.baseline = true;
     rank.stale = new Set(rank.cells.keys());
   }
@@ -83,11 +96,11 @@ function thin(points) {
   }
 }
 
-function foldStep(state, item) {
-  const rank = rankState(state, item.rank);
+function foldStep(state, item, node) {
+  const rank = rankState(state, item.rank, node);
   rank.exactStep = item.ran;
   rank.exactCells = item.cells;
-  foldCells(state, item);
+  foldCells(state, item, node);
   if (item.loss !== null) {
     state.losses.set(item.step, item.loss);
     thin(state.losses);
@@ -105,9 +118,13 @@ function foldStep(state, item) {
   state.progress = { step, steps, step_s, tokens, time, learning_rate, grad_norm, rate: smooth };
 }
 
-function foldLog(state, item) {
-  if (!state.logs.has(item.rank)) state.logs.set(item.rank, { lines: [], next: 0, total: 0 });
-  const log = state.logs.get(item.rank);
+/** Each member has a launcher: -1 is that of node 0, -2 that of node 1. */
+export const logKey = (rank, node) => (rank < 0 ? -1 - node : rank);
+
+function foldLog(state, item, node) {
+  const key = logKey(item.rank, node);
+  if (!state.logs.has(key)) state.logs.set(key, { node, lines: [], next: 0, total: 0 });
+  const log = state.logs.get(key);
   const skipped = Math.max(item.first - log.next, item.skipped ?? 0);
   if (skipped > 0) log.lines.push({ skipped });
   const seen = Math.max(0, log.next - item.first);
@@ -118,14 +135,14 @@ function foldLog(state, item) {
 }
 
 const FOLD = {
-  traffic(state, item) {
-    rankState(state, item.rank).dropped = item.dropped;
-    foldCells(state, item);
+  traffic(state, item, node) {
+    rankState(state, item.rank, node).dropped = item.dropped;
+    foldCells(state, item, node);
   },
   step: foldStep,
   eval: (state, item) => state.evalLosses.set(item.step, item.loss),
-  phase(state, item) {
-    rankState(state, item.rank).phase = item.phase;
+  phase(state, item, node) {
+    rankState(state, item.rank, node).phase = item.phase;
     // Of a script, which has no step items.
     if (item.rank === 0 && item.steps !== undefined) state.progress = { step: item.steps, steps: null, rate: null };
   },
@@ -139,30 +156,31 @@ const FOLD = {
   },
   dry_run: (state, item) => state.dryRuns.set(item.rank, item),
   checkpoint: (state, item) => state.checkpoints.set(item.step, item),
-  gap: (state, item) => markGap(state, state.time, item.time),
+  gap: (state, item, node) => markGap(state, memberState(state, node).time, item.time, node),
 };
 
-/** One Redis Stream entry. A batch of another attempt is refused: false. */
-export function foldBatch(state, id, batch) {
+/** One entry of a member's stream. A batch of another attempt is refused: false. */
+export function foldBatch(state, id, batch, node = 0) {
   if (batch.v !== VERSION) throw new Error(`telemetry version ${batch.v}; this page reads ${VERSION}. Reload it.`);
   if (state.attempt !== null && batch.attempt !== state.attempt) return false;
   state.attempt = batch.attempt;
   if (state.fromSummary) forgetCounters(state);
-  if (state.awaitsGapEnd) {
-    markGap(state, state.time, batch.time);
-    state.awaitsGapEnd = false;
+  const member = memberState(state, node);
+  if (member.awaitsGapEnd) {
+    markGap(state, member.time, batch.time, node);
+    member.awaitsGapEnd = false;
   }
-  for (const item of batch.items) FOLD[item.kind]?.(state, item);
-  state.lastId = id;
-  state.time = batch.time;
+  for (const item of batch.items) FOLD[item.kind]?.(state, item, node);
+  Object.assign(member, { lastId: id, time: batch.time, host: batch.host ?? null, clock: batch.clock ?? null });
+  state.time = Math.max(state.time ?? 0, batch.time);
   state.recent.advance(batch.time);
   state.whole.advance(batch.time);
   return true;
 }
 
-/** The server had to leave out entries: the next batch says up to when. */
-export function expectGap(state) {
-  state.awaitsGapEnd = true;
+/** The server had to leave out entries of a member: its next batch says up to when. */
+export function expectGap(state, node = 0) {
+  memberState(state, node).awaitsGapEnd = true;
 }
 
 // The stream replays what the summary had condensed; losses stay, they are keyed by step.

@@ -12,24 +12,28 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
-from redis.exceptions import RedisError
-
 from contracts.control import AttemptReport, ExitReport, Outcome
+from contracts.gangs import node_of, ranks_here
 from contracts.telemetry import Item
 from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir
 from workers.host.files import write_json
 from workers.host.processes import process_id
 from workers.host.settings import HostSettings, host_settings
 from workers.host.supervisor.board import Board
+from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.ending import Ended, exit_report, read_failure
+from workers.host.supervisor.gang import NotReadyError, gathered, meet
+from workers.host.supervisor.lease import Lease
+from workers.host.supervisor.line import LineError, Ready
+from workers.host.supervisor.line.over_redis import RedisLine
 from workers.host.supervisor.publish import Publisher
 from workers.host.supervisor.serve import Telemetry
 from workers.host.supervisor.tail import LogTail
 from workers.host.supervisor.tally import Tally
+from workers.host.supervisor.tasks import cancelled, steadily
 from workers.host.supervisor.training import Training
 
 log = logging.getLogger(__name__)
@@ -37,30 +41,10 @@ log = logging.getLogger(__name__)
 BATCH_S = 0.15
 TAIL_S = 0.25
 POLL_S = 1.0
-CANCEL_S = 0.2
 HEARTBEAT_S = 5.0
+CLOCK_S = 30.0
 FAREWELL_S = 30.0
 LAST_LINES_S = 10.0
-
-
-async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """End tasks. Again and again: a Redis call that times out as it is cancelled tells of the timeout alone."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=CANCEL_S)
-
-
-async def steadily(work: Callable[[], Awaitable[object]], pause_s: float) -> None:
-    """Again and again, whatever goes wrong in one turn."""
-    while True:
-        try:
-            await work()
-        except Exception:
-            log.exception("%s failed", work)
-            await asyncio.sleep(HEARTBEAT_S)
-        await asyncio.sleep(pause_s)
 
 
 class Supervisor:
@@ -72,9 +56,11 @@ class Supervisor:
         self.order = attempt.read_order()
         user = settings.job_user
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
-        self.tail = LogTail(attempt.logs, len(self.order["slots"]), settings.log_bytes, owners)
-        self.board, self.tally = Board(), Tally()
-        self.publisher = Publisher(attempt, settings, self.board)
+        self.tail = LogTail(attempt.logs, ranks_here(self.order), settings.log_bytes, owners)
+        self.board, self.tally, self.clock = Board(), Tally(ranks_here(self.order)[0]), BoardClock()
+        self.line = RedisLine(attempt, settings, node_of(self.order))
+        self.publisher = Publisher(attempt.job, attempt.attempt, self.board, self.line, settings.name, self.clock)
+        self.lease = Lease(self.order)
         self.ended_by: Outcome | None = None  # set when we, not the training, ended it
         self.reason = ""
         self._exit: ExitReport | None = None
@@ -90,8 +76,8 @@ class Supervisor:
             code = await self._train()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
-        failure = read_failure(self.attempt, len(self.order["slots"]))
-        ended = Ended(code, failure, self.ended_by, self.reason, started)
+        failure = read_failure(self.attempt, ranks_here(self.order))
+        ended = Ended(code, failure, self.ended_by, self.reason, started, self.clock.offset_s)
         self._exit = exit_report(self.attempt, self.order, ended, self.tally, self.tail)
         try:
             write_json(self.attempt.exit, self._exit)
@@ -112,8 +98,16 @@ class Supervisor:
         if self.ended_by is not None:
             self._stop()
         tail = asyncio.create_task(self._tail_forever())
-        regular = ((self.publisher.send, BATCH_S), (self._report, HEARTBEAT_S), (self._see_cancel, POLL_S))
+        await self._set_clock()  # before anything is told
+        regular = (
+            (self.publisher.send, BATCH_S),
+            (self._report_if_heard, HEARTBEAT_S),
+            (self._see_cancel, POLL_S),
+            (self._set_clock, CLOCK_S),
+        )
         others = [asyncio.create_task(steadily(work, pause_s)) for work, pause_s in regular]
+        if "gang" in self.order:
+            others.append(asyncio.create_task(self._meet()))
         code = await self.training.wait()
         self._over.set()
         # A disk that hangs must not keep the slots: then the last lines are missing.
@@ -121,6 +115,21 @@ class Supervisor:
         await cancelled([*others, tail])
         server.close()
         return code
+
+    async def _meet(self) -> None:
+        """Of a gang: its ranks start when all members are ready, or not at all."""
+
+        async def lead_of(own: Ready) -> Ready:
+            return await gathered(self.line, self.order, own)
+
+        try:
+            await meet(self.training.launcher, self.settings.address, lead_of)
+        except NotReadyError as error:
+            self._end("failed", f"the gang did not start: {error}")
+
+    async def _set_clock(self) -> None:
+        with contextlib.suppress(LineError):
+            await self.clock.measure(self.line.now)
 
     def _shut_down(self) -> None:
         self._end("failed", "the host was stopped")
@@ -136,11 +145,12 @@ class Supervisor:
 
     async def _take(self, items: list[Item]) -> None:
         for item in items:
+            item["time"] += self.clock.offset_s
             self.tally.add(item)
             self.board.add(item)
         if self.tally.training and not self.attempt.running.exists():
             self.attempt.running.touch()
-            await self._report()
+            await self._report_if_heard()
 
     async def _tail_forever(self) -> None:
         """In a thread: a disk may block, and the ranks' records and the cancel flag must not wait for it."""
@@ -151,11 +161,12 @@ class Supervisor:
             over = self._over.is_set()
             try:
                 for item in await asyncio.to_thread(self.tail.read, final=over):
+                    item["time"] += self.clock.offset_s
                     self.board.add(item)
             except OSError as error:
                 log.warning("cannot read the logs: %s", error)
 
-    async def _report(self) -> bool:
+    async def _report(self) -> None:
         """Told from memory: whatever the job did to our files, its state is told."""
         state: Literal["exited", "running", "starting"] = "running" if self.attempt.running.exists() else "starting"
         report = AttemptReport(
@@ -165,22 +176,36 @@ class Supervisor:
             report["state"], report["exit"] = "exited", self._exit
         elif note := self.attempt.read_note():
             report["note"] = note
-        return await self.publisher.report(report)
+        await self.line.report(report)
+
+    async def _report_if_heard(self) -> None:
+        with contextlib.suppress(LineError):  # the next one tells as much
+            await self._report()
 
     async def _see_cancel(self) -> None:
-        with contextlib.suppress(RedisError, OSError):
-            if await self.publisher.cancelled():
+        with contextlib.suppress(LineError):
+            if await self.line.cancelled():
                 self._end("cancelled", "cancelled on request")
+            self.lease.renew()
+        if self.lease.over():
+            self._end("lost", self.lease.words())
 
     async def _say_goodbye(self) -> None:
-        """Deliver the rest and the exit. If Redis stays away the host worker repeats the exit report."""
+        """Deliver the rest and the exit. If the board stays away the host worker repeats the exit report."""
         deadline = time.monotonic() + FAREWELL_S
         while not await self._said_all() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
-        await self.publisher.close()
+        await self.line.close()
 
     async def _said_all(self) -> bool:
-        return await self.publisher.send() and await self.publisher.renew_last() and await self._report()
+        if not await self.publisher.send():
+            return False
+        try:
+            await self.line.renew()
+            await self._report()
+        except LineError:
+            return False
+        return True
 
 
 def main() -> int:

@@ -29,9 +29,11 @@ class Failure(NamedTuple):
     exit_code: int
     signal: str | None
     message: str
+    time: float | None = None  # by this host's clock
+    lost_peer: bool = False
 
 
-def read_failure(attempt: AttemptDir, ranks: int) -> Failure | None:
+def read_failure(attempt: AttemptDir, ranks: range) -> Failure | None:
     """None when torchrun named none, or its file makes no sense: it lies where the job can write."""
     try:
         told = read_json(attempt.failure)
@@ -41,11 +43,13 @@ def read_failure(attempt: AttemptDir, ranks: int) -> Failure | None:
     if not isinstance(told, dict):
         return None
     rank, code, killed_by = told.get("rank"), told.get("exit_code"), told.get("signal")
-    if not (type(rank) is int and 0 <= rank < ranks and type(code) is int and abs(code) < 2**31):
+    if not (type(rank) is int and rank in ranks and type(code) is int and abs(code) < 2**31):
         return None
     if killed_by is not None and not (isinstance(killed_by, str) and SIGNAL.fullmatch(killed_by)):
         return None
-    return Failure(rank, code, killed_by, plain(str(told.get("message") or "")))
+    time_s, message = told.get("time"), plain(str(told.get("message") or ""))
+    when = float(time_s) if isinstance(time_s, int | float) and 0 < time_s < 2**40 else None
+    return Failure(rank, code, killed_by, message, when, told.get("lost_peer") is True)
 
 
 def plain(text: str) -> str:
@@ -60,7 +64,8 @@ class Ended(NamedTuple):
     failure: Failure | None
     ended_by: Outcome | None  # set when the supervisor, not the training, ended it
     reason: str
-    started: float
+    started: float  # by this host's clock
+    offset_s: float = 0.0  # of the board's clock over this host's
 
 
 def exit_report(attempt: AttemptDir, order: LaunchOrder, ended: Ended, tally: Tally, tail: LogTail) -> ExitReport:
@@ -78,10 +83,14 @@ def exit_report(attempt: AttemptDir, order: LaunchOrder, ended: Ended, tally: Ta
         rank=rank,
         signal=_signal_name(ended.code) if failure is None else failure.signal,
         log_tail=tail.last_lines(LAUNCHER if rank is None else rank) if outcome == "failed" else [],
-        started=ended.started,
-        finished=time.time(),
+        started=ended.started + ended.offset_s,
+        finished=time.time() + ended.offset_s,
         summary=tally.summary(),
     )
+    if failure is not None and outcome == "failed":
+        if failure.time is not None:
+            report["failed_at"] = failure.time + ended.offset_s
+        report["lost_peer"] = failure.lost_peer
     trouble = _trouble(report)
     if trouble:
         log.error("an exit report without its summary: %s", trouble)

@@ -1,61 +1,41 @@
-"""What an attempt says to Redis: its telemetry stream, bounded in bytes, and its state to the controller."""
+"""What an attempt says of itself while it runs, batch by batch and no faster than it may."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from typing import Any
-
-import redis.asyncio
-from redis.exceptions import RedisError
-
-from contracts.codec import BATCH_BYTES, encode_batch, encode_event
-from contracts.control import VERSION, AttemptEvent, AttemptReport
-from contracts.names import EVENTS_STREAM, cancel_key, telemetry_stream
-from contracts.telemetry import VERSION as TELEMETRY_VERSION
-from contracts.telemetry import Batch
-from workers.host.attempts import AttemptDir
-from workers.host.reporter import EVENTS_KEPT
-from workers.host.settings import HostSettings
+from contracts.codec import BATCH_BYTES, encode_batch
+from contracts.telemetry import VERSION, Batch, Item
 from workers.host.supervisor.board import Board
 from workers.host.supervisor.bucket import Bucket
+from workers.host.supervisor.clock import BoardClock
+from workers.host.supervisor.line import Line, LineError, RefusedError
 
-# What is not sent while Redis is away is saved up: a minute's outage costs nothing.
+# What is not sent while the board is away is saved up: a minute's outage costs nothing.
 SEND_BYTES_PER_S, SEND_BURST = 2**20, 16 * 2**20  # of one attempt
 LOG_BYTES_PER_S, LOG_BURST = 128 * 2**10, 4 * 2**20  # of these, log lines
-STREAM_KEPT_S = 24 * 3600  # after the attempt last gave a sign of life
-RENEW_S = 60.0
 
 
 class Publisher:
-    """One attempt's way to Redis."""
+    """Takes what waits on the `Board` and says it over a `Line`."""
 
-    def __init__(self, attempt: AttemptDir, settings: HostSettings, board: Board) -> None:
-        self._attempt, self._board = attempt, board
-        self._host, self._stream_bytes = settings.name, settings.stream_bytes
-        self._redis = redis.asyncio.Redis.from_url(
-            settings.redis_url, socket_timeout=5, socket_connect_timeout=2, health_check_interval=10
-        )
-        self._stream = telemetry_stream(attempt.job, attempt.attempt)
+    def __init__(
+        self, job: str, attempt: int, board: Board, line: Line, host: str = "", clock: BoardClock | None = None
+    ) -> None:
+        """Of a `host` that tells its name each batch does, and times are the board's by `clock`."""
+        self._job, self._attempt = job, attempt
+        self._board, self._line = board, line
+        self._host, self._clock = host, clock or BoardClock()
         self._all, self._logs = Bucket(SEND_BYTES_PER_S, SEND_BURST), Bucket(LOG_BYTES_PER_S, LOG_BURST)
-        self._entries: deque[tuple[str, int]] = deque()  # what we put into the stream: id and bytes
-        self._num_bytes = self._number = 0
-        self._renew_at = 0.0
 
     async def send(self) -> bool:
-        """Send what waits, as far as it may. False when Redis did not take it."""
+        """Send what waits, as far as it may. False when the board did not take it."""
         while (load := self._board.take(min(self._all.level(), BATCH_BYTES), self._logs.level())) is not None:
-            batch = Batch(
-                v=TELEMETRY_VERSION,
-                job=self._attempt.job,
-                attempt=self._attempt.attempt,
-                time=time.time(),
-                items=load.items,
-            )
-            body = encode_batch(batch)
+            body = encode_batch(self._batch(load.items))
             try:
-                await self._add(body)
-            except (RedisError, OSError):
+                await self._line.publish(body)
+            except RefusedError:
+                self._board.lose(len(load.items))
+                continue
+            except LineError:
                 self._board.give_back(load)
                 return False
             self._all.spend(len(body))
@@ -63,47 +43,10 @@ class Publisher:
         self._board.thin_logs()
         return True
 
-    async def _add(self, body: bytes) -> None:
-        """One entry more; of the oldest as many less as keep the stream below its bound."""
-        entry: Any = await self._redis.xadd(self._stream, {"b": body, "n": self._number})
-        self._number += 1
-        self._entries.append((entry.decode(), len(body)))
-        self._num_bytes += len(body)
-        if self._num_bytes > self._stream_bytes:
-            while self._num_bytes > self._stream_bytes:
-                self._num_bytes -= self._entries.popleft()[1]
-            oldest = self._entries[0][0] if self._entries else "+"
-            await self._redis.xtrim(self._stream, minid=oldest, approximate=False)
-        await self.renew()
-
-    async def renew(self) -> None:
-        """Let the stream live on for STREAM_KEPT_S. Raises RedisError."""
-        # Redis sets no expiry on what is not there yet, or not there any more: then the next call asks again.
-        if time.monotonic() >= self._renew_at and await self._redis.expire(self._stream, STREAM_KEPT_S):
-            self._renew_at = time.monotonic() + RENEW_S
-
-    async def renew_last(self) -> bool:
-        """After the last entry: a stream that was lost and begun anew meanwhile expires too. False when Redis did not
-        take it."""
-        try:
-            await self._redis.expire(self._stream, STREAM_KEPT_S)
-        except (RedisError, OSError):
-            return False
-        return True
-
-    async def report(self, report: AttemptReport) -> bool:
-        """Tell the controller the state. False when Redis did not take it."""
-        event = AttemptEvent(kind="attempt", v=VERSION, host=self._host, time=time.time(), report=report)
-        try:
-            await self.renew()
-            await self._redis.xadd(EVENTS_STREAM, {"b": encode_event(event)}, maxlen=EVENTS_KEPT, approximate=True)
-        except (RedisError, OSError):
-            return False
-        return True
-
-    async def cancelled(self) -> bool:
-        """Has the controller raised the flag? Raises RedisError."""
-        return bool(await self._redis.exists(cancel_key(self._attempt.job, self._attempt.attempt)))
-
-    async def close(self) -> None:
-        await self._redis.aclose()
+    def _batch(self, items: list[Item]) -> Batch:
+        batch = Batch(v=VERSION, job=self._job, attempt=self._attempt, time=self._clock.now(), items=items)
+        if self._host:
+            batch["host"] = self._host
+        if clock := self._clock.told():
+            batch["clock"] = clock
+        return batch

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from contracts.codec import FRAME_BYTES, BadMessageError, salvage_frame
 from contracts.control import LaunchOrder
+from contracts.gangs import ranks_here
 from contracts.telemetry import Frame, Item
 from workers.host.supervisor.bucket import Bucket
 
@@ -87,8 +88,8 @@ class Telemetry:
         order = self._order
         if (frame["job"], frame["attempt"]) != (order["job"], order["attempt"]):
             raise BadMessageError(f"a frame of {frame['job']}/{frame['attempt']}")
-        if frame["rank"] >= len(order["slots"]):
-            raise BadMessageError(f"there is no rank {frame['rank']}")
+        if frame["rank"] not in ranks_here(order):
+            raise BadMessageError(f"there is no rank {frame['rank']} on this host")
         # A dry run speaks for ranks that are not there.
         told = {frame["rank"], *order["spec"].get("dry_ranks", [])}
         for item in frame["items"]:

@@ -28,13 +28,13 @@ class Log(NamedTuple):
 
 
 class LogTail:
-    """New complete lines since the last look, by rank, of exactly the files that torchrun writes for `ranks` ranks.
+    """New complete lines since the last look, by rank, of exactly the files that torchrun writes for these ranks.
 
     A log that grows by more than BITE_BYTES between two looks is cut: lines left out are counted, and where there are
     too many bytes to count lines in, a line says how many bytes. Safe to call from a thread; it blocks on disks only.
     """
 
-    def __init__(self, folder: Path, ranks: int, log_bytes: int, owners: frozenset[int]) -> None:
+    def __init__(self, folder: Path, ranks: range, log_bytes: int, owners: frozenset[int]) -> None:
         self._folder, self._ranks, self._log_bytes, self._owners = folder, ranks, log_bytes, owners
         self._offsets: dict[Log, int] = {}
         self._next_line: dict[int, int] = {}
@@ -72,8 +72,8 @@ class LogTail:
         found = [Log(("launcher.log",), LAUNCHER, True)]
         self._run = self._run or run_folder(self._folder)
         if self._run is not None:
-            for rank in range(self._ranks):
-                folder = (self._run, "attempt_0", str(rank))
+            for local, rank in enumerate(self._ranks):
+                folder = (self._run, "attempt_0", str(local))
                 found += [Log((*folder, "stderr.log"), rank, True), Log((*folder, "stdout.log"), rank, False)]
         return found
 

@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 
 from contracts.control import LaunchOrder
+from workers import timeouts
+from workers.host.address import interface_of
 from workers.host.attempts import AttemptDir
 from workers.host.guardian import namespace_prefix
 from workers.host.identity import as_user
 from workers.host.lending import give, lend
-from workers.host.processes import COOKIE, sweep
+from workers.host.processes import COOKIE, RUNS, sweep
 from workers.host.programs import Folders, launch_command, program_of
 from workers.host.sandbox import PACKAGES, sandbox_prefix
 from workers.host.settings import HostSettings
@@ -33,6 +35,7 @@ class Training:
         self._socket = telemetry_socket
         self._user = settings.job_user
         self._lifeline, self._guardians_end = socket.socketpair()
+        self.launcher, self._launchers_end = socket.socketpair()  # of a gang: what its launcher has as stdin
 
     async def start(self) -> None:
         """Start the guardian with torchrun below it."""
@@ -41,14 +44,15 @@ class Training:
         torchrun = launch_command(self._order, self._attempt, self._settings, self._socket, self._attempt.failure)
         as_them = as_user(self._user, sandboxed=self._settings.sandbox == "bwrap")
         guardian = [sys.executable, "-m", "workers.host.guardian", str(fd), *as_them, *torchrun]
-        with self._guardians_end, (self._attempt.logs / "launcher.log").open("ab") as launcher_log:
+        stdin = self._launchers_end.fileno() if "gang" in self._order else asyncio.subprocess.DEVNULL
+        with self._guardians_end, self._launchers_end, (self._attempt.logs / "launcher.log").open("ab") as launcher_log:
             self.process = await asyncio.create_subprocess_exec(
                 *prefix,
                 *guardian,
                 cwd=self._attempt.work,
                 env=self._environment(),
                 pass_fds=(fd,),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=launcher_log,
                 stderr=launcher_log,
                 start_new_session=True,
@@ -67,7 +71,7 @@ class Training:
         with contextlib.suppress(OSError):
             said = self._lifeline.recv(16)
         self._lifeline.close()
-        sweep(self._attempt.job, self._attempt.attempt)
+        sweep(self._attempt.job, self._attempt.attempt, runs=self._attempt.run_dir)
         return int(said) if said else -signal.SIGKILL  # no word: killed together with its guardian
 
     async def stop(self) -> None:
@@ -86,7 +90,7 @@ class Training:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        sweep(self._attempt.job, self._attempt.attempt)
+        sweep(self._attempt.job, self._attempt.attempt, runs=self._attempt.run_dir)
 
     def _hand_over(self) -> Folders:
         """What the job may write to, made, and made its user's."""
@@ -106,16 +110,25 @@ class Training:
         written = [self._attempt.logs, self._attempt.work, *folders.own, *folders.lent]
         return sandbox_prefix(self._settings, read, written, self._attempt.temporary, self._attempt.work)
 
+    def _interface(self) -> str:
+        """What ranks reach each other by: loopback, where all are here."""
+        if "gang" not in self._order:
+            return "lo"
+        return interface_of(self._settings.address) or "lo"
+
     def _environment(self) -> dict[str, str]:
         """An allow-list: training code sees neither Redis nor any secret."""
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         environment |= {
             COOKIE: f"{self._attempt.job}/{self._attempt.attempt}",
+            RUNS: str(self._attempt.run_dir),
             "PYTHONPATH": str(PACKAGES),
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this host; its name need not resolve
-            "NCCL_SOCKET_IFNAME": "lo",
+            timeouts.VARIABLE: str(self._settings.group_timeout_s),
+            # Not by the host's name, which need not resolve, or resolves to loopback.
+            "GLOO_SOCKET_IFNAME": self._interface(),
+            "NCCL_SOCKET_IFNAME": self._interface(),
         }
         if self._user is not None:
             environment |= {"USER": self._user.name}

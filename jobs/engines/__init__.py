@@ -1,0 +1,1 @@
+"""Who runs a job: an engine places, starts, observes and cancels attempts."""

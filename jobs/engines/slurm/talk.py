@@ -1,0 +1,89 @@
+"""One round of talk with Slurm: what runs, then what is to start and to end. No database: it may take its time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from jobs.engines.slurm.commands import RefusedError, Slurm
+from jobs.engines.slurm.door import AwayError
+from jobs.engines.slurm.rows import SlurmJob
+from jobs.engines.slurm.script import Submission
+from jobs.engines.slurm.words import ended
+
+MOST_SUBMITTED = 20  # in one round: each is a call of its own, and all else waits for it
+
+
+class Wants(NamedTuple):
+    """What the database asks for. `known`: of every attempt that has not ended, by its name in Slurm, the id that was
+    noted, or "". `start` are those to submit, `end` the names of those to cancel, `logs` the files whose end is
+    wanted of those that ended without a word."""
+
+    known: Mapping[str, str]
+    start: tuple[Submission, ...] = ()
+    end: frozenset[str] = frozenset()
+    folder: str = ""
+
+
+@dataclass
+class News:
+    """What a round brought. `trouble` says why it was cut short: what is not told then is not known."""
+
+    jobs: dict[str, SlurmJob] = field(default_factory=dict)  # by name, the one that counts
+    submitted: dict[str, str] = field(default_factory=dict)  # name -> id
+    refused: dict[str, str] = field(default_factory=dict)  # name -> why
+    forgotten: set[str] = field(default_factory=set)  # noted once, and Slurm knows nothing of it
+    trouble: str = ""
+
+
+def talk(slurm: Slurm, wants: Wants) -> News:
+    """A whole round, or as far as Slurm answers."""
+    news = News()
+    try:
+        _look(slurm, wants, news)
+        _start(slurm, wants, news)
+    except AwayError as error:
+        news.trouble = str(error)
+    return news
+
+
+def _look(slurm: Slurm, wants: Wants, news: News) -> None:
+    """Which job of Slurm's is which attempt. Of two by one name, the one that was noted counts and the other ends."""
+    told: dict[str, list[SlurmJob]] = {}
+    for job in slurm.jobs():
+        if job.name in wants.known:
+            told.setdefault(job.name, []).append(job)
+    unseen = [name for name in wants.known if name not in told]
+    for job in slurm.remembered(unseen) if unseen else []:
+        told.setdefault(job.name, []).append(job)
+    strangers: list[SlurmJob] = []
+    for name, found in told.items():
+        chosen = _chosen(found, wants.known[name])
+        strangers += [job for job in found if job is not chosen]
+        if chosen is not None:
+            news.jobs[name] = chosen
+    news.forgotten = {name for name, noted in wants.known.items() if noted and name not in news.jobs}
+    ending = {job.id for name, job in news.jobs.items() if name in wants.end}
+    alive = {job.id for job in (*strangers, *news.jobs.values()) if not ended(job)}
+    if unwanted := alive & (ending | {job.id for job in strangers}):
+        slurm.cancel(unwanted)
+
+
+def _chosen(found: list[SlurmJob], noted: str) -> SlurmJob | None:
+    """The noted one; where none was noted the first, which runs before any other of its name."""
+    if noted:
+        return next((job for job in found if job.id == noted), None)
+    return min(found, key=lambda job: int(job.id))
+
+
+def _start(slurm: Slurm, wants: Wants, news: News) -> None:
+    """Submit what Slurm does not have by its name: who was cut off after sbatch and before noting finds it so."""
+    new = [asked for asked in wants.start if asked.name not in news.jobs][:MOST_SUBMITTED]
+    if new:
+        slurm.make(wants.folder)
+    for asked in new:
+        try:
+            news.submitted[asked.name] = slurm.submit(asked.options, asked.script)
+        except RefusedError as error:
+            news.refused[asked.name] = str(error)

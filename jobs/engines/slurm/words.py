@@ -1,0 +1,85 @@
+"""What Slurm's words mean for a job of ours, and the same for people."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jobs.engines.slurm.rows import SlurmJob
+from jobs.models import Status
+
+WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+ON_NODES = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
+
+# https://slurm.schedmd.com/job_reason_codes.html; what is not here is told as Slurm has it
+REASONS = {
+    "Resources": "no nodes with all it asks for are free",
+    "Priority": "jobs of a higher priority are before it",
+    "Dependency": "an earlier submission of it has not ended",
+    "BeginTime": "its time to begin has not come",
+    "JobHeldUser": "it is held by its user",
+    "JobHeldAdmin": "it is held by an administrator",
+    "Licenses": "a licence it needs is taken",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition takes no jobs now",
+    "PartitionNodeLimit": "it asks for more nodes than the partition gives",
+    "PartitionTimeLimit": "its time limit is longer than the partition's",
+    "PartitionConfig": "it asks for what the partition does not have",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
+    "Reservation": "its reservation has not begun",
+    "NodeDown": "a node that it needs is down",
+    "BadConstraints": "no node has the features it asks for",
+    "InvalidAccount": "the account is not valid",
+    "InvalidQOS": "the QOS is not valid",
+    "launch_failed_requeued_held": "its start failed on a node, and Slurm holds it",
+    "Cleaning": "Slurm cleans up after an earlier try",
+}
+
+
+class SlurmEnding(NamedTuple):
+    """How an ended job stands with us where its own report does not say it better."""
+
+    status: Status
+    reason: str
+
+
+# Here Slurm is right whatever the ranks said: they were told to end, and know no more.
+ENDED_BY_SLURM = {
+    "TIMEOUT": (Status.FAILED, "its time limit has passed"),
+    "DEADLINE": (Status.FAILED, "its deadline has passed"),
+    "NODE_FAIL": (Status.LOST, "a node failed"),
+    "PREEMPTED": (Status.LOST, "it was preempted"),
+    "OUT_OF_MEMORY": (Status.FAILED, "it used more memory than it was given"),
+    "BOOT_FAIL": (Status.LOST, "a node did not boot"),
+    "REVOKED": (Status.LOST, "it was moved to another cluster"),
+    "CANCELLED": (Status.FAILED, "it was cancelled there, not by the board"),
+}
+ENDED_BY_ITSELF = {
+    "COMPLETED": (Status.SUCCEEDED, "it completed"),
+    "FAILED": (Status.FAILED, "its script failed"),
+}
+
+
+def ended(job: SlurmJob) -> bool:
+    """Whether nothing of it runs or will; a state that is new to us is waited out."""
+    return job.state in ENDED_BY_SLURM or job.state in ENDED_BY_ITSELF
+
+
+def ending(job: SlurmJob) -> SlurmEnding:
+    """How it ended, in Slurm's words; of one that has."""
+    status, said = {**ENDED_BY_ITSELF, **ENDED_BY_SLURM}[job.state]
+    where = f" on {job.nodes}" if job.nodes else ""
+    told = "" if job.reason in ("", "NonZeroExitCode", "TimeLimit") else f" ({job.reason})"
+    return SlurmEnding(status, f"Slurm: {said}{told}; job {job.id}{where}, {job.state}")
+
+
+def waits(job: SlurmJob) -> str:
+    """Why it waits, and until when."""
+    code, _, rest = job.reason.partition(",")
+    said = REASONS.get(code, "")
+    if not code:
+        text = "Slurm: has not considered it yet"
+    elif said:
+        text = f"Slurm: waits for {code}: {said}{f' ({rest.strip()})' if rest.strip() else ''}"
+    else:
+        text = f"Slurm: waits for {job.reason}"
+    return f"{text}; expected start {job.start:%Y-%m-%d %H:%M} UTC" if job.start else text

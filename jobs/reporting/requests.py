@@ -1,0 +1,89 @@
+"""What a run that reports itself asks for, checked field by field."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, ValidationError
+from typing_extensions import TypedDict
+
+from contracts.fields import HOST_NAME
+from planner.facts.parse import problem_of
+from planner.facts.spec import NO_NUL, Argument, Device, SpecError, Strict
+
+MOST_NODES = 4096
+
+
+class OpenedRun(TypedDict):
+    """A run to report. `token` is shown this once: good for this run, while it lasts."""
+
+    run: str
+    attempt: int
+    token: str
+    url: str
+    nodes: int
+    ranks_per_node: int
+
+
+class NodeJoined(TypedDict):
+    """Who speaks for which ranks. `cancel`: end them."""
+
+    node: int
+    first_rank: int
+    num_ranks: int
+    cancel: bool
+
+
+class Heard(TypedDict):
+    """It was taken. `cancel`: end your ranks. `now`: unix seconds by the board's clock."""
+
+    cancel: bool
+    status: str
+    now: float
+
+
+Asked = TypeVar("Asked", bound=Strict)
+Tag = Annotated[str, Field(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]
+NodeName = Annotated[str, Field(pattern=HOST_NAME)]
+
+
+class RunRequest(Strict):
+    """A run to be reported. Ranks fill node after node, as many on each."""
+
+    name: str = Field(default="untitled", min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
+    world_size: int = Field(ge=1, le=65536, description="ranks")
+    nodes: int = Field(default=1, ge=1, le=MOST_NODES, description="machines, each of which joins by itself")
+    device: Device = "cpu"
+    command: list[Argument] = Field(default=[], max_length=202, description="as it was typed, for people to read")
+    tags: list[Tag] = Field(default=[], max_length=20)
+    spec: dict[str, Any] | None = Field(
+        default=None, description="of a train job: its predictions are shown beside what is measured"
+    )
+    key: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        pattern=NO_NUL,
+        description="the same key again is the same run, as long as it lasts: every node may ask, and one makes it",
+    )
+
+
+class NodeRequest(Strict):
+    """A node of a run speaks up."""
+
+    node: int = Field(ge=0, lt=MOST_NODES, description="from 0; node 0 has rank 0")
+    name: NodeName = Field(description="of the machine")
+    claim: str = Field(
+        min_length=20, max_length=200, pattern=r"^[!-~]+$", description="a secret of the process that speaks for it"
+    )
+
+
+def read(model: type[Asked], data: object) -> Asked:
+    """
+    Raises:
+        SpecError: with every problem.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as errors:
+        raise SpecError([problem_of(error) for error in errors.errors(include_url=False)]) from None

@@ -1,0 +1,167 @@
+"""A board and several hosts on one machine: namespaces for hosts, PostgreSQL, and a Redis with a password."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgpack
+
+from contracts.names import telemetry_stream
+from tests.cluster.machine import Machine, powered
+from tests.cluster.network import inside, switched
+from tests.support.postgres import postgres_server
+from tests.support.processes import ROOT, RedisServer, running, wait_until
+from tests.support.told import ended
+from tests.support.web import Site, site
+from workers.host.processes import processes_of
+
+NAMES = ("anna", "bert", "cleo")
+
+
+def why_not() -> str:
+    """Why this machine cannot carry a cluster; empty where it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    trial = subprocess.run(["unshare", "--net", "--uts", "--pid", "--fork", "true"], capture_output=True, check=False)
+    return f"namespaces are not allowed: {trial.stderr.decode().strip()}" if trial.returncode else ""
+
+
+class Cluster:
+    """What a test asks of it. The test's own thread is in the board's network."""
+
+    ended: ClassVar[set[tuple[str, int]]] = set()  # attempts that ended while a test ran
+
+    def __init__(self, board: Site, machines: dict[str, Machine], controller: subprocess.Popen[bytes]) -> None:
+        self.board, self.machines, self.controller = board, machines, controller
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        answer = self.board.call(method, f"/api/v1/{path}", body, headers=self.board.token("staff"))
+        assert answer.status < 300, f"{method} {path}: {answer.status} {answer.body.decode()[:2000]}"
+        return answer.json()
+
+    def submit(self, spec: dict[str, Any]) -> str:
+        return str(self.call("POST", "jobs", spec)["id"])
+
+    def job(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.call("GET", f"jobs/{job}")
+        return found
+
+    def wait_for(self, job: str, *statuses: str, timeout_s: float = 90.0) -> dict[str, Any]:
+        def reached() -> dict[str, Any] | None:
+            seen = self.job(job)
+            assert seen["status"] in statuses or not seen["finished"], seen["history"]
+            return seen if seen["status"] in statuses else None
+
+        found = wait_until(reached, f"{job} is {' or '.join(statuses)}", timeout_s, 0.2)
+        assert found is not None
+        if found["finished"]:
+            self.ended.add((job, found["attempt"]))
+            ended(found["status"], found["history"][-1]["reason"], len(processes_of(job, found["attempt"])))
+        return found
+
+    def cancel(self, job: str) -> None:
+        """Until nothing of it is left."""
+        self.call("POST", f"jobs/{job}/cancel")
+        self.wait_for(job, "cancelled")
+
+    def processes(self, job: str, attempt: int = 1, on: Machine | None = None) -> list[int]:
+        """Of an attempt, on all machines or on one."""
+        found = processes_of(job, attempt)
+        if on is None:
+            return found
+        own = os.readlink(f"/proc/{on.pid}/ns/net")
+        return [pid for pid in found if _net_of(pid) == own]
+
+    def rank_pid(self, job: str, rank: int, attempt: int = 1) -> int:
+        """The process that is this rank."""
+        for pid in processes_of(job, attempt):
+            with contextlib.suppress(OSError):
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if f"RANK={rank}".encode() in environment and b"-u" in words[:2]:
+                    return pid
+        raise AssertionError(f"rank {rank} of {job} is not there")
+
+    def step(self, job: str, attempt: int = 1) -> int:
+        """The last one that rank 0 told."""
+        found = 0
+        entries: Any = self.board.redis.client().xrevrange(telemetry_stream(job, attempt), count=20)
+        for _, fields in entries:
+            items = msgpack.unpackb(fields[b"b"])["items"]
+            found = max([found, *(item["step"] for item in items if item["kind"] == "step" and item["rank"] == 0)])
+        return found
+
+    def wait_for_steps(self, job: str, more: int = 3, timeout_s: float = 90.0, attempt: int = 1) -> None:
+        """So many more than there are."""
+        before = self.step(job, attempt)
+        wait_until(lambda: self.step(job, attempt) >= before + more, f"{job} goes on", timeout_s, 0.3)
+
+    def member_hosts(self, job: str) -> list[Machine]:
+        """In rank order."""
+        return [self.machines[member["host"]] for member in self.job(job)["members"]]
+
+    def hosts(self) -> dict[str, dict[str, Any]]:
+        told = self.call("GET", "hosts")
+        return {host["name"]: host for host in (told["results"] if isinstance(told, dict) else told)}
+
+    def wait_for_hosts(self, *names: str) -> None:
+        wait_until(lambda: self.hosts().keys() >= set(names), f"{names} announce themselves", 60, 0.2)
+
+
+def _net_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
+
+
+@contextlib.contextmanager
+def cluster(
+    folder: Path,
+    names: Sequence[str] = NAMES,
+    slots: int = 2,
+    shared: bool = True,
+    etc_hosts: Mapping[str, str] | None = None,
+    prepare: Callable[[Machine], None] = lambda _machine: None,
+    board_settings: Mapping[str, str] | None = None,
+    **settings: str,
+) -> Iterator[Cluster]:
+    """`shared`: checkpoints lie where all hosts see them. `etc_hosts`: of hosts that do not know all names, by name.
+    `prepare` sees each machine before it is switched on. `settings` are the hosts'."""
+    folder.chmod(0o711)  # a job's user passes through
+    with contextlib.ExitStack() as stack:
+        board_cable, *cables = stack.enter_context(switched(["board", *names]))
+        stack.enter_context(inside(board_cable.namespace))
+        database = stack.enter_context(postgres_server())
+        redis = RedisServer(folder / "redis", board_cable.address)
+        redis.start()
+        stack.callback(redis.stop)
+        site_settings = {"MESHBOARD_CHECKPOINT_ROOT": str(folder / "checkpoints"), **(board_settings or {})}
+        board = stack.enter_context(site(database, redis, folder / "board", **site_settings))
+        argv = [sys.executable, "manage.py", "controller"]
+        controller = stack.enter_context(running(argv, board.environment, folder / "controller.log", ROOT))
+        machines = {}
+        everybody = "\n".join(f"{cable.address} {name}" for name, cable in zip(names, cables, strict=True))
+        for name, cable in zip(names, cables, strict=True):
+            own = folder / name
+            given = {
+                "MESHBOARD_REDIS_URL": redis.url_at(board_cable.address),
+                "MESHBOARD_SLOTS": str(slots),
+                "MESHBOARD_DATA_ROOT": str(own / "data"),
+                "MESHBOARD_CHECKPOINT_ROOT": str((folder if shared else own) / "checkpoints"),
+                **settings,
+            }
+            machine = Machine(name, cable, own, given)
+            machine.knows((etc_hosts or {}).get(name, everybody))
+            prepare(machine)
+            machines[name] = stack.enter_context(powered(machine))
+            machines[name].start_worker()
+        made = Cluster(board, machines, controller)
+        made.wait_for_hosts(*names)
+        yield made

@@ -1,0 +1,35 @@
+"""A cluster for each module of tests, and what each fault came to, for the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster, why_not
+from tests.support import told
+from workers.host.processes import processes_of
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of this folder is slow, and needs what only root has."""
+    missing = why_not()
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(600))
+            if missing:
+                item.add_marker(pytest.mark.skip(reason=f"a cluster of network namespaces: {missing}"))
+
+
+@pytest.fixture(autouse=True)
+def _row(record_property: Callable[[str, object], None]) -> Iterator[None]:
+    told.endings.clear()
+    Cluster.ended.clear()
+    yield
+    record_property("said", "; ".join(dict.fromkeys(ending.said for ending in told.endings)))
+    # Once the test is over: a host that is cut off trains on, and ends its ranks later.
+    record_property("left", sum(len(processes_of(*attempt)) for attempt in Cluster.ended))

@@ -1,0 +1,33 @@
+"""Specs of the jobs that run on the cluster, and what must be true of one that ended well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TRAIN: dict[str, Any] = {"steps": 12, "warmup_steps": 2, "global_batch": 12, "seq_len": 32, "eval_every": 0}
+
+
+def training(name: str, layout: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """A small GPT that says of itself whether it is right."""
+    return {"name": name, "model": {"preset": "gpt-tiny"}, "layout": layout, "train": {**TRAIN, **train}}
+
+
+def endless(name: str, layout: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """One that trains until it is stopped."""
+    return training(name, layout, **{"steps": 100_000, "global_batch": 4, "verify": "off", **train})
+
+
+def check_true(job: dict[str, Any], ranks: int) -> None:
+    """All ranks told; no byte and no call is off; copies are the same and one process computes the same."""
+    assert job["status"] == "succeeded", job["history"]
+    summary = job["exit"]["summary"]
+    assert sorted(summary["verdict"], key=int) == [str(rank) for rank in range(ranks)]
+    rows = [row for rank in summary["verdict"].values() for row in rank]
+    assert rows
+    for row in rows:
+        assert row["measured_bytes"] == row["predicted_bytes"], row
+        assert row["measured_count"] == row["predicted_count"], row
+    proof = summary["proof"]
+    assert proof["wrong"] == []
+    assert proof["replicas"]["apart"] == 0
+    assert proof["one_process"]["state"] == "equal", proof["one_process"]

@@ -1,0 +1,145 @@
+"""A host as a machine of its own: network, name, processes and boot id; its disk outlives its power."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.cluster.network import Cable
+from tests.support.processes import ROOT, base_environment, celery, wait_until
+
+# PID 1: it takes the name, lets orphans be reaped by the kernel, and stays until the power goes.
+INIT = """
+import signal, socket, sys
+socket.sethostname(sys.argv[1])
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+open(sys.argv[2], "w").close()
+while True:
+    signal.pause()
+"""
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+class Machine:
+    """A host that can be switched on and off."""
+
+    def __init__(self, name: str, cable: Cable, folder: Path, settings: dict[str, str]) -> None:
+        self.name, self.cable, self.folder = name, cable, folder
+        self.run_dir, self.checkpoint_root = folder / "runs", Path(settings["MESHBOARD_CHECKPOINT_ROOT"])
+        self.environment = {
+            **base_environment(),
+            "MESHBOARD_HOST_NAME": name,
+            "MESHBOARD_RUN_DIR": str(self.run_dir),
+            "MESHBOARD_STATE_DIR": str(folder / "state"),
+            "MESHBOARD_SCRIPT_ROOT": str(folder / "scripts"),
+            **settings,
+        }
+        folder.mkdir(parents=True)
+        self._etc = Path("/etc/netns") / cable.namespace
+        self._before_init = f'mount --bind "$0" {BOOT_ID}'
+        self._power: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+
+    def knows(self, hosts: str) -> None:
+        """What its /etc/hosts says from the next start on; no name server answers."""
+        self._etc.mkdir(parents=True, exist_ok=True)
+        (self._etc / "hosts").write_text(hosts + "\n")
+        (self._etc / "resolv.conf").write_text("nameserver 127.0.0.1\n")
+
+    def small_disk(self, megabytes: int) -> None:
+        """Of its runs, from the next start on: what is on it then is gone."""
+        self.run_dir.mkdir(mode=0o711)
+        self._before_init += f' && mount -t tmpfs -o size={megabytes}m,mode=711 tmpfs "{self.run_dir}"'
+
+    def skewed(self, seconds: int) -> None:
+        """Its time of day is so far off, from the next start on."""
+        etc, library = self.folder / "etc", self.folder / "skew.so"
+        source = Path(__file__).with_name("skew.c")
+        flags = ["-shared", "-fPIC", "-O1", f"-DSKEW_S=({seconds})"]
+        subprocess.run(["cc", *flags, "-o", str(library), str(source), "-ldl"], check=True)
+        shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
+        for name in ("hosts", "resolv.conf"):
+            (etc / name).unlink(missing_ok=True)
+            shutil.copy(self._etc / name, etc / name)
+        (etc / "ld.so.preload").write_text(f"{library}\n")
+        # A job's user reads it too, and sees nothing of our folder.
+        self.folder.chmod(0o711)
+        self._before_init += f' && mount --bind "{etc}" /etc'
+
+    def power_on(self) -> None:
+        """Booted, with nothing running yet."""
+        boot, up = self.folder / "boot_id", self.folder / f"up-{secrets.token_hex(4)}"
+        boot.write_text(f"{uuid.uuid4()}\n")
+        own = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        script = f'{self._before_init} && exec "$@"'
+        init = ["sh", "-c", script, str(boot), sys.executable, "-c", INIT, self.name, str(up)]
+        self._power = subprocess.Popen(
+            ["ip", "netns", "exec", self.cable.namespace, *own, *init], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        wait_until(up.exists, f"{self.name} is booted", 20)
+        children = Path(f"/proc/{self._power.pid}/task/{self._power.pid}/children").read_text().split()
+        self.pid = int(children[0])
+
+    def power_off(self) -> None:
+        """At once, as when the cable is pulled: no process of it is left, and nobody is told."""
+        if self._power is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._power.wait(20)
+        self._power = None
+
+    def inside(self, argv: list[str]) -> list[str]:
+        """The command as one of this machine's."""
+        return [
+            "nsenter",
+            "--target",
+            str(self.pid),
+            "--net",
+            "--uts",
+            "--pid",
+            "--mount",
+            f"--wd={ROOT}",
+            "--",
+            *argv,
+        ]
+
+    def run(self, *argv: str) -> str:
+        """What a command says that ends."""
+        done = subprocess.run(self.inside(list(argv)), capture_output=True, text=True, check=True, timeout=60)
+        return done.stdout
+
+    def start_worker(self) -> subprocess.Popen[bytes]:
+        """Its host worker; the machine's power ends it."""
+        argv = celery("workers.host.app", "--queues", f"host.{self.name}", "--hostname", f"host-{self.name}@%h")
+        with self.worker_log.open("ab") as out:
+            return subprocess.Popen(
+                self.inside(argv),
+                env=self.environment,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    @property
+    def worker_log(self) -> Path:
+        return self.folder / "worker.log"
+
+
+@contextlib.contextmanager
+def powered(machine: Machine) -> Iterator[Machine]:
+    machine.power_on()
+    try:
+        yield machine
+    finally:
+        machine.power_off()

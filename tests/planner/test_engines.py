@@ -1,0 +1,71 @@
+"""What a spec may ask of an engine: nothing of it can become an option, a file or a shell's word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.facts.parse import parse_spec
+from planner.facts.spec import SpecError
+
+BASE: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}}
+
+
+def problems(resources: dict[str, Any], **more: Any) -> dict[str, str]:
+    with pytest.raises(SpecError) as error:
+        parse_spec({**BASE, **more, "resources": resources})
+    return {problem.field: problem.message for problem in error.value.problems}
+
+
+def asked(**slurm: Any) -> dict[str, Any]:
+    return {"engine": "slurm", "slurm": slurm}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("partition", "--wrap=id"),
+        ("partition", "a b"),
+        ("partition", "a,"),
+        ("account", "-x"),
+        ("account", "$(id)"),
+        ("qos", "a;b"),
+        ("qos", "a\n--wrap=id"),
+        ("time_limit", "5"),
+        ("time_limit", "1:60:00"),
+        ("constraint", "a&&b"),
+        ("constraint", "a|`id`"),
+        ("exclude", "/etc/passwd"),
+        ("exclude", "./nodes"),
+        ("exclude", "node1 node2"),
+    ],
+)
+def test_what_is_no_name_is_refused_at_its_field(field: str, value: str) -> None:
+    (told,) = problems(asked(**{field: value})).items()
+    assert told[0] == f"resources.slurm.{field}"
+    assert told[1].startswith("must be ")
+
+
+@pytest.mark.parametrize(
+    "slurm",
+    [
+        {"partition": "gpu,gpu-long", "account": "team_1", "qos": "high.2", "time_limit": "2-00:00:00", "nodes": 2},
+        {"constraint": "a100&nvlink|h100", "exclude": "node[3-5],node9", "time_limit": "12:00:00", "cpus_per_rank": 8},
+    ],
+)
+def test_what_slurm_writes_itself_is_taken(slurm: dict[str, Any]) -> None:
+    spec = parse_spec({**BASE, "resources": asked(**slurm)}, slots=1)
+    assert spec.resources.slurm is not None
+    assert spec.resources.slurm.model_dump(exclude_defaults=True) == slurm
+
+
+def test_ranks_that_nodes_do_not_divide_are_told_with_the_arithmetic() -> None:
+    told = problems(asked(nodes=3))
+    assert told == {"resources.slurm.nodes": "4 slots are not divisible by 3 nodes: 4 = 1 x 3 + 1"}
+
+
+def test_an_engine_takes_only_what_is_its_own() -> None:
+    assert problems({"slurm": {}}) == {"resources.slurm": "is for engine slurm, and this job's is hosts"}
+    assert list(problems({"engine": "slurm", "host": "here"})) == ["resources.host"]
+    assert list(problems({"engine": "slurm"}, kind="lab")) == ["resources.engine"]

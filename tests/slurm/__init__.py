@@ -1,0 +1,1 @@
+"""A real Slurm on one machine, and what Meshboard makes of it. `make slurm`."""

@@ -1,0 +1,38 @@
+"""One Slurm for all tests of a run; each leaves its nodes idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, cluster, missing
+from tests.slurm.login import Login
+
+
+@pytest.fixture(scope="session")
+def _machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if reason := missing():
+        pytest.skip(reason)
+    with cluster(tmp_path_factory.mktemp("slurm"), num_nodes=2) as made:
+        yield made
+
+
+@pytest.fixture
+def slurm(_machines: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Idle, and what Slurm's commands of this process talk to."""
+    monkeypatch.setenv("SLURM_CONF", str(_machines.conf))
+    yield _machines
+    _machines.settle()
+
+
+@pytest.fixture
+def login(slurm: Cluster, tmp_path: Path) -> Iterator[Login]:
+    made = Login(slurm, tmp_path)
+    made.prepare()
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()

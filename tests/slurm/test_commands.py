@@ -1,0 +1,198 @@
+"""Slurm's commands against a real Slurm: what they do, and what their failures are taken for."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs.engines.slurm.commands import RefusedError, Slurm
+from jobs.engines.slurm.door import AwayError, Door
+from jobs.engines.slurm.rows import SlurmJob, name_of
+from jobs.engines.slurm.script import Site, submission
+from jobs.engines.slurm.words import ending, waits
+from jobs.models import Status
+from planner.facts.parse import parse_spec
+from planner.facts.spec import JobSpec
+from tests.slurm.cluster import CPUS, Cluster
+from tests.slurm.login import Login
+from tests.support.processes import wait_until
+
+pytestmark = pytest.mark.slow
+
+SLURM = Slurm(Door())
+
+
+def spec(dp: int = 1, **asked: object) -> JobSpec:
+    data = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": dp}, "train": {"global_batch": dp}}
+    return parse_spec({**data, "resources": {"engine": "slurm", "slurm": asked}})
+
+
+def script(body: str) -> str:
+    return f"#!/bin/sh\n{body}\n"
+
+
+def found(name: str, slurm: Slurm = SLURM) -> SlurmJob:
+    return next(job for job in slurm.jobs() if job.name == name)
+
+
+def wait_for(name: str, *states: str, timeout_s: float = 30) -> SlurmJob:
+    def reached() -> SlurmJob | None:
+        job = found(name)
+        return job if job.state in states else None
+
+    job = wait_until(reached, f"{name} is {states}", timeout_s)
+    assert job is not None
+    return job
+
+
+def options(slurm: Cluster, job: str, asked: JobSpec | None = None) -> tuple[str, tuple[str, ...]]:
+    site = Site("python", str(slurm.folder))
+    SLURM.make(site.logs)
+    made = submission(asked or spec(), job, 1, {}, site)
+    return made.name, made.options
+
+
+def test_a_job_is_found_by_its_name_and_its_end_told(slurm: Cluster) -> None:
+    name, argv = options(slurm, "ends")
+    job = SLURM.submit(argv, script("exit 3"))
+    ended_job = wait_for(name, "FAILED")
+    assert ended_job.id == job
+    assert ending(ended_job) == (Status.FAILED, f"Slurm: its script failed; job {job} on node0, FAILED")
+
+
+def test_without_its_folder_slurm_starts_nothing_and_says_so(slurm: Cluster) -> None:
+    name, argv = options(slurm, "nowhere")
+    job = SLURM.submit([*argv, "--output=/nonexistent/out"], script("true"))
+    assert ending(wait_for(name, "FAILED")).reason == (
+        f"Slurm: its script failed (JobLaunchFailure); job {job} on node0, FAILED"
+    )
+
+
+def test_what_it_asks_for_is_what_slurm_gives(slurm: Cluster) -> None:
+    asked = spec(dp=4, nodes=2, cpus_per_rank=2, partition="other", time_limit="0:10:00")
+    name, argv = options(slurm, "asks", asked)
+    SLURM.submit(argv, script("sleep 60"))
+    assert wait_for(name, "RUNNING").nodes == "node[0-1]"
+    shown = slurm.command("scontrol", "show", "job", found(name).id)
+    assert re.search(r"Partition=other .*", shown)
+    assert f"NumNodes=2 NumCPUs=8 NumTasks=2 CPUs/Task={CPUS}" in shown
+    assert "TimeLimit=00:10:00" in shown
+    assert "Requeue=0" in shown
+    SLURM.cancel([found(name).id])
+    assert wait_for(name, "CANCELLED").state == "CANCELLED"
+
+
+def test_a_job_that_waits_says_why_in_words(slurm: Cluster) -> None:
+    first, argv = options(slurm, "first", spec(dp=8, nodes=2, time_limit="0:05:00"))
+    running = SLURM.submit(argv, script("sleep 60"))
+    wait_for(first, "RUNNING")
+    second, argv = options(slurm, "second")
+    waiting = SLURM.submit(argv, script("true"))
+    pending = wait_until(lambda: next((j for j in SLURM.jobs() if j.name == second and j.start), None), "a start")
+    assert pending is not None
+    assert re.fullmatch(
+        r"Slurm: waits for (Resources: no nodes with all it asks for are free|Priority: .*); "
+        r"expected start 20\d\d-\d\d-\d\d \d\d:\d\d UTC",
+        waits(pending),
+    )
+    assert pending.start is not None
+    assert 0 < pending.start.timestamp() - time.time() <= 360, "in UTC, five minutes from now"
+    SLURM.cancel([running, waiting])
+
+
+def test_what_slurm_will_never_take_is_refused_in_its_words(slurm: Cluster) -> None:
+    _, argv = options(slurm, "refused", spec(partition="nowhere"))
+    with pytest.raises(RefusedError, match=r"^[Ii]nvalid partition name specified$"):
+        SLURM.submit(argv, script("true"))
+    _, argv = options(slurm, "refused", spec(exclude="nowhere[1-3]"))
+    with pytest.raises(RefusedError, match="Invalid node name specified"):
+        SLURM.submit(argv, script("true"))
+
+
+def test_what_slurm_takes_and_cannot_run_waits_with_the_reason(slurm: Cluster) -> None:
+    name, argv = options(slurm, "large", spec(dp=12, nodes=12))
+    SLURM.submit(argv, script("true"))
+    wait_until(lambda: found(name).reason == "PartitionConfig", "Slurm has considered it")
+    assert waits(found(name)) == "Slurm: waits for PartitionConfig: it asks for what the partition does not have"
+
+
+def test_sent_twice_the_second_waits_for_the_first(slurm: Cluster) -> None:
+    name, argv = options(slurm, "twice")
+    first = SLURM.submit(argv, script("sleep 60"))
+    wait_for(name, "RUNNING")
+    second = SLURM.submit(argv, script("true"))
+    both = {job.id: job for job in SLURM.jobs() if job.name == name}
+    assert both[first].state == "RUNNING"
+    assert (both[second].state, both[second].reason) == ("PENDING", "Dependency")
+    SLURM.cancel([first])
+    wait_until(lambda: {j.id: j.state for j in SLURM.jobs()}[second] == "COMPLETED", "the second runs", 20)
+
+
+def test_while_slurmctld_is_away_nothing_is_refused(slurm: Cluster) -> None:
+    _, argv = options(slurm, "early")
+    slurm.stop_controller()
+    try:
+        with pytest.raises(AwayError, match="sbatch"):
+            SLURM.submit(argv, script("true"))
+        with pytest.raises(AwayError, match="squeue"):
+            SLURM.jobs()
+    finally:
+        slurm.start_controller()
+
+
+def test_a_job_runs_on_while_slurmctld_restarts(slurm: Cluster) -> None:
+    name, argv = options(slurm, "survivor")
+    job = SLURM.submit(argv, script("sleep 60"))
+    wait_for(name, "RUNNING")
+    slurm.stop_controller()
+    slurm.start_controller()
+    assert wait_for(name, "RUNNING").id == job
+    SLURM.cancel([job])
+    wait_for(name, "CANCELLED")
+
+
+def test_a_node_that_loses_its_power_ends_its_job(slurm: Cluster) -> None:
+    name, argv = options(slurm, "powerless")
+    job = SLURM.submit(argv, script("sleep 60"))
+    node = wait_for(name, "RUNNING").nodes
+    slurm.lose_power(node)
+    try:
+        failed = wait_for(name, "NODE_FAIL", timeout_s=60)
+        assert ending(failed) == (Status.LOST, f"Slurm: a node failed (NodeDown); job {job} on {node}, NODE_FAIL")
+    finally:
+        slurm.start_node(node)
+
+
+def test_over_ssh_all_is_the_same_and_no_word_reaches_a_shell(slurm: Cluster, login: Login) -> None:
+    remote = Slurm(Door(login.address, str(login.config)))
+    name, argv = options(slurm, "remote")
+    job = remote.submit([*argv, "--comment=$(touch /tmp/meshboard-shell); `id` ' \" &"], script("sleep 60"))
+    wait_until(lambda: found(name, remote).state == "RUNNING", "it runs")
+    assert "Comment=$(touch /tmp/meshboard-shell); `id` ' \" &" in slurm.command("scontrol", "show", "job", job)
+    assert not Path("/tmp/meshboard-shell").exists()
+    remote.cancel([job])
+    wait_for(name, "CANCELLED")
+
+
+def test_a_login_node_that_is_down_is_away_and_back_when_it_is_up(slurm: Cluster, login: Login) -> None:
+    remote = Slurm(Door(login.address, str(login.config)))
+    remote.jobs()
+    login.stop()
+    with pytest.raises(AwayError, match="the login node root@login cannot be reached"):
+        remote.jobs()
+    login.start()
+    remote.jobs()
+
+
+def test_a_command_that_is_not_there_is_away(slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/usr/sbin")
+        with pytest.raises(AwayError, match="squeue cannot be started"):
+            SLURM.jobs()
+
+
+def test_a_name_of_an_attempt_is_its_own() -> None:
+    assert name_of("abc", 12) == "meshboard-abc-12"

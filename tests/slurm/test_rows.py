@@ -1,0 +1,77 @@
+"""What squeue and sacct print is read as it is meant, and what is not ours not at all."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from jobs.engines.slurm.rows import SlurmJob, rows
+from jobs.engines.slurm.words import ended, ending, waits
+from jobs.models import Status
+
+PENDING = "17|PENDING|gpu||2026-11-22T14:05:00|meshboard-abc-2|Resources"
+
+
+def test_a_row_is_read_and_its_time_is_utc() -> None:
+    (job,) = rows(PENDING)
+    start = datetime(2026, 11, 22, 14, 5, tzinfo=UTC)
+    assert job == SlurmJob("17", "PENDING", "gpu", "", start, "meshboard-abc-2", "Resources")
+    assert waits(job) == (
+        "Slurm: waits for Resources: no nodes with all it asks for are free; expected start 2026-11-22 14:05 UTC"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "JOBID|STATE",
+        "17|PENDING|gpu||N/A|somebody-else|Resources",
+        "17_3|PENDING|gpu||N/A|meshboard-abc-2|Resources",
+        "x|PENDING|gpu||N/A|meshboard-abc-2|Resources",
+        "17|PENDING|gpu||N/A|meshboard-abc-2-|Resources",
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+    ],
+)
+def test_what_is_no_job_of_ours_is_left_out(line: str) -> None:
+    assert [job.id for job in rows(f"{line}\n{PENDING}")] == ["17"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("None", "Slurm: has not considered it yet"),
+        ("ReqNodeNotAvail, UnavailableNodes:node1", "(UnavailableNodes:node1)"),
+        ("QOSMaxJobsPerUserLimit", "Slurm: waits for QOSMaxJobsPerUserLimit"),
+        ("a | b", "Slurm: waits for a | b"),
+    ],
+)
+def test_a_reason_is_told_known_or_not(reason: str, told: str) -> None:
+    (job,) = rows(f"17|PENDING|gpu||N/A|meshboard-abc-2|{reason}")
+    assert waits(job).endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        ("COMPLETED", Status.SUCCEEDED),
+        ("FAILED", Status.FAILED),
+        ("TIMEOUT", Status.FAILED),
+        ("CANCELLED by 1000", Status.FAILED),
+        ("NODE_FAIL", Status.LOST),
+        ("PREEMPTED", Status.LOST),
+        ("OUT_OF_MEMORY", Status.FAILED),
+    ],
+)
+def test_an_end_is_told_in_slurm_s_words(state: str, status: Status) -> None:
+    (job,) = rows(f"17|{state}|gpu|node[1-2]|2026-11-22T14:05:00|meshboard-abc-2|None")
+    assert ended(job)
+    assert ending(job).status == status
+    assert ending(job).reason.endswith(f"; job 17 on node[1-2], {state.partition(' ')[0]}")
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "A_NEW_WORD"])
+def test_what_has_not_ended_or_is_not_known_is_waited_for(state: str) -> None:
+    (job,) = rows(f"17|{state}|gpu|node1|N/A|meshboard-abc-2|None")
+    assert not ended(job)

@@ -1,0 +1,44 @@
+"""Which rank failed first, from what torchrun prints and what the rank left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+from workers.host.files import BadFileError, read_json
+from workers.host.supervisor.ending import Failure, plain
+from workers.host.supervisor.logfile import run_folder
+
+# torch 2.13: "failed (exitcode: -9) local_rank: 1 (pid: 4711) of binary: /usr/bin/python3"
+FIRST = re.compile(r"failed \(exitcode: (-?\d{1,10})\) local_rank: (\d{1,5}) \(pid: ")
+
+
+def first_failure(launcher: list[str], logs: Path, ranks: range) -> Failure | None:
+    """`launcher`: torchrun's own lines, the newest last. None where they name nobody of `ranks`, those of this node."""
+    found = next((match for line in launcher if (match := FIRST.search(line))), None)
+    if found is None:
+        return None
+    code, local = int(found[1]), int(found[2])
+    if local >= len(ranks) or abs(code) >= 2**31:
+        return None
+    killed_by = _signal_name(-code) if code < 0 else None
+    return Failure(ranks[local], code, killed_by, _last_word(logs, local))
+
+
+def _last_word(logs: Path, local: int) -> str:
+    """The message that a rank left where torchrun told it to (workers.meter.ending)."""
+    run = run_folder(logs)
+    if run is None:
+        return ""
+    try:
+        told = read_json(logs / run / "attempt_0" / str(local) / "error.json")
+        message = told["message"]["message"]
+    except (BadFileError, OSError, TypeError, KeyError):
+        return ""
+    return plain(message if isinstance(message, str) else json.dumps(message))
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"

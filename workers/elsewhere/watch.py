@@ -1,0 +1,260 @@
+"""One node of a run that was launched here by hand: its command, what its ranks say, and the board that hears it.
+
+The parts are the supervisor's own. The command waits for the board at no point: what the board does not hear is kept in
+bounded bytes, and the command's exit code is ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import time
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder, Outcome
+from contracts.telemetry import Item
+from workers.elsewhere.command import Launch
+from workers.elsewhere.ending import first_failure
+from workers.elsewhere.joining import Joining, RefusedError, Run
+from workers.elsewhere.terminal import Command, on_signals, say
+from workers.host.attempts import AttemptDir
+from workers.host.processes import COOKIE, sweep
+from workers.host.sandbox import PACKAGES
+from workers.host.supervisor.board import Board as Waiting
+from workers.host.supervisor.ending import Ended, exit_report
+from workers.host.supervisor.line import LineError
+from workers.host.supervisor.line import RefusedError as LineRefusedError
+from workers.host.supervisor.line.https import Board
+from workers.host.supervisor.line.over_http import HttpLine
+from workers.host.supervisor.publish import Publisher
+from workers.host.supervisor.serve import Telemetry
+from workers.host.supervisor.tail import LAUNCHER, LogTail
+from workers.host.supervisor.tally import Tally
+from workers.host.supervisor.tasks import cancelled, steadily
+
+BATCH_S = 0.5  # a request of its own each
+TAIL_S = 0.25
+HEARTBEAT_S = 5.0
+SEE_CANCEL_S = 1.0
+TERM_GRACE_S = 10.0
+FAREWELL_S = 30.0
+AGAIN_S = 0.5
+LAST_LINES_S = 10.0
+LOG_BYTES = 64 * 2**20  # of each file of a rank's words, while it runs
+LOCAL = "local"  # what the meter calls the run on its socket: it has no other name before the board answers
+HIDDEN = ("MESHBOARD_TOKEN", "MESHBOARD_RUN")  # from the command
+
+
+class Place(NamedTuple):
+    """This node of the run, by the name it has on the board."""
+
+    node: int | None  # None: its ranks will tell
+    name: str
+
+
+class Watch:
+    """From the command's start to its end."""
+
+    def __init__(self, launch: Launch, place: Place, board: Board, joining: Joining, folder: Path, spec: str) -> None:
+        """`spec`: the kind of job that the board takes it for."""
+        self._launch, self._place, self._board, self._joining = launch, place, board, joining
+        self._folder, self._logs = folder, folder / "logs"
+        self._order = LaunchOrder(
+            v=VERSION,
+            job=LOCAL,
+            attempt=1,
+            spec={"kind": spec},
+            slots=list(range(launch.nodes * launch.ranks)),
+            expires=0.0,
+        )
+        self._waiting, self._tally = Waiting(), Tally()
+        self._node: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tail: LogTail | None = None
+        self._line: HttpLine | None = None
+        self._publisher: Publisher | None = None
+        self._run: Run | None = None
+        self._exit: ExitReport | None = None
+        self._over = asyncio.Event()
+        self._signalled: int | None = None
+        self._ended_by: Outcome | None = None
+        self._cookie = f"meter-{secrets.token_hex(6)}"
+
+    async def run(self) -> int:
+        """The command's exit code, -N of signal N. Raises OSError: it cannot be started."""
+        started = time.time()
+        self._logs.mkdir()
+        socket = self._folder / "telemetry"
+        server = await Telemetry(self._order, self._take, self._waiting.lose).start(socket, None)
+        self._command = Command(
+            self._launch.argv, self._environment(socket), self._logs / "launcher.log", apart=self._launch.apart
+        )
+        on_signals(self._pass_on)
+        if self._place.node is not None:
+            self._is_node(self._place.node)
+        connecting = asyncio.create_task(self._connect())
+        tail = asyncio.create_task(self._tail_forever())
+        regular = ((self._send, BATCH_S), (self._report, HEARTBEAT_S), (self._see_cancel, SEE_CANCEL_S))
+        others = [asyncio.create_task(steadily(work, pause_s)) for work, pause_s in regular]
+        code = await asyncio.to_thread(self._command.wait)
+        self._over.set()
+        if not self._node.done():
+            self._is_node(0)  # no rank ever spoke
+        await asyncio.wait([tail], timeout=LAST_LINES_S)
+        await cancelled([*others, tail])
+        server.close()
+        self._exit = self._ending(code, started)
+        await self._say_goodbye(connecting)
+        return code
+
+    def _environment(self, socket: Path) -> dict[str, str]:
+        """Ours, without the board's secrets, and with the way to us."""
+        environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
+        paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+        if "site-packages" not in PACKAGES.parts and str(PACKAGES) not in paths:
+            paths.append(str(PACKAGES))  # a checkout that was not installed
+        if paths:
+            environment["PYTHONPATH"] = os.pathsep.join(paths)
+        if self._launch.apart:
+            environment.setdefault("PYTHONUNBUFFERED", "1")  # a rank's words go through a file to the terminal
+        return {**environment, "MESHBOARD_TELEMETRY": str(socket), COOKIE: f"{self._cookie}/1"}
+
+    def _pass_on(self, number: int) -> None:
+        if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            self._signalled = number
+        self._command.send(number)
+
+    async def _connect(self) -> None:
+        """Until the board knows this node, or will not."""
+        try:
+            self._run = await self._joining.open()
+            say(f"the board shows this run: {self._run.url}" if self._run.url else f"joining run {self._run.id}")
+            node = await asyncio.shield(self._node)
+            who = await self._joining.join(self._run, node, self._place.name)
+        except RefusedError as error:
+            say(f"the board refuses this run ({error}): training goes on, and nobody is told of it")
+            return
+        self._line = HttpLine(self._board, who, say)
+        self._publisher = Publisher(who.run, who.attempt, self._waiting, self._line)
+        await self._report()
+
+    def _is_node(self, node: int) -> None:
+        first = node * self._launch.ranks
+        self._tail = LogTail(self._logs, range(first, first + self._launch.ranks), LOG_BYTES, frozenset({os.geteuid()}))
+        self._node.set_result(node)
+
+    def _is_ours(self, rank: int) -> bool:
+        if not self._node.done():
+            self._is_node(rank // self._launch.ranks)
+        return rank // self._launch.ranks == self._node.result()
+
+    async def _take(self, items: list[Item]) -> None:
+        """From a rank. The first of them tells which node this is, where nobody knew."""
+        for item in items:
+            if item["kind"] == "gap" or not self._is_ours(item["rank"]):
+                self._waiting.lose(1)
+                continue
+            began = not self._tally.training
+            self._tally.add(item)
+            self._waiting.add(item)
+            if began and self._tally.training:
+                await self._report()
+
+    async def _tail_forever(self) -> None:
+        over = False
+        while not over:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), TAIL_S)
+            over = self._over.is_set()
+            if self._tail is not None:
+                for item in await asyncio.to_thread(self._tail.read, final=over):
+                    self._waiting.add(item)
+
+    async def _send(self) -> None:
+        if self._publisher is not None:
+            await self._publisher.send()
+
+    async def _report(self) -> None:
+        with contextlib.suppress(LineError):
+            await self._tell_state()
+
+    async def _tell_state(self) -> None:
+        """Raises LineError."""
+        if self._line is None or self._run is None:
+            return
+        begun = self._tally.training or not self._launch.metered
+        state: Literal["exited", "running", "starting"] = "running" if begun else "starting"
+        report = AttemptReport(job=self._run.id, attempt=self._run.attempt, state=state, slots=[])
+        if self._exit is not None:
+            told = self._exit
+            told["job"], told["attempt"] = self._run.id, self._run.attempt
+            report["state"], report["exit"] = "exited", told
+        await self._line.report(report)
+
+    async def _see_cancel(self) -> None:
+        if self._line is None or self._ended_by is not None:
+            return
+        with contextlib.suppress(LineError):
+            if await self._line.cancelled():
+                say("cancelled on the board: the command is asked to end")
+                self._ended_by = "cancelled"
+                self._stopping = asyncio.create_task(self._stop())
+
+    async def _stop(self) -> None:
+        """TERM, and after TERM_GRACE_S KILL, for everything that the command started."""
+        self._command.send(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), TERM_GRACE_S)
+            return
+        await asyncio.to_thread(sweep, self._cookie, 1)
+
+    def _ending(self, code: int, started: float) -> ExitReport:
+        tail = self._tail
+        assert tail is not None, "the node was decided"
+        ended_by, reason = self._ended_by, "cancelled on request"
+        if ended_by is None and self._signalled is not None and code != 0:
+            ended_by, reason = "cancelled", f"ended by {signal.Signals(self._signalled).name} where it was launched"
+        first = self._node.result() * self._launch.ranks
+        ranks = range(first, first + self._launch.ranks)
+        failure = None if ended_by else first_failure(tail.last_lines(LAUNCHER), self._logs, ranks)
+        ended = Ended(code, failure, ended_by, reason, started)
+        return exit_report(AttemptDir(self._folder, LOCAL, 1), self._order, ended, self._tally, tail)
+
+    async def _say_goodbye(self, connecting: asyncio.Task[None]) -> None:
+        """Tell the rest and the end. A signal now means: do not wait for the board."""
+        loop = asyncio.get_running_loop()
+        enough = asyncio.Event()
+        on_signals(lambda _number: _set(loop, enough))
+        saying = asyncio.create_task(self._said_all(connecting))
+        stop = asyncio.create_task(_wait(enough))
+        await asyncio.wait([saying, stop], timeout=FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
+        if not saying.done():
+            say("the board did not hear how this ended")
+        await cancelled([task for task in (saying, stop, connecting) if not task.done()])
+
+    async def _said_all(self, connecting: asyncio.Task[None]) -> None:
+        await asyncio.wait([connecting])
+        while self._line is not None and self._publisher is not None:
+            try:
+                if await self._publisher.send():
+                    await self._line.renew()
+                    await self._tell_state()
+                    break
+            except LineRefusedError:
+                break
+            except LineError:
+                pass
+            await asyncio.sleep(AGAIN_S)
+        if self._line is not None:
+            await self._line.close()
+
+
+def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    loop.call_soon_threadsafe(event.set)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

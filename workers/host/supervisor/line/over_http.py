@@ -1,0 +1,156 @@
+"""The line of whoever has no key to Redis: HTTPS, with the token of one run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from contracts.codec import encode_report
+from contracts.control import AttemptReport
+from workers.host.supervisor.line import LineError, RefusedError
+from workers.host.supervisor.line.https import Answer, AwayError, Board
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # between tries while the board is away, before jitter
+FRESH_S = 15.0  # how long an answer says whether to end: a report is due every 5 s
+ENDED = 410  # the board's word for a run that is over
+
+
+class NotTakenError(LineError):
+    """Heard, not taken, and to be said again later."""
+
+
+class Membership(NamedTuple):
+    """Who speaks: one node of one attempt of a run. `claim` is the secret it joined with."""
+
+    run: str
+    attempt: int
+    node: int
+    token: str
+    claim: str
+
+    @property
+    def path(self) -> str:
+        return f"/runs/{self.run}/{self.attempt}/members/{self.node}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {
+            "Authorization": f"Run {self.token}",
+            "Meshboard-Claim": self.claim,
+            "Content-Type": "application/msgpack",
+        }
+
+
+class HttpLine:
+    """A `Line` over HTTPS.
+
+    A batch whose fate is not known is kept and said again under its number, as the very same bytes, before anything
+    else: the board takes each number once. What it says of being away, back or refused goes to `tell`, once each.
+    """
+
+    def __init__(self, board: Board, who: Membership, tell: Callable[[str], None] = log.warning) -> None:
+        self._board, self._who, self._tell = board, who, tell
+        self._number = 0  # of the next batch
+        self._unsure: bytes | None = None
+        self._not_before = 0.0
+        self._failures = 0
+        self._away = self._over = False
+        self._heard, self._cancel = 0.0, False
+
+    async def publish(self, batch: bytes) -> None:
+        """Returns once the board has it, or this line holds it to be said again."""
+        await self._settle()
+        self._unsure = batch
+        try:
+            await self._settle()
+        except RefusedError:
+            raise
+        except LineError:
+            if self._unsure is None:
+                raise  # it said that it did not take it
+
+    async def report(self, report: AttemptReport) -> None:
+        body = zlib.compress(encode_report(report))
+        await self._say(f"{self._who.path}/report", body, {"Content-Encoding": "deflate"})
+
+    async def cancelled(self) -> bool:
+        """As the last answer told it: reports and batches ask often enough."""
+        if not self._over and time.monotonic() - self._heard > FRESH_S:
+            raise LineError("the board has not answered lately")
+        return self._cancel
+
+    async def renew(self) -> None:
+        """Nothing published is on its way any more."""
+        await self._settle()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._board.close)
+
+    async def _settle(self) -> None:
+        if self._unsure is None:
+            return
+        try:
+            await self._say(f"{self._who.path}/batches?n={self._number}", self._unsure, {})
+        except (RefusedError, NotTakenError):
+            self._unsure = None
+            raise
+        self._unsure = None
+        self._number += 1
+
+    async def _say(self, path: str, body: bytes, headers: dict[str, str]) -> None:
+        """
+        Raises:
+            RefusedError: it is not wanted, now or later.
+            NotTakenError: it was heard and is to be said again later.
+            LineError: nobody answered, or it is too early to try again.
+        """
+        if self._over:
+            raise RefusedError("the run is over for the board")
+        left = self._not_before - time.monotonic()
+        if left > 0:
+            raise LineError(f"the next try is in {left:.1f} s")
+        try:
+            answer = await asyncio.to_thread(self._board.post, path, body, {**self._who.headers, **headers})
+        except AwayError as error:
+            self._wait(None)
+            self._tell_once(f"the board does not answer ({error}): training goes on, and what it says is kept")
+            raise LineError(str(error)) from None
+        self._take_in(answer)
+
+    def _take_in(self, answer: Answer) -> None:
+        if answer.status == 200 and not isinstance(answer.told.get("cancel"), bool):
+            answer = Answer(502, {}, None)  # a proxy's own page, say
+        if answer.status == 429 or answer.status >= 500:
+            self._wait(answer.retry_after_s)
+            if answer.status != 429:
+                self._tell_once(f"the board fails ({answer.problem}): training goes on, and what it says is kept")
+            raise NotTakenError(answer.problem)
+        self._failures = 0
+        if answer.status in (200, ENDED):
+            self._heard, self._cancel = time.monotonic(), answer.told.get("cancel") is True
+        if answer.status == 200:
+            if self._away:
+                self._away = False
+                self._tell("the board answers again")
+            return
+        self._over = answer.status in (401, 403, 404, ENDED)
+        self._tell_once(f"the board takes no more of this run ({answer.problem}): training goes on", again=self._over)
+        raise RefusedError(answer.problem)
+
+    def _wait(self, told_s: float | None) -> None:
+        """Before the next try: as long as the board asks for, else twice as long as last time, not all at once."""
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures, 10)) if told_s is None else told_s
+        self._failures += 1
+        self._not_before = time.monotonic() + pause_s * random.uniform(1.0, 1.5)
+
+    def _tell_once(self, words: str, *, again: bool = False) -> None:
+        if not self._away or again:
+            self._tell(words)
+        self._away = True
