@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("jobs", "0015_members_only")]
+    dependencies = [("jobs", "0041_queue_policy")]
 
     operations = [
         migrations.AddField(

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils.datastructures import MultiValueDict
 
-from jobs.pages import engines, forms
+from jobs.pages import engines, forms, turn_form
 from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.models import parameter_count
@@ -27,6 +27,7 @@ FIELDS = (
     | forms.fields_of("layout", Layout)
     | forms.fields_of("train", TrainSpec)
     | forms.fields_of("resources", Resources)
+    | turn_form.FIELDS
     | forms.fields_of("resources.slurm", SlurmSpec)
 )
 _SIZES = {name.removeprefix("model.") for name in _MODEL} - {"preset"}
@@ -44,6 +45,7 @@ _WORDS: dict[str, Mapping[str, str]] = {
     "train.sampling": {"random": "from anywhere", "epochs": "each once an epoch"},
     "train.overlap": {"true": "while backward runs", "false": "afterwards"},
     "resources.device": {"cpu": "CPU", "cuda": "GPU"},
+    **turn_form.WORDS,
     "resources.engine": engines.WORDS,
 }
 _MORE = (

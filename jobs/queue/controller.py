@@ -12,11 +12,13 @@ from django.db import connection
 from jobs.connection import connect
 from jobs.hosts.access import Access
 from jobs.queue.events import drain, wait_for_event
+from jobs.queue.idle import Idle
 from jobs.queue.lease import ControllerLease
 from jobs.queue.listening import Listening
 from jobs.queue.outbox import deliver
 from jobs.queue.prune import prune_if_due
 from jobs.queue.reconcile import reconcile
+from jobs.queue.rules import apply_rules
 from jobs.queue.scheduler import schedule
 from jobs.queue.silence import tell_of_silence
 from jobs.queue.troubles import Troubles, away, of_database
@@ -35,6 +37,7 @@ class Controller:
         self._lease = ControllerLease()
         self._listening = Listening()
         self._troubles = Troubles()
+        self._idle = Idle()
         self._access = Access()
         self._client = connect()
         self._waiting = self._away = False
@@ -75,6 +78,8 @@ class Controller:
         ears = self._listening
         went_well = [
             self._stage("events", self._listen),
+            self._stage("rules", apply_rules),
+            self._stage("idle", lambda: self._idle.end(self._client)),
             self._stage("schedule", lambda: schedule(ears.trouble())),
             self._stage("reconcile", lambda: reconcile(self._client, ears.since, ears.trouble())),
             self._stage("access", lambda: self._access.keep(self._client)),
