@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.cluster.network import Cable
-from tests.support.processes import ROOT, base_environment, celery, wait_until
+from tests.support.processes import ROOT, base_environment, wait_until
+from workers.host.join import worker_command
 
 # PID 1: it takes the name, lets orphans be reaped by the kernel, and stays until the power goes.
 INIT = """
@@ -119,7 +120,7 @@ class Machine:
 
     def start_worker(self) -> subprocess.Popen[bytes]:
         """Its host worker; the machine's power ends it."""
-        argv = celery("workers.host.app", "--queues", f"host.{self.name}", "--hostname", f"host-{self.name}@%h")
+        argv = worker_command(self.name)
         with self.worker_log.open("ab") as out:
             return subprocess.Popen(
                 self.inside(argv),
