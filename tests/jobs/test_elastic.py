@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import User
+from django.test import Client
 from django.utils import timezone
 
 from jobs.models import Attempt, Host, Job, Status
@@ -71,3 +72,17 @@ def test_nothing_is_offered_where_no_host_is_left(stranded: Job) -> None:
     Host.objects.update(last_seen=timezone.now() - timedelta(hours=1))
     with pytest.raises(NoOfferError):
         smaller(stranded)
+
+
+def test_the_page_and_rest_offer_it_and_only_who_may_change_it_runs_it(stranded: Job, client: Client) -> None:
+    viewer = User.objects.create_user("viewer", is_staff=True)
+    client.force_login(viewer, backend="django.contrib.auth.backends.ModelBackend")
+    assert client.get(f"/api/v1/jobs/{stranded.id}/smaller").json()["ranks"] <= 4
+    assert client.post(f"/jobs/{stranded.id}/smaller/").status_code in (403, 404)
+    client.force_login(stranded.owner, backend="django.contrib.auth.backends.ModelBackend")
+    page = client.get(f"/jobs/{stranded.id}/").content.decode()
+    assert "On the hosts that are left" in page
+    assert client.post(f"/jobs/{stranded.id}/smaller/").status_code == 302
+    stranded.refresh_from_db()
+    assert (stranded.status, stranded.attempt) == ("queued", 2)
+    assert client.get(f"/api/v1/jobs/{stranded.id}/smaller").status_code == 409
