@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("jobs", "0041_queue_policy")]
+    dependencies = [("jobs", "0050_engine_told")]
 
     operations = [
         migrations.AddField(

@@ -196,6 +196,12 @@ class Attempt(models.Model):
     engine_id = models.CharField(
         max_length=100, default="", blank=True, editable=False, help_text="what the engine calls it: Slurm's job id"
     )
+    engine_told = models.JSONField(
+        default=dict, editable=False, help_text="what the engine said of it last, for people: words by what they tell"
+    )
+    engine_ended = models.DateTimeField(
+        null=True, editable=False, help_text="when the engine had nothing left of it; hosts tell that by member"
+    )
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number")]

@@ -11,12 +11,11 @@ from jobs.planning.hardware import cluster_for, host_cluster
 from jobs.planning.planners import ask
 from jobs.planning.room import room_problems
 from jobs.planning.shapes import Smaller
-from jobs.queue.lifecycle import RETRYABLE
 from planner.facts.kinds import kind_of
 from planner.facts.spec import JobSpec, SpecError
 from planner.search.auto import Room, draft_of
 
-MAY_CHANGE = (*RETRYABLE, Status.QUEUED)
+MAY_CHANGE = (Status.FAILED, Status.LOST, Status.CANCELLED, Status.QUEUED)
 
 
 class NoOfferError(Exception):

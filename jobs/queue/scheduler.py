@@ -33,7 +33,7 @@ CHUNK = 500  # jobs written in one transaction: so long do others wait, where a 
 ONLY_THE_BOARDS = ("project", "run", "retry", "after", "after_failed")  # of a spec: no host reads them
 OF_RESOURCES = ("max_hosts", "pool", "labels")
 
-Kept = dict[str, tuple[str, ...]]  # by job: names of hosts
+KeptHosts = dict[str, tuple[str, ...]]  # by job: names of hosts
 
 
 class Turn:
@@ -98,7 +98,7 @@ def order_launch(job: Job, member: Member) -> None:
     _order(job, member, slots, _nodes(members)).save()
 
 
-def _keep(now: Kept, before: Kept, keys: dict[str, int], turn: Turn) -> None:
+def _keep(now: KeptHosts, before: KeptHosts, keys: dict[str, int], turn: Turn) -> None:
     """Remember which hosts are kept for whom. Raises StaleError."""
     if {job: set(hosts) for job, hosts in now.items()} == {job: set(hosts) for job, hosts in before.items()}:
         return

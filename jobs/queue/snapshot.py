@@ -65,8 +65,9 @@ def queue_now(now: datetime) -> list[Queued]:
     kept: dict[str, list[str]] = {}
     for job, host in KeptHost.objects.values_list("job_id", "host__name"):
         kept.setdefault(job, []).append(host)
-    again = {id for id, *_, attempt, _reason, _held, _moved, _placed in rows if attempt > 1}
-    waits, alive = after(), held_back(again, now)
+    waits = after()
+    tried = Job.objects.filter(status=Status.QUEUED, engine="hosts", attempt__gt=1)
+    leased = held_back(set(tried.values_list("id", flat=True)), now)
     share = factors({p.name: Use(p.used, p.weight) for p in Project.objects.all()})
     rates = Rates(settings.AGEING_PER_HOUR, settings.SHARE_POINTS)
     found = []
@@ -79,7 +80,7 @@ def queue_now(now: datetime) -> list[Queued]:
             id, name, owner, device, num_slots, wanted, priority, created, tuple(kept.get(id, ())),
             (wide, unit) if wide != unit else (unit,), most, stands.points, project, pool, frozenset(labels), limit_s,
         )  # fmt: skip
-        bar = alive.get(id, "")
+        bar = leased.get(id, "")
         if held:
             bar = "held by staff until it is released"
         elif id in waits and waits[id].unended:
