@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from django.db.models import Count
 from django.http import Http404
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from redis.exceptions import RedisError
@@ -54,7 +55,8 @@ class Hosts(APIView):
     @extend_schema(operation_id="listHosts", responses={200: schema.list_of("HostBrief"), **refusals()})
     def get(self, request: Request) -> Response:
         """Every host that was not removed."""
-        return Response([host_brief(host) for host in Host.objects.present().order_by("name")])
+        found = Host.objects.present().annotate(held=Count("allocations")).order_by("name")
+        return Response([host_brief(host, host.held) for host in found])
 
 
 class HostView(APIView):

@@ -77,15 +77,15 @@ class NewToken(Token):
     token: Annotated[str, Field(description="shown this once: only its hash is kept")]
 
 
-def host_brief(host: Host) -> HostBrief:
-    """One line of a list."""
+def host_brief(host: Host, held: int) -> HostBrief:
+    """One line of a list; `held`: slots that are not free."""
     return {
         "name": host.name,
         "state": state_of(host),
         "device": host.device,
         "device_name": host.device_name,
         "slots": host.slots,
-        "free_slots": host.slots - host.allocations.count(),
+        "free_slots": host.slots - held,
         "drained": host.drained,
         "note": host.note,
         "last_seen": host.last_seen.isoformat(),
@@ -99,7 +99,7 @@ def host_detail(host: Host, user: Any) -> HostDetail:
     held: list[HeldSlot] = [
         {"slot": slot, "job": job.id if job else None} for slot, job in held_slots([host], user)[host.pk]
     ]
-    return {**host_brief(host), "address": host.address, "held": held, "facts": host.facts, "use": host.use}
+    return {**host_brief(host, len(held)), "address": host.address, "held": held, "facts": host.facts, "use": host.use}
 
 
 def token_told(token: JoinToken) -> Token:
