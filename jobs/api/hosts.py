@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
-from django.db.models import Count
 from django.http import Http404
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from redis.exceptions import RedisError
@@ -21,7 +21,7 @@ from jobs.api.views import MayChangeHosts, refusals, refuse, refuse_body, user_o
 from jobs.hosts import joining, staff, tokens
 from jobs.hosts.access import NoRightsError
 from jobs.hosts.present import host_brief, host_detail, token_told
-from jobs.models import Host, JoinToken
+from jobs.models import Host, JoinToken, SlotAllocation
 from jobs.planning.queries import checked
 from jobs.present import job_detail
 from jobs.queue import actions
@@ -55,8 +55,8 @@ class Hosts(APIView):
     @extend_schema(operation_id="listHosts", responses={200: schema.list_of("HostBrief"), **refusals()})
     def get(self, request: Request) -> Response:
         """Every host that was not removed."""
-        found = Host.objects.present().annotate(held=Count("allocations")).order_by("name")
-        return Response([host_brief(host, host.held) for host in found])
+        held = Counter(SlotAllocation.objects.values_list("host_id", flat=True))
+        return Response([host_brief(host, held[host.pk]) for host in Host.objects.present().order_by("name")])
 
 
 class HostView(APIView):

@@ -12,6 +12,8 @@ from jobs.models import Host, Job
 
 COLOURS = 16  # as many as there are --series tokens
 MOST_IN_LEGEND = 24
+MOST_IN_FULL = 24  # hosts; of more, each shows its first gauges only
+FIRST_GAUGES = 2
 TONES: dict[HostState, str] = {"connected": "good", "drained": "warn", "silent": "warn", "lost": "bad"}
 
 
@@ -70,7 +72,8 @@ def grid(hosts: Sequence[Host], user: Any) -> Grid:
     jobs = {slot.job.id: slot.job for slots in held.values() for slot in slots if slot.job}
     order = sorted(jobs.values(), key=lambda job: (job.created, job.id))
     colours = {job.id: f"slot-{place % COLOURS}" for place, job in enumerate(order)}
-    shown = [_shown(host, {slot.slot: slot.job for slot in held[host.pk]}, colours) for host in hosts]
+    brief = len(hosts) > MOST_IN_FULL
+    shown = [_shown(host, {slot.slot: slot.job for slot in held[host.pk]}, colours, brief=brief) for host in hosts]
     legend = [Entry(job, colours[job.id], counts[job.id]) for job in order]
     return Grid(
         hosts=shown,
@@ -82,7 +85,7 @@ def grid(hosts: Sequence[Host], user: Any) -> Grid:
     )
 
 
-def _shown(host: Host, held: dict[int, Job | None], colours: dict[str, str]) -> HostShown:
+def _shown(host: Host, held: dict[int, Job | None], colours: dict[str, str], *, brief: bool) -> HostShown:
     slots = []
     for number in range(host.slots):
         job = held.get(number)
@@ -90,7 +93,8 @@ def _shown(host: Host, held: dict[int, Job | None], colours: dict[str, str]) -> 
         slots.append(SlotShown(number, colour, job))
     state = state_of(host)
     speaks = state in ("connected", "drained")  # how a silent host fared once says nothing
-    return HostShown(host, state, TONES[state], slots, host.slots - len(held), gauges(host) if speaks else [])
+    told = gauges(host)[: FIRST_GAUGES if brief else None] if speaks else []
+    return HostShown(host, state, TONES[state], slots, host.slots - len(held), told)
 
 
 def gauges(host: Host) -> list[Gauge]:
