@@ -18,7 +18,7 @@ from jobs.hosts.tokens import TokenQuery
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Template
 from jobs.present import JobBrief, JobDetail
-from jobs.reporting.requests import Heard, NodeJoined, NodeRequest, OpenedRun, RunRequest
+from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
@@ -28,11 +28,11 @@ from planner.teaching.explain import Explanation
 
 READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
-    *(JoinRequest, TokenQuery, RunRequest, NodeRequest),
+    *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest),
 )
 TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
-    *(OpenedRun, NodeJoined, Heard),
+    *(OpenedRun, NodeJoined, Heard, Met),
     *(Plan, SearchResult, Explanation, Advice, Template, Preset, Errors),
 )
 TEMPLATE = "#/components/schemas/{model}"

@@ -29,6 +29,7 @@ urlpatterns = [
     path("runs", runs.Runs.as_view(), name="api-runs"),
     path("runs/<str:run>/<int:attempt>/members", runs.Members.as_view(), name="api-run-members"),
     path("runs/<str:run>/<int:attempt>/members/<int:node>/batches", runs.Batches.as_view(), name="api-run-batches"),
+    path("runs/<str:run>/<int:attempt>/members/<int:node>/meet", runs.Meet.as_view(), name="api-run-meet"),
     path("runs/<str:run>/<int:attempt>/members/<int:node>/report", runs.Report.as_view(), name="api-run-report"),
     path("schema", views.Schema.as_view(), name="api-schema"),
 ]
