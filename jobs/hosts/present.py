@@ -66,6 +66,7 @@ class Token(TypedDict):
     expires: Moment
     most_uses: Annotated[int | None, Field(description="hosts that may join with it; null: any number")]
     uses: int
+    labels: Annotated[list[str], Field(description="what hosts that join with it are labelled")]
     last_used: Moment | None
     last_host: Annotated[str, Field(description="who joined with it last")]
     problem: Annotated[str, Field(description="why nobody joins with it any more; empty while somebody may")]
@@ -112,6 +113,7 @@ def token_told(token: JoinToken) -> Token:
         "expires": token.expires.isoformat(),
         "most_uses": token.most_uses,
         "uses": token.uses,
+        "labels": token.labels,
         "last_used": token.last_used.isoformat() if token.last_used else None,
         "last_host": token.last_host,
         "problem": tokens.why_not(token),

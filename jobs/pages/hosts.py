@@ -15,13 +15,14 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
 from jobs.access import may_change_hosts, visible_jobs
-from jobs.hosts import staff, tokens
+from jobs.hosts import tokens
 from jobs.hosts.grid import TONES, SlotShown, grid
 from jobs.hosts.state import state_of
 from jobs.hosts.versions import versions_of
 from jobs.models import LIVE, Host, Job, JoinToken
 from jobs.planning.queries import checked
 from jobs.queue import actions
+from jobs.queue import hosts as staff
 from jobs.text import storable, whole_number
 from planner.facts.spec import SpecError
 
@@ -96,14 +97,14 @@ def calibrate(request: HttpRequest, name: str) -> HttpResponse:
 
 @for_staff
 def drain(request: HttpRequest, name: str) -> HttpResponse:
-    if staff.drain(_find(name), True):
+    if staff.drain(_find(name), True, by(request)):
         messages.success(request, f"{name} takes no new jobs; what runs there goes on.")
     return redirect("host", name)
 
 
 @for_staff
 def undrain(request: HttpRequest, name: str) -> HttpResponse:
-    if staff.drain(_find(name), False):
+    if staff.drain(_find(name), False, by(request)):
         messages.success(request, f"{name} takes jobs again.")
     return redirect("host", name)
 
@@ -112,7 +113,7 @@ def undrain(request: HttpRequest, name: str) -> HttpResponse:
 def give_up(request: HttpRequest, name: str) -> HttpResponse:
     """Its attempts are lost, its slots free."""
     try:
-        lost = actions.give_up_host(_find(name), cast(User, request.user).get_username())
+        lost = actions.give_up_host(_find(name), by(request))
     except actions.HostConnectedError:
         messages.error(request, f"{name} has just been heard of: cancel its jobs instead.")
         return redirect("host", name)
@@ -124,7 +125,7 @@ def give_up(request: HttpRequest, name: str) -> HttpResponse:
 def remove(request: HttpRequest, name: str) -> HttpResponse:
     """Its name is free, and it is nobody."""
     try:
-        staff.remove(_find(name), cast(User, request.user).get_username())
+        staff.remove(_find(name), by(request))
     except staff.BusyHostError as error:
         messages.error(request, f"{error}.")
         return redirect("host", name)
@@ -140,7 +141,7 @@ def make_token(request: HttpRequest) -> HttpResponse:
     except SpecError as error:
         messages.error(request, "; ".join(f"{p.field}: {p.message}" for p in error.problems))
         return redirect("hosts")
-    token, text = tokens.mint(cast(User, request.user).get_username(), asked)
+    token, text = staff.make_token(by(request), asked)
     answer = render(request, "hosts/token.html", {"token": token, "text": text, "board": _board(request)})
     answer["Cache-Control"] = "no-store"
     return answer
@@ -149,9 +150,13 @@ def make_token(request: HttpRequest) -> HttpResponse:
 @for_staff
 def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
     number = whole_number(key, 1, 2**63 - 1)
-    if tokens.revoke(get_object_or_404(JoinToken, pk=number or 0)):
+    if staff.revoke_token(get_object_or_404(JoinToken, pk=number or 0), by(request)):
         messages.success(request, "Nobody joins with that token any more; hosts that did stay.")
     return redirect("hosts")
+
+
+def by(request: HttpRequest) -> str:
+    return cast(User, request.user).get_username()
 
 
 def _find(name: str) -> Host:
@@ -172,7 +177,7 @@ def _of_tokens(request: HttpRequest) -> dict[str, Any]:
 
 def _asked(form: QueryDict) -> dict[str, Any]:
     """A form's fields as JSON would have them: what is no number goes on as it is, to be named."""
-    asked: dict[str, Any] = {"note": form.get("note", "").strip()}
+    asked: dict[str, Any] = {"note": form.get("note", "").strip(), "labels": form.get("labels", "").split()}
     for name in ("hours", "uses"):
         if told := form.get(name, ""):
             number = whole_number(told, 0, 10**6)
