@@ -10,7 +10,9 @@ from typing import Any, cast
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
+from contracts.allocations import AllocationOrder
 from contracts.control import AttemptReport, Event, ExitReport, LaunchOrder
+from contracts.join import JoinRequest
 from contracts.telemetry import Batch, Frame, Item
 
 EVENT_BYTES = 8 * 2**20
@@ -99,6 +101,16 @@ def checked_order(told: object) -> LaunchOrder:
     return order
 
 
+def checked_join(told: object) -> JoinRequest:
+    """What a machine asked for over REST. Raises BadMessageError."""
+    return cast(JoinRequest, _checked(_JOIN, told))
+
+
+def checked_allocation(told: object) -> AllocationOrder:
+    """An order as a node of an allocation read it. Raises BadMessageError."""
+    return cast(AllocationOrder, _checked(_ALLOCATION, told))
+
+
 def _encode(adapter: TypeAdapter[Any], message: object, most: int) -> bytes:
     packed: bytes = msgpack.packb(_checked(adapter, message))
     if len(packed) > most:
@@ -135,3 +147,5 @@ _BATCH: TypeAdapter[Any] = TypeAdapter(Batch)
 _REPORT: TypeAdapter[Any] = TypeAdapter(AttemptReport)
 _EXIT: TypeAdapter[Any] = TypeAdapter(ExitReport)
 _ORDER: TypeAdapter[Any] = TypeAdapter(LaunchOrder)
+_JOIN: TypeAdapter[Any] = TypeAdapter(JoinRequest)
+_ALLOCATION: TypeAdapter[Any] = TypeAdapter(AllocationOrder)

@@ -5,12 +5,18 @@ from __future__ import annotations
 TASK_LAUNCH = "workers.launch"  # argument: LaunchOrder; starts a detached supervisor and returns
 TASK_ACKNOWLEDGE = "workers.acknowledge"  # arguments: job, attempt; the exit report was stored
 
-EVENTS_STREAM = "meshboard:events"  # hosts -> controller; field "b" holds one msgpack Event
+EVENTS_STREAM = "meshboard:events"  # hosts -> controller; "b" holds one msgpack Event, "s" its `signing.signature`
+CANCEL_KEYS = "meshboard:cancel:"
+
+
+def host_keys(host: str) -> str:
+    """What every Redis key begins with that is this host's alone; no host's name holds a colon."""
+    return f"meshboard:host:{host}:"
 
 
 def host_queue(host: str) -> str:
     """Name of the Celery queue that only this host's worker reads."""
-    return f"host.{host}"
+    return f"{host_keys(host)}orders"
 
 
 def telemetry_stream(job: str, attempt: int, node: int = 0) -> str:
@@ -28,4 +34,4 @@ def gang_key(job: str, attempt: int) -> str:
 
 def cancel_key(job: str, attempt: int) -> str:
     """Set by the controller while an attempt is CANCELLING; its supervisor polls it each second."""
-    return f"meshboard:cancel:{job}:{attempt}"
+    return f"{CANCEL_KEYS}{job}:{attempt}"

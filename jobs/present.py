@@ -1,4 +1,4 @@
-"""A job as JSON: the REST detail, the page's data and the websocket's state message are all this. And a host."""
+"""A job as JSON: the REST detail, the page's data and the websocket's state message are all this."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from contracts.control import ExitReport
-from jobs.models import ELSEWHERE, TERMINAL, Attempt, Host, Job, Member, Status
+from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, Member, Status
 from planner.cost.estimate import Estimate
 from planner.facts.dumped import LayoutDict, SpecDict
 from planner.search.auto import Chosen
@@ -44,15 +44,15 @@ class JobBrief(TypedDict):
     changed: Moment
 
 
-class GangMember(TypedDict):
-    """An attempt's share of one host. Ranks follow each other from `first_rank` on."""
+class MemberBrief(TypedDict):
+    """An attempt's share of one host: `num_ranks` ranks from `first_rank` on. `reason`: why it ended so."""
 
     node: int
     host: str
     first_rank: int
     num_ranks: int
     ended: Moment | None
-    outcome: Annotated[str, Field(description="empty until it has ended")]
+    outcome: str
     reason: str
 
 
@@ -68,8 +68,10 @@ class JobDetail(JobBrief):
 
     finished: bool
     engine: Annotated[str, Field(description="who launched it: hosts, slurm, or elsewhere where it reports itself")]
+    engine_id: Annotated[str, Field(description="what the engine calls the current attempt: Slurm's job id")]
+    engine_told: Annotated[dict[str, str], Field(description="what it said of it last: state, partition, nodes")]
     host: Annotated[str | None, Field(description="hosts of the current attempt in the order of their ranks")]
-    members: list[GangMember]
+    members: Annotated[list[MemberBrief], Field(description="of the current attempt, in rank order")]
     exit: Annotated[ExitReport | Older | None, Field(description="how the current attempt ended")]
     note: Annotated[str, Field(description="what its host wants known of it, such as a stopped rank")]
     history: list[StateChange]
@@ -77,26 +79,6 @@ class JobDetail(JobBrief):
     estimate: Annotated[Estimate | Older, Field(description="as told at submit")]
     chosen: Annotated[Chosen | Older | None, Field(description='where the layout was "auto"; null elsewhere')]
     reported: Annotated[Reported | None, Field(description="of a run from elsewhere; null of others")]
-
-
-class HostBrief(TypedDict):
-    """Where jobs run."""
-
-    name: str
-    device: str
-    device_name: str
-    slots: int
-    free_slots: int
-    drained: bool
-    note: Annotated[str, Field(description="what it wants known, such as jobs that run as root")]
-    last_seen: Moment
-    calibrated: Annotated[Moment | None, Field(description="when it was last measured")]
-
-
-class GivenUp(TypedDict):
-    """How many attempts were lost with a host."""
-
-    lost: int
 
 
 def job_brief(job: Job) -> JobBrief:
@@ -127,6 +109,8 @@ def job_detail(job: Job) -> JobDetail:
         **job_brief(job),
         "finished": job.status in TERMINAL,
         "engine": job.engine,
+        "engine_id": attempt.engine_id if attempt else "",
+        "engine_told": attempt.engine_told if attempt else {},
         "host": attempt.where() if attempt else None,
         "members": [_member(member) for member in attempt.members.all()] if attempt else [],
         "exit": attempt.exit if attempt else None,
@@ -143,7 +127,7 @@ def _reported(attempt: Attempt) -> Reported:
     return {"command": attempt.reported.command, "tags": attempt.reported.tags}
 
 
-def _member(member: Member) -> GangMember:
+def _member(member: Member) -> MemberBrief:
     return {
         "node": member.node,
         "host": member.host_name,
@@ -161,18 +145,3 @@ def _notes(attempt: Attempt) -> Iterator[str]:
     for member in members:
         if member.note:
             yield member.note if len(members) == 1 else f"{member.host_name}: {member.note}"
-
-
-def host_brief(host: Host) -> HostBrief:
-    """One line of a list."""
-    return {
-        "name": host.name,
-        "device": host.device,
-        "device_name": host.device_name,
-        "slots": host.slots,
-        "free_slots": host.slots - host.allocations.count(),
-        "drained": host.drained,
-        "note": host.note,
-        "last_seen": host.last_seen.isoformat(),
-        "calibrated": host.profiled.isoformat() if host.profiled else None,
-    }

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = "/opt/image-python"
-HOST = "MESHBOARD_REDIS_URL=redis://unused MESHBOARD_RUN_DIR=/var/lib/meshboard/runs"
+HOST = "MESHBOARD_REDIS_URL=redis://unused MESHBOARD_HOST_KEY=00 MESHBOARD_RUN_DIR=/var/lib/meshboard/runs"
 # What the finished image has to do at least, as its USER.
 PROOFS = {
     "web": [

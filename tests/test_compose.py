@@ -31,6 +31,7 @@ SECRETS = {
     "MESHBOARD_SECRET_KEY": "compose-test-secret-key-0123456789-0123456789-0123456789",
     "MESHBOARD_REDIS_PASSWORD": "redispassword",
     "MESHBOARD_DATABASE_PASSWORD": "databasepassword",
+    "MESHBOARD_JOIN_TOKEN": "compose-test-join-token-0123456789",
     "MESHBOARD_HTTPS": "0",
 }
 HOSTS = Path("/etc/netns") / NAMESPACE / "hosts"
@@ -42,6 +43,7 @@ def composed(state: Path, *options: str) -> dict[str, Any]:
         **os.environ,
         **SECRETS,
         "MESHBOARD_STATE_DIR": str(state / "web"),
+        "MESHBOARD_HOST_STATE_DIR": str(state / "host"),
         "MESHBOARD_RUN_DIR": str(state / "runs"),
         "MESHBOARD_SCRIPT_ROOT": str(state / "scripts"),
         "MESHBOARD_CHECKPOINT_ROOT": str(state / "checkpoints"),
@@ -60,15 +62,16 @@ def composed(state: Path, *options: str) -> dict[str, Any]:
 
 def test_docker_compose_accepts_the_file_and_the_host_gets_no_database(tmp_path: Path) -> None:
     services = composed(tmp_path)
-    assert set(services) == {"web", "controller", "host", "host-gpu", "redis", "postgres", "migrate"}
+    assert set(services) == {"web", "controller", "host", "host-gpu", "redis", "postgres", "migrate", "join-token"}
     environment = " ".join(f"{k}={v}" for k, v in services["host"]["environment"].items())
     assert "DATABASE" not in environment
     assert "SECRET_KEY" not in environment
+    assert "REDIS" not in environment
 
 
 def test_every_service_that_stays_has_a_health_check_and_bounded_logs(tmp_path: Path) -> None:
     services = composed(tmp_path, "--profile", "gpu")
-    assert [n for n, s in services.items() if "healthcheck" not in s] == ["migrate"]
+    assert [n for n, s in services.items() if "healthcheck" not in s] == ["join-token", "migrate"]
     assert {s["logging"]["options"]["max-size"] for s in services.values()} == {"10m"}
     assert [n for n in ("redis", "postgres") if not re.search(r":\d+\.\d+(\.\d+)?$", services[n]["image"])] == []
     # Else the check is refused, and its client ends with 0 all the same.
@@ -169,7 +172,7 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(namespace: N
             break
         folder.chmod(0o755)
     services = composed(tmp_path)
-    for folder in ("web", "runs", "data", "programs"):
+    for folder in ("web", "host", "runs", "data", "programs"):
         (tmp_path / folder).mkdir()
     (tmp_path / "programs" / "valkey-server").symlink_to(find_redis_server())
     path = f"{tmp_path / 'programs'}:{os.environ['PATH']}"
@@ -213,6 +216,7 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(namespace: N
         refused = subprocess.run(argv, env=required, cwd=ROOT, capture_output=True, text=True, check=False)
         assert "server does not support SSL" in refused.stderr
         run("migrate")
+        run("join-token")
         token = json.loads(run("web", "meshboard_user"))["api_token"]
         checked = [name for name in ("web", "controller", "host") if "healthcheck" in services[name]]
         assert [name for name in checked if healthy(name)] == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import dj_database_url
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
@@ -56,18 +56,12 @@ def _networks(text: str) -> list[str]:
     return given
 
 
-class SlurmSite(NamedTuple):
-    """A Slurm cluster: a folder of all its nodes and their Python; the login node, empty for this machine."""
-
-    folder: str
-    python: str
-    login: str
-    ssh_config: str
-
-
 LOGIN = r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}$"  # no option of ssh
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_parsed)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(lambda text: [name.strip() for name in text.split(",")])]
+SecretNames = Annotated[
+    list[SecretStr], NoDecode, BeforeValidator(lambda text: [SecretStr(key) for key in text.split(",") if key])
+]
 Networks = Annotated[list[str], NoDecode, BeforeValidator(_networks)]
 Folder = Annotated[Path, AfterValidator(Path.resolve)]
 
@@ -101,6 +95,9 @@ class WebSettings(BaseSettings):
     state_dir: Folder = Field(BASE_DIR / "var", description="database, static files, secrets")
     static_root: Folder | None = Field(None, description="static files as served; `STATE_DIR/static` if not set")
     secret_key: SecretStr = Field(description="signs sessions and tokens")
+    secret_key_fallbacks: SecretNames | None = Field(
+        None, description="earlier secret keys, with commas between: sessions and hosts of theirs hold until renewed"
+    )
     debug: bool = Field(False, description="Django's debug pages; never on a reachable host")
     allowed_hosts: Names = Field(
         ["127.0.0.1", "localhost"], description="host names served, and socket origins accepted, with commas between"
@@ -111,8 +108,21 @@ class WebSettings(BaseSettings):
         description="`postgres://user:password@host:port/name?sslmode=require`; SQLite in `STATE_DIR` if not set",
     )
     redis_url: SecretStr = Field(description="broker, events and telemetry")
+    redis_for_hosts: SecretStr | None = Field(
+        None, description="the same Redis as hosts reach it, `redis://name:port/0`; `MESHBOARD_REDIS_URL` if not set"
+    )
+    redis_access: Literal["hosts", "shared"] = Field(
+        "hosts", description="`hosts`: each has a Redis user of its own; `shared`: all use the board's own credentials"
+    )
     submits_per_minute: int = Field(60, ge=1, description="jobs that a user may submit in a minute over REST")
 
+    ageing_per_hour: float = Field(0.1, ge=0, le=1000, description="points that a queued job gains in an hour")
+    share_points: float = Field(
+        1.0, ge=0, le=1000, description="points of a job whose project used nothing; half at its fair share"
+    )
+    share_half_life_h: float = Field(
+        24.0, gt=0, le=8760, description="hours in which half of a project's use is forgotten"
+    )
     logins_per_minute: int = Field(30, ge=1, description="logins that may be tried in a minute from one address")
     lease_s: int = Field(
         3600,
@@ -133,6 +143,14 @@ class WebSettings(BaseSettings):
         pattern=r"^/[^\x00-\x1f\x7f]*$",
         description="a Python on those nodes that has Meshboard; the board's own if not set",
     )
+    slurm_board: str = Field(
+        "https://localhost",
+        pattern=r"^https?://[^\s?#@]+$",
+        description="where those nodes reach the board, over HTTPS",
+    )
+    slurm_ca_file: Folder | None = Field(
+        None, description="certificates that those nodes trust the board by; their own machine's if not set"
+    )
     slurm_ssh: str | None = Field(
         None, pattern=LOGIN, description="`user@host` of a login node that has `sbatch`; this machine has it if not set"
     )
@@ -140,12 +158,18 @@ class WebSettings(BaseSettings):
         None, description="how `ssh` gets there: key, known hosts, jumps; the user's own file if not set"
     )
 
-    def slurm(self) -> SlurmSite | None:
+    def slurm(self) -> dict[str, str] | None:
         """Where Slurm runs jobs, None where the board has none."""
         if self.slurm_folder is None:
             return None
-        config = str(self.slurm_ssh_config) if self.slurm_ssh_config else ""
-        return SlurmSite(self.slurm_folder, self.slurm_python or sys.executable, self.slurm_ssh or "", config)
+        return {
+            "folder": self.slurm_folder,
+            "python": self.slurm_python or sys.executable,
+            "board": self.slurm_board,
+            "login": self.slurm_ssh or "",
+            "ssh_config": str(self.slurm_ssh_config or ""),
+            "ca_file": str(self.slurm_ca_file or ""),
+        }
 
     def database(self) -> dict[str, Any]:
         """Django's settings of the database."""

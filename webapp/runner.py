@@ -32,7 +32,7 @@ DEFAULT_PORT = 8000
 SERVICES = ["web", "controller", "host"]
 # Below those that Linux hands to outgoing connections, one of which might otherwise sit on it while we are down.
 REDIS_PORTS = range(20_000, 32_768)
-PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "SLURM_CONF")
 
 
 class StartError(RuntimeError):
@@ -78,7 +78,10 @@ def run(settings: RunnerSettings) -> None:
         manage(environment, "migrate", "--verbosity", "0")
         manage(environment, "collectstatic", "--no-input", "--verbosity", "0")
         login = json.loads(manage(environment, "meshboard_user", *known_credentials(up_file)))
-        for child in services(environment, host_env, port):
+        token = json.loads(
+            manage(environment, "join_token", "--json", "--hours", "1", "--uses", "1", "--note", "make up")
+        )
+        for child in services(environment, {**host_env, "MESHBOARD_JOIN_TOKEN": token["token"]}, port):
             fleet.start(child)
         wait_for_web(port, fleet)
         url = f"http://127.0.0.1:{port}"
@@ -106,14 +109,12 @@ def run(settings: RunnerSettings) -> None:
 
 def services(environment: dict[str, str], host_env: dict[str, str], port: int) -> list[Child]:
     """The three long-lived services; docker-compose.yml starts the same ones on their own machines."""
-    host = host_env["MESHBOARD_HOST_NAME"]
     web = f"webapp.serve --port {port}"
-    celery = "worker --pool threads --concurrency 2 --without-mingle --loglevel INFO"
-    host_worker = f"celery -A workers.host.app {celery} --queues host.{host} --hostname host-{host}@%h"
+    host = f"workers.host.join http://127.0.0.1:{port}"
     return [
         Child("web", [sys.executable, "-m", *web.split()], environment, ROOT),
         Child("controller", [sys.executable, "manage.py", "controller"], environment, ROOT),
-        Child("host", [sys.executable, "-m", *host_worker.split()], host_env, ROOT),
+        Child("host", [sys.executable, "-m", *host.split()], host_env, ROOT),
     ]
 
 
@@ -138,14 +139,15 @@ def web_environment(state: Path, port: int) -> dict[str, str]:
 
 
 def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]:
-    """Settings of the host worker: Redis and its own directories, no database and no secret key."""
+    """Settings of the host worker: its own directories, no database, no secret key; Redis once it has joined."""
     gpus = gpu_count()
     keep = {k: v for k, v in environment.items() if k in (*PASSED_ON, "PYTHONUNBUFFERED")}
     roots = ("CHECKPOINT_ROOT", "DATA_ROOT", "SCRIPT_ROOT")
     bounds = ("LOG_BYTES", "STREAM_BYTES", "KEEP_RUNS_DAYS", "KEEP_RUNS_BYTES")
     wanted = (
-        "REDIS_URL",
         "HOST_NAME",
+        "ADDRESS",
+        "GROUP_TIMEOUT_S",
         "SLOTS",
         "DEVICE",
         "RUN_DIR",

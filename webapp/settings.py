@@ -20,7 +20,10 @@ STATE_DIR = _given.state_dir
 DEBUG = _given.debug
 HTTPS = _given.https
 SECRET_KEY = _given.secret_key.get_secret_value()
+SECRET_KEY_FALLBACKS = [key.get_secret_value() for key in _given.secret_key_fallbacks or []]
 REDIS_URL = _given.redis_url.get_secret_value()
+REDIS_FOR_HOSTS = _given.redis_for_hosts.get_secret_value() if _given.redis_for_hosts else ""
+REDIS_ACCESS = _given.redis_access
 LEASE_S = float(_given.lease_s)
 ALLOWED_HOSTS = _given.allowed_hosts
 SLURM = _given.slurm()
@@ -59,6 +62,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "jobs.queue.audit.AddressMiddleware",
     "axes.middleware.AxesMiddleware",
 ]
 
@@ -101,6 +105,9 @@ AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False  # whoever knocks on must 
 AXES_LOCKOUT_CALLABLE = "webapp.login.locked_out"
 # The address of the connection, which `webapp.serve` takes from a proxy's header only if the proxy is a trusted one.
 AXES_IPWARE_META_PRECEDENCE_ORDER = ["REMOTE_ADDR"]
+AGEING_PER_HOUR = _given.ageing_per_hour
+SHARE_POINTS = _given.share_points
+SHARE_HALF_LIFE_H = _given.share_half_life_h
 LOGINS_PER_MINUTE = _given.logins_per_minute
 
 CACHES = {

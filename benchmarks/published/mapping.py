@@ -34,6 +34,7 @@ class Planned(NamedTuple):
     """`scale`: steps of the row over steps of the spec, where its batch cannot be divided evenly.
 
     `stage`: whose memory was measured, None for the fullest. `meter`: the device's own count, or the allocator's.
+    `own_tests`: of Megatron-LM's.
     """
 
     spec: JobSpec
@@ -44,7 +45,13 @@ class Planned(NamedTuple):
     stage: int | None
     meter: Meter
     any_recompute: bool
+    own_tests: bool
 
+
+# Whose gradients are no wider than weights: Aleph Alpha's (15 B parameters a GPU ran on 80 GB), and NVIDIA's recipes
+# for speed, which reduce gradients in bf16 (a log of one has 4.4 B a parameter allocated).
+NARROW_GRADIENTS = r"aleph-alpha|nvidia/dgxc|nvidia/nemo|nvidia-nemo|mlcommons"
+NARROWED: dict[Precision, Precision] = {"bf16": "bf16_gradients", "fp8": "fp8_gradients"}
 
 # (pattern in the row's gpu, in lower case; cluster): first match wins.
 _GPUS = (
@@ -113,8 +120,8 @@ def plan_of(row: PublishedRow) -> Planned:
     model = _model(row, text, stack)
     layout = _layout(row, text, stack, model)
     precision = _precision(row.text("precision").lower())
-    if "aleph-alpha" in row.source.lower():  # 15 B parameters a GPU ran on 80 GB: gradients are no wider than weights
-        precision = "bf16_gradients"
+    if re.search(NARROW_GRADIENTS, row.source.lower()):
+        precision = NARROWED.get(precision, precision)
     seq = row.count("seq")
     global_batch = row.count("global_batch")
     micro_batch = max(1, row.count("micro_batch"))
@@ -129,6 +136,7 @@ def plan_of(row: PublishedRow) -> Planned:
         precision=precision,
         attention=_attention(text, stack),
         compile="torch.compile" in text and "compile off" not in text,
+        dropout=tests_of_megatron(row) and model.arch == "gpt",  # its arguments' default
     )
     spec = JobSpec(model=model, layout=layout, train=train, resources=Resources(device=cluster.device, stack=stack))
     recompute = row.text("recompute").lower()
@@ -140,8 +148,14 @@ def plan_of(row: PublishedRow) -> Planned:
         scale=global_batch / whole,
         stage=layout.pp - 1 if "(last)" in text or row.kind == "steady" else None,
         meter="allocated" if row.text("measure_name").endswith("_bytes") else "device",
+        own_tests=tests_of_megatron(row),
         any_recompute=recompute in ("see recipe", "unknown", ""),
     )
+
+
+def tests_of_megatron(row: PublishedRow) -> bool:
+    """Whether the row is of Megatron-LM's own tests."""
+    return row.source == "NVIDIA/Megatron-LM"
 
 
 def _refuse(text: str) -> None:
@@ -237,6 +251,8 @@ def _mixture(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | No
             return None, None, 0
         top = re.search(r"router-topk=(\d+)|top (\d+)", text)
         found = _Mixture(int(number[1] or number[2]), int(top[1] or top[2]) if top else 1)
+        if not _is_gated(row, text):
+            ffn = round(ffn * 2 / 3)  # as many weights in a gated MLP
     moe = MoeSpec(
         num_experts=found.experts,
         experts_per_token=min(found.top, found.experts),
@@ -324,6 +340,6 @@ def _kernels(text: str, stack: StackName) -> Stack:
 def _attention(text: str, stack: StackName) -> AttentionKernel:
     if found := re.search(r"attention kernel (\w+)", text):
         return "unfused" if found[1] in ("torch", "fused") else "fused"
-    if "attention-backend=unfused" in text or "bloom" in text:
+    if "attention-backend=unfused" in text or "transformer-impl=local" in text or "bloom" in text:
         return "unfused"
     return "fused"

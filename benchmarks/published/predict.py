@@ -51,15 +51,19 @@ class Predictor:
             spec = self._usual_recompute(planned)
             planned = planned._replace(spec=spec)
         needed = self._needed(planned, spec)
-        fits = needed <= _room(planned)
+        fits = needed <= _room(planned) or (planned.any_recompute and self._fits_somehow(planned))
         if row.kind == "out_of_memory":
             return Answer(row, planned, needed / _room(planned), 0.0, fits)
         if row.kind == "time":
             return Answer(row, planned, self._seconds(planned, spec), _measured_seconds(row, spec), fits)
         if row.kind == "steady":
             return Answer(row, planned, _steady(planned, spec.layout.pp - 1), row.num_bytes, fits)
-        peak = _tensors(spec, planned.stage)
+        peak = _tensors(spec, planned.stage) + _table_bytes(planned)
         return Answer(row, planned, needed if planned.meter == "device" else peak, row.num_bytes, fits)
+
+    def _fits_somehow(self, planned: Planned) -> bool:
+        """Where a recipe's recompute is not told, with as much of it as there is."""
+        return self._needed(planned, _recomputing(planned.spec, "full")) <= _room(planned)
 
     def _usual_recompute(self, planned: Planned) -> JobSpec:
         """Where a recipe is not told: whole layers only where ZeRO-3 would not fit otherwise. Recipes with other axes
@@ -113,8 +117,7 @@ def _tensors(spec: JobSpec, stage: int | None) -> int:
 
 
 def _steady(planned: Planned, stage: int) -> float:
-    """What stays between steps: weights, gradients and moments as the stack keeps them (1910.02054 figure 1), and
-    as much as a whole table in fp32 whatever tp, which every golden value of Megatron-LM's own tests shows."""
+    """What stays between steps: weights, gradients and moments as the stack keeps them (1910.02054 figure 1)."""
     spec = planned.spec
     layout, mix = spec.layout, mix_of(spec.train.precision)
     units = local_units(spec, stage)
@@ -123,8 +126,15 @@ def _steady(planned: Planned, stage: int) -> float:
     weights = mix.compute / (degree if zero == 3 else 1)
     gradients = mix.gradients / (degree if zero >= 2 else 1)
     moments = mix.optimizer / (degree if zero else 1)
-    table = spec.model.vocab_size * spec.model.hidden_size * FP32_BYTES
-    return held * (weights + gradients + moments) + table
+    return held * (weights + gradients + moments) + _table_bytes(planned)
+
+
+def _table_bytes(planned: Planned) -> int:
+    """As much as a whole table in fp32, whatever tp, which every value of Megatron-LM's own tests has on top."""
+    if not planned.own_tests:
+        return 0
+    model = planned.spec.model
+    return model.vocab_size * model.hidden_size * FP32_BYTES
 
 
 def _measured_seconds(row: PublishedRow, spec: JobSpec) -> float:

@@ -11,11 +11,14 @@ from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import OpenApiResponse
 from pydantic import TypeAdapter
 
+from contracts.join import Joined, JoinRequest
 from jobs.api.errors import Errors
+from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
+from jobs.hosts.tokens import TokenQuery
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Template
-from jobs.present import GivenUp, HostBrief, JobBrief, JobDetail
-from jobs.reporting.requests import Heard, Joined, JoinRequest, OpenedRun, RunRequest
+from jobs.present import JobBrief, JobDetail
+from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
@@ -23,22 +26,14 @@ from planner.hardware.profile import HostProfile
 from planner.search.auto import AutoSpec
 from planner.teaching.explain import Explanation
 
-READ = (JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery, RunRequest, JoinRequest)
+READ = (
+    *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
+    *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest),
+)
 TOLD = (
-    JobBrief,
-    JobDetail,
-    HostBrief,
-    GivenUp,
-    Plan,
-    SearchResult,
-    Explanation,
-    Advice,
-    Template,
-    Preset,
-    OpenedRun,
-    Joined,
-    Heard,
-    Errors,
+    *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
+    *(OpenedRun, NodeJoined, Heard, Met),
+    *(Plan, SearchResult, Explanation, Advice, Template, Preset, Errors),
 )
 TEMPLATE = "#/components/schemas/{model}"
 EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}
@@ -72,6 +67,18 @@ SUBMIT = request_body({"allOf": [ref("JobSpec")]}, EXAMPLE)
 # What is wrong with a draft is an answer, not a refusal: every JSON value can be asked about.
 DRAFT = request_body({"anyOf": [ref("JobSpec"), {"description": "a draft that is no whole spec yet"}]}, EXAMPLE)
 SEARCH = request_body({"allOf": [ref("SearchQuery")]}, {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 8})
+JOIN_EXAMPLE = {
+    "name": "gpu-7",
+    "identity": "0123456789abcdef0123456789abcdef",
+    "token": "mbj_...",
+    "slots": 8,
+    "device": "cuda",
+    "device_name": "NVIDIA H100 80GB HBM3",
+    "memory_bytes": 85899345920,
+    "boot_id": "3c1b2f0e-8f57-4a55-8c58-5f1b1f1f6b0f",
+}
+JOIN = request_body({"allOf": [ref("JoinRequest")]}, JOIN_EXAMPLE)
+TOKEN = request_body({"allOf": [ref("TokenQuery")]}, {"hours": 24, "uses": 1, "note": "gpu-7"})
 EXPLAIN = request_body({"allOf": [ref("ExplainQuery")]}, {"spec": EXAMPLE})
 
 
@@ -112,7 +119,7 @@ def with_models(result: dict[str, Any], generator: Any, request: Any, public: bo
     for measured in ("profile", "runs"):
         models["Cluster"]["properties"].pop(measured)
     models["NamedCluster"] = _named(models.pop("Cluster"))
-    result["components"]["schemas"] = models
+    result["components"].setdefault("schemas", {}).update(models)
     return result
 
 

@@ -6,10 +6,9 @@ import logging
 import re
 
 from django.contrib.auth.models import User
-from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from redis.exceptions import RedisError
-from rest_framework.permissions import BasePermission, IsAuthenticated
+from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.throttling import UserRateThrottle
@@ -19,12 +18,10 @@ from jobs.access import find_job, find_job_to_change, may_change_hosts
 from jobs.api import schema
 from jobs.api.errors import body
 from jobs.api.listing import PARAMETERS, narrowed
-from jobs.models import Host
 from jobs.planning import answers
 from jobs.planning.hindsight import NoAdviceError, advice
-from jobs.present import GivenUp, host_brief, job_brief, job_detail
+from jobs.present import job_brief, job_detail
 from jobs.queue import actions
-from jobs.text import storable
 from planner.facts.spec import Problem, SpecError
 
 log = logging.getLogger(__name__)
@@ -275,69 +272,6 @@ class Presets(APIView):
         return Response(answers.presets())
 
 
-class Hosts(APIView):
-    """Where jobs run."""
-
-    @extend_schema(operation_id="listHosts", responses={200: schema.list_of("HostBrief"), **refusals()})
-    def get(self, request: Request) -> Response:
-        """Every host that was ever heard of."""
-        return Response([host_brief(host) for host in Host.objects.order_by("name")])
-
-
-class HostCalibrate(APIView):
-    """Measure a host."""
-
-    permission_classes = [IsAuthenticated, MayChangeHosts]
-
-    @extend_schema(
-        operation_id="calibrateHost",
-        request=None,
-        responses={201: schema.of("JobDetail"), **refusals(403, 404, 415, 422)},
-    )
-    def post(self, request: Request, name: str) -> Response:
-        """Queue a job that measures the host on all its slots; the planner then uses what it found. Staff only."""
-        host = _find_host(name)
-        refuse_body(request)
-        job = actions.calibrate(user_of(request), host)
-        return Response(job_detail(job), status=201)
-
-
-class HostGiveUp(APIView):
-    """Declare a host gone."""
-
-    permission_classes = [IsAuthenticated, MayChangeHosts]
-
-    @extend_schema(
-        operation_id="giveUpHost",
-        request=None,
-        responses={200: schema.of("GivenUp"), **refusals(403, 404, 409, 415, 422)},
-    )
-    def post(self, request: Request, name: str) -> Response:
-        """A silent host that will not return: its attempts are lost, its slots free. 409 if it speaks. Staff only."""
-        host = _find_host(name)
-        refuse_body(request)
-        try:
-            lost = actions.give_up_host(host, request.user.get_username())
-        except actions.HostConnectedError:
-            return refuse(
-                409, "host", f"{host.name} was heard of at {host.last_seen.isoformat()}: cancel its jobs instead"
-            )
-        given_up: GivenUp = {"lost": lost}
-        return Response(given_up)
-
-
-class HostProfileView(APIView):
-    """What a calibration measured."""
-
-    @extend_schema(operation_id="getHostProfile", responses={200: schema.of("HostProfile"), **refusals(404)})
-    def get(self, request: Request, name: str) -> Response:
-        """Every point, as `HostProfile` in planner.hardware describes them; 404 while the host was never measured."""
-        host = _find_host(name)
-        if host.profile is None:
-            raise Http404("never calibrated")
-        return Response(host.profile)
-
-
 class Schema(APIView):
     """This document."""
 
@@ -345,10 +279,3 @@ class Schema(APIView):
     def get(self, request: Request) -> Response:
         """The OpenAPI 3.1 document of this API."""
         return Response(schema.document())
-
-
-def _find_host(name: str) -> Host:
-    host = None if not storable(name) else Host.objects.filter(name=name).first()
-    if host is None:
-        raise Http404("no such host")
-    return host

@@ -7,10 +7,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
 
-    dependencies = [
-        ('jobs', '0015_members_only'),
-        migrations.swappable_dependency(settings.AUTH_USER_MODEL),
-    ]
+    dependencies = [("jobs", "0030_hosts_that_join")]
 
     operations = [
         migrations.AddField(

@@ -52,6 +52,7 @@ def _read(keys: list[Key]) -> dict[Key, int | None]:
     for key, entries in zip(keys, answers, strict=True):
         items = [item for _, fields in entries for item in msgpack.unpackb(fields[b"b"])["items"]]
         done = [item["step"] for item in items if item["kind"] == "step"]
+        done += [item["steps"] for item in items if item["kind"] == "phase" and "steps" in item]  # of a script
         steps[key] = max(done, default=None)
     return steps
 

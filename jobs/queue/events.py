@@ -8,6 +8,7 @@ import redis
 
 from contracts.codec import BadMessageError, decode_event
 from contracts.names import EVENTS_STREAM
+from jobs.hosts.keys import check_sender
 from jobs.models import Cursor
 from jobs.queue.deadletters import bury, passes
 from jobs.queue.hearing import hear
@@ -107,7 +108,9 @@ def _read(client: redis.Redis, position: str) -> list[Any]:
 def _take_in(entry: str, fields: dict[bytes, bytes], *, replayed: bool) -> None:
     body = fields.get(b"b", b"")
     try:
-        hear(decode_event(body), entry, replayed=replayed)
+        event = decode_event(body)
+        check_sender(event["host"], body, fields.get(b"s", b""))
+        hear(event, entry, replayed=replayed)
     except Exception as error:
         if passes(error):
             raise

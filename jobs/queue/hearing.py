@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
@@ -9,7 +11,7 @@ from django.utils import timezone
 from contracts.codec import BadMessageError
 from contracts.control import AttemptReport, Event, ExitReport, HostEvent
 from contracts.names import TASK_ACKNOWLEDGE, host_queue
-from jobs.models import HOST_SILENT_AFTER, Host, Member, Outbox, Status
+from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Member, Outbox, Status
 from jobs.queue import ending, lifecycle
 from jobs.queue.deadletters import bury, passes
 
@@ -58,7 +60,7 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
     """Write down what a host says of itself if it is newer than what it said last; whether it was."""
     held = [[r["job"], r["attempt"], r["slots"]] for r in event["attempts"] if r["state"] != "exited"]
     now = timezone.now()
-    told = {
+    told: dict[str, Any] = {
         "slots": event["slots"],
         "device": event["device"],
         "device_name": event["device_name"],
@@ -71,7 +73,10 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
         "sequence": event["sequence"],
         "holding": held,
         "last_seen": now,
+        "use": event.get("use"),
     }
+    if "facts" in event:
+        told["facts"] = event["facts"]
     named = {_key(report) for report in event["attempts"]}
     with transaction.atomic():
         host, new = Host.objects.select_for_update(no_key=True).get_or_create(name=event["host"], defaults=told)
@@ -122,6 +127,8 @@ def _hear_report(
     report: AttemptReport, host: str, member: Member | None, *, believed: bool, of_heartbeat: bool
 ) -> None:
     """An end is true whenever it is told; anything else only where it is news."""
+    if "checkpoint" in report and member is not None:
+        _hear_checkpoint(report["checkpoint"], member.attempt)
     if report["state"] == "exited":
         told = report.get("exit")
         if told is None:
@@ -140,6 +147,14 @@ def _hear_report(
     unreachable = member.attempt.job.status == Status.UNREACHABLE
     if of_heartbeat and unreachable and not ending.silent_members(member.attempt).exists():
         lifecycle.change(*_key(report), Status.RUNNING, f"host {host} is back", only_from=(Status.UNREACHABLE,))
+
+
+def _hear_checkpoint(name: str, attempt: Attempt) -> None:
+    """The newest stays: names of one attempt compare as their steps do."""
+    if not name.startswith(f"{attempt.job_id}/{attempt.number}/"):
+        raise BadMessageError(f"checkpoint: {name} is not of attempt {attempt.job_id}/{attempt.number}")
+    if name > attempt.checkpoint:
+        Attempt.objects.filter(pk=attempt.pk, checkpoint__lt=name).update(checkpoint=name)
 
 
 def _hear_end(report: AttemptReport, told: ExitReport, host: str, member: Member | None) -> None:

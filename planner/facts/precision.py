@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 from planner.facts.spec import Precision
 
 FP32_BYTES = 4
+FP8_BYTES = 1
 ADAM_MOMENT_BYTES = 2 * FP32_BYTES
 GemmType = Literal["fp32", "bf16", "fp8"]
 
@@ -40,6 +41,7 @@ MIXES: dict[Precision, Mix] = {
     "fp32": Mix("everything in fp32", 4, 4, ADAM_MOMENT_BYTES, "fp32"),
     "bf16": Mix("bf16 weights, fp32 gradients and master weights", 2, 4, _MASTER, "bf16"),
     "bf16_gradients": Mix("bf16 weights and gradients, fp32 master weights", 2, 2, _MASTER, "bf16"),
+    "fp8_gradients": Mix("fp8 products; bf16 weights and gradients, fp32 master weights", 2, 2, _MASTER, "fp8"),
     "fp8": Mix("fp8 products; bf16 weights, fp32 gradients and master weights", 2, 4, _MASTER, "fp8"),
 }
 

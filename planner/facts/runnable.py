@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.facts.precision import mix_of
 from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec, Problem
 
@@ -18,8 +19,8 @@ def not_runnable(spec: JobSpec) -> list[Problem]:
         refuse("model.mla", "latent attention")
     if model.moe and model.moe.router_bias:
         refuse("model.moe.router_bias", "a router with a bias an expert")
-    if train.precision == "fp8":
-        refuse("train.precision", "precision fp8")
+    if mix_of(train.precision).gemm == "fp8":
+        refuse("train.precision", f"precision {train.precision}")
     if layout.cp > 1 and train.attention != "fused":
         refuse("train.attention", "attention that keeps every score with context parallelism")
     if layout.zero and not train.overlap:

@@ -9,14 +9,14 @@ from typing_extensions import TypedDict
 
 from planner.cost.correction import interval
 from planner.cost.estimate import default_cluster, rank_memory
-from planner.cost.memory import fullest, held_parameters, layer_bytes
+from planner.cost.memory import fullest, held_parameters, is_taped, layer_bytes
 from planner.cost.timing import Timer, Timing
 from planner.cost.traffic import depends_on_router, step_traffic
 from planner.facts.collectives import bus_factor
 from planner.facts.flops import hardware_flops, model_flops
 from planner.facts.models import embedding_parameters, head_parameters, layer_parameters, parameter_count
 from planner.facts.placements import vocab_rows
-from planner.facts.precision import mix_of
+from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.runnable import not_runnable
 from planner.facts.shards import held, micro_batch_tokens
 from planner.facts.spec import JobSpec
@@ -81,15 +81,14 @@ def _parameters(spec: JobSpec) -> Explanation:
 def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     layout, mix, a = spec.layout, mix_of(spec.train.precision), cluster.accelerator
     parts = rank_memory(spec, stage, cluster)
-    numel, own, moment = held_parameters(spec, stage), held(spec, stage), fullest(spec, stage).moment
-    when = moment.words if moment else "in the update"
+    numel, own, when = held_parameters(spec, stage), held(spec, stage), fullest(spec, stage).when
     each = layer_bytes(spec, moe=own.num_moe_layers == own.num_layers)
     zero = "ZeRO 1910.02054 section 5, table 1"
-    fsdp = "FSDP2 of torch 2.13, held against dry runs (docs/memory.md)"
+    fsdp = "FSDP2 of torch 2.13, held against dry runs (docs/memory.md)" if is_taped(spec) else "2205.05198 section 4"
     shards = layout.shard_ranks if layout.zero else 1
-    columns = vocab_rows(spec)
+    columns, weight = vocab_rows(spec), FP32_BYTES if layout.zero and is_taped(spec) else mix.compute
     said = {
-        "parameters": ("elements held x bytes", f"{numel:,} x {parts['parameters'] // numel}", zero),
+        "parameters": ("elements held x bytes", f"{parts['parameters'] // weight:,} x {weight}", zero),
         "gradients": (f"those there {when}", f"{numel:,} a rank of {shards}, summed in {mix.gradients} B", zero),
         "optimizer": (
             "elements / shards x (Adam's moments, fp32 weights)",

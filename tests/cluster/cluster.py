@@ -6,10 +6,13 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import msgpack
+
+from contracts.names import telemetry_stream
 from tests.cluster.machine import Machine, powered
 from tests.cluster.network import inside, switched
 from tests.support.postgres import postgres_server
@@ -31,6 +34,8 @@ def why_not() -> str:
 
 class Cluster:
     """What a test asks of it. The test's own thread is in the board's network."""
+
+    ended: ClassVar[set[tuple[str, int]]] = set()  # attempts that ended while a test ran
 
     def __init__(self, board: Site, machines: dict[str, Machine], controller: subprocess.Popen[bytes]) -> None:
         self.board, self.machines, self.controller = board, machines, controller
@@ -56,8 +61,50 @@ class Cluster:
         found = wait_until(reached, f"{job} is {' or '.join(statuses)}", timeout_s, 0.2)
         assert found is not None
         if found["finished"]:
+            self.ended.add((job, found["attempt"]))
             ended(found["status"], found["history"][-1]["reason"], len(processes_of(job, found["attempt"])))
         return found
+
+    def cancel(self, job: str) -> None:
+        """Until nothing of it is left."""
+        self.call("POST", f"jobs/{job}/cancel")
+        self.wait_for(job, "cancelled")
+
+    def processes(self, job: str, attempt: int = 1, on: Machine | None = None) -> list[int]:
+        """Of an attempt, on all machines or on one."""
+        found = processes_of(job, attempt)
+        if on is None:
+            return found
+        own = os.readlink(f"/proc/{on.pid}/ns/net")
+        return [pid for pid in found if _net_of(pid) == own]
+
+    def rank_pid(self, job: str, rank: int, attempt: int = 1) -> int:
+        """The process that is this rank."""
+        for pid in processes_of(job, attempt):
+            with contextlib.suppress(OSError):
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if f"RANK={rank}".encode() in environment and b"-u" in words[:2]:
+                    return pid
+        raise AssertionError(f"rank {rank} of {job} is not there")
+
+    def step(self, job: str, attempt: int = 1) -> int:
+        """The last one that rank 0 told."""
+        found = 0
+        entries: Any = self.board.redis.client().xrevrange(telemetry_stream(job, attempt), count=20)
+        for _, fields in entries:
+            items = msgpack.unpackb(fields[b"b"])["items"]
+            found = max([found, *(item["step"] for item in items if item["kind"] == "step" and item["rank"] == 0)])
+        return found
+
+    def wait_for_steps(self, job: str, more: int = 3, timeout_s: float = 90.0, attempt: int = 1) -> None:
+        """So many more than there are."""
+        before = self.step(job, attempt)
+        wait_until(lambda: self.step(job, attempt) >= before + more, f"{job} goes on", timeout_s, 0.3)
+
+    def member_hosts(self, job: str) -> list[Machine]:
+        """In rank order."""
+        return [self.machines[member["host"]] for member in self.job(job)["members"]]
 
     def hosts(self) -> dict[str, dict[str, Any]]:
         told = self.call("GET", "hosts")
@@ -67,6 +114,13 @@ class Cluster:
         wait_until(lambda: self.hosts().keys() >= set(names), f"{names} announce themselves", 60, 0.2)
 
 
+def _net_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
+
+
 @contextlib.contextmanager
 def cluster(
     folder: Path,
@@ -74,11 +128,12 @@ def cluster(
     slots: int = 2,
     shared: bool = True,
     etc_hosts: Mapping[str, str] | None = None,
+    prepare: Callable[[Machine], None] = lambda _machine: None,
     board_settings: Mapping[str, str] | None = None,
     **settings: str,
 ) -> Iterator[Cluster]:
     """`shared`: checkpoints lie where all hosts see them. `etc_hosts`: of hosts that do not know all names, by name.
-    `settings` are the hosts'."""
+    `prepare` sees each machine before it is switched on. `settings` are the hosts'."""
     folder.chmod(0o711)  # a job's user passes through
     with contextlib.ExitStack() as stack:
         board_cable, *cables = stack.enter_context(switched(["board", *names]))
@@ -104,6 +159,7 @@ def cluster(
             }
             machine = Machine(name, cable, own, given)
             machine.knows((etc_hosts or {}).get(name, everybody))
+            prepare(machine)
             machines[name] = stack.enter_context(powered(machine))
             machines[name].start_worker()
         made = Cluster(board, machines, controller)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,8 +44,9 @@ class Machine:
         }
         folder.mkdir(parents=True)
         self._etc = Path("/etc/netns") / cable.namespace
+        self._before_init = f'mount --bind "$0" {BOOT_ID}'
         self._power: subprocess.Popen[bytes] | None = None
-        self._pid = 0
+        self.pid = 0
 
     def knows(self, hosts: str) -> None:
         """What its /etc/hosts says from the next start on; no name server answers."""
@@ -52,26 +54,46 @@ class Machine:
         (self._etc / "hosts").write_text(hosts + "\n")
         (self._etc / "resolv.conf").write_text("nameserver 127.0.0.1\n")
 
+    def small_disk(self, megabytes: int) -> None:
+        """Of its runs, from the next start on: what is on it then is gone."""
+        self.run_dir.mkdir(mode=0o711)
+        self._before_init += f' && mount -t tmpfs -o size={megabytes}m,mode=711 tmpfs "{self.run_dir}"'
+
+    def skewed(self, seconds: int) -> None:
+        """Its time of day is so far off, from the next start on."""
+        etc, library = self.folder / "etc", self.folder / "skew.so"
+        source = Path(__file__).with_name("skew.c")
+        flags = ["-shared", "-fPIC", "-O1", f"-DSKEW_S=({seconds})"]
+        subprocess.run(["cc", *flags, "-o", str(library), str(source), "-ldl"], check=True)
+        shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
+        for name in ("hosts", "resolv.conf"):
+            (etc / name).unlink(missing_ok=True)
+            shutil.copy(self._etc / name, etc / name)
+        (etc / "ld.so.preload").write_text(f"{library}\n")
+        # A job's user reads it too, and sees nothing of our folder.
+        self.folder.chmod(0o711)
+        self._before_init += f' && mount --bind "{etc}" /etc'
+
     def power_on(self) -> None:
         """Booted, with nothing running yet."""
         boot, up = self.folder / "boot_id", self.folder / f"up-{secrets.token_hex(4)}"
         boot.write_text(f"{uuid.uuid4()}\n")
         own = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        script = f'mount --bind "$0" {BOOT_ID} && exec "$@"'
+        script = f'{self._before_init} && exec "$@"'
         init = ["sh", "-c", script, str(boot), sys.executable, "-c", INIT, self.name, str(up)]
         self._power = subprocess.Popen(
             ["ip", "netns", "exec", self.cable.namespace, *own, *init], stdin=subprocess.DEVNULL, start_new_session=True
         )
         wait_until(up.exists, f"{self.name} is booted", 20)
         children = Path(f"/proc/{self._power.pid}/task/{self._power.pid}/children").read_text().split()
-        self._pid = int(children[0])
+        self.pid = int(children[0])
 
     def power_off(self) -> None:
         """At once, as when the cable is pulled: no process of it is left, and nobody is told."""
         if self._power is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
         self._power.wait(20)
         self._power = None
 
@@ -80,7 +102,7 @@ class Machine:
         return [
             "nsenter",
             "--target",
-            str(self._pid),
+            str(self.pid),
             "--net",
             "--uts",
             "--pid",

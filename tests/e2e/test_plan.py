@@ -36,6 +36,21 @@ def test_every_figure_is_explained_one_click_away(page: Page, running_board: Boa
         expect(page.locator("#explain")).to_be_hidden()
 
 
+def test_a_busy_planner_is_asked_again_when_it_said(page: Page, running_board: Board) -> None:
+    """The server's own 503, which `tests/jobs/test_planners.py` brings about, put in the way of the first question."""
+    tab = page.context.new_page()  # whose console may tell of the 503
+    busy = {"errors": [{"field": "request", "message": "all 2 planners are busy; please try again"}]}
+    tab.route("**/plan/", lambda route: route.fulfill(status=503, json=busy, headers={"Retry-After": "2"}), times=1)
+    tab.goto(f"{running_board.url}/jobs/new/")
+    status = tab.locator("#plan-status")
+    expect(status).to_have_text("No estimate yet: all 2 planners are busy; please try again. Asking again in 2 s.")
+    expect(status).to_have_attribute("data-tone", "warn")
+    expect(tab.locator("#estimate")).to_have_attribute("data-stale", "true")
+    expect(status).to_have_text("This can run.")
+    expect(tab.locator('#estimate [data-show="world"]')).to_have_text("4 ranks")
+    tab.close()
+
+
 def test_a_degree_can_be_typed_and_a_schedule_brings_its_chunks(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/?template=megatron-1t")
     expect(page.locator('[data-show="world"]')).to_have_text("3,072 ranks")

@@ -19,6 +19,8 @@ from rest_framework.test import APIClient
 
 from contracts.control import VERSION
 from contracts.names import EVENTS_STREAM
+from contracts.signing import entry
+from jobs.hosts.keys import signing_keys
 from jobs.models import Attempt, Host, Member
 from tests.support.processes import RedisServer, redis_server
 from tests.support.web import Site, site
@@ -101,7 +103,17 @@ def member_of(attempt: Attempt, host: Host) -> Member:
 
 def say(client: redis.Redis, event: dict[str, Any]) -> None:
     """What a host or supervisor would put on the events stream."""
-    client.xadd(EVENTS_STREAM, {"b": msgpack.packb(event)})
+    client.xadd(EVENTS_STREAM, signed(event))
+
+
+def signed(event: dict[str, Any]) -> Any:
+    """The entry of an event, as the host that it names would write it; one that nobody knows has joined now."""
+    name = event["host"]
+    told = {"slots": 1, "device": "cpu", "device_name": "", "memory_bytes": 0, "boot_id": "b"}
+    host, _ = Host.objects.get_or_create(name=name, defaults={**told, "last_seen": timezone.now()})
+    if host.generation == 0:
+        Host.objects.filter(pk=host.pk).update(generation=1)
+    return entry(bytes.fromhex(signing_keys(name, max(1, host.generation))[0]), msgpack.packb(event))
 
 
 _sequence = itertools.count(1)

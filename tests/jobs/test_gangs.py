@@ -11,13 +11,15 @@ import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from contracts.codec import checked_order
 from contracts.names import cancel_key
-from jobs.models import Attempt, Host, Job, Member, Outbox, SlotAllocation, Status
+from jobs.models import Attempt, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, Status
 from jobs.queue import actions, ending
 from jobs.queue.events import drain
+from jobs.queue.leases import held_back
 from jobs.queue.lifecycle import start
 from jobs.queue.reconcile import reconcile
-from jobs.queue.scheduler import order_launch
+from jobs.queue.scheduler import order_launch, schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say
 from tests.planner.wrong_specs import GOOD
 
@@ -141,3 +143,57 @@ def test_an_end_told_twice_changes_nothing(gang: Job, live_redis: redis.Redis) -
     ends(live_redis, gang, "host-a", "succeeded", reason="second")
     assert Member.objects.get(node=0).reason == "first"
     assert ending.doomed() == [(gang.id, 1)]
+
+
+@pytest.fixture
+def given_up(gang: Job, live_redis: redis.Redis) -> Job:
+    """Its second host was silent, and given up; the job is queued again."""
+    silent = timezone.now() - timedelta(minutes=5)
+    Host.objects.filter(name="host-b").update(last_seen=silent)
+    actions.give_up_host(Host.objects.get(name="host-b"), "staff")
+    ends(live_redis, gang, "host-a", "cancelled")
+    assert actions.requeue(gang, "owner")
+    gang.refresh_from_db()
+    return gang
+
+
+def test_a_new_attempt_waits_until_the_lease_of_the_silent_host_is_over(given_up: Job) -> None:
+    now = timezone.now()
+    reason = held_back({given_up.id}, now)[given_up.id]
+    assert reason.startswith("attempt 1 may live on silent host host-b until its lease is over, at ")
+    schedule()
+    given_up.refresh_from_db()
+    assert (given_up.status, given_up.wait_reason) == ("queued", reason)
+    assert held_back({given_up.id}, now + timedelta(seconds=3600 - 300)) != {}
+    assert held_back({given_up.id}, now + timedelta(seconds=3600 - 300 + 31)) == {}
+
+
+def test_a_new_attempt_waits_no_longer_than_until_the_host_is_heard(given_up: Job, live_redis: redis.Redis) -> None:
+    say(live_redis, host_event("host-b", attempts=[report(given_up.id, 1, "running")]))
+    drain(live_redis)
+    assert held_back({given_up.id})[given_up.id] == "host host-b still runs attempt 1 and was told to end it"
+    reconcile(live_redis, SINCE)
+    assert live_redis.exists(cancel_key(given_up.id, 1))
+    say(live_redis, host_event("host-b"))
+    drain(live_redis)
+    assert held_back({given_up.id}) == {}
+
+
+def test_a_retry_is_told_of_the_newest_checkpoint_and_where_it_was_written(gang: Job, live_redis: redis.Redis) -> None:
+    for step in (20, 10):  # as a stream that is read again may bring them
+        event = attempt_event(gang.id, 1, "running", host="host-a")
+        event["report"]["checkpoint"] = f"{gang.id}/1/step-{step:08d}"
+        say(live_redis, event)
+    foreign = attempt_event(gang.id, 1, "running", host="host-a")
+    foreign["report"]["checkpoint"] = "others/1/step-00000099"
+    say(live_redis, foreign)
+    drain(live_redis)
+    assert DeadLetter.objects.get().reason.startswith("checkpoint: others/1/step-00000099 is not of attempt")
+    for host in ("host-b", "host-a"):
+        ends(live_redis, gang, host, "failed")
+    assert actions.requeue(gang, "owner")
+    Outbox.objects.all().delete()
+    schedule()
+    order = Outbox.objects.get().arguments[0]
+    assert order["checkpoint"] == {"name": f"{gang.id}/1/step-00000020", "host": "host-a"}
+    checked_order({**order, "expires": 1.0})

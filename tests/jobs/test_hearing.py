@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import msgpack
 import pytest
 import redis
 from django.contrib.auth.models import User
@@ -19,7 +18,7 @@ from jobs.queue import actions
 from jobs.queue.events import drain
 from jobs.queue.reconcile import reconcile
 from jobs.queue.scheduler import schedule
-from tests.jobs.conftest import attempt_event, host_event, report, say
+from tests.jobs.conftest import attempt_event, host_event, report, say, signed
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import RedisServer
 
@@ -199,7 +198,7 @@ def test_a_number_that_no_heartbeat_can_have_does_not_deafen(
 
 
 def test_a_clock_set_back_does_not_make_a_host_s_number_too_high(live_redis: redis.Redis, db: None) -> None:
-    live_redis.xadd(EVENTS_STREAM, {"b": msgpack.packb(host_event(sequence=50_000, began=5000.0))}, id="1000-0")
+    live_redis.xadd(EVENTS_STREAM, signed(host_event(sequence=50_000, began=5000.0)), id="1000-0")
     drain(live_redis)
     assert Host.objects.get().sequence == 50_000
 
@@ -284,7 +283,7 @@ def test_an_emptied_redis_and_a_clock_set_back_do_not_deafen(job: Job, live_redi
     live_redis.flushall()
     # Ids of another time: Redis' clock went back by years.
     event = attempt_event(job.id, 1, "exited", "succeeded")
-    live_redis.xadd(EVENTS_STREAM, {"b": msgpack.packb(event)}, id="1000-0")
+    live_redis.xadd(EVENTS_STREAM, signed(event), id="1000-0")
     assert drain(live_redis) == 1
     assert status(job) == Status.SUCCEEDED
     assert Cursor.objects.get(name="events").position == "1000-0"

@@ -6,12 +6,15 @@ import copy
 from collections.abc import Callable
 from typing import Any, get_args
 
+import msgpack
 import pytest
+import redis
 from django.contrib.auth.models import User
 from django.template.loader import get_template
 from django.test import Client
 from django.urls import reverse
 
+from contracts.names import telemetry_stream
 from jobs import kinds
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
@@ -92,6 +95,19 @@ def test_a_script_lists_the_steps_it_was_seen_to_take(client: Client, owner: Use
     Job.objects.update(status=Status.SUCCEEDED)
     client.force_login(owner)
     assert "1,200 seen" in client.get("/").content.decode()
+
+
+def test_a_script_that_runs_lists_those_it_was_seen_to_take_so_far(
+    client: Client, owner: User, live_redis: redis.Redis
+) -> None:
+    job, _ = actions.submit(owner, spec_of("script"))
+    Attempt.objects.create(job=job, number=1)
+    Job.objects.update(status=Status.RUNNING)
+    for steps in (7, 12):
+        said = [{"kind": "phase", "phase": "step"}, {"kind": "phase", "phase": "step", "steps": steps}]
+        live_redis.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb({"items": said})})
+    client.force_login(owner)
+    assert "12 seen" in client.get("/").content.decode()
 
 
 def test_arguments_of_a_megabyte_do_not_fill_the_list(client: Client, owner: User) -> None:

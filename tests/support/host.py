@@ -17,9 +17,10 @@ from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder
 from contracts.names import EVENTS_STREAM, TASK_LAUNCH, host_queue, telemetry_stream
 from contracts.telemetry import Item
 from planner.facts.parse import parse_spec
-from tests.support.processes import ROOT, RedisServer, base_environment, celery, running, wait_until
+from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from tests.support.told import ended
 from workers.host.attempts import AttemptDir, attempt_dir
+from workers.host.join import worker_command
 from workers.host.processes import processes_of, sweep
 from workers.host.watch import kill_supervisor
 
@@ -42,6 +43,7 @@ class Host:
         self.environment = {
             **base_environment(),
             "MESHBOARD_REDIS_URL": server.url,
+            "MESHBOARD_HOST_KEY": "00" * 32,
             "MESHBOARD_HOST_NAME": NAME,
             "MESHBOARD_SLOTS": "4",
             "MESHBOARD_RUN_DIR": str(self.run_dir),
@@ -58,7 +60,7 @@ class Host:
     @contextlib.contextmanager
     def worker(self) -> Iterator[subprocess.Popen[bytes]]:
         """The Celery worker, up and announced."""
-        argv = celery("workers.host.app", "--queues", host_queue(NAME), "--hostname", f"host-{NAME}@%h")
+        argv = worker_command(NAME)
         argv[0] = self.python
         before = len(self.events("host"))
         with running(argv, self.environment, self.folder / "worker.log", ROOT) as process:
@@ -73,6 +75,7 @@ class Host:
         times: int = 1,
         first_slot: int = 0,
         expires_in_s: float = 60,
+        owner: int = 1,
     ) -> AttemptDir:
         parsed = parse_spec(spec or SPEC)
         order = LaunchOrder(
@@ -82,6 +85,7 @@ class Host:
             spec=parsed.model_dump(),
             slots=list(range(first_slot, first_slot + parsed.layout.world_size)),
             expires=time.time() + expires_in_s,
+            owner=owner,
         )
         for _ in range(times):
             self.send(order)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,9 +133,3 @@ def base_environment() -> dict[str, str]:
     """What a child needs of ours, with no Meshboard setting."""
     kept = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")
     return {**{k: os.environ[k] for k in kept if k in os.environ}, "PYTHONUNBUFFERED": "1"}
-
-
-def celery(app: str, *arguments: str) -> list[str]:
-    """argv of a Celery worker as `make up` starts it."""
-    common = ["--pool", "threads", "--concurrency", "2", "--without-mingle", "--loglevel", "INFO"]
-    return [sys.executable, "-m", "celery", "-A", app, "worker", *common, *arguments]

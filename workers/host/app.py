@@ -1,4 +1,4 @@
-"""The Celery worker of a host: `celery -A workers.host.app worker --queues host.NAME`.
+"""The Celery worker of a host, as `workers.host.join` starts it.
 
 Its tasks are short. Long work lives in a detached supervisor, which outlives this worker and is adopted by the next.
 """
@@ -14,13 +14,14 @@ from celery import Celery
 from celery.signals import worker_ready, worker_shutdown
 
 from contracts.codec import BadMessageError, checked_order
-from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_queue
+from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_keys, host_queue
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.claims import claim
 from workers.host.isolation import as_environment, isolated
 from workers.host.prune import Pruner
 from workers.host.reporter import Reporter
 from workers.host.settings import host_settings
+from workers.host.transport import keys_below
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +37,15 @@ app.conf.update(
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
     worker_hijack_root_logger=False,
+    worker_enable_remote_control=False,
     broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
     broker_transport="workers.host.transport:Transport",
-    broker_transport_options={"visibility_timeout": 60, "socket_keepalive": True},
+    broker_transport_options={
+        "visibility_timeout": 60,
+        "socket_keepalive": True,
+        **keys_below(host_keys(settings.name)),
+    },
 )
 
 reporter, pruner = Reporter(settings, note), Pruner(settings)

@@ -13,8 +13,9 @@ import selectors
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
-from workers.host.processes import COOKIE, sweep
+from workers.host.processes import COOKIE, RUNS, sweep
 
 PR_SET_CHILD_SUBREAPER = 36
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -90,7 +91,8 @@ def _end(main_pid: int) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(main_pid, signal.SIGKILL)
     job, _, attempt = os.environ[COOKIE].partition("/")
-    sweep(job, int(attempt))
+    runs = os.environ.get(RUNS)
+    sweep(job, int(attempt), runs=Path(runs) if runs else None)
     return 1
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import psutil
 
 COOKIE = "MESHBOARD_ATTEMPT"
+RUNS = "MESHBOARD_RUNS"  # the run directory of the host worker: a machine may have several, and a gang two of them
 
 
 class ProcessId(NamedTuple):
@@ -34,25 +35,28 @@ def process_id(pid: int) -> ProcessId | None:
     return None if fields[0] in "ZX" else ProcessId(pid, int(fields[19]))
 
 
-def cookie_of(process: psutil.Process) -> str | None:
+def cookie_of(process: psutil.Process, runs: Path | None = None) -> str | None:
     """job/attempt of the attempt that a process belongs to; every process of one inherits it, whatever session it
-    moves to."""
+    moves to. Of one that another host worker started than that of `runs`, None."""
     try:
-        return process.environ().get(COOKIE)
+        environment = process.environ()
     except (psutil.Error, OSError):
         return None
+    if runs is not None and environment.get(RUNS, str(runs)) != str(runs):
+        return None
+    return environment.get(COOKIE)
 
 
-def processes_of(job: str, attempt: int) -> list[int]:
+def processes_of(job: str, attempt: int, runs: Path | None = None) -> list[int]:
     """Pids that carry the attempt's cookie, and all below them: one that emptied its environment too. Ourselves and
-    zombies do not count."""
+    zombies do not count. With `runs` those of one host worker alone."""
     below: dict[int, list[int]] = {}
     wanted, found = [], set()
     for process in psutil.process_iter(["ppid", "status"]):
         if process.info["status"] == psutil.STATUS_ZOMBIE:
             continue
         below.setdefault(process.info["ppid"], []).append(process.pid)
-        if cookie_of(process) == f"{job}/{attempt}":
+        if cookie_of(process, runs) == f"{job}/{attempt}":
             wanted.append(process.pid)
     while wanted:
         pid = wanted.pop()
@@ -62,11 +66,11 @@ def processes_of(job: str, attempt: int) -> list[int]:
     return sorted(found - {os.getpid()})
 
 
-def sweep(job: str, attempt: int, timeout_s: float = 5.0) -> list[int]:
+def sweep(job: str, attempt: int, timeout_s: float = 5.0, runs: Path | None = None) -> list[int]:
     """KILL everything of an attempt until nothing is left. Returns what survived `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
-        left = processes_of(job, attempt)
+        left = processes_of(job, attempt, runs)
         if not left or time.monotonic() > deadline:
             return left
         for pid in left:

@@ -20,7 +20,9 @@ from redis.exceptions import RedisError
 from contracts.codec import encode_event
 from contracts.control import VERSION, AttemptReport, HostEvent
 from contracts.names import EVENTS_STREAM
+from contracts.signing import entry
 from workers.host.attempts import attempts
+from workers.host.facts.gauge import Gauge
 from workers.host.settings import HostSettings
 from workers.host.watch import Watch, told_of
 
@@ -45,9 +47,10 @@ class Reporter:
         self._settings, self._note = settings, note
         self._wake = threading.Event()
         self._stopped = threading.Event()
-        self._device_name, self._memory_bytes = _device(settings)
+        self._device_name, self._memory_bytes = device(settings)
         self._redis = redis.Redis.from_url(settings.redis_url, socket_timeout=5, socket_connect_timeout=2)
         self._watch = Watch(settings.run_dir, self._redis)
+        self._gauge = Gauge(settings, self.now)
         self._incarnation, self._sequence = secrets.token_hex(8), 0
         self._began: float | None = None
         self._exits_sent: dict[tuple[str, int], int] = {}  # by attempt, the heartbeat that last had its exit report
@@ -55,6 +58,7 @@ class Reporter:
 
     def start(self) -> None:
         self._settings.run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        self._gauge.start()
         self._thread.start()
 
     def wake(self) -> None:
@@ -63,6 +67,7 @@ class Reporter:
 
     def stop(self) -> None:
         self._stopped.set()
+        self._gauge.stop()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(5)
@@ -116,7 +121,7 @@ class Reporter:
             kind="host",
             v=VERSION,
             host=self._settings.name,
-            boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            boot_id=boot_id(),
             incarnation=self._incarnation,
             began=self._began,
             sequence=self._sequence,
@@ -130,7 +135,12 @@ class Reporter:
         )
         if self._note:
             event["note"] = self._note
-        self._redis.xadd(EVENTS_STREAM, {"b": encode_event(event)}, maxlen=EVENTS_KEPT, approximate=True)
+        if (use := self._gauge.use()) is not None:
+            event["use"] = use
+        if (facts := self._gauge.facts()) is not None:
+            event["facts"] = facts
+        signed: Any = entry(self._settings.signing_key, encode_event(event))
+        self._redis.xadd(EVENTS_STREAM, signed, maxlen=EVENTS_KEPT, approximate=True)
 
     def _bounded(self, reports: list[AttemptReport]) -> list[AttemptReport]:
         """All attempts, with as many exit reports as fit; what waited longest goes first."""
@@ -151,7 +161,12 @@ class Reporter:
         return int(told or 0)
 
 
-def _device(settings: HostSettings) -> tuple[str, int]:
+def boot_id() -> str:
+    """Another after each start of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def device(settings: HostSettings) -> tuple[str, int]:
     """Name of the device, and memory bytes per slot."""
     if settings.device == "cuda":
         query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]

@@ -31,6 +31,9 @@ class JobUser(NamedTuple):
 # systemd's table of ids gives 65,520 to 65,533 to nobody (https://systemd.io/UIDS-GIDS).
 NOBODYS_ID = 65_530
 CHOSEN_USER = JobUser("meshboard-job", NOBODYS_ID, NOBODYS_ID)
+# Each owner of jobs has an id from here on: 65,536 to 524,287 are nobody's in the same table.
+OWNERS = CHOSEN_USER._replace(uid=65_536)
+MOST_OWNERS = 524_288 - OWNERS.uid
 Sandbox = Literal["auto", "bwrap", "off"]
 
 
@@ -52,24 +55,27 @@ class HostSettings:
     keep_runs_s: float = 7 * 86400.0  # how long an acknowledged attempt stays on disk
     keep_runs_bytes: int = 10 * 2**30  # of all acknowledged attempts
     job_user: JobUser | None = None  # None: as ourselves
-    choose_user: bool = False  # CHOSEN_USER, where that works
+    choose_user: bool = False  # OWNERS or CHOSEN_USER, where that works
     sandbox: Sandbox = "off"
     state_dir: Path = Path("var")  # of web and controller, where they share this machine
     group_timeout_s: int = DEFAULT_S  # how long a job's ranks wait for each other
     address: str = LOOPBACK  # where the other hosts of a gang reach this one
+    signing_key: bytes = b""  # of what it tells the controller
 
 
-def host_settings() -> HostSettings:
-    """Read the environment.
+def host_settings(*, joined: bool = True) -> HostSettings:
+    """Read the environment. What only a host has that has joined is empty where it may be.
 
     Raises:
         SettingError: naming the variable.
     """
     env = os.environ
     state = Path(env.get("MESHBOARD_STATE_DIR", "var"))
-    redis_url = env.get("MESHBOARD_REDIS_URL")
-    if not redis_url:
-        raise SettingError("MESHBOARD_REDIS_URL is not set")
+    redis_url = env.get("MESHBOARD_REDIS_URL", "")
+    signing_key = _key(env.get("MESHBOARD_HOST_KEY", ""))
+    if joined and not (redis_url and signing_key):
+        missing = "MESHBOARD_HOST_KEY" if redis_url else "MESHBOARD_REDIS_URL"
+        raise SettingError(f"{missing} is not set: python -m workers.host.join starts a host worker with it")
     device = env.get("MESHBOARD_DEVICE", "cpu")
     if device not in ("cpu", "cuda"):
         raise SettingError(f"MESHBOARD_DEVICE must be cpu or cuda, got {device!r}")
@@ -98,6 +104,7 @@ def host_settings() -> HostSettings:
         state_dir=state.resolve(),
         group_timeout_s=_whole("MESHBOARD_GROUP_TIMEOUT_S", DEFAULT_S, 1),
         address=_address(env.get("MESHBOARD_ADDRESS"), redis_url),
+        signing_key=signing_key,
     )
 
 
@@ -119,6 +126,13 @@ def _host_name(name: str) -> str:
     return name
 
 
+def _key(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise SettingError("MESHBOARD_HOST_KEY is not hexadecimal") from None
+
+
 def _whole(variable: str, default: int, least: int) -> int:
     text = os.environ.get(variable, str(default))
     if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < least:
@@ -127,10 +141,10 @@ def _whole(variable: str, default: int, least: int) -> int:
 
 
 def _job_user(told: str) -> JobUser | None:
-    """A user's name or UID:GID; None for `none` and for `auto`, which is decided by trying."""
+    """A user's name, UID:GID or `owners`; None for `none` and for `auto`, which is decided by trying."""
     if told in ("auto", "none"):
         return None
-    user = _by_ids(told) if ":" in told else _by_name(told)
+    user = OWNERS if told == "owners" else _by_ids(told) if ":" in told else _by_name(told)
     if user.uid == 0:
         raise SettingError(f"MESHBOARD_JOB_USER must not be root, and {told!r} is")
     if os.geteuid() != 0:

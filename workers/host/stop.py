@@ -17,7 +17,7 @@ TIMEOUT_S = 20.0
 
 
 def main() -> int:
-    run_dir = Path(sys.argv[1])
+    run_dir = Path(sys.argv[1]).resolve()
     live = [attempt for attempt in attempts(run_dir) if attempt.supervisor_id() is not None]
     for attempt in live:
         supervisor = attempt.supervisor_id()
@@ -30,7 +30,7 @@ def main() -> int:
         time.sleep(0.1)
     for attempt in live:
         kill_supervisor(attempt)
-    survivors = [pid for attempt in attempts(run_dir) for pid in sweep(attempt.job, attempt.attempt)]
+    survivors = [pid for attempt in attempts(run_dir) for pid in sweep(attempt.job, attempt.attempt, runs=run_dir)]
     if survivors:
         print(f"could not end processes {survivors}", file=sys.stderr)
     return 1 if survivors else 0

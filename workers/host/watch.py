@@ -104,7 +104,7 @@ class Watch:
             state, identity = STILL.get(process.info["status"]), process_id(process.pid)
             if state is None or identity is None:
                 continue
-            attempt = supervisors.get(process.pid) or by_cookie.get(cookie_of(process) or "")
+            attempt = supervisors.get(process.pid) or by_cookie.get(cookie_of(process, self._run_dir) or "")
             if attempt is None:
                 continue
             seen[identity] = self._still.get(identity, time.time())
@@ -150,7 +150,7 @@ def kill_supervisor(attempt: AttemptDir) -> None:
 
 def _conclude(attempt: AttemptDir, outcome: Outcome, reason: str) -> bool:
     """Sweep, and say how it ended once nothing is left; until then its slots are not free. True when it was said."""
-    survivors = sweep(attempt.job, attempt.attempt, SWEEP_S)
+    survivors = sweep(attempt.job, attempt.attempt, SWEEP_S, attempt.run_dir)
     if survivors:
         write_json(attempt.note, f"processes {survivors} cannot be ended: look at this host"[:1000])
         return False

@@ -76,6 +76,9 @@ def head(g: Graph, s: Shape, x: Variable) -> Variable:
 def loss(g: Graph, s: Shape, logits: Variable) -> None:
     """Cross-entropy in fp32 and its backward down to the logits' gradient, which `logits` then has."""
     tape, narrow = g.tape, logits.num_bytes
+    if s.fused_loss:
+        _fused_loss(g, logits)
+        return
     wide = narrow // s.element * FP32_BYTES
     mixed = s.element != FP32_BYTES
     cast = tape.take(wide, LOGITS) if mixed else tape.hold(logits.buffer)
@@ -94,6 +97,16 @@ def loss(g: Graph, s: Shape, logits: Variable) -> None:
         if mixed:
             made = _narrowed(g, made, narrow)
         logits.grad = made
+
+    g.node(run)
+
+
+def _fused_loss(g: Graph, logits: Variable) -> None:
+    kept = g.save(logits)
+
+    def run() -> None:
+        logits.grad = g.tape.take(logits.num_bytes, LOGITS)
+        g.release(kept)
 
     g.node(run)
 

@@ -7,14 +7,18 @@ from typing import NamedTuple
 from planner.cost.memory.graph import Graph, Remake, Variable
 from planner.cost.memory.tape import BUFFERS, WORKING
 from planner.facts.placements import kv_heads_held, vocab_rows
-from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
 from planner.facts.shards import micro_batch_tokens
-from planner.facts.spec import AttentionKernel, Device, JobSpec, ModelSpec, Recompute
+from planner.facts.spec import AttentionKernel, Device, JobSpec, ModelSpec, Recompute, StackName
+
+# llm-foundry's loss is flash-attn's kernel.
+FUSED_LOSS: tuple[StackName, ...] = ("fsdp1",)
 
 
 class Shape(NamedTuple):
     """What one rank computes of a layer with one micro-batch. `tokens` of its cp part, `element` bytes of the compute
-    type; `parts` that sequence parallelism divides the residual stream into."""
+    type, `narrow` of what products take; `parts` that sequence parallelism divides the residual stream into.
+    `fused_loss`: one kernel reads the logits and writes their gradient."""
 
     model: ModelSpec
     vocab_rows: int
@@ -32,6 +36,8 @@ class Shape(NamedTuple):
     attention: AttentionKernel
     dropout: bool
     device: Device
+    narrow: int
+    fused_loss: bool
 
     @property
     def parts(self) -> int:
@@ -79,6 +85,8 @@ def shape_of(spec: JobSpec) -> Shape:
         attention=train.attention,
         dropout=train.dropout,
         device=spec.resources.device,
+        narrow=FP8_BYTES if mix_of(train.precision).gemm == "fp8" else mix_of(train.precision).compute,
+        fused_loss=spec.resources.stack in FUSED_LOSS,
     )
 
 

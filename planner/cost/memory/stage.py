@@ -153,10 +153,10 @@ def _runs(kinds: list[bool]) -> tuple[tuple[bool, int], ...]:
 
 
 class Fullest(NamedTuple):
-    """Levels by part at the highest moment of a step, and which it is: None is the update."""
+    """Levels by part at the highest moment of a step, and which it is, in words."""
 
     levels: Levels
-    moment: Moment | None
+    when: str
 
 
 def fullest(spec: JobSpec, stage: int) -> Fullest:
@@ -169,8 +169,8 @@ def fullest(spec: JobSpec, stage: int) -> Fullest:
             most, found = total, moment
     update = _update(spec, rank)
     if found is None or update.num_bytes > most:
-        return Fullest(plus(rank.held.levels, update.levels), None)
-    return Fullest(plus(rank.held.levels, _levels(found, costs, rank.message)), found)
+        return Fullest(plus(rank.held.levels, update.levels), "in the update")
+    return Fullest(plus(rank.held.levels, _levels(found, costs, rank.message)), found.words)
 
 
 def most_bytes(spec: JobSpec, stages: tuple[int, ...], limit: int | None = None) -> int:

@@ -98,8 +98,10 @@ export function milliseconds(seconds) {
   return known(seconds) ? `${threeDigits(seconds * 1e3)} ms` : MISSING;
 }
 
-export function loss(value) {
-  return known(value) ? value.toFixed(4) : MISSING;
+/** "3.1416"; of a run that diverges, "2.49e+5". */
+export function loss(value, digits = 4) {
+  if (!known(value)) return MISSING;
+  return Math.abs(value) < 1e4 ? value.toFixed(digits) : value.toExponential(2);
 }
 
 /** measured / predicted with enough digits that 1.0000 means it. */

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import deque
 from statistics import median
 from typing import Any
 
 from contracts.control import LossPoint, Measured, Summary
+from contracts.fields import CHECKPOINT_NAME
 from contracts.telemetry import (
     FIRST_STEPS,
     Cell,
@@ -56,7 +58,9 @@ class Curve:
 class Tally:
     """The state of an attempt as its ranks tell it."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_rank: int = 0) -> None:
+        """`first_rank` of this host tells how far the run is: rank 0 itself, where it is here."""
+        self._first_rank = first_rank
         self._cells: dict[int, dict[CellKey, Cell]] = {}
         self._num_cells = 0
         self._losses, self._eval_losses = Curve(), Curve()
@@ -77,6 +81,12 @@ class Tally:
         """Ranks of a dry run."""
         return len(self._dry_runs)
 
+    @property
+    def checkpoint(self) -> str | None:
+        """The newest that is complete, by its name."""
+        names = (item["name"] or "" for item in reversed(self._checkpoints))
+        return next((name for name in names if re.fullmatch(CHECKPOINT_NAME, name)), None)
+
     def add(self, item: Item) -> None:
         """Take one checked item from a rank."""
         if item["kind"] == "traffic":
@@ -87,7 +97,7 @@ class Tally:
             self._add_eval(item)
         elif item["kind"] == "phase":
             self.training = self.training or item["phase"] == "step"
-            if item["rank"] == 0 and "steps" in item:
+            if item["rank"] == self._first_rank and "steps" in item:
                 self.steps = self._ran = item["steps"]
         elif item["kind"] == "profile":
             self._profile = item["profile"]
@@ -115,7 +125,7 @@ class Tally:
             cells[key] = cell
 
     def _add_step(self, item: StepItem) -> None:
-        if item["rank"] != 0:
+        if item["rank"] != self._first_rank:
             return
         if item["ran"] > FIRST_STEPS:
             self._step_s.append(item["step_s"])

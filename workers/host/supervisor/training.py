@@ -17,7 +17,7 @@ from workers.host.attempts import AttemptDir
 from workers.host.guardian import namespace_prefix
 from workers.host.identity import as_user
 from workers.host.lending import give, lend
-from workers.host.processes import COOKIE, sweep
+from workers.host.processes import COOKIE, RUNS, sweep
 from workers.host.programs import Folders, launch_command, program_of
 from workers.host.sandbox import PACKAGES, sandbox_prefix
 from workers.host.settings import HostSettings
@@ -71,7 +71,7 @@ class Training:
         with contextlib.suppress(OSError):
             said = self._lifeline.recv(16)
         self._lifeline.close()
-        sweep(self._attempt.job, self._attempt.attempt)
+        sweep(self._attempt.job, self._attempt.attempt, runs=self._attempt.run_dir)
         return int(said) if said else -signal.SIGKILL  # no word: killed together with its guardian
 
     async def stop(self) -> None:
@@ -90,7 +90,7 @@ class Training:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        sweep(self._attempt.job, self._attempt.attempt)
+        sweep(self._attempt.job, self._attempt.attempt, runs=self._attempt.run_dir)
 
     def _hand_over(self) -> Folders:
         """What the job may write to, made, and made its user's."""
@@ -121,6 +121,7 @@ class Training:
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         environment |= {
             COOKIE: f"{self._attempt.job}/{self._attempt.attempt}",
+            RUNS: str(self._attempt.run_dir),
             "PYTHONPATH": str(PACKAGES),
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",

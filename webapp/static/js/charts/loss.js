@@ -19,7 +19,7 @@ export function lossChart(container) {
       scales: { x: { time: false }, y: { range: (_, low, high) => padded(low, high) } },
       axes: [
         axis("optimiser step", (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? integer(tick) : "")), 36),
-        axis("loss (nats per token)", (_, ticks) => ticks.map((tick) => tick.toFixed(2)), 64),
+        axis("loss (nats per token)", (_, ticks) => ticks.map((tick) => loss(tick, 2)), 64),
       ],
       series: [
         { label: "step", value: (_, value) => (value === null ? "–" : integer(value)) },

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from contracts.codec import encode_event
 from contracts.control import VERSION, AttemptEvent, AttemptReport
 from contracts.names import EVENTS_STREAM, cancel_key, gang_key, telemetry_stream
+from contracts.signing import entry
 from workers.host.attempts import AttemptDir
 from workers.host.reporter import EVENTS_KEPT
 from workers.host.settings import HostSettings
@@ -29,6 +30,7 @@ class RedisLine:
 
     def __init__(self, attempt: AttemptDir, settings: HostSettings, node: int = 0) -> None:
         self._host, self._stream_bytes = settings.name, settings.stream_bytes
+        self._key = settings.signing_key
         self._redis = redis.asyncio.Redis.from_url(
             settings.redis_url, socket_timeout=5, socket_connect_timeout=2, health_check_interval=10
         )
@@ -57,7 +59,8 @@ class RedisLine:
         event = AttemptEvent(kind="attempt", v=VERSION, host=self._host, time=time.time(), report=report)
         with _told():
             await self._renew_in_time()
-            await self._redis.xadd(EVENTS_STREAM, {"b": encode_event(event)}, maxlen=EVENTS_KEPT, approximate=True)
+            signed: Any = entry(self._key, encode_event(event))
+            await self._redis.xadd(EVENTS_STREAM, signed, maxlen=EVENTS_KEPT, approximate=True)
 
     async def cancelled(self) -> bool:
         """Has the controller raised the flag?"""

@@ -1,4 +1,4 @@
-"""What the database remembers. Status is written by `jobs.queue.lifecycle` alone."""
+"""Jobs, hosts, and what runs where. Status is written by `jobs.queue.lifecycle` alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 from django.utils import timezone
+
+from jobs.models.policy import DEFAULT_PROJECT, checked_labels
 
 HOST_SILENT_AFTER = timedelta(seconds=30)
 ELSEWHERE = "elsewhere"  # the engine of runs that somebody else launched, and that report themselves
@@ -40,14 +42,13 @@ ON_A_HOST = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELL
 
 
 class HostQuerySet(models.QuerySet["Host"]):
+    def present(self) -> HostQuerySet:
+        """Hosts that staff did not remove."""
+        return self.filter(removed__isnull=True)
+
     def live(self, device: str) -> HostQuerySet:
         """Hosts of a device that were heard of lately."""
-        return self.filter(device=device, last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
-
-    def largest_slots(self, device: str) -> int | None:
-        """Slots of the largest live host of a device, None while none is known."""
-        found: int | None = self.live(device).aggregate(largest=models.Max("slots"))["largest"]
-        return found
+        return self.present().filter(device=device, last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
 
 
 class Host(models.Model):
@@ -62,6 +63,7 @@ class Host(models.Model):
     address = models.CharField(max_length=45, default="", blank=True, help_text="where other hosts reach it")
     last_seen = models.DateTimeField()
     drained = models.BooleanField(default=False, help_text="takes no new jobs")
+    labels = models.JSONField(default=list, blank=True, validators=[checked_labels], help_text='["a100", "zone=eu"]')
     # What orders its heartbeats: one is believed only if it is newer than the last one believed.
     incarnation = models.CharField(max_length=200, default="", editable=False)
     began = models.FloatField(default=0, editable=False, help_text="when the incarnation started, unix seconds")
@@ -72,11 +74,43 @@ class Host(models.Model):
     note = models.CharField(max_length=1000, default="", blank=True, editable=False, help_text="what it wants known")
     profile = models.JSONField(null=True, editable=False, help_text="what its last calibration measured")
     profiled = models.DateTimeField(null=True, editable=False)
+    # Who may speak as this host: `jobs.hosts.keys` makes its key and its password of the generation.
+    generation = models.PositiveIntegerField(
+        default=0, editable=False, help_text="how often a machine became this host; 0: none ever did"
+    )
+    identity_hash = models.CharField(max_length=64, default="", editable=False, help_text="SHA-256 of what it showed")
+    joined = models.DateTimeField(null=True, editable=False)
+    joined_from = models.CharField(max_length=45, default="", editable=False, help_text="address of who joined")
+    removed = models.DateTimeField(null=True, editable=False, help_text="by staff: it may not speak any more")
+    given_up = models.DateTimeField(null=True, editable=False, help_text="when staff last did")
+    facts = models.JSONField(null=True, editable=False, help_text="contracts.facts.Facts, as last told")
+    use = models.JSONField(null=True, editable=False, help_text="contracts.facts.Use, as last told")
 
     objects = HostQuerySet.as_manager()
 
     def __str__(self) -> str:
         return self.name
+
+
+class JoinToken(models.Model):
+    """What lets a machine become a host. Only its hash is kept: it is shown once."""
+
+    hash = models.CharField(max_length=64, unique=True, editable=False, help_text="SHA-256")
+    note = models.CharField(max_length=200, blank=True, default="", help_text="what it is for")
+    created = models.DateTimeField(auto_now_add=True)
+    created_by = models.CharField(max_length=150, editable=False)
+    expires = models.DateTimeField()
+    most_uses = models.PositiveIntegerField(null=True, help_text="hosts that may join with it; null: any number")
+    uses = models.PositiveIntegerField(default=0, editable=False)
+    last_used = models.DateTimeField(null=True, editable=False)
+    last_host = models.CharField(max_length=100, blank=True, default="", editable=False)
+    revoked = models.DateTimeField(null=True, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"join token {self.pk}"
 
 
 class JobQuerySet(models.QuerySet["Job"]):
@@ -107,7 +141,22 @@ class Job(models.Model):
     chosen = models.JSONField(
         null=True, editable=False, help_text="where the layout was to be chosen: what was asked, and why this one"
     )
+    unit = models.PositiveIntegerField(default=1, editable=False, help_text="slots that must share a host")
+    wide_unit = models.PositiveIntegerField(default=1, editable=False, help_text="slots that should where they fit")
+    max_hosts = models.PositiveIntegerField(default=1, editable=False, help_text="0: any number")
+    pool = models.CharField(max_length=100, blank=True, default="", editable=False)
+    labels = models.JSONField(default=list, editable=False, help_text="that its hosts have")
+    project = models.CharField(max_length=100, default=DEFAULT_PROJECT, editable=False, db_index=True)
+    time_limit_s = models.PositiveIntegerField(null=True, editable=False)
+    idle_limit_s = models.PositiveIntegerField(null=True, editable=False)
+    preemptible = models.BooleanField(default=False, editable=False)
+    # What staff say of its turn.
     priority = models.SmallIntegerField(default=0, help_text="higher first")
+    moved = models.FloatField(default=0.0, editable=False, help_text="points that staff gave it by moving it")
+    held = models.BooleanField(default=False, editable=False, help_text="does not start until it is released")
+    stop = models.CharField(
+        max_length=16, default="", editable=False, help_text="why the board ends the current attempt: see queue.stops"
+    )
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED, editable=False, db_index=True)
     attempt = models.PositiveIntegerField(default=1, editable=False)
     wait_reason = models.CharField(max_length=500, blank=True, editable=False)
@@ -141,8 +190,17 @@ class Attempt(models.Model):
     created = models.DateTimeField(auto_now_add=True)
     exit = models.JSONField(null=True, editable=False, help_text="of the whole gang, once all its members have ended")
     ended = models.DateTimeField(null=True, editable=False, help_text="when the last of its members had")
+    checkpoint = models.CharField(
+        max_length=100, default="", blank=True, editable=False, help_text="the newest that it told of: a retry goes on"
+    )
     engine_id = models.CharField(
         max_length=100, default="", blank=True, editable=False, help_text="what the engine calls it: Slurm's job id"
+    )
+    engine_told = models.JSONField(
+        default=dict, editable=False, help_text="what the engine said of it last, for people: words by what they tell"
+    )
+    engine_ended = models.DateTimeField(
+        null=True, editable=False, help_text="when the engine had nothing left of it; hosts tell that by member"
     )
 
     class Meta:

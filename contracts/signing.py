@@ -1,0 +1,16 @@
+"""How an event on the stream that all hosts write to shows whose it is."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+
+def signature(key: bytes, body: bytes) -> bytes:
+    """HMAC-SHA256 of a message by its sender's key: 32 bytes."""
+    return hmac.new(key, body, hashlib.sha256).digest()
+
+
+def entry(key: bytes, body: bytes) -> dict[str | bytes, bytes]:
+    """The fields of an entry of `names.EVENTS_STREAM`."""
+    return {"b": body, "s": signature(key, body)}

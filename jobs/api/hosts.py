@@ -1,0 +1,266 @@
+"""REST of hosts and of the tokens that they join with."""
+
+from __future__ import annotations
+
+import logging
+
+from django.http import Http404
+from drf_spectacular.utils import OpenApiResponse, extend_schema
+from redis.exceptions import RedisError
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.throttling import SimpleRateThrottle
+from rest_framework.views import APIView
+
+from contracts.codec import BadMessageError, checked_join
+from jobs.api import schema
+from jobs.api.errors import RETRY_AFTER_S
+from jobs.api.views import MayChangeHosts, refusals, refuse, refuse_body, user_of
+from jobs.hosts import joining, staff, tokens
+from jobs.hosts.access import NoRightsError
+from jobs.hosts.present import host_brief, host_detail, token_told
+from jobs.models import Host, JoinToken
+from jobs.planning.queries import checked
+from jobs.present import job_detail
+from jobs.queue import actions
+from jobs.text import storable, whole_number
+
+log = logging.getLogger(__name__)
+
+RESERVED = "join"  # its address is where hosts join
+
+
+class JoinThrottle(SimpleRateThrottle):
+    """By the address of the connection, which `webapp.serve` takes from trusted proxies only."""
+
+    scope = "join"
+    rate = "120/min"
+
+    def get_cache_key(self, request: Request, view: APIView) -> str:
+        return f"join:{request.META['REMOTE_ADDR']}"
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        try:
+            return super().allow_request(request, view)
+        except (RedisError, OSError) as error:  # Redis only counts here; the token is what keeps people out
+            log.warning("joins are not counted while Redis is away: %s", error)
+            return True
+
+
+class Hosts(APIView):
+    """Where jobs run."""
+
+    @extend_schema(operation_id="listHosts", responses={200: schema.list_of("HostBrief"), **refusals()})
+    def get(self, request: Request) -> Response:
+        """Every host that was not removed."""
+        return Response([host_brief(host) for host in Host.objects.present().order_by("name")])
+
+
+class HostView(APIView):
+    """One host."""
+
+    @extend_schema(operation_id="getHost", responses={200: schema.of("HostDetail"), **refusals(404)})
+    def get(self, request: Request, name: str) -> Response:
+        """Its slots with the jobs on them, and what it says of itself."""
+        return Response(host_detail(_find_host(name), request.user))
+
+
+class Join(APIView):
+    """Become a host."""
+
+    authentication_classes = ()
+    permission_classes = ()
+    throttle_classes = [JoinThrottle]
+
+    @extend_schema(
+        operation_id="joinHost",
+        auth=[],
+        request=schema.JOIN,
+        responses={
+            201: schema.of("Joined", "the machine became this host"),
+            200: schema.of("Joined", "it is this host already, by its identity"),
+            **refusals(409, 415, 422, 429),
+        },
+    )
+    def post(self, request: Request) -> Response:
+        """A machine joins with a token, or shows by its identity that it still is the host. 409: the name is another
+        machine's, or the board knows no address of Redis that this one reaches."""
+        try:
+            told = checked_join(request.data)
+        except BadMessageError as error:
+            field, _, message = str(error).partition(": ")
+            return refuse(422, field, message)
+        if told["name"] == RESERVED:
+            return refuse(422, "name", f"{RESERVED} is no host's name")
+        try:
+            joined, new = joining.join(told, request.META["REMOTE_ADDR"])
+        except tokens.TokenError as error:
+            return refuse(401, "token", str(error))
+        except joining.NameTakenError as error:
+            return refuse(409, "name", str(error))
+        except joining.UnreachableRedisError as error:
+            return refuse(409, "request", str(error))
+        except (RedisError, NoRightsError) as error:
+            log.warning("%s cannot be given its Redis user: %s", told["name"], error)
+            words = str(error) if isinstance(error, NoRightsError) else "Redis does not answer the board just now"
+            answer = refuse(503, "request", words)
+            answer["Retry-After"] = str(RETRY_AFTER_S)
+            return answer
+        return Response(joined, status=201 if new else 200)
+
+
+class OfStaff(APIView):
+    """For staff with the right to change hosts."""
+
+    permission_classes = [IsAuthenticated, MayChangeHosts]
+
+
+class Calibrate(OfStaff):
+    """Measure a host."""
+
+    @extend_schema(
+        operation_id="calibrateHost",
+        request=None,
+        responses={201: schema.of("JobDetail"), **refusals(403, 404, 415, 422)},
+    )
+    def post(self, request: Request, name: str) -> Response:
+        """Queue a job that measures the host on all its slots; the planner then uses what it found. Staff only."""
+        host = _find_host(name)
+        refuse_body(request)
+        job = actions.calibrate(user_of(request), host)
+        return Response(job_detail(job), status=201)
+
+
+class Drain(OfStaff):
+    """Let a host finish."""
+
+    @extend_schema(
+        operation_id="drainHost",
+        request=None,
+        responses={200: schema.of("HostDetail"), **refusals(403, 404, 415, 422)},
+    )
+    def post(self, request: Request, name: str) -> Response:
+        """What runs goes on, and nothing new starts. Draining a drained host changes nothing. Staff only."""
+        return _drained(request, name, True)
+
+
+class Undrain(OfStaff):
+    """Let a host take jobs again."""
+
+    @extend_schema(
+        operation_id="undrainHost",
+        request=None,
+        responses={200: schema.of("HostDetail"), **refusals(403, 404, 415, 422)},
+    )
+    def post(self, request: Request, name: str) -> Response:
+        """It takes jobs again. Staff only."""
+        return _drained(request, name, False)
+
+
+class GiveUp(OfStaff):
+    """Declare a host gone."""
+
+    @extend_schema(
+        operation_id="giveUpHost",
+        request=None,
+        responses={200: schema.of("GivenUp"), **refusals(403, 404, 409, 415, 422)},
+    )
+    def post(self, request: Request, name: str) -> Response:
+        """A silent host that will not return: its attempts are lost, its slots free. 409 if it speaks. Staff only."""
+        host = _find_host(name)
+        refuse_body(request)
+        try:
+            lost = actions.give_up_host(host, user_of(request).get_username())
+        except actions.HostConnectedError:
+            return refuse(
+                409, "host", f"{host.name} was heard of at {host.last_seen.isoformat()}: cancel its jobs instead"
+            )
+        return Response({"lost": lost})
+
+
+class Remove(OfStaff):
+    """Take a host's name, key and Redis user away."""
+
+    @extend_schema(
+        operation_id="removeHost",
+        request=None,
+        responses={204: OpenApiResponse(description="it is no host any more"), **refusals(403, 404, 409, 415, 422)},
+    )
+    def post(self, request: Request, name: str) -> Response:
+        """Whatever it says from now on is refused, and another machine may join under its name. 409 while it has
+        attempts that did not end. Staff only."""
+        host = _find_host(name)
+        refuse_body(request)
+        try:
+            staff.remove(host, user_of(request).get_username())
+        except staff.BusyHostError as error:
+            return refuse(409, "host", str(error))
+        return Response(status=204)
+
+
+class Profile(APIView):
+    """What a calibration measured."""
+
+    @extend_schema(operation_id="getHostProfile", responses={200: schema.of("HostProfile"), **refusals(404)})
+    def get(self, request: Request, name: str) -> Response:
+        """Every point, as `HostProfile` in planner.hardware describes them; 404 while the host was never measured."""
+        host = _find_host(name)
+        if host.profile is None:
+            raise Http404("never calibrated")
+        return Response(host.profile)
+
+
+class Tokens(OfStaff):
+    """What machines join with."""
+
+    @extend_schema(operation_id="listJoinTokens", responses={200: schema.list_of("Token"), **refusals(403)})
+    def get(self, request: Request) -> Response:
+        """Every join token of the last 30 days, the newest first. Staff only."""
+        return Response([token_told(token) for token in tokens.known()])
+
+    @extend_schema(
+        operation_id="makeJoinToken",
+        request=schema.TOKEN,
+        responses={201: schema.of("NewToken"), **refusals(403, 415, 422)},
+    )
+    def post(self, request: Request) -> Response:
+        """A new join token, shown this once. Staff only."""
+        asked = checked(tokens.TokenQuery, request.data)
+        token, text = tokens.mint(user_of(request).get_username(), asked)
+        return Response({**token_told(token), "token": text}, status=201)
+
+
+class RevokeToken(OfStaff):
+    """Let nobody join with it any more."""
+
+    @extend_schema(
+        operation_id="revokeJoinToken",
+        request=None,
+        responses={200: schema.of("Token"), **refusals(403, 404, 415, 422)},
+    )
+    def post(self, request: Request, key: str) -> Response:
+        """Hosts that have joined with it stay. Staff only."""
+        number = whole_number(key, 1, 2**63 - 1)
+        token = None if number is None else JoinToken.objects.filter(pk=number).first()
+        if token is None:
+            raise Http404("no such token")
+        refuse_body(request)
+        tokens.revoke(token)
+        token.refresh_from_db()
+        return Response(token_told(token))
+
+
+def _find_host(name: str) -> Host:
+    host = None if not storable(name) else Host.objects.present().filter(name=name).first()
+    if host is None:
+        raise Http404("no such host")
+    return host
+
+
+def _drained(request: Request, name: str, drained: bool) -> Response:
+    host = _find_host(name)
+    refuse_body(request)
+    staff.drain(host, drained)
+    host.refresh_from_db()
+    return Response(host_detail(host, request.user))

@@ -1,0 +1,50 @@
+"""A host's key and its Redis password, made from the board's secret key: nothing secret lies in the database.
+
+Both change with the host's generation. Where the secret key was replaced, what was made of the older ones
+(`SECRET_KEY_FALLBACKS`) holds until the host has joined again, which a start of its worker does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from django.conf import settings
+from django.utils.crypto import salted_hmac
+
+from contracts.codec import BadMessageError
+from contracts.signing import signature
+from jobs.models import Host
+
+
+def signing_keys(name: str, generation: int) -> list[str]:
+    """Hexadecimal; the newest first."""
+    return _derived("meshboard.host.signing", name, generation)
+
+
+def redis_passwords(name: str, generation: int) -> list[str]:
+    """Hexadecimal; the newest first."""
+    return _derived("meshboard.host.redis", name, generation)
+
+
+def password_hash(password: str) -> str:
+    """As Redis keeps it."""
+    return hashlib.sha256(password.encode()).hexdigest()
+
+
+def check_sender(name: str, body: bytes, signed: bytes) -> None:
+    """Raises BadMessageError where the host that a message names did not write it."""
+    host = Host.objects.filter(name=name).only("name", "generation", "removed").first()
+    if host is None or host.generation == 0:
+        raise BadMessageError(f"no host {name} has joined")
+    if host.removed is not None:
+        raise BadMessageError(f"host {name} was removed")
+    known = signing_keys(name, host.generation)
+    if not any(hmac.compare_digest(signature(bytes.fromhex(key), body), signed) for key in known):
+        raise BadMessageError(f"host {name}'s message was not signed by host {name}")
+
+
+def _derived(purpose: str, name: str, generation: int) -> list[str]:
+    told = f"{generation}:{name}"
+    secrets = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
+    return [salted_hmac(purpose, told, secret, algorithm="sha256").hexdigest() for secret in secrets]

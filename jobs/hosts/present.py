@@ -1,0 +1,118 @@
+"""Hosts and join tokens as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from contracts.facts import Facts, Use
+from jobs.hosts import tokens
+from jobs.hosts.slots import held_slots
+from jobs.hosts.state import HostState, state_of
+from jobs.models import Host, JoinToken
+from jobs.present import Moment, Older
+
+
+class HostBrief(TypedDict):
+    """Where jobs run."""
+
+    name: str
+    state: Annotated[
+        HostState,
+        Field(description="drained: takes no new jobs; silent: not heard of for 30 s; lost: silent, and given up"),
+    ]
+    device: str
+    device_name: str
+    slots: int
+    free_slots: int
+    drained: bool
+    note: Annotated[str, Field(description="what it wants known, such as jobs that run as root")]
+    last_seen: Moment
+    joined: Annotated[Moment | None, Field(description="when this machine became the host")]
+    calibrated: Annotated[Moment | None, Field(description="when it was last measured")]
+
+
+class HeldSlot(TypedDict):
+    """A slot that is not free."""
+
+    slot: int
+    job: Annotated[str | None, Field(description="null: somebody else's")]
+
+
+class HostDetail(HostBrief):
+    """A host in full."""
+
+    address: Annotated[str, Field(description="where other hosts reach it; empty where it told none")]
+    held: list[HeldSlot]
+    facts: Annotated[Facts | Older | None, Field(description="what it is, as it says")]
+    use: Annotated[Use | Older | None, Field(description="how it fares, as of its last heartbeat")]
+
+
+class GivenUp(TypedDict):
+    """How many attempts were lost with a host."""
+
+    lost: int
+
+
+class Token(TypedDict):
+    """A join token, without its text."""
+
+    id: int
+    note: str
+    created: Moment
+    created_by: str
+    expires: Moment
+    most_uses: Annotated[int | None, Field(description="hosts that may join with it; null: any number")]
+    uses: int
+    last_used: Moment | None
+    last_host: Annotated[str, Field(description="who joined with it last")]
+    problem: Annotated[str, Field(description="why nobody joins with it any more; empty while somebody may")]
+
+
+class NewToken(Token):
+    """A join token just made."""
+
+    token: Annotated[str, Field(description="shown this once: only its hash is kept")]
+
+
+def host_brief(host: Host) -> HostBrief:
+    """One line of a list."""
+    return {
+        "name": host.name,
+        "state": state_of(host),
+        "device": host.device,
+        "device_name": host.device_name,
+        "slots": host.slots,
+        "free_slots": host.slots - host.allocations.count(),
+        "drained": host.drained,
+        "note": host.note,
+        "last_seen": host.last_seen.isoformat(),
+        "joined": host.joined.isoformat() if host.joined else None,
+        "calibrated": host.profiled.isoformat() if host.profiled else None,
+    }
+
+
+def host_detail(host: Host, user: Any) -> HostDetail:
+    """With the ids of those jobs that the user may see."""
+    held: list[HeldSlot] = [
+        {"slot": slot, "job": job.id if job else None} for slot, job in held_slots([host], user)[host.pk]
+    ]
+    return {**host_brief(host), "address": host.address, "held": held, "facts": host.facts, "use": host.use}
+
+
+def token_told(token: JoinToken) -> Token:
+    """For a list."""
+    return {
+        "id": token.pk,
+        "note": token.note,
+        "created": token.created.isoformat(),
+        "created_by": token.created_by,
+        "expires": token.expires.isoformat(),
+        "most_uses": token.most_uses,
+        "uses": token.uses,
+        "last_used": token.last_used.isoformat() if token.last_used else None,
+        "last_host": token.last_host,
+        "problem": tokens.why_not(token),
+    }

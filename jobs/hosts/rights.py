@@ -1,0 +1,56 @@
+"""What a host may do in Redis, as the rules of a user of its own. Needs Redis 7: rights that are of single keys.
+
+Beyond its own queue, it adds to the events of all, which it cannot read, reads flags of cancellation, and writes to the
+streams of its own members while they live. No script, no administration, no other host's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from contracts.names import CANCEL_KEYS, EVENTS_STREAM, gang_key, host_keys, telemetry_stream
+
+USER_PREFIX = "meshboard-host-"
+FIRST_VERSION = (7, 0)  # of Redis, with rights for single keys
+
+# Celery's transport on the host's own keys, and the flags.
+OF_A_QUEUE = (
+    *("ping", "time", "echo", "select", "client|setinfo", "client|setname", "multi", "exec", "discard", "watch"),
+    *("unwatch", "brpop", "lpush", "rpush", "llen", "sadd", "srem", "smembers", "hset", "hget", "hdel", "zadd", "zrem"),
+    *("zrange", "del", "exists", "mget", "pexpire"),
+)
+OF_A_STREAM = ("xadd", "xtrim", "expire", "exists")
+OF_A_GANG = ("hset", "hget", "hgetall", "expire", "exists")
+
+
+class Share(NamedTuple):
+    """A member of an attempt on this host."""
+
+    job: str
+    attempt: int
+    node: int
+    in_a_gang: bool
+
+
+def user_of(host: str) -> str:
+    return f"{USER_PREFIX}{host}"
+
+
+def rules(host: str, password_hashes: Iterable[str], shares: Iterable[Share]) -> list[str]:
+    """For ACL SETUSER: all there is, whatever was before."""
+    shares = sorted(shares)
+    streams = [telemetry_stream(share.job, share.attempt, share.node) for share in shares]
+    gangs = [gang_key(share.job, share.attempt) for share in shares if share.in_a_gang]
+    told = ["reset", "on", *(f"#{one}" for one in password_hashes)]
+    told += [f"+{command}" for command in OF_A_QUEUE]
+    told += [f"~{host_keys(host)}*", f"%R~{CANCEL_KEYS}*"]
+    told.append(_apart(("xadd", "memory|usage"), [EVENTS_STREAM]))
+    told += [_apart(OF_A_STREAM, streams)] if streams else []
+    told += [_apart(OF_A_GANG, gangs)] if gangs else []
+    return told
+
+
+def _apart(commands: Iterable[str], keys: Iterable[str]) -> str:
+    """Commands that are for these keys alone."""
+    return f"({' '.join([*(f'+{command}' for command in commands), *(f'~{key}' for key in keys)])})"

@@ -1,0 +1,107 @@
+"""Join tokens: made by staff, shown once, kept as a hash, good for a while."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import timedelta
+
+from django.db.models import F, Q, QuerySet
+from django.utils import timezone
+from pydantic import Field
+
+from jobs.models import JoinToken
+from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+
+PREFIX = "mbj_"
+MOST_USES = 10_000
+FORGOTTEN_AFTER = timedelta(days=30)  # that it could be used last
+SHORTEST_GIVEN = 32  # characters of one that an installation brings along
+FEWEST_CHARACTERS = 8  # different ones
+
+
+class TokenQuery(Strict):
+    """What a join token may be asked to be."""
+
+    hours: int = Field(default=24, ge=1, le=365 * 24, description="how long it lasts")
+    uses: int | None = Field(default=None, ge=1, le=MOST_USES, description="hosts that may join; null: any number")
+    note: str = Field(default="", max_length=200, pattern=NO_NUL, description="what it is for")
+
+
+class TokenError(Exception):
+    """Nobody joins with this; says why."""
+
+
+def mint(by: str, asked: TokenQuery) -> tuple[JoinToken, str]:
+    """A new token, and its text, which nobody sees again."""
+    text = PREFIX + secrets.token_urlsafe(32)
+    return keep(text, by, asked), text
+
+
+def keep(text: str, by: str, asked: TokenQuery) -> JoinToken:
+    """A token of this text; one that is there already lasts from now on.
+
+    Raises:
+        SpecError: the text could be guessed.
+    """
+    if len(text) < SHORTEST_GIVEN or len(set(text)) < FEWEST_CHARACTERS:
+        words = f"has {len(text)} characters, {len(set(text))} different ones: it needs {SHORTEST_GIVEN} random ones"
+        raise SpecError([Problem("token", words)])
+    told = {
+        "note": asked.note,
+        "created_by": by,
+        "expires": timezone.now() + timedelta(hours=asked.hours),
+        "most_uses": asked.uses,
+        "uses": 0,
+        "revoked": None,
+    }
+    token, _ = JoinToken.objects.update_or_create(hash=_hash(text), defaults=told)
+    return token
+
+
+def spend(text: str, host: str) -> JoinToken:
+    """Take one use of a token, in the caller's transaction.
+
+    Raises:
+        TokenError: there is none to take.
+    """
+    now = timezone.now()
+    found = JoinToken.objects.filter(hash=_hash(text)).first()
+    if found is None:
+        raise TokenError("there is no such join token")
+    usable = Q(most_uses=None) | Q(uses__lt=F("most_uses"))
+    taken = JoinToken.objects.filter(usable, pk=found.pk, revoked=None, expires__gt=now)
+    if taken.update(uses=F("uses") + 1, last_used=now, last_host=host):
+        return found
+    found.refresh_from_db()
+    raise TokenError(why_not(found) or "this join token cannot be used")
+
+
+def why_not(token: JoinToken) -> str:
+    """Why nobody joins with it any more; empty while somebody may."""
+    if token.revoked is not None:
+        return f"this join token was revoked at {token.revoked:%Y-%m-%d %H:%M:%S} UTC"
+    if token.expires <= timezone.now():
+        return f"this join token expired at {token.expires:%Y-%m-%d %H:%M:%S} UTC"
+    if token.most_uses is not None and token.uses >= token.most_uses:
+        return f"this join token was good for {token.most_uses} uses, and all are taken"
+    return ""
+
+
+def revoke(token: JoinToken) -> bool:
+    """True when this call did."""
+    return bool(JoinToken.objects.filter(pk=token.pk, revoked=None).update(revoked=timezone.now()))
+
+
+def known() -> QuerySet[JoinToken]:
+    """All that could be used in the last 30 days."""
+    return JoinToken.objects.filter(expires__gt=timezone.now() - FORGOTTEN_AFTER)
+
+
+def forget_old() -> int:
+    """Drop those that nobody can use for 30 days; returns how many."""
+    return JoinToken.objects.filter(expires__lte=timezone.now() - FORGOTTEN_AFTER).delete()[0]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,47 @@
+"""Make a join token, on the machine of the board."""
+
+from __future__ import annotations
+
+import json
+import os
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from jobs.hosts import tokens
+from jobs.planning.queries import checked
+from planner.facts.spec import SpecError
+
+GIVEN = "MESHBOARD_JOIN_TOKEN"
+
+
+class Command(BaseCommand):
+    """Prints the token, once."""
+
+    help = "Make a token with which a machine joins as a host: python -m workers.host.join URL --token TOKEN"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--hours", type=int, default=24, help="how long it lasts")
+        parser.add_argument("--uses", type=int, help="hosts that may join with it; any number if not given")
+        parser.add_argument("--note", default="", help="what it is for")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.add_argument("--given", action="store_true", help=f"keep the token in {GIVEN} instead of a new one")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        told = {"hours": options["hours"], "uses": options["uses"], "note": options["note"]}
+        try:
+            asked = checked(tokens.TokenQuery, told)
+            if options["given"]:
+                text = os.environ.get(GIVEN, "")
+                token = tokens.keep(text, "manage.py", asked)
+            else:
+                token, text = tokens.mint("manage.py", asked)
+        except SpecError as error:
+            raise CommandError("; ".join(f"{p.field}: {p.message}" for p in error.problems)) from None
+        if options["json"]:
+            self.stdout.write(json.dumps({"token": text, "expires": token.expires.isoformat()}))
+        elif options["given"]:
+            self.stdout.write(f"the token in {GIVEN} lets hosts join until {token.expires:%Y-%m-%d %H:%M:%S} UTC")
+        else:
+            self.stdout.write(text)

@@ -1,0 +1,46 @@
+"""Whose earlier attempt may still be alive: given up, or on a host that came back with it. Two never train at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db.models import F
+from django.utils import timezone
+
+from jobs.models import Host, Member
+
+# From the last word of a host to the last of its supervisor, and from the end of the lease to that of the ranks.
+MARGIN = timedelta(seconds=30)
+
+
+def held_back(queued: set[str], now: datetime | None = None) -> Mapping[str, str]:
+    """Of queued jobs that ran before those that must not start yet, and why.
+
+    A member of a gang on a silent host ends by itself when its lease is over; one that is heard of is told to end. A
+    job on one host has no lease: who gives its host up takes it upon himself that nothing lives there.
+    """
+    if not queued:
+        return {}
+    now = now or timezone.now()
+    waits = dict(_still_held(queued))
+    lease = timedelta(seconds=settings.LEASE_S) + MARGIN
+    untold = Member.objects.filter(
+        attempt__job_id__in=queued, outcome="lost", host__last_seen__lt=F("ended"), host__last_seen__gt=now - lease
+    ).order_by()
+    in_gangs = untold.filter(attempt__members__node__gt=0).distinct()
+    rows = in_gangs.values_list("attempt__job_id", "attempt__number", "host_name", "host__last_seen")
+    for job, number, host, last_seen in rows:
+        until = f"{last_seen + lease:%H:%M:%S} UTC"
+        waits[job] = f"attempt {number} may live on silent host {host} until its lease is over, at {until} the latest"
+    return waits
+
+
+def _still_held(queued: set[str]) -> list[tuple[str, str]]:
+    return [
+        (job, f"host {name} still runs attempt {number} and was told to end it")
+        for name, holding in Host.objects.exclude(holding=[]).values_list("name", "holding")
+        for job, number, _ in holding
+        if job in queued
+    ]

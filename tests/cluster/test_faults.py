@@ -1,0 +1,179 @@
+"""What is done to hosts of a gang: at most one attempt lives, nothing is left over, and the board tells the cause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from contracts.control import VERSION, Gang, LaunchOrder, Node
+from contracts.names import TASK_LAUNCH, host_queue
+from tests.cluster.cluster import Cluster, cluster
+from tests.cluster.jobs import check_true, endless, training
+from tests.support.processes import wait_until
+
+SQUARE = {"dp": 2, "tp": 2}
+LEASE_S = 25
+GROUP_TIMEOUT_S = 100  # longer than any cut here: what ends is ended by us
+END_S = 15.0  # from a bad end to none left
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    board = {"MESHBOARD_LEASE_S": str(LEASE_S)}
+    timeout = {"MESHBOARD_GROUP_TIMEOUT_S": str(GROUP_TIMEOUT_S)}
+    with cluster(tmp_path_factory.mktemp("cluster"), board_settings=board, **timeout) as made:
+        yield made
+
+
+@pytest.fixture
+def gang(hosts: Cluster) -> Iterator[str]:
+    """A running job on two of the hosts; at its end nothing of it is left."""
+    job = hosts.submit(endless("endless", SQUARE))
+    hosts.wait_for(job, "running")
+    hosts.wait_for_steps(job)
+    yield job
+    if not hosts.job(job)["finished"]:
+        hosts.cancel(job)
+    for attempt in range(1, hosts.job(job)["attempt"] + 1):
+        wait_until(lambda attempt=attempt: not hosts.processes(job, attempt), f"nothing of attempt {attempt} is left")
+
+
+def none_left(hosts: Cluster, job: str, within_s: float = END_S, attempt: int = 1) -> None:
+    wait_until(lambda: not hosts.processes(job, attempt), f"nothing of {job} is left", within_s, 0.1)
+
+
+def test_a_killed_rank_ends_the_gang_and_is_named_on_whichever_host(hosts: Cluster, gang: str) -> None:
+    os.kill(hosts.rank_pid(gang, 3), signal.SIGKILL)
+    none_left(hosts, gang)
+    exit = hosts.wait_for(gang, "failed", timeout_s=END_S)["exit"]
+    assert (exit["rank"], exit["signal"]) == (3, "SIGKILL")
+    assert exit["reason"].startswith("rank 3 was killed by SIGKILL")
+
+
+def test_a_killed_supervisor_ends_the_gang(hosts: Cluster, gang: str) -> None:
+    _, second = hosts.member_hosts(gang)
+    second.run("pkill", "-KILL", "-f", "workers.host.supervisor")
+    none_left(hosts, gang)
+    job = hosts.wait_for(gang, "lost", timeout_s=END_S)
+    assert "the supervisor died" in job["history"][-1]["reason"]
+
+
+def test_power_gone_and_back_loses_the_job_and_nothing_else(hosts: Cluster, gang: str) -> None:
+    _, second = hosts.member_hosts(gang)
+    third = next(machine for machine in hosts.machines.values() if machine not in hosts.member_hosts(gang))
+    other = hosts.submit(endless("healthy", {"dp": 2}))
+    hosts.wait_for(other, "running")
+    second.power_off()
+    assert hosts.wait_for(gang, "unreachable", timeout_s=60)["history"][-1]["reason"].startswith(f"host {second.name}")
+    second.power_on()
+    second.start_worker()
+    job = hosts.wait_for(gang, "lost", timeout_s=90)
+    assert job["history"][-1]["reason"] == f"host {second.name} was rebooted"
+    none_left(hosts, gang)
+    assert [member["host"] for member in hosts.job(other)["members"]] == [third.name]
+    hosts.wait_for_steps(other)
+    hosts.cancel(other)
+
+
+@pytest.mark.parametrize("way", ["both ways", "towards the host"])
+def test_a_cut_of_half_the_lease_is_survived(hosts: Cluster, gang: str, way: str) -> None:
+    _, second = hosts.member_hosts(gang)
+    if way == "both ways":
+        second.cable.cut()
+    else:
+        second.cable.cut_towards()
+    time.sleep(LEASE_S / 2)  # the cut itself
+    second.cable.mend()
+    hosts.wait_for_steps(gang)
+    assert [change["status"] for change in hosts.job(gang)["history"]][:3] == ["queued", "starting", "running"]
+    assert hosts.job(gang)["status"] == "running"
+
+
+def test_past_the_lease_a_host_that_hears_nothing_ends_its_ranks_itself(hosts: Cluster, gang: str) -> None:
+    first, second = hosts.member_hosts(gang)
+    cut = time.monotonic()
+    second.cable.cut()
+    wait_until(lambda: not hosts.processes(gang, on=second), "its ranks have ended", LEASE_S + END_S + 5)
+    assert time.monotonic() - cut > LEASE_S - 5
+    assert hosts.processes(gang, on=first), "silence alone ends nothing on the other"
+    hosts.wait_for(gang, "unreachable", timeout_s=60)
+    second.cable.mend()
+    job = hosts.wait_for(gang, "lost", timeout_s=60)
+    assert "the board could not be reached for 25 s" in job["history"][-1]["reason"]
+    none_left(hosts, gang)
+
+
+def test_a_host_given_up_that_comes_back_with_old_ranks_ends_them(hosts: Cluster, gang: str) -> None:
+    _, second = hosts.member_hosts(gang)
+    second.run("pkill", "-STOP", "-f", "workers.host.supervisor")  # it cannot even notice that its lease is over
+    second.cable.cut()
+    hosts.wait_for(gang, "unreachable", timeout_s=60)
+    hosts.call("POST", f"hosts/{second.name}/give-up")
+    hosts.wait_for(gang, "lost", timeout_s=END_S)
+    assert hosts.processes(gang, on=second), "the cut host trains on"
+    hosts.call("POST", f"jobs/{gang}/requeue")
+    wait_until(lambda: "may live on silent host" in hosts.job(gang)["wait_reason"], "it waits for the lease", 10)
+    second.cable.mend()
+    none_left(hosts, gang, 60)
+    hosts.wait_for(gang, "running", timeout_s=120)
+    starts = [change for change in hosts.job(gang)["history"] if change["status"] == "starting"]
+    assert [start["attempt"] for start in starts] == [1, 2]
+    assert hosts.processes(gang, 1) == []
+
+
+def test_orders_delivered_again_and_late_start_nothing(hosts: Cluster, gang: str) -> None:
+    before = hosts.processes(gang)
+    machines = hosts.member_hosts(gang)
+    sender = Celery(broker=hosts.board.redis.url)
+    nodes = [Node(host=machine.name, address=machine.cable.address, ranks=2) for machine in machines]
+    spec = hosts.job(gang)["spec"]
+
+    def send(attempt: int, expires: float) -> None:
+        for node, machine in enumerate(machines):
+            place = Gang(node=node, nodes=nodes, lease_s=LEASE_S)
+            order = LaunchOrder(
+                v=VERSION, job=gang, attempt=attempt, spec=spec, slots=[0, 1], expires=expires, gang=place
+            )
+            sender.send_task(TASK_LAUNCH, args=[order], queue=host_queue(machine.name))
+
+    logs = [len(machine.worker_log.read_text()) for machine in machines]
+    for _ in range(5):
+        send(1, time.time() + 60)
+    send(2, time.time() - 1)
+
+    def refused() -> bool:
+        texts = [machine.worker_log.read_text()[seen:] for machine, seen in zip(machines, logs, strict=True)]
+        return all("refused the order" in text for text in texts)
+
+    wait_until(refused, "the late one is refused")
+    hosts.wait_for_steps(gang)
+    assert hosts.processes(gang) == before
+    assert hosts.processes(gang, 2) == []
+
+
+def test_a_slow_link_slows_the_job_and_nothing_else(hosts: Cluster) -> None:
+    for machine in hosts.machines.values():
+        machine.cable.slow("20mbit")
+    try:
+        job = hosts.wait_for(hosts.submit(training("slow link", SQUARE)), "succeeded", timeout_s=180)
+    finally:
+        for machine in hosts.machines.values():
+            machine.cable.slow("10gbit")
+    check_true(job, 4)
+
+
+def test_a_host_that_is_not_ready_fails_the_gang_by_its_name(hosts: Cluster) -> None:
+    """Its supervisors stop as they start: what the others wait for does not come."""
+    job = hosts.submit(endless("not ready", SQUARE))
+    hosts.wait_for(job, "starting")
+    _, second = hosts.member_hosts(job)
+    second.run("sh", "-c", "until pkill -STOP -f [w]orkers.host.launch; do sleep 0.05; done")
+    ended: dict[str, Any] = hosts.wait_for(job, "failed", timeout_s=170)
+    assert ended["history"][-1]["reason"] == f"the gang did not start: host {second.name} was not ready within 120 s"
+    none_left(hosts, job)

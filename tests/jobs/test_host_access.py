@@ -1,0 +1,288 @@
+"""What a host may do in Redis and say to the controller, tried with its own credentials on a live Redis."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from contracts.codec import checked_join
+from contracts.join import Joined
+from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, cancel_key, gang_key, host_queue, telemetry_stream
+from contracts.signing import entry
+from jobs.hosts import joining, staff, tokens
+from jobs.hosts.access import FAREWELL, Access
+from jobs.hosts.rights import user_of
+from jobs.models import DeadLetter, Host, Member, Outbox
+from jobs.queue import actions
+from jobs.queue.events import drain
+from jobs.queue.outbox import deliver
+from jobs.queue.scheduler import schedule
+from tests.jobs.conftest import host_event
+from tests.jobs.test_host_join import IDENTITIES, request
+from tests.planner.wrong_specs import GOOD
+from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
+from workers.host.join import worker_command
+
+
+class Guest(NamedTuple):
+    """A host with what it was given, and its own line to Redis."""
+
+    name: str
+    joined: Joined
+    redis: redis.Redis
+
+    def signed(self, event: dict[str, Any]) -> Any:
+        return entry(bytes.fromhex(self.joined["key"]), msgpack.packb(event))
+
+
+def admitted(name: str, identity: str = IDENTITIES[0]) -> Guest:
+    token = tokens.mint("staff", tokens.TokenQuery())[1]
+    joined, _ = joining.join(checked_join(request(name, identity, token=token)), "127.0.0.1")
+    return Guest(name, joined, redis.Redis.from_url(joined["redis_url"], socket_timeout=5))
+
+
+@pytest.fixture
+def guests(live_redis: redis.Redis, db: None) -> Iterator[tuple[Guest, Guest]]:
+    a, b = admitted("host-a"), admitted("host-b", IDENTITIES[1])
+    yield a, b
+    for guest in (a, b):
+        guest.redis.close()
+
+
+def running_job(owner: User, host: str) -> str:
+    """A job placed on this host."""
+    job, _ = actions.submit(owner, {**GOOD, "resources": {"host": host}})
+    schedule()
+    assert Member.objects.get(attempt__job=job).host_name == host
+    return job.id
+
+
+def test_a_host_speaks_for_itself_and_for_nobody_else(guests: tuple[Guest, Guest], live_redis: redis.Redis) -> None:
+    _, b = guests
+    b.redis.xadd(EVENTS_STREAM, b.signed(host_event("host-b", slots=7)))
+    b.redis.xadd(EVENTS_STREAM, b.signed(host_event("host-a", slots=64)))
+    b.redis.xadd(EVENTS_STREAM, {"b": msgpack.packb(host_event("host-a", slots=65))})
+    b.redis.xadd(EVENTS_STREAM, {**b.signed(host_event("host-b", slots=66)), "b": msgpack.packb(host_event("host-b"))})
+    b.redis.xadd(EVENTS_STREAM, b.signed(host_event("nobody")))
+    assert drain(live_redis) == 5
+    assert dict(Host.objects.values_list("name", "slots")) == {"host-a": 4, "host-b": 7}
+    reasons = DeadLetter.objects.order_by("id").values_list("reason", flat=True)
+    assert list(reasons) == [
+        "host host-a's message was not signed by host host-a",
+        "host host-a's message was not signed by host host-a",
+        "host host-b's message was not signed by host host-b",
+        "no host nobody has joined",
+    ]
+
+
+def test_a_host_reads_no_other_s_orders_and_not_what_hosts_say(
+    guests: tuple[Guest, Guest], live_redis: redis.Redis
+) -> None:
+    a, b = guests
+    live_redis.lpush(host_queue("host-a"), "an order")
+    live_redis.xadd(EVENTS_STREAM, {"b": "x"})
+    refused: list[Callable[[redis.Redis], object]] = [
+        lambda r: r.lrange(host_queue("host-a"), 0, -1),
+        lambda r: r.brpop([host_queue("host-a")], timeout=1),
+        lambda r: r.lpush(host_queue("host-a"), "forged"),
+        lambda r: r.xrange(EVENTS_STREAM),
+        lambda r: r.xread({EVENTS_STREAM: "0"}),
+        lambda r: r.xtrim(EVENTS_STREAM, maxlen=0),
+        lambda r: r.delete(EVENTS_STREAM),
+        lambda r: r.set(cancel_key("somejob", 1), "1"),
+        lambda r: r.delete(cancel_key("somejob", 1)),
+    ]
+    for command in refused:
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            command(b.redis)
+    assert b.redis.exists(cancel_key("somejob", 1)) == 0
+    assert a.redis.brpop([host_queue("host-a")], timeout=1) == (host_queue("host-a").encode(), b"an order")
+
+
+FORBIDDEN = [
+    ("FLUSHALL",),
+    ("FLUSHDB",),
+    ("KEYS", "*"),
+    ("SCAN", "0"),
+    ("CONFIG", "GET", "requirepass"),
+    ("CONFIG", "SET", "requirepass", "x"),
+    ("ACL", "LIST"),
+    ("ACL", "SETUSER", "default", "nopass"),
+    ("EVAL", "return 1", "0"),
+    ("SCRIPT", "LOAD", "return 1"),
+    ("FUNCTION", "LIST"),
+    ("MONITOR",),
+    ("CLIENT", "LIST"),
+    ("CLIENT", "KILL", "TYPE", "normal"),
+    ("SHUTDOWN",),
+    ("REPLICAOF", "192.0.2.1", "6379"),
+    ("MIGRATE", "192.0.2.1", "6379", "k", "0", "1"),
+    ("RESTORE", "k", "0", "x"),
+    ("SWAPDB", "0", "1"),
+    ("PUBLISH", "c", "m"),
+    ("SUBSCRIBE", "c"),
+    ("SAVE",),
+]
+
+
+def test_a_host_administers_nothing(guests: tuple[Guest, Guest]) -> None:
+    client = guests[1].redis
+    taken = []
+    for words in FORBIDDEN:
+        try:
+            client.execute_command(*words)
+        except redis.exceptions.NoPermissionError:
+            continue
+        taken.append(words)
+    assert taken == []
+
+
+def test_a_host_writes_to_the_streams_of_what_runs_on_it_while_it_does(
+    guests: tuple[Guest, Guest], owner: User, live_redis: redis.Redis
+) -> None:
+    a, b = guests
+    job = running_job(owner, "host-a")
+    stream = telemetry_stream(job, 1)
+    access = Access()
+    access.keep(live_redis)
+    assert a.redis.xadd(stream, {"b": "x"})
+    assert a.redis.expire(stream, 60)
+    for command in (
+        lambda: b.redis.xadd(stream, {"b": "forged"}),
+        lambda: a.redis.xadd(telemetry_stream(job, 2), {"b": "of a later attempt"}),
+        lambda: a.redis.xadd(telemetry_stream(job, 1, 1), {"b": "of another member"}),
+        lambda: a.redis.hset(gang_key(job, 1), "0", "no gang"),
+        lambda: a.redis.xrange(stream),
+    ):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            command()
+    assert live_redis.xlen(stream) == 1
+    assert access.keep(live_redis) == 0, "nothing is told twice"
+    Member.objects.update(ended=timezone.now())
+    access.keep(live_redis)
+    assert a.redis.xadd(stream, {"b": "the rest"}), "a supervisor has some time to say it"
+    Member.objects.update(ended=timezone.now() - FAREWELL)
+    access.keep(live_redis)
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        a.redis.xadd(stream, {"b": "too late"})
+
+
+def test_members_of_a_gang_meet_and_nobody_else_does(
+    guests: tuple[Guest, Guest], owner: User, live_redis: redis.Redis
+) -> None:
+    a, b = guests
+    job = running_job(owner, "host-a")
+    lead = Member.objects.get()
+    host = Host.objects.get(name="host-b")
+    Member.objects.create(
+        attempt=lead.attempt,
+        node=1,
+        host=host,
+        host_name=host.name,
+        first_rank=1,
+        num_ranks=1,
+        ordered=timezone.now(),
+    )
+    stranger = admitted("host-c", IDENTITIES[2])
+    Access().keep(live_redis)
+    for node, guest in enumerate((a, b)):
+        guest.redis.hset(gang_key(job, 1), str(node), json.dumps(["10.0.0.1", 1234]))
+        assert guest.redis.xadd(telemetry_stream(job, 1, node), {"b": "x"})
+    assert len(a.redis.hgetall(gang_key(job, 1))) == 2
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        stranger.redis.hgetall(gang_key(job, 1))
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        b.redis.xadd(telemetry_stream(job, 1), {"b": "of the lead"})
+    stranger.redis.close()
+
+
+def test_a_removed_host_loses_its_line_and_its_later_messages_become_dead_letters(
+    guests: tuple[Guest, Guest], owner: User, live_redis: redis.Redis
+) -> None:
+    _, b = guests
+    running_job(owner, "host-a")
+    with pytest.raises(staff.BusyHostError, match="host-a has an attempt that did not end"):
+        staff.remove(Host.objects.get(name="host-a"), "staff")
+    late = b.signed(host_event("host-b", slots=99))
+    assert b.redis.ping()
+    staff.remove(Host.objects.get(name="host-b"), "staff")
+    with pytest.raises((redis.AuthenticationError, redis.ConnectionError)):
+        b.redis.ping()
+    live_redis.xadd(EVENTS_STREAM, late)
+    drain(live_redis)
+    assert DeadLetter.objects.get().reason == "host host-b was removed"
+    assert Host.objects.get(name="host-b").slots == 4
+
+
+def test_the_controller_mends_what_somebody_did_to_the_users(
+    guests: tuple[Guest, Guest], live_redis: redis.Redis
+) -> None:
+    access = Access()
+    access.keep(live_redis)
+    live_redis.execute_command("ACL DELUSER", user_of("host-a"))
+    live_redis.execute_command("ACL SETUSER", user_of("an-old-one"), "on", "nopass", "+@all", "~*")
+    Host.objects.filter(name="host-b").update(removed=timezone.now())  # while Redis was away
+    access.keep(live_redis)
+    names: Any = live_redis.acl_users()
+    assert {name for name in names if name.startswith("meshboard")} == {user_of("host-a")}
+
+
+@contextmanager
+def worker(guest: Guest, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The host's own, as `workers.host.join` leaves it."""
+    environment = {
+        **base_environment(),
+        "MESHBOARD_REDIS_URL": guest.joined["redis_url"],
+        "MESHBOARD_HOST_KEY": guest.joined["key"],
+        "MESHBOARD_HOST_NAME": guest.name,
+        "MESHBOARD_STATE_DIR": str(folder / "state"),
+    }
+    with running(worker_command(guest.name), environment, folder / "worker.log", ROOT) as process:
+        yield process
+
+
+@pytest.mark.django_db(transaction=True)
+def test_redis_killed_and_back_empty_a_host_is_back_within_ten_seconds(
+    redis_service: RedisServer, live_redis: redis.Redis, tmp_path: Path
+) -> None:
+    """Its user was lost with everything else; the controller's next tick makes it again."""
+    guest, access = admitted("host-a"), Access()
+
+    def heard() -> bool:
+        """What the controller does each second; whether the host spoke since we last looked."""
+        access.keep(live_redis)
+        before = Host.objects.get().sequence
+        drain(live_redis)
+        return Host.objects.get().sequence > before
+
+    def taken() -> bool:
+        access.keep(live_redis)
+        return live_redis.llen(host_queue("host-a")) == 0
+
+    with worker(guest, tmp_path):
+        wait_until(heard, "the host announces itself")
+        redis_service.stop(signal.SIGKILL)
+        for left in tmp_path.glob("redis/*.rdb"):
+            left.unlink()
+        redis_service.start()
+        assert live_redis.acl_users() == ["default"]
+        wait_until(heard, "the host is heard again", 10)
+        Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=host_queue("host-a"), arguments=["somejob", 1])
+        deliver(live_redis)
+        wait_until(taken, "the host takes orders again", 10)
+    text = (tmp_path / "worker.log").read_text()
+    assert "NOPERM" not in text
+    assert "no permissions" not in text.lower()
+    shutil.rmtree(tmp_path / "state")

@@ -1,0 +1,304 @@
+"""A machine becomes a host with a token, and nobody else becomes the same one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.core.cache import cache
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+from rest_framework.test import APIClient
+
+from contracts.codec import checked_join
+from jobs.hosts import joining, staff, tokens
+from jobs.hosts.access import Access
+from jobs.hosts.rights import user_of
+from jobs.models import Host, JoinToken
+from tests.jobs.conftest import run_together
+
+Api = Callable[[User | None], APIClient]
+IDENTITIES = [letter * 40 for letter in "abcdefgh"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_counts() -> None:
+    cache.clear()
+
+
+def request(name: str = "gpu-7", identity: str = IDENTITIES[0], **changes: Any) -> dict[str, Any]:
+    told = {
+        "name": name,
+        "identity": identity,
+        "slots": 4,
+        "device": "cpu",
+        "device_name": "test",
+        "memory_bytes": 2**30,
+        "boot_id": "b",
+    }
+    return {**told, **changes}
+
+
+def token(**asked: Any) -> str:
+    return tokens.mint("staff", tokens.TokenQuery(**asked))[1]
+
+
+def asked(api: Api, body: object, **headers: Any) -> Any:
+    return api(None).post("/api/v1/hosts/join", body, format="json", **headers)
+
+
+def refusal(answer: Any) -> tuple[int, str, str]:
+    [error] = answer.json()["errors"]
+    return answer.status_code, error["field"], error["message"]
+
+
+def test_a_machine_joins_with_a_token_and_comes_back_without_one(api: Api, db: None, live_redis: redis.Redis) -> None:
+    told = token(uses=1)
+    first = asked(api, request(token=told))
+    assert first.status_code == 201
+    again = asked(api, request())
+    assert (again.status_code, again.json()) == (200, first.json())
+    host = Host.objects.get()
+    assert (host.name, host.slots, host.generation, host.joined_from) == ("gpu-7", 4, 1, "127.0.0.1")
+    kept = JoinToken.objects.get()
+    assert (kept.uses, kept.last_host, kept.last_used is not None) == (1, "gpu-7", True)
+    with redis.Redis.from_url(first.json()["redis_url"]) as client:
+        assert client.ping()
+
+
+def test_only_the_hash_of_a_token_is_stored(db: None) -> None:
+    text = token()
+    row = JoinToken.objects.values().get()
+    assert text not in repr(row)
+    assert text.removeprefix(tokens.PREFIX) not in repr(row)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        ({"expires": timezone.now() - timedelta(seconds=1)}, "expired at"),
+        ({"revoked": timezone.now()}, "was revoked at"),
+        ({"uses": 3}, "good for 3 uses, and all are taken"),
+    ],
+)
+def test_a_token_that_is_no_longer_good_says_why(
+    api: Api, db: None, live_redis: redis.Redis, spoil: dict[str, Any], words: str
+) -> None:
+    told = token(uses=3)
+    JoinToken.objects.update(**spoil)
+    status, field, message = refusal(asked(api, request(token=told)))
+    assert (status, field) == (401, "token")
+    assert words in message
+    assert not Host.objects.exists()
+
+
+def test_without_a_token_or_with_a_guessed_one_nobody_joins(api: Api, db: None, live_redis: redis.Redis) -> None:
+    assert refusal(asked(api, request()))[:2] == (401, "token")
+    assert refusal(asked(api, request(token="mbj_guessed")))[:2] == (401, "token")
+    assert not Host.objects.exists()
+
+
+def test_another_machine_does_not_take_a_name_and_that_costs_no_use(
+    api: Api, db: None, live_redis: redis.Redis
+) -> None:
+    told = token(uses=2)
+    assert asked(api, request(token=told)).status_code == 201
+    status, field, message = refusal(asked(api, request(token=told, identity=IDENTITIES[1])))
+    assert (status, field) == (409, "name")
+    assert "have staff remove gpu-7" in message
+    assert JoinToken.objects.get().uses == 1
+
+
+def test_once_removed_the_name_is_free_and_the_old_machine_is_nobody(
+    api: Api, db: None, live_redis: redis.Redis
+) -> None:
+    told = token()
+    before = asked(api, request(token=told)).json()
+    staff.remove(Host.objects.get(), "staff")
+    assert "was removed" in refusal(asked(api, request()))[2]
+    with redis.Redis.from_url(before["redis_url"]) as client, pytest.raises(redis.AuthenticationError):
+        client.ping()
+    after = asked(api, request(token=told, identity=IDENTITIES[1])).json()
+    assert before["key"] != after["key"]
+    with redis.Redis.from_url(before["redis_url"]) as client, pytest.raises(redis.AuthenticationError):
+        client.ping()
+    host = Host.objects.get()
+    assert (host.generation, host.removed, host.drained) == (2, None, False)
+
+
+def test_a_host_of_before_there_were_tokens_is_claimed_once(
+    api: Api, make_host: Callable[..., Host], live_redis: redis.Redis
+) -> None:
+    make_host("gpu-7", slots=2)
+    told = token()
+    assert asked(api, request(token=told)).status_code == 201
+    assert Host.objects.get().slots == 2, "its heartbeats say how it is now"
+    assert asked(api, request(token=told, identity=IDENTITIES[1])).status_code == 409
+
+
+@pytest.mark.parametrize("each_database", ["postgres", "sqlite"], indirect=True)
+def test_of_machines_that_ask_for_one_name_at_once_one_gets_it(each_database: str, live_redis: redis.Redis) -> None:
+    told = token()
+    outcomes: list[str] = []
+    lock = threading.Lock()
+
+    def ask(identity: str) -> None:
+        try:
+            joining.join(checked_join(request(token=told, identity=identity)), "127.0.0.1")
+            outcome = "joined"
+        except joining.NameTakenError:
+            outcome = "taken"
+        with lock:
+            outcomes.append(outcome)
+
+    run_together([lambda identity=identity: ask(identity) for identity in IDENTITIES])  # type: ignore[misc]
+    assert sorted(outcomes) == ["joined"] + ["taken"] * (len(IDENTITIES) - 1)
+    assert (Host.objects.get().generation, JoinToken.objects.get().uses) == (1, 1)
+
+
+@pytest.mark.parametrize("each_database", ["postgres", "sqlite"], indirect=True)
+def test_a_token_for_two_lets_two_in_however_many_ask(each_database: str, live_redis: redis.Redis) -> None:
+    told = token(uses=2)
+    refused: list[str] = []
+
+    def ask(number: int) -> None:
+        try:
+            joining.join(checked_join(request(f"gpu-{number}", token=told)), "127.0.0.1")
+        except tokens.TokenError as error:
+            refused.append(str(error))
+
+    run_together([lambda n=n: ask(n) for n in range(6)])  # type: ignore[misc]
+    assert Host.objects.count() == 2
+    assert len(refused) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"name": "../x"}, "name"),
+        ({"name": "join"}, "name"),
+        ({"name": "a:b"}, "name"),
+        ({"identity": "short"}, "identity"),
+        ({"slots": 0}, "slots"),
+        ({"slots": True}, "slots"),
+        ({"device": "tpu"}, "device"),
+        ({"device_name": "x\0y"}, "device_name"),
+        ({"memory_bytes": 2**64}, "memory_bytes"),
+        ({"facts": {}}, "facts.cores"),
+    ],
+)
+def test_what_makes_no_sense_is_named(
+    api: Api, db: None, live_redis: redis.Redis, changes: dict[str, Any], field: str
+) -> None:
+    assert refusal(asked(api, request(token=token(), **changes)))[:2] == (422, field)
+    assert not Host.objects.exists()
+
+
+def test_a_redis_that_only_the_board_reaches_is_told_before_anything_is_written(
+    api: Api, db: None, live_redis: redis.Redis, settings: Any
+) -> None:
+    told = token(uses=1)
+    status, _, message = refusal(asked(api, request(token=told), REMOTE_ADDR="192.0.2.7"))
+    assert (status, "MESHBOARD_REDIS_FOR_HOSTS" in message) == (409, True)
+    assert (Host.objects.count(), JoinToken.objects.get().uses) == (0, 0)
+    settings.REDIS_FOR_HOSTS = "rediss://redis.example:6380/2"
+    url = urlsplit(asked(api, request(token=told), REMOTE_ADDR="192.0.2.7").json()["redis_url"])
+    assert (url.scheme, url.hostname, url.port, url.path) == ("rediss", "redis.example", 6380, "/2")
+    assert url.username == user_of("gpu-7")
+
+
+def test_redis_away_is_told_and_asking_again_takes_no_second_use(api: Api, db: None, settings: Any) -> None:
+    """tests.settings' Redis is nowhere."""
+    told = token(uses=1)
+    for _ in range(2):
+        answer = asked(api, request(token=told))
+        assert (answer.status_code, answer["Retry-After"]) == (503, "5")
+    assert JoinToken.objects.get().uses == 1
+
+
+def test_a_redis_without_rights_to_give_is_told_and_shared_is_a_choice(
+    api: Api, db: None, live_redis: redis.Redis, settings: Any
+) -> None:
+    live_redis.execute_command("ACL SETUSER", "managed", "on", ">pw", "~*", "+@all", "-acl")
+    board = urlsplit(settings.REDIS_URL)
+    settings.REDIS_URL = f"redis://managed:pw@{board.hostname}:{board.port}/0"
+    status, _, message = refusal(asked(api, request(token=token())))
+    assert (status, "MESHBOARD_REDIS_ACCESS" in message) == (503, True)
+    settings.REDIS_ACCESS = "shared"
+    assert asked(api, request()).json()["redis_url"] == settings.REDIS_URL
+
+
+def test_a_new_secret_key_turns_no_host_away_while_the_old_one_is_named(
+    api: Api, db: None, live_redis: redis.Redis, settings: Any
+) -> None:
+    before = asked(api, request(token=token())).json()
+    settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
+    settings.SECRET_KEY = "another-secret-key-0123456789-0123456789-0123456789"
+    Access().keep(live_redis)
+    after = asked(api, request()).json()
+    assert before["key"] != after["key"]
+    for answer in (before, after):
+        with redis.Redis.from_url(answer["redis_url"]) as client:
+            assert client.ping()
+    settings.SECRET_KEY_FALLBACKS = []
+    Access().keep(live_redis)
+    with redis.Redis.from_url(before["redis_url"]) as client, pytest.raises(redis.AuthenticationError):
+        client.ping()
+
+
+def test_staff_makes_lists_and_revokes_tokens_and_nobody_else(
+    api: Api, staff: User, viewer: User, owner: User, live_redis: redis.Redis
+) -> None:
+    made = api(staff).post("/api/v1/join-tokens", {"hours": 2, "uses": 1, "note": "gpu-7"}, format="json")
+    assert made.status_code == 201
+    text, number = made.json()["token"], made.json()["id"]
+    [listed] = api(staff).get("/api/v1/join-tokens").json()
+    assert "token" not in listed
+    assert (listed["created_by"], listed["most_uses"], listed["problem"]) == ("staff", 1, "")
+    for who in (viewer, owner):
+        assert api(who).get("/api/v1/join-tokens").status_code == 403
+        assert api(who).post("/api/v1/join-tokens", {}, format="json").status_code == 403
+        assert api(who).post(f"/api/v1/join-tokens/{number}/revoke").status_code == 403
+    assert api(None).get("/api/v1/join-tokens").status_code == 401
+    assert "was revoked at" in api(staff).post(f"/api/v1/join-tokens/{number}/revoke").json()["problem"]
+    assert asked(api, request(token=text)).status_code == 401
+
+
+@pytest.mark.parametrize("wrong", [{"hours": 0}, {"hours": 8761}, {"uses": 0}, {"note": "\0"}, {"hour": 1}, []])
+def test_a_senseless_token_is_refused_by_its_field(api: Api, staff: User, wrong: Any) -> None:
+    answer = api(staff).post("/api/v1/join-tokens", wrong, format="json")
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == (next(iter(wrong)) if wrong else "request")
+    assert not JoinToken.objects.exists()
+
+
+def test_the_command_prints_a_token_or_keeps_one_that_it_was_given(
+    api: Api, db: None, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = StringIO()
+    call_command("join_token", "--uses", "1", stdout=out)
+    assert asked(api, request(token=out.getvalue().strip())).status_code == 201
+    given = "given-by-compose-0123456789-abcdefgh"
+    monkeypatch.setenv("MESHBOARD_JOIN_TOKEN", given)
+    for _ in range(2):
+        call_command("join_token", "--given", stdout=StringIO())
+    assert JoinToken.objects.count() == 2
+    assert asked(api, request("gpu-8", token=given)).status_code == 201
+    monkeypatch.setenv("MESHBOARD_JOIN_TOKEN", "a" * 40)
+    with pytest.raises(CommandError, match="1 different ones"):
+        call_command("join_token", "--given")
+    with pytest.raises(CommandError, match="hours"):
+        call_command("join_token", "--hours", "0")
+
+
+def test_too_many_joins_from_one_address_wait(api: Api, db: None, live_redis: redis.Redis) -> None:
+    answers = [asked(api, request()).status_code for _ in range(121)]
+    assert (set(answers[:120]), answers[120]) == ({401}, 429)
+    assert asked(api, request(), REMOTE_ADDR="192.0.2.7").status_code != 429

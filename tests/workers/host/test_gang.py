@@ -1,0 +1,279 @@
+"""A gang starts when all its members are ready, and meets where its lead says; a member that hears nothing ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from contracts.codec import BadMessageError, checked_order
+from contracts.control import VERSION, Gang, LaunchOrder, Node
+from contracts.gangs import num_ranks, ranks_here
+from tests.support.processes import RedisServer, wait_until
+from workers.host.address import address_towards, interface_of
+from workers.host.attempts import AttemptDir
+from workers.host.claims import claim
+from workers.host.processes import processes_of, sweep
+from workers.host.settings import HostSettings
+from workers.host.supervisor.clock import BoardClock
+from workers.host.supervisor.ending import read_failure
+from workers.host.supervisor.gang import NotReadyError, gathered, meet
+from workers.host.supervisor.lease import Lease
+from workers.host.supervisor.line import LineError, Ready
+from workers.host.supervisor.line.over_redis import RedisLine
+from workers.host.supervisor.training import Training
+
+# Loopback has as many addresses as two hosts of one machine need.
+ADDRESSES = ("127.0.0.2", "127.0.0.3")
+NODES = [Node(host=f"host-{node}", address=address, ranks=1) for node, address in enumerate(ADDRESSES)]
+
+
+def order_of(node: int, lease_s: float = 3600) -> LaunchOrder:
+    spec = {"kind": "script", "layout": {"dp": 2}, "script": {"path": "script.py", "args": []}}
+    gang = Gang(node=node, nodes=NODES, lease_s=lease_s)
+    return LaunchOrder(v=VERSION, job="gang", attempt=1, spec=spec, slots=[0], expires=0.0, gang=gang)
+
+
+def settings_of(node: int, folder: Path, redis_url: str) -> HostSettings:
+    roots = [folder / f"host-{node}" / name for name in ("runs", "data", "checkpoints", "scripts")]
+    return HostSettings(redis_url, f"host-{node}", 2, "cpu", *roots, "workers.trainer", address=ADDRESSES[node])
+
+
+def lines(server: RedisServer, folder: Path) -> list[RedisLine]:
+    return [RedisLine(AttemptDir(folder, "gang", 1), settings_of(node, folder, server.url), node) for node in (0, 1)]
+
+
+def test_ranks_fill_node_after_node() -> None:
+    order = order_of(1)
+    order["gang"]["nodes"] = [
+        Node(host=name, address="", ranks=ranks) for name, ranks in (("a", 4), ("b", 2), ("c", 1))
+    ]
+    order["slots"] = [5, 6]
+    assert list(ranks_here(order)) == [4, 5]
+    assert num_ranks(order) == 7
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [({"node": 2}, "gang.node"), ({"nodes": NODES[:1]}, "gang.nodes"), ({"nodes": [NODES[0]] * 2, "node": 7}, "gang")],
+)
+def test_an_order_with_a_place_that_is_none_is_refused(wrong: dict[str, Any], field: str) -> None:
+    order = {**order_of(0), "gang": {**order_of(0)["gang"], **wrong}}
+    with pytest.raises(BadMessageError, match=field):
+        checked_order(order)
+    more = {**order_of(0), "slots": [0, 1]}
+    with pytest.raises(BadMessageError, match="slots: 2, and the gang wants 1"):
+        checked_order(more)
+
+
+def test_all_hear_of_the_lead_once_all_are_ready_though_redis_forgets(
+    redis_service: RedisServer, tmp_path: Path
+) -> None:
+    async def main() -> list[Ready]:
+        first, second = lines(redis_service, tmp_path)
+        waiting = asyncio.create_task(gathered(first, order_of(0), Ready(ADDRESSES[0], 4711)))
+        await asyncio.to_thread(wait_until, lambda: redis_service.client().keys("meshboard:gang:*"), "one is ready")
+        redis_service.client().flushall()
+        assert not waiting.done()
+        met = await gathered(second, order_of(1), Ready(ADDRESSES[1], 0))
+        both = [await waiting, met]
+        await first.close()
+        await second.close()
+        return both
+
+    assert asyncio.run(main()) == [Ready(ADDRESSES[0], 4711)] * 2
+
+
+def test_who_is_missing_is_named(redis_service: RedisServer, tmp_path: Path) -> None:
+    async def main(url: str) -> None:
+        line = RedisLine(AttemptDir(tmp_path, "gang", 1), settings_of(0, tmp_path, url), 0)
+        await gathered(line, order_of(0), Ready(ADDRESSES[0], 1), start_s=0.3)
+
+    with pytest.raises(NotReadyError, match=r"host host-1 was not ready within 0 s"):
+        asyncio.run(main(redis_service.url))
+    redis_service.stop()
+    with pytest.raises(NotReadyError, match="the board could not be reached"):
+        asyncio.run(main(redis_service.url))
+    redis_service.start()
+
+
+@pytest.mark.parametrize("said", [b"", b"{}\n", b'{"port": "x"}\n', b'{"port": 70000}\n', b"[" * 6000, b"\xff\n"])
+def test_a_launcher_that_talks_nonsense_starts_nothing(said: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(said)
+    theirs.shutdown(socket.SHUT_WR)
+
+    async def lead_of(own: Ready) -> Ready:
+        raise AssertionError("it said no port")
+
+    asyncio.run(meet(ours, ADDRESSES[0], lead_of))
+    theirs.settimeout(5)
+    assert theirs.recv(10) == b""
+
+
+def test_only_a_gang_has_a_lease_and_hearing_the_board_renews_it() -> None:
+    alone = order_of(0)
+    del alone["gang"]
+    lease, forever = Lease(order_of(0, lease_s=0.05)), Lease(alone)
+    wait_until(lease.over, "the lease is over", 5, 0.01)
+    assert not forever.over()
+    lease.renew()
+    assert not lease.over()
+
+
+def test_the_boards_clock_is_known_as_well_as_is_told() -> None:
+    delays = iter([0.03, 0.002, 0.05, 0.01, 0.04, 0.02, 0.03, 0.06])
+
+    async def ask() -> float:
+        await asyncio.sleep(next(delays))  # all of it on the way there: the worst a way can do
+        return time.time() - 300.0
+
+    clock = BoardClock()
+    assert clock.told() is None
+    asyncio.run(clock.measure(ask))
+    told = clock.told()
+    assert told is not None
+    assert told["within_s"] < 0.01, "the quickest exchange counts"
+    assert abs(told["offset_s"] + 300.0) <= told["within_s"] + 0.001
+    assert abs(clock.now() - (time.time() - 300.0)) < 0.02
+
+
+def test_a_board_that_is_away_leaves_the_clock_as_it_was() -> None:
+    async def ask() -> float:
+        raise LineError("away")
+
+    clock = BoardClock()
+    with pytest.raises(LineError):
+        asyncio.run(clock.measure(ask))
+    assert clock.told() is None
+    assert clock.offset_s == 0
+
+
+def test_our_address_is_that_of_the_way_to_redis() -> None:
+    assert address_towards("redis://:secret@127.0.0.1:1234/0") == "127.0.0.1"
+    assert address_towards("unix:///run/redis.sock") == "127.0.0.1"
+    assert address_towards("redis://no-such-host.invalid/0") == "127.0.0.1"
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.9") is None
+
+
+# Rank 1 breaks once it was looked at; rank 0 waits for it.
+SCRIPT = """
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+dist.all_reduce(torch.ones(1))
+told = {name: os.environ[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
+with open(f"{sys.argv[1]}.{rank}.draft", "w") as out:
+    json.dump(told, out)
+os.rename(f"{sys.argv[1]}.{rank}.draft", f"{sys.argv[1]}.{rank}")
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.05)
+if rank == 1:
+    raise ValueError("boom")
+dist.all_reduce(torch.ones(1 << 20))
+"""
+
+
+class Both:
+    """What two members of one gang came to."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, dict[str, str]] = {}
+        self.listening: set[str] = set()
+        self.failures: list[Any] = []
+        self.lead_after: list[int] = []
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    """Two members on two addresses of this machine, looked at while they run; then one of two ranks breaks."""
+    folder = tmp_path_factory.mktemp("gang")
+    found, members = Both(), []
+    for node in (0, 1):
+        settings = settings_of(node, folder, "")
+        settings.script_root.mkdir(parents=True)
+        (settings.script_root / "script.py").write_text(SCRIPT)
+        order = order_of(node)
+        order["spec"]["script"]["args"] = [str(folder / "told"), str(folder / "go")]
+        attempt = claim(settings.run_dir, order)
+        assert attempt is not None
+        members.append((attempt, settings, Training(attempt, order, settings, str(folder / "nobody-listens"))))
+    ready: dict[int, Ready] = {}
+
+    async def lead_of(node: int, own: Ready) -> Ready:
+        ready[node] = own
+        while len(ready) < 2:
+            await asyncio.sleep(0.02)
+        return ready[0]
+
+    def look() -> None:
+        for rank in range(2):
+            path = folder / f"told.{rank}"
+            found.told[rank] = json.loads(wait_until(lambda path=path: path.exists() and path.read_text(), "told", 90))
+        for pid in processes_of("gang", 1):
+            connections = psutil.Process(pid).net_connections("inet")
+            found.listening |= {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
+
+    async def work() -> None:
+        for _, _, training in members:
+            await training.start()
+        meetings = [
+            asyncio.create_task(meet(training.launcher, settings.address, lambda own, node=node: lead_of(node, own)))
+            for node, (_, settings, training) in enumerate(members)
+        ]
+        waits = [asyncio.create_task(training.wait()) for _, _, training in members]
+        try:
+            await asyncio.to_thread(look)
+        finally:
+            (folder / "go").touch()
+        await asyncio.wait_for(waits[1], 60)
+        # The end of one member, which sweeps what is left of it, is not that of the other on the same machine.
+        found.lead_after = processes_of("gang", 1, members[0][0].run_dir)
+        await asyncio.wait_for(asyncio.gather(*waits, *meetings), 60)
+
+    try:
+        asyncio.run(work())
+        found.failures = [
+            read_failure(attempt, ranks_here(order_of(node))) for node, (attempt, _, _) in enumerate(members)
+        ]
+        yield found
+    finally:
+        sweep("gang", 1)
+    assert processes_of("gang", 1) == []
+
+
+def test_each_rank_has_its_place_in_the_world_and_the_leads_store(both: Both) -> None:
+    assert [both.told[rank]["LOCAL_RANK"] for rank in range(2)] == ["0", "0"]
+    assert {told["WORLD_SIZE"] for told in both.told.values()} == {"2"}
+    assert {told["MASTER_ADDR"] for told in both.told.values()} == {ADDRESSES[0]}
+    assert len({told["MASTER_PORT"] for told in both.told.values()}) == 1
+
+
+def test_the_store_listens_on_the_leads_address_alone(both: Both) -> None:
+    assert ADDRESSES[0] in both.listening
+    assert both.listening <= {*ADDRESSES, "127.0.0.1", "::1"}, "never on all interfaces"
+
+
+def test_the_member_whose_rank_broke_says_so_and_the_other_only_lost_a_peer(both: Both) -> None:
+    first, second = both.failures
+    assert (second.rank, second.exit_code, second.lost_peer) == (1, 1, False)
+    assert second.message == "ValueError: boom"
+    assert first is None or first.lost_peer
+    assert time.time() - 120 < second.time <= time.time()
+
+
+def test_members_on_one_machine_do_not_sweep_each_other(both: Both) -> None:
+    assert os.getpid() not in both.lead_after
+    assert both.lead_after, "its launcher, at least, still ends its ranks"

@@ -1,0 +1,66 @@
+"""What a machine is: cores, memory, GPUs and how they are wired, interfaces, versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from contracts.facts import Facts, Link, Nic, Versions
+from workers.host.facts.gpus import Gpus
+
+MOST_NICS, MOST_ADDRESSES, MOST_GPUS = 32, 8, 64
+NUMA_NODES = Path("/sys/devices/system/node")
+PACKAGES = {"torch": ("torch",), "meshboard": ("meshboard",), "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12")}
+
+
+def facts(gpus: Gpus, links: list[Link]) -> Facts:
+    return Facts(
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=psutil.virtual_memory().total,
+        numa_nodes=max(1, len(list(NUMA_NODES.glob("node[0-9]*")))),
+        gpus=gpus.facts()[:MOST_GPUS],
+        links=[link for link in links if max(link["a"], link["b"]) < MOST_GPUS],
+        nics=nics(),
+        versions=versions(gpus),
+    )
+
+
+def nics() -> list[Nic]:
+    """Those that are up and have an address others could use."""
+    states, found = psutil.net_if_stats(), []
+    for name, told in sorted(psutil.net_if_addrs().items()):
+        addresses = [
+            address.address.partition("%")[0] for address in told if address.family in (socket.AF_INET, socket.AF_INET6)
+        ]
+        state = states.get(name)
+        if state is None or not state.isup or not addresses or name == "lo":
+            continue
+        nic = Nic(name=name[:200], addresses=addresses[:MOST_ADDRESSES])
+        if state.speed > 0:
+            nic["megabits_per_s"] = state.speed
+        found.append(nic)
+    return found[:MOST_NICS]
+
+
+def versions(gpus: Gpus) -> Versions:
+    """Of packages as they are installed: nothing is imported for it."""
+    told = {"python": platform.python_version()}
+    for name, packages in PACKAGES.items():
+        if (known := _installed(packages)) is not None:
+            told[name] = known[:200]
+    return cast(Versions, told | gpus.versions())
+
+
+def _installed(packages: tuple[str, ...]) -> str | None:
+    for package in packages:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return None
