@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.conftest import Installation
+from tests.slurm.installation import Installation
 from tests.support.board import Board
 from tests.support.processes import wait_until
 
