@@ -41,5 +41,5 @@ def installation(slurm: Cluster, root: Path) -> Iterator[Installation]:
             "MESHBOARD_SLURM_CA_FILE": str(made.certificate),
             "MESHBOARD_ALLOWED_HOSTS": f"127.0.0.1,localhost,{slurm.address}",
         }
-        with board(root / "var", **settings) as up:
+        with board(root / "var", 4, **settings) as up:
             yield Installation(up, made, folder)
