@@ -116,6 +116,13 @@ class WebSettings(BaseSettings):
     )
     submits_per_minute: int = Field(60, ge=1, description="jobs that a user may submit in a minute over REST")
 
+    ageing_per_hour: float = Field(0.1, ge=0, le=1000, description="points that a queued job gains in an hour")
+    share_points: float = Field(
+        1.0, ge=0, le=1000, description="points of a job whose project used nothing; half at its fair share"
+    )
+    share_half_life_h: float = Field(
+        24.0, gt=0, le=8760, description="hours in which half of a project's use is forgotten"
+    )
     logins_per_minute: int = Field(30, ge=1, description="logins that may be tried in a minute from one address")
     lease_s: int = Field(
         3600,

@@ -62,6 +62,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "jobs.queue.audit.AddressMiddleware",
     "axes.middleware.AxesMiddleware",
 ]
 
@@ -104,6 +105,9 @@ AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False  # whoever knocks on must 
 AXES_LOCKOUT_CALLABLE = "webapp.login.locked_out"
 # The address of the connection, which `webapp.serve` takes from a proxy's header only if the proxy is a trusted one.
 AXES_IPWARE_META_PRECEDENCE_ORDER = ["REMOTE_ADDR"]
+AGEING_PER_HOUR = _given.ageing_per_hour
+SHARE_POINTS = _given.share_points
+SHARE_HALF_LIFE_H = _given.share_half_life_h
 LOGINS_PER_MINUTE = _given.logins_per_minute
 
 CACHES = {

@@ -20,7 +20,7 @@ from jobs.api.errors import RETRY_AFTER_S, body, busy
 from jobs.filters import JobFilter
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status
-from jobs.pages import spec_form
+from jobs.pages import spec_form, turn_form
 from jobs.pages.listing import list_rows
 from jobs.planning import answers
 from jobs.planning.hardware import hardware
@@ -127,6 +127,7 @@ def _form(
         "cluster": cluster,
         "more": spec_form.uses_more_options(values),
         "slurm": settings.SLURM is not None,
+        "turn": turn_form.is_told(values),
     }
     return render(request, "jobs/new.html", context, status=422 if problems else 200)
 

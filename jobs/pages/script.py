@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
 from jobs.access import find_job
-from jobs.pages import engines, forms
+from jobs.pages import engines, forms, turn_form
 from jobs.queue import actions
 from planner.facts.spec import JobSpec, Layout, Problem, Resources, ScriptSpec, SlurmSpec, SpecError
 
@@ -23,8 +23,9 @@ FIELDS = (
     | forms.fields_of("layout", Layout, only=["dp"])
     | forms.fields_of("resources", Resources, only=["device", "host", "engine"])
     | forms.fields_of("resources.slurm", SlurmSpec)
+    | turn_form.FIELDS
 )
-_WORDS = {"resources.device": {"cpu": "CPU", "cuda": "GPU"}, "resources.engine": engines.WORDS}
+_WORDS = {"resources.device": {"cpu": "CPU", "cuda": "GPU"}, "resources.engine": engines.WORDS, **turn_form.WORDS}
 
 
 @require_http_methods(["GET", "POST"])
@@ -51,5 +52,6 @@ def _form(request: HttpRequest, values: dict[str, Any], problems: list[Problem])
         "options": forms.options_of(FIELDS, _WORDS, values),
         "limits": forms.limits_of(FIELDS),
         "slurm": settings.SLURM is not None,
+        "turn": turn_form.is_told(values),
     }
     return render(request, "jobs/script.html", context, status=422 if problems else 200)

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils.datastructures import MultiValueDict
 
-from jobs.pages import engines, forms
+from jobs.pages import engines, forms, turn_form
 from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.models import parameter_count
@@ -28,6 +28,7 @@ FIELDS = (
     | forms.fields_of("train", TrainSpec)
     | forms.fields_of("resources", Resources)
     | forms.fields_of("resources.slurm", SlurmSpec)
+    | turn_form.FIELDS
 )
 _SIZES = {name.removeprefix("model.") for name in _MODEL} - {"preset"}
 _DEGREES = {str(degree): str(degree) for degree in DEGREES}
@@ -45,6 +46,7 @@ _WORDS: dict[str, Mapping[str, str]] = {
     "train.overlap": {"true": "while backward runs", "false": "afterwards"},
     "resources.device": {"cpu": "CPU", "cuda": "GPU"},
     "resources.engine": engines.WORDS,
+    **turn_form.WORDS,
 }
 _MORE = (
     "layout.cp",

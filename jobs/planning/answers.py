@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.access import foreign_checkpoint
-from jobs.models import Host
 from jobs.planning.auto import resolved
 from jobs.planning.hardware import HOST, cluster_for, host_cluster, known_hosts
 from jobs.planning.planners import ask
 from jobs.planning.queries import ExplainQuery, SearchQuery, checked
+from jobs.planning.room import room_problems
 from jobs.planning.shapes import Plan, Preset, SearchResult, Template
 from jobs.planning.work import told
 from planner.facts.models import parameter_count
@@ -38,8 +38,8 @@ def plan(data: object, cluster_name: object = None, *, user: Any) -> Plan:
         cluster = cluster_for(cluster_name or (chosen and chosen["asked"].get("cluster")), spec)
     except SpecError as error:
         return {"estimate": None, "problems": told(error.problems), "not_runnable": [], "choices": {}}
-    slots = Host.objects.largest_slots(spec.resources.device)
-    found: Plan = ask("plan", spec, cluster, {"slots": slots})
+    found: Plan = ask("plan", spec, cluster, {})
+    found["problems"] += told(room_problems(spec))
     blocked = [*found["not_runnable"], *told(foreign_checkpoint(user, spec))]
     return {**found, "not_runnable": blocked, "chosen": chosen}
 

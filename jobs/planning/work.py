@@ -35,7 +35,7 @@ NICENESS = 5  # pages before plans, where both want the processor
 
 def plan(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> Plan:
     """Everything about a draft that the page shows; `estimate` is null while it has problems."""
-    found = problems(spec, slots=asked["slots"])
+    found = problems(spec)
     # More ranks than any host has slots can be costed all the same: that is what planning is for.
     costly = [p for p in found if p.field != "layout"] or oversize(spec)
     answer: Plan = {

@@ -10,15 +10,31 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from jobs.access import foreign_checkpoint
-from jobs.models import HOST_SILENT_AFTER, LIVE, Attempt, Host, IdempotentRequest, Job, Member, StateChange, Status
+from jobs.access import foreign_checkpoint, visible_jobs
+from jobs.models import (
+    DEFAULT_PROJECT,
+    HOST_SILENT_AFTER,
+    LIVE,
+    Attempt,
+    Dependency,
+    Host,
+    IdempotentRequest,
+    Job,
+    Member,
+    Pool,
+    Project,
+    StateChange,
+    Status,
+)
 from jobs.planning.auto import resolved
 from jobs.planning.hardware import cluster_for
+from jobs.planning.room import room_problems
 from jobs.queue import ending, lifecycle
-from jobs.text import storable
+from jobs.queue.audit import record
 from planner.cost.estimate import estimate
 from planner.cost.oversize import parse_plannable
-from planner.facts.kinds import num_slots
+from planner.facts.gang import demand
+from planner.facts.kinds import num_slots, product_words
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.search.auto import Chosen
@@ -34,10 +50,14 @@ def checked_spec(owner: User, data: object) -> JobSpec:
     Raises:
         SpecError: with every problem.
     """
-    resources = data.get("resources") if isinstance(data, dict) else None
-    device = resources.get("device", "cpu") if isinstance(resources, dict) else "cpu"
-    spec = parse_plannable(data, slots=Host.objects.largest_slots(device) if storable(device) else None)
-    if refused := [*not_runnable(spec), *_engine_missing(spec), *foreign_checkpoint(owner, spec)]:
+    spec = parse_plannable(data)
+    if refused := [
+        *room_problems(spec),
+        *not_runnable(spec),
+        *_engine_missing(spec),
+        *foreign_checkpoint(owner, spec),
+        *_queue_problems(owner, spec),
+    ]:
         raise SpecError(refused)
     return spec
 
@@ -46,6 +66,25 @@ def _engine_missing(spec: JobSpec) -> list[Problem]:
     if spec.resources.engine == "slurm" and settings.SLURM is None:
         return [Problem("resources.engine", "this board runs no jobs on Slurm: MESHBOARD_SLURM_FOLDER is not set")]
     return []
+
+
+def _queue_problems(owner: User, spec: JobSpec) -> list[Problem]:
+    """What the spec says of its turn, against the projects, pools and jobs that there are."""
+    found = []
+    project = Project.objects.filter(name=spec.project).first()
+    if project is None and spec.project != DEFAULT_PROJECT:
+        found.append(Problem("project", f"there is no project {spec.project!r}"))
+    elif project is not None and project.slots is not None and num_slots(spec) > project.slots:
+        text = f"{product_words(spec.layout)}, and project {project.name} may hold {project.slots} slots"
+        found.append(Problem("layout", text))
+    pool = spec.resources.pool
+    if pool is not None and not Pool.objects.filter(name=pool).exists():
+        found.append(Problem("resources.pool", f"there is no pool {pool!r}"))
+    theirs = visible_jobs(owner).filter(id__in=spec.after).values_list("id", flat=True) if spec.after else ()
+    found += [
+        Problem("after", f"there is no job {job!r}, or it is not yours") for job in sorted({*spec.after} - {*theirs})
+    ]
+    return found
 
 
 def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, bool]:
@@ -94,7 +133,7 @@ def _answered(owner: User, key: str, body_hash: str) -> Job | None:
 
 def _queue(owner: User, spec: JobSpec, chosen: Chosen | None) -> Job:
     cluster = cluster_for(None, spec)
-    planned = estimate(spec, cluster)
+    planned, asked = estimate(spec, cluster), demand(spec)
     with transaction.atomic():
         job = Job.objects.create(
             owner=owner,
@@ -102,14 +141,25 @@ def _queue(owner: User, spec: JobSpec, chosen: Chosen | None) -> Job:
             spec=spec.model_dump(),
             kind=spec.kind,
             device=spec.resources.device,
-            num_slots=num_slots(spec),
             wanted_host=spec.resources.host or "",
+            num_slots=asked.num_slots,
+            wide_unit=asked.units[0],
+            unit=asked.units[-1],
+            max_hosts=asked.max_hosts,
+            pool=spec.resources.pool or "",
+            labels=sorted(set(spec.resources.labels)),
+            project=spec.project,
+            time_limit_s=spec.run.time_limit_s,
+            idle_limit_s=spec.run.idle_limit_s,
+            preemptible=spec.run.preemptible,
             engine=spec.resources.engine,
             estimate=planned,
             hardware=cluster.model_dump(mode="json", exclude={"runs"}),
             chosen=chosen,
         )
         StateChange.objects.create(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
+        Dependency.objects.bulk_create(Dependency(job=job, needs=needs) for needs in dict.fromkeys(spec.after))
+        record(owner.get_username(), "submit", "job", job.id, after={"name": job.name, "project": job.project})
     return job
 
 
@@ -137,20 +187,33 @@ def calibrate(owner: User, host: Host) -> Job:
 
 def cancel(job: Job, by: str) -> bool:
     """Ask a job to end; True when this call did. One that never reached a host is cancelled at once."""
-    reason = f"cancelled by {by}"
     with transaction.atomic():
-        # Whether it had reached a host is decided by the database, not by what we read before.
-        if lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason, only_from=(Status.QUEUED,)):
-            begun = Attempt.objects.filter(job=job, number=job.attempt, engine_ended__isnull=True)
-            if begun.exclude(job__engine="hosts").exists():
-                return True  # it waits in an engine's own queue, which says when it is out
-            return lifecycle.change(job.id, job.attempt, Status.CANCELLED, reason)
-        return lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason)
+        done = _cancel(job, f"cancelled by {by}")
+        if done:
+            record(by, "cancel", "job", job.id)
+    return done
+
+
+def _cancel(job: Job, reason: str) -> bool:
+    by_rule = Job.objects.filter(id=job.id, attempt=job.attempt, status=Status.CANCELLING).exclude(stop="")
+    if by_rule.update(stop=""):
+        return True  # it was ending already; now nothing follows
+    # Whether it had reached a host is decided by the database, not by what we read before.
+    if lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason, only_from=(Status.QUEUED,)):
+        begun = Attempt.objects.filter(job=job, number=job.attempt, engine_ended__isnull=True)
+        if begun.exclude(job__engine="hosts").exists():
+            return True  # it waits in an engine's own queue, which says when it is out
+        return lifecycle.change(job.id, job.attempt, Status.CANCELLED, reason)
+    return lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason)
 
 
 def requeue(job: Job, by: str) -> bool:
     """Run again as a new attempt; True when this call did."""
-    return lifecycle.requeue(job.id, f"queued again by {by}")
+    with transaction.atomic():
+        done = lifecycle.requeue(job.id, f"queued again by {by}")
+        if done:
+            record(by, "queue again", "job", job.id)
+    return done
 
 
 class HostConnectedError(Exception):
@@ -173,4 +236,5 @@ def give_up_host(host: Host, by: str) -> int:
         members = list(Member.objects.filter(host=host, ended__isnull=True).select_related("attempt"))
         for member in members:
             ending.lose(member, f"host {host.name} was given up by {by}")
+        record(by, "give up", "host", host.name, after={"lost": len(members)})
     return len(members)

@@ -14,9 +14,11 @@ from jobs.engines import engines
 from jobs.engines.base import Engine
 from jobs.hosts.access import Access
 from jobs.queue.events import drain, wait_for_event
+from jobs.queue.idle import Idle
 from jobs.queue.lease import ControllerLease
 from jobs.queue.listening import Listening
 from jobs.queue.prune import prune_if_due
+from jobs.queue.rules import apply_rules
 from jobs.queue.silence import tell_of_silence
 from jobs.queue.troubles import Troubles, away, of_database
 
@@ -35,6 +37,7 @@ class Controller:
         self._listening = Listening()
         self._troubles = Troubles()
         self._access = Access()
+        self._idle = Idle()
         self._client = connect()
         self._engines = engines(self._client, self._listening)
         self._waiting = self._away = False
@@ -76,6 +79,8 @@ class Controller:
         """Every stage once; True when all went well."""
         went_well = [
             self._stage("events", self._listen),
+            self._stage("rules", apply_rules),
+            self._stage("idle", lambda: self._idle.end(self._client)),
             self._stage("access", lambda: self._access.keep(self._client)),
             self._stage("silence", tell_of_silence),
         ]

@@ -10,7 +10,7 @@ from django.utils import timezone
 from contracts.control import ExitReport
 from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Job, Member, Status
 from jobs.planning.learned import remember
-from jobs.queue import lifecycle
+from jobs.queue import lifecycle, stops
 from jobs.queue.outcomes import finish, merged
 
 
@@ -48,7 +48,7 @@ def fail_unsent(member: Member, reason: str) -> None:
     with transaction.atomic():
         job_id, number = member.attempt.job_id, member.attempt.number
         lifecycle.lock(job_id)
-        if not lifecycle.change(job_id, number, Status.CANCELLED, reason, only_from=(Status.CANCELLING,)):
+        if not stops.end_as_asked(job_id, number, reason):
             lifecycle.change(job_id, number, Status.FAILED, reason)
         for each in member.attempt.members.filter(ended__isnull=True):
             Member.objects.filter(pk=each.pk, outcome="").update(outcome="lost", reason=reason[:1000])
@@ -80,7 +80,7 @@ def _settle(attempt: Attempt, last: tuple[Member, ExitReport] | None = None) -> 
         ending = finish(job.spec, told)
         Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=ending.report)
     reason = lost[0].reason if lost else told["reason"] if told else ""
-    if not lifecycle.change(job.id, attempt.number, Status.CANCELLED, reason, only_from=(Status.CANCELLING,)):
+    if not stops.end_as_asked(job.id, attempt.number, reason):
         if lost:
             lifecycle.change(job.id, attempt.number, Status.LOST, reason)
         elif told is not None:
@@ -94,6 +94,7 @@ def _settle(attempt: Attempt, last: tuple[Member, ExitReport] | None = None) -> 
     if told is not None and not lost and len(members) == 1:
         remember(members[0], ending.report)
     attempt.members.update(exit=None)  # the attempt's has all of it
+    stops.follow(job.id, attempt.number)
 
 
 def _tell_of_the_first(member: Member, reason: str) -> None:

@@ -32,7 +32,7 @@ MAY_BECOME: dict[Status, tuple[Status, ...]] = {
     ),
     Status.RUNNING: (Status.SUCCEEDED, Status.FAILED, Status.LOST, Status.UNREACHABLE, Status.CANCELLING),
     Status.UNREACHABLE: (Status.RUNNING, Status.LOST, Status.CANCELLING),
-    Status.CANCELLING: (Status.CANCELLED,),
+    Status.CANCELLING: (Status.CANCELLED, Status.FAILED),  # FAILED: by a rule of its own (`jobs.queue.stops`)
     Status.SUCCEEDED: (),
     Status.FAILED: (),
     Status.LOST: (),
@@ -93,7 +93,7 @@ def requeue(job_id: str, reason: str) -> bool:
     """
     with transaction.atomic():
         rows = Job.objects.filter(id=job_id, status__in=RETRYABLE).exclude(engine=ELSEWHERE)
-        if rows.update(status=Status.QUEUED, attempt=F("attempt") + 1, changed=timezone.now()) != 1:
+        if rows.update(status=Status.QUEUED, attempt=F("attempt") + 1, stop="", changed=timezone.now()) != 1:
             return False
         number = Job.objects.values_list("attempt", flat=True).get(id=job_id)
         StateChange.objects.create(job_id=job_id, attempt=number, status=Status.QUEUED, reason=reason[:1000])

@@ -10,36 +10,30 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import Case, CharField, Exists, OuterRef, Value, When
+from django.db.models import Case, CharField, Value, When
 from django.utils import timezone
 
 from contracts.control import VERSION, Gang, Kept, LaunchOrder, Node
 from contracts.names import TASK_LAUNCH, host_queue
-from jobs.models import HOST_SILENT_AFTER, Attempt, Cursor, Host, Job, Member, Outbox, SlotAllocation, Status
-from jobs.queue import lifecycle
-from jobs.queue.leases import held_back
+from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Member, Outbox, SlotAllocation
+from jobs.queue import lifecycle, stops
 from jobs.queue.placement import place
-from jobs.queue.pool import HostState, Placement, Share, Waiting
+from jobs.queue.snapshot import Queued, hosts_now, queue_now, queue_paused, quotas_now
+from jobs.queue.states import Placement, Share
 
 log = logging.getLogger(__name__)
 
 LOCK = "scheduler"  # its position is another one after each write of a pass
-KEPT = f"{LOCK}:"  # and a job: the position is the key of the host that is kept for it
 MOST_ANNOUNCED = 50  # new reasons of which sockets are told at once; the others' look by themselves
 CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
+ONLY_THE_BOARDS = ("project", "run", "retry", "after", "after_failed")  # of a spec: no host reads them
+OF_RESOURCES = ("max_hosts", "pool", "labels")
 
-
-class Queued(NamedTuple):
-    """A queued job and what is written about it."""
-
-    job: Waiting
-    attempt: int
-    reason: str
-    placed_before: bool  # its current attempt has been on a host, though it is queued
+KeptHosts = dict[str, tuple[str, ...]]  # by job: names of hosts
 
 
 class Turn:
@@ -70,27 +64,30 @@ def schedule(trouble: str = "") -> int:
 
     `trouble`: why a host may be well and yet not heard of.
     """
-    stored = dict(Cursor.objects.filter(name__startswith=LOCK).values_list("name", "position"))
-    turn = Turn(stored.pop(LOCK, ""))
-    kept = {name.removeprefix(KEPT): int(key) for name, key in stored.items()}
-    hosts = _hosts()
-    queue = _queue({job: hosts[key].name for job, key in kept.items() if key in hosts})
+    now = timezone.now()
+    turn = Turn(Cursor.objects.filter(name=LOCK).values_list("position", flat=True).first() or "")
+    hosts = hosts_now(now)
+    queue = queue_now(now)
     if not queue:
         return 0
-    held = held_back({queued.job.id for queued in queue if queued.attempt > 1})
-    free = [queued.job for queued in queue if not queued.placed_before and queued.job.id not in held]
-    plan = place(free, hosts.values(), trouble)
+    if queue_paused():
+        _explain(queue, {queued.job.id: "the queue is paused: nothing is started" for queued in queue})
+        return 0
+    plan = place([queued.job for queued in queue if not queued.bar], hosts.values(), trouble, quotas_now())
     keys = {host.name: key for key, host in hosts.items()}
     attempts = {queued.job.id: queued.attempt for queued in queue}
     placed = 0
     try:
-        _keep({job: keys[host] for job, host in plan.kept.items()}, kept, turn)
+        _keep(plan.kept, {queued.job.id: queued.job.kept for queued in queue if queued.job.kept}, keys, turn)
         for begin in range(0, len(plan.placements), CHUNK):
             placed += _start(plan.placements[begin : begin + CHUNK], attempts, keys, turn)
     except (IntegrityError, StaleError) as error:
         log.warning("this pass ended early, the next one goes on: %s", error)
         return placed
-    _explain(queue, {**plan.reasons, **held})
+    names = {queued.job.id: queued.job.name for queued in queue}
+    for each in plan.preempted:
+        stops.preempt(each.victim, each.for_job, names[each.for_job])
+    _explain(queue, plan.reasons)
     return placed
 
 
@@ -101,42 +98,16 @@ def order_launch(job: Job, member: Member) -> None:
     _order(job, member, slots, _nodes(members)).save()
 
 
-def _queue(kept: dict[str, str]) -> list[Queued]:
-    """The queue; `kept` is, by job, the host that the last pass kept for it."""
-    attempts = Attempt.objects.filter(job=OuterRef("pk"), number=OuterRef("attempt"))
-    rows = Job.objects.filter(status=Status.QUEUED, engine="hosts").values_list(
-        "id", "name", "owner", "device", "num_slots", "wanted_host", "priority", "created",
-        "attempt", "wait_reason", Exists(attempts),
-    )  # fmt: skip
-    return [
-        Queued(Waiting._make([*job, kept.get(job[0], "")]), attempt, reason, placed_before)
-        for *job, attempt, reason, placed_before in rows
-    ]
-
-
-def _hosts() -> dict[int, HostState]:
-    """All hosts by key. A slot is free if no attempt was given it and the host names none that lives there."""
-    seen_after = timezone.now() - HOST_SILENT_AFTER
-    taken: dict[int, set[int]] = {}
-    for host, slot in SlotAllocation.objects.values_list("host", "slot"):
-        taken.setdefault(host, set()).add(slot)
-    hosts = {}
-    rows = Host.objects.values_list("id", "name", "device", "slots", "drained", "last_seen", "holding")
-    for key, name, device, slots, drained, last_seen, holding in rows:
-        held = taken.get(key, set()).union(*(alive for _job, _attempt, alive in holding))
-        free = tuple(slot for slot in range(slots) if slot not in held)
-        hosts[key] = HostState(name, device, slots, free, drained, live=last_seen >= seen_after)
-    return hosts
-
-
-def _keep(now: dict[str, int], before: dict[str, int], turn: Turn) -> None:
+def _keep(now: KeptHosts, before: KeptHosts, keys: dict[str, int], turn: Turn) -> None:
     """Remember which hosts are kept for whom. Raises StaleError."""
-    if now == before:
+    if {job: set(hosts) for job, hosts in now.items()} == {job: set(hosts) for job, hosts in before.items()}:
         return
     with transaction.atomic():
         turn.take()
-        Cursor.objects.filter(name__startswith=KEPT).delete()
-        Cursor.objects.bulk_create(Cursor(name=f"{KEPT}{job}", position=str(key)) for job, key in now.items())
+        KeptHost.objects.all().delete()
+        KeptHost.objects.bulk_create(
+            KeptHost(job_id=job, host_id=keys[host]) for job, hosts in now.items() for host in hosts
+        )
 
 
 def _start(placements: list[Placement], attempts: dict[str, int], keys: dict[str, int], turn: Turn) -> int:
@@ -198,7 +169,7 @@ def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Out
         v=VERSION,
         job=job.id,
         attempt=job.attempt,
-        spec=job.spec,
+        spec=_for_hosts(job.spec),
         slots=slots,
         expires=0.0,  # set as it is sent
         owner=job.owner_id,
@@ -217,12 +188,19 @@ def _kept(job: Job) -> Kept | None:
     return Kept(name=found[0], host=found[1]) if found else None
 
 
+def _for_hosts(spec: dict[str, Any]) -> dict[str, Any]:
+    """Without what only the board reads: a host of the version before knows no such fields."""
+    told = {name: value for name, value in spec.items() if name not in ONLY_THE_BOARDS}
+    if "resources" in told:
+        told["resources"] = {name: value for name, value in spec["resources"].items() if name not in OF_RESOURCES}
+    return told
+
+
 def _explain(queue: list[Queued], reasons: dict[str, str]) -> None:
     """Write the reasons that are new, in transactions short enough for everybody else."""
     news = {}
     for queued in queue:
-        stuck = f"attempt {queued.attempt} has been on a host already: cancel the job, then queue it again"
-        reason = stuck if queued.placed_before else reasons.get(queued.job.id, queued.reason)
+        reason = queued.bar or reasons.get(queued.job.id, queued.reason)
         if reason != queued.reason:
             news[queued.job.id] = reason
     waiting = sorted(news, key=lambda job: news[job])

@@ -19,9 +19,9 @@ class Kind(NamedTuple):
     """What a kind asks of a spec.
 
     `trains`: its steps are the trainer's, whose rules on batch and layout apply; other kinds need no model either.
-    `one_slot`: its ranks take turns in one slot. `of_a_host`: it measures a host of the board. `plain`: takes dp ranks
-    and no other axis. `section`: the part of the spec that only this kind has. `rules`: what else its spec must keep
-    to.
+    `one_slot`: its ranks take turns in one slot. `one_host`: they share a host, whichever it is. `of_a_host`: it
+    measures a host of the board. `plain`: takes dp ranks and no other axis. `section`: the part of the spec that only
+    this kind has. `rules`: what else its spec must keep to.
     """
 
     trains: bool
@@ -29,6 +29,7 @@ class Kind(NamedTuple):
     plain: bool = False
     one_slot: bool = False
     of_a_host: bool = False
+    one_host: bool = False
     section: str | None = None
 
     def slots(self, world_size: int) -> int:
@@ -91,10 +92,10 @@ def _names_its_host(spec: JobSpec) -> list[Problem]:
 
 KINDS: dict[JobKind, Kind] = {
     "train": Kind(trains=True, rules=_nothing_more),
-    "dry_run": Kind(trains=True, one_slot=True, rules=_ranks_exist),
+    "dry_run": Kind(trains=True, one_slot=True, one_host=True, rules=_ranks_exist),
     "script": Kind(trains=False, plain=True, section="script", rules=_lies_below_its_root),
-    "lab": Kind(trains=False, plain=True, of_a_host=True, section="lab", rules=lab_problems),
-    "calibrate": Kind(trains=False, plain=True, of_a_host=True, rules=_names_its_host),
+    "lab": Kind(trains=False, plain=True, one_host=True, of_a_host=True, section="lab", rules=lab_problems),
+    "calibrate": Kind(trains=False, plain=True, one_host=True, of_a_host=True, rules=_names_its_host),
 }
 
 
@@ -112,6 +113,9 @@ def kind_problems(spec: JobSpec) -> list[Problem]:
             found.append(Problem(other.section, f"is for jobs of kind {owner}, and this one is {spec.kind}"))
     if kind.plain and spec.layout != Layout(dp=spec.layout.dp):
         found.append(Problem("layout", f"a {spec.kind} job takes dp ranks and no other axis or option"))
+    if kind.one_host and (spec.resources.max_hosts or 1) > 1:
+        text = f"a {spec.kind} job runs on one host, not {spec.resources.max_hosts}"
+        found.append(Problem("resources.max_hosts", text))
     return [*found, *kind.rules(spec)]
 
 

@@ -52,6 +52,9 @@ LabPrimitive = Literal[
 LAB_PRIMITIVES: tuple[LabPrimitive, ...] = get_args(LabPrimitive)
 LabDtype = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"]
 
+AfterFailed = Literal["cancel", "start"]
+JobId = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,16}$")]
+Word = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]*$")]
 DryRank = Annotated[int, Field(ge=0, le=65535)]
 Degree = Annotated[int, Field(ge=1, le=65536)]
 WARMUP_STEPS = 10
@@ -312,6 +315,32 @@ class Resources(Strict):
         default=None, min_length=1, max_length=100, pattern=NO_NUL, description="only this host; any by default"
     )
     slurm: SlurmSpec | None = Field(default=None, description="with engine slurm: what is asked of it")
+    max_hosts: int | None = Field(
+        default=None, ge=1, le=65536, description="hosts that the ranks may be spread over; any number by default"
+    )
+    pool: Word | None = Field(default=None, description="only hosts of this pool")
+    labels: list[Word] = Field(default=[], max_length=16, description="only hosts that have all of these labels")
+
+
+class RunSpec(Strict):
+    """When the board ends a run by itself."""
+
+    time_limit_s: int | None = Field(
+        default=None, ge=1, le=31_536_000, description="seconds that an attempt may run; then it ends and has failed"
+    )
+    idle_limit_s: int | None = Field(
+        default=None, ge=10, le=31_536_000, description="seconds without a step after which it ends and has failed"
+    )
+    preemptible: bool = Field(
+        default=False,
+        description="gives way to a waiting job of higher priority, and goes on later from its newest checkpoint",
+    )
+
+
+class RetrySpec(Strict):
+    """Whether an attempt that failed or was lost is followed by another, from the newest checkpoint."""
+
+    max_attempts: int = Field(default=1, ge=1, le=100, description="attempts that may fail or be lost, the first too")
 
 
 def _every_primitive(value: object) -> object:
@@ -356,6 +385,13 @@ class JobSpec(Strict):
     layout: Layout = Layout()
     train: TrainSpec = TrainSpec()
     resources: Resources = Resources()
+    project: Word = Field(default="default", description="whose quota and fair share it counts to")
+    run: RunSpec = RunSpec()
+    retry: RetrySpec = RetrySpec()
+    after: list[JobId] = Field(default=[], max_length=32, description="jobs that must have ended before it starts")
+    after_failed: AfterFailed = Field(
+        default="cancel", description="what becomes of it when one of those does not succeed"
+    )
     script: ScriptSpec | None = None
     dry_ranks: list[DryRank] = Field(default=[0], min_length=1, max_length=64, description="ranks that a dry run tries")
     lab: LabSpec | None = Field(default=None, description="what a lab runs; the defaults when left out")

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -125,8 +125,14 @@ def _send(path: Path, size: int, receiver: int, group: dist.ProcessGroup) -> Non
     with path.open("rb") as file:
         for count in _chunks(size):
             part = torch.zeros(count, dtype=torch.uint8)
-            file.readinto(part.numpy())  # what was cut off is found by its checksum
+            file.readinto(_bytes(part))  # what was cut off is found by its checksum
             dist.send(part, group=group, group_dst=receiver)
+
+
+def _bytes(part: torch.Tensor) -> memoryview:
+    """Of a tensor, in place."""
+    held: Any = part.numpy()
+    return memoryview(held)
 
 
 def _receive(path: Path, size: int, source: int, group: dist.ProcessGroup) -> str:
@@ -137,7 +143,7 @@ def _receive(path: Path, size: int, source: int, group: dist.ProcessGroup) -> st
         dist.recv(part, group=group, group_src=source)
         try:
             if not isinstance(file, str):
-                file.write(memoryview(part.numpy()))
+                file.write(_bytes(part))
         except OSError as error:
             trouble = _words(error)
     if isinstance(file, str):

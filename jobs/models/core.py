@@ -1,4 +1,4 @@
-"""What the database remembers. Status is written by `jobs.queue.lifecycle` alone."""
+"""Jobs, hosts, and what runs where. Status is written by `jobs.queue.lifecycle` alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 from django.utils import timezone
+
+from jobs.models.policy import DEFAULT_PROJECT, checked_labels
 
 HOST_SILENT_AFTER = timedelta(seconds=30)
 ELSEWHERE = "elsewhere"  # the engine of runs that somebody else launched, and that report themselves
@@ -48,11 +50,6 @@ class HostQuerySet(models.QuerySet["Host"]):
         """Hosts of a device that were heard of lately."""
         return self.present().filter(device=device, last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
 
-    def largest_slots(self, device: str) -> int | None:
-        """Slots of the largest live host of a device, None while none is known."""
-        found: int | None = self.live(device).aggregate(largest=models.Max("slots"))["largest"]
-        return found
-
 
 class Host(models.Model):
     """A machine with slots, as its host worker last described it."""
@@ -66,6 +63,7 @@ class Host(models.Model):
     address = models.CharField(max_length=45, default="", blank=True, help_text="where other hosts reach it")
     last_seen = models.DateTimeField()
     drained = models.BooleanField(default=False, help_text="takes no new jobs")
+    labels = models.JSONField(default=list, blank=True, validators=[checked_labels], help_text='["a100", "zone=eu"]')
     # What orders its heartbeats: one is believed only if it is newer than the last one believed.
     incarnation = models.CharField(max_length=200, default="", editable=False)
     began = models.FloatField(default=0, editable=False, help_text="when the incarnation started, unix seconds")
@@ -143,7 +141,22 @@ class Job(models.Model):
     chosen = models.JSONField(
         null=True, editable=False, help_text="where the layout was to be chosen: what was asked, and why this one"
     )
+    unit = models.PositiveIntegerField(default=1, editable=False, help_text="slots that must share a host")
+    wide_unit = models.PositiveIntegerField(default=1, editable=False, help_text="slots that should where they fit")
+    max_hosts = models.PositiveIntegerField(default=1, editable=False, help_text="0: any number")
+    pool = models.CharField(max_length=100, blank=True, default="", editable=False)
+    labels = models.JSONField(default=list, editable=False, help_text="that its hosts have")
+    project = models.CharField(max_length=100, default=DEFAULT_PROJECT, editable=False, db_index=True)
+    time_limit_s = models.PositiveIntegerField(null=True, editable=False)
+    idle_limit_s = models.PositiveIntegerField(null=True, editable=False)
+    preemptible = models.BooleanField(default=False, editable=False)
+    # What staff say of its turn.
     priority = models.SmallIntegerField(default=0, help_text="higher first")
+    moved = models.FloatField(default=0.0, editable=False, help_text="points that staff gave it by moving it")
+    held = models.BooleanField(default=False, editable=False, help_text="does not start until it is released")
+    stop = models.CharField(
+        max_length=16, default="", editable=False, help_text="why the board ends the current attempt: see queue.stops"
+    )
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED, editable=False, db_index=True)
     attempt = models.PositiveIntegerField(default=1, editable=False)
     wait_reason = models.CharField(max_length=500, blank=True, editable=False)

@@ -1,0 +1,33 @@
+"""Whether the hosts that are connected could hold a job, were they empty."""
+
+from __future__ import annotations
+
+from jobs.models import Host
+from planner.facts.gang import Demand, demand
+from planner.facts.kinds import product_words
+from planner.facts.spec import JobSpec, Problem
+
+
+def room_problems(spec: JobSpec) -> list[Problem]:
+    """Why not, with the arithmetic; nothing while no host of its device is known."""
+    device, asked = spec.resources.device, demand(spec)
+    models: dict[str, list[int]] = {}
+    for model, slots in Host.objects.live(device).values_list("device_name", "slots"):
+        models.setdefault(model, []).append(slots)
+    if not models or any(asked.unit_on(sizes) is not None for sizes in models.values()):
+        return []
+    return [Problem("layout", f"{product_words(spec.layout)}, but {_there(asked, device, models)}")]
+
+
+def _there(asked: Demand, device: str, models: dict[str, list[int]]) -> str:
+    largest = max(max(sizes) for sizes in models.values())
+    unit = min(asked.units)
+    most = max(asked.most(sizes, unit) for sizes in models.values())
+    several = max(len(sizes) for sizes in models.values()) > 1 and asked.max_hosts != 1
+    if not several:
+        return f"the largest {device} host has {largest} slots"
+    if unit > largest:
+        return f"a tensor-parallel group of {unit} stays on one host, and the largest {device} host has {largest} slots"
+    hosts = f"at most {asked.max_hosts} {device} hosts" if asked.max_hosts else f"the {device} hosts"
+    parts = f" in multiples of {unit}" if unit > 1 else ""
+    return f"{hosts} of one model have {most} slots together{parts}"

@@ -1,0 +1,66 @@
+"""How a gang lies on hosts: whole or not at all, over as few as possible, each host with a multiple of one unit.
+
+Ranks fill node after node with tp innermost, so a share that is a multiple of the unit (`planner.facts.gang`) never
+divides a group that must stay inside a host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, islice
+from typing import NamedTuple
+
+from planner.facts.gang import Demand, whole
+
+
+def spread(demand: Demand, unit: int, free: Mapping[str, int]) -> dict[str, int] | None:
+    """Slots by host, the largest share first: over as few hosts as their free slots allow; None where they cannot.
+
+    Of the hosts that could take the last share it is the one with the fewest free slots, so that large holes stay.
+    """
+    usable = sorted(((whole(slots, unit), name) for name, slots in free.items()), key=lambda row: (-row[0], row[1]))
+    usable = usable[: demand.max_hosts or None]
+    reached = list(accumulate(slots for slots, _ in usable))
+    fewest = next((number for number, slots in enumerate(reached, 1) if slots >= demand.num_slots), None)
+    if fewest is None:
+        return None
+    shares = {name: slots for slots, name in usable[: fewest - 1]}
+    left = demand.num_slots - sum(shares.values())
+    last = min((slots, name) for name, slots in free.items() if name not in shares and slots >= left)
+    return {**shares, last[1]: left}
+
+
+class Candidate(NamedTuple):
+    """A host that could be kept for a gang. `soon`: slots that are free, or will be without waiting for a job's end."""
+
+    name: str
+    slots: int
+    soon: int
+
+
+def to_keep(demand: Demand, unit: int, hosts: Sequence[Candidate]) -> tuple[str, ...]:
+    """The hosts to keep for a gang that cannot start now: as few as would hold it empty, of such sets one that needs
+    few further slots to come free. Nothing where they cannot hold it.
+    """
+    fewest = _fewest(demand, unit, hosts)
+    if fewest is None:
+        return ()
+    chosen: list[Candidate] = []
+    soonest = sorted(hosts, key=lambda host: (-whole(host.soon, unit), host.slots, host.name))
+    largest = sorted(hosts, key=lambda host: (-host.slots, host.name))
+
+    def leaves_enough(host: Candidate) -> bool:
+        """Whether this one, and the largest after it, would hold the gang."""
+        others = islice((one for one in largest if one != host and one not in chosen), fewest - len(chosen) - 1)
+        return sum(whole(one.slots, unit) for one in (*chosen, host, *others)) >= demand.num_slots
+
+    while len(chosen) < fewest:
+        chosen.append(next(host for host in soonest if host not in chosen and leaves_enough(host)))
+    return tuple(sorted(host.name for host in chosen))
+
+
+def _fewest(demand: Demand, unit: int, hosts: Sequence[Candidate]) -> int | None:
+    if any(host.slots >= demand.num_slots for host in hosts):
+        return 1
+    sizes = sorted((whole(host.slots, unit) for host in hosts), reverse=True)[: demand.max_hosts or None]
+    return next((n for n, slots in enumerate(accumulate(sizes), 1) if slots >= demand.num_slots), None)

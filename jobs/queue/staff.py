@@ -1,0 +1,118 @@
+"""What staff do to the queue: each is one transaction, with its audit entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from django.db import transaction
+from django.utils import timezone
+
+from jobs.models import Job, Pool, QueueState
+from jobs.queue import lifecycle
+from jobs.queue.audit import record
+from jobs.queue.placement import in_order
+from jobs.queue.snapshot import Queued, queue_now
+
+Where = Literal["up", "down", "top"]
+APART = 0.001  # points between a job that was moved and its neighbour
+LOWEST, HIGHEST = -1000, 1000  # of a priority
+
+
+def hold(jobs: Iterable[str], by: str) -> list[str]:
+    """Queued jobs that start only once they are released; returns those that this call held."""
+    return _set(jobs, by, "hold", held=True)
+
+
+def release(jobs: Iterable[str], by: str) -> list[str]:
+    """Undo `hold`; returns those that this call released."""
+    return _set(jobs, by, "release", held=False)
+
+
+def prioritise(jobs: Iterable[str], priority: int, by: str) -> list[str]:
+    """Set the priority of queued jobs, and forget where they were moved; returns those whose priority this changed."""
+    assert LOWEST <= priority <= HIGHEST, "checked where it came in"
+    return _set(jobs, by, "priority", priority=priority, moved=0.0)
+
+
+def _set(jobs: Iterable[str], by: str, what: str, **values: Any) -> list[str]:
+    name = next(iter(values))
+    changed = []
+    with transaction.atomic():
+        for job in lifecycle.lock_queued(jobs, *values):
+            before = getattr(job, name)
+            if before == values[name]:
+                continue
+            Job.objects.filter(id=job.id).update(**values)
+            record(by, what, "job", job.id, before, values[name])
+            changed.append(job.id)
+        transaction.on_commit(lambda: lifecycle.announce(*changed))
+    return changed
+
+
+def move(job_id: str, where: Where, by: str) -> bool:
+    """Past its neighbour of the same priority, or before all of them; True when this call did."""
+    with transaction.atomic():
+        queue = {queued.job.id: queued for queued in queue_now(timezone.now())}
+        if job_id not in queue:
+            return False
+        mine = queue[job_id]
+        peers = [queue[job.id] for job in in_order(q.job for q in queue.values()) if job.priority == mine.job.priority]
+        at = [peer.job.id for peer in peers].index(job_id)
+        target = {"top": 0, "up": at - 1, "down": at + 1}[where]
+        if target == at or not 0 <= target < len(peers):
+            return False
+        return _move_to(mine, [peer for peer in peers if peer is not mine], target, by)
+
+
+def move_before(job_id: str, other_id: str, by: str) -> bool:
+    """Right before another job of the same priority; True when this call did."""
+    with transaction.atomic():
+        queue = {queued.job.id: queued for queued in queue_now(timezone.now())}
+        mine, other = queue.get(job_id), queue.get(other_id)
+        if mine is None or other is None or mine is other or mine.job.priority != other.job.priority:
+            return False
+        peers = [queue[job.id] for job in in_order(q.job for q in queue.values()) if job.priority == mine.job.priority]
+        rest = [peer for peer in peers if peer is not mine]
+        return _move_to(mine, rest, rest.index(other), by)
+
+
+def _move_to(mine: Queued, peers: list[Queued], at: int, by: str) -> bool:
+    """Give it the points that put it at a place among its peers, half way between its new neighbours."""
+    above = peers[at - 1].job.standing if at else None
+    below = peers[at].job.standing if at < len(peers) else None
+    if above is not None and below is not None:
+        points = (above + below) / 2
+    elif above is None:
+        assert below is not None, "there is a neighbour"
+        points = below + APART
+    else:
+        points = above - APART
+    if not lifecycle.lock_queued([mine.job.id]):
+        return False
+    before = mine.standing.moved
+    moved = before + points - sum(mine.standing)
+    Job.objects.filter(id=mine.job.id).update(moved=moved)
+    record(by, "move", "job", mine.job.id, before, moved)
+    lifecycle.announce(mine.job.id)
+    return True
+
+
+def pause_queue(paused: bool, by: str) -> bool:
+    """Start nothing, or go on; True when this call changed it."""
+    with transaction.atomic():
+        state, _ = QueueState.objects.select_for_update().get_or_create(name="queue")
+        if state.paused == paused:
+            return False
+        QueueState.objects.filter(pk=state.pk).update(paused=paused)
+        record(by, "pause" if paused else "resume", "queue", "queue", state.paused, paused)
+    return True
+
+
+def pause_pool(pool: Pool, paused: bool, by: str) -> bool:
+    """Its hosts take no new jobs, or do again; True when this call changed it."""
+    with transaction.atomic():
+        if not Pool.objects.filter(pk=pool.pk, paused=not paused).update(paused=paused):
+            return False
+        record(by, "pause" if paused else "resume", "pool", pool.name, not paused, paused)
+    return True

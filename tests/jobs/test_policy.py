@@ -1,0 +1,336 @@
+"""The rules of the queue: who goes first, who may have how much, what ends by itself and what follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.models import AuditEntry, Dependency, Host, Job, Pool, Project, Reservation, StateChange, Status
+from jobs.queue import actions, lifecycle, staff, stops
+from jobs.queue.events import drain
+from jobs.queue.policy.share import Use, decayed, factors
+from jobs.queue.policy.standing import Rates, standing
+from jobs.queue.rules import apply_rules
+from jobs.queue.scheduler import schedule
+from jobs.queue.snapshot import queue_now
+from planner.facts.spec import SpecError
+from tests.jobs.conftest import attempt_event, say
+from tests.jobs.test_scheduler import busy, queued, reason
+from tests.planner.wrong_specs import GOOD
+
+MakeHost = Callable[..., Host]
+SMALL = {**GOOD, "layout": {"dp": 1}}
+
+
+def status(job: Job) -> str:
+    job.refresh_from_db()
+    return job.status
+
+
+def last_reason(job: Job) -> str:
+    return str(StateChange.objects.filter(job=job).values_list("reason", flat=True).last())
+
+
+def order() -> list[str]:
+    """Names, as the queue is gone through."""
+    return [q.job.name for q in sorted(queue_now(timezone.now()), key=lambda q: (-q.job.standing, q.job.created))]
+
+
+def hours_ago(job: Job, hours: float) -> None:
+    Job.objects.filter(id=job.id).update(created=timezone.now() - timedelta(hours=hours))
+
+
+def ends(client: redis.Redis, job: Job, outcome: str) -> None:
+    job.refresh_from_db()
+    say(client, attempt_event(job.id, job.attempt, "exited", outcome))
+    drain(client)
+
+
+@given(st.floats(0, 1e9), st.integers(0, 1000), st.floats(0, 1e6), st.floats(1, 1e6))
+def test_use_halves_in_a_half_life_and_never_passes_what_is_held(
+    used: float, slots: int, seconds: float, half_life_s: float
+) -> None:
+    after = decayed(used, slots, seconds, half_life_s)
+    assert 0 <= after <= (used + slots * seconds) * (1 + 1e-9)
+    assert decayed(used, 0, half_life_s, half_life_s) == pytest.approx(used / 2)
+    in_two = decayed(decayed(used, slots, seconds / 2, half_life_s), slots, seconds / 2, half_life_s)
+    assert in_two == pytest.approx(after, rel=1e-6, abs=1e-6), "however often it is counted"
+
+
+def test_who_used_exactly_its_part_has_half_of_the_points() -> None:
+    assert factors({"a": Use(0, 1), "b": Use(0, 3)}) == {"a": 1.0, "b": 1.0}
+    assert factors({"a": Use(10, 1), "b": Use(30, 3)}) == {"a": 0.5, "b": 0.5}
+    told = factors({"a": Use(40, 1), "b": Use(0, 3)})
+    assert told["a"] < 0.5 < told["b"]
+
+
+def test_waiting_long_enough_passes_any_priority() -> None:
+    rates = Rates(per_hour=0.1, share=1.0)
+    old, urgent = standing(0, 3600 * 31, 0.0, 0, rates), standing(2, 0, 1.0, 0, rates)
+    assert old.points > urgent.points
+    assert standing(0, 3600 * 29, 0.0, 0, rates).points < urgent.points
+
+
+def test_the_queue_goes_by_priority_age_share_and_hand(owner: User, make_host: MakeHost) -> None:
+    Project.objects.create(name="heavy", used=1e6)
+    Project.objects.create(name="light")
+    heavy = queued(owner, name="heavy", project="heavy")[0]
+    hours_ago(heavy, 2)
+    light = queued(owner, name="light", project="light")[0]
+    urgent = queued(owner, name="urgent", project="heavy", priority=1)[0]
+    assert order() == ["urgent", "light", "heavy"]
+    hours_ago(heavy, 40)
+    assert order() == ["heavy", "urgent", "light"], "40 hours are 4 points"
+    hours_ago(heavy, 2)
+    assert staff.move(heavy.id, "top", "boss")
+    assert order() == ["urgent", "heavy", "light"], "the top of its priority"
+    assert staff.move(heavy.id, "down", "boss")
+    assert order() == ["urgent", "light", "heavy"]
+    assert not staff.move(heavy.id, "down", "boss"), "it is last already"
+    assert not staff.move(urgent.id, "up", "boss")
+    assert staff.move_before(heavy.id, light.id, "boss")
+    assert order() == ["urgent", "heavy", "light"]
+    assert not staff.move_before(heavy.id, urgent.id, "boss"), "another priority"
+    assert staff.prioritise([light.id, heavy.id], 1, "boss") == sorted([light.id, heavy.id])
+    told = AuditEntry.objects.filter(what="priority").values_list("name", "before", "after", "who")
+    assert set(told) == {(light.id, 0, 1, "boss"), (heavy.id, 0, 1, "boss")}
+
+
+def test_a_held_job_waits_and_holds_up_nobody(owner: User, make_host: MakeHost) -> None:
+    make_host()
+    held, free = queued(owner, 4)[0], queued(owner, 1)[0]
+    assert staff.hold([held.id, "absent"], "boss") == [held.id]
+    assert staff.hold([held.id], "boss") == []
+    assert schedule() == 1
+    assert reason(held) == "held by staff until it is released"
+    assert status(free) == Status.STARTING
+    assert staff.release([held.id], "boss") == [held.id]
+    schedule()
+    assert "host-a has 3 of 4 free and is kept for it" in reason(held)
+    assert list(AuditEntry.objects.values_list("what", "before", "after")) == [
+        ("release", True, False),
+        ("hold", False, True),
+    ]
+
+
+def test_a_paused_queue_starts_nothing_and_a_paused_pool_nothing_on_its_hosts(owner: User, make_host: MakeHost) -> None:
+    make_host("host-a")
+    Host.objects.create(
+        name="host-b", slots=8, device="cpu", device_name="test", memory_bytes=1, boot_id="b",
+        last_seen=timezone.now(), labels=["big"],
+    )  # fmt: skip
+    pool = Pool.objects.create(name="large", labels=["big"])
+    job, pooled = queued(owner, 1)[0], queued(owner, 1, pool="large")[0]
+    assert staff.pause_queue(True, "boss")
+    assert not staff.pause_queue(True, "boss")
+    assert schedule() == 0
+    assert reason(job) == "the queue is paused: nothing is started"
+    staff.pause_queue(False, "boss")
+    staff.pause_pool(pool, True, "boss")
+    assert schedule() == 1
+    assert reason(pooled) == "every cpu host of pool large is in pool large, which is paused, and takes no new jobs"
+    staff.pause_pool(pool, False, "boss")
+    assert schedule() == 1
+    assert AuditEntry.objects.count() == 4
+
+
+def test_a_reservation_keeps_others_away(owner: User, make_host: MakeHost) -> None:
+    host, now = make_host(), timezone.now()
+    project = Project.objects.create(name="theirs")
+    starts, ends = now + timedelta(hours=1), now + timedelta(hours=2)
+    Reservation.objects.create(project=project, host=host, starts=starts, ends=ends)
+    short, long, theirs = (
+        queued(owner, 1, time_limit_s=1800)[0],
+        queued(owner, 1, time_limit_s=7200)[0],
+        queued(owner, 1, project="theirs")[0],
+    )
+    assert schedule() == 2
+    assert (status(short), status(theirs)) == (Status.STARTING, Status.STARTING)
+    assert reason(long) == "every cpu host that takes jobs is reserved for another project"
+
+
+def test_a_quota_counts_what_is_held(owner: User, make_host: MakeHost) -> None:
+    host = make_host()
+    Project.objects.filter(name="default").update(slots=2)
+    busy(host, owner, 0)
+    job = queued(owner, 2)[0]
+    assert schedule() == 0
+    assert reason(job) == "needs 2 slots; project default may hold 2, and 1 are held or kept for jobs of its ahead"
+    with pytest.raises(SpecError, match=r"layout: dp 2 x pp 1 x tp 2 = 4 ranks, and project default may hold 2 slots"):
+        actions.submit(owner, GOOD)
+
+
+def test_what_a_spec_says_of_its_turn_is_checked(owner: User, stranger: User) -> None:
+    theirs, _ = actions.submit(stranger, GOOD)
+    wrong = {**GOOD, "project": "none", "resources": {"pool": "none"}, "after": [theirs.id, "absent"]}
+    with pytest.raises(SpecError) as told:
+        actions.submit(owner, wrong)
+    assert [(p.field, p.message) for p in told.value.problems] == [
+        ("project", "there is no project 'none'"),
+        ("resources.pool", "there is no pool 'none'"),
+        *(("after", f"there is no job {job!r}, or it is not yours") for job in sorted(["absent", theirs.id])),
+    ]
+    with pytest.raises(SpecError, match=r"resources.max_hosts: a lab job runs on one host, not 2"):
+        actions.submit(owner, {"kind": "lab", "resources": {"max_hosts": 2}})
+    for field, value in (("run", {"time_limit_s": 0}), ("retry", {"max_attempts": 0}), ("after", ["../x"])):
+        with pytest.raises(SpecError) as told:
+            actions.submit(owner, {**GOOD, field: value})
+        assert told.value.problems[0].field.startswith(field)
+
+
+def test_submit_takes_what_fits_the_hosts_together(owner: User, make_host: MakeHost) -> None:
+    for number in range(3):
+        make_host(f"host-{number}", slots=2)
+    job, _ = actions.submit(owner, {**GOOD, "layout": {"dp": 2, "tp": 2}})
+    assert (job.unit, job.wide_unit, job.max_hosts, job.num_slots) == (2, 2, 0, 4)
+    assert schedule() == 1
+    assert job.attempts.get().where() == "host-0, host-1"
+    with pytest.raises(SpecError, match=r"= 8 ranks, but the cpu hosts of one model have 6 slots together"):
+        actions.submit(owner, {**GOOD, "layout": {"dp": 4, "tp": 2}})
+    with pytest.raises(SpecError, match=r"a tensor-parallel group of 4 stays on one host, and the largest"):
+        actions.submit(owner, {**GOOD, "layout": {"tp": 4}})
+
+
+def test_what_comes_after_waits_then_starts_or_is_cancelled(
+    owner: User, make_host: MakeHost, live_redis: redis.Redis
+) -> None:
+    make_host()
+    first, _ = actions.submit(owner, SMALL)
+    then, _ = actions.submit(owner, {**SMALL, "after": [first.id]})
+    anyway, _ = actions.submit(owner, {**SMALL, "after": [first.id], "after_failed": "start"})
+    chained, _ = actions.submit(owner, {**SMALL, "after": [then.id]})
+    assert schedule() == 1
+    assert reason(then) == f"comes after job {first.id}, which has not ended"
+    ends(live_redis, first, "failed")
+    apply_rules()
+    apply_rules()
+    assert [status(job) for job in (then, anyway, chained)] == ["cancelled", "queued", "cancelled"]
+    assert (
+        StateChange.objects.filter(job=then).last().reason == f"job {first.id}, which it comes after, did not succeed"
+    )  # type: ignore[union-attr]
+    assert schedule() == 1
+    assert status(anyway) == Status.STARTING
+    gone, _ = actions.submit(owner, {**SMALL, "after": [anyway.id]})
+    Dependency.objects.filter(job=gone).update(needs="deleted")
+    apply_rules()
+    assert status(gone) == Status.CANCELLED, "a job that was deleted did not succeed"
+
+
+def running(owner: User, client: redis.Redis, **spec: Any) -> Job:
+    job, _ = actions.submit(owner, {**SMALL, **spec})
+    assert schedule() == 1
+    say(client, attempt_event(job.id, 1, "running"))
+    drain(client)
+    return job
+
+
+def test_a_job_fails_when_its_time_is_over_and_is_not_tried_again(
+    owner: User, make_host: MakeHost, live_redis: redis.Redis
+) -> None:
+    make_host()
+    job = running(owner, live_redis, run={"time_limit_s": 60}, retry={"max_attempts": 3})
+    apply_rules()
+    assert status(job) == Status.RUNNING
+    StateChange.objects.filter(job=job, status=Status.RUNNING).update(at=timezone.now() - timedelta(seconds=61))
+    apply_rules()
+    assert status(job) == Status.CANCELLING
+    ends(live_redis, job, "cancelled")
+    assert status(job) == Status.FAILED
+    assert last_reason(job) == "its time limit of 60 s (run.time_limit_s) is over"
+
+
+def test_a_failure_is_tried_again_so_often_and_a_cancel_never(
+    owner: User, make_host: MakeHost, live_redis: redis.Redis
+) -> None:
+    make_host()
+    job, _ = actions.submit(owner, {**SMALL, "retry": {"max_attempts": 3}})
+    for number in (1, 2):
+        schedule()
+        ends(live_redis, job, "failed")
+        assert (status(job), job.attempt) == (Status.QUEUED, number + 1)
+    schedule()
+    ends(live_redis, job, "failed")
+    assert (status(job), job.attempt) == (Status.FAILED, 3)
+    other, _ = actions.submit(owner, {**SMALL, "retry": {"max_attempts": 3}})
+    schedule()
+    other.refresh_from_db()
+    actions.cancel(other, "owner")
+    ends(live_redis, other, "cancelled")
+    assert status(other) == Status.CANCELLED
+
+
+def test_a_preemptible_job_gives_way_and_goes_on_later(
+    owner: User, make_host: MakeHost, live_redis: redis.Redis
+) -> None:
+    make_host(slots=1)
+    job = running(owner, live_redis, run={"preemptible": True})
+    urgent = queued(owner, 1, priority=5, name="urgent")[0]
+    assert schedule() == 0
+    assert (status(job), job.stop) == (Status.CANCELLING, "preempted")
+    assert "preemptible jobs of lower priority are ending for it" in reason(urgent)
+    schedule()
+    assert StateChange.objects.filter(job=job, status=Status.CANCELLING).count() == 1
+    ends(live_redis, job, "cancelled")
+    assert (status(job), job.attempt, job.stop) == (Status.QUEUED, 2, "")
+    assert schedule() == 1
+    assert (status(urgent), status(job)) == (Status.STARTING, Status.QUEUED)
+
+
+def test_a_cancel_while_it_gives_way_is_a_cancel(owner: User, make_host: MakeHost, live_redis: redis.Redis) -> None:
+    make_host(slots=1)
+    job = running(owner, live_redis, run={"preemptible": True})
+    assert stops.preempt(job.id, "other", "other")
+    assert not stops.preempt(job.id, "other", "other")
+    job.refresh_from_db()
+    assert actions.cancel(job, "owner")
+    ends(live_redis, job, "cancelled")
+    assert status(job) == Status.CANCELLED
+
+
+def test_a_gang_that_was_given_up_with_a_silent_host_waits_for_its_lease(
+    owner: User, make_host: MakeHost, settings: Any
+) -> None:
+    for name in ("host-a", "host-b", "host-c", "host-d"):
+        make_host(name, slots=2)
+    job, _ = actions.submit(owner, {**GOOD, "layout": {"dp": 2, "tp": 2}})
+    schedule()
+    silent = timezone.now() - timedelta(seconds=60)
+    Host.objects.filter(name__in=("host-a", "host-b")).update(last_seen=silent)
+    for host in Host.objects.filter(last_seen=silent):
+        actions.give_up_host(host, "boss")
+    assert actions.requeue(job, "boss")
+    assert schedule() == 0
+    assert "was given up and may still run ranks of the attempt before, until" in reason(job)
+    settings.LEASE_S = 0
+    assert schedule() == 1
+
+
+def test_an_entry_is_written_with_the_change_or_not_at_all_and_stays(owner: User) -> None:
+    job, _ = actions.submit(owner, SMALL)
+    entry = AuditEntry.objects.get()
+    assert (entry.who, entry.what, entry.kind, entry.name) == ("owner", "submit", "job", job.id)
+    every = AuditEntry.objects.all()
+    for change in (entry.save, entry.delete, every.delete, lambda: every.update(who="x")):
+        with pytest.raises(TypeError):
+            change()
+    assert actions.cancel(job, "owner")
+    assert not actions.cancel(job, "owner")
+    assert not lifecycle.requeue("absent", "x")
+    assert [e.what for e in AuditEntry.objects.all()] == ["cancel", "submit"]
+
+
+def test_use_is_counted_once_a_minute(owner: User, make_host: MakeHost) -> None:
+    busy(make_host(), owner, 0, 1)
+    apply_rules()
+    assert Project.objects.get(name="default").used == 0
+    Project.objects.update(counted=timezone.now() - timedelta(seconds=100))
+    apply_rules()
+    assert Project.objects.get(name="default").used == pytest.approx(200, rel=0.01)
