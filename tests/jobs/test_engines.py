@@ -45,7 +45,7 @@ def test_a_board_without_slurm_refuses_and_does_not_offer_it(owner: User, client
 
 def test_a_layout_is_not_chosen_for_machines_that_nobody_knows(owner: User, site: Site) -> None:
     text = "what machines slurm has is not known here; name a cluster, or a layout"
-    assert problems(owner, {**SPEC, "layout": "auto"}) == [("layout", text)]
+    assert problems(owner, {**SPEC, "layout": "auto", "resources": {"engine": "slurm"}}) == [("layout.auto", text)]
 
 
 def test_a_form_sends_what_it_has_of_slurm_only_with_slurm(owner: User, client: Client, site: Site) -> None:
@@ -53,7 +53,7 @@ def test_a_form_sends_what_it_has_of_slurm_only_with_slurm(owner: User, client: 
     fields = {"name": "x", "model.preset": "gpt-tiny", "layout.dp": "2", "resources.slurm.nodes": "2"}
     assert client.post("/jobs/new/", {**fields, "resources.engine": "hosts"}).status_code == 302
     assert client.post("/jobs/new/", {**fields, "resources.engine": "slurm"}).status_code == 302
-    engines = owner.jobs.order_by("created").values_list("engine", "spec__resources__slurm__nodes")  # type: ignore[attr-defined]
+    engines = owner.jobs.order_by("created").values_list("engine", "spec__resources__slurm__nodes")
     assert list(engines) == [("hosts", None), ("slurm", 2)]
 
 
