@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from django.test import Client
 
 from jobs.engines.slurm.engine import SlurmEngine
 from jobs.engines.slurm.site import Site
-from jobs.models import Attempt, Member, Status
+from jobs.models import Attempt, Host, Job, Member, QueueState, Status
 from jobs.queue import actions
 from planner.facts.spec import SpecError
 from tests.support.processes import wait_until
@@ -78,3 +79,26 @@ def test_while_slurm_is_not_there_jobs_wait_and_say_so(
     job.refresh_from_db()
     assert job.status == Status.CANCELLING, "Slurm may have it: only Slurm can say"
     assert Attempt.objects.get().engine_ended is None
+
+
+def test_what_the_queue_bars_is_no_attempt_of_slurm_s(owner: User, site: Site) -> None:
+    held, first = actions.submit(owner, SPEC)[0], actions.submit(owner, SPEC)[0]
+    after = actions.submit(owner, {**SPEC, "after": [first.id]})[0]
+    Job.objects.filter(id=held.id).update(held=True)
+    SlurmEngine(site).place()
+    assert list(Attempt.objects.values_list("job", flat=True)) == [first.id]
+    reasons = dict(Job.objects.values_list("id", "wait_reason"))
+    assert reasons[held.id] == "held by staff until it is released"
+    assert reasons[after.id] == f"comes after job {first.id}, which has not ended"
+    QueueState.objects.update_or_create(defaults={"paused": True})
+    Job.objects.filter(id=held.id).update(held=False)
+    SlurmEngine(site).place()
+    assert Attempt.objects.count() == 1
+    assert Job.objects.get(id=held.id).wait_reason == "the queue is paused: nothing is started"
+
+
+def test_more_ranks_than_any_host_has_slots_are_slurm_s_to_place(
+    owner: User, site: Site, make_host: Callable[..., Host]
+) -> None:
+    make_host(slots=2)
+    assert actions.submit(owner, SPEC)[0].engine == "slurm"
