@@ -16,11 +16,12 @@ from webapp.runner import free_port
 
 
 class Installation(NamedTuple):
-    """`folder` is what the cluster's nodes share."""
+    """`folder` is what the cluster's nodes share, `python` theirs."""
 
     board: Board
     front: Front
     folder: Path
+    python: Path
 
 
 @contextlib.contextmanager
@@ -42,4 +43,4 @@ def installation(slurm: Cluster, root: Path) -> Iterator[Installation]:
             "MESHBOARD_ALLOWED_HOSTS": f"127.0.0.1,localhost,{slurm.address}",
         }
         with board(root / "var", 4, **settings) as up:
-            yield Installation(up, made, folder)
+            yield Installation(up, made, folder, python)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from jobs.engines.slurm.doctor import problems
+from jobs.engines.slurm.site import Site
 from tests.slurm.cluster import Cluster
 from tests.slurm.installation import Installation
 from tests.support.board import Board
@@ -152,6 +154,15 @@ def test_what_fails_before_a_supervisor_speaks_is_told_from_the_script_s_output(
     assert told["status"] == "failed"
     assert "its script failed" in told["history"][-1]["reason"]
     assert "meshboard: " in told["history"][-1]["reason"]
+
+
+def test_the_doctor_finds_what_keeps_jobs_from_running(slurm: Cluster, installed: Installation) -> None:
+    site = Site(str(installed.folder), str(installed.python), installed.front.url)
+    assert problems(site) == []
+    wrong = site._replace(python="/usr/bin/true", board="http://localhost", ca_file="/nonexistent")
+    assert [text.partition(":")[0] for text in problems(wrong)] == ["MESHBOARD_SLURM_CA_FILE", "MESHBOARD_SLURM_BOARD"]
+    (told,) = problems(site._replace(python="/usr/bin/false"))
+    assert told == "MESHBOARD_SLURM_PYTHON: /usr/bin/false lacks Meshboard: it ended with exit code 1"
 
 
 def test_slurmctld_restarted_in_the_middle_changes_nothing(slurm: Cluster, installed: Installation) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from jobs.engines.slurm.commands import ASK_S, Slurm
 from jobs.engines.slurm.door import AwayError, Door
 from jobs.engines.slurm.script import logs
@@ -14,8 +12,10 @@ def problems(site: Site) -> list[str]:
     """What keeps jobs from running there, each with what to do; empty when nothing was found. Takes up to a minute."""
     slurm = Slurm(Door(site.login, site.ssh_config))
     found = []
-    if site.ca_file and not Path(site.ca_file).is_file():
-        found.append(f"MESHBOARD_SLURM_CA_FILE: {site.ca_file} is not there")
+    try:
+        site.certificates()
+    except OSError as error:
+        found.append(f"MESHBOARD_SLURM_CA_FILE: {error}")
     if site.board.startswith("http:") or "//localhost" in site.board:
         found.append(f"MESHBOARD_SLURM_BOARD: {site.board} is no address that nodes reach over HTTPS")
     try:

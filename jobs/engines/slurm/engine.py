@@ -90,9 +90,15 @@ class SlurmEngine:
             return
         followed = list(self._followed())
         new = [attempt for attempt in followed if self._to_submit(attempt)][:MOST_SUBMITTED]
-        if new:
-            self._begin(followed, tuple(attempts.submit(attempt, self._site) for attempt in new))
-            self._take_in(self._rounds.news(PATIENCE_S))
+        if not new:
+            return
+        try:
+            certificates = self._site.certificates()
+        except OSError as error:
+            self._hear_of_trouble(f"MESHBOARD_SLURM_CA_FILE: {error}")
+            return
+        self._begin(followed, tuple(attempts.submit(attempt, self._site, certificates) for attempt in new))
+        self._take_in(self._rounds.news(PATIENCE_S))
 
     def close(self) -> None:
         """A round under way ends by its deadlines; what it did is found by name."""
