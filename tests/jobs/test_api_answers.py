@@ -14,7 +14,8 @@ from django.utils import timezone
 from jsonschema import Draft202012Validator
 from rest_framework.test import APIClient
 
-from jobs.models import Host, Job
+from jobs.models import Attempt, Host, Job, Pool, Status
+from jobs.queue import lifecycle
 from jobs.queue.silence import tell_of_silence
 from tests.jobs.test_calibration import PROFILE
 from tests.jobs.test_host_join import request as machine
@@ -96,8 +97,10 @@ def test_every_answer_is_what_the_document_says(
     Host.objects.update(profile=PROFILE, profiled=timezone.now())
     plans(asked, api(owner))
     jobs(asked, api(owner), owner)
+    smaller(asked, api(owner))
     hosts(asked, api(owner), api(staff), api(None))
     runs(asked, api(owner))
+    queue(asked, api(owner), api(staff))
     asked(api(owner), "getSchema")
     asked(api(None), "listJobs", code=401)
     assert asked.unasked == set(), "what a new operation answers is asked here too"
@@ -134,6 +137,21 @@ def jobs(asked: Asked, user: APIClient, owner: User) -> None:
     asked(user, "getJob", job_id="nobodys", code=404)
 
 
+def smaller(asked: Asked, user: APIClient) -> None:
+    """A job that was lost, with more ranks than what is left has slots."""
+    large = {**GOOD, "layout": {"dp": 2, "tp": 2, "pp": 2}, "train": {"global_batch": 8, "micro_batches": 2}}
+    Host.objects.update(slots=8)
+    job = asked(user, "submitJob", large, code=201)["id"]
+    Attempt.objects.create(job_id=job, number=1, checkpoint=f"{job}/1/step-00000020", ended=timezone.now())
+    assert lifecycle.start({job: (1, "placed")})
+    assert lifecycle.change(job, 1, Status.LOST, "its host was given up")
+    asked(user, "offerSmaller", job_id=job, code=409)
+    Host.objects.update(slots=4)
+    assert asked(user, "offerSmaller", job_id=job)["ranks"] <= 4
+    asked(user, "runSmaller", job_id=job)
+    asked(user, "cancelJob", job_id=job)
+
+
 def hosts(asked: Asked, user: APIClient, staff: APIClient, nobody: APIClient) -> None:
     made = asked(staff, "makeJoinToken", {"uses": 1, "note": "the new rack"}, code=201)
     asked(nobody, "joinHost", machine("gpu-7", token=made["token"]), code=201)
@@ -153,6 +171,21 @@ def hosts(asked: Asked, user: APIClient, staff: APIClient, nobody: APIClient) ->
     Host.objects.update(last_seen=timezone.now() - timedelta(hours=1))
     asked(staff, "giveUpHost", name="host-a")
     asked(staff, "removeHost", name="gpu-7", code=204)
+
+
+def queue(asked: Asked, user: APIClient, staff: APIClient) -> None:
+    first, second = (asked(user, "submitJob", GOOD, code=201)["id"] for _ in range(2))
+    assert asked(user, "getQueue")["jobs"]
+    asked(user, "pauseQueue", code=403)
+    asked(staff, "pauseQueue")
+    asked(staff, "resumeQueue")
+    Pool.objects.create(name="racks")
+    asked(staff, "pausePool", name="racks")
+    asked(staff, "resumePool", name="racks")
+    asked(staff, "moveInQueue", {"before": first}, job_id=second)
+    asked(staff, "actOnQueue", {"action": "cancel", "jobs": [first]})
+    assert asked(staff, "listAudit")
+    asked(staff, "moveInQueue", {"to": "top"}, job_id=first, code=409)
 
 
 def runs(asked: Asked, user: APIClient) -> None:
