@@ -1,6 +1,6 @@
 from django.urls import path
 
-from jobs.api import hosts, runs, views
+from jobs.api import hosts, queue, runs, views
 
 urlpatterns = [
     path("jobs", views.Jobs.as_view(), name="api-jobs"),
@@ -32,5 +32,13 @@ urlpatterns = [
     path("runs/<str:run>/<int:attempt>/members/<int:node>/batches", runs.Batches.as_view(), name="api-run-batches"),
     path("runs/<str:run>/<int:attempt>/members/<int:node>/meet", runs.Meet.as_view(), name="api-run-meet"),
     path("runs/<str:run>/<int:attempt>/members/<int:node>/report", runs.Report.as_view(), name="api-run-report"),
+    path("queue", queue.Queue.as_view(), name="api-queue"),
+    path("queue/actions", queue.Act.as_view(), name="api-queue-act"),
+    path("queue/jobs/<str:job_id>/move", queue.Move.as_view(), name="api-queue-move"),
+    path("queue/pause", queue.Pause.as_view(), name="api-queue-pause"),
+    path("queue/resume", queue.Resume.as_view(), name="api-queue-resume"),
+    path("pools/<str:name>/pause", queue.PausePool.as_view(), name="api-pool-pause"),
+    path("pools/<str:name>/resume", queue.ResumePool.as_view(), name="api-pool-resume"),
+    path("audit", queue.Audit.as_view(), name="api-audit"),
     path("schema", views.Schema.as_view(), name="api-schema"),
 ]

@@ -22,7 +22,7 @@ from contracts.names import TASK_LAUNCH, host_queue
 from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Member, Outbox, SlotAllocation
 from jobs.queue import lifecycle, stops
 from jobs.queue.placement import place
-from jobs.queue.snapshot import Queued, hosts_now, queue_now, queue_paused, quotas_now
+from jobs.queue.snapshot import PAUSED, Queued, hosts_now, queue_now, queue_paused, quotas_now
 from jobs.queue.states import Placement, Share
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def schedule(trouble: str = "") -> int:
     if not queue:
         return 0
     if queue_paused():
-        _explain(queue, {queued.job.id: "the queue is paused: nothing is started" for queued in queue})
+        _explain(queue, {queued.job.id: PAUSED for queued in queue})
         return 0
     plan = place([queued.job for queued in queue if not queued.bar], hosts.values(), trouble, quotas_now())
     keys = {host.name: key for key, host in hosts.items()}

@@ -132,10 +132,9 @@ def test_each_member_is_ordered_with_its_place_in_the_gang(gang: Job) -> None:
     for member in Member.objects.all():
         order_launch(gang, member)
     orders = [row.arguments[0] for row in Outbox.objects.filter(task=TASK_LAUNCH).order_by("id")]
-    launches = [order for order in orders if isinstance(order, dict)]
-    assert [order["gang"]["node"] for order in launches] == [0, 1]
-    assert [node["host"] for node in launches[0]["gang"]["nodes"]] == ["host-a", "host-b"]
-    assert {node["ranks"] for node in launches[0]["gang"]["nodes"]} == {2}
+    assert [order["gang"]["node"] for order in orders] == [0, 1]
+    assert [node["host"] for node in orders[0]["gang"]["nodes"]] == ["host-a", "host-b"]
+    assert {node["ranks"] for node in orders[0]["gang"]["nodes"]} == {2}
 
 
 def test_an_end_told_twice_changes_nothing(gang: Job, live_redis: redis.Redis) -> None:
