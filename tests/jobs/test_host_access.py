@@ -16,10 +16,19 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
+from kombu import Connection, Consumer, Exchange, Queue
 
 from contracts.codec import checked_join
 from contracts.join import Joined
-from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, cancel_key, gang_key, host_queue, telemetry_stream
+from contracts.names import (
+    EVENTS_STREAM,
+    TASK_ACKNOWLEDGE,
+    cancel_key,
+    gang_key,
+    host_keys,
+    host_queue,
+    telemetry_stream,
+)
 from contracts.signing import entry
 from jobs.hosts import tokens
 from jobs.hosts.access import FAREWELL, Access
@@ -35,6 +44,7 @@ from tests.jobs.test_host_join import IDENTITIES, request
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from workers.host.join import worker_command
+from workers.host.transport import keys_below
 
 
 class Guest(NamedTuple):
@@ -238,6 +248,34 @@ def test_the_controller_mends_what_somebody_did_to_the_users(
     access.keep(live_redis)
     names: Any = live_redis.acl_users()
     assert {name for name in names if name.startswith("meshboard")} == {user_of("host-a")}
+
+
+def test_an_order_that_was_taken_and_not_finished_is_given_back_with_the_host_s_own_rights(
+    guests: tuple[Guest, Guest], live_redis: redis.Redis
+) -> None:
+    a, _ = guests
+    Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=host_queue("host-a"), arguments=["somejob", 1])
+    deliver(live_redis)
+    options = {**keys_below(host_keys("host-a")), "visibility_timeout": -1}
+    taken: list[Any] = []
+    with Connection(
+        a.joined["redis_url"], transport="workers.host.transport:Transport", transport_options=options
+    ) as line:
+        channel = line.channel()
+        queue = Queue(host_queue("host-a"), Exchange(host_queue("host-a")), channel=channel)
+        with Consumer(channel, [queue], callbacks=[lambda _body, message: taken.append(message)]):
+            line.drain_events(timeout=10)
+            assert (len(taken), live_redis.llen(host_queue("host-a"))) == (1, 0)
+            channel.qos.restore_visible(interval=1)
+            line.drain_events(timeout=10)
+        assert [message.headers["task"] for message in taken] == [TASK_ACKNOWLEDGE] * 2
+        taken[1].ack()
+    assert {key.decode() for key in live_redis.keys("*unacked*")} <= {f"{host_keys('host-a')}unacked_index"}
+    own = {key for key in live_redis.keys("*") if not key.startswith(host_keys("host-a").encode())}
+    assert own <= {
+        b"_kombu.binding." + host_queue("host-a").encode(),
+        b"_kombu.binding_permanent." + host_queue("host-a").encode(),
+    }
 
 
 @contextmanager
