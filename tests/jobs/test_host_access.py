@@ -279,6 +279,23 @@ def test_an_order_that_was_taken_and_not_finished_is_given_back_with_the_host_s_
     }
 
 
+def test_users_that_redis_brought_from_an_older_file_are_set_right(
+    guests: tuple[Guest, Guest], redis_service: RedisServer, live_redis: redis.Redis
+) -> None:
+    """As a Redis with an aclfile does when it starts."""
+    access = Access()
+    access.keep(live_redis)
+    redis_service.stop(signal.SIGKILL)
+    redis_service.start()
+    live_redis.execute_command("ACL SETUSER", user_of("host-a"), "on", "nopass", "+@all", "~*")
+    live_redis.execute_command("ACL SETUSER", user_of("host-b"), "on", "nopass")
+    access.keep(live_redis)
+    for guest in guests:
+        assert guest.redis.llen(host_queue(guest.name)) == 0
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            guest.redis.flushall()
+
+
 @contextmanager
 def worker(guest: Guest, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The host's own, as `workers.host.join` leaves it."""
