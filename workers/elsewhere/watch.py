@@ -56,18 +56,25 @@ class Place(NamedTuple):
     name: str
 
 
+class Told(NamedTuple):
+    """What the board is told of the run. `kind`: of job. `compared`: what its prediction calls a group of all ranks,
+    empty where there is none."""
+
+    kind: str
+    compared: str
+
+
 class Watch:
     """From the command's start to its end."""
 
-    def __init__(self, launch: Launch, place: Place, board: Board, joining: Joining, folder: Path, spec: str) -> None:
-        """`spec`: the kind of job that the board takes it for."""
+    def __init__(self, launch: Launch, place: Place, board: Board, joining: Joining, folder: Path, told: Told) -> None:
         self._launch, self._place, self._board, self._joining = launch, place, board, joining
         self._folder, self._logs = folder, folder / "logs"
         self._order = LaunchOrder(
             v=VERSION,
             job=LOCAL,
             attempt=1,
-            spec={"kind": spec},
+            spec={"kind": told.kind},
             slots=list(range(launch.nodes * launch.ranks)),
             expires=0.0,
         )
@@ -80,6 +87,7 @@ class Watch:
         self._over = asyncio.Event()
         self._signalled: int | None = None
         self._ended_by: Outcome | None = None
+        self._compared = told.compared
         self._cookie = f"meter-{secrets.token_hex(6)}"
 
     async def run(self) -> int:
@@ -118,6 +126,8 @@ class Watch:
             environment["PYTHONPATH"] = os.pathsep.join(paths)
         if self._launch.apart:
             environment.setdefault("PYTHONUNBUFFERED", "1")  # a rank's words go through a file to the terminal
+        if self._compared:
+            environment["MESHBOARD_COMPARE"] = self._compared
         return {**environment, "MESHBOARD_TELEMETRY": str(socket), COOKIE: f"{self._cookie}/1"}
 
     def _pass_on(self, number: int) -> None:
@@ -141,6 +151,7 @@ class Watch:
 
     def _is_node(self, node: int) -> None:
         first = node * self._launch.ranks
+        self._tally = Tally(first)
         self._tail = LogTail(self._logs, range(first, first + self._launch.ranks), LOG_BYTES, frozenset({os.geteuid()}))
         self._node.set_result(node)
 
