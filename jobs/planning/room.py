@@ -10,6 +10,8 @@ from planner.facts.spec import JobSpec, Problem
 
 def room_problems(spec: JobSpec) -> list[Problem]:
     """Why not, with the arithmetic; nothing while no host of its device is known."""
+    if spec.resources.engine != "hosts":
+        return []
     device, asked = spec.resources.device, demand(spec)
     models: dict[str, list[int]] = {}
     for model, slots in Host.objects.live(device).values_list("device_name", "slots"):

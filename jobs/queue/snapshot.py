@@ -30,6 +30,8 @@ from jobs.queue.policy.share import Use, factors
 from jobs.queue.policy.standing import Rates, Standing, standing
 from jobs.queue.states import Booking, HostState, Occupant, Quota, Waiting
 
+PAUSED = "the queue is paused: nothing is started"
+HELD = "held by staff until it is released"
 AHEAD = timedelta(days=366)  # of reservations: none further away can matter to a job (its limit is a year at most)
 
 
@@ -82,7 +84,7 @@ def queue_now(now: datetime) -> list[Queued]:
         )  # fmt: skip
         bar = leased.get(id, "")
         if held:
-            bar = "held by staff until it is released"
+            bar = HELD
         elif id in waits and waits[id].unended:
             bar = _after_words(waits[id].unended)
         if placed_before:
@@ -106,6 +108,20 @@ def after() -> dict[str, Ahead]:
     return found
 
 
+def bars(jobs: Iterable[Job]) -> dict[str, str]:
+    """Of queued jobs of any engine, by id: why each does not start whatever there is room for."""
+    paused, waits = queue_paused(), after()
+    found = {}
+    for job in jobs:
+        if paused:
+            found[job.id] = PAUSED
+        elif job.held:
+            found[job.id] = HELD
+        elif job.id in waits and waits[job.id].unended:
+            found[job.id] = _after_words(waits[job.id].unended)
+    return found
+
+
 def _after_words(jobs: list[str]) -> str:
     if len(jobs) == 1:
         return f"comes after job {jobs[0]}, which has not ended"
@@ -123,7 +139,7 @@ def hosts_now(now: datetime) -> dict[int, HostState]:
     pools = [(p.name, frozenset(p.labels), p.paused) for p in Pool.objects.all()]
     booked, occupants = _reservations(now), _occupants()
     hosts = {}
-    rows = Host.objects.values_list(
+    rows = Host.objects.present().values_list(
         "id", "name", "device", "slots", "drained", "last_seen", "holding", "device_name", "labels"
     )
     for key, name, device, slots, drained, last_seen, holding, model, told in rows:

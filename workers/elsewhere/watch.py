@@ -25,6 +25,7 @@ from workers.host.attempts import AttemptDir
 from workers.host.processes import COOKIE, sweep
 from workers.host.sandbox import PACKAGES
 from workers.host.supervisor.board import Board as Waiting
+from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.ending import Ended, exit_report
 from workers.host.supervisor.line import LineError
 from workers.host.supervisor.line.https import Board
@@ -39,6 +40,7 @@ BATCH_S = 0.5  # a request of its own each
 TAIL_S = 0.25
 HEARTBEAT_S = 5.0
 SEE_CANCEL_S = 1.0
+CLOCK_S = 30.0
 TERM_GRACE_S = 10.0
 FAREWELL_S = 30.0
 QUIET_S = 2.0  # of these before the user is told what is waited for
@@ -78,7 +80,7 @@ class Watch:
             slots=list(range(launch.nodes * launch.ranks)),
             expires=0.0,
         )
-        self._waiting, self._tally = Waiting(), Tally()
+        self._waiting, self._tally, self._clock = Waiting(), Tally(), BoardClock()
         self._node: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tail: LogTail | None = None
         self._line: HttpLine | None = None
@@ -104,7 +106,12 @@ class Watch:
             self._is_node(self._place.node)
         connecting = asyncio.create_task(self._connect())
         tail = asyncio.create_task(self._tail_forever())
-        regular = ((self._send, BATCH_S), (self._report, HEARTBEAT_S), (self._see_cancel, SEE_CANCEL_S))
+        regular = (
+            (self._send, BATCH_S),
+            (self._report, HEARTBEAT_S),
+            (self._see_cancel, SEE_CANCEL_S),
+            (self._set_clock, CLOCK_S),
+        )
         others = [asyncio.create_task(steadily(work, pause_s)) for work, pause_s in regular]
         code = await asyncio.to_thread(self._command.wait)
         self._over.set()
@@ -146,7 +153,8 @@ class Watch:
             say(f"the board refuses this run ({error}): training goes on, and nobody is told of it")
             return
         self._line = HttpLine(self._board, who, say)
-        self._publisher = Publisher(who.run, who.attempt, self._waiting, self._line)
+        self._publisher = Publisher(who.run, who.attempt, self._waiting, self._line, self._place.name, self._clock)
+        await self._set_clock()
         await self._report()
 
     def _is_node(self, node: int) -> None:
@@ -166,6 +174,7 @@ class Watch:
             if item["kind"] == "gap" or not self._is_ours(item["rank"]):
                 self._waiting.lose(1)
                 continue
+            item["time"] += self._clock.offset_s
             began = not self._tally.training
             self._tally.add(item)
             self._waiting.add(item)
@@ -180,7 +189,13 @@ class Watch:
             over = self._over.is_set()
             if self._tail is not None:
                 for item in await asyncio.to_thread(self._tail.read, final=over):
+                    item["time"] += self._clock.offset_s
                     self._waiting.add(item)
+
+    async def _set_clock(self) -> None:
+        if self._line is not None:
+            with contextlib.suppress(LineError):
+                await self._clock.measure(self._line.now)
 
     async def _send(self) -> None:
         if self._publisher is not None:
@@ -227,7 +242,7 @@ class Watch:
         if ended_by is None and failure is None and code != 0:
             program = PurePath(self._launch.argv[0]).name
             ended_by, reason = "failed", how_it_ended(program, code, self._tally.steps)
-        ended = Ended(code, failure, ended_by, reason, started)
+        ended = Ended(code, failure, ended_by, reason, started, self._clock.offset_s)
         return exit_report(AttemptDir(self._folder, LOCAL, 1), self._order, ended, self._tally, tail)
 
     async def _say_goodbye(self, connecting: asyncio.Task[None], told: ExitReport) -> None:
