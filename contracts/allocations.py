@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.control import Kept
+from contracts.control import KeptCheckpoint
 from contracts.fields import AttemptNumber, JobId, Plain, Seconds
 
 VERSION: Final = 1
@@ -27,4 +27,4 @@ class AllocationOrder(TypedDict):
     token: Annotated[str, Field(max_length=200)]  # of this attempt's run
     folder: Annotated[str, Field(max_length=4096)]  # which all nodes share
     lease_s: Seconds  # ranks on several nodes end themselves when nothing was heard of the board for so long
-    checkpoint: NotRequired[Kept]  # the run goes on from it or a later one, or fails: never anew
+    checkpoint: NotRequired[KeptCheckpoint]  # the run goes on from it or a later one, or fails: never anew

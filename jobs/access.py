@@ -60,3 +60,8 @@ def find_job_to_change(user: Any, job_id: str) -> Job:
 def may_change_hosts(user: Any) -> bool:
     """Staff with the right."""
     return bool(user.is_active and user.is_staff and user.has_perm("jobs.change_host"))
+
+
+def may_run_queue(user: Any) -> bool:
+    """Staff with the right to change everybody's jobs."""
+    return bool(user.is_active and user.is_staff and user.has_perm("jobs.change_job"))

@@ -12,7 +12,7 @@ from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
-from jobs.pages import hosts, jobs, learn, script
+from jobs.pages import hosts, jobs, learn, queue, script
 from webapp.admin_theme import MARK
 from webapp.login import limited
 
@@ -31,6 +31,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/", jobs.job_page, name="job-detail"),
     path("jobs/<str:job_id>/cancel/", jobs.job_cancel, name="job-cancel"),
     path("jobs/<str:job_id>/give-up/", jobs.job_give_up, name="job-give-up"),
+    path("jobs/<str:job_id>/smaller/", jobs.job_run_smaller, name="job-run-smaller"),
     path("jobs/<str:job_id>/requeue/", jobs.job_requeue, name="job-requeue"),
     path("plan/", jobs.plan, name="plan"),
     path("plan/search/", jobs.plan_search, name="plan-search"),
@@ -39,8 +40,19 @@ urlpatterns = [
     path("learn/numbers/", learn.numbers, name="learn-numbers"),
     path("lab/", lab.lab, name="lab"),
     path("lab/<slug:slug>/", lab.primitive, name="lab-primitive"),
+    path("queue/", queue.queue, name="queue"),
+    path("queue/act/", queue.act, name="queue-act"),
+    path("queue/move/", queue.move, name="queue-move"),
+    path("queue/pause/", queue.pause, name="queue-pause"),
+    path("queue/audit/", queue.audit, name="audit"),
     path("hosts/", hosts.hosts, name="hosts"),
     path("hosts/<path:name>/calibrate/", hosts.calibrate, name="host-calibrate"),
+    path("hosts/<path:name>/drain/", hosts.drain, name="host-drain"),
+    path("hosts/<path:name>/undrain/", hosts.undrain, name="host-undrain"),
+    path("hosts/<path:name>/give-up/", hosts.give_up, name="host-give-up"),
+    path("hosts/<path:name>/remove/", hosts.remove, name="host-remove"),
+    path("join-tokens/", hosts.make_token, name="join-token-new"),
+    path("join-tokens/<str:key>/revoke/", hosts.revoke_token, name="join-token-revoke"),
     path("hosts/<path:name>/", hosts.host, name="host"),
     path("what-if/", jobs.what_if, name="what-if"),
     path("login/", limited(login), name="login"),

@@ -16,8 +16,10 @@ from jobs.api.errors import Errors
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
 from jobs.planning.queries import ExplainQuery, SearchQuery
-from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Template
+from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
 from jobs.present import JobBrief, JobDetail
+from jobs.queue.bulk import Bulk, MoveTo
+from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
 from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
@@ -28,12 +30,13 @@ from planner.teaching.explain import Explanation
 
 READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
-    *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest),
+    *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo),
 )
 TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
-    *(Plan, SearchResult, Explanation, Advice, Template, Preset, Errors),
+    *(QueueTold, Changed, Moved, Paused, AuditRow),
+    *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, Errors),
 )
 TEMPLATE = "#/components/schemas/{model}"
 EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}

@@ -1,12 +1,13 @@
 from django.urls import path
 
-from jobs.api import hosts, runs, views
+from jobs.api import hosts, queue, runs, views
 
 urlpatterns = [
     path("jobs", views.Jobs.as_view(), name="api-jobs"),
     path("jobs/<str:job_id>", views.JobView.as_view(), name="api-job"),
     path("jobs/<str:job_id>/cancel", views.Cancel.as_view(), name="api-cancel"),
     path("jobs/<str:job_id>/advice", views.Advice.as_view(), name="api-advice"),
+    path("jobs/<str:job_id>/smaller", views.SmallerLayout.as_view(), name="api-smaller"),
     path("jobs/<str:job_id>/requeue", views.Requeue.as_view(), name="api-requeue"),
     path("plan", views.Plan.as_view(), name="api-plan"),
     path("plan/search", views.PlanSearch.as_view(), name="api-plan-search"),
@@ -31,5 +32,13 @@ urlpatterns = [
     path("runs/<str:run>/<int:attempt>/members/<int:node>/batches", runs.Batches.as_view(), name="api-run-batches"),
     path("runs/<str:run>/<int:attempt>/members/<int:node>/meet", runs.Meet.as_view(), name="api-run-meet"),
     path("runs/<str:run>/<int:attempt>/members/<int:node>/report", runs.Report.as_view(), name="api-run-report"),
+    path("queue", queue.Queue.as_view(), name="api-queue"),
+    path("queue/actions", queue.Act.as_view(), name="api-queue-act"),
+    path("queue/jobs/<str:job_id>/move", queue.Move.as_view(), name="api-queue-move"),
+    path("queue/pause", queue.Pause.as_view(), name="api-queue-pause"),
+    path("queue/resume", queue.Resume.as_view(), name="api-queue-resume"),
+    path("pools/<str:name>/pause", queue.PausePool.as_view(), name="api-pool-pause"),
+    path("pools/<str:name>/resume", queue.ResumePool.as_view(), name="api-pool-resume"),
+    path("audit", queue.Audit.as_view(), name="api-audit"),
     path("schema", views.Schema.as_view(), name="api-schema"),
 ]

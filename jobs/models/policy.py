@@ -43,6 +43,11 @@ class Project(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def hours(self) -> float:
+        """Slot-hours used, as far as they are not forgotten."""
+        return self.used / 3600
+
 
 class Pool(models.Model):
     """Hosts that have all of some labels, under a name that jobs ask for."""

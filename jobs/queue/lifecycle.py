@@ -75,7 +75,9 @@ def start(placed: Mapping[str, tuple[int, str]]) -> dict[str, Job]:
     """
     with transaction.atomic():
         jobs = {
-            job.id: job for job in lock_queued(placed, "spec", "num_slots", "owner") if job.attempt == placed[job.id][0]
+            job.id: job
+            for job in lock_queued(placed, "spec", "num_slots", "owner_id")
+            if job.attempt == placed[job.id][0]
         }
         queued = Job.objects.filter(id__in=list(jobs), status=Status.QUEUED)
         moved = queued.update(status=Status.STARTING, wait_reason="", changed=timezone.now())

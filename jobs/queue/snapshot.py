@@ -139,7 +139,7 @@ def hosts_now(now: datetime) -> dict[int, HostState]:
     pools = [(p.name, frozenset(p.labels), p.paused) for p in Pool.objects.all()]
     booked, occupants = _reservations(now), _occupants()
     hosts = {}
-    rows = Host.objects.values_list(
+    rows = Host.objects.present().values_list(
         "id", "name", "device", "slots", "drained", "last_seen", "holding", "device_name", "labels"
     )
     for key, name, device, slots, drained, last_seen, holding, model, told in rows:

@@ -69,6 +69,12 @@ def seconds(value: float) -> str:
 
 
 @register.filter
+def half_seconds(value: float) -> str:
+    """Half of so many seconds: 0.0004 -> "200.0 µs"."""
+    return duration(value / 2)
+
+
+@register.filter
 def binary(num_bytes: int) -> str:
     """1610612736 -> "1.5 GiB"."""
     return size(num_bytes)

@@ -80,8 +80,8 @@ def test_an_order_says_what_runs_where(owner: User, make_host: MakeHost) -> None
     assert schedule() == 1
     row = Outbox.objects.get()
     assert row.queue == host_queue("host-a")
-    told = {name: row.arguments[0][name] for name in ("job", "attempt", "slots", "spec")}
-    assert told == {"job": job.id, "attempt": 3, "slots": [0, 2], "spec": {"name": "x"}}
+    told = {name: row.arguments[0][name] for name in ("job", "attempt", "slots", "spec", "owner")}
+    assert told == {"job": job.id, "attempt": 3, "slots": [0, 2], "spec": {"name": "x"}, "owner": owner.pk}
     assert sorted(SlotAllocation.objects.filter(member__attempt__job=job).values_list("slot", flat=True)) == [0, 2]
 
 

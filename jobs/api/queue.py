@@ -1,0 +1,183 @@
+"""REST of the queue: what its page shows and what staff do there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import Http404
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.permissions import BasePermission, IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.access import may_run_queue, visible_jobs
+from jobs.api import schema
+from jobs.api.listing import BadParameterError
+from jobs.api.views import refusals, refuse, refuse_body
+from jobs.models import AuditEntry, Job, Pool, Status
+from jobs.planning.queries import checked
+from jobs.queue import staff
+from jobs.queue.bulk import Bulk, MoveTo, carry_out
+from jobs.queue.view import rows, view
+from jobs.text import storable, whole_number
+from planner.facts.spec import Problem, SpecError
+
+MOST_ROWS = 200
+LAST_ID = 2**63 - 1
+
+
+class MayRunQueue(BasePermission):
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        return may_run_queue(request.user)
+
+
+class Queue(APIView):
+    """What waits."""
+
+    @extend_schema(operation_id="getQueue", responses={200: schema.of("QueueTold"), **refusals()})
+    def get(self, request: Request) -> Response:
+        """Your queued jobs in the order in which they start, at most 200, each with its place in the whole queue, its
+        points, why it waits and when it should start (an estimate); staff see everybody's."""
+        seen = view()
+        ids = [queued.job.id for queued in seen.queue]
+        mine = set(visible_jobs(request.user).filter(id__in=ids).values_list("id", flat=True))
+        shown = [queued for queued in seen.queue if queued.job.id in mine][:MOST_ROWS]
+        told = [
+            {
+                **row,
+                "starts": row["starts"].isoformat() if row["starts"] else None,
+                "created": row["created"].isoformat(),
+            }
+            for row in rows(seen, request.user, shown)
+        ]
+        return Response({"paused": seen.paused, "queued": len(seen.queue), "jobs": told})
+
+
+class StaffView(APIView):
+    permission_classes = [IsAuthenticated, MayRunQueue]
+
+
+class Act(StaffView):
+    """Several jobs at once."""
+
+    @extend_schema(
+        operation_id="actOnQueue",
+        request=schema.request_body(schema.ref("Bulk"), {"action": "hold", "jobs": ["abcdefghij"]}),
+        responses={200: schema.of("Changed"), **refusals(403, 415, 422)},
+    )
+    def post(self, request: Request) -> Response:
+        """Hold, release, cancel, or set the priority of queued jobs; tells which of them it changed. Staff only."""
+        asked = checked(Bulk, request.data)
+        if asked.action == "priority" and asked.priority is None:
+            raise SpecError([Problem("priority", "is required")])
+        return Response({"changed": carry_out(asked, request.user.get_username())})
+
+
+class Move(StaffView):
+    """Another place."""
+
+    @extend_schema(
+        operation_id="moveInQueue",
+        request=schema.request_body(schema.ref("MoveTo"), {"to": "top"}),
+        responses={200: schema.of("Moved"), **refusals(403, 404, 409, 415, 422)},
+    )
+    def post(self, request: Request, job_id: str) -> Response:
+        """Move a queued job among those of its priority: up, down, to the top, or before another. Staff only."""
+        asked = checked(MoveTo, request.data)
+        if (asked.to is None) == (asked.before is None):
+            raise SpecError([Problem("to", "or before: one of them is required")])
+        if not storable(job_id) or not Job.objects.filter(id=job_id).exists():
+            raise Http404("no such job")
+        if not Job.objects.filter(id=job_id, status=Status.QUEUED).exists():
+            return refuse(409, "status", "the job is not queued")
+        by = request.user.get_username()
+        if asked.before is not None:
+            moved = staff.move_before(job_id, asked.before, by)
+        else:
+            assert asked.to is not None, "one of them was given"
+            moved = staff.move(job_id, asked.to, by)
+        return Response({"moved": moved})
+
+
+class Pause(StaffView):
+    """Start nothing."""
+
+    paused = True
+
+    @extend_schema(
+        operation_id="pauseQueue", request=None, responses={200: schema.of("Paused"), **refusals(403, 415, 422)}
+    )
+    def post(self, request: Request) -> Response:
+        """Start no job until the queue is resumed; what runs goes on. Staff only."""
+        return _pause(request, paused=True)
+
+
+class Resume(StaffView):
+    """Go on."""
+
+    @extend_schema(
+        operation_id="resumeQueue", request=None, responses={200: schema.of("Paused"), **refusals(403, 415, 422)}
+    )
+    def post(self, request: Request) -> Response:
+        """Start jobs again. Staff only."""
+        return _pause(request, paused=False)
+
+
+class PausePool(StaffView):
+    """A pool's hosts take no new jobs."""
+
+    @extend_schema(
+        operation_id="pausePool", request=None, responses={200: schema.of("Paused"), **refusals(403, 404, 415, 422)}
+    )
+    def post(self, request: Request, name: str) -> Response:
+        """The hosts of a pool take no new jobs until it is resumed. Staff only."""
+        return _pause(request, paused=True, pool=name)
+
+
+class ResumePool(StaffView):
+    """A pool's hosts take jobs again."""
+
+    @extend_schema(
+        operation_id="resumePool", request=None, responses={200: schema.of("Paused"), **refusals(403, 404, 415, 422)}
+    )
+    def post(self, request: Request, name: str) -> Response:
+        """The hosts of a pool take jobs again. Staff only."""
+        return _pause(request, paused=False, pool=name)
+
+
+def _pause(request: Request, *, paused: bool, pool: str | None = None) -> Response:
+    found = Pool.objects.filter(name=pool).first() if pool is not None and storable(pool) else None
+    if pool is not None and found is None:
+        raise Http404("no such pool")
+    refuse_body(request)
+    by = request.user.get_username()
+    changed = staff.pause_queue(paused, by) if found is None else staff.pause_pool(found, paused, by)
+    return Response({"paused": paused, "changed": changed})
+
+
+class Audit(StaffView):
+    """Who did what."""
+
+    @extend_schema(
+        operation_id="listAudit",
+        parameters=[
+            OpenApiParameter(
+                "before",
+                {"type": "integer", "minimum": 1, "maximum": LAST_ID},
+                description="only entries older than the one of this id",
+            )
+        ],
+        responses={200: schema.list_of("AuditRow"), **refusals(403)},
+    )
+    def get(self, request: Request) -> Response:
+        """The newest 200 entries: who did what to which object, when (UTC) and from where. Staff only."""
+        given: Any = request.query_params
+        if unknown := [name for name in given if name != "before"]:
+            raise BadParameterError([Problem(name[:100], "is no parameter of this list") for name in unknown])
+        before = whole_number(given.get("before", str(LAST_ID)), 1, LAST_ID)
+        if before is None or len(given.getlist("before")) > 1:
+            raise BadParameterError([Problem("before", f"must be one whole number from 1 to {LAST_ID}")])
+        fields = ("id", "at", "who", "address", "what", "kind", "name", "before", "after")
+        entries = AuditEntry.objects.filter(id__lt=before)[:MOST_ROWS].values(*fields)
+        return Response([{**entry, "at": entry["at"].isoformat()} for entry in entries])

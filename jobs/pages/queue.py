@@ -1,0 +1,156 @@
+"""The queue: its order, why each job waits, when it should start; and what staff do to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from jobs.access import may_run_queue, visible_jobs
+from jobs.api.errors import body
+from jobs.models import AuditEntry, Pool, Project
+from jobs.planning.queries import checked
+from jobs.queue import staff
+from jobs.queue.bulk import Bulk, MoveTo, carry_out
+from jobs.queue.view import View, rows, view, what_if
+from jobs.text import parse_json, storable, whole_number
+from planner.facts.spec import Problem, SpecError
+
+PAGE_SIZE = 100
+AUDIT_PAGE = 100
+
+
+def _staff_only(request: HttpRequest) -> str:
+    if not may_run_queue(request.user):
+        raise PermissionDenied("the queue is staff's to change")
+    return request.user.get_username()
+
+
+@require_GET
+@login_required
+def queue(request: HttpRequest) -> HttpResponse:
+    """Everybody's jobs for staff, for others their own with their places. `?part=rows` gives the table alone."""
+    seen = view()
+    mine = set(visible_jobs(request.user).filter(id__in=[q.job.id for q in seen.queue]).values_list("id", flat=True))
+    page = Paginator([q for q in seen.queue if q.job.id in mine], PAGE_SIZE).get_page(request.GET.get("page"))
+    context = {
+        "rows": rows(seen, request.user, list(page)),
+        "page": page,
+        "total": len(seen.queue),
+        "paused": seen.paused,
+        "pools": Pool.objects.all(),
+        "projects": _projects(seen),
+        "may_run": may_run_queue(request.user),
+    }
+    if request.GET.get("part") == "rows":
+        return render(request, "queue/rows.html", context)
+    return render(request, "queue/index.html", {**context, **_what_if(request, seen)})
+
+
+def _projects(seen: View) -> list[dict[str, Any]]:
+    waiting: dict[str, int] = {}
+    for queued in seen.queue:
+        waiting[queued.job.project] = waiting.get(queued.job.project, 0) + 1
+    return [
+        {"project": project, "waiting": waiting.get(project.name, 0), "quota": seen.quotas.get(project.name)}
+        for project in Project.objects.all()
+    ]
+
+
+def _what_if(request: HttpRequest, seen: View) -> dict[str, Any]:
+    """What was asked and its answer; nothing where nothing was asked, or by who may not see everybody's jobs."""
+    asked = {name: request.GET.get(name, "").strip() for name in ("slots", "pool", "job", "priority")}
+    if not may_run_queue(request.user) or not any(asked.values()):
+        return {"asked": asked}
+    slots = whole_number(asked["slots"] or "0", 0, 65536)
+    sign, digits = (-1, asked["priority"][1:]) if asked["priority"].startswith("-") else (1, asked["priority"])
+    priority = whole_number(digits or "0", 0, staff.HIGHEST)
+    if slots is None or priority is None:
+        return {"asked": asked, "problem": "slots are 0 to 65,536, a priority is -1,000 to 1,000"}
+    known = {queued.job.id: queued.job.name for queued in seen.queue}
+    if asked["job"] and asked["job"] not in known:
+        return {"asked": asked, "problem": "no such job is queued"}
+    started = what_if(seen, slots=slots, pool=asked["pool"], job=asked["job"], priority=sign * priority)
+    return {"asked": asked, "started": [{"id": id, "name": known[id]} for id in started]}
+
+
+@require_POST
+@login_required
+def act(request: HttpRequest) -> HttpResponse:
+    """Ask first, showing whom it hits; with `confirmed`, do it and go back."""
+    by = _staff_only(request)
+    data: dict[str, Any] = {"action": request.POST.get("action", ""), "jobs": request.POST.getlist("job")}
+    if data["action"] == "priority":
+        text = request.POST.get("priority", "").strip()
+        data["priority"] = int(text) if text.lstrip("-").isdecimal() and len(text) < 6 and text.isascii() else text
+    try:
+        asked = checked(Bulk, data)
+        _needs_priority(asked)
+    except SpecError as error:
+        messages.error(request, _refusal(error))
+        return redirect("queue")
+    if "confirmed" not in request.POST:
+        named = visible_jobs(request.user).filter(id__in=asked.jobs).only("id", "name", "owner__username")
+        return render(request, "queue/confirm.html", {"asked": asked, "jobs": named})
+    done = carry_out(asked, by)
+    words = {"hold": "held", "release": "released", "cancel": "cancelled", "priority": "given their priority"}
+    messages.success(request, f"{len(done)} of {len(asked.jobs)} jobs {words[asked.action]}.")
+    return redirect("queue")
+
+
+def _needs_priority(asked: Bulk) -> None:
+    if asked.action == "priority" and asked.priority is None:
+        raise SpecError([Problem("priority", "is required")])
+
+
+def _refusal(error: SpecError) -> str:
+    if any(problem.field.startswith("jobs") for problem in error.problems):
+        return "Choose jobs first."
+    return "; ".join(f"{problem.field} {problem.message}" for problem in error.problems)
+
+
+@require_POST
+@login_required
+def move(request: HttpRequest) -> HttpResponse:
+    """JSON of `job` and where it goes: `to` up, down or top, or `before` another job."""
+    by = _staff_only(request)
+    try:
+        data = parse_json(request.body)
+        job = data.pop("job", "") if isinstance(data, dict) else ""
+        asked = checked(MoveTo, data)
+    except ValueError as error:
+        problems = error.problems if isinstance(error, SpecError) else [Problem("request", f"not JSON: {error}")]
+        return JsonResponse(body(problems), status=400)
+    if not storable(job):
+        return JsonResponse(body([Problem("job", "is no job's id")]), status=400)
+    if asked.before is not None:
+        return JsonResponse({"moved": staff.move_before(job, asked.before, by)})
+    return JsonResponse({"moved": staff.move(job, asked.to or "top", by)})
+
+
+@require_POST
+@login_required
+def pause(request: HttpRequest) -> HttpResponse:
+    """The whole queue, or one pool: paused with `on`, else going on."""
+    by, on = _staff_only(request), request.POST.get("on") == "true"
+    name = request.POST.get("pool", "")
+    if not name:
+        staff.pause_queue(on, by)
+    elif storable(name) and (pool := Pool.objects.filter(name=name).first()):
+        staff.pause_pool(pool, on, by)
+    return redirect("queue")
+
+
+@require_GET
+@login_required
+def audit(request: HttpRequest) -> HttpResponse:
+    """Who did what, newest first."""
+    _staff_only(request)
+    page = Paginator(AuditEntry.objects.all(), AUDIT_PAGE).get_page(request.GET.get("page"))
+    return render(request, "queue/audit.html", {"page": page})

@@ -1,0 +1,80 @@
+"""What REST tells of the queue, typed once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from jobs.present import Moment
+
+
+class PointParts(TypedDict):
+    """What a job's points are the sum of."""
+
+    priority: float
+    waited: float
+    share: float
+    moved: float
+
+
+class QueuedRow(TypedDict):
+    """A job that waits."""
+
+    id: str
+    place: Annotated[int, Field(description="in the whole queue, from 1")]
+    name: str
+    owner: str
+    project: str
+    layout: str
+    num_slots: int
+    priority: int
+    points: Annotated[float, Field(description="who has more goes first")]
+    parts: PointParts
+    held: bool
+    reason: Annotated[str, Field(description="why it waits")]
+    starts: Annotated[Moment | None, Field(description="an estimate; null where nothing can be told")]
+    starts_when: Annotated[str, Field(description="what its start waits for")]
+    created: Moment
+
+
+class QueueTold(TypedDict):
+    """The queue, as far as its reader may see it."""
+
+    paused: bool
+    queued: Annotated[int, Field(description="everybody's")]
+    jobs: list[QueuedRow]
+
+
+class Changed(TypedDict):
+    """Jobs that an action changed."""
+
+    changed: list[str]
+
+
+class Moved(TypedDict):
+    """Whether the job has another place now."""
+
+    moved: bool
+
+
+class Paused(TypedDict):
+    """How it stands now, and whether this request changed it."""
+
+    paused: bool
+    changed: bool
+
+
+class AuditRow(TypedDict):
+    """What a person did."""
+
+    id: int
+    at: Moment
+    who: str
+    address: str
+    what: str
+    kind: str
+    name: str
+    before: Any
+    after: Any

@@ -1,0 +1,219 @@
+"""Queue and lifecycle under two controllers, whatever comes in which order, on both databases.
+
+The default suite plays a few short games; `make slow` plays many long ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.db.models import Count, Sum
+from django.utils import timezone
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from contracts.names import host_queue
+from jobs.models import (
+    LIVE,
+    TERMINAL,
+    Attempt,
+    Dependency,
+    Host,
+    Job,
+    Member,
+    Outbox,
+    Project,
+    SlotAllocation,
+    StateChange,
+    Status,
+)
+from jobs.queue import actions, staff
+from jobs.queue.events import drain
+from jobs.queue.lifecycle import MAY_BECOME
+from jobs.queue.reconcile import reconcile
+from jobs.queue.rules import apply_rules
+from jobs.queue.scheduler import schedule
+from tests.jobs.conftest import attempt_event, host_event, report, run_together, say
+
+SLOTS, QUOTA = 4, 3
+HOSTS = ("host-a", "host-b", "host-c")
+AGAIN = {Status.FAILED: Status.QUEUED, Status.LOST: Status.QUEUED, Status.CANCELLED: Status.QUEUED}
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Hosts hold what they were told to start until they tell its end, as a host worker would."""
+
+    client: ClassVar[redis.Redis]
+
+    def __init__(self) -> None:
+        super().__init__()
+        for model in (Outbox, Job, Host, Project):
+            model.objects.all().delete()  # type: ignore[attr-defined]
+        self.owner, _ = User.objects.get_or_create(username="player")
+        Project.objects.create(name="small", slots=QUOTA)
+        self.sequence = itertools.count(1)
+        self.alive: dict[tuple[str, str, int], list[int]] = {}  # by host, job, attempt: the slots of its ranks
+        for name in HOSTS:
+            self.speaks(name)
+
+    def queued(self) -> list[str]:
+        return list(Job.objects.filter(status=Status.QUEUED).order_by("created").values_list("id", flat=True))
+
+    def live(self) -> list[str]:
+        return list(Job.objects.filter(status__in=LIVE).order_by("created").values_list("id", flat=True))
+
+    def speaks(self, name: str) -> None:
+        attempts = [
+            report(job, number, "running", slots=slots)
+            for (host, job, number), slots in self.alive.items()
+            if host == name
+        ]
+        told = {"sequence": next(self.sequence), "attempts": attempts}
+        say(self.client, host_event(name, slots=SLOTS, **told))
+        drain(self.client)
+
+    @rule(
+        slots=st.integers(1, 6),
+        priority=st.integers(0, 2),
+        project=st.sampled_from(["default", "default", "small"]),
+        preemptible=st.booleans(),
+        max_hosts=st.sampled_from([0, 1]),
+        tries=st.integers(1, 2),
+        comes_after=st.booleans(),
+    )
+    def submit(self, comes_after: bool, tries: int, **told: Any) -> None:
+        slots = told.pop("slots")
+        job = Job.objects.create(
+            owner=self.owner, name="job", kind="train", device="cpu", num_slots=slots, estimate={},
+            spec={"name": "x", "retry": {"max_attempts": tries}}, **told,
+        )  # fmt: skip
+        StateChange.objects.create(job=job, attempt=1, status=Status.QUEUED)
+        if comes_after and (others := self.live()):
+            Dependency.objects.create(job=job, needs=others[0])
+            if others[0] == job.id:
+                Dependency.objects.filter(job=job).delete()
+
+    @rule(controllers=st.integers(1, 2))
+    def controllers_tick(self, controllers: int) -> None:
+        def tick() -> None:
+            apply_rules()
+            schedule()
+            reconcile(self.client, timezone.now() - timedelta(hours=1))
+
+        run_together([tick] * controllers)
+        for row in Outbox.objects.filter(task__contains="launch"):
+            order = row.arguments[0]
+            (host,) = [name for name in HOSTS if host_queue(name) == row.queue]
+            if Attempt.objects.filter(job_id=order["job"], number=order["attempt"], ended__isnull=True).exists():
+                self.alive[host, order["job"], order["attempt"]] = order["slots"]
+        Outbox.objects.all().delete()
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), outcome=st.sampled_from(["succeeded", "failed", "cancelled"]), heard_twice=st.booleans())
+    def ranks_end(self, data: st.DataObject, outcome: str, heard_twice: bool) -> None:
+        host, job, number = data.draw(st.sampled_from(sorted(self.alive)))
+        slots = self.alive.pop((host, job, number))
+        event = attempt_event(job, number, "exited", outcome, host)
+        event["report"]["slots"] = slots
+        for _ in range(1 + heard_twice):
+            say(self.client, event)
+        run_together([lambda: drain(self.client)] * 2)
+        Outbox.objects.exclude(task__contains="launch").delete()
+
+    @rule(name=st.sampled_from(HOSTS))
+    def host_speaks(self, name: str) -> None:
+        self.speaks(name)
+
+    @rule(name=st.sampled_from(HOSTS), given_up=st.booleans())
+    def host_is_silent(self, name: str, given_up: bool) -> None:
+        Host.objects.filter(name=name).update(last_seen=timezone.now() - timedelta(seconds=90))
+        if given_up:
+            actions.give_up_host(Host.objects.get(name=name), "player")
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        actions.cancel(Job.objects.get(id=data.draw(st.sampled_from(self.live()))), "player")
+
+    @precondition(lambda self: self.queued())
+    @rule(data=st.data(), what=st.sampled_from(["hold", "release", "up", "top", "priority"]))
+    def staff_acts(self, data: st.DataObject, what: str) -> None:
+        job = data.draw(st.sampled_from(self.queued()))
+        if what == "hold":
+            staff.hold([job], "player")
+        elif what == "release":
+            staff.release([job], "player")
+        elif what == "priority":
+            staff.prioritise([job], 1, "player")
+        else:
+            staff.move(job, "up" if what == "up" else "top", "player")
+
+    @rule(data=st.data())
+    def queue_again(self, data: st.DataObject) -> None:
+        ended = list(Job.objects.filter(status__in=TERMINAL).order_by("created").values_list("id", flat=True))
+        if ended:
+            actions.requeue(Job.objects.get(id=data.draw(st.sampled_from(ended))), "player")
+
+    @invariant()
+    def histories_are_legal(self) -> None:
+        for job in Job.objects.all():
+            told = list(StateChange.objects.filter(job=job).values_list("attempt", "status"))
+            for (number, before), (next_number, after) in itertools.pairwise(told):
+                if number == next_number:
+                    assert Status(after) in MAY_BECOME[Status(before)], told
+                else:
+                    assert (next_number, AGAIN.get(Status(before))) == (number + 1, Status(after)), told
+            assert told[-1] == (job.attempt, job.status)
+
+    @invariant()
+    def slots_are_held_by_those_that_have_not_ended(self) -> None:
+        for member in Member.objects.annotate(held=Count("allocations")):
+            assert (member.held > 0) == (member.ended is None)
+        unended = Attempt.objects.filter(ended__isnull=True)
+        assert not unended.values("job").annotate(tries=Count("id")).filter(tries__gt=1), "two live attempts of a job"
+        for attempt in unended.select_related("job"):
+            assert attempt.number == attempt.job.attempt
+            assert attempt.job.status not in (Status.QUEUED, *TERMINAL)
+        on_hosts = SlotAllocation.objects.values("host").annotate(count=Count("slot"))
+        assert all(row["count"] <= SLOTS for row in on_hosts)
+
+    @invariant()
+    def the_quota_is_kept(self) -> None:
+        held = Attempt.objects.filter(ended__isnull=True, job__project="small").aggregate(n=Sum("job__num_slots"))["n"]
+        assert (held or 0) <= QUOTA
+
+    @invariant()
+    def a_gang_is_whole(self) -> None:
+        for attempt in Attempt.objects.annotate(ranks=Sum("members__num_ranks")).select_related("job"):
+            assert attempt.ranks == attempt.job.num_slots
+
+
+@pytest.fixture
+def game(each_database: str, live_redis: redis.Redis) -> type[QueueMachine]:
+    QueueMachine.client = live_redis
+    return QueueMachine
+
+
+def play(game: type[QueueMachine], examples: int, steps: int) -> None:
+    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+    run_state_machine_as_test(
+        game,
+        settings=settings(
+            max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=checks, database=None
+        ),
+    )
+
+
+def test_a_few_games(game: type[QueueMachine]) -> None:
+    play(game, examples=4, steps=20)
+
+
+@pytest.mark.slow
+def test_many_games(game: type[QueueMachine]) -> None:
+    play(game, examples=100, steps=50)

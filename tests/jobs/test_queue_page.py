@@ -1,0 +1,200 @@
+"""The queue's page and REST: what they show to whom, and what staff do there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+from rest_framework.test import APIClient
+
+from jobs.models import AuditEntry, Host, Job, Pool, StateChange, Status
+from jobs.queue.forecast import MOST_JOBS, Running, forecast
+from jobs.queue.scheduler import schedule
+from jobs.queue.states import Quota, Share
+from tests.jobs.test_placement import host, job
+from tests.jobs.test_scheduler import busy, queued
+
+MakeHost = Callable[..., Host]
+SPEC = {"kind": "train", "name": "x", "layout": {"dp": 1, "pp": 1, "tp": 1, "zero": 0, "sequence_parallel": False}}
+
+
+def waiting(owner: User, *names: str, **fields: Any) -> list[Job]:
+    return [queued(owner, name=name, spec={**SPEC, "train": {"steps": 10}}, **fields)[0] for name in names]
+
+
+def test_starts_are_foretold_from_the_ends_of_what_runs() -> None:
+    running = [
+        Running("first", "default", (Share("host-a", (0, 1)),), 60.0),
+        Running("second", "default", (Share("host-a", (2, 3)),), 200.0),
+        Running("unknown", "default", (Share("host-b", (0, 1, 2, 3)),), None),
+    ]
+    queue = [job("large", 4, age=3), job("next", 2, age=2), job("late", 4, age=1)]
+    hosts = [host("host-a", 4, free=0), host("host-b", 4, free=0)]
+    told = forecast(queue, hosts, running, {"large": 100.0, "next": 50.0}, {})
+    assert told == {"large": (200.0, "second"), "next": (300.0, "large"), "late": (350.0, "next")}
+    del told["late"]
+    assert forecast(queue, hosts, running, {"large": 100.0}, {}) == told, "nothing tells when `next` ends"
+    quotas = {"default": Quota(4, 8)}
+    assert forecast(queue, hosts, running, {}, quotas) == {}, "the quota is full until an unknown end"
+
+
+def test_the_page_shows_everything_to_staff_and_ones_own_to_others(
+    owner: User, stranger: User, staff: User, client: Client, make_host: MakeHost
+) -> None:
+    busy(make_host(), owner, 0, 1, 2, 3)
+    theirs, mine = waiting(stranger, "theirs", num_slots=4)[0], waiting(owner, "mine", num_slots=4)[0]
+    schedule()
+    client.force_login(owner)
+    page = client.get("/queue/").content.decode()
+    assert "mine" in page
+    assert theirs.id not in page
+    assert "theirs" not in page
+    assert '<td class="place">2</td>' in page, "its place in the whole queue"
+    client.force_login(staff)
+    page = client.get("/queue/").content.decode()
+    assert page.index(theirs.id) < page.index(mine.id)
+    assert "host-a has 0 of 4 free and is kept for it" in page
+
+
+def test_a_predicted_start_names_what_ends_only_to_who_may_see_it(
+    owner: User, stranger: User, client: Client, make_host: MakeHost
+) -> None:
+    attempt = busy(make_host(), stranger, 0, 1, 2, 3)
+    estimate = {"time": {"step_s": 6.0}}
+    Job.objects.filter(id=attempt.job_id).update(
+        spec={**SPEC, "train": {"steps": 10}}, estimate=estimate, name="secret"
+    )
+    StateChange.objects.create(job_id=attempt.job_id, attempt=1, status=Status.RUNNING)
+    waiting(owner, "mine")
+    client.force_login(owner)
+    page = client.get("/queue/?part=rows").content.decode()
+    assert "when another job ends; an estimate" in page
+    assert "secret" not in page
+    Job.objects.filter(id=attempt.job_id).update(owner=owner)
+    assert "when secret ends; an estimate" in client.get("/queue/?part=rows").content.decode()
+
+
+def test_bulk_actions_ask_first_then_act_and_are_written_down(owner: User, staff: User, client: Client) -> None:
+    first, second = waiting(owner, "first", "second")
+    client.force_login(staff)
+    asked = {"action": "hold", "job": [first.id, second.id]}
+    page = client.post("/queue/act/", asked).content.decode()
+    assert "Hold 2 jobs?" in page
+    assert not Job.objects.filter(held=True).exists(), "it only asked"
+    client.post("/queue/act/", {**asked, "confirmed": "1"}, REMOTE_ADDR="10.1.2.3")
+    assert Job.objects.filter(held=True).count() == 2
+    assert set(AuditEntry.objects.values_list("who", "address", "what")) == {("staff", "10.1.2.3", "hold")}
+    client.post("/queue/act/", {"action": "priority", "priority": "-7", "job": [first.id], "confirmed": "1"})
+    assert Job.objects.get(id=first.id).priority == -7
+    client.post("/queue/act/", {"action": "cancel", "job": [second.id], "confirmed": "1"})
+    assert Job.objects.get(id=second.id).status == Status.CANCELLED
+    page = client.get("/queue/audit/").content.decode()
+    assert page.index("cancel job") < page.index("priority job") < page.index("hold job")
+
+
+@pytest.mark.parametrize(
+    ("posted", "told"),
+    [
+        ({"action": "hold"}, "Choose jobs first."),
+        ({"action": "burn", "job": ["abc"]}, "action must be"),
+        ({"action": "priority", "job": ["abc"], "priority": "high"}, "priority must be a whole number"),
+        ({"action": "priority", "job": ["abc"], "priority": "5000"}, "priority must be at most 1000"),
+        ({"action": "priority", "job": ["abc"], "priority": ""}, "priority must be a whole number"),
+        ({"action": "hold", "job": ["<script>"]}, "Choose jobs first."),
+    ],
+)
+def test_a_senseless_action_is_refused_in_words(posted: dict[str, Any], told: str, staff: User, client: Client) -> None:
+    client.force_login(staff)
+    assert told in client.post("/queue/act/", posted, follow=True).content.decode()
+
+
+@pytest.mark.parametrize("path", ["/queue/act/", "/queue/move/", "/queue/pause/"])
+def test_only_staff_with_the_right_act(path: str, owner: User, viewer: User, client: Client) -> None:
+    for user in (owner, viewer):
+        client.force_login(user)
+        assert client.post(path, "{}", content_type="application/json").status_code == 403
+        assert client.get("/queue/audit/").status_code == 403
+
+
+def test_what_would_start_if(owner: User, staff: User, client: Client, make_host: MakeHost) -> None:
+    busy(make_host(), owner, 0, 1)
+    Pool.objects.create(name="shut", labels=["x"], paused=True)
+    large, small = waiting(owner, "large", num_slots=4)[0], waiting(owner, "small", num_slots=2)[0]
+    client.force_login(staff)
+    for query, names in (
+        ("slots=4", [large.id, small.id]),
+        ("slots=2", [small.id]),
+        (f"job={small.id}&priority=1", [small.id]),
+        ("pool=shut", []),
+    ):
+        assert [row["id"] for row in client.get(f"/queue/?{query}").context["started"]] == names, query
+    for query in ("slots=many", "job=none&priority=1", f"job={small.id}&priority=1e9"):
+        assert client.get(f"/queue/?{query}").context["problem"], query
+
+
+def test_a_job_is_moved_over_the_page_and_rest(
+    owner: User, staff: User, client: Client, api: Callable[[User], APIClient]
+) -> None:
+    a, b, c = waiting(owner, "a", "b", "c")
+    for number, each in enumerate((a, b, c)):
+        Job.objects.filter(id=each.id).update(created=timezone.now() - timedelta(hours=9 - number))
+    rest = api(staff)
+
+    def order() -> list[str]:
+        return [row["name"] for row in rest.get("/api/v1/queue").json()["jobs"]]
+
+    assert order() == ["a", "b", "c"]
+    client.force_login(staff)
+    told = client.post("/queue/move/", {"job": c.id, "to": "up"}, content_type="application/json")
+    assert (told.json(), order()) == ({"moved": True}, ["a", "c", "b"])
+    assert rest.post(f"/api/v1/queue/jobs/{b.id}/move", {"before": a.id}, format="json").json() == {"moved": True}
+    assert order() == ["b", "a", "c"]
+    assert rest.post(f"/api/v1/queue/jobs/{b.id}/move", {"to": "up"}, format="json").json() == {"moved": False}
+    for body, status in (({}, 422), ({"to": "up", "before": a.id}, 422), ({"to": "left"}, 422)):
+        assert rest.post(f"/api/v1/queue/jobs/{b.id}/move", body, format="json").status_code == status
+    assert rest.post("/api/v1/queue/jobs/none/move", {"to": "up"}, format="json").status_code == 404
+    Job.objects.filter(id=b.id).update(status=Status.FAILED)
+    assert rest.post(f"/api/v1/queue/jobs/{b.id}/move", {"to": "up"}, format="json").status_code == 409
+    for broken in ("[]", "{", '{"job": 7, "to": "up"}', '{"job": "\\u0000", "to": "up"}'):
+        assert client.post("/queue/move/", broken, content_type="application/json").status_code == 400
+
+
+def test_rest_runs_the_queue(owner: User, staff: User, api: Callable[[User], APIClient], make_host: MakeHost) -> None:
+    make_host()
+    Pool.objects.create(name="big", labels=["big"])
+    (only,) = waiting(owner, "only")
+    rest = api(staff)
+    assert rest.post("/api/v1/queue/pause").json() == {"paused": True, "changed": True}
+    assert rest.post("/api/v1/queue/pause").json() == {"paused": True, "changed": False}
+    assert rest.get("/api/v1/queue").json()["paused"] is True
+    assert rest.post("/api/v1/queue/resume").json() == {"paused": False, "changed": True}
+    assert rest.post("/api/v1/pools/big/pause").json() == {"paused": True, "changed": True}
+    assert rest.post("/api/v1/pools/none/pause").status_code == 404
+    told = rest.post("/api/v1/queue/actions", {"action": "hold", "jobs": [only.id, "none"]}, format="json")
+    assert told.json() == {"changed": [only.id]}
+    assert (
+        rest.post("/api/v1/queue/actions", {"action": "priority", "jobs": [only.id]}, format="json").status_code == 422
+    )
+    (row,) = api(owner).get("/api/v1/queue").json()["jobs"]
+    assert (row["place"], row["held"], row["reason"]) == (1, True, "held by staff until it is released")
+    assert [entry["what"] for entry in rest.get("/api/v1/audit").json()] == ["hold", "pause", "resume", "pause"]
+    assert rest.get("/api/v1/audit?before=0").status_code == 400
+    for path in ("queue/pause", "queue/resume", "queue/actions", f"queue/jobs/{only.id}/move", "pools/big/pause"):
+        assert api(owner).post(f"/api/v1/{path}", {}, format="json").status_code == 403
+    assert api(owner).get("/api/v1/audit").status_code == 403
+
+
+def test_an_empty_and_a_long_queue(owner: User, staff: User, client: Client, make_host: MakeHost) -> None:
+    client.force_login(staff)
+    assert "Nothing waits" in client.get("/queue/").content.decode()
+    busy(make_host(), owner, 0, 1, 2, 3)
+    queued(owner, 4, count=1000, spec={**SPEC, "train": {"steps": 10}})
+    page = client.get("/queue/?page=10").content.decode()
+    assert page.count("data-job=") == 100
+    assert "901 to 1,000 of 1,000" in page
+    assert MOST_JOBS < 1000
