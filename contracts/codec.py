@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
+from contracts.allocations import AllocationOrder
 from contracts.control import AttemptReport, Event, ExitReport, LaunchOrder
 from contracts.join import JoinRequest
 from contracts.telemetry import Batch, Frame, Item
@@ -105,6 +106,11 @@ def checked_join(told: object) -> JoinRequest:
     return cast(JoinRequest, _checked(_JOIN, told))
 
 
+def checked_allocation(told: object) -> AllocationOrder:
+    """An order as a node of an allocation read it. Raises BadMessageError."""
+    return cast(AllocationOrder, _checked(_ALLOCATION, told))
+
+
 def _encode(adapter: TypeAdapter[Any], message: object, most: int) -> bytes:
     packed: bytes = msgpack.packb(_checked(adapter, message))
     if len(packed) > most:
@@ -142,3 +148,4 @@ _REPORT: TypeAdapter[Any] = TypeAdapter(AttemptReport)
 _EXIT: TypeAdapter[Any] = TypeAdapter(ExitReport)
 _ORDER: TypeAdapter[Any] = TypeAdapter(LaunchOrder)
 _JOIN: TypeAdapter[Any] = TypeAdapter(JoinRequest)
+_ALLOCATION: TypeAdapter[Any] = TypeAdapter(AllocationOrder)

@@ -16,6 +16,7 @@ from contracts.facts import Facts, Use
 from contracts.fields import (
     Address,
     AttemptNumber,
+    CheckpointName,
     Count,
     HostName,
     JobId,
@@ -54,6 +55,13 @@ class Gang(TypedDict):
     lease_s: Seconds  # ranks end themselves when nothing was heard of the board for so long
 
 
+class Kept(TypedDict):
+    """The newest checkpoint that an earlier attempt told of, and where it was written."""
+
+    name: CheckpointName
+    host: HostName
+
+
 class LaunchOrder(TypedDict):
     """Start this attempt, or a gang's share of it. Delivering it twice starts it once."""
 
@@ -64,6 +72,8 @@ class LaunchOrder(TypedDict):
     slots: Slots  # slot (GPU or CPU rank slot) indices of this host
     expires: Number  # unix seconds by Redis' clock; later the order is not carried out
     gang: NotRequired[Gang]  # of an attempt on several hosts
+    checkpoint: NotRequired[Kept]  # the run goes on from it or a later one, or fails: never anew
+    owner: NotRequired[Count]  # whose job it is, by number
 
 
 class LossPoint(TypedDict):
@@ -128,6 +138,7 @@ class AttemptReport(TypedDict):
     slots: Slots  # what it holds until it has exited
     exit: NotRequired[ExitReport]  # with "exited"; in a heartbeat left for a later one when there are many
     note: NotRequired[Sentence]  # what a person should know: "rank 1 is stopped"
+    checkpoint: NotRequired[CheckpointName]  # the newest that is complete
 
 
 class HostEvent(TypedDict):

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, AllowInfNan, Field, StringConstraints
 
 LARGEST = 2**63 - 1  # what msgpack, a database and JavaScript's BigInt all hold
 DEEPEST = 32
+CHECKPOINT_NAME = r"^[a-z0-9-]{1,64}/[0-9]{1,10}/step-[0-9]{8,18}$"
 HOST_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"  # stands in addresses, queue names and keys
 
 
@@ -49,6 +50,7 @@ def _an_address(text: str) -> str:
 JobId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")]
 HostName = Annotated[str, StringConstraints(pattern=HOST_NAME)]
 Address = Annotated[str, StringConstraints(max_length=45), AfterValidator(_an_address)]  # IPv4 or IPv6
+CheckpointName = Annotated[str, StringConstraints(pattern=CHECKPOINT_NAME)]
 Word = Annotated[str, StringConstraints(max_length=200), AfterValidator(_without_nul)]
 Sentence = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_without_nul)]
 LogLine = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_without_nul)]

@@ -68,6 +68,8 @@ class JobDetail(JobBrief):
 
     finished: bool
     engine: Annotated[str, Field(description="who launched it: hosts, slurm, or elsewhere where it reports itself")]
+    engine_id: Annotated[str, Field(description="what the engine calls the current attempt: Slurm's job id")]
+    engine_told: Annotated[dict[str, str], Field(description="what it said of it last: state, partition, nodes")]
     host: Annotated[str | None, Field(description="hosts of the current attempt in the order of their ranks")]
     members: Annotated[list[MemberBrief], Field(description="of the current attempt, in rank order")]
     exit: Annotated[ExitReport | Older | None, Field(description="how the current attempt ended")]
@@ -107,6 +109,8 @@ def job_detail(job: Job) -> JobDetail:
         **job_brief(job),
         "finished": job.status in TERMINAL,
         "engine": job.engine,
+        "engine_id": attempt.engine_id if attempt else "",
+        "engine_told": attempt.engine_told if attempt else {},
         "host": attempt.where() if attempt else None,
         "members": [_member(member) for member in attempt.members.all()] if attempt else [],
         "exit": attempt.exit if attempt else None,

@@ -34,9 +34,10 @@ ROOMS = {
         "filters",
         "access",
         "present",
+        "hosts",
         "planning",
-        "queue engines",  # the controller works the engines, and the hosts' engine is the queue's own code
-        "reporting",
+        # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself.
+        "queue engines reporting",
         "live",
         "api",
         "pages",
@@ -56,6 +57,7 @@ ROOMS = {
         "lab",
         "dry_run",
         "elsewhere",
+        "slurm",
     ],
 }
 # Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.

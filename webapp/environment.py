@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import dj_database_url
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
@@ -54,15 +54,6 @@ def _networks(text: str) -> list[str]:
     for part in given:
         ip_network(part)
     return given
-
-
-class SlurmSite(NamedTuple):
-    """A Slurm cluster: a folder of all its nodes and their Python; the login node, empty for this machine."""
-
-    folder: str
-    python: str
-    login: str
-    ssh_config: str
 
 
 LOGIN = r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}$"  # no option of ssh
@@ -152,6 +143,14 @@ class WebSettings(BaseSettings):
         pattern=r"^/[^\x00-\x1f\x7f]*$",
         description="a Python on those nodes that has Meshboard; the board's own if not set",
     )
+    slurm_board: str = Field(
+        "https://localhost",
+        pattern=r"^https?://[^\s?#@]+$",
+        description="where those nodes reach the board, over HTTPS",
+    )
+    slurm_ca_file: Folder | None = Field(
+        None, description="certificates that those nodes trust the board by; their own machine's if not set"
+    )
     slurm_ssh: str | None = Field(
         None, pattern=LOGIN, description="`user@host` of a login node that has `sbatch`; this machine has it if not set"
     )
@@ -159,12 +158,18 @@ class WebSettings(BaseSettings):
         None, description="how `ssh` gets there: key, known hosts, jumps; the user's own file if not set"
     )
 
-    def slurm(self) -> SlurmSite | None:
+    def slurm(self) -> dict[str, str] | None:
         """Where Slurm runs jobs, None where the board has none."""
         if self.slurm_folder is None:
             return None
-        config = str(self.slurm_ssh_config) if self.slurm_ssh_config else ""
-        return SlurmSite(self.slurm_folder, self.slurm_python or sys.executable, self.slurm_ssh or "", config)
+        return {
+            "folder": self.slurm_folder,
+            "python": self.slurm_python or sys.executable,
+            "board": self.slurm_board,
+            "login": self.slurm_ssh or "",
+            "ssh_config": str(self.slurm_ssh_config or ""),
+            "ca_file": str(self.slurm_ca_file or ""),
+        }
 
     def database(self) -> dict[str, Any]:
         """Django's settings of the database."""

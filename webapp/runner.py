@@ -32,7 +32,7 @@ DEFAULT_PORT = 8000
 SERVICES = ["web", "controller", "host"]
 # Below those that Linux hands to outgoing connections, one of which might otherwise sit on it while we are down.
 REDIS_PORTS = range(20_000, 32_768)
-PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "SLURM_CONF")
 
 
 class StartError(RuntimeError):
@@ -146,6 +146,8 @@ def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]
     bounds = ("LOG_BYTES", "STREAM_BYTES", "KEEP_RUNS_DAYS", "KEEP_RUNS_BYTES")
     wanted = (
         "HOST_NAME",
+        "ADDRESS",
+        "GROUP_TIMEOUT_S",
         "SLOTS",
         "DEVICE",
         "RUN_DIR",

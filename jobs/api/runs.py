@@ -31,7 +31,8 @@ from jobs.queue import silence
 from jobs.reporting import runs
 from jobs.reporting.doors import OverHttps, RunTokenAuthentication
 from jobs.reporting.inflow import Place, TooFastError, put
-from jobs.reporting.requests import Heard, NodeJoined, NodeRequest, OpenedRun, RunRequest, read
+from jobs.reporting.meeting import meet
+from jobs.reporting.requests import Heard, MeetRequest, NodeJoined, NodeRequest, OpenedRun, RunRequest, read
 from jobs.reporting.tokens import digest
 from planner.facts.spec import Problem
 
@@ -53,6 +54,8 @@ CLAIM = OpenApiParameter(
 )
 OPEN = request_body({"allOf": [ref("RunRequest")]}, {"name": "by hand", "world_size": 8, "nodes": 2})
 JOIN = request_body({"allOf": [ref("NodeRequest")]}, {"node": 0, "name": "gpu-7", "claim": "a-secret-of-this-process"})
+
+MEET = request_body({"allOf": [ref("MeetRequest")]}, {"address": "10.0.0.7", "port": 0})
 
 
 class Runs(APIView):
@@ -195,6 +198,22 @@ class Report(OfRun):
             return refuse(403, "message", "it is of another run or attempt than its address")
         runs.take_report(member, told)
         return _heard(member)
+
+
+class Meet(OfRun):
+    """How a gang starts."""
+
+    @extend_schema(
+        operation_id="meetRun",
+        request=MEET,
+        parameters=[CLAIM],
+        responses={200: of("Met"), **refusals(403, 404, 410, 415, 422)},
+    )
+    def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
+        """A node of several says that it is ready, and where, or only asks who is; each answer tells the time."""
+        member = self.member(run, attempt, node)
+        runs.refuse_ended(member.attempt)
+        return Response(meet(member, read(MeetRequest, request.data), cancel=runs.must_end(member)))
 
 
 class GiveUp(APIView):

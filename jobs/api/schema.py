@@ -20,7 +20,7 @@ from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Template
 from jobs.present import JobBrief, JobDetail
 from jobs.queue.bulk import Bulk, MoveTo
 from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
-from jobs.reporting.requests import Heard, NodeJoined, NodeRequest, OpenedRun, RunRequest
+from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
@@ -30,11 +30,11 @@ from planner.teaching.explain import Explanation
 
 READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
-    *(JoinRequest, TokenQuery, RunRequest, NodeRequest, Bulk, MoveTo),
+    *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo),
 )
 TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
-    *(OpenedRun, NodeJoined, Heard),
+    *(OpenedRun, NodeJoined, Heard, Met),
     *(QueueTold, Changed, Moved, Paused, AuditRow),
     *(Plan, SearchResult, Explanation, Advice, Template, Preset, Errors),
 )

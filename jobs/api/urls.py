@@ -1,7 +1,6 @@
 from django.urls import path
 
-from jobs.api import queue, runs, views
-from jobs.hosts import api as hosts
+from jobs.api import hosts, queue, runs, views
 
 urlpatterns = [
     path("jobs", views.Jobs.as_view(), name="api-jobs"),
@@ -30,6 +29,7 @@ urlpatterns = [
     path("runs", runs.Runs.as_view(), name="api-runs"),
     path("runs/<str:run>/<int:attempt>/members", runs.Members.as_view(), name="api-run-members"),
     path("runs/<str:run>/<int:attempt>/members/<int:node>/batches", runs.Batches.as_view(), name="api-run-batches"),
+    path("runs/<str:run>/<int:attempt>/members/<int:node>/meet", runs.Meet.as_view(), name="api-run-meet"),
     path("runs/<str:run>/<int:attempt>/members/<int:node>/report", runs.Report.as_view(), name="api-run-report"),
     path("queue", queue.Queue.as_view(), name="api-queue"),
     path("queue/actions", queue.Act.as_view(), name="api-queue-act"),

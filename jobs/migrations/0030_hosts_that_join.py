@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0015_members_only'),
+        ('jobs', '0020_queue_policy'),
     ]
 
     operations = [

@@ -190,8 +190,17 @@ class Attempt(models.Model):
     created = models.DateTimeField(auto_now_add=True)
     exit = models.JSONField(null=True, editable=False, help_text="of the whole gang, once all its members have ended")
     ended = models.DateTimeField(null=True, editable=False, help_text="when the last of its members had")
+    checkpoint = models.CharField(
+        max_length=100, default="", blank=True, editable=False, help_text="the newest that it told of: a retry goes on"
+    )
     engine_id = models.CharField(
         max_length=100, default="", blank=True, editable=False, help_text="what the engine calls it: Slurm's job id"
+    )
+    engine_told = models.JSONField(
+        default=dict, editable=False, help_text="what the engine said of it last, for people: words by what they tell"
+    )
+    engine_ended = models.DateTimeField(
+        null=True, editable=False, help_text="when the engine had nothing left of it; hosts tell that by member"
     )
 
     class Meta:

@@ -126,8 +126,8 @@ def _form(
         "hardware": hardware(),
         "cluster": cluster,
         "more": spec_form.uses_more_options(values),
-        "turn": turn_form.is_told(values),
         "slurm": settings.SLURM is not None,
+        "turn": turn_form.is_told(values),
     }
     return render(request, "jobs/new.html", context, status=422 if problems else 200)
 

@@ -51,7 +51,7 @@ def _form(request: HttpRequest, values: dict[str, Any], problems: list[Problem])
         "other_errors": other,
         "options": forms.options_of(FIELDS, _WORDS, values),
         "limits": forms.limits_of(FIELDS),
-        "turn": turn_form.is_told(values),
         "slurm": settings.SLURM is not None,
+        "turn": turn_form.is_told(values),
     }
     return render(request, "jobs/script.html", context, status=422 if problems else 200)

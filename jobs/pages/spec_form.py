@@ -27,8 +27,8 @@ FIELDS = (
     | forms.fields_of("layout", Layout)
     | forms.fields_of("train", TrainSpec)
     | forms.fields_of("resources", Resources)
-    | turn_form.FIELDS
     | forms.fields_of("resources.slurm", SlurmSpec)
+    | turn_form.FIELDS
 )
 _SIZES = {name.removeprefix("model.") for name in _MODEL} - {"preset"}
 _DEGREES = {str(degree): str(degree) for degree in DEGREES}
@@ -45,8 +45,8 @@ _WORDS: dict[str, Mapping[str, str]] = {
     "train.sampling": {"random": "from anywhere", "epochs": "each once an epoch"},
     "train.overlap": {"true": "while backward runs", "false": "afterwards"},
     "resources.device": {"cpu": "CPU", "cuda": "GPU"},
-    **turn_form.WORDS,
     "resources.engine": engines.WORDS,
+    **turn_form.WORDS,
 }
 _MORE = (
     "layout.cp",

@@ -15,6 +15,7 @@ from jobs.models import (
     DEFAULT_PROJECT,
     HOST_SILENT_AFTER,
     LIVE,
+    Attempt,
     Dependency,
     Host,
     IdempotentRequest,
@@ -61,6 +62,12 @@ def checked_spec(owner: User, data: object) -> JobSpec:
     return spec
 
 
+def _engine_missing(spec: JobSpec) -> list[Problem]:
+    if spec.resources.engine == "slurm" and settings.SLURM is None:
+        return [Problem("resources.engine", "this board runs no jobs on Slurm: MESHBOARD_SLURM_FOLDER is not set")]
+    return []
+
+
 def _queue_problems(owner: User, spec: JobSpec) -> list[Problem]:
     """What the spec says of its turn, against the projects, pools and jobs that there are."""
     found = []
@@ -78,12 +85,6 @@ def _queue_problems(owner: User, spec: JobSpec) -> list[Problem]:
         Problem("after", f"there is no job {job!r}, or it is not yours") for job in sorted({*spec.after} - {*theirs})
     ]
     return found
-
-
-def _engine_missing(spec: JobSpec) -> list[Problem]:
-    if spec.resources.engine == "slurm" and settings.SLURM is None:
-        return [Problem("resources.engine", "this board runs no jobs on Slurm: MESHBOARD_SLURM_FOLDER is not set")]
-    return []
 
 
 def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, bool]:
@@ -151,6 +152,7 @@ def _queue(owner: User, spec: JobSpec, chosen: Chosen | None) -> Job:
             time_limit_s=spec.run.time_limit_s,
             idle_limit_s=spec.run.idle_limit_s,
             preemptible=spec.run.preemptible,
+            engine=spec.resources.engine,
             estimate=planned,
             hardware=cluster.model_dump(mode="json", exclude={"runs"}),
             chosen=chosen,
@@ -198,6 +200,9 @@ def _cancel(job: Job, reason: str) -> bool:
         return True  # it was ending already; now nothing follows
     # Whether it had reached a host is decided by the database, not by what we read before.
     if lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason, only_from=(Status.QUEUED,)):
+        begun = Attempt.objects.filter(job=job, number=job.attempt, engine_ended__isnull=True)
+        if begun.exclude(job__engine="hosts").exists():
+            return True  # it waits in an engine's own queue, which says when it is out
         return lifecycle.change(job.id, job.attempt, Status.CANCELLED, reason)
     return lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason)
 

@@ -10,16 +10,15 @@ from collections.abc import Callable
 from django.db import connection
 
 from jobs.connection import connect
+from jobs.engines import engines
+from jobs.engines.base import Engine
 from jobs.hosts.access import Access
 from jobs.queue.events import drain, wait_for_event
 from jobs.queue.idle import Idle
 from jobs.queue.lease import ControllerLease
 from jobs.queue.listening import Listening
-from jobs.queue.outbox import deliver
 from jobs.queue.prune import prune_if_due
-from jobs.queue.reconcile import reconcile
 from jobs.queue.rules import apply_rules
-from jobs.queue.scheduler import schedule
 from jobs.queue.silence import tell_of_silence
 from jobs.queue.troubles import Troubles, away, of_database
 
@@ -37,9 +36,10 @@ class Controller:
         self._lease = ControllerLease()
         self._listening = Listening()
         self._troubles = Troubles()
-        self._idle = Idle()
         self._access = Access()
+        self._idle = Idle()
         self._client = connect()
+        self._engines = engines(self._client, self._listening)
         self._waiting = self._away = False
 
     def run(self, stop: threading.Event) -> None:
@@ -56,6 +56,8 @@ class Controller:
                     self._wait(began, stop)
         finally:
             self._stage("stop", self._lease.release)
+            for engine in self._engines:
+                self._stage("stop", engine.close)
             connection.close()
             self._client.close()
 
@@ -75,18 +77,16 @@ class Controller:
 
     def tick(self) -> bool:
         """Every stage once; True when all went well."""
-        ears = self._listening
         went_well = [
             self._stage("events", self._listen),
             self._stage("rules", apply_rules),
             self._stage("idle", lambda: self._idle.end(self._client)),
-            self._stage("schedule", lambda: schedule(ears.trouble())),
-            self._stage("reconcile", lambda: reconcile(self._client, ears.since, ears.trouble())),
             self._stage("access", lambda: self._access.keep(self._client)),
             self._stage("silence", tell_of_silence),
-            self._stage("deliver", lambda: deliver(self._client)),
-            self._stage("prune", lambda: prune_if_due(self._client)),
         ]
+        for engine in self._engines:
+            went_well += [self._stage(f"{engine.name}: {what}", work) for what, work in _steps(engine)]
+        went_well.append(self._stage("prune", lambda: prune_if_due(self._client)))
         return all(went_well) and self._stage("lease", self._lease.ticked)
 
     def _listen(self) -> None:
@@ -112,3 +112,13 @@ class Controller:
             return
         if self._waiting or not self._stage("events", lambda: wait_for_event(self._client, left)):
             stop.wait(left)
+
+
+def _steps(engine: Engine) -> list[tuple[str, Callable[[], None]]]:
+    """In the order in which one pass of an engine serves the next."""
+    return [
+        ("place", engine.place),
+        ("observe", engine.observe),
+        ("cancel", engine.cancel),
+        ("start", engine.start),
+    ]

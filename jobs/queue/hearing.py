@@ -11,7 +11,7 @@ from django.utils import timezone
 from contracts.codec import BadMessageError
 from contracts.control import AttemptReport, Event, ExitReport, HostEvent
 from contracts.names import TASK_ACKNOWLEDGE, host_queue
-from jobs.models import HOST_SILENT_AFTER, Host, Member, Outbox, Status
+from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Member, Outbox, Status
 from jobs.queue import ending, lifecycle
 from jobs.queue.deadletters import bury, passes
 
@@ -127,6 +127,8 @@ def _hear_report(
     report: AttemptReport, host: str, member: Member | None, *, believed: bool, of_heartbeat: bool
 ) -> None:
     """An end is true whenever it is told; anything else only where it is news."""
+    if "checkpoint" in report and member is not None:
+        _hear_checkpoint(report["checkpoint"], member.attempt)
     if report["state"] == "exited":
         told = report.get("exit")
         if told is None:
@@ -145,6 +147,14 @@ def _hear_report(
     unreachable = member.attempt.job.status == Status.UNREACHABLE
     if of_heartbeat and unreachable and not ending.silent_members(member.attempt).exists():
         lifecycle.change(*_key(report), Status.RUNNING, f"host {host} is back", only_from=(Status.UNREACHABLE,))
+
+
+def _hear_checkpoint(name: str, attempt: Attempt) -> None:
+    """The newest stays: names of one attempt compare as their steps do."""
+    if not name.startswith(f"{attempt.job_id}/{attempt.number}/"):
+        raise BadMessageError(f"checkpoint: {name} is not of attempt {attempt.job_id}/{attempt.number}")
+    if name > attempt.checkpoint:
+        Attempt.objects.filter(pk=attempt.pk, checkpoint__lt=name).update(checkpoint=name)
 
 
 def _hear_end(report: AttemptReport, told: ExitReport, host: str, member: Member | None) -> None:

@@ -17,7 +17,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Case, CharField, Value, When
 from django.utils import timezone
 
-from contracts.control import VERSION, Gang, LaunchOrder, Node
+from contracts.control import VERSION, Gang, Kept, LaunchOrder, Node
 from contracts.names import TASK_LAUNCH, host_queue
 from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Member, Outbox, SlotAllocation
 from jobs.queue import lifecycle, stops
@@ -33,7 +33,7 @@ CHUNK = 500  # jobs written in one transaction: so long do others wait, where a 
 ONLY_THE_BOARDS = ("project", "run", "retry", "after", "after_failed")  # of a spec: no host reads them
 OF_RESOURCES = ("max_hosts", "pool", "labels")
 
-Kept = dict[str, tuple[str, ...]]  # by job: names of hosts
+KeptHosts = dict[str, tuple[str, ...]]  # by job: names of hosts
 
 
 class Turn:
@@ -98,7 +98,7 @@ def order_launch(job: Job, member: Member) -> None:
     _order(job, member, slots, _nodes(members)).save()
 
 
-def _keep(now: Kept, before: Kept, keys: dict[str, int], turn: Turn) -> None:
+def _keep(now: KeptHosts, before: KeptHosts, keys: dict[str, int], turn: Turn) -> None:
     """Remember which hosts are kept for whom. Raises StaleError."""
     if {job: set(hosts) for job, hosts in now.items()} == {job: set(hosts) for job, hosts in before.items()}:
         return
@@ -172,10 +172,20 @@ def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Out
         spec=_for_hosts(job.spec),
         slots=slots,
         expires=0.0,  # set as it is sent
+        owner=job.owner_id,
     )
     if len(nodes) > 1:
         order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
+    if job.attempt > 1 and (kept := _kept(job)):
+        order["checkpoint"] = kept
     return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=[order])
+
+
+def _kept(job: Job) -> Kept | None:
+    """The newest checkpoint that an earlier attempt told of: rank 0 writes it, on the first host."""
+    told = Attempt.objects.filter(job=job, number__lt=job.attempt).exclude(checkpoint="").order_by("-number")
+    found = told.filter(members__node=0).values_list("checkpoint", "members__host_name").first()
+    return Kept(name=found[0], host=found[1]) if found else None
 
 
 def _for_hosts(spec: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
-from contracts.fields import HOST_NAME
+from contracts.fields import HOST_NAME, Address
 from planner.facts.parse import problem_of
 from planner.facts.spec import NO_NUL, Argument, Device, SpecError, Strict
 
@@ -40,6 +40,22 @@ class Heard(TypedDict):
     cancel: bool
     status: str
     now: float
+
+
+class ReadyNode(TypedDict):
+    """A node that waits for the others of its gang. `port`: of the lead's store; 0 where it does not lead."""
+
+    node: int
+    address: str
+    port: int
+
+
+class Met(TypedDict):
+    """Who of a gang is ready. `cancel`: end your ranks. `now`: unix seconds by the board's clock."""
+
+    cancel: bool
+    now: float
+    ready: list[ReadyNode]
 
 
 Asked = TypeVar("Asked", bound=Strict)
@@ -76,6 +92,13 @@ class NodeRequest(Strict):
     claim: str = Field(
         min_length=20, max_length=200, pattern=r"^[!-~]+$", description="a secret of the process that speaks for it"
     )
+
+
+class MeetRequest(Strict):
+    """A node of a gang is ready, and where; with neither it only asks."""
+
+    address: Address | None = None
+    port: int = Field(default=0, ge=0, le=65535, description="of the lead's store; 0 where it does not lead")
 
 
 def read(model: type[Asked], data: object) -> Asked:

@@ -165,6 +165,8 @@ def join(run: RunToken, asked: NodeRequest) -> Member:
         if run.attempt.members.filter(host_name=asked.name).exclude(pk=member.pk).exists():
             raise TakenError(f"another node of this run is {asked.name}: name each one otherwise")
         Member.objects.filter(pk=member.pk).update(claim=claim, host_name=asked.name, heard=timezone.now())
+        # Of one that an engine of ours launched: this is before the engine tells that it runs.
+        lifecycle.start({run.attempt.job_id: (run.attempt.number, f"begins on {asked.name}")})
     member.refresh_from_db()
     return member
 
@@ -216,8 +218,13 @@ def _take_exit(member: Member, told: ExitReport | None) -> None:
     if told is None or member.ended is not None:
         return  # said before: its answer was lost
     refuse_ended(member.attempt)
+    ours = member.attempt.job.engine != ELSEWHERE
+    if ours and told["outcome"] == "lost":
+        # It was told to end and does not know why: its engine says that, and this is kept until then.
+        Member.objects.filter(pk=member.pk, ended__isnull=True).update(exit=told)
+        return
     with transaction.atomic():
-        if told["outcome"] == "cancelled":  # by whoever launched it, at the terminal: theirs to end
+        if told["outcome"] == "cancelled" and not ours:  # by whoever launched it, at the terminal: theirs to end
             job_id, number = member.attempt.job_id, member.attempt.number
             lifecycle.change(job_id, number, Status.CANCELLING, told["reason"])
         ending.end(member, told)

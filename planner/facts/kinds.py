@@ -28,8 +28,8 @@ class Kind(NamedTuple):
     rules: Callable[[JobSpec], list[Problem]]
     plain: bool = False
     one_slot: bool = False
-    one_host: bool = False
     of_a_host: bool = False
+    one_host: bool = False
     section: str | None = None
 
     def slots(self, world_size: int) -> int:

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.host import host
-from tests.support.processes import RedisServer
-from workers.host.settings import SettingError, host_settings
+from tests.support.host import Host, host
+from tests.support.processes import RedisServer, wait_until
+from workers.host.lending import give
+from workers.host.settings import OWNERS, SettingError, host_settings
 
 USER = "nobody"
 ONE_RANK: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "train": {"steps": 1, "warmup_steps": 0}}
@@ -85,6 +86,72 @@ def test_a_jobs_processes_are_another_users_and_reach_nothing_of_the_hosts(
             str(checkpoints): False,
         }
         assert machine.processes("curious") == []
+
+
+RUNNING = """
+import signal, sys
+from pathlib import Path
+Path.home().joinpath("secret").write_text("mine")
+Path("out.txt").write_text("mine")
+print("there", flush=True)
+signal.pause()
+"""
+NEIGHBOUR = """
+import json, os, sys
+from pathlib import Path
+
+def tried(act):
+    try:
+        return act() is not False
+    except OSError as error:
+        return error.strerror
+
+work, logs, script, checkpoints, cache = map(Path, sys.argv[1:])
+print("tried", json.dumps({
+    "read what it keeps": tried(lambda: (work / "secret").read_bytes()),
+    "list what it keeps": tried(lambda: os.listdir(work)),
+    "read its log": tried(lambda: os.listdir(logs)),
+    "change what it made": tried(lambda: (script / "out.txt").write_text("evil")),
+    "put a module beside its script": tried(lambda: (script / "torch.py").write_text("evil")),
+    "spoil its checkpoints": tried(lambda: (checkpoints / "evil").write_text("evil")),
+    "spoil its tokens": tried(lambda: (cache / "evil").write_text("evil")),
+    "make something of its own": tried(lambda: Path("out.txt").write_text("mine")),
+}), flush=True)
+"""
+
+
+@needs_root
+def test_a_job_of_another_owner_reads_and_harms_nothing_of_one_that_runs(
+    redis_service: RedisServer, open_folder: Path
+) -> None:
+    """Without bubblewrap: what keeps them apart is who they are."""
+    settings = {"MESHBOARD_JOB_USER": "owners", "MESHBOARD_SANDBOX": "off"}
+    with contextlib.ExitStack() as entered:
+        machine = entered.enter_context(host(redis_service, open_folder, **settings))
+        machine.python = reachable_python(open_folder)
+        for name, source in (("a", RUNNING), ("b", NEIGHBOUR)):
+            (open_folder / "scripts" / name).mkdir(parents=True)
+            (open_folder / "scripts" / name / "script.py").write_text(source)
+        theirs = [open_folder / "checkpoints" / "first", machine.data_root / ".cache" / "65537"]
+        for folder in theirs:
+            give(folder, OWNERS._replace(uid=65_537))  # as a training run of the first owner has them
+        entered.enter_context(machine.worker())
+        spec: dict[str, Any] = {"kind": "script", "layout": {"dp": 1}, "script": {"path": "a/script.py"}}
+        first = machine.order("first", spec=spec, owner=1)
+        wait_until(lambda: "there" in lines_of(machine, "first"), "the first job runs")
+        paths = [first.work, first.logs, open_folder / "scripts/a", *theirs]
+        script = {"path": "b/script.py", "args": [str(path) for path in paths]}
+        machine.order("second", spec={**spec, "script": script}, owner=2, first_slot=1)
+        report = machine.exit_of("second")
+        assert report["outcome"] == "succeeded", "\n".join([report["reason"], *report["log_tail"]])
+        (said,) = [line for line in lines_of(machine, "second") if line.startswith("tried ")]
+        told = json.loads(said.removeprefix("tried "))
+        assert told.pop("make something of its own") is True
+        assert set(told.values()) == {"Permission denied"}, told
+
+
+def lines_of(machine: Host, job: str) -> list[str]:
+    return [line for item in machine.items(job, "log") for line in item["lines"]]
 
 
 @needs_root

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from tests.support.host import host
 from tests.support.processes import RedisServer
 from workers.host.attempts import attempt_dir
-from workers.host.settings import CHOSEN_USER
+from workers.host.settings import OWNERS
 
 WORKS = (
     shutil.which("bwrap") is not None
@@ -23,7 +25,7 @@ WORKS = (
 pytestmark = pytest.mark.skipif(not WORKS, reason="bubblewrap does not work here")
 
 SCRIPT = """
-import json, os, signal, socket, sys
+import ctypes, json, os, signal, socket, sys
 from pathlib import Path
 
 def tried(act):
@@ -42,6 +44,7 @@ targets = json.loads(sys.argv[1])
 seen = {f"read {path}": tried(Path(path).read_bytes) for path in targets["read"]}
 seen |= {f"write {path}": tried(write(path)) for path in targets["write"]}
 seen |= {f"kill {pid}": tried(kill(pid)) for pid in targets["kill"]}
+seen["shared memory"] = ctypes.CDLL(None).shmget(targets["key"], 0, 0) >= 0
 seen["uid"] = os.getuid()
 seen["settings"] = [name for name in os.environ if name.startswith("MESHBOARD_") and name != "MESHBOARD_ATTEMPT"]
 seen["processes"] = sorted(
@@ -56,9 +59,19 @@ print("seen", json.dumps(seen), flush=True)
 SECRETS = ("up.json", "redis_password", "secret_key", "db.sqlite3")
 
 
+@pytest.fixture
+def shared_memory() -> Iterator[int]:
+    """The key of a segment of System V's that everybody on this machine may attach to."""
+    libc, key = ctypes.CDLL(None), 0x6D657368
+    segment = libc.shmget(key, 4096, 0o1666)  # IPC_CREAT
+    assert segment >= 0
+    yield key
+    libc.shmctl(segment, 0, None)  # IPC_RMID
+
+
 @pytest.mark.parametrize("user", ["auto", "none"])
 def test_a_script_in_bubblewrap_reaches_its_own_folders_and_nothing_else(
-    redis_service: RedisServer, tmp_path: Path, user: str
+    redis_service: RedisServer, tmp_path: Path, user: str, shared_memory: int
 ) -> None:
     """Readable for everybody, so that nothing but the sandbox keeps it from them."""
     state = tmp_path / "state"
@@ -89,6 +102,7 @@ def test_a_script_in_bubblewrap_reaches_its_own_folders_and_nothing_else(
             "read": list(map(str, theirs)),
             "write": [str(place / "exit.json") for place in places],
             "kill": [worker.pid],
+            "key": shared_memory,
         }
         arguments = {"path": "mine/train.py", "args": [json.dumps(targets)]}
         spec: dict[str, Any] = {"kind": "script", "script": arguments, "layout": {"dp": 1}}
@@ -98,11 +112,11 @@ def test_a_script_in_bubblewrap_reaches_its_own_folders_and_nothing_else(
         lines = [line for item in machine.items("curious", "log") for line in item["lines"]]
         (said,) = [line for line in lines if line.startswith("seen ")]
         seen = json.loads(said.removeprefix("seen "))
-        assert seen.pop("uid") == (CHOSEN_USER.uid if user == "auto" and os.geteuid() == 0 else os.geteuid())
+        assert seen.pop("uid") == (OWNERS.uid + 1 if user == "auto" and os.geteuid() == 0 else os.geteuid())
         assert seen.pop("settings") == []
         assert seen.pop("processes") == ["workers.host.guardian", "workers.host.launch"]
         assert {what for what, answer in seen.items() if answer is True} == set(), "it reached what is not its own"
-        assert len(seen) == sum(map(len, targets.values()))
+        assert len(seen) == 1 + sum(len(paths) for paths in targets.values() if isinstance(paths, list))
         assert (folder / "out" / "model.bin").read_text() == "to be or not", "what it wrote where it works is kept"
         assert [path.read_text() for path in state.iterdir()] == ["secret"] * len(SECRETS)
         assert machine.processes("curious") == []

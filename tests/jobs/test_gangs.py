@@ -11,8 +11,9 @@ import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from contracts.codec import checked_order
 from contracts.names import cancel_key
-from jobs.models import Attempt, Host, Job, Member, Outbox, SlotAllocation, Status
+from jobs.models import Attempt, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, Status
 from jobs.queue import actions, ending
 from jobs.queue.events import drain
 from jobs.queue.leases import held_back
@@ -176,3 +177,23 @@ def test_a_new_attempt_waits_no_longer_than_until_the_host_is_heard(given_up: Jo
     say(live_redis, host_event("host-b"))
     drain(live_redis)
     assert held_back({given_up.id}) == {}
+
+
+def test_a_retry_is_told_of_the_newest_checkpoint_and_where_it_was_written(gang: Job, live_redis: redis.Redis) -> None:
+    for step in (20, 10):  # as a stream that is read again may bring them
+        event = attempt_event(gang.id, 1, "running", host="host-a")
+        event["report"]["checkpoint"] = f"{gang.id}/1/step-{step:08d}"
+        say(live_redis, event)
+    foreign = attempt_event(gang.id, 1, "running", host="host-a")
+    foreign["report"]["checkpoint"] = "others/1/step-00000099"
+    say(live_redis, foreign)
+    drain(live_redis)
+    assert DeadLetter.objects.get().reason.startswith("checkpoint: others/1/step-00000099 is not of attempt")
+    for host in ("host-b", "host-a"):
+        ends(live_redis, gang, host, "failed")
+    assert actions.requeue(gang, "owner")
+    Outbox.objects.all().delete()
+    schedule()
+    order = Outbox.objects.get().arguments[0]
+    assert order["checkpoint"] == {"name": f"{gang.id}/1/step-00000020", "host": "host-a"}
+    checked_order({**order, "expires": 1.0})

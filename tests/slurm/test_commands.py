@@ -11,9 +11,9 @@ import pytest
 from jobs.engines.slurm.commands import RefusedError, Slurm
 from jobs.engines.slurm.door import AwayError, Door
 from jobs.engines.slurm.rows import SlurmJob, name_of
-from jobs.engines.slurm.script import Site, submission
+from jobs.engines.slurm.script import logs, submission
+from jobs.engines.slurm.site import Site
 from jobs.engines.slurm.words import ending, waits
-from jobs.models import Status
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec
 from tests.slurm.cluster import CPUS, Cluster
@@ -49,8 +49,8 @@ def wait_for(name: str, *states: str, timeout_s: float = 30) -> SlurmJob:
 
 
 def options(slurm: Cluster, job: str, asked: JobSpec | None = None) -> tuple[str, tuple[str, ...]]:
-    site = Site("python", str(slurm.folder))
-    SLURM.make(site.logs)
+    site = Site(str(slurm.folder), "python", "https://board")
+    SLURM.make(logs(site.folder))
     made = submission(asked or spec(), job, 1, {}, site)
     return made.name, made.options
 
@@ -60,7 +60,7 @@ def test_a_job_is_found_by_its_name_and_its_end_told(slurm: Cluster) -> None:
     job = SLURM.submit(argv, script("exit 3"))
     ended_job = wait_for(name, "FAILED")
     assert ended_job.id == job
-    assert ending(ended_job) == (Status.FAILED, f"Slurm: its script failed; job {job} on node0, FAILED")
+    assert ending(ended_job) == ("failed", f"Slurm: its script failed; job {job} on node0, FAILED")
 
 
 def test_without_its_folder_slurm_starts_nothing_and_says_so(slurm: Cluster) -> None:
@@ -161,7 +161,7 @@ def test_a_node_that_loses_its_power_ends_its_job(slurm: Cluster) -> None:
     slurm.lose_power(node)
     try:
         failed = wait_for(name, "NODE_FAIL", timeout_s=60)
-        assert ending(failed) == (Status.LOST, f"Slurm: a node failed (NodeDown); job {job} on {node}, NODE_FAIL")
+        assert ending(failed) == ("lost", f"Slurm: a node failed (NodeDown); job {job} on {node}, NODE_FAIL")
     finally:
         slurm.start_node(node)
 

@@ -8,7 +8,6 @@ import pytest
 
 from jobs.engines.slurm.rows import SlurmJob, rows
 from jobs.engines.slurm.words import ended, ending, waits
-from jobs.models import Status
 
 PENDING = "17|PENDING|gpu||2026-11-22T14:05:00|meshboard-abc-2|Resources"
 
@@ -53,21 +52,21 @@ def test_a_reason_is_told_known_or_not(reason: str, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "status"),
+    ("state", "outcome"),
     [
-        ("COMPLETED", Status.SUCCEEDED),
-        ("FAILED", Status.FAILED),
-        ("TIMEOUT", Status.FAILED),
-        ("CANCELLED by 1000", Status.FAILED),
-        ("NODE_FAIL", Status.LOST),
-        ("PREEMPTED", Status.LOST),
-        ("OUT_OF_MEMORY", Status.FAILED),
+        ("COMPLETED", "succeeded"),
+        ("FAILED", "failed"),
+        ("TIMEOUT", "failed"),
+        ("CANCELLED by 1000", "failed"),
+        ("NODE_FAIL", "lost"),
+        ("PREEMPTED", "lost"),
+        ("OUT_OF_MEMORY", "failed"),
     ],
 )
-def test_an_end_is_told_in_slurm_s_words(state: str, status: Status) -> None:
+def test_an_end_is_told_in_slurm_s_words(state: str, outcome: str) -> None:
     (job,) = rows(f"17|{state}|gpu|node[1-2]|2026-11-22T14:05:00|meshboard-abc-2|None")
     assert ended(job)
-    assert ending(job).status == status
+    assert ending(job).outcome == outcome
     assert ending(job).reason.endswith(f"; job 17 on node[1-2], {state.partition(' ')[0]}")
 
 

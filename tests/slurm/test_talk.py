@@ -29,7 +29,7 @@ def asked(folder: Path, job: str, body: str = "sleep 60", *more: str) -> Submiss
 def round_of(
     known: dict[str, str], start: Iterable[Submission] = (), end: Iterable[str] = (), slurm: Slurm = SLURM
 ) -> News:
-    return talk(slurm, Wants(known, tuple(start), frozenset(end), "/tmp"))
+    return talk(slurm, Wants(known, tuple(start), frozenset(end), folder="/tmp"))
 
 
 def states(name: str) -> dict[str, str]:
@@ -73,14 +73,25 @@ def test_a_cancelled_one_ends_and_one_that_is_refused_says_why_beside_the_others
     wait_until(lambda: list(states(good.name).values()) == ["CANCELLED"], "it is cancelled")
 
 
-def test_a_job_that_slurm_no_longer_knows_is_forgotten(slurm: Cluster) -> None:
-    news = round_of({name_of("gone", 1): "999999", name_of("never", 1): ""})
-    assert news.forgotten == {name_of("gone", 1)}
+def test_a_job_that_slurm_does_not_know_is_absent(slurm: Cluster, tmp_path: Path) -> None:
+    known = asked(tmp_path, "known")
+    SLURM.submit(known.options, known.script)
+    gone, never = name_of("gone", 1), name_of("never", 1)
+    news = round_of({gone: "999999", never: "", known.name: ""})
+    assert news.absent == {gone, never}
     assert news.trouble == ""
 
 
-def test_while_slurm_is_away_nothing_is_forgotten() -> None:
+def test_what_a_script_printed_is_told_where_it_failed(slurm: Cluster, tmp_path: Path) -> None:
+    log = tmp_path / "said"
+    job = asked(tmp_path, "speaks", "echo no such module; exit 1", f"--output={log}")
+    SLURM.submit(job.options, job.script)
+    wait_until(lambda: list(states(job.name).values()) == ["FAILED"], "it fails")
+    assert talk(SLURM, Wants({job.name: ""}, logs={job.name: str(log)})).logs == {job.name: "no such module\n"}
+
+
+def test_while_slurm_is_away_nothing_is_absent() -> None:
     away = Slurm(Door("root@127.0.0.1", "/dev/null"))
     news = round_of({name_of("gone", 1): "999999"}, slurm=away)
-    assert news.forgotten == set()
+    assert news.absent == set()
     assert "the login node root@127.0.0.1 cannot be reached" in news.trouble

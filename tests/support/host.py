@@ -75,6 +75,7 @@ class Host:
         times: int = 1,
         first_slot: int = 0,
         expires_in_s: float = 60,
+        owner: int = 1,
     ) -> AttemptDir:
         parsed = parse_spec(spec or SPEC)
         order = LaunchOrder(
@@ -84,6 +85,7 @@ class Host:
             spec=parsed.model_dump(),
             slots=list(range(first_slot, first_slot + parsed.layout.world_size)),
             expires=time.time() + expires_in_s,
+            owner=owner,
         )
         for _ in range(times):
             self.send(order)

@@ -85,6 +85,23 @@ def candidates(root: Path, wanted: str) -> list[Checkpoint]:
     return [c for c in complete_below(path.parent)[::-1] if c.step <= step]
 
 
+def must_have(found: list[Checkpoint], expected: str, host: str) -> None:
+    """Raise where the newest of `found`, which comes first, is older than one that an earlier attempt told of.
+
+    Raises:
+        UserError: naming it, and where it was written.
+    """
+    attempt, _, step = expected.partition("/")[2].partition("/step-")
+    if found and (_attempt(found[0].path), found[0].step) >= (int(attempt), int(step)):
+        return
+    have = f"the newest here is {found[0].path.parent.name}/{found[0].path.name}" if found else "there is none here"
+    where = f", on host {host}" if host else ""
+    raise UserError(
+        f"checkpoint {expected} was written by an earlier attempt{where}, and no host of this attempt has it; {have}. "
+        "Let the hosts share their checkpoint root, or run the job where it lies"
+    )
+
+
 def read_manifest(checkpoint: Path) -> Manifest:
     """Read and check what a checkpoint says of itself.
 

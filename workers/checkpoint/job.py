@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from contracts.telemetry import CheckpointItem, Item
 from planner.facts.spec import JobSpec
-from workers.checkpoint import folder
+from workers.checkpoint import across, folder
 from workers.checkpoint.agree import on_first_rank
 from workers.checkpoint.folder import Checkpoint
 from workers.checkpoint.load import restore
@@ -21,11 +21,16 @@ from workers.trainer.loop import Trainer
 
 
 class Place(NamedTuple):
-    """Where a job's checkpoints lie: ROOT/job/attempt/step-n."""
+    """Where a job's checkpoints lie: ROOT/job/attempt/step-n.
+
+    `expected`: the newest that an earlier attempt told of, and on which host it was written.
+    """
 
     root: Path
     job: str
     attempt: int
+    expected: str = ""
+    expected_on: str = ""
 
 
 class JobCheckpoints:
@@ -47,7 +52,12 @@ class JobCheckpoints:
         self._saver = Saver(spec, trainer.mesh.place, self._rank, attempt, group, self._told)
 
     def resume(self) -> int:
-        """Go on from the newest checkpoint of this job, else from the one asked for. Gives the steps done."""
+        """Go on from the newest checkpoint of this job, else from the one asked for. Gives the steps done.
+
+        Raises:
+            UserError: an earlier attempt told of one, and no host of this one has it: nothing is begun anew in silence.
+        """
+        across.bring(self._place.root / self._place.job, self._group)
         found = on_first_rank(self._found, self._group)  # all ranks try the same ones, whatever comes and goes on disk
         if not found:
             return 0
@@ -63,6 +73,8 @@ class JobCheckpoints:
 
     def _found(self) -> list[Checkpoint]:
         own = folder.complete_below(self._place.root / self._place.job)[::-1]
+        if self._place.expected:
+            folder.must_have(own, self._place.expected, self._place.expected_on)
         if own or self._spec.train.resume is None:
             return own
         return folder.candidates(self._place.root, self._spec.train.resume)
@@ -90,7 +102,9 @@ class JobCheckpoints:
         self._say(f"checkpoint {name}: {took}")
 
 
-def place_of(spec: JobSpec, root: Path | None, job: str, attempt: int) -> Place | None:
+def place_of(
+    spec: JobSpec, root: Path | None, job: str, attempt: int, expected: str = "", expected_on: str = ""
+) -> Place | None:
     """Where a job's checkpoints lie, None when it neither saves nor resumes.
 
     Raises:
@@ -101,4 +115,4 @@ def place_of(spec: JobSpec, root: Path | None, job: str, attempt: int) -> Place 
     if root is None:
         field = "checkpoint_every" if spec.train.checkpoint_every else "resume"
         raise UserError(f"train.{field}: needs --checkpoint-root, the directory that checkpoints lie below")
-    return Place(root, job, attempt)
+    return Place(root, job, attempt, expected, expected_on)

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from planner.facts.layout import Coordinates
 from planner.facts.spec import JobSpec
-from workers.checkpoint import folder
+from workers.checkpoint import across, folder
 from workers.checkpoint.agree import on_every_rank, on_first_rank, words_of
 from workers.checkpoint.boxes import Boxed, BoxSavePlanner, State
 from workers.checkpoint.state import model_state, optimizer_state
@@ -106,7 +106,9 @@ class Saver:
         dcp_save(self._copies, storage_writer=writer, planner=planner, process_group=self._group, no_dist=alone)
         described = on_every_rank(lambda: self._own_files(draft), self._group)
         files = {name: entry for part in described for name, entry in part.items()}
+        across.collect(draft, files, self._group)
         on_first_rank(lambda: self._publish(draft, step, files, rng), self._group)
+        across.discard_elsewhere(draft)
         return sum(size for size, _ in files.values())
 
     def _own_files(self, draft: Path) -> Files:

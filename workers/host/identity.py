@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import os
 
-from workers.host.settings import CHOSEN_USER, JobUser
+from contracts.control import LaunchOrder
+from workers.host.settings import CHOSEN_USER, MOST_OWNERS, OWNERS, HostSettings, JobUser
+
+
+def user_of(order: LaunchOrder, settings: HostSettings) -> JobUser | None:
+    """Who an order's processes are, of who they may be here: each owner's are another user's."""
+    if settings.job_user != OWNERS:
+        return settings.job_user
+    own = OWNERS.uid + order.get("owner", 0) % MOST_OWNERS
+    # A folder that is lent is its group's. In bubblewrap a job sees that of its own script alone as one to write to.
+    return OWNERS._replace(uid=own, gid=OWNERS.gid if settings.sandbox == "bwrap" else own)
 
 
 def as_user(user: JobUser | None, *, sandboxed: bool) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from workers.host.identity import as_user
 from workers.host.lending import give
 from workers.host.sandbox import PACKAGES, of_python, sandbox_prefix
-from workers.host.settings import CHOSEN_USER, HostSettings, JobUser, Sandbox, SettingError, host_settings
+from workers.host.settings import CHOSEN_USER, OWNERS, HostSettings, JobUser, Sandbox, SettingError, host_settings
 
 log = logging.getLogger(__name__)
 
@@ -43,24 +43,24 @@ def isolated(settings: HostSettings) -> tuple[HostSettings, str]:
         settings.run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
     except OSError as error:
         raise SettingError(f"MESHBOARD_RUN_DIR: {settings.run_dir} cannot be made: {error.strerror}") from None
-    problems: list[str] = []
+    problems: dict[Sandbox, str] = {}  # of a user who is tried after another, the last
     for sandbox, user in _wanted(settings):
         problem = "" if (sandbox, user) == ("off", None) else _trial(settings, sandbox, user)
         if not problem:
             chosen = replace(settings, job_user=user, choose_user=False, sandbox=sandbox)
-            told = _told(chosen, problems)
+            told = _told(chosen, list(problems.values()))
             if told:
                 log.warning("%s", told)
             return chosen, told
-        problems.append(problem)
-    raise SettingError("; ".join(dict.fromkeys(problems)))
+        problems[sandbox] = problem
+    raise SettingError("; ".join(dict.fromkeys(problems.values())))
 
 
 def as_environment(settings: HostSettings) -> dict[str, str]:
     """What was chosen, as settings of a supervisor."""
     user = settings.job_user
-    name = "none" if user is None else user.name
-    if user is not None and user.name == CHOSEN_USER.name:
+    name = "none" if user is None else "owners" if user == OWNERS else user.name
+    if user is not None and user != OWNERS and user.name == CHOSEN_USER.name:
         name = f"{user.uid}:{user.gid}"
     return {"MESHBOARD_JOB_USER": name, "MESHBOARD_SANDBOX": settings.sandbox}
 
@@ -68,7 +68,7 @@ def as_environment(settings: HostSettings) -> dict[str, str]:
 def _wanted(settings: HostSettings) -> list[tuple[Sandbox, JobUser | None]]:
     """What may be chosen, the best first."""
     sandboxes: list[Sandbox] = ["bwrap", "off"] if settings.sandbox == "auto" else [settings.sandbox]
-    users = [CHOSEN_USER, None] if settings.choose_user else [settings.job_user]
+    users = [OWNERS, CHOSEN_USER, None] if settings.choose_user else [settings.job_user]
     return [(sandbox, user) for sandbox in sandboxes for user in users]
 
 
@@ -110,7 +110,7 @@ def _told(settings: HostSettings, problems: list[str]) -> str:
 
 def _words(settings: HostSettings) -> str:
     user, ourselves = settings.job_user, "root" if os.geteuid() == 0 else f"the host worker, uid {os.geteuid()}"
-    who = ourselves if user is None else f"uid {user.uid}"
+    who = ourselves if user is None else "a user for each owner" if user == OWNERS else f"uid {user.uid}"
     return f"jobs run as {who}, {'in' if settings.sandbox == 'bwrap' else 'without'} bubblewrap"
 
 

@@ -6,6 +6,7 @@ a "=": nothing can be taken for an option of torchrun, of the program, or of Pyt
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -52,9 +53,10 @@ def _roots(settings: HostSettings, spec: Path) -> dict[str, str]:
 
 
 def _of_training(settings: HostSettings, order: LaunchOrder) -> Folders:
-    """Its data with the cache of tokens, its own checkpoints, and the job's that it resumes."""
+    """Its data with its user's cache of tokens, its own checkpoints, and the job's that it resumes."""
     train = order["spec"].get("train", {})
-    read, own = [settings.data_root], [settings.data_root / ".cache"]
+    uid = os.geteuid() if settings.job_user is None else settings.job_user.uid
+    read, own = [settings.data_root], [settings.data_root / ".cache" / str(uid)]
     if resumed := train.get("resume"):
         read.append(settings.checkpoint_root / resumed.split("/")[0])
     if train.get("checkpoint_every"):
@@ -114,6 +116,8 @@ def rank_command(order: LaunchOrder, attempt: AttemptDir, settings: HostSettings
         "job": attempt.job,
         "attempt": str(attempt.attempt),
     }
+    if "checkpoint" in order:
+        options |= {"expect-checkpoint": order["checkpoint"]["name"], "checkpoint-host": order["checkpoint"]["host"]}
     return [program.module(settings), *_options(options)]
 
 

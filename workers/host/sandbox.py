@@ -54,7 +54,8 @@ def sandbox_prefix(
     settings: HostSettings, read: Iterable[Path], written: Iterable[Path], temporary: Path, cwd: Path
 ) -> list[str]:
     """The start of a command that runs the rest of it as PID 1 of its own, in `cwd`."""
-    options = ["--unshare-pid", "--as-pid-1", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc"]
+    options = ["--unshare-pid", "--unshare-ipc", "--as-pid-1", "--die-with-parent"]
+    options += ["--ro-bind", "/", "/", "--proc", "/proc"]
     if os.geteuid() == 0:
         options += ["--cap-drop", "ALL"]
         options += [word for name in CAPABILITIES for word in ("--cap-add", name)]

@@ -31,6 +31,9 @@ class JobUser(NamedTuple):
 # systemd's table of ids gives 65,520 to 65,533 to nobody (https://systemd.io/UIDS-GIDS).
 NOBODYS_ID = 65_530
 CHOSEN_USER = JobUser("meshboard-job", NOBODYS_ID, NOBODYS_ID)
+# Each owner of jobs has an id from here on: 65,536 to 524,287 are nobody's in the same table.
+OWNERS = CHOSEN_USER._replace(uid=65_536)
+MOST_OWNERS = 524_288 - OWNERS.uid
 Sandbox = Literal["auto", "bwrap", "off"]
 
 
@@ -52,7 +55,7 @@ class HostSettings:
     keep_runs_s: float = 7 * 86400.0  # how long an acknowledged attempt stays on disk
     keep_runs_bytes: int = 10 * 2**30  # of all acknowledged attempts
     job_user: JobUser | None = None  # None: as ourselves
-    choose_user: bool = False  # CHOSEN_USER, where that works
+    choose_user: bool = False  # OWNERS or CHOSEN_USER, where that works
     sandbox: Sandbox = "off"
     state_dir: Path = Path("var")  # of web and controller, where they share this machine
     group_timeout_s: int = DEFAULT_S  # how long a job's ranks wait for each other
@@ -138,10 +141,10 @@ def _whole(variable: str, default: int, least: int) -> int:
 
 
 def _job_user(told: str) -> JobUser | None:
-    """A user's name or UID:GID; None for `none` and for `auto`, which is decided by trying."""
+    """A user's name, UID:GID or `owners`; None for `none` and for `auto`, which is decided by trying."""
     if told in ("auto", "none"):
         return None
-    user = _by_ids(told) if ":" in told else _by_name(told)
+    user = OWNERS if told == "owners" else _by_ids(told) if ":" in told else _by_name(told)
     if user.uid == 0:
         raise SettingError(f"MESHBOARD_JOB_USER must not be root, and {told!r} is")
     if os.geteuid() != 0:

@@ -32,6 +32,8 @@ def main() -> int:
     parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
     parser.add_argument("--data-root", type=Path, required=True, help="directory that training data is read below")
     parser.add_argument("--checkpoint-root", type=Path, help="directory that checkpoints are kept below")
+    parser.add_argument("--expect-checkpoint", default="", help="job/attempt/step-n that there must be, or a later one")
+    parser.add_argument("--checkpoint-host", default="", help="the host on which it was written")
     parser.add_argument("--job", default="local")
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--telemetry", help="unix socket of the supervisor")
@@ -42,7 +44,8 @@ def main() -> int:
         recorder = Recorder(rank)
         exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
         try:
-            place = place_of(spec, options.checkpoint_root, options.job, options.attempt)
+            expected = (options.expect_checkpoint, options.checkpoint_host)
+            place = place_of(spec, options.checkpoint_root, options.job, options.attempt, *expected)
             run(spec, rank, options.data_root, recorder, exporter, place)
         finally:
             if exporter is not None:

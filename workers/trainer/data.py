@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import platform
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -207,8 +208,11 @@ def _stdlib(root: Path, encoder: Encoder) -> Tokens:
 
 
 def _cached(root: Path, name: str, dtype: np.dtype[Any], write: Callable[[IO[bytes]], None]) -> Tokens:
-    """Make a file of tokens once that all ranks map; the first to come writes it, by rename."""
-    folder = root / ".cache"
+    """Make a file of tokens once that all ranks map; the first to come writes it, by rename.
+
+    Each user has such files apart: what another user's processes wrote is not trusted to be what it should.
+    """
+    folder = root / ".cache" / str(os.geteuid())
     target = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -220,7 +224,7 @@ def _cached(root: Path, name: str, dtype: np.dtype[Any], write: Callable[[IO[byt
     except OSError as error:
         if not target.exists():
             raise UserError(
-                f"train.data: cannot keep {name} in the data root's .cache ({error.strerror or error}); make the data "
-                "root writable for one run, or put the file there"
+                f"train.data: cannot keep {name} in the data root's .cache/{folder.name} ({error.strerror or error}); "
+                "make the data root writable for one run, or put the file there"
             ) from None
     return np.memmap(target, dtype=dtype, mode="r") if target.stat().st_size else np.empty(0, dtype)

@@ -9,24 +9,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jobs.engines.slurm.rows import name_of
+from jobs.engines.slurm.site import Site
 from planner.facts.engines import slurm_of
 from planner.facts.kinds import num_slots
 from planner.facts.spec import JobSpec
 
 END_OF_ORDER = "END_OF_ORDER"  # base64 has no underscore
 LINE_WIDTH = 120
-TERM_BEFORE_S = 30  # before the time limit, so that ranks can still end by themselves
-
-
-class Site(NamedTuple):
-    """What the cluster's nodes have: a Python with Meshboard, and a folder that all of them share."""
-
-    python: str
-    folder: str
-
-    @property
-    def logs(self) -> str:
-        return f"{self.folder}/slurm"
 
 
 class Submission(NamedTuple):
@@ -57,16 +46,21 @@ def submission(spec: JobSpec, job: str, attempt: int, order: Mapping[str, Any], 
         "constraint": asked.constraint,
         "exclude": asked.exclude,
         "dependency": "singleton",  # Slurm runs no two of this name at once, should it ever have been sent twice
-        "output": log_of(name, site),
+        "output": log_of(name, site.folder),
         "chdir": site.folder,
     }
     given = tuple(f"--{option}={value}" for option, value in options.items() if value is not None)
     return Submission(name, ("--no-requeue", *given), _script(cpus, order, site))
 
 
-def log_of(name: str, site: Site) -> str:
-    """Where the batch script's own output goes: what went wrong before a supervisor could tell."""
-    return f"{site.logs}/{name}.out"
+def logs(folder: str) -> str:
+    """Where Slurm puts what batch scripts print; it must be there before one is submitted."""
+    return f"{folder}/slurm"
+
+
+def log_of(name: str, folder: str) -> str:
+    """The batch script's own output: what went wrong before a supervisor could tell."""
+    return f"{logs(folder)}/{name}.out"
 
 
 def _script(cpus: int, order: Mapping[str, Any], site: Site) -> str:

@@ -9,20 +9,21 @@ from typing import NamedTuple
 from jobs.engines.slurm.commands import RefusedError, Slurm
 from jobs.engines.slurm.door import AwayError
 from jobs.engines.slurm.rows import SlurmJob
-from jobs.engines.slurm.script import Submission
+from jobs.engines.slurm.script import Submission, logs
 from jobs.engines.slurm.words import ended
 
 MOST_SUBMITTED = 20  # in one round: each is a call of its own, and all else waits for it
 
 
 class Wants(NamedTuple):
-    """What the database asks for. `known`: of every attempt that has not ended, by its name in Slurm, the id that was
-    noted, or "". `start` are those to submit, `end` the names of those to cancel, `logs` the files whose end is
-    wanted of those that ended without a word."""
+    """What the database asks for, by the names of attempts in Slurm. `known`: those to follow, with the id that was
+    noted or "". `start`: those to submit. `end`: those to cancel. `logs`: the files to read the end of, of those that
+    may fail before a supervisor speaks."""
 
     known: Mapping[str, str]
     start: tuple[Submission, ...] = ()
     end: frozenset[str] = frozenset()
+    logs: Mapping[str, str] = {}
     folder: str = ""
 
 
@@ -31,9 +32,10 @@ class News:
     """What a round brought. `trouble` says why it was cut short: what is not told then is not known."""
 
     jobs: dict[str, SlurmJob] = field(default_factory=dict)  # by name, the one that counts
+    absent: frozenset[str] = frozenset()  # names that Slurm has no job of, when it was looked at
+    logs: dict[str, str] = field(default_factory=dict)
     submitted: dict[str, str] = field(default_factory=dict)  # name -> id
     refused: dict[str, str] = field(default_factory=dict)  # name -> why
-    forgotten: set[str] = field(default_factory=set)  # noted once, and Slurm knows nothing of it
     trouble: str = ""
 
 
@@ -63,11 +65,14 @@ def _look(slurm: Slurm, wants: Wants, news: News) -> None:
         strangers += [job for job in found if job is not chosen]
         if chosen is not None:
             news.jobs[name] = chosen
-    news.forgotten = {name for name, noted in wants.known.items() if noted and name not in news.jobs}
+    news.absent = frozenset(name for name in wants.known if name not in news.jobs)
     ending = {job.id for name, job in news.jobs.items() if name in wants.end}
     alive = {job.id for job in (*strangers, *news.jobs.values()) if not ended(job)}
     if unwanted := alive & (ending | {job.id for job in strangers}):
         slurm.cancel(unwanted)
+    for name, job in news.jobs.items():
+        if name in wants.logs and job.state == "FAILED":
+            news.logs[name] = slurm.tail(wants.logs[name])
 
 
 def _chosen(found: list[SlurmJob], noted: str) -> SlurmJob | None:
@@ -81,7 +86,7 @@ def _start(slurm: Slurm, wants: Wants, news: News) -> None:
     """Submit what Slurm does not have by its name: who was cut off after sbatch and before noting finds it so."""
     new = [asked for asked in wants.start if asked.name not in news.jobs][:MOST_SUBMITTED]
     if new:
-        slurm.make(wants.folder)
+        slurm.make(logs(wants.folder))
     for asked in new:
         try:
             news.submitted[asked.name] = slurm.submit(asked.options, asked.script)

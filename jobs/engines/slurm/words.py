@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from contracts.control import Outcome
 from jobs.engines.slurm.rows import SlurmJob
-from jobs.models import Status
 
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 ON_NODES = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
@@ -38,24 +38,24 @@ REASONS = {
 class SlurmEnding(NamedTuple):
     """How an ended job stands with us where its own report does not say it better."""
 
-    status: Status
+    outcome: Outcome
     reason: str
 
 
-# Here Slurm is right whatever the ranks said: they were told to end, and know no more.
-ENDED_BY_SLURM = {
-    "TIMEOUT": (Status.FAILED, "its time limit has passed"),
-    "DEADLINE": (Status.FAILED, "its deadline has passed"),
-    "NODE_FAIL": (Status.LOST, "a node failed"),
-    "PREEMPTED": (Status.LOST, "it was preempted"),
-    "OUT_OF_MEMORY": (Status.FAILED, "it used more memory than it was given"),
-    "BOOT_FAIL": (Status.LOST, "a node did not boot"),
-    "REVOKED": (Status.LOST, "it was moved to another cluster"),
-    "CANCELLED": (Status.FAILED, "it was cancelled there, not by the board"),
+# Here ranks and supervisors were told to end, and know no more.
+ENDED_BY_SLURM: dict[str, tuple[Outcome, str]] = {
+    "TIMEOUT": ("failed", "its time limit has passed"),
+    "DEADLINE": ("failed", "its deadline has passed"),
+    "NODE_FAIL": ("lost", "a node failed"),
+    "PREEMPTED": ("lost", "it was preempted"),
+    "OUT_OF_MEMORY": ("failed", "it used more memory than it was given"),
+    "BOOT_FAIL": ("lost", "a node did not boot"),
+    "REVOKED": ("lost", "it was moved to another cluster"),
+    "CANCELLED": ("failed", "it was cancelled there, not by the board"),
 }
-ENDED_BY_ITSELF = {
-    "COMPLETED": (Status.SUCCEEDED, "it completed"),
-    "FAILED": (Status.FAILED, "its script failed"),
+ENDED_BY_ITSELF: dict[str, tuple[Outcome, str]] = {
+    "COMPLETED": ("succeeded", "it completed, and could not tell the board more"),
+    "FAILED": ("failed", "its script failed"),
 }
 
 
@@ -66,10 +66,10 @@ def ended(job: SlurmJob) -> bool:
 
 def ending(job: SlurmJob) -> SlurmEnding:
     """How it ended, in Slurm's words; of one that has."""
-    status, said = {**ENDED_BY_ITSELF, **ENDED_BY_SLURM}[job.state]
-    where = f" on {job.nodes}" if job.nodes else ""
-    told = "" if job.reason in ("", "NonZeroExitCode", "TimeLimit") else f" ({job.reason})"
-    return SlurmEnding(status, f"Slurm: {said}{told}; job {job.id}{where}, {job.state}")
+    outcome, said = {**ENDED_BY_ITSELF, **ENDED_BY_SLURM}[job.state]
+    nodes = f" on {job.nodes}" if job.nodes else ""
+    why = "" if job.reason in ("", "NonZeroExitCode", "TimeLimit") else f" ({job.reason})"
+    return SlurmEnding(outcome, f"Slurm: {said}{why}; job {job.id}{nodes}, {job.state}")
 
 
 def waits(job: SlurmJob) -> str:
@@ -83,3 +83,14 @@ def waits(job: SlurmJob) -> str:
     else:
         text = f"Slurm: waits for {job.reason}"
     return f"{text}; expected start {job.start:%Y-%m-%d %H:%M} UTC" if job.start else text
+
+
+def where(job: SlurmJob) -> str:
+    """Where it runs."""
+    return f"Slurm runs it on {job.nodes or 'its nodes'}: job {job.id}, partition {job.partition}"
+
+
+def told(job: SlurmJob) -> dict[str, str]:
+    """What a page shows of it."""
+    shown = {"state": job.state, "partition": job.partition, "nodes": job.nodes}
+    return {what: text for what, text in shown.items() if text}

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from contracts.control import LaunchOrder
+from workers.host.identity import user_of
 from workers.host.isolation import as_environment, isolated
 from workers.host.lending import lend
 from workers.host.sandbox import mounts
-from workers.host.settings import CHOSEN_USER, HostSettings, JobUser, SettingError, host_settings
+from workers.host.settings import CHOSEN_USER, OWNERS, HostSettings, JobUser, SettingError, host_settings
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may change user")
 
@@ -35,12 +37,12 @@ def without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_root
-def test_where_bubblewrap_works_jobs_run_in_it_as_nobody_s_user(settings: HostSettings) -> None:
+def test_where_bubblewrap_works_jobs_run_in_it_each_owner_s_as_a_user_of_nobody_s(settings: HostSettings) -> None:
     """Though Python and the run directory lie where that user may not go."""
     if shutil.which("bwrap") is None:
         pytest.skip("no bubblewrap here")
     chosen, note = isolated(settings)
-    assert (chosen.sandbox, chosen.job_user, note) == ("bwrap", CHOSEN_USER, "")
+    assert (chosen.sandbox, chosen.job_user, note) == ("bwrap", OWNERS, "")
 
 
 @needs_root
@@ -55,6 +57,35 @@ def test_without_it_a_user_who_cannot_get_there_is_not_taken_and_that_is_told(
         f"MESHBOARD_JOB_USER: uid {CHOSEN_USER.uid} cannot start {sys.executable}: "
     )
     assert "Permission denied" in note
+
+
+@needs_root
+def test_where_the_owners_ids_are_not_to_be_had_one_user_is_taken_for_all_and_that_is_told(
+    settings: HostSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container of a user namespace that maps 65,536 ids: the kernel knows no others."""
+    refused = "MESHBOARD_JOB_USER: uid 65536 cannot start python: setpriv: setresuid failed: Invalid argument"
+    monkeypatch.setattr("workers.host.isolation._trial", lambda _settings, _box, user: refused * (user == OWNERS))
+    chosen, note = isolated(settings)
+    assert (chosen.sandbox, chosen.job_user) == ("bwrap", CHOSEN_USER)
+    assert note == f"jobs run as uid 65530, in bubblewrap: {refused}"
+
+
+def order_of(owner: int) -> LaunchOrder:
+    return LaunchOrder(v=1, job="job", attempt=1, spec={}, slots=[0], expires=0.0, owner=owner)
+
+
+def test_each_owner_s_jobs_are_another_user_s_and_no_id_is_a_container_s(settings: HostSettings) -> None:
+    boxed = replace(settings, job_user=OWNERS, sandbox="bwrap")
+    first, second, last = (user_of(order_of(owner), boxed) for owner in (1, 2, 2**63 - 1))
+    assert (first, second) == (OWNERS._replace(uid=65_537), OWNERS._replace(uid=65_538))
+    assert last is not None
+    assert 65_536 <= last.uid < 524_288
+    plain = user_of(order_of(2), replace(boxed, sandbox="off"))
+    assert plain is not None
+    assert plain.gid == plain.uid == 65_538, "what is lent to one group is not another owner's"
+    for fixed in (CHOSEN_USER, None):
+        assert user_of(order_of(2), replace(boxed, job_user=fixed)) == fixed
 
 
 @needs_root
@@ -98,7 +129,7 @@ def test_a_run_directory_that_cannot_be_is_named(settings: HostSettings, tmp_pat
 
 
 @needs_root
-@pytest.mark.parametrize("user", [None, CHOSEN_USER, JobUser("daemon", 1, 1)])
+@pytest.mark.parametrize("user", [None, OWNERS, CHOSEN_USER, JobUser("daemon", 1, 1)])
 def test_a_supervisor_is_told_what_its_host_worker_chose(
     settings: HostSettings, monkeypatch: pytest.MonkeyPatch, user: JobUser | None
 ) -> None:

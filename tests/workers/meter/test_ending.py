@@ -11,7 +11,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from workers.host.launch import read_told
-from workers.meter.ending import MAX_MESSAGE, MAX_TRACEBACK, fail, tell, tell_exception
+from workers.meter.ending import MAX_MESSAGE, MAX_TRACEBACK, _code_of, fail, tell, tell_exception
 from workers.meter.script import Script, run
 
 
@@ -33,6 +33,18 @@ def test_an_exception_is_told_with_its_type_its_words_and_its_traceback(told: Pa
     assert moment is not None
     assert before <= moment <= time.time(), "to the microsecond: it says which rank was first"
     assert ProcessFailure(0, 1, 1, str(told)).timestamp == int(moment), "plain torchrun reads it as well"
+
+
+def test_what_a_rank_refuses_is_told_here_and_to_torchrun(told: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail("train.data: there is no 'x.bin'", 2) == 2
+    assert capsys.readouterr().err == "error: train.data: there is no 'x.bin'\n"
+    assert read_told(told)[0] == "train.data: there is no 'x.bin'"
+
+
+def test_what_nobody_foresaw_ends_a_rank_with_its_words(told: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _code_of(lambda: 1 // 0) == 1
+    assert read_told(told)[0] == "ZeroDivisionError: integer division or modulo by zero"
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_what_is_told_is_bounded_and_the_end_of_a_traceback_stays(told: Path) -> None:

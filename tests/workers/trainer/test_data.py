@@ -94,7 +94,7 @@ def test_ranks_that_start_together_share_one_cached_file(tmp_path: Path) -> None
     with ThreadPoolExecutor(8) as pool:
         corpora = list(pool.map(lambda _: load_corpus("stdlib", tmp_path, 256, SEQ_LEN), range(8)))
     assert len({bytes(c.held_out) for c in corpora}) == 1
-    names = sorted(p.name for p in (tmp_path / ".cache").iterdir())
+    names = sorted(p.name for p in (tmp_path / ".cache" / str(os.geteuid())).iterdir())
     assert names == [names[0], f"{names[0]}.lock"]
 
 

@@ -43,7 +43,7 @@ def told(root: Path, data: str, **more: Any) -> str:
     """The one line that comes instead of a traceback; no draft is left behind."""
     with pytest.raises(UserError) as error:
         tokens(root, data, **more)
-    assert not list((root / ".cache").glob("*.new"))
+    assert not list((root / ".cache").rglob("*.new"))
     assert str(error.value).isprintable()
     return str(error.value)
 
@@ -256,7 +256,7 @@ def test_a_draft_is_removed_on_any_exception(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("workers.trainer.data.write_tokens", stopped)
     with pytest.raises(KeyboardInterrupt):
         tokens(tmp_path, "x.jsonl")
-    assert [path.suffix for path in (tmp_path / ".cache").iterdir()] == [".lock"]
+    assert [path.suffix for path in (tmp_path / ".cache").rglob("*.*") if path.is_file()] == [".lock"]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "txt"])

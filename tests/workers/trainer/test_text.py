@@ -70,14 +70,14 @@ def test_plain_text_and_the_default_corpus_are_encoded_too(root: Path, tokenizer
 
 def test_tokens_are_made_once_and_again_when_the_file_changes(root: Path) -> None:
     tokens(root, "d.jsonl")
-    (cached,) = (root / ".cache").glob("*.u8")
+    (cached,) = (root / ".cache").rglob("*.u8")
     before = cached.stat().st_mtime_ns
     tokens(root, "d.jsonl")
     assert cached.stat().st_mtime_ns == before
     with (root / "d.jsonl").open("a") as file:
         file.write(json.dumps({"text": "one more"}) + "\n")
     assert bytes(tokens(root, "d.jsonl")).decode().endswith("one more\n")
-    assert not list((root / ".cache").glob("*.new"))
+    assert not list((root / ".cache").rglob("*.new"))
 
 
 def test_encode_writes_the_bin_that_training_maps(root: Path, tokenizer: Tokenizer) -> None:
@@ -113,7 +113,7 @@ def test_what_is_wrong_is_told_by_its_place(
     with pytest.raises(UserError) as told:
         load_corpus(name, root, 300, SEQ_LEN, **more)  # type: ignore[arg-type]
     assert words in str(told.value)
-    assert not list((root / ".cache").glob("*.u8")), "nothing half written is kept"
+    assert not list((root / ".cache").rglob("*.u8")), "nothing half written is kept"
 
 
 def test_a_column_and_a_vocabulary_that_do_not_fit_are_told_with_the_numbers(root: Path, tokenizer: Tokenizer) -> None:

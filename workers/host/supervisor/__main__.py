@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ from contracts.gangs import node_of, ranks_here
 from contracts.telemetry import Item
 from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir
 from workers.host.files import write_json
+from workers.host.identity import user_of
 from workers.host.processes import process_id
 from workers.host.settings import HostSettings, host_settings
 from workers.host.supervisor.board import Board
@@ -27,7 +29,7 @@ from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.ending import Ended, exit_report, read_failure
 from workers.host.supervisor.gang import NotReadyError, gathered, meet
 from workers.host.supervisor.lease import Lease
-from workers.host.supervisor.line import LineError, Ready
+from workers.host.supervisor.line import GangLine, LineError, Ready
 from workers.host.supervisor.line.over_redis import RedisLine
 from workers.host.supervisor.publish import Publisher
 from workers.host.supervisor.serve import Telemetry
@@ -50,15 +52,15 @@ LAST_LINES_S = 10.0
 class Supervisor:
     """State of one attempt while it runs."""
 
-    def __init__(self, attempt: AttemptDir, settings: HostSettings, folder: Path) -> None:
-        self.attempt, self.settings = attempt, settings
+    def __init__(self, attempt: AttemptDir, settings: HostSettings, folder: Path, line: GangLine) -> None:
+        self.attempt, self.order = attempt, attempt.read_order()
+        self.settings = replace(settings, job_user=user_of(self.order, settings))
         self.folder = folder  # of the telemetry's socket
-        self.order = attempt.read_order()
-        user = settings.job_user
+        user = self.settings.job_user
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
         self.tail = LogTail(attempt.logs, ranks_here(self.order), settings.log_bytes, owners)
         self.board, self.tally, self.clock = Board(), Tally(ranks_here(self.order)[0]), BoardClock()
-        self.line = RedisLine(attempt, settings, node_of(self.order))
+        self.line = line
         self.publisher = Publisher(attempt.job, attempt.attempt, self.board, self.line, settings.name, self.clock)
         self.lease = Lease(self.order)
         self.ended_by: Outcome | None = None  # set when we, not the training, ended it
@@ -67,7 +69,8 @@ class Supervisor:
         self._started = False
         self._over = asyncio.Event()
 
-    async def run(self) -> None:
+    async def run(self) -> Outcome:
+        """How it ended, when the board was told."""
         started = time.time()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._shut_down)
@@ -84,6 +87,7 @@ class Supervisor:
         except OSError:  # a full disk: the controller hears of it all the same
             log.exception("the exit report is not on disk")
         await self._say_goodbye()
+        return self._exit["outcome"]
 
     async def _train(self) -> int:
         """From the first process to the last; torchrun's exit code."""
@@ -151,6 +155,8 @@ class Supervisor:
         if self.tally.training and not self.attempt.running.exists():
             self.attempt.running.touch()
             await self._report_if_heard()
+        elif any(item["kind"] == "checkpoint" for item in items):  # what a later attempt must go on from
+            await self._report_if_heard()
 
     async def _tail_forever(self) -> None:
         """In a thread: a disk may block, and the ranks' records and the cancel flag must not wait for it."""
@@ -172,6 +178,8 @@ class Supervisor:
         report = AttemptReport(
             job=self.attempt.job, attempt=self.attempt.attempt, state=state, slots=self.order["slots"]
         )
+        if checkpoint := self.tally.checkpoint:
+            report["checkpoint"] = checkpoint
         if self._exit is not None:
             report["state"], report["exit"] = "exited", self._exit
         elif note := self.attempt.read_note():
@@ -217,8 +225,13 @@ def main() -> int:
     write_json(attempt.supervisor, {**identity._asdict(), "folder": str(folder)})
     if attempt.exit.exists():  # so late that the host worker has reported this attempt lost: it must not run after all
         return 1
-    asyncio.run(Supervisor(attempt, host_settings(), folder).run())
+    asyncio.run(_supervise(attempt, host_settings(), folder))
     return 0
+
+
+async def _supervise(attempt: AttemptDir, settings: HostSettings, folder: Path) -> None:
+    line = RedisLine(attempt, settings, node_of(attempt.read_order()))
+    await Supervisor(attempt, settings, folder, line).run()
 
 
 if __name__ == "__main__":

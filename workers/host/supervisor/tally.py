@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import deque
 from statistics import median
 from typing import Any
 
 from contracts.control import LossPoint, Measured, Summary
+from contracts.fields import CHECKPOINT_NAME
 from contracts.telemetry import (
     FIRST_STEPS,
     Cell,
@@ -78,6 +80,12 @@ class Tally:
     def tried(self) -> int:
         """Ranks of a dry run."""
         return len(self._dry_runs)
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The newest that is complete, by its name."""
+        names = (item["name"] or "" for item in reversed(self._checkpoints))
+        return next((name for name in names if re.fullmatch(CHECKPOINT_NAME, name)), None)
 
     def add(self, item: Item) -> None:
         """Take one checked item from a rank."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 import time
 import zlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from contracts.codec import encode_report
 from contracts.control import AttemptReport
-from workers.host.supervisor.line import LineError, RefusedError
+from workers.host.supervisor.line import LineError, Ready, RefusedError
 from workers.host.supervisor.line.https import Answer, AwayError, Board
 
 log = logging.getLogger(__name__)
@@ -90,8 +92,25 @@ class HttpLine:
         """Nothing published is on its way any more."""
         await self._settle()
 
+    async def now(self) -> float:
+        with _understood():
+            return float((await self._meet({}))["now"])
+
+    async def say_ready(self, node: int, ready: Ready) -> None:
+        """Of our own node alone: the board knows which that is."""
+        await self._meet(ready._asdict())
+
+    async def who_is_ready(self) -> dict[int, Ready]:
+        with _understood():
+            ready = (await self._meet({}))["ready"]
+            return {int(one["node"]): Ready(str(one["address"]), int(one["port"])) for one in ready}
+
     async def close(self) -> None:
         await asyncio.to_thread(self._board.close)
+
+    async def _meet(self, said: dict[str, Any]) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json"}
+        return await self._say(f"{self._who.path}/meet", json.dumps(said).encode(), headers)
 
     async def _settle(self) -> None:
         if self._unsure is None:
@@ -104,8 +123,9 @@ class HttpLine:
         self._unsure = None
         self._number += 1
 
-    async def _say(self, path: str, body: bytes, headers: dict[str, str]) -> None:
-        """
+    async def _say(self, path: str, body: bytes, headers: dict[str, str]) -> dict[str, Any]:
+        """What the board answers.
+
         Raises:
             RefusedError: it is not wanted, now or later.
             NotTakenError: it was heard and is to be said again later.
@@ -123,6 +143,7 @@ class HttpLine:
             self._tell_once(f"the board does not answer ({error}): training goes on, and what it says is kept")
             raise LineError(str(error)) from None
         self._take_in(answer)
+        return answer.told
 
     def _take_in(self, answer: Answer) -> None:
         if answer.status == 200 and not isinstance(answer.told.get("cancel"), bool):
@@ -154,3 +175,12 @@ class HttpLine:
         if not self._away or again:
             self._tell(words)
         self._away = True
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """An answer that lacks what was asked for is none."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise LineError(f"the board's answer is not understood: {error!r}") from None

@@ -13,7 +13,7 @@ def begin(apps, _schema_editor):
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0040_reported_runs'),
+        ('jobs', '0015_members_only'),
     ]
 
     operations = [

@@ -1,0 +1,76 @@
+"""Rows of attempts that Slurm runs: made, noted, told of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from django.conf import settings
+from django.utils import timezone
+
+from contracts.allocations import VERSION, AllocationOrder
+from jobs.engines.slurm.script import Submission, submission
+from jobs.engines.slurm.site import Site
+from jobs.models import Attempt, Job, Member, RunToken
+from jobs.reporting.tokens import issue
+from planner.facts.engines import slurm_of
+from planner.facts.kinds import num_slots
+from planner.facts.spec import JobSpec
+
+
+def begin(job: Job) -> None:
+    """The attempt of a queued job that is locked, with a member for each node that it asks for."""
+    spec, now = JobSpec.model_validate(job.spec), timezone.now()
+    nodes, ranks = slurm_of(spec).nodes, spec.layout.world_size
+    attempt = Attempt.objects.create(job=job, number=job.attempt)
+    Member.objects.bulk_create(
+        Member(
+            attempt=attempt,
+            node=node,
+            host_name=f"node {node}",  # until it joins under its own
+            first_rank=node * (ranks // nodes),
+            num_ranks=ranks // nodes,
+            ordered=now,
+        )
+        for node in range(nodes)
+    )
+
+
+def submit(attempt: Attempt, site: Site) -> Submission:
+    """What sbatch is to be given, with a token of its own: one that was sent before and comes late is refused by it."""
+    spec = JobSpec.model_validate(attempt.job.spec)
+    RunToken.objects.filter(attempt=attempt).delete()
+    nodes = slurm_of(spec).nodes
+    order = AllocationOrder(
+        v=VERSION,
+        job=attempt.job_id,
+        attempt=attempt.number,
+        spec=attempt.job.spec,
+        nodes=nodes,
+        slots=num_slots(spec) // nodes,
+        board=site.board,
+        certificates=Path(site.ca_file).read_text() if site.ca_file else "",
+        token=issue(attempt),
+        folder=site.folder,
+        lease_s=settings.LEASE_S,
+    )
+    return submission(spec, attempt.job_id, attempt.number, order, site)
+
+
+def note(attempt: Attempt, job: str) -> None:
+    """Which of Slurm's jobs it is; once."""
+    if not attempt.engine_id:
+        Attempt.objects.filter(pk=attempt.pk, engine_id="").update(engine_id=job)
+        attempt.engine_id = job
+
+
+def tell(attempt: Attempt, told: dict[str, str]) -> None:
+    """What a page shows of it, where that is news."""
+    if attempt.engine_told != told:
+        Attempt.objects.filter(pk=attempt.pk).update(engine_told=told)
+
+
+def joined(attempts: Iterable[Attempt]) -> set[int]:
+    """Keys of those of which a supervisor spoke."""
+    spoke = Member.objects.filter(attempt__in=[attempt.pk for attempt in attempts]).exclude(claim="")
+    return set(spoke.order_by().values_list("attempt", flat=True))

@@ -1,0 +1,178 @@
+"""Slurm as an `Engine`: what the database wants and what Slurm says, held against each other once a pass.
+
+Slurm's queue is the queue: a job stays QUEUED here while it is pending there, with Slurm's own reason. An attempt is
+submitted under its own name and only after a look that did not find it; of two by one name Slurm runs one at a time,
+and the board listens to one alone: by the token of the last submission, and the claim of whoever joined first.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from functools import partial
+
+from django.db import transaction
+from django.db.models import Exists, OuterRef, QuerySet
+from django.utils import timezone
+
+from jobs.engines.slurm import attempts, ends
+from jobs.engines.slurm.commands import Slurm
+from jobs.engines.slurm.door import Door
+from jobs.engines.slurm.rounds import Rounds
+from jobs.engines.slurm.rows import SlurmJob, name_of
+from jobs.engines.slurm.script import Submission, log_of
+from jobs.engines.slurm.site import Site
+from jobs.engines.slurm.talk import MOST_SUBMITTED, News, Wants, talk
+from jobs.engines.slurm.words import WAITING, ended, told, waits, where
+from jobs.models import Attempt, Job, Status
+from jobs.queue import lifecycle
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 3.0  # at the soonest, where nothing is new: slurmctld answers everybody
+PATIENCE_S = 0.25  # that a pass waits for a round with something new in it: most are done by then
+MOST_PLACED = 100  # in one pass
+FORGOTTEN_IN_A_ROW = 3  # looks that do not find what Slurm once took, and it is gone
+LINGERS = timedelta(minutes=1)  # for Slurm's job to end after the attempt has, by its own word
+
+
+class SlurmEngine:
+    """An `Engine`. What it keeps in memory it can do without: the next one looks again."""
+
+    name = "slurm"
+
+    def __init__(self, site: Site) -> None:
+        self._site, self._slurm = site, Slurm(Door(site.login, site.ssh_config))
+        self._rounds, self._looked = Rounds(), -LOOK_EVERY_S
+        self._trouble = ""
+        self._sending: frozenset[str] = frozenset()  # names that the round under way may submit
+        self._absent: set[str] = set()  # names that the last look did not find, and that were not sent since
+        self._missed: dict[str, int] = {}  # looks in a row
+
+    def place(self) -> None:
+        """Every queued job becomes an attempt at once: when it runs, Slurm says. Not while an earlier one may run."""
+        begun = Attempt.objects.filter(job=OuterRef("pk"), number=OuterRef("attempt"))
+        left = Attempt.objects.filter(job=OuterRef("pk"), engine_ended__isnull=True)
+        queued = Job.objects.filter(status=Status.QUEUED, engine=self.name).exclude(Exists(begun) | Exists(left))
+        for job_id in queued.order_by("-priority", "created").values_list("id", flat=True)[:MOST_PLACED]:
+            with transaction.atomic():
+                for job in lifecycle.lock_queued([job_id], "spec"):
+                    attempts.begin(job)
+
+    def observe(self) -> None:
+        """Take the last round's news in, and look again where it is time."""
+        self._take_in(self._rounds.news())
+        if not self._rounds.busy and (followed := list(self._followed())) and self._due(followed):
+            self._begin(followed)
+
+    def cancel(self) -> None:
+        """A round tells Slurm of what is to end (`_begin`); what Slurm never had has ended here."""
+        on_its_way = self._sending if self._rounds.busy else frozenset()
+        for attempt in self._followed().filter(engine_id="", job__status=Status.CANCELLING):
+            if _name(attempt) in self._absent - on_its_way:
+                ends.lose(attempt, "cancelled before Slurm had it")
+
+    def start(self) -> None:
+        """Submit what the last look did not find."""
+        self._take_in(self._rounds.news(PATIENCE_S))
+        if self._rounds.busy or not self._absent:
+            return
+        followed = list(self._followed())
+        new = [attempt for attempt in followed if self._to_submit(attempt)][:MOST_SUBMITTED]
+        if new:
+            self._begin(followed, tuple(attempts.submit(attempt, self._site) for attempt in new))
+            self._take_in(self._rounds.news(PATIENCE_S))
+
+    def close(self) -> None:
+        """A round under way ends by its deadlines; what it did is found by name."""
+
+    def _followed(self) -> QuerySet[Attempt]:
+        """Attempts of which something may be left with Slurm."""
+        found = Attempt.objects.filter(job__engine=self.name, engine_ended__isnull=True).order_by("id")
+        return found.select_related("job").defer("exit", "job__estimate", "job__hardware", "job__chosen")
+
+    def _due(self, followed: list[Attempt]) -> bool:
+        """Whether to look: it is time, or somebody waits for it."""
+        new = any(not attempt.engine_id or attempt.job.status == Status.CANCELLING for attempt in followed)
+        return (new and not self._trouble) or time.monotonic() - self._looked >= LOOK_EVERY_S
+
+    def _to_submit(self, attempt: Attempt) -> bool:
+        return attempt.job.status == Status.QUEUED and _name(attempt) in self._absent and not attempt.engine_id
+
+    def _begin(self, followed: list[Attempt], start: tuple[Submission, ...] = ()) -> None:
+        """A round, in its thread."""
+        joined = attempts.joined(followed)
+        wants = Wants(
+            known={_name(attempt): attempt.engine_id for attempt in followed},
+            start=start,
+            end=frozenset(_name(attempt) for attempt in followed if _to_end(attempt)),
+            logs={_name(a): log_of(_name(a), self._site.folder) for a in followed if a.pk not in joined},
+            folder=self._site.folder,
+        )
+        self._looked = time.monotonic()
+        self._sending = frozenset(asked.name for asked in start)
+        self._rounds.begin(partial(talk, self._slurm, wants))
+
+    def _take_in(self, news: News | None) -> None:
+        if news is None:
+            return
+        self._hear_of_trouble(news.trouble)
+        self._absent = set() if news.trouble else set(news.absent - self._sending)
+        followed = {_name(attempt): attempt for attempt in self._followed()}
+        for name, attempt in followed.items():
+            if job := news.submitted.get(name):
+                attempts.note(attempt, job)
+            elif name in news.refused:
+                ends.refuse(attempt, news.refused[name])
+            elif name in news.jobs:
+                self._missed.pop(name, None)
+                self._follow(attempt, news.jobs[name], news.logs.get(name, ""))
+            elif attempt.engine_id and name in news.absent:
+                self._miss(attempt)
+        self._missed = {name: times for name, times in self._missed.items() if name in followed}
+
+    def _follow(self, attempt: Attempt, job: SlurmJob, printed: str) -> None:
+        attempts.note(attempt, job.id)
+        attempts.tell(attempt, told(job))
+        if job.state in WAITING:
+            _wait(attempt.job, waits(job), Status.QUEUED)
+        elif ended(job):
+            ends.finish(attempt, job, printed)
+        else:
+            lifecycle.start({attempt.job_id: (attempt.number, where(job))})
+
+    def _miss(self, attempt: Attempt) -> None:
+        name = _name(attempt)
+        self._missed[name] = self._missed.get(name, 0) + 1
+        if self._missed[name] >= FORGOTTEN_IN_A_ROW:
+            ends.lose(attempt, f"Slurm no longer knows its job {attempt.engine_id}, and its accounts say nothing of it")
+
+    def _hear_of_trouble(self, trouble: str) -> None:
+        if trouble and not self._trouble:
+            log.warning("Slurm cannot be asked: %s", trouble)
+        elif self._trouble and not trouble:
+            log.info("Slurm answers again")
+        self._trouble = trouble
+        if trouble:
+            for job in Job.objects.filter(engine=self.name, status__in=(Status.QUEUED, Status.CANCELLING)):
+                _wait(job, f"Slurm cannot be asked: {trouble}", job.status)
+
+
+def _wait(job: Job, reason: str, status: str) -> None:
+    """Why it waits, where that is news."""
+    if job.wait_reason != reason[:500] and Job.objects.filter(id=job.id, status=status).update(
+        wait_reason=reason[:500]
+    ):
+        lifecycle.announce(job.id)
+
+
+def _name(attempt: Attempt) -> str:
+    return name_of(attempt.job_id, attempt.number)
+
+
+def _to_end(attempt: Attempt) -> bool:
+    """Cancelled; or over by its own word, and something of it lingers."""
+    if attempt.ended is not None:
+        return timezone.now() - attempt.ended > LINGERS
+    return attempt.job.status == Status.CANCELLING

@@ -1,0 +1,169 @@
+"""The engine's passes on a real Slurm and a real database: cut off anywhere, it starts no attempt twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from jobs.engines.slurm.commands import Slurm
+from jobs.engines.slurm.door import Door
+from jobs.engines.slurm.engine import SlurmEngine
+from jobs.engines.slurm.rows import SlurmJob, name_of
+from jobs.engines.slurm.site import Site
+from jobs.models import Attempt, Job, RunToken, Status
+from jobs.queue import actions
+from tests.slurm.cluster import Cluster
+from tests.slurm.login import Login
+from tests.support.processes import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+
+SLURM = Slurm(Door())
+SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "resources": {"engine": "slurm"}}
+
+
+@pytest.fixture
+def site(slurm: Cluster, tmp_path: Path, settings: Any) -> Site:
+    """A cluster whose supervisors sleep."""
+    sleeper = tmp_path / "python"
+    sleeper.write_text("#!/bin/sh\nexec sleep 300\n")
+    sleeper.chmod(0o755)
+    made = Site(str(tmp_path), str(sleeper), "https://board")
+    settings.SLURM = made._asdict()
+    return made
+
+
+@pytest.fixture
+def job(site: Site, db: None) -> Job:
+    owner = User.objects.create_user("owner")
+    return actions.submit(owner, SPEC)[0]
+
+
+def work(engine: SlurmEngine) -> None:
+    """One tick of the controller."""
+    engine.place()
+    engine.observe()
+    engine.cancel()
+    engine.start()
+
+
+def until(engine: SlurmEngine, job: Job, status: Status) -> Job:
+    def reached() -> bool:
+        work(engine)
+        job.refresh_from_db()
+        return job.status == status
+
+    wait_until(reached, f"{job.id} is {status}", 60)
+    return job
+
+
+def in_slurm(job: Job, attempt: int = 1) -> list[SlurmJob]:
+    return [found for found in SLURM.jobs() if found.name == name_of(job.id, attempt)]
+
+
+def test_a_job_is_submitted_in_its_first_tick_and_followed(site: Site, job: Job) -> None:
+    engine = SlurmEngine(site)
+    work(engine)
+    (found,) = in_slurm(job)
+    assert Attempt.objects.get(job=job).engine_id == found.id
+    until(engine, job, Status.STARTING)
+    assert job.history.last().reason == f"Slurm runs it on node0: job {found.id}, partition main"
+
+
+def test_a_controller_killed_between_sbatch_and_noting_the_id_starts_no_second_job(site: Site, job: Job) -> None:
+    work(SlurmEngine(site))
+    (found,) = in_slurm(job)
+    Attempt.objects.update(engine_id="")
+    until(SlurmEngine(site), job, Status.STARTING)
+    assert [other.id for other in in_slurm(job)] == [found.id]
+    assert Attempt.objects.get().engine_id == found.id
+
+
+def test_of_two_controllers_at_once_one_s_job_runs_and_the_other_s_ends(
+    site: Site, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = SlurmEngine(site), SlurmEngine(site)
+    first.place()
+    for engine in (first, second):  # both have looked, and found nothing
+        engine.observe()
+        wait_until(lambda engine=engine: not engine._rounds.busy, "it has looked")
+    look = Slurm.jobs
+    monkeypatch.setattr(Slurm, "jobs", lambda _self: [])  # and look again just before the other submits
+    first.start()
+    Attempt.objects.update(engine_id="")
+    second.start()
+    monkeypatch.setattr(Slurm, "jobs", look)
+    assert len(in_slurm(job)) == 2
+    assert RunToken.objects.filter(attempt__job=job).count() == 1, "one of the two speaks for the attempt"
+    until(second, job, Status.STARTING)
+    noted = Attempt.objects.get().engine_id
+
+    def only_the_noted() -> bool:
+        work(second)
+        return {found.id for found in in_slurm(job) if found.state in ("RUNNING", "PENDING")} == {noted}
+
+    wait_until(only_the_noted, "one of the two is left", 30)
+
+
+def test_what_slurm_refuses_fails_in_its_words(site: Site) -> None:
+    owner = User.objects.create_user("owner")
+    spec = {**SPEC, "resources": {"engine": "slurm", "slurm": {"partition": "nowhere"}}}
+    job = until(SlurmEngine(site), actions.submit(owner, spec)[0], Status.FAILED)
+    assert job.history.last().reason.lower() == "slurm refused it: invalid partition name specified"
+
+
+def test_cancelled_while_slurm_was_never_asked_it_is_cancelled_here(site: Site, job: Job) -> None:
+    engine = SlurmEngine(site)
+    engine.place()
+    actions.cancel(job, "owner")
+    until(engine, job, Status.CANCELLED)
+    assert in_slurm(job) == []
+
+
+def test_cancelled_from_outside_it_says_so(site: Site, job: Job, slurm: Cluster) -> None:
+    engine = SlurmEngine(site)
+    until(engine, job, Status.STARTING)
+    slurm.command("scancel", Attempt.objects.get().engine_id)
+    until(engine, job, Status.FAILED)
+    assert job.history.last().reason.startswith("Slurm: it was cancelled there, not by the board")
+
+
+def test_a_new_attempt_waits_until_slurm_has_nothing_left_of_the_one_before(site: Site, job: Job) -> None:
+    engine = SlurmEngine(site)
+    until(engine, job, Status.STARTING)
+    Attempt.objects.update(ended="2026-01-01T00:00:00Z")  # by its supervisor's word; Slurm's job lingers
+    Job.objects.update(status=Status.FAILED)
+    actions.requeue(job, "owner")
+    until(engine, job, Status.STARTING)
+    (first,), (second,) = in_slurm(job, 1), in_slurm(job, 2)
+    assert (first.state, second.state) == ("CANCELLED", "RUNNING")
+
+
+def test_while_the_login_node_is_down_jobs_wait_and_no_tick_does(
+    slurm: Cluster, site: Site, login: Login, settings: Any
+) -> None:
+    remote = site._replace(login=login.address, ssh_config=str(login.config))
+    login.stop()
+    engine = SlurmEngine(remote)
+    job = actions.submit(User.objects.create_user("owner"), SPEC)[0]
+
+    def told() -> bool:
+        work(engine)
+        job.refresh_from_db()
+        return job.wait_reason.startswith("Slurm cannot be asked: the login node root@login cannot be reached")
+
+    wait_until(told, "the reason is told", 30)
+    login.start()
+    until(engine, job, Status.STARTING)
+    assert len(in_slurm(job)) == 1
+
+
+def test_a_job_that_slurm_forgot_is_lost(site: Site, job: Job) -> None:
+    engine = SlurmEngine(site)
+    engine.place()
+    Attempt.objects.update(engine_id="999999")
+    until(engine, job, Status.LOST)
+    assert job.history.last().reason == "Slurm no longer knows its job 999999, and its accounts say nothing of it"

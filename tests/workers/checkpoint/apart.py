@@ -1,0 +1,63 @@
+"""Two ranks on hosts that share nothing: a checkpoint is saved by both, and is then on both; one that fits nowhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from planner.facts.parse import parse_spec
+from workers.checkpoint import across, folder
+from workers.trainer.errors import UserError
+
+SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}
+
+
+def main() -> None:
+    base = Path(sys.argv[1])
+    os.environ["LOCAL_RANK"] = "0"  # each is the first of its host
+    dist.init_process_group("gloo")
+    rank, group = dist.get_rank(), dist.group.WORLD
+    assert isinstance(group, dist.ProcessGroup)
+    job = base / str(rank) / "job"
+    path = folder.step_folder(job / "1", 7)
+    draft = folder.draft_of(path)
+    draft.mkdir(parents=True)
+    own = draft / f"__{rank}_0.distcp"
+    own.write_bytes(bytes([rank]) * (across.CHUNK_BYTES + 5 if rank else 3))  # more than one chunk travels
+    told: list[Any] = [None, None]
+    dist.all_gather_object(told, folder.describe(draft, [own.name]))
+    files = {name: entry for part in told for name, entry in part.items()}
+    across.collect(draft, files, group)
+    if rank == 0:
+        folder.publish(draft, parse_spec(SPEC), 7, files, [1])
+    dist.barrier()
+    across.discard_elsewhere(draft)
+    left = draft.exists()
+    across.bring(job, group)
+    damage = folder.damage(path, files)
+    # A newer one that rank 1 cannot take: a file is where its folder should be.
+    newer = folder.step_folder(job / "2", 9)
+    if rank == 0:
+        folder.draft_of(newer).mkdir(parents=True)
+        folder.publish(folder.draft_of(newer), parse_spec(SPEC), 9, {}, [1])
+    else:
+        (job / "2").write_text("")
+    dist.barrier()
+    problem = ""
+    try:
+        across.bring(job, group)
+    except UserError as error:
+        problem = str(error)
+    have = [str(found.path.relative_to(job)) for found in folder.complete_below(job)]
+    said = {"left": left, "damage": damage, "problem": problem, "have": have}
+    (base / f"said-{rank}.json").write_text(json.dumps(said))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

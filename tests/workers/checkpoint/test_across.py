@@ -1,0 +1,59 @@
+"""Hosts that share no checkpoint root, and a retry that must not begin anew in silence."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.facts.parse import parse_spec
+from tests.support.ranks import run_to_end, torchrun
+from workers.checkpoint import folder
+from workers.trainer.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    base = tmp_path_factory.mktemp("apart")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = run_to_end(torchrun(2, "-m", "tests.workers.checkpoint.apart", str(base)), environment, limit_s=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((base / f"said-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_a_checkpoint_is_collected_on_one_host_and_brought_to_the_other_whole(said: list[dict[str, Any]]) -> None:
+    assert [one["damage"] for one in said] == [None, None]
+    assert "1/step-00000007" in said[1]["have"]
+    assert [one["left"] for one in said] == [False, False], "no draft stays behind"
+
+
+def test_a_host_that_cannot_take_it_fails_all_and_says_why(said: list[dict[str, Any]]) -> None:
+    for one in said:
+        assert one["problem"].startswith("the checkpoint cannot be brought to this host: ")
+        assert "2" in one["problem"]
+    assert said[1]["have"] == ["1/step-00000007"], "what it had stays"
+
+
+def publish(job: Path, attempt: int, step: int) -> None:
+    draft = folder.draft_of(folder.step_folder(job / str(attempt), step))
+    draft.mkdir(parents=True)
+    folder.publish(draft, parse_spec({"model": {"preset": "gpt-tiny"}}), step, {}, [])
+
+
+def test_a_retry_goes_on_from_what_was_told_or_later_and_never_from_less(tmp_path: Path) -> None:
+    job = tmp_path / "job"
+
+    def must_have(expected: str) -> None:
+        folder.must_have(folder.complete_below(job)[::-1], expected, "anna")
+
+    with pytest.raises(UserError, match=r"job/1/step-00000020 was written .* on host anna, .*; there is none here\."):
+        must_have("job/1/step-00000020")
+    publish(job, 1, 10)
+    with pytest.raises(UserError, match=r"the newest here is 1/step-00000010\."):
+        must_have("job/1/step-00000020")
+    must_have("job/1/step-00000010")
+    publish(job, 2, 5)
+    must_have("job/1/step-00000020")  # a later attempt went on from it

@@ -1,0 +1,81 @@
+"""`python -m workers.slurm`: one node of an attempt that Slurm runs. srun starts it on each, its order on stdin.
+
+No rank starts before the board has this node's claim: of an attempt that was submitted twice one is refused there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+
+from contracts.allocations import AllocationOrder
+from contracts.codec import BadMessageError
+from workers.elsewhere.joining import Asked, Joining, RefusedError, Run
+from workers.host.attempts import SOCKET_FOLDER
+from workers.host.claims import claim
+from workers.host.settings import HostSettings
+from workers.host.supervisor.__main__ import Supervisor
+from workers.host.supervisor.line.https import BadUrlError, Board
+from workers.host.supervisor.line.over_http import HttpLine
+from workers.slurm.node import Node, NoNodeError, launch_order, read_order, settings_of, this_node
+from workers.slurm.prune import prune
+
+
+class Allocated(Supervisor):
+    """A supervisor that Slurm may end, and that does not know why it does."""
+
+    def _shut_down(self) -> None:
+        self._end("lost", "Slurm ended it")
+
+
+def say(words: str) -> None:
+    """To the batch job's output, which the board shows of an attempt that could not tell more."""
+    print(f"meshboard: {words}", file=sys.stderr, flush=True)
+
+
+async def supervise(order: AllocationOrder, node: Node, settings: HostSettings, board: Board) -> int:
+    """From the claim to the last word; 0 when all went well."""
+    run = Run(order["job"], order["attempt"], order["token"], "")
+    try:
+        who = await Joining(board, Asked(run, "", {}), say).join(run, node.place, node.name)
+    except RefusedError as error:
+        say(f"the board refuses this attempt: {error}")
+        return 1
+    attempt = claim(settings.run_dir, launch_order(order, node))
+    if attempt is None:
+        say("this attempt was begun here before")
+        return 1
+    folder = Path(tempfile.gettempdir()) / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
+    outcome = await Allocated(attempt, settings, folder, HttpLine(board, who, say)).run()
+    return 0 if outcome == "succeeded" else 1
+
+
+def main() -> int:
+    try:
+        order = read_order(sys.stdin.buffer)
+        node = this_node(order)
+        board = _board(order)
+    except (BadMessageError, NoNodeError, BadUrlError, OSError) as error:
+        say(str(error))
+        return 1
+    code = asyncio.run(supervise(order, node, settings_of(order, node), board))
+    if node.place == 0:
+        prune(Path(order["folder"]))
+    return code
+
+
+def _board(order: AllocationOrder) -> Board:
+    """Raises BadUrlError, OSError."""
+    if not order["certificates"]:
+        return Board(order["board"])
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        file.write(order["certificates"])
+        file.flush()
+        return Board(order["board"], Path(file.name))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
