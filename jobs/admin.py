@@ -30,18 +30,21 @@ BADGES = {
 }
 
 
-class OwnColumns(ModelAdmin):
-    """Saves what was edited and nothing else: the other columns are the scheduler's and the hosts'."""
+class OwnColumn(ModelAdmin):
+    """Saves one column and nothing else: the others may have moved on since the form was shown."""
+
+    column: str
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        edited = {name: getattr(obj, name) for name in form.changed_data}
-        if not edited:
-            return
+        after = getattr(obj, self.column)
         with transaction.atomic():
             rows = self.model.objects.filter(pk=obj.pk)
-            before = rows.values(*edited).first()
-            rows.update(**edited)
-            record(request.user.get_username(), "edit", self.model._meta.model_name, obj.pk, before, edited)
+            before = rows.values_list(self.column, flat=True).first()
+            if before == after:
+                return
+            rows.update(**{self.column: after})
+            kind = self.model._meta.model_name
+            record(request.user.get_username(), self.column, kind, obj.pk if kind == "job" else obj, before, after)
 
 
 class Audited(ModelAdmin):
@@ -96,9 +99,10 @@ class AttemptInline(ReadOnlyInline):
 
 
 @admin.register(Job)
-class JobAdmin(OwnColumns):
+class JobAdmin(OwnColumn):
     """The queue, in the order in which the scheduler takes it, and all that ended."""
 
+    column = "priority"
     list_display = ["name", "id", "owner", "state", "priority", "layout", "wait_reason", "created"]
     list_editable = ["priority"]
     list_filter = ["status", "owner"]
@@ -135,10 +139,6 @@ class JobAdmin(OwnColumns):
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
-    def save_model(self, request: HttpRequest, obj: Job, form: Any, change: bool) -> None:
-        # Its own column alone: the rest of the row may have moved on since the form was shown.
-        Job.objects.filter(pk=obj.pk).update(priority=obj.priority)
-
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         # A job that holds slots must be cancelled first: deleting its row would orphan its processes.
         return obj is not None and obj.status in ("succeeded", "failed", "lost", "cancelled")
@@ -157,8 +157,10 @@ class JobAdmin(OwnColumns):
 
 
 @admin.register(Host)
-class HostAdmin(OwnColumns):
+class HostAdmin(OwnColumn):
     """Hosts announce themselves; a person may only drain them, or give up one that is silent."""
+
+    column = "drained"
 
     list_display = ["name", "device_name", "slots", "free", "drained", "last_seen", "dead_letters"]
     readonly_fields = ["name", "slots", "device", "device_name", "memory_bytes", "boot_id", "note", "last_seen"]
@@ -173,10 +175,6 @@ class HostAdmin(OwnColumns):
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
-
-    def save_model(self, request: HttpRequest, obj: Host, form: Any, change: bool) -> None:
-        # Its own column alone: the rest is what the host last said of itself.
-        Host.objects.filter(pk=obj.pk).update(drained=obj.drained)
 
     @admin.action(permissions=["change"], description="Drain: finish what runs, take nothing new")
     def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:

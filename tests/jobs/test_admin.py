@@ -149,7 +149,11 @@ def test_projects_pools_and_reservations_are_made_here_and_written_down(admin: A
 
 
 def test_a_priority_set_here_is_written_down(admin: Any, job: Job) -> None:
-    page = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": job.id, "form-0-priority": 7, "_save": "Save"}
-    admin.post(JOBS, page, follow=True)
-    entry = AuditEntry.objects.get(what="edit")
-    assert (entry.kind, entry.name, entry.before, entry.after) == ("job", job.id, {"priority": 0}, {"priority": 7})
+    management = {"history": 1, "attempts": 0}
+    page: dict[str, Any] = {"priority": 7}
+    for name, count in management.items():
+        page |= {f"{name}-TOTAL_FORMS": count, f"{name}-INITIAL_FORMS": count}
+    admin.post(f"{JOBS}{job.id}/change/", page, follow=True)
+    assert Job.objects.get(id=job.id).priority == 7
+    entry = AuditEntry.objects.get(what="priority")
+    assert (entry.kind, entry.name, entry.before, entry.after) == ("job", job.id, 0, 7)
