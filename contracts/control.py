@@ -55,7 +55,7 @@ class Gang(TypedDict):
     lease_s: Seconds  # ranks end themselves when nothing was heard of the board for so long
 
 
-class Kept(TypedDict):
+class KeptCheckpoint(TypedDict):
     """The newest checkpoint that an earlier attempt told of, and where it was written."""
 
     name: CheckpointName
@@ -72,7 +72,7 @@ class LaunchOrder(TypedDict):
     slots: Slots  # slot (GPU or CPU rank slot) indices of this host
     expires: Number  # unix seconds by Redis' clock; later the order is not carried out
     gang: NotRequired[Gang]  # of an attempt on several hosts
-    checkpoint: NotRequired[Kept]  # the run goes on from it or a later one, or fails: never anew
+    checkpoint: NotRequired[KeptCheckpoint]  # the run goes on from it or a later one, or fails: never anew
     owner: NotRequired[Count]  # whose job it is, by number
 
 

@@ -97,6 +97,7 @@ KINDS: dict[JobKind, Kind] = {
             "log",
             "verdict",
             "advice",
+            "smaller",
         ),
         steps="asked",
         lost="What it has trained is lost; what it measured stays.",
@@ -135,7 +136,7 @@ KINDS: dict[JobKind, Kind] = {
 
 def elsewhere_panels(kind: Kind) -> tuple[str, ...]:
     """Of a run that somebody else launched: nothing of it can be resumed or done over, and nothing of it is proven."""
-    shown = [name for name in kind.panels if name not in ("checkpoints", "advice")]
+    shown = [name for name in kind.panels if name not in ("checkpoints", "advice", "smaller")]
     if "proof" not in shown:
         shown.insert(1, "proof")
     return tuple(shown)

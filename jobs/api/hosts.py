@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 from django.http import Http404
 from drf_spectacular.utils import OpenApiResponse, extend_schema
@@ -17,13 +18,14 @@ from contracts.codec import BadMessageError, checked_join
 from jobs.api import schema
 from jobs.api.errors import RETRY_AFTER_S
 from jobs.api.views import MayChangeHosts, refusals, refuse, refuse_body, user_of
-from jobs.hosts import joining, staff, tokens
+from jobs.hosts import joining, tokens
 from jobs.hosts.access import NoRightsError
 from jobs.hosts.present import host_brief, host_detail, token_told
-from jobs.models import Host, JoinToken
+from jobs.models import Host, JoinToken, SlotAllocation
 from jobs.planning.queries import checked
 from jobs.present import job_detail
 from jobs.queue import actions
+from jobs.queue import hosts as staff
 from jobs.text import storable, whole_number
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,8 @@ class Hosts(APIView):
     @extend_schema(operation_id="listHosts", responses={200: schema.list_of("HostBrief"), **refusals()})
     def get(self, request: Request) -> Response:
         """Every host that was not removed."""
-        return Response([host_brief(host) for host in Host.objects.present().order_by("name")])
+        held = Counter(SlotAllocation.objects.values_list("host_id", flat=True))
+        return Response([host_brief(host, held[host.pk]) for host in Host.objects.present().order_by("name")])
 
 
 class HostView(APIView):
@@ -94,7 +97,7 @@ class Join(APIView):
         if told["name"] == RESERVED:
             return refuse(422, "name", f"{RESERVED} is no host's name")
         try:
-            joined, new = joining.join(told, request.META["REMOTE_ADDR"])
+            joined, new = staff.join(told, request.META["REMOTE_ADDR"])
         except tokens.TokenError as error:
             return refuse(401, "token", str(error))
         except joining.NameTakenError as error:
@@ -227,7 +230,7 @@ class Tokens(OfStaff):
     def post(self, request: Request) -> Response:
         """A new join token, shown this once. Staff only."""
         asked = checked(tokens.TokenQuery, request.data)
-        token, text = tokens.mint(user_of(request).get_username(), asked)
+        token, text = staff.make_token(user_of(request).get_username(), asked)
         return Response({**token_told(token), "token": text}, status=201)
 
 
@@ -246,7 +249,7 @@ class RevokeToken(OfStaff):
         if token is None:
             raise Http404("no such token")
         refuse_body(request)
-        tokens.revoke(token)
+        staff.revoke_token(token, user_of(request).get_username())
         token.refresh_from_db()
         return Response(token_told(token))
 
@@ -261,6 +264,6 @@ def _find_host(name: str) -> Host:
 def _drained(request: Request, name: str, drained: bool) -> Response:
     host = _find_host(name)
     refuse_body(request)
-    staff.drain(host, drained)
+    staff.drain(host, drained, user_of(request).get_username())
     host.refresh_from_db()
     return Response(host_detail(host, request.user))

@@ -16,7 +16,7 @@ from jobs.api.errors import Errors
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
 from jobs.planning.queries import ExplainQuery, SearchQuery
-from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Template
+from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
 from jobs.present import JobBrief, JobDetail
 from jobs.queue.bulk import Bulk, MoveTo
 from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
@@ -36,7 +36,7 @@ TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(QueueTold, Changed, Moved, Paused, AuditRow),
-    *(Plan, SearchResult, Explanation, Advice, Template, Preset, Errors),
+    *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, Errors),
 )
 TEMPLATE = "#/components/schemas/{model}"
 EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}

@@ -7,6 +7,7 @@ urlpatterns = [
     path("jobs/<str:job_id>", views.JobView.as_view(), name="api-job"),
     path("jobs/<str:job_id>/cancel", views.Cancel.as_view(), name="api-cancel"),
     path("jobs/<str:job_id>/advice", views.Advice.as_view(), name="api-advice"),
+    path("jobs/<str:job_id>/smaller", views.SmallerLayout.as_view(), name="api-smaller"),
     path("jobs/<str:job_id>/requeue", views.Requeue.as_view(), name="api-requeue"),
     path("plan", views.Plan.as_view(), name="api-plan"),
     path("plan/search", views.PlanSearch.as_view(), name="api-plan-search"),

@@ -19,6 +19,7 @@ from jobs.api import schema
 from jobs.api.errors import body
 from jobs.api.listing import PARAMETERS, narrowed
 from jobs.planning import answers
+from jobs.planning.elastic import NoOfferError, smaller
 from jobs.planning.hindsight import NoAdviceError, advice
 from jobs.present import job_brief, job_detail
 from jobs.queue import actions
@@ -184,6 +185,37 @@ class Advice(APIView):
             return Response(advice(find_job(request.user, job_id)))
         except NoAdviceError as error:
             return refuse(409, error.field, str(error))
+
+
+class SmallerLayout(APIView):
+    """Another layout, for the hosts that are left."""
+
+    throttle_classes = [SubmitThrottle]
+
+    @extend_schema(operation_id="offerSmaller", responses={200: schema.of("Smaller"), **refusals(404, 409)})
+    def get(self, request: Request, job_id: str) -> Response:
+        """Of a job that does not run now and whose layout fits no hosts that are connected: the fastest one that does,
+        predicted. 409 where there is nothing to offer."""
+        try:
+            return Response(smaller(find_job(request.user, job_id)))
+        except NoOfferError as error:
+            return refuse(409, error.field, str(error))
+
+    @extend_schema(
+        operation_id="runSmaller",
+        request=None,
+        responses={200: schema.of("JobDetail"), **refusals(403, 404, 409, 415, 422)},
+    )
+    def post(self, request: Request, job_id: str) -> Response:
+        """Queue it again in that layout: it goes on from its newest checkpoint, resharded."""
+        job = find_job_to_change(request.user, job_id)
+        refuse_body(request)
+        try:
+            if not actions.run_smaller(job, request.user.get_username()):
+                return refuse(409, "status", f"a job that is {job.status} cannot be queued again")
+        except NoOfferError as error:
+            return refuse(409, error.field, str(error))
+        return Response(job_detail(find_job(request.user, job_id)))
 
 
 class Requeue(APIView):

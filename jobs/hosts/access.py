@@ -16,6 +16,7 @@ from jobs.hosts.keys import password_hash, redis_passwords
 from jobs.hosts.rights import USER_PREFIX, Share, rules, user_of
 from jobs.models import Host, Member
 
+PROBE = "meshboard-probe"
 FAREWELL = timedelta(minutes=10)  # after its end a member may still say the rest
 
 
@@ -65,6 +66,13 @@ def dismiss(client: redis.Redis, host: Host) -> None:
     """Take a host's user away, and its connections. Raises NoRightsError, redis.RedisError."""
     if settings.REDIS_ACCESS != "shared":
         _command(client, "DELUSER", user_of(host.name))
+
+
+def probe(client: redis.Redis) -> None:
+    """Whether hosts could be given users: one is made, and taken away. Raises NoRightsError, redis.RedisError."""
+    rights = rules("probe", [], [])
+    _command(client, "SETUSER", PROBE, *["off" if word == "on" else word for word in rights])
+    _command(client, "DELUSER", PROBE)
 
 
 def wanted_rules(hosts: QuerySet[Host] | None = None) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""A machine becomes a host, or shows that it still is one; and staff's word that ends it."""
+"""A machine becomes a host, or shows that it still is one."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ class UnreachableRedisError(Exception):
     """The board knows no address of Redis that the machine could reach; says what to set."""
 
 
-def join(told: JoinRequest, address: str) -> tuple[Joined, bool]:
-    """What the machine needs, and whether it became the host just now rather than being it already.
+def become(told: JoinRequest, address: str) -> tuple[Host, bool]:
+    """The host that this machine is, and whether it became so just now. Of a transaction: all of it or nothing.
 
     Joining again with the same identity changes nothing, so that whoever lost the answer asks again.
 
     Raises:
-        tokens.TokenError, NameTakenError, UnreachableRedisError: nothing has changed.
-        access.NoRightsError, redis.RedisError: it has joined, and asks again for the rest.
+        tokens.TokenError, NameTakenError, UnreachableRedisError.
     """
     with transaction.atomic():
         host, _ = Host.objects.select_for_update(no_key=True).get_or_create(
@@ -46,12 +45,17 @@ def join(told: JoinRequest, address: str) -> tuple[Joined, bool]:
         joined = not _is_still(host, told["identity"])
         if joined:
             _admit(host, told, address)
-        location = redis_location(address)
+        redis_location(address)
         host.refresh_from_db()
+    return host, joined
+
+
+def equip(host: Host, address: str) -> Joined:
+    """What a host works with, its Redis user made. Raises access.NoRightsError, redis.RedisError."""
     with connect() as client:
         admit(client, host)
     key = signing_keys(host.name, host.generation)[0]
-    return Joined(name=host.name, redis_url=_url(location, host), key=key), joined
+    return Joined(name=host.name, redis_url=_url(redis_location(address), host), key=key)
 
 
 def redis_location(address: str) -> str:
@@ -79,7 +83,7 @@ def _admit(host: Host, told: JoinRequest, address: str) -> None:
     if "token" not in told:
         words = f"host {host.name} was removed" if host.removed else f"this machine has not joined as {host.name}"
         raise tokens.TokenError(f"{words}: it needs a join token")
-    tokens.spend(told["token"], host.name)
+    token = tokens.spend(told["token"], host.name)
     if host.generation > 0 and host.removed is None:
         raise NameTakenError(
             f"another machine has joined as {host.name}: give this one another name, or have staff remove {host.name}"
@@ -90,6 +94,7 @@ def _admit(host: Host, told: JoinRequest, address: str) -> None:
         "identity_hash": _hash(told["identity"]),
         "joined": now,
         "joined_from": address[:45],
+        "labels": sorted({*(host.labels if host.removed is None else []), *token.labels}),
     }
     if host.removed is not None:  # another machine, maybe: nothing that was known of it holds
         changes |= {"removed": None, "drained": False, "last_seen": now, "incarnation": "", "began": 0.0}

@@ -66,6 +66,7 @@ class Token(TypedDict):
     expires: Moment
     most_uses: Annotated[int | None, Field(description="hosts that may join with it; null: any number")]
     uses: int
+    labels: Annotated[list[str], Field(description="what hosts that join with it are labelled")]
     last_used: Moment | None
     last_host: Annotated[str, Field(description="who joined with it last")]
     problem: Annotated[str, Field(description="why nobody joins with it any more; empty while somebody may")]
@@ -77,15 +78,15 @@ class NewToken(Token):
     token: Annotated[str, Field(description="shown this once: only its hash is kept")]
 
 
-def host_brief(host: Host) -> HostBrief:
-    """One line of a list."""
+def host_brief(host: Host, held: int) -> HostBrief:
+    """One line of a list; `held`: slots that are not free."""
     return {
         "name": host.name,
         "state": state_of(host),
         "device": host.device,
         "device_name": host.device_name,
         "slots": host.slots,
-        "free_slots": host.slots - host.allocations.count(),
+        "free_slots": host.slots - held,
         "drained": host.drained,
         "note": host.note,
         "last_seen": host.last_seen.isoformat(),
@@ -99,7 +100,7 @@ def host_detail(host: Host, user: Any) -> HostDetail:
     held: list[HeldSlot] = [
         {"slot": slot, "job": job.id if job else None} for slot, job in held_slots([host], user)[host.pk]
     ]
-    return {**host_brief(host), "address": host.address, "held": held, "facts": host.facts, "use": host.use}
+    return {**host_brief(host, len(held)), "address": host.address, "held": held, "facts": host.facts, "use": host.use}
 
 
 def token_told(token: JoinToken) -> Token:
@@ -112,6 +113,7 @@ def token_told(token: JoinToken) -> Token:
         "expires": token.expires.isoformat(),
         "most_uses": token.most_uses,
         "uses": token.uses,
+        "labels": token.labels,
         "last_used": token.last_used.isoformat() if token.last_used else None,
         "last_host": token.last_host,
         "problem": tokens.why_not(token),

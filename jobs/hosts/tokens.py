@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from datetime import timedelta
+from typing import Annotated
 
 from django.db.models import F, Q, QuerySet
 from django.utils import timezone
@@ -15,9 +16,14 @@ from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
 
 PREFIX = "mbj_"
 MOST_USES = 10_000
+MOST_LABELS = 16
 FORGOTTEN_AFTER = timedelta(days=30)  # that it could be used last
 SHORTEST_GIVEN = 32  # characters of one that an installation brings along
 FEWEST_CHARACTERS = 8  # different ones
+
+
+# As jobs.models.policy has labels.
+Label = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]*$")]
 
 
 class TokenQuery(Strict):
@@ -25,6 +31,9 @@ class TokenQuery(Strict):
 
     hours: int = Field(default=24, ge=1, le=365 * 24, description="how long it lasts")
     uses: int | None = Field(default=None, ge=1, le=MOST_USES, description="hosts that may join; null: any number")
+    labels: list[Label] = Field(
+        default=[], max_length=MOST_LABELS, description="of hosts that join: pools ask for them"
+    )
     note: str = Field(default="", max_length=200, pattern=NO_NUL, description="what it is for")
 
 
@@ -52,6 +61,7 @@ def keep(text: str, by: str, asked: TokenQuery) -> JoinToken:
         "created_by": by,
         "expires": timezone.now() + timedelta(hours=asked.hours),
         "most_uses": asked.uses,
+        "labels": asked.labels,
         "uses": 0,
         "revoked": None,
     }

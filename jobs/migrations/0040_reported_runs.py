@@ -7,7 +7,10 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
 
-    dependencies = [("jobs", "0030_hosts_that_join")]
+    dependencies = [
+        ("jobs", "0030_hosts_that_join"),
+        migrations.swappable_dependency(settings.AUTH_USER_MODEL),
+    ]
 
     operations = [
         migrations.AddField(

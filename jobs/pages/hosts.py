@@ -1,59 +1,201 @@
-"""Hosts as everybody sees them, and what a calibration measured of one."""
+"""Hosts as everybody sees them, what staff may do to them, and what a calibration measured of one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, cast
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
 from jobs.access import may_change_hosts, visible_jobs
-from jobs.models import LIVE, Host, Job
+from jobs.hosts import tokens
+from jobs.hosts.grid import TONES, SlotShown, grid
+from jobs.hosts.state import state_of
+from jobs.hosts.versions import versions_of
+from jobs.models import LIVE, Host, Job, JoinToken
+from jobs.planning.queries import checked
 from jobs.queue import actions
+from jobs.queue import hosts as staff
+from jobs.text import storable, whole_number
 from planner.facts.spec import SpecError
+
+View = Callable[..., HttpResponse]
+
+
+def for_staff(view: View) -> View:
+    """Posts of staff with the right to change hosts."""
+
+    @require_POST
+    @login_required
+    @wraps(view)
+    def guarded(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponse:
+        if not may_change_hosts(request.user):
+            raise PermissionDenied
+        return view(request, *arguments, **named)
+
+    return cast(View, guarded)
 
 
 @require_GET
 @login_required
 def hosts(request: HttpRequest) -> HttpResponse:
-    """Every host that was ever heard of."""
-    known = [{"host": host, "free": host.slots - host.allocations.count()} for host in Host.objects.order_by("name")]
-    return render(request, "hosts/list.html", {"hosts": known})
+    """Every host, with its slots; `?part=grid` is what follows the hosts live."""
+    found = list(Host.objects.present().order_by("name"))
+    context: dict[str, Any] = {"grid": grid(found, request.user), "tones": TONES}
+    if request.GET.get("part") == "grid":
+        return render(request, "hosts/grid.html", context)
+    if may_change_hosts(request.user):
+        context |= _of_tokens(request)
+    return render(request, "hosts/list.html", context)
 
 
 @require_GET
 @login_required
 def host(request: HttpRequest, name: str) -> HttpResponse:
-    """One host, and its calibration."""
-    found = get_object_or_404(Host, name=name)
-    context = {
+    """One host, and its calibration; `?part=live` is what follows it live."""
+    found = _find(name)
+    shown, state = grid([found], request.user), state_of(found)
+    context: dict[str, Any] = {
         "host": found,
+        "shown": shown,
+        "slots": _with_gpus(found, shown.hosts[0].slots, found.use if shown.hosts[0].gauges else None),
+        "state": state,
+        "tone": TONES[state],
+        "gauges": shown.hosts[0].gauges,
+    }
+    if request.GET.get("part") == "live":
+        return render(request, "hosts/live.html", context)
+    context |= {
         "free": found.slots - found.allocations.count(),
         "profile": found.profile,
         "gemm": _gemm(found.profile) if found.profile else [],
         "running": _running(request.user, found),
+        "versions": versions_of(found.facts),
+        "may_change": may_change_hosts(request.user),
+        "live_members": found.members.filter(ended=None).count(),
     }
     return render(request, "hosts/detail.html", context)
 
 
-@require_POST
-@login_required
+@for_staff
 def calibrate(request: HttpRequest, name: str) -> HttpResponse:
-    """Queue a calibration, then to its job. Staff with the right only."""
-    user = cast(User, request.user)
-    if not may_change_hosts(user):
-        raise PermissionDenied
+    """Queue a calibration, then to its job."""
     try:
-        job = actions.calibrate(user, get_object_or_404(Host, name=name))
+        job = actions.calibrate(cast(User, request.user), _find(name))
     except SpecError as error:
         messages.error(request, "; ".join(p.message for p in error.problems))
         return redirect("host", name)
     return redirect("job-detail", job.id)
+
+
+@for_staff
+def drain(request: HttpRequest, name: str) -> HttpResponse:
+    if staff.drain(_find(name), True, by(request)):
+        messages.success(request, f"{name} takes no new jobs; what runs there goes on.")
+    return redirect("host", name)
+
+
+@for_staff
+def undrain(request: HttpRequest, name: str) -> HttpResponse:
+    if staff.drain(_find(name), False, by(request)):
+        messages.success(request, f"{name} takes jobs again.")
+    return redirect("host", name)
+
+
+@for_staff
+def give_up(request: HttpRequest, name: str) -> HttpResponse:
+    """Its attempts are lost, its slots free."""
+    try:
+        lost = actions.give_up_host(_find(name), by(request))
+    except actions.HostConnectedError:
+        messages.error(request, f"{name} has just been heard of: cancel its jobs instead.")
+        return redirect("host", name)
+    messages.success(request, f"{name} was given up: {lost} attempt{'' if lost == 1 else 's'} lost.")
+    return redirect("host", name)
+
+
+@for_staff
+def remove(request: HttpRequest, name: str) -> HttpResponse:
+    """Its name is free, and it is nobody."""
+    try:
+        staff.remove(_find(name), by(request))
+    except staff.BusyHostError as error:
+        messages.error(request, f"{error}.")
+        return redirect("host", name)
+    messages.success(request, f"{name} was removed: its key and its Redis user are gone.")
+    return redirect("hosts")
+
+
+@for_staff
+def make_token(request: HttpRequest) -> HttpResponse:
+    """The only page that shows it."""
+    try:
+        asked = checked(tokens.TokenQuery, _asked(request.POST))
+    except SpecError as error:
+        messages.error(request, "; ".join(f"{p.field}: {p.message}" for p in error.problems))
+        return redirect("hosts")
+    token, text = staff.make_token(by(request), asked)
+    answer = render(request, "hosts/token.html", {"token": token, "text": text, "board": _board(request)})
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+@for_staff
+def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
+    number = whole_number(key, 1, 2**63 - 1)
+    if staff.revoke_token(get_object_or_404(JoinToken, pk=number or 0), by(request)):
+        messages.success(request, "Nobody joins with that token any more; hosts that did stay.")
+    return redirect("hosts")
+
+
+def by(request: HttpRequest) -> str:
+    return cast(User, request.user).get_username()
+
+
+def _find(name: str) -> Host:
+    return get_object_or_404(Host.objects.present(), name=name if storable(name) else "")
+
+
+def _board(request: HttpRequest) -> str:
+    return f"{request.scheme}://{request.get_host()}"
+
+
+def _of_tokens(request: HttpRequest) -> dict[str, Any]:
+    return {
+        "may_change": True,
+        "tokens": [{"token": token, "problem": tokens.why_not(token)} for token in tokens.known()],
+        "board": _board(request),
+    }
+
+
+def _asked(form: QueryDict) -> dict[str, Any]:
+    """A form's fields as JSON would have them: what is no number goes on as it is, to be named."""
+    asked: dict[str, Any] = {"note": form.get("note", "").strip(), "labels": form.get("labels", "").split()}
+    for name in ("hours", "uses"):
+        if told := form.get(name, ""):
+            number = whole_number(told, 0, 10**6)
+            asked[name] = told if number is None else number
+    return asked
+
+
+def _with_gpus(found: Host, slots: list[SlotShown], use: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Every slot with its GPU, where it is one."""
+    gpus, uses = (found.facts or {}).get("gpus", []), (use or {}).get("gpus", [])
+    return [
+        {
+            "slot": slot,
+            "gpu": gpus[slot.number] if slot.number < len(gpus) else None,
+            "use": uses[slot.number] if slot.number < len(uses) else None,
+        }
+        for slot in slots
+    ]
 
 
 def _running(user: Any, found: Host) -> Job | None:

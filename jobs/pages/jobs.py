@@ -23,6 +23,7 @@ from jobs.models import ELSEWHERE, TERMINAL, Job, Status
 from jobs.pages import spec_form, turn_form
 from jobs.pages.listing import list_rows
 from jobs.planning import answers
+from jobs.planning.elastic import NoOfferError
 from jobs.planning.hardware import hardware
 from jobs.planning.planners import BusyError
 from jobs.present import job_detail
@@ -243,6 +244,21 @@ def job_give_up(request: HttpRequest, job_id: str) -> HttpResponse:
         give_up(job, request.user.get_username())
     except HeardError:
         messages.info(request, f"The run is {job.status} and not silent: it can be cancelled.")
+    return redirect("job-detail", job_id)
+
+
+@require_POST
+@login_required
+def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Queue the job again in the layout that fits the hosts that are left."""
+    job = find_job_to_change(request.user, job_id)
+    try:
+        if not actions.run_smaller(job, request.user.get_username()):
+            messages.info(request, f"A job that is {job.status} cannot be queued again.")
+    except NoOfferError as error:
+        messages.info(request, f"There is no other layout to run in: {error}.")
+    except SpecError as error:
+        messages.info(request, "; ".join(problem.message for problem in error.problems))
     return redirect("job-detail", job_id)
 
 

@@ -46,6 +46,9 @@ def _where(draft: JobSpec, asked: AutoSpec, cluster_name: object) -> tuple[Clust
         cluster = cluster_for(cluster_name, draft)
         slots = max(cluster.per_node, asked.ranks or asked.max_ranks or 0)
         return cluster, [Room(slots, cluster.accelerator.memory_bytes)]
+    if draft.resources.engine != "hosts":
+        text = f"what machines {draft.resources.engine} has is not known here; name a cluster, or a layout"
+        raise SpecError([Problem(FIELD, text)])
     device, wanted = draft.resources.device, draft.resources.host
     hosts = Host.objects.live(device).filter(drained=False).order_by("-slots", "name")
     if wanted is not None:

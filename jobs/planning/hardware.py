@@ -79,7 +79,10 @@ def _described(host: Host) -> Cluster:
 
 
 def _own(spec: JobSpec) -> Cluster | None:
-    """The known host the job would most likely run on: the one it names, else the largest of its device."""
+    """The known host the job would most likely run on: the one it names, else the largest of its device. Of another
+    engine's machines nothing was measured."""
+    if spec.resources.engine != "hosts":
+        return None
     hosts = known_hosts().filter(device=spec.resources.device).order_by("-slots", "name")
     if spec.resources.host is not None:
         hosts = hosts.filter(name=spec.resources.host)

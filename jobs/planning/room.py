@@ -9,7 +9,7 @@ from planner.facts.spec import JobSpec, Problem
 
 
 def room_problems(spec: JobSpec) -> list[Problem]:
-    """Why not, with the arithmetic; nothing while no host of its device is known, or where another engine places it."""
+    """Why not, with the arithmetic; nothing while no host of its device is known."""
     if spec.resources.engine != "hosts":
         return []
     device, asked = spec.resources.device, demand(spec)

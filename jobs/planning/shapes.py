@@ -113,6 +113,22 @@ class Advice(Hindsight):
     host: str
 
 
+class Smaller(TypedDict):
+    """A layout that fits the hosts that are left where the job's own does not, and what a step is predicted to take.
+
+    `was_step_s`: of its own layout, as planned. `checkpoint`: what a run in it goes on from, "" where it begins anew.
+    """
+
+    why: str
+    layout: LayoutDict
+    words: str
+    ranks: int
+    micro_batches: int
+    step_s: float
+    was_step_s: float | None
+    checkpoint: str
+
+
 class Template(TypedDict):
     """A published layout, and its twin of CPU size, as the form takes them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -27,6 +28,7 @@ from jobs.models import (
     Status,
 )
 from jobs.planning.auto import resolved
+from jobs.planning.elastic import changed_spec, smaller
 from jobs.planning.hardware import cluster_for
 from jobs.planning.room import room_problems
 from jobs.queue import ending, lifecycle
@@ -132,20 +134,14 @@ def _answered(owner: User, key: str, body_hash: str) -> Job | None:
 
 
 def _queue(owner: User, spec: JobSpec, chosen: Chosen | None) -> Job:
-    cluster = cluster_for(None, spec)
-    planned, asked = estimate(spec, cluster), demand(spec)
+    fields = _of_spec(spec)
     with transaction.atomic():
         job = Job.objects.create(
             owner=owner,
             name=spec.name,
-            spec=spec.model_dump(),
             kind=spec.kind,
             device=spec.resources.device,
             wanted_host=spec.resources.host or "",
-            num_slots=asked.num_slots,
-            wide_unit=asked.units[0],
-            unit=asked.units[-1],
-            max_hosts=asked.max_hosts,
             pool=spec.resources.pool or "",
             labels=sorted(set(spec.resources.labels)),
             project=spec.project,
@@ -153,14 +149,27 @@ def _queue(owner: User, spec: JobSpec, chosen: Chosen | None) -> Job:
             idle_limit_s=spec.run.idle_limit_s,
             preemptible=spec.run.preemptible,
             engine=spec.resources.engine,
-            estimate=planned,
-            hardware=cluster.model_dump(mode="json", exclude={"runs"}),
             chosen=chosen,
+            **fields,
         )
         StateChange.objects.create(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
         Dependency.objects.bulk_create(Dependency(job=job, needs=needs) for needs in dict.fromkeys(spec.after))
         record(owner.get_username(), "submit", "job", job.id, after={"name": job.name, "project": job.project})
     return job
+
+
+def _of_spec(spec: JobSpec) -> dict[str, Any]:
+    """What of a job's row goes with its layout."""
+    cluster, asked = cluster_for(None, spec), demand(spec)
+    return {
+        "spec": spec.model_dump(),
+        "num_slots": asked.num_slots,
+        "wide_unit": asked.units[0],
+        "unit": asked.units[-1],
+        "max_hosts": asked.max_hosts,
+        "estimate": estimate(spec, cluster),
+        "hardware": cluster.model_dump(mode="json", exclude={"runs"}),
+    }
 
 
 def calibrate(owner: User, host: Host) -> Job:
@@ -214,6 +223,29 @@ def requeue(job: Job, by: str) -> bool:
         if done:
             record(by, "queue again", "job", job.id)
     return done
+
+
+def run_smaller(job: Job, by: str) -> bool:
+    """Run again in the layout that fits what is left, from the newest checkpoint; True when this call did.
+
+    Raises:
+        NoOfferError: there is nothing to offer.
+        SpecError: it cannot run in it.
+        BusyError: too much is planned at once.
+    """
+    offer = smaller(job)
+    spec = checked_spec(job.owner, changed_spec(job.spec, offer))
+    fields = _of_spec(spec)
+    reason = f"queued again by {by} as {offer['words']} on {offer['ranks']} ranks: {offer['why']}"
+    with transaction.atomic():
+        lifecycle.lock(job.id)
+        if not Job.objects.filter(id=job.id, attempt=job.attempt, status=job.status).update(**fields):
+            return False
+        # One that waits has not begun its attempt: it waits on, in another layout.
+        if job.status != Status.QUEUED and not lifecycle.requeue(job.id, reason):
+            raise AssertionError("the job is locked, and was one that may be queued again")
+        record(by, "run smaller", "job", job.id, after={"layout": offer["words"], "ranks": offer["ranks"]})
+    return True
 
 
 class HostConnectedError(Exception):

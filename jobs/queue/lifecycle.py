@@ -74,7 +74,11 @@ def start(placed: Mapping[str, tuple[int, str]]) -> dict[str, Job]:
     Returns those that this call moved. One that was cancelled meanwhile, or is being changed now, is left as it is.
     """
     with transaction.atomic():
-        jobs = {job.id: job for job in lock_queued(placed, "spec", "num_slots") if job.attempt == placed[job.id][0]}
+        jobs = {
+            job.id: job
+            for job in lock_queued(placed, "spec", "num_slots", "owner_id")
+            if job.attempt == placed[job.id][0]
+        }
         queued = Job.objects.filter(id__in=list(jobs), status=Status.QUEUED)
         moved = queued.update(status=Status.STARTING, wait_reason="", changed=timezone.now())
         assert moved == len(jobs), f"{moved} of {len(jobs)} locked jobs were queued"

@@ -17,12 +17,12 @@ from django.db import IntegrityError, transaction
 from django.db.models import Case, CharField, Value, When
 from django.utils import timezone
 
-from contracts.control import VERSION, Gang, Kept, LaunchOrder, Node
+from contracts.control import VERSION, Gang, KeptCheckpoint, LaunchOrder, Node
 from contracts.names import TASK_LAUNCH, host_queue
 from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Member, Outbox, SlotAllocation
 from jobs.queue import lifecycle, stops
 from jobs.queue.placement import place
-from jobs.queue.snapshot import Queued, hosts_now, queue_now, queue_paused, quotas_now
+from jobs.queue.snapshot import PAUSED, Queued, hosts_now, queue_now, queue_paused, quotas_now
 from jobs.queue.states import Placement, Share
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def schedule(trouble: str = "") -> int:
     if not queue:
         return 0
     if queue_paused():
-        _explain(queue, {queued.job.id: "the queue is paused: nothing is started" for queued in queue})
+        _explain(queue, {queued.job.id: PAUSED for queued in queue})
         return 0
     plan = place([queued.job for queued in queue if not queued.bar], hosts.values(), trouble, quotas_now())
     keys = {host.name: key for key, host in hosts.items()}
@@ -176,16 +176,16 @@ def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Out
     )
     if len(nodes) > 1:
         order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
-    if job.attempt > 1 and (kept := _kept(job)):
+    if job.attempt > 1 and (kept := _kept_checkpoint(job)):
         order["checkpoint"] = kept
     return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=[order])
 
 
-def _kept(job: Job) -> Kept | None:
+def _kept_checkpoint(job: Job) -> KeptCheckpoint | None:
     """The newest checkpoint that an earlier attempt told of: rank 0 writes it, on the first host."""
     told = Attempt.objects.filter(job=job, number__lt=job.attempt).exclude(checkpoint="").order_by("-number")
     found = told.filter(members__node=0).values_list("checkpoint", "members__host_name").first()
-    return Kept(name=found[0], host=found[1]) if found else None
+    return KeptCheckpoint(name=found[0], host=found[1]) if found else None
 
 
 def _for_hosts(spec: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,8 @@ from jobs.queue.policy.share import Use, factors
 from jobs.queue.policy.standing import Rates, Standing, standing
 from jobs.queue.states import Booking, HostState, Occupant, Quota, Waiting
 
+PAUSED = "the queue is paused: nothing is started"
+HELD = "held by staff until it is released"
 AHEAD = timedelta(days=366)  # of reservations: none further away can matter to a job (its limit is a year at most)
 
 
@@ -79,9 +81,9 @@ def queue_now(now: datetime) -> list[Queued]:
             id, name, owner, device, num_slots, wanted, priority, created, tuple(kept.get(id, ())),
             (wide, unit) if wide != unit else (unit,), most, stands.points, project, pool, frozenset(labels), limit_s,
         )  # fmt: skip
-        bar = alive.get(id, "")
+        bar = leased.get(id, "")
         if held:
-            bar = "held by staff until it is released"
+            bar = HELD
         elif id in waits and waits[id].unended:
             bar = _after_words(waits[id].unended)
         if placed_before:
@@ -102,6 +104,20 @@ def after() -> dict[str, Ahead]:
             ahead.unended.append(needs)
         elif status != Status.SUCCEEDED:
             ahead.failed.append(needs)
+    return found
+
+
+def bars(jobs: Iterable[Job]) -> dict[str, str]:
+    """Of queued jobs of any engine, by id: why each does not start whatever there is room for."""
+    paused, waits = queue_paused(), after()
+    found = {}
+    for job in jobs:
+        if paused:
+            found[job.id] = PAUSED
+        elif job.held:
+            found[job.id] = HELD
+        elif job.id in waits and waits[job.id].unended:
+            found[job.id] = _after_words(waits[job.id].unended)
     return found
 
 

@@ -114,6 +114,7 @@ def _of_a_script(asked: RunRequest) -> dict[str, Any]:
         "name": asked.name,
         "model": PRESETS[STAND_IN].model.model_dump(),
         "layout": {"dp": asked.world_size},
+        "train": {"global_batch": asked.world_size},
         "resources": {"device": asked.device},
         "script": {"path": program[:1000] or "unknown", "args": arguments[:200]},
     }

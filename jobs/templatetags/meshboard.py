@@ -69,6 +69,12 @@ def seconds(value: float) -> str:
 
 
 @register.filter
+def half_seconds(value: float) -> str:
+    """Half of so many seconds: 0.0004 -> "200.0 µs"."""
+    return duration(value / 2)
+
+
+@register.filter
 def binary(num_bytes: int) -> str:
     """1610612736 -> "1.5 GiB"."""
     return size(num_bytes)
@@ -78,6 +84,18 @@ def binary(num_bytes: int) -> str:
 def signed_share(value: float) -> str:
     """0.041 -> "+4.1 %"."""
     return f"{value:+.1%}".replace("%", " %").replace("-", "\N{MINUS SIGN}")
+
+
+@register.filter
+def facts(told: object) -> str:
+    """What an audit entry keeps: "priority: 5; held: yes"."""
+    if isinstance(told, dict):
+        return "; ".join(f"{name}: {facts(value)}" for name, value in told.items()) or "nothing"
+    if isinstance(told, list):
+        return ", ".join(map(facts, told)) or "none"
+    if isinstance(told, bool):
+        return "yes" if told else "no"
+    return "none" if told in (None, "") else str(told)
 
 
 @register.filter

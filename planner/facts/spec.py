@@ -319,7 +319,6 @@ class Resources(Strict):
     )
     pool: Word | None = Field(default=None, description="only hosts of this pool")
     labels: list[Word] = Field(default=[], max_length=16, description="only hosts that have all of these labels")
-    slurm: SlurmSpec | None = Field(default=None, description="with engine slurm: what is asked of it")
 
 
 class RunSpec(Strict):

@@ -142,8 +142,15 @@ def cluster(
         redis = RedisServer(folder / "redis", board_cable.address)
         redis.start()
         stack.callback(redis.stop)
-        site_settings = {"MESHBOARD_CHECKPOINT_ROOT": str(folder / "checkpoints"), **(board_settings or {})}
-        board = stack.enter_context(site(database, redis, folder / "board", **site_settings))
+        site_settings = {
+            "MESHBOARD_CHECKPOINT_ROOT": str(folder / "checkpoints"),
+            "MESHBOARD_ALLOWED_HOSTS": f"127.0.0.1,{board_cable.address}",
+            "MESHBOARD_REDIS_FOR_HOSTS": redis.url_at(board_cable.address, password=False),
+            **(board_settings or {}),
+        }
+        board = stack.enter_context(site(database, redis, folder / "board", listen="0.0.0.0", **site_settings))
+        mint = [sys.executable, "manage.py", "join_token"]
+        token = subprocess.run(mint, env=board.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         argv = [sys.executable, "manage.py", "controller"]
         controller = stack.enter_context(running(argv, board.environment, folder / "controller.log", ROOT))
         machines = {}
@@ -151,7 +158,10 @@ def cluster(
         for name, cable in zip(names, cables, strict=True):
             own = folder / name
             given = {
-                "MESHBOARD_REDIS_URL": redis.url_at(board_cable.address),
+                "MESHBOARD_URL": f"http://{board_cable.address}:{board.port}",
+                "MESHBOARD_JOIN_TOKEN": token.strip(),
+                "MESHBOARD_JOIN_INSECURE": "1",
+                "MESHBOARD_DEVICE": "cpu",
                 "MESHBOARD_SLOTS": str(slots),
                 "MESHBOARD_DATA_ROOT": str(own / "data"),
                 "MESHBOARD_CHECKPOINT_ROOT": str((folder if shared else own) / "checkpoints"),

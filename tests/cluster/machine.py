@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.cluster.network import Cable
-from tests.support.processes import ROOT, base_environment, celery, wait_until
+from tests.support.processes import ROOT, base_environment, wait_until
 
 # PID 1: it takes the name, lets orphans be reaped by the kernel, and stays until the power goes.
 INIT = """
@@ -118,8 +118,8 @@ class Machine:
         return done.stdout
 
     def start_worker(self) -> subprocess.Popen[bytes]:
-        """Its host worker; the machine's power ends it."""
-        argv = celery("workers.host.app", "--queues", f"host.{self.name}", "--hostname", f"host-{self.name}@%h")
+        """Its host worker, which joins first; the machine's power ends it."""
+        argv = [sys.executable, "-m", "workers.host.join"]
         with self.worker_log.open("ab") as out:
             return subprocess.Popen(
                 self.inside(argv),

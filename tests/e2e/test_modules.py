@@ -17,7 +17,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from contracts.telemetry import Op
 from planner.facts.collectives import bus_factor
-from planner.facts.layout import coordinates
+from planner.facts.layout import axis_group, coordinates, members
 from planner.facts.spec import Layout
 
 STATIC = Path(__file__).parents[2] / "webapp" / "static"
@@ -300,6 +300,58 @@ def test_members_of_a_gang_fold_into_one_page_each_with_its_own_position_and_gap
     assert cells == 1
     assert logs == [[-1, 0, ["of anna"]], [-2, 1, ["of bert"]]]
     assert (host, offset) == ("bert", -300)
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"dp": 2, "tp": 2},
+        {"pp": 2, "dp": 2, "cp": 2, "tp": 2},
+        {"dp": 4, "ep": 2, "zero": 1},
+        {"dp": 4, "dp_replicas": 2},
+    ],
+)
+def test_which_axis_crosses_hosts_is_as_the_planner_lays_ranks(modules: Page, degrees: dict[str, int]) -> None:
+    layout = Layout(**degrees)
+    half = layout.world_size // 2
+    gang = [{"node": node, "first_rank": node * half, "num_ranks": half} for node in (0, 1)]
+    for axis in ("dp", "pp", "cp", "ep", "tp", "world"):
+        group = axis_group(layout, axis)
+        groups = {members(rank, group) for rank in range(layout.world_size)} if group.size > 1 else set()
+        across = {ranks for ranks in groups if len({rank // half for rank in ranks}) > 1}
+        body = """
+        const { groups, across, ranks } = m.crossing(m.axisGroup(x[0], x[1]), x[2]);
+        return [groups, across, [...ranks]];
+        """
+        told = call(modules, "hostsofrun.js", body, [layout.model_dump(), axis, gang])
+        assert told[:2] == [len(groups), len(across)]
+        assert sorted(told[2]) == sorted(rank for ranks in across for rank in ranks)
+
+
+def test_bytes_across_hosts_are_those_of_ranks_whose_group_crosses(modules: Page) -> None:
+    gang = [{"node": 0, "first_rank": 0, "num_ranks": 2}, {"node": 1, "first_rank": 2, "num_ranks": 2}]
+    lines = [{"rank": rank, "predicted": 10 + rank, "measured": 20 + rank} for rank in range(4)]
+    compared = [{"axis": "dp", "ranks": lines}, {"axis": "tp", "ranks": lines}]
+    rows = call(
+        modules, "hostsofrun.js", "return m.crossingRows(x[0], x[1], x[2]);", [{"dp": 2, "tp": 2}, gang, compared]
+    )
+    assert [(row["axis"], row["across"], row["predicted"], row["measured"]) for row in rows] == [
+        ("dp", 2, 46, 86),
+        ("tp", 0, 0, 0),
+        ("world", 1, 0, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("clock", "text"),
+    [
+        (None, "not measured"),
+        ({"offset_s": -300.0, "within_s": 0.0002}, "+300.00 s ± 0.20 ms"),
+        ({"offset_s": 0.012, "within_s": 0.001}, "\u221212.0 ms ± 1.00 ms"),
+    ],
+)
+def test_a_clock_is_told_with_how_well_it_is_known(modules: Page, clock: dict[str, float] | None, text: str) -> None:
+    assert call(modules, "hostsofrun.js", "return m.clockWords(x);", clock) == text
 
 
 def test_vendored_files_are_the_published_ones() -> None:

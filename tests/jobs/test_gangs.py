@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from contracts.codec import checked_order
-from contracts.names import cancel_key
+from contracts.names import TASK_LAUNCH, cancel_key
 from jobs.models import Attempt, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, Status
 from jobs.queue import actions, ending
 from jobs.queue.events import drain
@@ -131,11 +131,10 @@ def test_a_cancel_waits_for_all_of_it(gang: Job, live_redis: redis.Redis) -> Non
 def test_each_member_is_ordered_with_its_place_in_the_gang(gang: Job) -> None:
     for member in Member.objects.all():
         order_launch(gang, member)
-    orders = [row.arguments[0] for row in Outbox.objects.filter(queue__startswith="host.").order_by("id")]
-    launches = [order for order in orders if isinstance(order, dict)]
-    assert [order["gang"]["node"] for order in launches] == [0, 1]
-    assert [node["host"] for node in launches[0]["gang"]["nodes"]] == ["host-a", "host-b"]
-    assert {node["ranks"] for node in launches[0]["gang"]["nodes"]} == {2}
+    orders = [row.arguments[0] for row in Outbox.objects.filter(task=TASK_LAUNCH).order_by("id")]
+    assert [order["gang"]["node"] for order in orders] == [0, 1]
+    assert [node["host"] for node in orders[0]["gang"]["nodes"]] == ["host-a", "host-b"]
+    assert {node["ranks"] for node in orders[0]["gang"]["nodes"]} == {2}
 
 
 def test_an_end_told_twice_changes_nothing(gang: Job, live_redis: redis.Redis) -> None:

@@ -21,11 +21,12 @@ from contracts.codec import checked_join
 from contracts.join import Joined
 from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, cancel_key, gang_key, host_queue, telemetry_stream
 from contracts.signing import entry
-from jobs.hosts import joining, staff, tokens
+from jobs.hosts import tokens
 from jobs.hosts.access import FAREWELL, Access
 from jobs.hosts.rights import user_of
 from jobs.models import DeadLetter, Host, Member, Outbox
 from jobs.queue import actions
+from jobs.queue import hosts as staff
 from jobs.queue.events import drain
 from jobs.queue.outbox import deliver
 from jobs.queue.scheduler import schedule
@@ -49,7 +50,7 @@ class Guest(NamedTuple):
 
 def admitted(name: str, identity: str = IDENTITIES[0]) -> Guest:
     token = tokens.mint("staff", tokens.TokenQuery())[1]
-    joined, _ = joining.join(checked_join(request(name, identity, token=token)), "127.0.0.1")
+    joined, _ = staff.join(checked_join(request(name, identity, token=token)), "127.0.0.1")
     return Guest(name, joined, redis.Redis.from_url(joined["redis_url"], socket_timeout=5))
 
 

@@ -18,10 +18,11 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from contracts.codec import checked_join
-from jobs.hosts import joining, staff, tokens
+from jobs.hosts import joining, tokens
 from jobs.hosts.access import Access
 from jobs.hosts.rights import user_of
-from jobs.models import Host, JoinToken
+from jobs.models import AuditEntry, Host, JoinToken
+from jobs.queue import hosts as staff
 from tests.jobs.conftest import run_together
 
 Api = Callable[[User | None], APIClient]
@@ -151,7 +152,7 @@ def test_of_machines_that_ask_for_one_name_at_once_one_gets_it(each_database: st
 
     def ask(identity: str) -> None:
         try:
-            joining.join(checked_join(request(token=told, identity=identity)), "127.0.0.1")
+            staff.join(checked_join(request(token=told, identity=identity)), "127.0.0.1")
             outcome = "joined"
         except joining.NameTakenError:
             outcome = "taken"
@@ -170,7 +171,7 @@ def test_a_token_for_two_lets_two_in_however_many_ask(each_database: str, live_r
 
     def ask(number: int) -> None:
         try:
-            joining.join(checked_join(request(f"gpu-{number}", token=told)), "127.0.0.1")
+            staff.join(checked_join(request(f"gpu-{number}", token=told)), "127.0.0.1")
         except tokens.TokenError as error:
             refused.append(str(error))
 
@@ -296,6 +297,28 @@ def test_the_command_prints_a_token_or_keeps_one_that_it_was_given(
         call_command("join_token", "--given")
     with pytest.raises(CommandError, match="hours"):
         call_command("join_token", "--hours", "0")
+
+
+def test_a_token_gives_labels_and_all_of_it_is_in_the_audit(api: Api, staff: User, live_redis: redis.Redis) -> None:
+    made = api(staff).post("/api/v1/join-tokens", {"labels": ["a100", "zone=eu"]}, format="json").json()
+    assert asked(api, request(token=made["token"])).status_code == 201
+    assert asked(api, request()).status_code == 200
+    assert Host.objects.get().labels == ["a100", "zone=eu"]
+    api(staff).post("/api/v1/hosts/gpu-7/drain")
+    api(staff).post("/api/v1/hosts/gpu-7/drain")
+    api(staff).post("/api/v1/hosts/gpu-7/remove")
+    api(staff).post(f"/api/v1/join-tokens/{made['id']}/revoke")
+    entries = AuditEntry.objects.order_by("id").values_list("who", "what", "kind", "name", "address")
+    assert list(entries) == [
+        ("staff", "make", "join token", str(made["id"]), "127.0.0.1"),
+        ("gpu-7", "join", "host", "gpu-7", "127.0.0.1"),
+        ("staff", "drain", "host", "gpu-7", "127.0.0.1"),
+        ("staff", "remove", "host", "gpu-7", "127.0.0.1"),
+        ("staff", "revoke", "join token", str(made["id"]), "127.0.0.1"),
+    ]
+    assert made["token"] not in repr(list(AuditEntry.objects.values()))
+    wrong = api(staff).post("/api/v1/join-tokens", {"labels": ["no label!"]}, format="json")
+    assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "labels.0")
 
 
 def test_too_many_joins_from_one_address_wait(api: Api, db: None, live_redis: redis.Redis) -> None:

@@ -11,7 +11,7 @@ import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key
+from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key, host_queue
 from jobs.models import TERMINAL, Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions, ending, lifecycle
 from jobs.queue.events import drain
@@ -76,7 +76,7 @@ def test_a_whole_life_is_written_down_and_gives_its_slots_back(
     job = submitted(owner)
     schedule()
     assert SlotAllocation.objects.count() == 4
-    assert Outbox.objects.get(task=TASK_LAUNCH).queue == "host.host-a"
+    assert Outbox.objects.get(task=TASK_LAUNCH).queue == host_queue("host-a")
     say(live_redis, attempt_event(job.id, 1, "running"))
     say(live_redis, {"kind": "nonsense", "v": 1})
     say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))

@@ -49,7 +49,7 @@ def live_redis(one_redis: RedisServer, settings: Any) -> Iterator[redis.Redis]:
 
 @pytest.fixture(autouse=True)
 def _fresh_counts() -> None:
-    cache.clear()
+    cache.clear()  # submits of a minute are counted
 
 
 class Node:
@@ -374,6 +374,11 @@ def test_a_node_that_never_joined_is_lost_once_the_others_have_ended(open_run: C
     job_of(first).attempts.update(created=long_ago)
     tell_of_silence()
     assert reasons(first)[-1] == ("lost", "node 1 of this run never reported")
+
+
+@pytest.mark.parametrize("ranks", [1, 7, 65536])
+def test_any_number_of_ranks_may_report(open_run: Callable[..., Any], ranks: int) -> None:
+    assert Job.objects.get(id=open_run(world_size=ranks)["run"]).world_size == ranks
 
 
 SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"global_batch": 4}}

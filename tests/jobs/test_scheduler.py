@@ -12,6 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connection
 
+from contracts.names import host_queue
 from jobs.models import Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import lifecycle
 from jobs.queue.scheduler import schedule
@@ -62,7 +63,7 @@ def test_a_long_queue_takes_few_statements_and_no_spec(owner: User, make_host: M
     assert not any('"spec"' in sql for sql in first)
     with statements() as quiet:
         schedule()
-    assert len(quiet) == 12, "nothing changed, so nothing is written and nothing is locked"
+    assert len(quiet) == 13, "nothing changed, so nothing is written and nothing is locked"
     assert all(sql.startswith("SELECT") for sql in quiet)
     SlotAllocation.objects.all().delete()
     with statements() as placing:
@@ -78,9 +79,9 @@ def test_an_order_says_what_runs_where(owner: User, make_host: MakeHost) -> None
     job = queued(owner, 2, attempt=3)[0]
     assert schedule() == 1
     row = Outbox.objects.get()
-    assert row.queue == "host.host-a"
-    told = {name: row.arguments[0][name] for name in ("job", "attempt", "slots", "spec")}
-    assert told == {"job": job.id, "attempt": 3, "slots": [0, 2], "spec": {"name": "x"}}
+    assert row.queue == host_queue("host-a")
+    told = {name: row.arguments[0][name] for name in ("job", "attempt", "slots", "spec", "owner")}
+    assert told == {"job": job.id, "attempt": 3, "slots": [0, 2], "spec": {"name": "x"}, "owner": owner.pk}
     assert sorted(SlotAllocation.objects.filter(member__attempt__job=job).values_list("slot", flat=True)) == [0, 2]
 
 

@@ -111,7 +111,8 @@ class Cluster:
         """No job, and every node idle: ready for the next test."""
         self.command("scancel", "--quiet", "--user=root", check=False)
         left = ["squeue", "--noheader", "--states=pending,running,completing", "--format=%i"]
-        wait_until(lambda: not self.command(*left).split(), "no job is left", 40)
+        # A slurmctld that was restarted hears of what has ended only when slurmd says it again.
+        wait_until(lambda: not self.command(*left).split(), "no job is left", 120)
         wait_until(self._all_idle, "the nodes are idle", 60)
 
     def _all_idle(self) -> bool:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.slurm.cluster import Cluster, cluster, missing
-from tests.slurm.front import Front, front
+from tests.slurm.installation import Installation, installation
 from tests.slurm.login import Login
-from tests.support.board import Board, board
-from tests.support.processes import ROOT
-from webapp.runner import free_port
 
 
 @pytest.fixture(scope="session")
@@ -33,35 +28,10 @@ def slurm(_machines: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clust
     _machines.settle()
 
 
-class Installation(NamedTuple):
-    """A board whose jobs run on the cluster, and what stands between the two."""
-
-    board: Board
-    front: Front
-    folder: Path
-
-
 @pytest.fixture(scope="session")
 def _installed(_machines: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    root = tmp_path_factory.mktemp("board")
-    folder = root / "cluster"
-    folder.mkdir()
-    python = root / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    port = free_port()
-    with front(root, _machines.address, port) as made:
-        settings = {
-            "SLURM_CONF": str(_machines.conf),
-            "MESHBOARD_PORT": str(port),
-            "MESHBOARD_SLURM_FOLDER": str(folder),
-            "MESHBOARD_SLURM_PYTHON": str(python),
-            "MESHBOARD_SLURM_BOARD": made.url,
-            "MESHBOARD_SLURM_CA_FILE": str(made.certificate),
-            "MESHBOARD_ALLOWED_HOSTS": f"127.0.0.1,localhost,{_machines.address}",
-        }
-        with board(root / "var", **settings) as up:
-            yield Installation(up, made, folder)
+    with installation(_machines, tmp_path_factory.mktemp("board")) as made:
+        yield made
 
 
 @pytest.fixture

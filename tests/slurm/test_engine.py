@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,14 @@ def until(engine: SlurmEngine, job: Job, status: Status) -> Job:
     return job
 
 
+def _idle(engine: SlurmEngine) -> bool:
+    return not engine._rounds.busy
+
+
+def last_word(job: Job) -> str:
+    return job.history.values_list("reason", flat=True).last() or ""
+
+
 def in_slurm(job: Job, attempt: int = 1) -> list[SlurmJob]:
     return [found for found in SLURM.jobs() if found.name == name_of(job.id, attempt)]
 
@@ -70,7 +79,7 @@ def test_a_job_is_submitted_in_its_first_tick_and_followed(site: Site, job: Job)
     (found,) = in_slurm(job)
     assert Attempt.objects.get(job=job).engine_id == found.id
     until(engine, job, Status.STARTING)
-    assert job.history.last().reason == f"Slurm runs it on node0: job {found.id}, partition main"
+    assert last_word(job) == f"Slurm runs it on node0: job {found.id}, partition main"
 
 
 def test_a_controller_killed_between_sbatch_and_noting_the_id_starts_no_second_job(site: Site, job: Job) -> None:
@@ -89,7 +98,7 @@ def test_of_two_controllers_at_once_one_s_job_runs_and_the_other_s_ends(
     first.place()
     for engine in (first, second):  # both have looked, and found nothing
         engine.observe()
-        wait_until(lambda engine=engine: not engine._rounds.busy, "it has looked")
+        wait_until(partial(_idle, engine), "it has looked")
     look = Slurm.jobs
     monkeypatch.setattr(Slurm, "jobs", lambda _self: [])  # and look again just before the other submits
     first.start()
@@ -112,7 +121,7 @@ def test_what_slurm_refuses_fails_in_its_words(site: Site) -> None:
     owner = User.objects.create_user("owner")
     spec = {**SPEC, "resources": {"engine": "slurm", "slurm": {"partition": "nowhere"}}}
     job = until(SlurmEngine(site), actions.submit(owner, spec)[0], Status.FAILED)
-    assert job.history.last().reason.lower() == "slurm refused it: invalid partition name specified"
+    assert last_word(job).lower() == "slurm refused it: invalid partition name specified"
 
 
 def test_cancelled_while_slurm_was_never_asked_it_is_cancelled_here(site: Site, job: Job) -> None:
@@ -128,7 +137,7 @@ def test_cancelled_from_outside_it_says_so(site: Site, job: Job, slurm: Cluster)
     until(engine, job, Status.STARTING)
     slurm.command("scancel", Attempt.objects.get().engine_id)
     until(engine, job, Status.FAILED)
-    assert job.history.last().reason.startswith("Slurm: it was cancelled there, not by the board")
+    assert last_word(job).startswith("Slurm: it was cancelled there, not by the board")
 
 
 def test_a_new_attempt_waits_until_slurm_has_nothing_left_of_the_one_before(site: Site, job: Job) -> None:
@@ -166,4 +175,4 @@ def test_a_job_that_slurm_forgot_is_lost(site: Site, job: Job) -> None:
     engine.place()
     Attempt.objects.update(engine_id="999999")
     until(engine, job, Status.LOST)
-    assert job.history.last().reason == "Slurm no longer knows its job 999999, and its accounts say nothing of it"
+    assert last_word(job) == "Slurm no longer knows its job 999999, and its accounts say nothing of it"

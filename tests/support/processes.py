@@ -81,8 +81,9 @@ class RedisServer:
         self.url = self.url_at("127.0.0.1")
         self._process: subprocess.Popen[bytes] | None = None
 
-    def url_at(self, address: str) -> str:
-        return f"redis://:{self._password}@{address}:{self._port}/0"
+    def url_at(self, address: str, *, password: bool = True) -> str:
+        who = f":{self._password}@" if password else ""
+        return f"redis://{who}{address}:{self._port}/0"
 
     def start(self) -> None:
         argv = redis_command(self._folder, self._port, self._password)

@@ -115,7 +115,9 @@ class Site:
 
 
 @contextlib.contextmanager
-def site(database_url: str, redis: RedisServer, folder: Path, **settings: str) -> Iterator[Site]:
+def site(
+    database_url: str, redis: RedisServer, folder: Path, *, listen: str = "127.0.0.1", **settings: str
+) -> Iterator[Site]:
     """Migrate, make the people, serve."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
@@ -135,7 +137,7 @@ def site(database_url: str, redis: RedisServer, folder: Path, **settings: str) -
     assert made.returncode == 0, made.stderr
     people = json.loads(made.stdout.splitlines()[-1])
     port, log = free_port(), folder / "web.log"
-    serve = [sys.executable, "-m", "webapp.serve", "--port", str(port)]
+    serve = [sys.executable, "-m", "webapp.serve", "--host", listen, "--port", str(port)]
     with running(serve, environment, log, ROOT) as process:
         wait_until(lambda: not is_free(port) or process.poll() is not None, "the web server listens")
         assert process.poll() is None, log.read_text()

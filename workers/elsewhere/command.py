@@ -124,10 +124,10 @@ def _torchrun(
     ranks = _ranks(given("nproc_per_node", "1"), count_devices)
     named = told.node_rank or environment.get("PET_NODE_RANK") or environment.get("SLURM_NODEID")
     node = 0 if nodes == 1 else int(named) if named and named.isdigit() else None
-    options = words[: len(words) - len(told.arguments) - 1]
-    script = words[len(options) :]
-    if script[0] != told.script:
-        raise CommandError(f"{told.script!r} is the script, and what stands before {script[0]!r} is not understood")
+    place = len(words) - len(told.arguments) - 1
+    if words[place] != told.script:  # a "--" behind the script is no argument of it, for torchrun either
+        place -= 1
+    options, script = words[:place], words[place:]
     apart = not any(
         getattr(told, name) or environment.get(f"PET_{name.upper()}") for name in ("log_dir", "redirects", "tee")
     )

@@ -15,9 +15,9 @@ from workers.host.supervisor.logfile import run_folder
 FIRST = re.compile(r"failed \(exitcode: (-?\d{1,10})\) local_rank: (\d{1,5}) \(pid: ")
 
 
-def first_failure(launcher: list[str], logs: Path, ranks: range) -> Failure | None:
-    """`launcher`: torchrun's own lines, the newest last. None where they name nobody of `ranks`, those of this node."""
-    found = next((match for line in launcher if (match := FIRST.search(line))), None)
+def first_failure(line: str, logs: Path, ranks: range) -> Failure | None:
+    """Who of `ranks`, those of this node, torchrun's line names; None where it names nobody."""
+    found = FIRST.search(line)
     if found is None:
         return None
     code, local = int(found[1]), int(found[2])
@@ -25,6 +25,12 @@ def first_failure(launcher: list[str], logs: Path, ranks: range) -> Failure | No
         return None
     killed_by = _signal_name(-code) if code < 0 else None
     return Failure(ranks[local], code, killed_by, _last_word(logs, local))
+
+
+def how_it_ended(program: str, code: int, steps: int) -> str:
+    """A command that failed without a rank to blame, in a sentence. `code`: -N of signal N."""
+    how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    return f"{program} {how}" + (f" after step {steps}" if steps else "")
 
 
 def _last_word(logs: Path, local: int) -> str:

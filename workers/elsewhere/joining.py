@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from workers.host.supervisor.line.https import Answer, AwayError, Board
 from workers.host.supervisor.line.over_http import Membership
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
 
 
 class RefusedError(Exception):

@@ -29,6 +29,7 @@ class Command:
         """Raises OSError: it cannot be started."""
         self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._apart = apart
+        self.failure = ""  # torchrun's line on the rank that failed first, of its last try
         stdin = subprocess.DEVNULL if os.isatty(0) else None  # from another group, reading a terminal would stop it
         self.process = subprocess.Popen(
             argv, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
@@ -66,6 +67,8 @@ class Command:
 
     def _note(self, lines: list[bytes]) -> None:
         kept = [line for line in lines if not (self._apart and TEED.match(line))]
+        if told := [line for line in kept if b"failed (exitcode" in line]:
+            self.failure = told[-1].decode(errors="replace")
         if kept:
             _write(self._log, b"\n".join(kept) + b"\n")
 

@@ -12,13 +12,13 @@ import os
 import secrets
 import signal
 import time
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
 from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder, Outcome
 from contracts.telemetry import Item
 from workers.elsewhere.command import Launch
-from workers.elsewhere.ending import first_failure
+from workers.elsewhere.ending import first_failure, how_it_ended
 from workers.elsewhere.joining import Joining, RefusedError, Run
 from workers.elsewhere.terminal import Command, on_signals, say
 from workers.host.attempts import AttemptDir
@@ -27,12 +27,11 @@ from workers.host.sandbox import PACKAGES
 from workers.host.supervisor.board import Board as Waiting
 from workers.host.supervisor.ending import Ended, exit_report
 from workers.host.supervisor.line import LineError
-from workers.host.supervisor.line import RefusedError as LineRefusedError
 from workers.host.supervisor.line.https import Board
 from workers.host.supervisor.line.over_http import HttpLine
 from workers.host.supervisor.publish import Publisher
 from workers.host.supervisor.serve import Telemetry
-from workers.host.supervisor.tail import LAUNCHER, LogTail
+from workers.host.supervisor.tail import LogTail
 from workers.host.supervisor.tally import Tally
 from workers.host.supervisor.tasks import cancelled, steadily
 
@@ -42,6 +41,7 @@ HEARTBEAT_S = 5.0
 SEE_CANCEL_S = 1.0
 TERM_GRACE_S = 10.0
 FAREWELL_S = 30.0
+QUIET_S = 2.0  # of these before the user is told what is waited for
 AGAIN_S = 0.5
 LAST_LINES_S = 10.0
 LOG_BYTES = 64 * 2**20  # of each file of a rank's words, while it runs
@@ -77,7 +77,6 @@ class Watch:
         self._line: HttpLine | None = None
         self._publisher: Publisher | None = None
         self._run: Run | None = None
-        self._exit: ExitReport | None = None
         self._over = asyncio.Event()
         self._signalled: int | None = None
         self._ended_by: Outcome | None = None
@@ -106,8 +105,7 @@ class Watch:
         await asyncio.wait([tail], timeout=LAST_LINES_S)
         await cancelled([*others, tail])
         server.close()
-        self._exit = self._ending(code, started)
-        await self._say_goodbye(connecting)
+        await self._say_goodbye(connecting, self._ending(code, started))
         return code
 
     def _environment(self, socket: Path) -> dict[str, str]:
@@ -186,13 +184,8 @@ class Watch:
         if self._line is None or self._run is None:
             return
         begun = self._tally.training or not self._launch.metered
-        state: Literal["exited", "running", "starting"] = "running" if begun else "starting"
-        report = AttemptReport(job=self._run.id, attempt=self._run.attempt, state=state, slots=[])
-        if self._exit is not None:
-            told = self._exit
-            told["job"], told["attempt"] = self._run.id, self._run.attempt
-            report["state"], report["exit"] = "exited", told
-        await self._line.report(report)
+        state: Literal["running", "starting"] = "running" if begun else "starting"
+        await self._line.report(AttemptReport(job=self._run.id, attempt=self._run.attempt, state=state, slots=[]))
 
     async def _see_cancel(self) -> None:
         if self._line is None or self._ended_by is not None:
@@ -219,37 +212,43 @@ class Watch:
             ended_by, reason = "cancelled", f"ended by {signal.Signals(self._signalled).name} where it was launched"
         first = self._node.result() * self._launch.ranks
         ranks = range(first, first + self._launch.ranks)
-        failure = None if ended_by else first_failure(tail.last_lines(LAUNCHER), self._logs, ranks)
+        failure = None if ended_by else first_failure(self._command.failure, self._logs, ranks)
+        if ended_by is None and failure is None and code != 0:
+            program = PurePath(self._launch.argv[0]).name
+            ended_by, reason = "failed", how_it_ended(program, code, self._tally.steps)
         ended = Ended(code, failure, ended_by, reason, started)
         return exit_report(AttemptDir(self._folder, LOCAL, 1), self._order, ended, self._tally, tail)
 
-    async def _say_goodbye(self, connecting: asyncio.Task[None]) -> None:
+    async def _say_goodbye(self, connecting: asyncio.Task[None], told: ExitReport) -> None:
         """Tell the rest and the end. A signal now means: do not wait for the board."""
         loop = asyncio.get_running_loop()
         enough = asyncio.Event()
         on_signals(lambda _number: _set(loop, enough))
-        saying = asyncio.create_task(self._said_all(connecting))
+        saying = asyncio.create_task(self._say_all(connecting, told))
         stop = asyncio.create_task(_wait(enough))
-        await asyncio.wait([saying, stop], timeout=FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([saying, stop], timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
+        if not saying.done() and not stop.done():
+            say(f"telling the board how this ended, for {FAREWELL_S:.0f} s at most; Ctrl-C ends the wait")
+            await asyncio.wait([saying, stop], timeout=FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
         if not saying.done():
             say("the board did not hear how this ended")
         await cancelled([task for task in (saying, stop, connecting) if not task.done()])
 
-    async def _said_all(self, connecting: asyncio.Task[None]) -> None:
+    async def _say_all(self, connecting: asyncio.Task[None], told: ExitReport) -> None:
+        """First what waits: with the exit the run is over for the board."""
         await asyncio.wait([connecting])
-        while self._line is not None and self._publisher is not None:
-            try:
+        if self._line is None or self._publisher is None or self._run is None:
+            return  # it was refused
+        told["job"], told["attempt"] = self._run.id, self._run.attempt
+        report = AttemptReport(job=self._run.id, attempt=self._run.attempt, state="exited", slots=[], exit=told)
+        while not self._line.over:
+            with contextlib.suppress(LineError):
                 if await self._publisher.send():
                     await self._line.renew()
-                    await self._tell_state()
+                    await self._line.report(report)
                     break
-            except LineRefusedError:
-                break
-            except LineError:
-                pass
             await asyncio.sleep(AGAIN_S)
-        if self._line is not None:
-            await self._line.close()
+        await self._line.close()
 
 
 def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

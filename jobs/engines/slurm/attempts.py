@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from django.conf import settings
 from django.utils import timezone
@@ -36,7 +35,7 @@ def begin(job: Job) -> None:
     )
 
 
-def submit(attempt: Attempt, site: Site) -> Submission:
+def submit(attempt: Attempt, site: Site, certificates: str) -> Submission:
     """What sbatch is to be given, with a token of its own: one that was sent before and comes late is refused by it."""
     spec = JobSpec.model_validate(attempt.job.spec)
     RunToken.objects.filter(attempt=attempt).delete()
@@ -49,7 +48,7 @@ def submit(attempt: Attempt, site: Site) -> Submission:
         nodes=nodes,
         slots=num_slots(spec) // nodes,
         board=site.board,
-        certificates=Path(site.ca_file).read_text() if site.ca_file else "",
+        certificates=certificates,
         token=issue(attempt),
         folder=site.folder,
         lease_s=settings.LEASE_S,

@@ -27,6 +27,7 @@ from jobs.engines.slurm.talk import MOST_SUBMITTED, News, Wants, talk
 from jobs.engines.slurm.words import WAITING, ended, told, waits, where
 from jobs.models import Attempt, Job, Status
 from jobs.queue import lifecycle
+from jobs.queue.snapshot import bars
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +52,23 @@ class SlurmEngine:
         self._missed: dict[str, int] = {}  # looks in a row
 
     def place(self) -> None:
-        """Every queued job becomes an attempt at once: when it runs, Slurm says. Not while an earlier one may run."""
+        """Every queued job that nothing bars becomes an attempt at once: when it runs, Slurm says. Not while an earlier
+        attempt may run."""
         begun = Attempt.objects.filter(job=OuterRef("pk"), number=OuterRef("attempt"))
         left = Attempt.objects.filter(job=OuterRef("pk"), engine_ended__isnull=True)
         queued = Job.objects.filter(status=Status.QUEUED, engine=self.name).exclude(Exists(begun) | Exists(left))
-        for job_id in queued.order_by("-priority", "created").values_list("id", flat=True)[:MOST_PLACED]:
+        waiting = list(queued.order_by("-priority", "created").only("id", "status", "held", "wait_reason"))
+        if not waiting:
+            return
+        barred = bars(waiting)
+        for job in waiting:
+            if job.id in barred:
+                _wait(job, barred[job.id], Status.QUEUED)
+        free = [job.id for job in waiting if job.id not in barred]
+        for job_id in free[:MOST_PLACED]:
             with transaction.atomic():
-                for job in lifecycle.lock_queued([job_id], "spec"):
-                    attempts.begin(job)
+                for locked in lifecycle.lock_queued([job_id], "spec"):
+                    attempts.begin(locked)
 
     def observe(self) -> None:
         """Take the last round's news in, and look again where it is time."""
@@ -80,9 +90,15 @@ class SlurmEngine:
             return
         followed = list(self._followed())
         new = [attempt for attempt in followed if self._to_submit(attempt)][:MOST_SUBMITTED]
-        if new:
-            self._begin(followed, tuple(attempts.submit(attempt, self._site) for attempt in new))
-            self._take_in(self._rounds.news(PATIENCE_S))
+        if not new:
+            return
+        try:
+            certificates = self._site.certificates()
+        except OSError as error:
+            self._hear_of_trouble(f"MESHBOARD_SLURM_CA_FILE: {error}")
+            return
+        self._begin(followed, tuple(attempts.submit(attempt, self._site, certificates) for attempt in new))
+        self._take_in(self._rounds.news(PATIENCE_S))
 
     def close(self) -> None:
         """A round under way ends by its deadlines; what it did is found by name."""

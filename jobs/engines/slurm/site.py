@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from django.conf import settings
@@ -18,6 +19,10 @@ class Site(NamedTuple):
     login: str = ""
     ssh_config: str = ""
     ca_file: str = ""
+
+    def certificates(self) -> str:
+        """PEM, "" for those that the nodes have. Raises OSError."""
+        return Path(self.ca_file).read_text() if self.ca_file else ""
 
 
 def configured() -> Site | None:

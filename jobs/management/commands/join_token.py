@@ -24,12 +24,15 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--hours", type=int, default=24, help="how long it lasts")
         parser.add_argument("--uses", type=int, help="hosts that may join with it; any number if not given")
+        parser.add_argument(
+            "--label", action="append", default=[], help="of hosts that join with it: pools ask for them"
+        )
         parser.add_argument("--note", default="", help="what it is for")
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.add_argument("--given", action="store_true", help=f"keep the token in {GIVEN} instead of a new one")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        told = {"hours": options["hours"], "uses": options["uses"], "note": options["note"]}
+        told = {"hours": options["hours"], "uses": options["uses"], "labels": options["label"], "note": options["note"]}
         try:
             asked = checked(tokens.TokenQuery, told)
             if options["given"]:

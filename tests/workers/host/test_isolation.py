@@ -60,6 +60,19 @@ def test_without_it_a_user_who_cannot_get_there_is_not_taken_and_that_is_told(
 
 
 @needs_root
+def test_a_user_who_can_start_python_and_cannot_read_what_it_needs_is_not_taken(
+    settings: HostSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("no bubblewrap here")
+    closed = Path("/etc/shadow")  # stands for a package that only root may read
+    monkeypatch.setattr("workers.host.isolation.of_python", lambda: {closed})
+    chosen, note = isolated(settings)
+    assert (chosen.sandbox, chosen.job_user) == ("bwrap", None)
+    assert note == f"jobs run as root, in bubblewrap: MESHBOARD_SANDBOX: bubblewrap: uid 65530 cannot reach {closed}"
+
+
+@needs_root
 def test_where_the_owners_ids_are_not_to_be_had_one_user_is_taken_for_all_and_that_is_told(
     settings: HostSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def root(tmp_path: Path) -> Path:
     (root / "other").mkdir()
     (root / "good/train.py").write_text("print('fine')\n")
     (root / "good/__main__.py").write_text("print('fine')\n")
+    (root / "good.py").write_text("print('hidden by the package of that name')\n")
     (root / "link.py").symlink_to(root / "good/train.py")
     (root / "json.py").write_text("print('not the one that Python has')\n")
     return root

@@ -1,12 +1,9 @@
-// A host's page: ask before a calibration, and draw what the last one measured.
+// A host's page: what its last calibration measured, drawn.
 import { collectivesChart } from "./charts/collectives.js";
 import { el, embedded } from "./dom.js";
 import { bytes, duration, opName } from "./format.js";
 import { cell, scrolling, th } from "./pictures/table.js";
 
-const dialog = document.getElementById("calibrate-dialog");
-document.getElementById("calibrate")?.addEventListener("click", () => dialog.showModal());
-dialog.querySelector("[data-close]").addEventListener("click", () => dialog.close());
 for (const place of document.querySelectorAll("[data-seconds]")) place.textContent = duration(Number(place.dataset.seconds));
 
 const profile = embedded("profile");

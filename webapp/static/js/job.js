@@ -8,6 +8,7 @@ import { eachFrame, el, embedded } from "./dom.js";
 import { duration, integer, loss, opName, tokenRate } from "./format.js";
 import { showHeader } from "./jobheader.js";
 import { logView } from "./joblog.js";
+import { showHosts } from "./hostsofrun.js";
 import { labView } from "./lab.js";
 import { showBadge, showCollectives, showComparison, showVerdicts } from "./jobtables.js";
 import { showPlanned } from "./planned.js";
@@ -42,7 +43,8 @@ function draw() {
   if ($("script-steps")) drawStepsSeen();
   drawLoss(state.losses, state.evalLosses);
   if ($("traffic-chart") && !paused) drawRates();
-  if ($("fidelity")) drawComparison();
+  const compared = $("fidelity") ? drawComparison() : [];
+  showHosts($("hosts"), job, state, compared);
   if ($("checkpoints")) {
     const keep = job.spec.train.keep_checkpoints ?? 2;
     showCheckpoints($("checkpoints"), $("checkpoint-rows"), state.checkpoints, keep, job.id);
@@ -85,6 +87,7 @@ function drawComparison() {
   const none = [...state.ranks.values()].some((rank) => rank.exactStep) ? { bytesOff: 0, callsOff: 0 } : null;
   const counted = off === null ? none : exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
   showProof($("proof"), state, counted, job.finished, exact, job.spec.train.precision);
+  return rows;
 }
 
 function last(points) {

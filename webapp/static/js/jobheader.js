@@ -47,6 +47,18 @@ function showNotice(job) {
   } else box.textContent = "The host has not been heard of for a while. Training may well go on; the page catches up.";
 }
 
+/** "Slurm job 17 · partition gpu · node[0-1] · running", as far as Slurm has told. */
+function showEngine(job) {
+  const { state, partition, nodes } = job.engine_told;
+  const parts = [
+    job.engine_id ? `Slurm job ${job.engine_id}` : "Not yet in Slurm's queue",
+    partition && `partition ${partition}`,
+    nodes,
+    state && !job.finished && state.toLowerCase(),
+  ];
+  $("engine").textContent = parts.filter(Boolean).join(" · ");
+}
+
 /** Who may only look at a job gets neither. */
 function show(id, fits) {
   $(id).hidden = !fits || $(id).dataset.mayNot !== undefined;
@@ -58,11 +70,13 @@ export function showHeader(job) {
   badge.dataset.status = job.status;
   show("cancel-form", !job.finished && job.status !== "cancelling");
   show("requeue-form", AGAIN.has(job.status));
+  if ($("smaller")) $("smaller").hidden = !AGAIN.has(job.status) && job.status !== "queued";
   if (job.engine === "elsewhere") {
     $("where").textContent = job.host;
     const silent = job.status === "unreachable" || (job.status === "cancelling" && job.wait_reason);
     show("give-up-form", silent);
   }
+  if (job.engine === "slurm") showEngine(job);
   showTimeline(job.history);
   showNotice(job);
 }

@@ -34,7 +34,7 @@ class Publisher:
                 await self._line.publish(body)
             except RefusedError:
                 self._board.lose(len(load.items))
-                continue
+                return False
             except LineError:
                 self._board.give_back(load)
                 return False

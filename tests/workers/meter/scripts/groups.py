@@ -1,5 +1,6 @@
-"""A user's own groups, an all-to-all, and an end that is not a good one."""
+"""A user's own groups, an all-to-all, and an end that is not a good one, amid a collective."""
 
+import signal
 import sys
 
 import torch
@@ -16,5 +17,8 @@ out = torch.empty(8)
 dist.all_to_all_single(out, torch.arange(8.0) + 100 * rank)
 assert out.tolist() == [100.0 * r + 2 * rank + i for r in range(4) for i in range(2)]
 dist.barrier()
-if len(sys.argv) > 1 and rank == 1:
+if len(sys.argv) > 1:
+    if rank != 1:
+        signal.pause()  # none of them joins what rank 1 leaves behind
+    left_behind = dist.all_reduce(x, group=odds, async_op=True)
     raise SystemExit(int(sys.argv[1]))

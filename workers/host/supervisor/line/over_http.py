@@ -19,7 +19,7 @@ from workers.host.supervisor.line.https import Answer, AwayError, Board
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # between tries while the board is away, before jitter
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0  # between tries while the board is away, before jitter
 FRESH_S = 15.0  # how long an answer says whether to end: a report is due every 5 s
 ENDED = 410  # the board's word for a run that is over
 
@@ -65,6 +65,11 @@ class HttpLine:
         self._failures = 0
         self._away = self._over = False
         self._heard, self._cancel = 0.0, False
+
+    @property
+    def over(self) -> bool:
+        """The board takes nothing more, whatever is said."""
+        return self._over
 
     async def publish(self, batch: bytes) -> None:
         """Returns once the board has it, or this line holds it to be said again."""

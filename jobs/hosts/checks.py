@@ -1,0 +1,157 @@
+"""What may be wrong with a board: each looked at, none guessed."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import django
+import redis
+from django.conf import settings
+from django.db import Error, connection
+from django.db.migrations.executor import MigrationExecutor
+from django.utils import timezone
+
+from contracts.findings import Finding, is_loopback, of_clock, of_disk, of_names
+from jobs.connection import connect_once
+from jobs.hosts.access import NoRightsError, probe
+from jobs.hosts.state import state_of
+from jobs.hosts.versions import ours, versions_of
+from jobs.models import Host, JoinToken, Lease
+
+PATIENCE_S = 3.0
+CONTROLLER_LATE_S = 30.0
+FULL = 0.9  # of maxmemory
+
+
+def board() -> Iterator[Finding]:
+    """Everything, in the order in which it is worth mending."""
+    yield from _guarded("Redis", _redis)
+    yield from _guarded("database", _database)
+    yield from _guarded("controller", _controller)
+    yield from _guarded("hosts", _hosts)
+    yield of_names()
+    yield of_disk("state", settings.STATE_DIR)
+    versions = ", ".join(f"{name} {version}" for name, version in {**ours(), "django": django.__version__}.items())
+    yield Finding("ok", "versions", f"{versions}, on {platform.platform()}")
+
+
+def _guarded(subject: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from look()
+    except (redis.RedisError, OSError) as error:
+        yield Finding(
+            "fail", subject, f"Redis at {_place()} does not answer: {error}", "start it, or see MESHBOARD_REDIS_URL"
+        )
+    except Error as error:
+        words = str(error).strip().partition("\n")[0]
+        yield Finding("fail", subject, f"the database does not answer: {words}", "see MESHBOARD_DATABASE_URL; migrate")
+
+
+def _redis() -> Iterator[Finding]:
+    with connect_once(PATIENCE_S) as client:
+        before, asked = time.time(), time.monotonic()
+        seconds: Any = client.time()
+        took = time.monotonic() - asked
+        info: Any = client.info()
+        kind, version = (
+            ("Valkey", info["valkey_version"]) if "valkey_version" in info else ("Redis", info["redis_version"])
+        )
+        yield Finding("ok", "Redis", f"{kind} {version} at {_place()}")
+        yield from _memory(info)
+        yield _rights(client)
+    yield of_clock("Redis", before + took / 2 - (seconds[0] + seconds[1] / 1e6), took / 2)
+    given = settings.REDIS_FOR_HOSTS or settings.REDIS_URL
+    if is_loopback(given):
+        advice = "for hosts elsewhere set MESHBOARD_REDIS_FOR_HOSTS to its address as they reach it"
+        yield Finding("warn", "Redis", "hosts are sent to loopback: only this machine's reach it", advice)
+
+
+def _memory(info: Any) -> Iterator[Finding]:
+    most, used, policy = info["maxmemory"], info["used_memory"], info["maxmemory_policy"]
+    if policy != "noeviction":
+        advice = "CONFIG SET maxmemory-policy noeviction: queues and streams must not be evicted"
+        yield Finding("warn", "Redis", f"maxmemory-policy is {policy}: full, it forgets orders", advice)
+    if not most:
+        words = f"{used / 2**20:.0f} MiB used, and no maxmemory"
+        yield Finding("warn", "Redis", words, "set one: without it the machine runs out of memory first")
+    elif used > FULL * most:
+        words = f"{used / 2**20:.0f} of {most / 2**20:.0f} MiB used: full, it refuses what hosts say"
+        yield Finding("fail", "Redis", words, "raise maxmemory, or see what fills it (redis-cli --bigkeys)")
+    else:
+        yield Finding("ok", "Redis", f"{used / 2**20:.0f} of {most / 2**20:.0f} MiB used, {policy}")
+
+
+def _rights(client: redis.Redis) -> Finding:
+    if settings.REDIS_ACCESS == "shared":
+        words = "MESHBOARD_REDIS_ACCESS is shared: every host has the board's own credentials"
+        return Finding("warn", "rights", words, "whoever is root on one host rules all; use a Redis that has ACLs")
+    try:
+        probe(client)
+    except NoRightsError as error:
+        return Finding("fail", "rights", str(error), "no host can join; MESHBOARD_REDIS_ACCESS=shared does without")
+    return Finding("ok", "rights", "each host gets a Redis user of its own")
+
+
+def _database() -> Iterator[Finding]:
+    with connection.cursor() as cursor:
+        sqlite = connection.vendor == "sqlite"
+        cursor.execute("select sqlite_version()" if sqlite else "show server_version")
+        version = cursor.fetchone()[0]
+    words = f"{connection.display_name} {version}"
+    executor = MigrationExecutor(connection)
+    if missing := executor.migration_plan(executor.loader.graph.leaf_nodes()):
+        advice = "python manage.py migrate"
+        yield Finding("fail", "database", f"{words}: {len(missing)} migrations were not applied", advice)
+    elif sqlite:
+        yield Finding("ok", "database", f"{words}: for one machine; PostgreSQL where web and controller are apart")
+    else:
+        yield Finding("ok", "database", words)
+
+
+def _controller() -> Iterator[Finding]:
+    lease = Lease.objects.exclude(ticked=None).order_by("-ticked").first()
+    advice = "start it: python manage.py controller; its log says what it waits for"
+    if lease is None or lease.ticked is None:
+        yield Finding("fail", "controller", "none has ever worked here: nothing is placed", advice)
+        return
+    ago = (timezone.now() - lease.ticked).total_seconds()
+    words = f"last tick {ago:.0f} s ago, by {lease.holder or 'nobody now'}"
+    late = ago > CONTROLLER_LATE_S
+    yield Finding("fail", "controller", words, advice) if late else Finding("ok", "controller", words)
+
+
+def _hosts() -> Iterator[Finding]:
+    hosts = list(Host.objects.present().order_by("name"))
+    if not hosts:
+        tokens = JoinToken.objects.filter(revoked=None, expires__gt=timezone.now()).count()
+        words = f"none has joined; {tokens} join tokens are good now"
+        yield Finding(
+            "warn", "hosts", words, "python manage.py join_token, then python -m workers.host.join on a machine"
+        )
+    for host in hosts:
+        state = state_of(host)
+        if state in ("silent", "lost"):
+            advice = "look at its log there: python -m workers.host.doctor; or give it up, or remove it"
+            yield Finding("warn", "host", f"{host.name}: {state} since {host.last_seen:%Y-%m-%d %H:%M:%S} UTC", advice)
+        else:
+            yield Finding("ok", "host", f"{host.name}: {state}, {host.slots} slots, {host.device_name}")
+        if host.generation == 0:
+            advice = "start it there by python -m workers.host.join with a token"
+            yield Finding("fail", "host", f"{host.name} has not joined: what it says is refused", advice)
+        for version in versions_of(host.facts):
+            if version.differs:
+                words = f"{host.name}: {version.name} {version.told}, and {version.expected} here"
+                yield Finding("warn", "host", words, "install the same: pip install -c requirements.lock '.[worker]'")
+        use = host.use or {}
+        if "clock_offset_s" in use:
+            clock = of_clock("Redis", use["clock_offset_s"], use["round_trip_s"] / 2)
+            if clock.level != "ok":
+                yield clock._replace(words=f"{host.name}: {clock.words}")
+
+
+def _place() -> str:
+    """Without what is secret."""
+    return settings.REDIS_URL.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")

@@ -1,0 +1,96 @@
+"""Where a job's own layout no longer fits the hosts that are left: the best one that does, with its predicted speed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from jobs.models import Host, Job, Status
+from jobs.planning.hardware import cluster_for, host_cluster
+from jobs.planning.planners import ask
+from jobs.planning.room import room_problems
+from jobs.planning.shapes import Smaller
+from planner.facts.kinds import kind_of
+from planner.facts.spec import JobSpec, SpecError
+from planner.search.auto import Room, draft_of
+
+MAY_CHANGE = (Status.FAILED, Status.LOST, Status.CANCELLED, Status.QUEUED)
+
+
+class NoOfferError(Exception):
+    """There is nothing to offer; `field` is why."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def smaller(job: Job) -> Smaller:
+    """The layout that is predicted to be fastest on what is left, for a job that does not run now.
+
+    Raises:
+        NoOfferError: its own layout fits, it runs, or nothing fits.
+        BusyError: too much is planned at once, or this takes too long.
+    """
+    try:
+        spec = JobSpec.model_validate(job.spec)
+    except ValidationError:
+        raise NoOfferError("spec", "was written by an older version, which this one cannot plan") from None
+    if not kind_of(job.spec).trains:
+        raise NoOfferError("kind", f"a job of kind {job.kind} has no layout that could be another")
+    if job.status not in MAY_CHANGE:
+        raise NoOfferError("status", f"the job is {job.status}; a layout is changed between attempts")
+    hosts = _left(spec)
+    if not hosts:
+        raise NoOfferError("layout", f"no {spec.resources.device} host takes jobs now")
+    problems = room_problems(spec)
+    if not problems:
+        raise NoOfferError("layout", "its own layout fits the hosts that are connected")
+    fitting = _fitting(spec, hosts)
+    newest = job.attempts.exclude(checkpoint="").order_by("-number").values_list("checkpoint", flat=True).first()
+    return Smaller(
+        why=problems[0].message,
+        layout=fitting["layout"],
+        words=fitting["told"]["words"],
+        ranks=fitting["told"]["ranks"],
+        micro_batches=fitting["micro_batches"],
+        step_s=fitting["told"]["step_s"],
+        was_step_s=job.estimate.get("time", {}).get("step_s"),
+        checkpoint=newest or "",
+    )
+
+
+def changed_spec(spec: dict[str, Any], offer: Smaller) -> dict[str, Any]:
+    """The job's spec in the layout that was offered."""
+    return {**spec, "layout": offer["layout"], "train": {**spec["train"], "micro_batches": offer["micro_batches"]}}
+
+
+def _left(spec: JobSpec) -> list[Host]:
+    """Hosts of the model that has most slots together; a gang is of one."""
+    there = Host.objects.live(spec.resources.device).filter(drained=False).order_by("-slots", "name")
+    if spec.resources.host is not None:
+        there = there.filter(name=spec.resources.host)
+    models: dict[str, list[Host]] = {}
+    for host in there:
+        models.setdefault(host.device_name, []).append(host)
+    return max(models.values(), key=lambda hosts: sum(host.slots for host in hosts), default=[])
+
+
+def _fitting(spec: JobSpec, hosts: list[Host]) -> Any:
+    """With tp inside a host, and on as many ranks as can be placed: one fewer as long as that many cannot."""
+    largest, total = hosts[0].slots, sum(host.slots for host in hosts)
+    memory = min(host.memory_bytes for host in hosts)
+    draft = draft_of(spec.model_dump())
+    cluster = cluster_for(None, draft) if len(hosts) > 1 else host_cluster(hosts[0])
+    inside = [degree for degree in (1, 2, 4, 8, 16) if degree <= largest]
+    for ranks in range(total, 0, -1):
+        asked = {"max_ranks": ranks, "tp": inside}
+        try:
+            found = ask("chosen", draft, cluster, {"auto": asked, "rooms": [[*Room(ranks, memory)]], "runnable": True})
+        except SpecError as error:
+            raise NoOfferError("layout", error.problems[0].message) from None
+        layout = JobSpec.model_validate({**spec.model_dump(), "layout": found["layout"]})
+        if not room_problems(layout):
+            return found
+    raise NoOfferError("layout", f"no layout fits {total} slots on {len(hosts)} hosts")

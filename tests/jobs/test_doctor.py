@@ -1,0 +1,146 @@
+"""`manage.py doctor`: what is wrong is found where it is, and what to do is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import call_command
+from django.db import connection
+from django.utils import timezone
+
+from contracts.findings import Finding, exit_code, of_clock, of_names
+from jobs.hosts.checks import board
+from jobs.models import Host, Lease
+from jobs.queue.controller import Controller
+from tests.support.processes import RedisServer
+from workers.host.address import address_towards
+
+
+def found(subject: str) -> list[Finding]:
+    return [finding for finding in board() if finding.subject == subject]
+
+
+def levels(subject: str) -> list[str]:
+    return [finding.level for finding in found(subject)]
+
+
+def worked() -> bool:
+    """A controller takes the lease, and all goes well."""
+    Controller().turn()
+    return Lease.objects.exclude(ticked=None).exists()
+
+
+@pytest.fixture
+def joined(make_host: Callable[..., Host]) -> Host:
+    host = make_host()
+    Host.objects.filter(pk=host.pk).update(generation=1)
+    return host
+
+
+@pytest.mark.parametrize("each_database", ["postgres", "sqlite"], indirect=True)
+def test_a_board_that_is_well_fails_in_nothing(
+    each_database: str, joined: Host, live_redis: redis.Redis, settings: Any
+) -> None:
+    settings.REDIS_FOR_HOSTS = "redis://redis.example:6379/0"
+    assert worked()
+    told = list(board())
+    assert [finding for finding in told if finding.level != "ok" and finding.subject not in ("names", "disk")] == []
+    subjects = {finding.subject for finding in told}
+    assert subjects >= {"Redis", "rights", "clock", "database", "controller", "host", "names", "disk", "versions"}
+    assert all(finding.words for finding in told)
+
+
+def test_every_failure_says_what_to_do_and_the_exit_code_tells(db: None) -> None:
+    """tests.settings' Redis is nowhere, and no controller ever ran."""
+    out = StringIO()
+    with pytest.raises(SystemExit) as ended:
+        call_command("doctor", "--json", stdout=out)
+    assert ended.value.code == 1
+    told = json.loads(out.getvalue())
+    failing = {finding["subject"]: finding for finding in told if finding["level"] == "fail"}
+    assert set(failing) - {"disk"} == {"Redis", "controller"}
+    assert "does not answer" in failing["Redis"]["words"]
+    assert [finding for finding in told if finding["level"] != "ok" and not finding["advice"]] == []
+
+
+def test_a_redis_that_forgets_or_fills_is_found(
+    db: None, live_redis: redis.Redis, redis_service: RedisServer, settings: Any
+) -> None:
+    assert levels("Redis") == ["ok", "ok", "warn"], "hosts are sent to loopback"
+    live_redis.config_set("maxmemory-policy", "allkeys-lru")
+    assert "it forgets orders" in found("Redis")[1].words
+    live_redis.config_set("maxmemory-policy", "noeviction")
+    live_redis.config_set("maxmemory", "1100000")
+    live_redis.config_set("maxmemory", str(int(live_redis.info()["used_memory"] * 1.02)))
+    assert found("Redis")[1].level == "fail"
+    live_redis.config_set("maxmemory", "0")
+    assert "no maxmemory" in found("Redis")[1].words
+
+
+def test_a_redis_that_lets_nobody_make_users_is_found_and_a_probe_leaves_none(
+    db: None, live_redis: redis.Redis, settings: Any
+) -> None:
+    assert levels("rights") == ["ok"]
+    assert live_redis.acl_users() == ["default"]
+    live_redis.execute_command("ACL SETUSER", "managed", "on", ">pw", "~*", "&*", "+@all", "-acl")
+    settings.REDIS_URL = settings.REDIS_URL.replace(":test-password@", "managed:pw@")
+    assert levels("rights") == ["fail"]
+    settings.REDIS_ACCESS = "shared"
+    assert levels("rights") == ["warn"]
+
+
+def test_a_database_behind_its_code_is_found(db: None, live_redis: redis.Redis) -> None:
+    assert levels("database") == ["ok"]
+    with connection.cursor() as cursor:
+        cursor.execute("delete from django_migrations where app = 'jobs' and name >= '0030'")
+    [finding] = found("database")
+    assert (finding.level, finding.advice) == ("fail", "python manage.py migrate")
+
+
+def test_a_controller_that_no_longer_ticks_is_found(db: None, live_redis: redis.Redis) -> None:
+    assert worked()
+    assert levels("controller") == ["ok"]
+    Lease.objects.update(ticked=timezone.now() - timedelta(minutes=5))
+    [finding] = found("controller")
+    assert (finding.level, "last tick 300 s ago" in finding.words) == ("fail", True)
+
+
+def test_hosts_that_are_silent_apart_or_five_minutes_off_are_found(joined: Host, live_redis: redis.Redis) -> None:
+    assert levels("host") == ["ok"]
+    of_host = Host.objects.filter(pk=joined.pk)
+    of_host.update(use={"gpus": [], "disks": [], "clock_offset_s": 300.0, "round_trip_s": 0.001})
+    assert any("host-a: +300.000 s" in finding.words and finding.level == "fail" for finding in found("clock"))
+    of_host.update(facts={"versions": {"python": "3.9.1"}})
+    assert "host-a: Python 3.9.1" in found("host")[1].words
+    of_host.update(last_seen=timezone.now() - timedelta(minutes=5), generation=0)
+    told = found("host")
+    assert "silent since" in told[0].words
+    assert (told[1].level, "has not joined" in told[1].words) == ("fail", True)
+
+
+def test_names_that_lead_astray_are_found_by_the_resolver_itself() -> None:
+    assert "reach themselves" in of_names("localhost").words
+    assert "resolves to nothing" in of_names("no-such-host.invalid").words
+    assert "no address of this machine" in of_names("192.0.2.1").words
+    ours = address_towards("redis://192.0.2.1:6379")
+    assert of_names(ours).level == ("warn" if ours.startswith("127.") else "ok")
+    assert of_names("x" * 300).level == "warn"
+
+
+@pytest.mark.parametrize(
+    ("offset_s", "known_to_s", "level"),
+    [(0.4, 0.001, "ok"), (-2.0, 0.001, "warn"), (-300.0, 0.001, "fail"), (1.5, 1.0, "ok"), (31.0, 2.0, "warn")],
+)
+def test_a_clock_is_blamed_only_for_what_is_known(offset_s: float, known_to_s: float, level: str) -> None:
+    assert of_clock("Redis", offset_s, known_to_s).level == level
+
+
+def test_a_warning_fails_nothing() -> None:
+    assert exit_code([Finding("warn", "x", "y", "z"), Finding("ok", "x", "y")]) == 0
+    assert exit_code([Finding("ok", "x", "y"), Finding("fail", "x", "y", "z")]) == 1

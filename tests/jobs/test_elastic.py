@@ -1,0 +1,88 @@
+"""When hosts are gone: a layout that fits what is left is offered with its speed, and one request runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+
+from jobs.models import Attempt, Host, Job, Status
+from jobs.planning.elastic import NoOfferError, smaller
+from jobs.queue import actions, lifecycle
+from tests.planner.wrong_specs import GOOD
+
+SPEC = {**GOOD, "layout": {"dp": 2, "tp": 2, "pp": 2}, "train": {"global_batch": 8, "micro_batches": 2}}
+
+
+@pytest.fixture
+def stranded(owner: User, make_host: Callable[..., Host]) -> Job:
+    """Lost with one of its two hosts, after a checkpoint."""
+    for name in ("host-a", "host-b"):
+        make_host(name)
+    job, _ = actions.submit(owner, SPEC)
+    Attempt.objects.create(job=job, number=1, checkpoint=f"{job.id}/1/step-00000020", ended=timezone.now())
+    assert lifecycle.start({job.id: (1, "placed")})
+    assert lifecycle.change(job.id, 1, Status.LOST, "host host-b was given up")
+    Host.objects.filter(name="host-b").update(last_seen=timezone.now() - timedelta(hours=1))
+    job.refresh_from_db()
+    return job
+
+
+def test_what_fits_is_offered_with_its_speed_and_what_it_goes_on_from(stranded: Job) -> None:
+    offer = smaller(stranded)
+    assert "8 ranks" in offer["why"] or "= 8" in offer["why"]
+    layout = offer["layout"]
+    assert layout["dp"] * layout["pp"] * layout["tp"] * layout["cp"] == offer["ranks"] <= 4
+    assert offer["step_s"] > 0
+    assert offer["was_step_s"] == stranded.estimate["time"]["step_s"]
+    assert offer["checkpoint"] == f"{stranded.id}/1/step-00000020"
+
+
+def test_one_request_queues_a_new_attempt_in_it(stranded: Job) -> None:
+    offer = smaller(stranded)
+    assert actions.run_smaller(stranded, "owner")
+    before = stranded.spec
+    stranded.refresh_from_db()
+    assert (stranded.status, stranded.attempt, stranded.num_slots) == ("queued", 2, offer["ranks"])
+    assert stranded.spec["layout"] == offer["layout"]
+    assert stranded.spec["train"] == {**before["train"], "micro_batches": offer["micro_batches"]}
+    assert stranded.estimate["axes"]["dp"] == offer["layout"]["dp"]
+    assert offer["words"] in stranded.history.last().reason
+    with pytest.raises(NoOfferError, match="its own layout fits"):
+        smaller(stranded)
+
+
+def test_nothing_is_offered_while_it_fits_or_runs(stranded: Job) -> None:
+    Host.objects.update(last_seen=timezone.now())
+    with pytest.raises(NoOfferError, match="its own layout fits the hosts that are connected"):
+        smaller(stranded)
+    assert actions.requeue(stranded, "owner")
+    stranded.refresh_from_db()
+    assert lifecycle.start({stranded.id: (2, "placed")})
+    stranded.refresh_from_db()
+    with pytest.raises(NoOfferError, match="the job is starting"):
+        actions.run_smaller(stranded, "owner")
+
+
+def test_nothing_is_offered_where_no_host_is_left(stranded: Job) -> None:
+    Host.objects.update(last_seen=timezone.now() - timedelta(hours=1))
+    with pytest.raises(NoOfferError):
+        smaller(stranded)
+
+
+def test_the_page_and_rest_offer_it_and_only_who_may_change_it_runs_it(stranded: Job, client: Client) -> None:
+    viewer = User.objects.create_user("viewer", is_staff=True)
+    client.force_login(viewer, backend="django.contrib.auth.backends.ModelBackend")
+    assert client.get(f"/api/v1/jobs/{stranded.id}/smaller").json()["ranks"] <= 4
+    assert client.post(f"/jobs/{stranded.id}/smaller/").status_code in (403, 404)
+    client.force_login(stranded.owner, backend="django.contrib.auth.backends.ModelBackend")
+    page = client.get(f"/jobs/{stranded.id}/").content.decode()
+    assert "On the hosts that are left" in page
+    assert client.post(f"/jobs/{stranded.id}/smaller/").status_code == 302
+    stranded.refresh_from_db()
+    assert (stranded.status, stranded.attempt) == ("queued", 2)
+    assert client.get(f"/api/v1/jobs/{stranded.id}/smaller").status_code == 409

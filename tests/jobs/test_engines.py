@@ -1,0 +1,104 @@
+"""Engines as far as no Slurm is needed: who may name one, what is planned for it, and what waits while it is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from jobs.engines.slurm.engine import SlurmEngine
+from jobs.engines.slurm.site import Site
+from jobs.models import Attempt, Host, Job, Member, QueueState, Status
+from jobs.queue import actions
+from planner.facts.spec import SpecError
+from tests.support.processes import wait_until
+
+SPEC: dict[str, Any] = {
+    "model": {"preset": "gpt-tiny"},
+    "layout": {"dp": 4},
+    "resources": {"engine": "slurm", "slurm": {"nodes": 2}},
+}
+
+
+@pytest.fixture
+def site(settings: Any, tmp_path: Path) -> Site:
+    made = Site(str(tmp_path), "/usr/bin/python3", "https://board")
+    settings.SLURM = made._asdict()
+    return made
+
+
+def problems(owner: User, spec: dict[str, Any]) -> list[tuple[str, str]]:
+    with pytest.raises(SpecError) as error:
+        actions.submit(owner, spec)
+    return [tuple(problem) for problem in error.value.problems]  # type: ignore[misc]
+
+
+def test_a_board_without_slurm_refuses_and_does_not_offer_it(owner: User, client: Client) -> None:
+    text = "this board runs no jobs on Slurm: MESHBOARD_SLURM_FOLDER is not set"
+    assert problems(owner, SPEC) == [("resources.engine", text)]
+    client.force_login(owner)
+    assert 'name="resources.engine"' not in client.get("/jobs/new/").content.decode()
+
+
+def test_a_layout_is_not_chosen_for_machines_that_nobody_knows(owner: User, site: Site) -> None:
+    text = "what machines slurm has is not known here; name a cluster, or a layout"
+    assert problems(owner, {**SPEC, "layout": "auto", "resources": {"engine": "slurm"}}) == [("layout.auto", text)]
+
+
+def test_a_form_sends_what_it_has_of_slurm_only_with_slurm(owner: User, client: Client, site: Site) -> None:
+    client.force_login(owner)
+    fields = {"name": "x", "model.preset": "gpt-tiny", "layout.dp": "2", "resources.slurm.nodes": "2"}
+    assert client.post("/jobs/new/", {**fields, "resources.engine": "hosts"}).status_code == 302
+    assert client.post("/jobs/new/", {**fields, "resources.engine": "slurm"}).status_code == 302
+    engines = owner.jobs.order_by("created").values_list("engine", "spec__resources__slurm__nodes")
+    assert list(engines) == [("hosts", None), ("slurm", 2)]
+
+
+def test_while_slurm_is_not_there_jobs_wait_and_say_so(
+    owner: User, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/bin/none")
+    job, _ = actions.submit(owner, SPEC)
+    engine = SlurmEngine(site)
+
+    def told() -> bool:
+        for step in (engine.place, engine.observe, engine.cancel, engine.start):
+            step()
+        job.refresh_from_db()
+        return job.wait_reason.startswith("Slurm cannot be asked: squeue cannot be started")
+
+    wait_until(told, "the reason is told", 20)
+    assert job.status == Status.QUEUED
+    ranks = Member.objects.filter(attempt__job=job).values_list("node", "first_rank", "num_ranks")
+    assert list(ranks) == [(0, 0, 2), (1, 2, 2)]
+    assert actions.cancel(job, "owner")
+    job.refresh_from_db()
+    assert job.status == Status.CANCELLING, "Slurm may have it: only Slurm can say"
+    assert Attempt.objects.get().engine_ended is None
+
+
+def test_what_the_queue_bars_is_no_attempt_of_slurm_s(owner: User, site: Site) -> None:
+    held, first = actions.submit(owner, SPEC)[0], actions.submit(owner, SPEC)[0]
+    after = actions.submit(owner, {**SPEC, "after": [first.id]})[0]
+    Job.objects.filter(id=held.id).update(held=True)
+    SlurmEngine(site).place()
+    assert list(Attempt.objects.values_list("job", flat=True)) == [first.id]
+    reasons = dict(Job.objects.values_list("id", "wait_reason"))
+    assert reasons[held.id] == "held by staff until it is released"
+    assert reasons[after.id] == f"comes after job {first.id}, which has not ended"
+    QueueState.objects.update_or_create(defaults={"paused": True})
+    Job.objects.filter(id=held.id).update(held=False)
+    SlurmEngine(site).place()
+    assert Attempt.objects.count() == 1
+    assert Job.objects.get(id=held.id).wait_reason == "the queue is paused: nothing is started"
+
+
+def test_more_ranks_than_any_host_has_slots_are_slurm_s_to_place(
+    owner: User, site: Site, make_host: Callable[..., Host]
+) -> None:
+    make_host(slots=2)
+    assert actions.submit(owner, SPEC)[0].engine == "slurm"

@@ -1,0 +1,264 @@
+"""Pages of hosts: what everybody sees, what staff may do, and what nobody learns of others' jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from jobs.hosts.grid import MOST_IN_LEGEND, grid
+from jobs.hosts.state import state_of
+from jobs.hosts.versions import differs, versions_of
+from jobs.models import Host, JoinToken, Member, SlotAllocation
+from jobs.queue import actions
+from jobs.queue.events import drain
+from jobs.queue.scheduler import schedule
+from tests.jobs.conftest import host_event, say
+from tests.planner.wrong_specs import GOOD
+
+MakeHost = Callable[..., Host]
+
+
+def running(owner: User, name: str, host: str) -> str:
+    job, _ = actions.submit(owner, {**GOOD, "name": name, "resources": {"host": host}})
+    schedule()
+    assert Member.objects.filter(attempt__job=job).exists()
+    return job.id
+
+
+def silent(host: Host, seconds: float = 60) -> None:
+    Host.objects.filter(pk=host.pk).update(last_seen=timezone.now() - timedelta(seconds=seconds))
+
+
+@pytest.fixture
+def two_jobs(owner: User, stranger: User, make_host: MakeHost) -> tuple[str, str]:
+    """One each of two people, on two hosts."""
+    for name in ("host-a", "host-b"):
+        make_host(name, slots=8)
+    return running(owner, "the owner's <b>job</b>", "host-a"), running(stranger, "the stranger's", "host-b")
+
+
+def test_every_slot_has_the_colour_of_its_job_and_leads_to_it(
+    two_jobs: tuple[str, str], owner: User, client: Any
+) -> None:
+    client.force_login(owner)
+    page = client.get("/hosts/").content.decode()
+    held = SlotAllocation.objects.filter(host__name="host-a").count()
+    assert len(re.findall(rf'<a class="slot slot-0" href="/jobs/{two_jobs[0]}/"', page)) == held
+    assert "the owner&#x27;s &lt;b&gt;job&lt;/b&gt;" in page
+    assert two_jobs[1] not in page
+    assert "the stranger" not in page
+    assert page.count('class="slot slot-foreign" role="img"') == SlotAllocation.objects.count() - held
+
+
+def test_staff_sees_whose_job_is_where(two_jobs: tuple[str, str], staff: User, client: Any) -> None:
+    client.force_login(staff)
+    page = client.get("/hosts/host-b/").content.decode()
+    assert f'href="/jobs/{two_jobs[1]}/"' in page
+    assert "slot-foreign" not in page
+
+
+def test_over_rest_a_slot_names_a_job_that_the_user_may_see(
+    two_jobs: tuple[str, str], owner: User, staff: User, api: Callable[..., Any]
+) -> None:
+    mine = api(owner).get("/api/v1/hosts/host-a").json()
+    assert {slot["job"] for slot in mine["held"]} == {two_jobs[0]}
+    assert {slot["job"] for slot in api(owner).get("/api/v1/hosts/host-b").json()["held"]} == {None}
+    assert {slot["job"] for slot in api(staff).get("/api/v1/hosts/host-b").json()["held"]} == {two_jobs[1]}
+    assert api(owner).get("/api/v1/hosts/nowhere").status_code == 404
+
+
+def test_a_hundred_hosts_take_no_query_each(
+    staff: User, make_host: MakeHost, client: Any, django_assert_max_num_queries: Any
+) -> None:
+    for number in range(100):
+        make_host(f"host-{number:03}", slots=64)
+    client.force_login(staff)
+    with django_assert_max_num_queries(12):
+        page = client.get("/hosts/").content.decode()
+    assert page.count('class="panel host-card"') == 100
+    with django_assert_max_num_queries(12):
+        assert client.get("/hosts/?part=grid").status_code == 200
+    with django_assert_max_num_queries(12):
+        assert len(client.get("/api/v1/hosts").json()) == 100
+
+
+def test_a_legend_is_bounded_and_says_what_it_leaves_out(owner: User, make_host: MakeHost) -> None:
+    host = make_host("host-a", slots=200)
+    for number in range(MOST_IN_LEGEND + 3):
+        running(owner, f"job {number}", "host-a")
+    told = grid([host], owner)
+    assert (len(told.legend), told.more, told.foreign) == (MOST_IN_LEGEND, 3, 0)
+    assert sum(slot.job is not None for slot in told.hosts[0].slots) == SlotAllocation.objects.count()
+
+
+def test_a_host_s_state_in_words(make_host: MakeHost, owner: User, client: Any) -> None:
+    host = make_host()
+    assert state_of(host) == "connected"
+    actions_drained = Host.objects.filter(pk=host.pk)
+    actions_drained.update(drained=True)
+    host.refresh_from_db()
+    assert state_of(host) == "drained"
+    silent(host)
+    host.refresh_from_db()
+    assert state_of(host) == "silent"
+    client.force_login(owner)
+    assert f"silent since {host.last_seen:%H:%M:%S} UTC" in client.get("/hosts/").content.decode()
+    actions.give_up_host(host, "staff")
+    host.refresh_from_db()
+    assert state_of(host) == "lost"
+    Host.objects.filter(pk=host.pk).update(last_seen=timezone.now())
+    host.refresh_from_db()
+    assert state_of(host) == "drained", "it is back"
+
+
+DEEDS = ["drain", "undrain", "give-up", "remove", "calibrate"]
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_only_staff_with_the_right_does_anything_to_a_host(
+    owner: User, viewer: User, make_host: MakeHost, client: Any, api: Callable[..., Any], deed: str
+) -> None:
+    make_host()
+    before = Host.objects.values().get()
+    for who in (owner, viewer):
+        client.force_login(who)
+        assert client.post(f"/hosts/host-a/{deed}/").status_code == 403
+        assert client.get(f"/hosts/host-a/{deed}/").status_code == 405
+        assert api(who).post(f"/api/v1/hosts/host-a/{deed}").status_code == 403
+        page = client.get("/hosts/host-a/").content.decode()
+        assert "data-opens" not in page
+        assert "Join tokens" not in client.get("/hosts/").content.decode()
+        assert client.post("/join-tokens/", {"hours": "1"}).status_code == 403
+    assert Host.objects.values().get() == before
+    assert not JoinToken.objects.exists()
+
+
+def test_staff_drains_takes_back_gives_up_and_removes(
+    two_jobs: tuple[str, str], staff: User, client: Any, live_redis: redis.Redis
+) -> None:
+    client.force_login(staff)
+    host = Host.objects.get(name="host-a")
+
+    def does(deed: str) -> str:
+        return client.post(f"/hosts/host-a/{deed}/", follow=True).content.decode()
+
+    assert "takes no new jobs" in does("drain")
+    assert "takes jobs again" in does("undrain")
+    assert "has just been heard of" in does("give-up")
+    assert "host-a has an attempt that did not end" in does("remove")
+    silent(host)
+    assert "1 attempt lost" in does("give-up")
+    assert "was removed" in does("remove")
+    assert client.get("/hosts/host-a/").status_code == 404
+    assert "host-a" not in re.sub(r"role=\"status\">.*?<", "", client.get("/hosts/").content.decode())
+
+
+def test_over_rest_a_host_is_drained_taken_back_and_removed(
+    two_jobs: tuple[str, str], staff: User, api: Callable[..., Any], live_redis: redis.Redis
+) -> None:
+    asked = api(staff)
+    assert asked.post("/api/v1/hosts/host-a/drain").json()["state"] == "drained"
+    assert asked.post("/api/v1/hosts/host-a/undrain").json()["drained"] is False
+    assert asked.post("/api/v1/hosts/host-a/remove").status_code == 409
+    silent(Host.objects.get(name="host-a"))
+    assert asked.post("/api/v1/hosts/host-a/give-up").json() == {"lost": 1}
+    assert asked.post("/api/v1/hosts/host-a/remove").status_code == 204
+    for path in ("", "/profile"):
+        assert asked.get(f"/api/v1/hosts/host-a{path}").status_code == 404
+    assert [host["name"] for host in asked.get("/api/v1/hosts").json()] == ["host-b"]
+
+
+def test_a_token_is_shown_once_and_a_senseless_one_is_named(staff: User, client: Any) -> None:
+    client.force_login(staff)
+    assert "No host yet" in client.get("/hosts/").content.decode()
+    answer = client.post("/join-tokens/", {"note": "rack 7", "hours": "2", "uses": "3"})
+    page = answer.content.decode()
+    [text] = re.findall(r"MESHBOARD_JOIN_TOKEN=(\S+) python -m workers.host.join http://testserver", page)
+    assert answer["Cache-Control"] == "no-store"
+    token = JoinToken.objects.get()
+    assert (token.note, token.most_uses, token.created_by) == ("rack 7", 3, "staff")
+    assert timedelta(hours=1.9) < token.expires - timezone.now() <= timedelta(hours=2)
+    listed = client.get("/hosts/").content.decode()
+    assert "rack 7" in listed
+    assert text not in listed
+    for wrong, field in (({"hours": "0"}, "hours"), ({"hours": "x"}, "hours"), ({"hours": "1", "uses": "-1"}, "uses")):
+        assert f"{field}: " in client.post("/join-tokens/", wrong, follow=True).content.decode()
+    assert JoinToken.objects.count() == 1
+    assert "hosts that did stay" in client.post(f"/join-tokens/{token.pk}/revoke/", follow=True).content.decode()
+    assert client.post("/join-tokens/999999999999999999999/revoke/").status_code == 404
+
+
+FACTS: dict[str, Any] = {
+    "cores": 96,
+    "memory_bytes": 2**40,
+    "numa_nodes": 2,
+    "gpus": [{"model": "<img src=x>", "memory_bytes": 80 * 2**30, "uuid": "GPU-0", "numa": 1}],
+    "links": [],
+    "nics": [{"name": "ens1", "addresses": ["10.0.0.7"], "megabits_per_s": 100_000}],
+    "versions": {"python": "3.9.1", "meshboard": "0.0.1", "torch": "2.13.0+cu130"},
+}
+USE: dict[str, Any] = {
+    "gpus": [{"busy_percent": 73.0, "memory_bytes": 40 * 2**30, "celsius": 61.0}],
+    "disks": [{"use": "runs", "path": "/x", "free_bytes": 2**30, "total_bytes": 2**40}],
+    "clock_offset_s": -300.25,
+    "round_trip_s": 0.001,
+}
+
+
+def test_what_a_host_tells_of_itself_is_shown_as_told(
+    owner: User, client: Any, api: Callable[..., Any], live_redis: redis.Redis
+) -> None:
+    say(live_redis, host_event(slots=1, facts=FACTS, use=USE, device="cuda"))
+    drain(live_redis)
+    client.force_login(owner)
+    page = client.get("/hosts/host-a/").content.decode()
+    for words in (
+        "73 %",
+        "40 GiB",
+        "61 \N{DEGREE SIGN}C",
+        "100,000",
+        "10.0.0.7",
+        "-300.250 s",
+        "&lt;img src=x&gt;",
+        "1.0 GiB free",
+    ):
+        assert words in page, words
+    assert "<img src=x>" not in page
+    assert page.count(">differs<") == 2, "Python and Meshboard; torch is what the board asks for"
+    told = api(owner).get("/api/v1/hosts/host-a").json()
+    assert (told["facts"], told["use"]) == (FACTS, USE)
+    say(live_redis, host_event(slots=1, device="cuda"))
+    drain(live_redis)
+    host = Host.objects.get()
+    assert (host.facts, host.use) == (FACTS, None), "facts last, how it fares is of this heartbeat"
+    say(live_redis, host_event(slots=1, use=USE, device="cuda"))
+    drain(live_redis)
+    silent(host)
+    assert "73 %" not in client.get("/hosts/host-a/").content.decode(), "a silent host's use is old"
+
+
+@pytest.mark.parametrize(
+    ("key", "told", "expected", "apart"),
+    [
+        ("python", "3.11.2", "3.11.9", False),
+        ("python", "3.12.0", "3.11.9", True),
+        ("torch", "2.13.0+cpu", "2.13.0", False),
+        ("torch", "2.12.1", "2.13.0", True),
+        ("driver", "595.10", "", False),
+    ],
+)
+def test_versions_differ_in_what_matters(key: str, told: str, expected: str, apart: bool) -> None:
+    assert differs(key, told, expected) is apart
+
+
+def test_the_board_knows_which_torch_it_asks_for() -> None:
+    told = {v.name: v for v in versions_of({"versions": {"torch": "2.0.0", "python": "3.11.0"}})}
+    assert told["torch"].differs
+    assert re.fullmatch(r"2\.\d+\.\d+", told["torch"].expected)

@@ -1,0 +1,117 @@
+"""What nodes of a Slurm allocation say over REST, and whose word counts on how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+
+from jobs.engines.slurm import attempts, ends
+from jobs.engines.slurm.rows import SlurmJob, name_of
+from jobs.engines.slurm.site import Site
+from jobs.models import Attempt, Job, Status
+from jobs.queue import actions, lifecycle
+from jobs.reporting.tokens import issue
+from tests.jobs.test_reporting import Node, live_redis, one_redis  # noqa: F401  # fixtures
+
+SPEC: dict[str, Any] = {
+    "model": {"preset": "gpt-tiny"},
+    "layout": {"dp": 4},
+    "resources": {"engine": "slurm", "slurm": {"nodes": 2}},
+}
+SITE = Site("/cluster", "/usr/bin/python3", "https://board")
+
+
+@pytest.fixture
+def attempt(owner: User, live_redis: redis.Redis, settings: Any) -> Attempt:  # noqa: F811
+    """Submitted, and pending in Slurm's queue."""
+    settings.SLURM = SITE._asdict()
+    job, _ = actions.submit(owner, SPEC)
+    attempts.begin(job)
+    return Attempt.objects.get()
+
+
+@pytest.fixture
+def nodes(attempt: Attempt) -> list[Node]:
+    token = issue(attempt)
+    return [Node(attempt.job_id, token, node=n, claim=f"the-secret-of-process-{n}") for n in range(2)]
+
+
+def slurm_s(attempt: Attempt, state: str) -> SlurmJob:
+    return SlurmJob("17", state, "main", "node[0-1]", None, name_of(attempt.job_id, 1), "")
+
+
+def finished(attempt: Attempt, state: str) -> Job:
+    ends.finish(Attempt.objects.select_related("job").get(), slurm_s(attempt, state), "")
+    return Job.objects.get()
+
+
+def test_a_node_that_joins_starts_the_job_and_another_process_may_not(nodes: list[Node], attempt: Attempt) -> None:
+    assert nodes[0].join("node0").status_code == 200
+    assert Job.objects.get().status == Status.STARTING
+    nodes[0].headers["HTTP_MESHBOARD_CLAIM"] = nodes[0].claim = "of-a-second-submission"
+    assert nodes[0].join("node0").status_code == 409
+
+
+def test_only_the_last_submission_s_token_is_good(nodes: list[Node], attempt: Attempt) -> None:
+    attempts.submit(attempt, SITE, "")
+    assert nodes[0].join("node0").status_code == 401
+
+
+def test_nodes_of_a_gang_hear_where_the_others_are(nodes: list[Node]) -> None:
+    for n, node in enumerate(nodes):
+        node.join(f"node{n}")
+
+    def meet(node: Node, **said: Any) -> Any:
+        path = f"/api/v1/runs/{node.run}/1/members/{node.node}/meet"
+        headers: dict[str, Any] = node.headers
+        return node.client.post(path, said, format="json", **headers)
+
+    assert meet(nodes[1], address="10.0.0.2").json()["ready"] == [{"node": 1, "address": "10.0.0.2", "port": 0}]
+    meet(nodes[0], address="10.0.0.1", port=4711)
+    ready = meet(nodes[1]).json()["ready"]
+    assert sorted(one["node"] for one in ready) == [0, 1]
+    assert {"node": 0, "address": "10.0.0.1", "port": 4711} in ready
+    assert meet(nodes[0], address="node0").status_code == 422
+    assert meet(nodes[0], port=65536).status_code == 422
+
+
+def test_an_end_that_its_supervisor_does_not_understand_waits_for_slurm_s_word(
+    nodes: list[Node], attempt: Attempt
+) -> None:
+    for n, node in enumerate(nodes):
+        node.join(f"node{n}")
+        node.report("running")
+        assert node.report("exited", "lost").status_code == 200
+    assert Job.objects.get().status == Status.RUNNING
+    job = finished(attempt, "TIMEOUT")
+    assert job.status == Status.FAILED
+    told = Attempt.objects.get()
+    assert told.exit is not None
+    assert told.exit["reason"] == "Slurm: its time limit has passed; job 17 on node[0-1], TIMEOUT"
+    assert told.engine_ended is not None
+
+
+def test_when_one_node_fails_the_other_is_asked_to_end_and_the_failure_is_the_reason(
+    nodes: list[Node], attempt: Attempt
+) -> None:
+    for n, node in enumerate(nodes):
+        node.join(f"node{n}")
+    nodes[1].report("exited", "failed")
+    assert nodes[0].report("running").json()["cancel"] is True
+    nodes[0].report("exited", "cancelled")
+    job = Job.objects.get()
+    assert job.status == Status.FAILED
+    assert job.history.values_list("reason", flat=True).last() == "it failed"
+
+
+def test_what_slurm_completed_before_anybody_could_tell_succeeded(attempt: Attempt) -> None:
+    lifecycle.start({attempt.job_id: (1, "Slurm runs it")})
+    assert finished(attempt, "COMPLETED").status == Status.SUCCEEDED
+
+
+def test_what_was_cancelled_here_is_cancelled_whatever_slurm_calls_it(attempt: Attempt, owner: User) -> None:
+    actions.cancel(Job.objects.get(), "owner")
+    assert finished(attempt, "CANCELLED").status == Status.CANCELLED

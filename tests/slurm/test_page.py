@@ -1,0 +1,79 @@
+"""Slurm in a real browser: chosen in the form, told on the job's page."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.installation import Installation
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def page(installed: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    """Logged in; its console must stay silent."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is missing; run tests/install_tools.sh")
+    # Playwright's own loop would make Django refuse its synchronous ORM in this thread.
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        opened = browser.new_page(viewport={"width": 1280, "height": 900})
+        complaints: list[str] = []
+        opened.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+        opened.on("pageerror", lambda error: complaints.append(str(error)))
+        opened.goto(f"{installed.board.url}/login/")
+        opened.fill("#id_username", installed.board.up["username"])
+        opened.fill("#id_password", installed.board.up["password"])
+        opened.click("main button.primary")
+        opened.wait_for_url(f"{installed.board.url}/")
+        yield opened
+        browser.close()
+    assert complaints == []
+
+
+def shot(page: Page, name: str) -> None:
+    """For whoever looks: both widths in both themes, where a folder is named."""
+    folder = os.environ.get("SHOTS")
+    if not folder:
+        return
+    for width in (1280, 390):
+        for scheme in ("light", "dark"):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            page.screenshot(path=f"{folder}/{name}-{width}-{scheme}.png", full_page=True)
+    page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_slurm_is_chosen_in_the_form_and_told_on_the_page(slurm: Cluster, installed: Installation, page: Page) -> None:
+    page.goto(f"{installed.board.url}/jobs/new/")
+    page.get_by_text("What Slurm is asked for").click()
+    page.get_by_role("group", name="Engine").get_by_text("Slurm", exact=True).click()
+    page.fill('input[name="resources.slurm.partition"]', "nowhere --wrap")
+    shot(page, "form")
+    page.click("#submit")
+    expect(page.locator('[id="e-resources.slurm.partition"]')).to_contain_text("must be names of at most 64")
+    page.fill('input[name="resources.slurm.partition"]', "other")
+    page.fill('input[name="train.steps"]', "100000")
+    blocker = slurm.batch("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5")
+    page.click("#submit")
+    page.wait_for_url(re.compile(r"/jobs/[a-z2-7]{10}/$"))
+    expect(page.locator("#notice")).to_contain_text("Waiting: Slurm: waits for", timeout=60_000)
+    expect(page.locator("#engine")).to_have_text(re.compile(r"^Slurm job \d+ · partition other · pending$"))
+    shot(page, "pending")
+    slurm.command("scancel", blocker)
+    running = re.compile(r"^Slurm job \d+ · partition other · node[01] · running$")
+    expect(page.locator("#engine")).to_have_text(running, timeout=60_000)
+    expect(page.locator("#status")).to_have_text("running", timeout=60_000)
+    shot(page, "running")
+    page.click("#cancel")
+    page.get_by_role("button", name="Cancel the job").click()
+    expect(page.locator("#status")).to_have_text("cancelled", timeout=60_000)

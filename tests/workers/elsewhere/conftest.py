@@ -1,0 +1,78 @@
+"""A board behind TLS, and the meter before a torchrun of two ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from contracts.names import telemetry_stream
+from tests.support.processes import ROOT, base_environment, redis_server, running
+from tests.support.tls import TlsBoard
+
+SCRIPT = ROOT / "tests" / "workers" / "elsewhere" / "train.py"
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsBoard]:
+    folder = tmp_path_factory.mktemp("board")
+    with redis_server(folder / "redis") as redis:
+        yield TlsBoard(folder, redis)
+
+
+class Metered:
+    """A training of two ranks under the meter; `enough()` lets it end."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._folder, self.process, self._log = folder, process, log
+
+    @property
+    def terminal(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def enough(self) -> None:
+        (self._folder / "enough").touch()
+
+    def steps(self, rank: int) -> int:
+        return int((self._folder / f"enough.{rank}").read_text())
+
+
+def torchrun(folder: Path, code: int = 0) -> list[str]:
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *meeting]
+    return [*launcher, str(SCRIPT), f"{folder}/enough", str(code)]
+
+
+@contextlib.contextmanager
+def metered(
+    board: TlsBoard, folder: Path, *options: str, command: list[str] | None = None, code: int = 0, **changes: str
+) -> Iterator[Metered]:
+    environment = {
+        **base_environment(),
+        "MESHBOARD_URL": board.url,
+        "MESHBOARD_TOKEN": board.people["owner"]["token"],
+        "OMP_NUM_THREADS": "1",
+        **changes,
+    }
+    argv = [sys.executable, "-m", "workers.elsewhere", "--ca-file", str(board.ca), *options, "--"]
+    log = folder / "terminal.log"
+    with running([*argv, *(command or torchrun(folder, code))], environment, log, ROOT) as process:
+        yield Metered(folder, process, log)
+
+
+def items(board: TlsBoard, run: str, kind: str, node: int = 0) -> list[Any]:
+    entries: Any = board.redis.client().xrange(telemetry_stream(run, 1, node))
+    batches = [msgpack.unpackb(fields[b"b"]) for _, fields in entries]
+    return [item for batch in batches for item in batch["items"] if item["kind"] == kind]
+
+
+@pytest.fixture
+def serving(board: TlsBoard) -> Iterator[TlsBoard]:
+    with board.serving():
+        yield board

@@ -1,0 +1,109 @@
+"""A launcher's command line, as its launcher reads it, and the meter at the right place in it."""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from workers.elsewhere.command import CommandError, Launch, _parser, understand
+
+OURS = ["--log-dir", "/logs", "--tee", "3"]
+METER = ["-m", "workers.meter"]
+
+
+def launch(*argv: str, **environment: str) -> Launch:
+    return understand(list(argv), environment, "/logs", lambda: 8)
+
+
+def test_the_options_are_torchs_own() -> None:
+    theirs = {
+        (tuple(sorted(a.option_strings)), a.nargs)
+        for a in get_args_parser()._actions
+        if "--help" not in a.option_strings
+    }
+    ours = {(tuple(sorted(a.option_strings)), a.nargs) for a in _parser()._actions}
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("argv", "after"),
+    [
+        (
+            ["--nproc-per-node", "4", "train.py", "--lr", "1"],
+            ["--nproc-per-node", "4", *METER, "train.py", "--lr", "1"],
+        ),
+        (["--nproc_per_node=4", "train.py"], ["--nproc_per_node=4", *METER, "train.py"]),
+        (["--standalone", "train.py", "-m", "x"], ["--standalone", *METER, "train.py", "-m", "x"]),
+        (["-m", "pkg.train", "--lr", "1"], ["-m", "workers.meter", "-m", "pkg.train", "--lr", "1"]),
+        (["--module", "--nnodes", "1", "pkg"], ["--module", "--nnodes", "1", "workers.meter", "-m", "pkg"]),
+        (["train.py", "--", "x"], [*METER, "train.py", "--", "x"]),
+        (["train.py", "--nnodes", "7"], [*METER, "train.py", "--nnodes", "7"]),
+    ],
+)
+@pytest.mark.parametrize(
+    "launcher", [["torchrun"], ["/opt/bin/torchrun"], ["python3", "-u", "-m", "torch.distributed.run"]]
+)
+def test_the_meter_stands_before_the_script(launcher: list[str], argv: list[str], after: list[str]) -> None:
+    made = launch(*launcher, *argv)
+    assert made.argv == [*launcher, *OURS, *after]
+    assert (made.metered, made.apart, made.nodes, made.node) == (True, True, 1, 0)
+
+
+@pytest.mark.parametrize("own", [["--log-dir", "mine"], ["-r", "3"], ["--tee=1"]])
+def test_who_wants_logs_elsewhere_keeps_them(own: list[str]) -> None:
+    made = launch("torchrun", *own, "train.py")
+    assert made.argv == ["torchrun", *own, *METER, "train.py"]
+    assert not made.apart
+
+
+@pytest.mark.parametrize("option", ["--no-python", "--run-path"])
+def test_what_is_no_module_of_pythons_runs_as_it_is(option: str) -> None:
+    made = launch("torchrun", option, "train")
+    assert made.argv == ["torchrun", *OURS, option, "train"]
+    assert not made.metered
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "nodes", "ranks", "node"),
+    [
+        (["--nproc-per-node", "gpu", "t.py"], {}, 1, 8, 0),
+        (["--nproc-per-node", "4", "t.py"], {"SLURM_NODEID": "3"}, 1, 4, 0),
+        (["t.py"], {"PET_NPROC_PER_NODE": "3", "PET_NNODES": "2", "PET_NODE_RANK": "1"}, 2, 3, 1),
+        (["--nnodes", "2:2", "--nproc-per-node", "4", "t.py"], {"SLURM_NODEID": "1"}, 2, 4, 1),
+        (["--nnodes", "2", "--node-rank", "1", "t.py"], {"SLURM_NODEID": "0"}, 2, 1, 1),
+        (["--nnodes", "2", "t.py"], {}, 2, 1, None),
+    ],
+)
+def test_how_many_ranks_there_will_be(
+    argv: list[str], environment: dict[str, str], nodes: int, ranks: int, node: int | None
+) -> None:
+    made = launch("torchrun", *argv, **environment)
+    assert (made.nodes, made.ranks, made.node) == (nodes, ranks, node)
+
+
+@pytest.mark.parametrize(
+    ("argv", "after"),
+    [
+        (["python", "train.py", "-m"], ["python", *METER, "train.py", "-m"]),
+        (["python3.11", "-u", "-X", "dev", "-m", "pkg"], ["python3.11", "-u", "-X", "dev", *METER, "-m", "pkg"]),
+        (["/v/bin/python", "-W", "error", "t.py"], ["/v/bin/python", "-W", "error", *METER, "t.py"]),
+    ],
+)
+def test_python_by_itself_is_one_rank(argv: list[str], after: list[str]) -> None:
+    made = launch(*argv)
+    assert (made.argv, made.nodes, made.ranks, made.node, made.apart) == (after, 1, 1, 0, False)
+    alone = launch(*argv, RANK="2", WORLD_SIZE="4")
+    assert (alone.nodes, alone.ranks, alone.node) == (4, 1, 2)
+
+
+@pytest.mark.parametrize("argv", [["python", "-c", "1"], ["python"], ["srun", "python", "t.py"], ["deepspeed", "t.py"]])
+def test_any_other_command_runs_as_it_is(argv: list[str]) -> None:
+    assert launch(*argv) == Launch(argv, 1, 1, 0, metered=False, apart=False)
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["--nnodes", "0", "t.py"], ["--nnodes", "1:4", "t.py"], ["--nproc-per-node", "x", "t"]]
+)
+def test_what_torchrun_would_not_take_is_refused(argv: list[str]) -> None:
+    with pytest.raises(CommandError):
+        launch("torchrun", *argv)

@@ -1,0 +1,62 @@
+"""A torchrun that somebody started by hand, on a board behind TLS that goes away in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from contracts.names import telemetry_stream
+from tests.support.processes import wait_until
+from tests.support.tls import TlsBoard
+from tests.workers.elsewhere.conftest import items, metered
+from tests.workers.elsewhere.train import NUMBERS
+
+
+def lines(board: TlsBoard, run: str, rank: int) -> list[str]:
+    logs = [item for item in items(board, run, "log") if item["rank"] == rank]
+    assert all("skipped" not in item for item in logs)
+    return [line for item in logs for line in item["lines"]]
+
+
+def test_a_run_by_hand_is_on_the_board_whole_though_the_board_was_restarted(board: TlsBoard, tmp_path: Path) -> None:
+    with metered(board, tmp_path, "--name", "by hand", "--tag", "night", "--node-name", "laptop") as run:
+        wait_until(lambda: "the board is told once it answers" in run.terminal, "the meter finds nobody")
+        with board.serving():
+            job = board.wait_for("by hand", "running")
+            wait_until(lambda: lines(board, job["id"], 1), "its log is on the board")
+        before = len(items(board, job["id"], "log"))
+        wait_until(lambda: "what it says is kept" in run.terminal, "the meter notices that the board is away")
+        seen = run.terminal.count("rank 0 step")
+        wait_until(lambda: run.terminal.count("rank 0 step") > seen + 20, "training goes on without the board")
+        assert len(items(board, job["id"], "log")) == before
+        with board.serving():
+            wait_until(lambda: len(items(board, job["id"], "log")) > before, "the board hears of it again")
+            run.enough()
+            assert run.process.wait(60) == 0, run.terminal
+            job = board.wait_for("by hand", "succeeded")
+    assert (job["engine"], job["host"], job["reported"]["tags"]) == ("elsewhere", "laptop", ["night"])
+    assert job["reported"]["command"][-1] == "0"
+    for rank in (0, 1):
+        expected = [f"rank {rank} step {step}" for step in range(1, run.steps(rank) + 1)]
+        assert [line for line in lines(board, job["id"], rank) if line.startswith("rank")] == expected
+        assert [f"[default{rank}]:{line}" in run.terminal for line in expected] == [True] * len(expected)
+        cells = {(c["phase"], c["op"]): c for c in job["exit"]["summary"]["cells"][str(rank)]}
+        reduced = [cells[phase, "all_reduce"] for phase in ("setup", "step")]
+        assert sum(cell["payload_bytes"] for cell in reduced) == 4 * NUMBERS * run.steps(rank)
+    entries: Any = board.redis.client().xrange(telemetry_stream(job["id"], 1))
+    assert [int(fields[b"n"]) for _, fields in entries] == list(range(len(entries))), "each batch once, none missing"
+    assert items(board, job["id"], "gap") == []
+    assert run.terminal.count("does not answer") == 2, "each absence is told once"
+    assert run.terminal.count("the board answers again") == 1
+
+
+def test_the_rank_that_failed_is_named_with_its_word_and_the_exit_code_is_the_commands(
+    serving: TlsBoard, tmp_path: Path
+) -> None:
+    (tmp_path / "enough").touch()
+    with metered(serving, tmp_path, "--name", "fails", code=1) as run:
+        assert run.process.wait(90) == 1, run.terminal
+    exit_report = serving.wait_for("fails", "failed")["exit"]
+    assert (exit_report["rank"], exit_report["exit_code"]) == (1, 1)
+    assert "ValueError: the loss is wrong" in exit_report["reason"]
+    assert any("ValueError" in line for line in exit_report["log_tail"])

@@ -1,0 +1,152 @@
+"""The wrapper around a command without ranks: exit codes, signals, tokens, and boards that will not have it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import gone, wait_until
+from tests.support.tls import TlsBoard, self_signed
+from tests.workers.elsewhere.conftest import metered
+from workers.elsewhere.__main__ import main
+
+SLEEP = ["sh", "-c", "echo here $$; exec sleep 600"]
+GROWN_SILENT = """
+import django; django.setup()
+from datetime import timedelta
+from django.utils import timezone
+from jobs.models import Member
+from jobs.queue.silence import tell_of_silence
+Member.objects.filter(ended=None).update(heard=timezone.now() - timedelta(seconds=31))
+tell_of_silence()
+"""
+
+
+def test_its_words_pass_its_exit_code_is_ours_and_it_sees_no_token(serving: TlsBoard, tmp_path: Path) -> None:
+    said = "env; echo to stderr >&2; exit 7"
+    with metered(serving, tmp_path, "--name", "words", command=["sh", "-c", said]) as run:
+        assert run.process.wait(60) == 7
+    assert "MESHBOARD_TELEMETRY=" in run.terminal
+    assert "to stderr" in run.terminal
+    assert "these ranks are not metered" in run.terminal
+    assert serving.people["owner"]["token"] not in run.terminal
+    told = serving.wait_for("words", "failed")
+    assert told["exit"]["exit_code"] == 7
+    assert told["exit"]["reason"] == "sh ended with exit code 7"
+    assert "to stderr" in told["exit"]["log_tail"]
+
+
+def test_a_command_that_a_signal_ended_is_told_as_a_shell_tells_it(serving: TlsBoard, tmp_path: Path) -> None:
+    with metered(serving, tmp_path, "--name", "signal", command=["sh", "-c", "kill -9 $$"]) as run:
+        assert run.process.wait(60) == 128 + 9
+    assert "SIGKILL" in serving.wait_for("signal", "failed")["exit"]["reason"]
+
+
+def test_a_command_that_is_not_there_is_told_and_leaves_no_run(serving: TlsBoard, tmp_path: Path) -> None:
+    with metered(serving, tmp_path, "--name", "missing", command=["/no/such/program"]) as run:
+        assert run.process.wait(60) == 127
+    assert "No such file" in run.terminal
+    assert serving.job("missing") is None
+
+
+def test_ctrl_c_reaches_the_command_and_the_run_is_cancelled(serving: TlsBoard, tmp_path: Path) -> None:
+    with metered(serving, tmp_path, "--name", "ctrl-c", command=SLEEP) as run:
+        serving.wait_for("ctrl-c", "running")
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(60) == 128 + 2
+    assert serving.wait_for("ctrl-c", "cancelled")["exit"]["reason"] == "ended by SIGINT where it was launched"
+
+
+def test_a_cancel_on_the_board_ends_the_command(serving: TlsBoard, tmp_path: Path) -> None:
+    with metered(serving, tmp_path, "--name", "cancel", command=SLEEP) as run:
+        job = serving.wait_for("cancel", "running")
+        assert serving.call("POST", f"/api/v1/jobs/{job['id']}/cancel").status == 200
+        assert run.process.wait(60) == 128 + 15
+    assert "cancelled on the board" in run.terminal
+    assert serving.wait_for("cancel", "cancelled")["exit"]["reason"] == "cancelled on request"
+
+
+def test_a_killed_wrapper_leaves_the_command_alone_and_its_run_is_unreachable_until_given_up(
+    serving: TlsBoard, tmp_path: Path
+) -> None:
+    with metered(serving, tmp_path, "--name", "killed", command=SLEEP) as run:
+        job = serving.wait_for("killed", "running")
+        pid = int(
+            wait_until(lambda: [line for line in run.terminal.splitlines() if "here" in line], "it")[0].split()[1]
+        )
+        run.process.kill()
+        run.process.wait()
+        try:
+            assert not gone(pid)
+            path = f"/api/v1/jobs/{job['id']}/give-up"
+            assert serving.call("POST", path).status == 409
+            serving.python(GROWN_SILENT)
+            assert serving.wait_for("killed", "unreachable")["history"][-1]["reason"].startswith(job["host"])
+            assert serving.call("POST", path, "stranger").status == 404
+            assert serving.call("POST", path, "staff").status == 200
+            assert serving.wait_for("killed", "lost")["history"][-1]["reason"] == "given up by staff"
+        finally:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"MESHBOARD_TOKEN": "x" * 64}, "refuses this run (Invalid token.): training goes on"),
+        ({"MESHBOARD_RUN": "abcdefghij:" + "x" * 43}, "refuses this run (no run has this token): training goes on"),
+    ],
+)
+def test_a_board_that_refuses_harms_no_training(
+    serving: TlsBoard, tmp_path: Path, changes: dict[str, str], words: str
+) -> None:
+    with metered(serving, tmp_path, command=["sh", "-c", "echo trained"], **changes) as run:
+        assert run.process.wait(60) == 0
+    assert words in run.terminal
+    assert "trained" in run.terminal
+
+
+def test_a_board_whose_certificate_is_not_trusted_gets_no_token(serving: TlsBoard, tmp_path: Path) -> None:
+    other = self_signed(tmp_path)
+    with metered(serving, tmp_path, "--name", "untrusted", "--ca-file", str(other), command=SLEEP) as run:
+        wait_until(lambda: "its certificate is not trusted" in run.terminal, "it says so")
+        run.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "Ctrl-C ends the wait" in run.terminal, "it waits for the board")
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(60) == 128 + 15
+    assert serving.job("untrusted") is None
+
+
+WRONG_USE = [
+    (["--url", "http://board.example.org"], SLEEP, "is plain HTTP"),
+    (["--url", "ftp://x"], SLEEP, "is no address"),
+    (["--url", "https://me:secret@board"], SLEEP, "a name or a password"),
+    (["--ca-file", "/no/such/file"], SLEEP, "No such file"),
+    (["--node", "1"], SLEEP, "--node 1"),
+    (["--run", "nonsense"], SLEEP, "--run: ID:TOKEN"),
+    (["--spec", "/no/such/file"], SLEEP, "--spec"),
+    ([], ["torchrun", "--nnodes", "2", "train.py"], "the same --key"),
+    ([], ["torchrun", "--nnodes", "1:2", "train.py"], "name one number"),
+    ([], ["torchrun", "--nproc-per-node", "many", "train.py"], "neither a number nor"),
+    ([], ["torchrun", "--no-such-option", "x", "train.py"], "no-such-option"),
+]
+
+
+@pytest.mark.parametrize(("options", "command", "words"), WRONG_USE)
+def test_what_makes_no_sense_is_told_before_anything_starts(
+    options: list[str],
+    command: list[str],
+    words: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+
+    monkeypatch.setenv("MESHBOARD_URL", "https://127.0.0.1:1")
+    monkeypatch.setenv("MESHBOARD_TOKEN", "token")
+    monkeypatch.setattr("sys.argv", ["meshboard-meter", *options, "--", *command])
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert main() == 2
+    assert words in capfd.readouterr().err

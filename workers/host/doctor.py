@@ -1,0 +1,193 @@
+"""What is wrong with this host, and what to do: `python -m workers.host.doctor`, with the worker's own settings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from contracts.findings import Finding, as_json, exit_code, of_clock, of_disk, of_names, told
+from contracts.names import host_queue
+from workers.host.address import address_towards
+from workers.host.facts.gpus import Gpus
+from workers.host.facts.use import clock_offset
+from workers.host.isolation import isolated
+from workers.host.joined import kept_file, read_or_make
+from workers.host.settings import HostSettings, SettingError, host_settings
+
+PATIENCE_S = 3.0
+TORCH_S = 120.0
+TORCH = (
+    "import torch, torch.distributed as d;"
+    "print(torch.__version__, torch.cuda.device_count(), d.is_gloo_available(), d.is_nccl_available())"
+)
+
+
+def findings() -> Iterator[Finding]:
+    """Everything, in the order in which it is worth mending."""
+    try:
+        settings = host_settings(joined=False)
+    except SettingError as error:
+        yield Finding("fail", "settings", str(error), "see docs/deploy.md")
+        return
+    yield Finding("ok", "settings", f"{settings.name}: {settings.slots} slots of {settings.device}")
+    redis_url = yield from _joined(settings)
+    if redis_url:
+        yield from _redis(redis_url, settings.name)
+        yield from _address(settings, redis_url)
+    if url := os.environ.get("MESHBOARD_URL"):
+        yield _board(url)
+    yield of_names()
+    yield from _folders(settings)
+    yield _isolation(settings)
+    yield from _gpus(settings)
+    yield _torch(settings)
+    yield Finding("ok", "versions", f"Python {platform.python_version()}, on {platform.platform()}")
+
+
+def _joined(settings: HostSettings) -> Generator[Finding, None, str]:
+    """Returns the URL of Redis, empty where none is known."""
+    path = kept_file(settings.state_dir, settings.name)
+    advice = "python -m workers.host.join URL, with a join token"
+    if not path.exists():
+        yield Finding("fail", "joined", f"this machine has not joined as {settings.name}: no {path}", advice)
+        return settings.redis_url
+    try:
+        kept = read_or_make(path)
+    except SettingError as error:
+        yield Finding("fail", "joined", str(error), advice)
+        return settings.redis_url
+    if not kept.key:
+        yield Finding("fail", "joined", f"{path} is there, and the board has not answered yet", advice)
+        return settings.redis_url
+    yield Finding("ok", "joined", f"as {settings.name}, kept in {path}")
+    return kept.redis_url
+
+
+def _redis(url: str, name: str) -> Iterator[Finding]:
+    place = url.rpartition("@")[2]
+    try:
+        with redis.Redis.from_url(url, socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S) as client:
+            client.ping()
+
+            def now() -> float:
+                asked: Any = client.time()
+                return float(asked[0] + asked[1] / 1e6)
+
+            yield Finding("ok", "Redis", f"{place} answers; {client.llen(host_queue(name))} orders wait")
+            offset_s, took_s = clock_offset(now)
+            yield of_clock("Redis", offset_s, took_s / 2)
+    except redis.AuthenticationError as error:
+        advice = "the host was removed, or Redis has just been emptied; else start workers.host.join with a new token"
+        yield Finding("fail", "Redis", f"{place} does not know this host: {error}", advice)
+    except (redis.RedisError, OSError) as error:
+        advice = "can this machine reach it? A firewall, or MESHBOARD_REDIS_FOR_HOSTS on the board"
+        yield Finding("fail", "Redis", f"{place} does not answer: {error}", advice)
+
+
+def _address(settings: HostSettings, redis_url: str) -> Iterator[Finding]:
+    address = settings.address if "MESHBOARD_ADDRESS" in os.environ else address_towards(redis_url)
+    try:
+        with socket.create_server((address, 0)) as listening:
+            port = listening.getsockname()[1]
+    except OSError as error:
+        advice = "set MESHBOARD_ADDRESS to an address of this machine that other hosts reach"
+        yield Finding("fail", "ports", f"cannot listen on {address}: {error}", advice)
+        return
+    yield Finding("ok", "ports", f"listens on {address}:{port}, any free port; between hosts all must be open")
+
+
+def _board(url: str) -> Finding:
+    if not url.startswith(("http://", "https://")):
+        return Finding("fail", "board", f"MESHBOARD_URL is no address: {url[:100]!r}", "https://HOST")
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/healthz", timeout=PATIENCE_S):  # noqa: S310 - looked at above
+            return Finding("ok", "board", f"{url} is well")
+    except urllib.error.HTTPError as error:
+        return Finding("warn", "board", f"{url} answers {error.code}", "manage.py doctor there says more")
+    except (OSError, ValueError) as error:
+        advice = "jobs run on without it; joining needs it"
+        return Finding("warn", "board", f"{url} does not answer: {error}", advice)
+
+
+def _folders(settings: HostSettings) -> Iterator[Finding]:
+    named: list[tuple[str, Path]] = [("runs", settings.run_dir), ("checkpoints", settings.checkpoint_root)]
+    for what, folder in named:
+        yield of_disk(what, folder)
+        there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+        if not os.access(there, os.W_OK):
+            words = f"{what}, {folder}: the host worker may not write there"
+            yield Finding("fail", "disk", words, f"chown it to uid {os.geteuid()}, or name another folder")
+
+
+def _isolation(settings: HostSettings) -> Finding:
+    """Tried as the worker does at its start, with a run directory of its own."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="meshboard-doctor-") as folder:
+            chosen, note = isolated(replace(settings, run_dir=Path(folder)))
+    except SettingError as error:
+        return Finding("fail", "isolation", str(error), "see docs/deploy.md, What keeps jobs apart")
+    if note:
+        return Finding(
+            "warn", "isolation", note, "apt-get install bubblewrap; see docs/deploy.md, What keeps jobs apart"
+        )
+    who = "the worker's own user" if chosen.job_user is None else f"uid {chosen.job_user.uid}"
+    return Finding(
+        "ok", "isolation", f"jobs run as {who}, {'in' if chosen.sandbox == 'bwrap' else 'without'} bubblewrap"
+    )
+
+
+def _gpus(settings: HostSettings) -> Iterator[Finding]:
+    gpus = Gpus()
+    for number, gpu in enumerate(gpus.facts()):
+        yield Finding("ok", "GPU", f"{number}: {gpu['model']}, {gpu['memory_bytes'] / 2**30:.0f} GiB, {gpu['uuid']}")
+    if settings.device == "cuda" and len(gpus) < settings.slots:
+        words = f"{settings.slots} slots, and the driver tells of {len(gpus)} GPUs"
+        yield Finding("fail", "GPU", words, "see nvidia-smi; or set MESHBOARD_SLOTS, or MESHBOARD_DEVICE=cpu")
+    if settings.device == "cpu" and len(gpus):
+        words = f"{len(gpus)} GPUs, and the slots are of the CPU"
+        yield Finding("warn", "GPU", words, f"MESHBOARD_DEVICE=cuda MESHBOARD_SLOTS={len(gpus)} uses them")
+
+
+def _torch(settings: HostSettings) -> Finding:
+    """In a process of its own, as a rank would load it."""
+    advice = "pip install -c requirements.lock '.[worker]'"
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-c", TORCH], capture_output=True, text=True, timeout=TORCH_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("fail", "torch", f"cannot be tried: {error}", advice)
+    if ran.returncode != 0:
+        last = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
+        return Finding("fail", "torch", f"does not load: {last[:300]}", advice)
+    version, gpus, gloo, nccl = ran.stdout.split()
+    words = f"{version}, {gpus} GPUs, gloo {gloo}, NCCL {nccl}"
+    if settings.device == "cuda" and (int(gpus) < settings.slots or nccl != "True"):
+        return Finding("fail", "torch", words, "torch without CUDA, or a driver too old for it: see nvidia-smi")
+    return Finding("ok", "torch", words)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers.host.doctor", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    found = list(findings())
+    print(as_json(found) if options.json else told(found))
+    return exit_code(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
