@@ -81,7 +81,7 @@ def queue_now(now: datetime) -> list[Queued]:
             id, name, owner, device, num_slots, wanted, priority, created, tuple(kept.get(id, ())),
             (wide, unit) if wide != unit else (unit,), most, stands.points, project, pool, frozenset(labels), limit_s,
         )  # fmt: skip
-        bar = leased.get(id, "")
+        bar = alive.get(id, "")
         if held:
             bar = HELD
         elif id in waits and waits[id].unended:

@@ -314,6 +314,7 @@ class Resources(Strict):
     host: str | None = Field(
         default=None, min_length=1, max_length=100, pattern=NO_NUL, description="only this host; any by default"
     )
+    slurm: SlurmSpec | None = Field(default=None, description="with engine slurm: what is asked of it")
     max_hosts: int | None = Field(
         default=None, ge=1, le=65536, description="hosts that the ranks may be spread over; any number by default"
     )
