@@ -125,13 +125,13 @@ export function exactTime(date) {
   return secondFormat.format(date).replace(",", "");
 }
 
-/** How long ago a Date was: "12.0 s ago", "2 h 04 min ago", "3 days ago". */
+/** How long ago a Date was: "12 s ago", "2 h 04 min ago", "3 days ago". */
 export function ago(date, now = new Date()) {
   const seconds = (now - date) / 1000;
   if (seconds < 1) return "just now";
   const days = Math.floor(seconds / 86_400);
   if (days >= 2) return `${days} days ago`;
-  return `${duration(Math.floor(seconds))} ago`;
+  return seconds < 60 ? `${Math.floor(seconds)} s ago` : `${duration(Math.floor(seconds))} ago`;
 }
 
 const OP_NAMES = {
