@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import psutil
 import pytest
 
 from contracts.names import telemetry_stream
@@ -72,7 +73,19 @@ def metered(
     argv = [sys.executable, "-m", "workers.elsewhere", "--ca-file", str(board.ca), *options, "--"]
     log = folder / "terminal.log"
     with running([*argv, *(command or torchrun(folder, code))], environment, log, ROOT) as process:
-        yield Metered(folder, process, log)
+        try:
+            yield Metered(folder, process, log)
+        finally:
+            for left in _below(process.pid):  # in groups and sessions of their own
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    left.kill()
+
+
+def _below(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def items(board: TlsBoard, run: str, kind: str, node: int = 0) -> list[Any]:
