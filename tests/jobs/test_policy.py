@@ -295,24 +295,6 @@ def test_a_cancel_while_it_gives_way_is_a_cancel(owner: User, make_host: MakeHos
     assert status(job) == Status.CANCELLED
 
 
-def test_a_gang_that_was_given_up_with_a_silent_host_waits_for_its_lease(
-    owner: User, make_host: MakeHost, settings: Any
-) -> None:
-    for name in ("host-a", "host-b", "host-c", "host-d"):
-        make_host(name, slots=2)
-    job, _ = actions.submit(owner, {**GOOD, "layout": {"dp": 2, "tp": 2}})
-    schedule()
-    silent = timezone.now() - timedelta(seconds=60)
-    Host.objects.filter(name__in=("host-a", "host-b")).update(last_seen=silent)
-    for host in Host.objects.filter(last_seen=silent):
-        actions.give_up_host(host, "boss")
-    assert actions.requeue(job, "boss")
-    assert schedule() == 0
-    assert "was given up and may still run ranks of the attempt before, until" in reason(job)
-    settings.LEASE_S = 0
-    assert schedule() == 1
-
-
 def test_an_entry_is_written_with_the_change_or_not_at_all_and_stays(owner: User) -> None:
     job, _ = actions.submit(owner, SMALL)
     entry = AuditEntry.objects.get()
