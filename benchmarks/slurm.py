@@ -14,7 +14,7 @@ from tests.slurm.cluster import Cluster, cluster, missing
 from tests.slurm.installation import Installation, installation
 from tests.support.processes import ROOT, wait_until
 
-ROUNDS = 4
+ROUNDS = 3
 SPEC: dict[str, Any] = {
     "name": "bench",
     "model": {"preset": "gpt-tiny"},

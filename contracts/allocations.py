@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from contracts.control import KeptCheckpoint
 from contracts.fields import AttemptNumber, JobId, Plain, Seconds
 
 VERSION: Final = 1
@@ -26,3 +27,4 @@ class AllocationOrder(TypedDict):
     token: Annotated[str, Field(max_length=200)]  # of this attempt's run
     folder: Annotated[str, Field(max_length=4096)]  # which all nodes share
     lease_s: Seconds  # ranks on several nodes end themselves when nothing was heard of the board for so long
+    checkpoint: NotRequired[KeptCheckpoint]  # the run goes on from it or a later one, or fails: never anew

@@ -128,7 +128,7 @@ def _hear_report(
 ) -> None:
     """An end is true whenever it is told; anything else only where it is news."""
     if "checkpoint" in report and member is not None:
-        _hear_checkpoint(report["checkpoint"], member.attempt)
+        hear_checkpoint(report["checkpoint"], member.attempt)
     if report["state"] == "exited":
         told = report.get("exit")
         if told is None:
@@ -149,8 +149,8 @@ def _hear_report(
         lifecycle.change(*_key(report), Status.RUNNING, f"host {host} is back", only_from=(Status.UNREACHABLE,))
 
 
-def _hear_checkpoint(name: str, attempt: Attempt) -> None:
-    """The newest stays: names of one attempt compare as their steps do."""
+def hear_checkpoint(name: str, attempt: Attempt) -> None:
+    """The newest stays: names of one attempt compare as their steps do. Raises BadMessageError."""
     if not name.startswith(f"{attempt.job_id}/{attempt.number}/"):
         raise BadMessageError(f"checkpoint: {name} is not of attempt {attempt.job_id}/{attempt.number}")
     if name > attempt.checkpoint:

@@ -176,12 +176,12 @@ def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Out
     )
     if len(nodes) > 1:
         order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
-    if job.attempt > 1 and (kept := _kept_checkpoint(job)):
+    if job.attempt > 1 and (kept := kept_checkpoint(job)):
         order["checkpoint"] = kept
     return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=[order])
 
 
-def _kept_checkpoint(job: Job) -> KeptCheckpoint | None:
+def kept_checkpoint(job: Job) -> KeptCheckpoint | None:
     """The newest checkpoint that an earlier attempt told of: rank 0 writes it, on the first host."""
     told = Attempt.objects.filter(job=job, number__lt=job.attempt).exclude(checkpoint="").order_by("-number")
     found = told.filter(members__node=0).values_list("checkpoint", "members__host_name").first()

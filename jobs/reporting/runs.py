@@ -15,6 +15,7 @@ from contracts.control import AttemptReport, ExitReport
 from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, Member, ReportedRun, RunToken, StateChange, Status
 from jobs.planning.hardware import cluster_for
 from jobs.queue import ending, lifecycle
+from jobs.queue.hearing import hear_checkpoint
 from jobs.reporting.requests import NodeRequest, RunRequest
 from jobs.reporting.tokens import digest, issue
 from planner.cost.estimate import estimate
@@ -202,7 +203,10 @@ def take_report(member: Member, told: AttemptReport) -> None:
 
     Raises:
         EndedError: the run is over.
+        BadMessageError: it tells of another's checkpoint.
     """
+    if "checkpoint" in told:
+        hear_checkpoint(told["checkpoint"], member.attempt)
     if told["state"] == "exited":
         _take_exit(member, told.get("exit"))
         return

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Any
 
 import pytest
 import redis
 from django.contrib.auth.models import User
 
+from contracts.codec import checked_allocation
 from jobs.engines.slurm import attempts, ends
 from jobs.engines.slurm.rows import SlurmJob, name_of
 from jobs.engines.slurm.site import Site
 from jobs.models import Attempt, Job, Status
 from jobs.queue import actions, lifecycle
 from jobs.reporting.tokens import issue
+from tests.jobs.conftest import report
 from tests.jobs.test_reporting import Node, live_redis, one_redis  # noqa: F401  # fixtures
 
 SPEC: dict[str, Any] = {
@@ -115,3 +119,18 @@ def test_what_slurm_completed_before_anybody_could_tell_succeeded(attempt: Attem
 def test_what_was_cancelled_here_is_cancelled_whatever_slurm_calls_it(attempt: Attempt, owner: User) -> None:
     actions.cancel(Job.objects.get(), "owner")
     assert finished(attempt, "CANCELLED").status == Status.CANCELLED
+
+
+def test_an_attempt_after_another_goes_on_from_its_checkpoint(nodes: list[Node], attempt: Attempt) -> None:
+    name = f"{attempt.job_id}/1/step-00000005"
+    nodes[0].join("node0")
+    told = report(attempt.job_id, 1, "running", None, slots=[])
+    assert nodes[0].raw_report({**told, "checkpoint": "other/1/step-00000005"}).status_code == 422
+    assert nodes[0].raw_report({**told, "checkpoint": name}).status_code == 200
+    finished(attempt, "NODE_FAIL")
+    assert Job.objects.get().status == Status.LOST
+    actions.requeue(Job.objects.get(), "owner")
+    attempts.begin(Job.objects.get())
+    script = attempts.submit(Attempt.objects.get(number=2), SITE, "").script
+    order = json.loads(base64.b64decode(script.partition("'END_OF_ORDER'\n")[2].partition("END_OF_ORDER")[0]))
+    assert checked_allocation(order)["checkpoint"] == {"name": name, "host": "node0"}

@@ -75,6 +75,8 @@ def launch_order(order: AllocationOrder, node: Node) -> LaunchOrder:
     told = LaunchOrder(
         v=VERSION, job=order["job"], attempt=order["attempt"], spec=order["spec"], slots=slots, expires=0.0
     )
+    if "checkpoint" in order:
+        told["checkpoint"] = order["checkpoint"]
     if len(node.names) > 1:
         nodes = [
             GangNode(host=name, address=node.address if name == node.name else ANYWHERE, ranks=len(slots))

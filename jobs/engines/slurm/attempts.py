@@ -11,6 +11,7 @@ from contracts.allocations import VERSION, AllocationOrder
 from jobs.engines.slurm.script import Submission, submission
 from jobs.engines.slurm.site import Site
 from jobs.models import Attempt, Job, Member, RunToken
+from jobs.queue.scheduler import kept_checkpoint
 from jobs.reporting.tokens import issue
 from planner.facts.engines import slurm_of
 from planner.facts.kinds import num_slots
@@ -53,6 +54,8 @@ def submit(attempt: Attempt, site: Site, certificates: str) -> Submission:
         folder=site.folder,
         lease_s=settings.LEASE_S,
     )
+    if attempt.number > 1 and (kept := kept_checkpoint(attempt.job)):
+        order["checkpoint"] = kept
     return submission(spec, attempt.job_id, attempt.number, order, site)
 
 

@@ -43,10 +43,19 @@ class Metered:
         return int((self._folder / f"enough.{rank}").read_text())
 
 
-def torchrun(folder: Path, code: int = 0) -> list[str]:
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *meeting]
-    return [*launcher, str(SCRIPT), f"{folder}/enough", str(code)]
+def torchrun(folder: Path, code: int = 0, endpoint: str = "127.0.0.1:0", nodes: int = 1) -> list[str]:
+    """Two ranks on one node, or one on each of two, whose order is torchrun's to decide."""
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        str(nodes),
+        "--nproc-per-node",
+        str(2 // nodes),
+    ]
+    return [*launcher, *meeting, str(SCRIPT), f"{folder}/enough", str(code)]
 
 
 @contextlib.contextmanager
@@ -72,7 +81,7 @@ def items(board: TlsBoard, run: str, kind: str, node: int = 0) -> list[Any]:
     return [item for batch in batches for item in batch["items"] if item["kind"] == kind]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def serving(board: TlsBoard) -> Iterator[TlsBoard]:
     with board.serving():
         yield board
