@@ -78,23 +78,26 @@ def move_before(job_id: str, other_id: str, by: str) -> bool:
 
 
 def _move_to(mine: Queued, peers: list[Queued], at: int, by: str) -> bool:
-    """Give it the points that put it at a place among its peers, half way between its new neighbours."""
-    above = peers[at - 1].job.standing if at else None
-    below = peers[at].job.standing if at < len(peers) else None
-    if above is not None and below is not None:
-        points = (above + below) / 2
-    elif above is None:
-        assert below is not None, "there is a neighbour"
-        points = below + APART
-    else:
-        points = above - APART
-    if not lifecycle.lock_queued([mine.job.id]):
+    """Give it the points that put it at a place among its peers: between its new neighbours where those lie apart,
+    else those above it are raised as far as it takes.
+    """
+    below = peers[at].job.standing if at < len(peers) else peers[-1].job.standing - 2 * APART
+    above = peers[at - 1].job.standing if at else below + 2 * APART
+    points = {mine.job.id: (above + below) / 2 if above - below > APART else below + APART}
+    least = points[mine.job.id]
+    for peer in reversed(peers[:at]):
+        if peer.job.standing >= least + APART / 2:
+            break
+        least += APART
+        points[peer.job.id] = least
+    before = {queued.job.id: queued.standing for queued in (mine, *peers) if queued.job.id in points}
+    if len(lifecycle.lock_queued(points)) != len(points):
         return False
-    before = mine.standing.moved
-    moved = before + points - sum(mine.standing)
-    Job.objects.filter(id=mine.job.id).update(moved=moved)
-    record(by, "move", "job", mine.job.id, before, moved)
-    lifecycle.announce(mine.job.id)
+    for job, wanted in points.items():
+        moved = before[job].moved + wanted - sum(before[job])
+        Job.objects.filter(id=job).update(moved=moved)
+        record(by, "move" if job == mine.job.id else "move aside", "job", job, before[job].moved, moved)
+    transaction.on_commit(lambda: lifecycle.announce(mine.job.id))
     return True
 
 

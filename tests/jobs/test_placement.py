@@ -521,6 +521,11 @@ def test_a_quota_is_never_exceeded_and_holds_back_nobody_elses(
         assert [p for p in plan.placements if asked[p.job].project == "default"] == without.placements
 
 
+def test_what_starts_in_a_pass_counts_to_the_quota() -> None:
+    queue = [job("first", 2, age=2, project="p"), job("second", 2, age=1, project="p")]
+    assert places(place(queue, [host("host-a", 8)], quotas={"p": Quota(3, 0)})) == {"first": "host-a"}
+
+
 def test_the_first_that_a_quota_holds_back_holds_back_its_project() -> None:
     """Or small jobs would keep it out for ever."""
     queue = [job("large", 4, age=2, project="p"), job("small", 1, age=1, project="p"), job("other", 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from jobs.models import AuditEntry, Dependency, Host, Job, Pool, Project, Reservation, StateChange, Status
 from jobs.queue import actions, lifecycle, staff, stops
 from jobs.queue.events import drain
+from jobs.queue.placement import in_order
 from jobs.queue.policy.share import Use, decayed, factors
 from jobs.queue.policy.standing import Rates, standing
 from jobs.queue.rules import apply_rules
@@ -41,7 +43,7 @@ def last_reason(job: Job) -> str:
 
 def order() -> list[str]:
     """Names, as the queue is gone through."""
-    return [q.job.name for q in sorted(queue_now(timezone.now()), key=lambda q: (-q.job.standing, q.job.created))]
+    return [job.name for job in in_order(queued.job for queued in queue_now(timezone.now()))]
 
 
 def hours_ago(job: Job, hours: float) -> None:
@@ -102,6 +104,25 @@ def test_the_queue_goes_by_priority_age_share_and_hand(owner: User, make_host: M
     assert staff.prioritise([light.id, heavy.id], 1, "boss") == sorted([light.id, heavy.id])
     told = AuditEntry.objects.filter(what="priority").values_list("name", "before", "after", "who")
     assert set(told) == {(light.id, 0, 1, "boss"), (heavy.id, 0, 1, "boss")}
+
+
+def test_jobs_of_equal_points_are_moved_all_the_same(owner: User) -> None:
+    """Submitted at once, they stand at the same points."""
+    names = ["a", "b", "c", "d", "e"]
+    jobs = {name: queued(owner, name=name)[0].id for name in names}
+    Job.objects.update(created=timezone.now())
+    chance = random.Random(7)
+    for _ in range(20):
+        now = order()
+        at, to = chance.sample(range(len(now)), 2)
+        wanted = [name for name in now if name != now[at]]
+        before = wanted.index(now[to])
+        wanted.insert(before, now[at])
+        assert staff.move_before(jobs[now[at]], jobs[now[to]], "boss")
+        assert order() == wanted
+    first = order()
+    assert staff.move(jobs[first[3]], "up", "boss")
+    assert order() == [first[0], first[1], first[3], first[2], first[4]]
 
 
 def test_a_held_job_waits_and_holds_up_nobody(owner: User, make_host: MakeHost) -> None:
@@ -293,24 +314,6 @@ def test_a_cancel_while_it_gives_way_is_a_cancel(owner: User, make_host: MakeHos
     assert actions.cancel(job, "owner")
     ends(live_redis, job, "cancelled")
     assert status(job) == Status.CANCELLED
-
-
-def test_a_gang_that_was_given_up_with_a_silent_host_waits_for_its_lease(
-    owner: User, make_host: MakeHost, settings: Any
-) -> None:
-    for name in ("host-a", "host-b", "host-c", "host-d"):
-        make_host(name, slots=2)
-    job, _ = actions.submit(owner, {**GOOD, "layout": {"dp": 2, "tp": 2}})
-    schedule()
-    silent = timezone.now() - timedelta(seconds=60)
-    Host.objects.filter(name__in=("host-a", "host-b")).update(last_seen=silent)
-    for host in Host.objects.filter(last_seen=silent):
-        actions.give_up_host(host, "boss")
-    assert actions.requeue(job, "boss")
-    assert schedule() == 0
-    assert "was given up and may still run ranks of the attempt before, until" in reason(job)
-    settings.LEASE_S = 0
-    assert schedule() == 1
 
 
 def test_an_entry_is_written_with_the_change_or_not_at_all_and_stays(owner: User) -> None:
