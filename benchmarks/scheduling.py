@@ -3,7 +3,8 @@
     python -m benchmarks.scheduling
 
 On SQLite and on PostgreSQL, both thrown away afterwards, with a real Redis behind the announcements. Hosts have 8
-slots, jobs ask for 1 to 8, every tenth for one host of its own. "Busy" is this process' own CPU time.
+slots, jobs of five projects ask for 1 to 32 on as many hosts as it takes, every tenth for one host of its own. "Busy"
+is this process' own CPU time.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def fill(hosts: int, jobs: int, owner: User) -> None:
             spec=SPEC,
             kind="train",
             device="cpu",
-            num_slots=chance.choice((1, 2, 4, 8)),
+            num_slots=chance.choice((1, 2, 4, 8, 16, 32)),
+            max_hosts=1 if n % 10 == 0 else 0,
+            project=f"project-{n % 5}",
             wanted_host=f"host-{chance.randrange(hosts):04}" if n % 10 == 0 else "",
             priority=chance.choice((0, 0, 0, 5)),
             estimate={},

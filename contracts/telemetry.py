@@ -118,6 +118,7 @@ class PhaseItem(TypedDict):
     time: Number
     phase: Phase
     steps: NotRequired[Count]  # of a script: optimiser steps that have ended
+    cells: NotRequired[list[Cell]]  # of one that is compared: every cell of phase "step" as this step ended, exact
 
 
 class LogItem(TypedDict):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin, messages
+from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -13,8 +14,9 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 
 from jobs.kinds import layout_words
-from jobs.models import Attempt, DeadLetter, Host, Job, Member, StateChange, Status
+from jobs.models import Attempt, DeadLetter, Host, Job, Member, Pool, Project, Reservation, StateChange, Status
 from jobs.queue import actions, deadletters
+from jobs.queue.audit import record
 
 BADGES = {
     Status.QUEUED: "info",
@@ -28,13 +30,51 @@ BADGES = {
 }
 
 
-class OwnColumns(ModelAdmin):
-    """Saves what was edited and nothing else: the other columns are the scheduler's and the hosts'."""
+class OwnColumn(ModelAdmin):
+    """Saves one column and nothing else: the others may have moved on since the form was shown."""
+
+    column: str
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        edited = {name: getattr(obj, name) for name in form.changed_data}
-        if edited:
-            self.model.objects.filter(pk=obj.pk).update(**edited)
+        after = getattr(obj, self.column)
+        with transaction.atomic():
+            rows = self.model.objects.filter(pk=obj.pk)
+            before = rows.values_list(self.column, flat=True).first()
+            if before == after:
+                return
+            rows.update(**{self.column: after})
+            kind = self.model._meta.model_name
+            record(request.user.get_username(), self.column, kind, obj.pk if kind == "job" else obj, before, after)
+
+
+class Audited(ModelAdmin):
+    """What staff add, edit and delete here is written down."""
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        with transaction.atomic():
+            before = self._told(self.model.objects.filter(pk=obj.pk).first()) if change else None
+            super().save_model(request, obj, form, change)
+            self._record(request, "edit" if change else "add", obj, before, self._told(obj))
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        with transaction.atomic():
+            self._record(request, "delete", obj, self._told(obj), None)
+            super().delete_model(request, obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
+        for obj in queryset:
+            self.delete_model(request, obj)
+
+    def _record(self, request: HttpRequest, what: str, obj: Any, before: Any, after: Any) -> None:
+        record(request.user.get_username(), what, self.model._meta.model_name, obj, before, after)
+
+    def _told(self, obj: Any) -> dict[str, Any]:
+        return {name: _plain(getattr(obj, name)) for name in self.fields}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON holds it."""
+    return value if value is None or isinstance(value, bool | int | float | str | list) else str(value)
 
 
 class ReadOnlyInline(TabularInline):
@@ -59,9 +99,10 @@ class AttemptInline(ReadOnlyInline):
 
 
 @admin.register(Job)
-class JobAdmin(OwnColumns):
+class JobAdmin(OwnColumn):
     """The queue, in the order in which the scheduler takes it, and all that ended."""
 
+    column = "priority"
     list_display = ["name", "id", "owner", "state", "priority", "layout", "wait_reason", "created"]
     list_editable = ["priority"]
     list_filter = ["status", "owner"]
@@ -98,10 +139,6 @@ class JobAdmin(OwnColumns):
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
-    def save_model(self, request: HttpRequest, obj: Job, form: Any, change: bool) -> None:
-        # Its own column alone: the rest of the row may have moved on since the form was shown.
-        Job.objects.filter(pk=obj.pk).update(priority=obj.priority)
-
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         # A job that holds slots must be cancelled first: deleting its row would orphan its processes.
         return obj is not None and obj.status in ("succeeded", "failed", "lost", "cancelled")
@@ -120,8 +157,10 @@ class JobAdmin(OwnColumns):
 
 
 @admin.register(Host)
-class HostAdmin(OwnColumns):
+class HostAdmin(OwnColumn):
     """Hosts announce themselves; a person may only drain them, or give up one that is silent."""
+
+    column = "drained"
 
     list_display = ["name", "device_name", "slots", "free", "drained", "last_seen", "dead_letters"]
     readonly_fields = ["name", "slots", "device", "device_name", "memory_bytes", "boot_id", "note", "last_seen"]
@@ -136,10 +175,6 @@ class HostAdmin(OwnColumns):
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
-
-    def save_model(self, request: HttpRequest, obj: Host, form: Any, change: bool) -> None:
-        # Its own column alone: the rest is what the host last said of itself.
-        Host.objects.filter(pk=obj.pk).update(drained=obj.drained)
 
     @admin.action(permissions=["change"], description="Drain: finish what runs, take nothing new")
     def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
@@ -191,3 +226,33 @@ class DeadLetterAdmin(ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+@admin.register(Project)
+class ProjectAdmin(Audited):
+    """Quotas and weights. Jobs know their project by its name, which therefore stays."""
+
+    fields = ["name", "slots", "weight"]
+    list_display = ["name", "slots", "weight"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        return ["name"] if obj else []
+
+
+@admin.register(Pool)
+class PoolAdmin(Audited):
+    """Hosts by their labels, under a name that jobs ask for."""
+
+    fields = ["name", "labels", "paused"]
+    list_display = ["name", "labels", "paused"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        return ["name"] if obj else []
+
+
+@admin.register(Reservation)
+class ReservationAdmin(Audited):
+    """Hosts that are a project's alone for a while."""
+
+    fields = ["project", "pool", "host", "starts", "ends"]
+    list_display = ["project", "pool", "host", "starts", "ends"]

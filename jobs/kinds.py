@@ -15,6 +15,7 @@ from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.spec import JobKind, LabSpec
 
 Spec = Mapping[str, Any]
+OF_ANY_SCRIPT = ("traffic", "fidelity", "planned", "collectives", "log")  # panels that no word of our trainer fills
 LONGEST_SUBJECT = 120  # characters; a script may take megabytes of arguments
 
 
@@ -97,7 +98,6 @@ KINDS: dict[JobKind, Kind] = {
             "log",
             "verdict",
             "advice",
-            "smaller",
         ),
         steps="asked",
         lost="What it has trained is lost; what it measured stays.",
@@ -135,11 +135,8 @@ KINDS: dict[JobKind, Kind] = {
 
 
 def elsewhere_panels(kind: Kind) -> tuple[str, ...]:
-    """Of a run that somebody else launched: nothing of it can be resumed or done over, and nothing of it is proven."""
-    shown = [name for name in kind.panels if name not in ("checkpoints", "advice", "smaller")]
-    if "proof" not in shown:
-        shown.insert(1, "proof")
-    return tuple(shown)
+    """Of a run that somebody else launched: its command, and what of its kind's panels its ranks can fill."""
+    return ("elsewhere", "proof", *(name for name in kind.panels if name in OF_ANY_SCRIPT))
 
 
 def kind_of(spec: Spec) -> Kind:

@@ -23,6 +23,11 @@ class RedisVersion(NamedTuple):
         return f"{self.kind} {self.version}"
 
     @property
+    def gives_rights(self) -> bool:
+        """Whether it can give users rights to single keys (jobs/hosts/rights.py): from 7.0 on, and every Valkey."""
+        return int(self.version.split(".")[0]) >= 7
+
+    @property
     def has_hole(self) -> bool:
         """True when this version came before the fix, unless whoever packaged it has mended it under the old number."""
         major, minor, patch = (int(part) for part in self.version.split(".")[:3])

@@ -75,6 +75,11 @@ def run(settings: RunnerSettings) -> None:
         version = wait_for_redis(redis_url, state)
         if told := warning(version, redis_url):
             print(f"WARNING: {told}", file=sys.stderr)
+        if not version.gives_rights and "MESHBOARD_REDIS_ACCESS" not in environment:
+            environment["MESHBOARD_REDIS_ACCESS"] = "shared"
+            print(
+                f"{version} has no rights to give: the host uses the board's own credentials (docs/deploy.md, Hosts)."
+            )
         manage(environment, "migrate", "--verbosity", "0")
         manage(environment, "collectstatic", "--no-input", "--verbosity", "0")
         login = json.loads(manage(environment, "meshboard_user", *known_credentials(up_file)))

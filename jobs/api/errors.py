@@ -29,6 +29,12 @@ class Errors(TypedDict):
     errors: list[Error]
 
 
+class RunEnded(Errors):
+    """A refusal to hear a run that is over. `cancel`: whether its ranks are to end."""
+
+    cancel: bool
+
+
 def body(problems: list[Problem]) -> Errors:
     return {"errors": told(problems)}
 

@@ -22,7 +22,7 @@ from contracts.codec import BATCH_BYTES, BadMessageError, decode_batch, decode_r
 from contracts.telemetry import Batch
 from jobs.access import find_job, find_job_to_change
 from jobs.api import run_shapes as shapes
-from jobs.api.errors import RETRY_AFTER_S, body
+from jobs.api.errors import RETRY_AFTER_S, RunEnded, body
 from jobs.api.schema import of, ref, request_body
 from jobs.api.views import SubmitThrottle, refusals, refuse, refuse_body, user_of
 from jobs.models import Member, RunToken
@@ -97,7 +97,8 @@ class OfRun(APIView):
 
     def handle_exception(self, exc: Exception) -> Response:
         if isinstance(exc, runs.EndedError):
-            return Response({**body([Problem("run", str(exc))]), "cancel": exc.cancel}, status=410)
+            ended: RunEnded = {**body([Problem("run", str(exc))]), "cancel": exc.cancel}
+            return Response(ended, status=410)
         if isinstance(exc, runs.TakenError):
             return refuse(409, "node", str(exc))
         if isinstance(exc, BadMessageError):

@@ -12,7 +12,7 @@ from drf_spectacular.utils import OpenApiResponse
 from pydantic import TypeAdapter
 
 from contracts.join import Joined, JoinRequest
-from jobs.api.errors import Errors
+from jobs.api.errors import Errors, RunEnded
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
 from jobs.planning.queries import ExplainQuery, SearchQuery
@@ -36,7 +36,7 @@ TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(QueueTold, Changed, Moved, Paused, AuditRow),
-    *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, Errors),
+    *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, Errors, RunEnded),
 )
 TEMPLATE = "#/components/schemas/{model}"
 EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 LONGEST_KEY = 200
 KEY_PATTERN = f"[!-~]{{1,{LONGEST_KEY}}}"
 REFUSALS = {
-    code: schema.of("Errors", text)
+    code: schema.of("RunEnded" if code == 410 else "Errors", text)
     for code, text in {
         400: "not JSON, a senseless parameter, or a malformed request",
         401: "no token, or a wrong one",

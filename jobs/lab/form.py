@@ -23,7 +23,7 @@ def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
     """The untrusted spec a form asks for, on the host that it names; without one where there is no such host."""
     spec = {"lab": {}, "layout": {"dp": ""}, **forms.spec_from(FIELDS, form)}
     name = form.get("resources.host", "")
-    host = Host.objects.filter(name=name).first() if "\x00" not in name else None
+    host = Host.objects.present().filter(name=name).first() if "\x00" not in name else None
     spec["resources"] = {"device": host.device if host else "cpu", "host": host.name if host else None}
     return {"kind": "lab", "name": f"lab on {host.name}"[:100] if host else "lab", **spec}
 

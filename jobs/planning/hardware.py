@@ -45,7 +45,7 @@ def cluster_for(name: object, spec: JobSpec) -> Cluster:
 def known_hosts() -> QuerySet[Host]:
     """Hosts that a calibration measured, or on which something ran that was worth keeping."""
     ran = HostRun.objects.filter(host=OuterRef("pk"), device_name=OuterRef("device_name"))
-    return Host.objects.filter(Q(profile__isnull=False) | Exists(ran)).order_by("name")
+    return Host.objects.present().filter(Q(profile__isnull=False) | Exists(ran)).order_by("name")
 
 
 def host_cluster(host: Host) -> Cluster:

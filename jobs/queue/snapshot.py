@@ -67,9 +67,8 @@ def queue_now(now: datetime) -> list[Queued]:
     kept: dict[str, list[str]] = {}
     for job, host in KeptHost.objects.values_list("job_id", "host__name"):
         kept.setdefault(job, []).append(host)
-    waits = after()
-    tried = Job.objects.filter(status=Status.QUEUED, engine="hosts", attempt__gt=1)
-    leased = held_back(set(tried.values_list("id", flat=True)), now)
+    again = {id for id, *_, attempt, _reason, _held, _moved, _placed in rows if attempt > 1}
+    waits, alive = after(), held_back(again, now)
     share = factors({p.name: Use(p.used, p.weight) for p in Project.objects.all()})
     rates = Rates(settings.AGEING_PER_HOUR, settings.SHARE_POINTS)
     found = []
@@ -82,7 +81,7 @@ def queue_now(now: datetime) -> list[Queued]:
             id, name, owner, device, num_slots, wanted, priority, created, tuple(kept.get(id, ())),
             (wide, unit) if wide != unit else (unit,), most, stands.points, project, pool, frozenset(labels), limit_s,
         )  # fmt: skip
-        bar = leased.get(id, "")
+        bar = alive.get(id, "")
         if held:
             bar = HELD
         elif id in waits and waits[id].unended:

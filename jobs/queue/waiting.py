@@ -20,6 +20,8 @@ def reason(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> str:
 
 def _never(job: Waiting, pool: Pool) -> str:
     """Why no hosts that are there could take it, or nothing."""
+    if pool.fits(job):
+        return ""
     if job.wanted_host:
         return _never_there(job, pool)
     device, which = pool.device, _which(job)
@@ -32,8 +34,6 @@ def _never(job: Waiting, pool: Pool) -> str:
     if not taking:
         why = {_closed(host) for host in heard}
         return f"every {device} host{which} {' or '.join(sorted(why))} and takes no new jobs"
-    if pool.fits(job):
-        return ""
     may = pool.ground(job).hosts
     if not may:
         return f"every {device} host{which} that takes jobs is reserved for another project"
@@ -67,7 +67,7 @@ def _never_there(job: Waiting, pool: Pool) -> str:
         return f"{wanted} is no host{_which(job)}"
     if host.is_reserved_from(job):
         return f"{wanted} is reserved for another project"
-    return "" if pool.fits(job) else f"needs {_slots(job.num_slots)}; {wanted} has {host.slots}"
+    return f"needs {_slots(job.num_slots)}; {wanted} has {host.slots}"
 
 
 def _closed(host: HostState) -> str:

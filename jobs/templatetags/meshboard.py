@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -48,6 +49,12 @@ def compact(number: int) -> str:
         return str(number)
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:.{digits}f}{unit}"
+
+
+@register.filter
+def typed(words: list[str]) -> str:
+    """A command as one would type it."""
+    return shlex.join(words)
 
 
 @register.filter

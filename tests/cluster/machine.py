@@ -61,17 +61,15 @@ class Machine:
 
     def skewed(self, seconds: int) -> None:
         """Its time of day is so far off, from the next start on."""
-        etc, library = self.folder / "etc", self.folder / "skew.so"
-        source = Path(__file__).with_name("skew.c")
-        flags = ["-shared", "-fPIC", "-O1", f"-DSKEW_S=({seconds})"]
-        subprocess.run(["cc", *flags, "-o", str(library), str(source), "-ldl"], check=True)
+        etc, source = self.folder / "etc", Path(__file__).with_name("skew.c")
         shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
         for name in ("hosts", "resolv.conf"):
             (etc / name).unlink(missing_ok=True)
             shutil.copy(self._etc / name, etc / name)
-        (etc / "ld.so.preload").write_text(f"{library}\n")
-        # A job's user reads it too, and sees nothing of our folder.
-        self.folder.chmod(0o711)
+        # In /etc, which a job sees in its sandbox too, and of our folder nothing.
+        flags = ["-shared", "-fPIC", "-O1", f"-DSKEW_S=({seconds})"]
+        subprocess.run(["cc", *flags, "-o", str(etc / "skew.so"), str(source), "-ldl"], check=True)
+        (etc / "ld.so.preload").write_text("/etc/skew.so\n")
         self._before_init += f' && mount --bind "{etc}" /etc'
 
     def power_on(self) -> None:

@@ -74,7 +74,9 @@ def test_power_gone_and_back_loses_the_job_and_nothing_else(hosts: Cluster, gang
     second.power_on()
     second.start_worker()
     job = hosts.wait_for(gang, "lost", timeout_s=90)
-    assert job["history"][-1]["reason"] == f"host {second.name} was rebooted"
+    # Its disk tells of it, if the host worker looks before the controller has seen the new boot.
+    reason = job["history"][-1]["reason"]
+    assert reason == f"host {second.name} was rebooted" or "the supervisor died" in reason, reason
     none_left(hosts, gang)
     assert [member["host"] for member in hosts.job(other)["members"]] == [third.name]
     hosts.wait_for_steps(other)

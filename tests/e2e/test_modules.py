@@ -342,6 +342,49 @@ def test_bytes_across_hosts_are_those_of_ranks_whose_group_crosses(modules: Page
     ]
 
 
+def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) -> None:
+    panel = (STATIC.parents[1] / "templates" / "jobs" / "panels" / "hosts.html").read_text()
+    gang = [
+        {"node": 0, "host": "anna", "first_rank": 0, "num_ranks": 2, "ended": None, "outcome": "", "reason": ""},
+        {
+            "node": 1,
+            "host": "bert",
+            "first_rank": 2,
+            "num_ranks": 2,
+            "ended": "x",
+            "outcome": "lost",
+            "reason": "its lease",
+        },
+    ]
+    job = {"members": gang, "status": "running", "estimate": {}, "spec": {"layout": {"dp": 2, "tp": 2}}}
+    lines = [{"rank": rank, "predicted": 500, "measured": 500} for rank in range(4)]
+    told = [gang, {**job}, [{"axis": "dp", "ranks": lines}, {"axis": "tp", "ranks": lines}], panel]
+    body = """
+    document.body.innerHTML = x[3];
+    const panel = document.getElementById("hosts");
+    const state = { members: new Map([[0, { clock: { offset_s: 300, within_s: 0.001 } }]]) };
+    m.showHosts(panel, x[1], state, x[2]);
+    const cells = (row) => [...row.children].map((one) => one.textContent);
+    const rows = (id) => [...panel.querySelectorAll(`#${id} tr`)].map(cells);
+    const shown = [panel.hidden, rows("host-rows"), rows("crossing-rows")];
+    m.showHosts(panel, { ...x[1], members: x[0].slice(1) }, state, []);
+    return [...shown, panel.hidden];
+    """
+    browser = modules.context.browser
+    assert browser is not None
+    page = browser.new_page()
+    page.goto(modules.url.replace("/icon.svg", "/js/"))  # a list of files: an HTML page
+    hidden, hosts, crossing, alone = call(page, "hostsofrun.js", body, told)
+    page.close()
+    assert (hidden, alone) == (False, True), "a run on one host has no such panel"
+    assert hosts == [
+        ["anna", "0\u20131", "running", "\u2212300.00 s ± 1.00 ms"],
+        ["bert", "2\u20133", "lost: its lease", "not measured"],
+    ]
+    assert crossing[0] == ["dp", "2 of 2", "2,000 B", "2,000 B", "0 B"]
+    assert crossing[1] == ["tp", "none: inside a host", *["\u2013"] * 3]
+
+
 @pytest.mark.parametrize(
     ("clock", "text"),
     [

@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from jobs.models import DeadLetter, Host, Job, Status
+from jobs.models import AuditEntry, DeadLetter, Host, Job, Pool, Project, Reservation, Status
 from jobs.queue import actions, deadletters
 from jobs.queue.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
@@ -120,3 +120,40 @@ def test_events_not_understood_are_counted_as_far_as_they_are_kept(
         assert deadletters.count_of("host-a") == told
         assert ("or more" in admin.get(HOSTS).content.decode()) == (count >= 3)
     assert deadletters.count_of("host-b") == "0"
+
+
+def test_projects_pools_and_reservations_are_made_here_and_written_down(admin: Any) -> None:
+    answer = admin.post("/admin/jobs/project/add/", {"name": "vision", "slots": "8", "weight": "2"}, follow=True)
+    assert Project.objects.get(name="vision").slots == 8, answer.content.decode()
+    admin.post("/admin/jobs/pool/add/", {"name": "big", "labels": '["a100"]'}, follow=True)
+    pool, project = Pool.objects.get(), Project.objects.get(name="vision")
+    admin.post(f"/admin/jobs/project/{project.pk}/change/", {"slots": "4", "weight": "2"}, follow=True)
+    when = {"starts_0": "2026-12-01", "starts_1": "08:00", "ends_0": "2026-12-02", "ends_1": "08:00"}
+    both = {"project": project.pk, "pool": pool.pk, "host": "", **when}
+    admin.post("/admin/jobs/reservation/add/", both, follow=True)
+    assert Reservation.objects.get().pool == pool
+    admin.post(f"/admin/jobs/pool/{pool.pk}/delete/", {"post": "yes"}, follow=True)
+    told = AuditEntry.objects.order_by("id").values_list("who", "what", "kind", "name")
+    assert [row[1:3] for row in told] == [
+        ("add", "project"),
+        ("add", "pool"),
+        ("edit", "project"),
+        ("add", "reservation"),
+        ("delete", "pool"),
+    ]
+    edit = AuditEntry.objects.get(what="edit")
+    assert (edit.who, edit.before["slots"], edit.after["slots"]) == ("root", 8, 4)
+    for labels in ('["no spaces please"]', '{"a": 1}', '"text"'):
+        admin.post("/admin/jobs/pool/add/", {"name": "wrong", "labels": labels}, follow=True)
+    assert not Pool.objects.filter(name="wrong").exists()
+
+
+def test_a_priority_set_here_is_written_down(admin: Any, job: Job) -> None:
+    management = {"history": 1, "attempts": 0}
+    page: dict[str, Any] = {"priority": 7}
+    for name, count in management.items():
+        page |= {f"{name}-TOTAL_FORMS": count, f"{name}-INITIAL_FORMS": count}
+    admin.post(f"{JOBS}{job.id}/change/", page, follow=True)
+    assert Job.objects.get(id=job.id).priority == 7
+    entry = AuditEntry.objects.get(what="priority")
+    assert (entry.kind, entry.name, entry.before, entry.after) == ("job", job.id, 0, 7)

@@ -7,16 +7,23 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 from django.contrib.auth.models import User
 from django.core.cache import cache
 from django.utils import timezone
 from jsonschema import Draft202012Validator
 from rest_framework.test import APIClient
 
-from jobs.models import Host, Job
+from jobs.models import Attempt, Host, Job, Pool, Status
+from jobs.queue import lifecycle
+from jobs.queue.silence import tell_of_silence
 from tests.jobs.test_calibration import PROFILE
+from tests.jobs.test_host_join import request as machine
 from tests.jobs.test_learned import ended, summary
+from tests.jobs.test_reporting import Node, fall_silent
 from tests.planner.wrong_specs import GOOD
+
+Api = Callable[[User | None], APIClient]
 
 PIPELINE = {"pp": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2}
 TOO_LARGE: dict[str, Any] = {
@@ -50,7 +57,7 @@ def closed(part: Any) -> Any:
 
 
 class Asked:
-    """Asks as the document says one may, and holds each answer against it. `operations`: those not asked yet."""
+    """Asks as the document says one may, and holds each answer against it. `operations`: where each is asked."""
 
     def __init__(self, document: Any) -> None:
         self._components = closed(document["components"])
@@ -64,36 +71,45 @@ class Asked:
 
     def __call__(self, client: APIClient, operation: str, body: object = None, *, code: int = 200, **names: str) -> Any:
         path, method = self.operations[operation]
-        answer = getattr(client, method)(path.format(**names), body, format="json")
+        return self.holds(operation, getattr(client, method)(path.format(**names), body, format="json"), code)
+
+    def holds(self, operation: str, answer: Any, code: int = 200) -> Any:
+        """What was answered, which is what the document says of it."""
         assert answer.status_code == code, answer.content
-        content = self._paths[path][method]["responses"][str(code)]["content"]["application/json"]["schema"]
-        validator = Draft202012Validator({**closed(content), "components": self._components})
-        problems = [
-            f"{operation}: {error.json_path}: {error.message[:300]}" for error in validator.iter_errors(answer.json())
-        ]
-        assert problems == []
+        path, method = self.operations[operation]
+        said = self._paths[path][method]["responses"][str(code)]
         self.unasked -= {operation}
+        if "content" not in said:
+            assert not answer.content
+            return None
+        schema = closed(said["content"]["application/json"]["schema"])
+        validator = Draft202012Validator({**schema, "components": self._components})
+        wrong = [f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(answer.json())]
+        assert wrong == [], operation
         return answer.json()
 
 
 def test_every_answer_is_what_the_document_says(
-    owner: User, staff: User, api: Callable[[User | None], APIClient], make_host: Callable[..., Host]
+    owner: User, staff: User, api: Api, make_host: Callable[..., Host], live_redis: redis.Redis
 ) -> None:
-    user, chief = api(owner), api(staff)
-    asked = Asked(user.get("/api/v1/schema").json())
+    asked = Asked(api(owner).get("/api/v1/schema").json())
     make_host()
     Host.objects.update(profile=PROFILE, profiled=timezone.now())
+    plans(asked, api(owner))
+    jobs(asked, api(owner), owner)
+    smaller(asked, api(owner))
+    hosts(asked, api(owner), api(staff), api(None))
+    runs(asked, api(owner))
+    queue(asked, api(owner), api(staff))
+    asked(api(owner), "getSchema")
+    asked(api(None), "listJobs", code=401)
+    assert asked.unasked == set(), "what a new operation answers is asked here too"
 
-    asked(user, "getSchema")
-    for plan in (
-        GOOD,
-        {**GOOD, "layout": {"dp": 3}},
-        {**GOOD, "layout": PIPELINE},
-        {**GOOD, "layout": "auto"},
-        TOO_LARGE,
-    ):
-        told = asked(user, "plan", plan)
-    assert told["suggestions"], "a plan that does not fit is among them"
+
+def plans(asked: Asked, user: APIClient) -> None:
+    for layout in (GOOD["layout"], {"dp": 3}, PIPELINE, "auto"):
+        asked(user, "plan", {**GOOD, "layout": layout})
+    assert asked(user, "plan", TOO_LARGE)["suggestions"], "a plan that does not fit is among them"
     assert asked(user, "searchPlans", SEARCH)["neighbours"]
     asked(user, "searchPlans", {"spec": []}, code=422)
     asked(user, "explainPlan", {"spec": GOOD})
@@ -101,6 +117,8 @@ def test_every_answer_is_what_the_document_says(
     asked(user, "listTemplates")
     asked(user, "listPresets")
 
+
+def jobs(asked: Asked, user: APIClient, owner: User) -> None:
     chosen = asked(user, "submitJob", {**GOOD, "layout": "auto"}, code=201)
     assert chosen["chosen"]["runners_up"]
     asked(user, "submitJob", {**GOOD, "layout": {"dp": 3}}, code=422)
@@ -109,26 +127,85 @@ def test_every_answer_is_what_the_document_says(
     asked(user, "requeueJob", job_id=chosen["id"])
     asked(user, "cancelJob", job_id=chosen["id"])
     run = ended(owner, {**summary(0.3), "losses": [{"step": 1, "loss": 4.0, "time": 1.0}]}, layout={"tp": 4})
-    assert asked(user, "getJob", job_id=run.job_id)["exit"]["summary"]["cells"]
+    detail = asked(user, "getJob", job_id=run.job_id)
+    assert detail["exit"]["summary"]["cells"]
+    assert detail["members"]
     assert len(asked(user, "listJobs")) == 2
     advice = asked(user, "adviseJob", job_id=run.job_id)
     assert advice["options"] or advice["unsure"]
     asked(user, "adviseJob", job_id=chosen["id"], code=409)
     asked(user, "getJob", job_id="nobodys", code=404)
 
-    asked(user, "listHosts")
+
+def smaller(asked: Asked, user: APIClient) -> None:
+    """A job that was lost, with more ranks than what is left has slots."""
+    large = {**GOOD, "layout": {"dp": 2, "tp": 2, "pp": 2}, "train": {"global_batch": 8, "micro_batches": 2}}
+    Host.objects.update(slots=8)
+    job = asked(user, "submitJob", large, code=201)["id"]
+    Attempt.objects.create(job_id=job, number=1, checkpoint=f"{job}/1/step-00000020", ended=timezone.now())
+    assert lifecycle.start({job: (1, "placed")})
+    assert lifecycle.change(job, 1, Status.LOST, "its host was given up")
+    asked(user, "offerSmaller", job_id=job, code=409)
+    Host.objects.update(slots=4)
+    assert asked(user, "offerSmaller", job_id=job)["ranks"] <= 4
+    asked(user, "runSmaller", job_id=job)
+    asked(user, "cancelJob", job_id=job)
+
+
+def hosts(asked: Asked, user: APIClient, staff: APIClient, nobody: APIClient) -> None:
+    made = asked(staff, "makeJoinToken", {"uses": 1, "note": "the new rack"}, code=201)
+    asked(nobody, "joinHost", machine("gpu-7", token=made["token"]), code=201)
+    asked(nobody, "joinHost", machine("gpu-7"))
+    asked(nobody, "joinHost", machine("gpu-8"), code=401)
+    (kept,) = asked(staff, "listJoinTokens")
+    asked(staff, "revokeJoinToken", key=kept["id"])
+    assert len(asked(user, "listHosts")) == 2
+    for client in (user, staff):
+        asked(client, "getHost", name="host-a")
     asked(user, "getHostProfile", name="host-a")
+    asked(staff, "drainHost", name="host-a")
+    asked(staff, "undrainHost", name="host-a")
     asked(user, "calibrateHost", name="host-a", code=403)
-    asked(chief, "calibrateHost", name="host-a", code=201)
-    asked(chief, "giveUpHost", name="host-a", code=409)
+    asked(staff, "calibrateHost", name="host-a", code=201)
+    asked(staff, "giveUpHost", name="host-a", code=409)
     Host.objects.update(last_seen=timezone.now() - timedelta(hours=1))
-    asked(chief, "giveUpHost", name="host-a")
-    asked(api(None), "listJobs", code=401)
-    assert asked.unasked == set(), "what a new operation answers is asked here too"
+    asked(staff, "giveUpHost", name="host-a")
+    asked(staff, "removeHost", name="gpu-7", code=204)
+
+
+def queue(asked: Asked, user: APIClient, staff: APIClient) -> None:
+    first, second = (asked(user, "submitJob", GOOD, code=201)["id"] for _ in range(2))
+    assert asked(user, "getQueue")["jobs"]
+    asked(user, "pauseQueue", code=403)
+    asked(staff, "pauseQueue")
+    asked(staff, "resumeQueue")
+    Pool.objects.create(name="racks")
+    asked(staff, "pausePool", name="racks")
+    asked(staff, "resumePool", name="racks")
+    asked(staff, "moveInQueue", {"before": first}, job_id=second)
+    asked(staff, "actOnQueue", {"action": "cancel", "jobs": [first]})
+    assert asked(staff, "listAudit")
+    asked(staff, "moveInQueue", {"to": "top"}, job_id=first, code=409)
+
+
+def runs(asked: Asked, user: APIClient) -> None:
+    opened = asked(user, "openRun", {"world_size": 2, "name": "by hand"}, code=201)
+    node = Node(opened["run"], opened["token"])
+    asked.holds("joinRun", node.join("gpu-7"))
+    asked.holds("reportRun", node.report())
+    where = asked.operations["meetRun"][0].format(run=node.run, attempt=1, node=0)
+    asked.holds("meetRun", node.client.post(where, {}, format="json", **node.headers))
+    asked.holds("sendBatch", node.batch())
+    asked.holds("sendBatch", node.batch(1, told=b"no batch"), 422)
+    asked(user, "giveUpRun", job_id=node.run, code=409)
+    fall_silent(node)
+    tell_of_silence()
+    asked(user, "giveUpRun", job_id=node.run)
+    asked.holds("reportRun", node.report(), 410)
 
 
 def test_a_job_that_an_older_version_stored_is_described_too(
-    owner: User, api: Callable[[User | None], APIClient], make_host: Callable[..., Host]
+    owner: User, api: Api, make_host: Callable[..., Host]
 ) -> None:
     """Fields that came later are missing from it: a client that trusts the document must not fall over."""
     client = api(owner)

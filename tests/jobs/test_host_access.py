@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,19 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
+from kombu import Connection, Consumer, Exchange, Queue
 
 from contracts.codec import checked_join
 from contracts.join import Joined
-from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, cancel_key, gang_key, host_queue, telemetry_stream
+from contracts.names import (
+    EVENTS_STREAM,
+    TASK_ACKNOWLEDGE,
+    cancel_key,
+    gang_key,
+    host_keys,
+    host_queue,
+    telemetry_stream,
+)
 from contracts.signing import entry
 from jobs.hosts import tokens
 from jobs.hosts.access import FAREWELL, Access
@@ -35,6 +45,7 @@ from tests.jobs.test_host_join import IDENTITIES, request
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from workers.host.join import worker_command
+from workers.host.transport import keys_below
 
 
 class Guest(NamedTuple):
@@ -240,6 +251,51 @@ def test_the_controller_mends_what_somebody_did_to_the_users(
     assert {name for name in names if name.startswith("meshboard")} == {user_of("host-a")}
 
 
+def test_an_order_that_was_taken_and_not_finished_is_given_back_with_the_host_s_own_rights(
+    guests: tuple[Guest, Guest], live_redis: redis.Redis
+) -> None:
+    a, _ = guests
+    Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=host_queue("host-a"), arguments=["somejob", 1])
+    deliver(live_redis)
+    options = {**keys_below(host_keys("host-a")), "visibility_timeout": -1}
+    taken: list[Any] = []
+    with Connection(
+        a.joined["redis_url"], transport="workers.host.transport:Transport", transport_options=options
+    ) as line:
+        channel = line.channel()
+        queue = Queue(host_queue("host-a"), Exchange(host_queue("host-a")), channel=channel)
+        with Consumer(channel, [queue], callbacks=[lambda _body, message: taken.append(message)]):
+            line.drain_events(timeout=10)
+            assert (len(taken), live_redis.llen(host_queue("host-a"))) == (1, 0)
+            channel.qos.restore_visible(interval=1)
+            line.drain_events(timeout=10)
+        assert [message.headers["task"] for message in taken] == [TASK_ACKNOWLEDGE] * 2
+        taken[1].ack()
+    assert {key.decode() for key in live_redis.keys("*unacked*")} <= {f"{host_keys('host-a')}unacked_index"}
+    own = {key for key in live_redis.keys("*") if not key.startswith(host_keys("host-a").encode())}
+    assert own <= {
+        b"_kombu.binding." + host_queue("host-a").encode(),
+        b"_kombu.binding_permanent." + host_queue("host-a").encode(),
+    }
+
+
+def test_users_that_redis_brought_from_an_older_file_are_set_right(
+    guests: tuple[Guest, Guest], redis_service: RedisServer, live_redis: redis.Redis
+) -> None:
+    """As a Redis with an aclfile does when it starts."""
+    access = Access()
+    access.keep(live_redis)
+    redis_service.stop(signal.SIGKILL)
+    redis_service.start()
+    live_redis.execute_command("ACL SETUSER", user_of("host-a"), "on", "nopass", "+@all", "~*")
+    live_redis.execute_command("ACL SETUSER", user_of("host-b"), "on", "nopass")
+    access.keep(live_redis)
+    for guest in guests:
+        assert guest.redis.llen(host_queue(guest.name)) == 0
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            guest.redis.flushall()
+
+
 @contextmanager
 def worker(guest: Guest, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The host's own, as `workers.host.join` leaves it."""
@@ -255,8 +311,9 @@ def worker(guest: Guest, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("away_s", [0, pytest.param(45, marks=pytest.mark.slow)])
 def test_redis_killed_and_back_empty_a_host_is_back_within_ten_seconds(
-    redis_service: RedisServer, live_redis: redis.Redis, tmp_path: Path
+    redis_service: RedisServer, live_redis: redis.Redis, tmp_path: Path, away_s: int
 ) -> None:
     """Its user was lost with everything else; the controller's next tick makes it again."""
     guest, access = admitted("host-a"), Access()
@@ -277,12 +334,14 @@ def test_redis_killed_and_back_empty_a_host_is_back_within_ten_seconds(
         redis_service.stop(signal.SIGKILL)
         for left in tmp_path.glob("redis/*.rdb"):
             left.unlink()
+        time.sleep(away_s)
         redis_service.start()
+        back = time.monotonic()
         assert live_redis.acl_users() == ["default"]
         wait_until(heard, "the host is heard again", 10)
         Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=host_queue("host-a"), arguments=["somejob", 1])
         deliver(live_redis)
-        wait_until(taken, "the host takes orders again", 10)
+        wait_until(taken, "the host takes orders again", 10 - (time.monotonic() - back))
     text = (tmp_path / "worker.log").read_text()
     assert "NOPERM" not in text
     assert "no permissions" not in text.lower()

@@ -16,6 +16,7 @@ from jobs.hosts.grid import MOST_IN_LEGEND, grid
 from jobs.hosts.state import state_of
 from jobs.hosts.versions import differs, versions_of
 from jobs.models import Host, JoinToken, Member, SlotAllocation
+from jobs.planning.hardware import known_hosts
 from jobs.queue import actions
 from jobs.queue.events import drain
 from jobs.queue.scheduler import schedule
@@ -164,12 +165,14 @@ def test_over_rest_a_host_is_drained_taken_back_and_removed(
     two_jobs: tuple[str, str], staff: User, api: Callable[..., Any], live_redis: redis.Redis
 ) -> None:
     asked = api(staff)
+    Host.objects.update(profile={})
     assert asked.post("/api/v1/hosts/host-a/drain").json()["state"] == "drained"
     assert asked.post("/api/v1/hosts/host-a/undrain").json()["drained"] is False
     assert asked.post("/api/v1/hosts/host-a/remove").status_code == 409
     silent(Host.objects.get(name="host-a"))
     assert asked.post("/api/v1/hosts/host-a/give-up").json() == {"lost": 1}
     assert asked.post("/api/v1/hosts/host-a/remove").status_code == 204
+    assert list(known_hosts().values_list("name", flat=True)) == ["host-b"], "nor is it planned for"
     for path in ("", "/profile"):
         assert asked.get(f"/api/v1/hosts/host-a{path}").status_code == 404
     assert [host["name"] for host in asked.get("/api/v1/hosts").json()] == ["host-b"]

@@ -211,7 +211,7 @@ def play(game: type[QueueMachine], examples: int, steps: int) -> None:
 
 
 def test_a_few_games(game: type[QueueMachine]) -> None:
-    play(game, examples=4, steps=20)
+    play(game, examples=2, steps=12)
 
 
 @pytest.mark.slow

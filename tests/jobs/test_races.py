@@ -107,14 +107,16 @@ def test_a_priority_saved_from_an_old_page_undoes_no_placement(racer: User) -> N
     page = Job.objects.get(id=job.id)  # as the form was shown
     schedule()
     page.priority = 7
-    site.get_model_admin(Job).save_model(RequestFactory().post("/"), page, None, True)
+    request = RequestFactory().post("/")
+    request.user = racer
+    site.get_model_admin(Job).save_model(request, page, None, True)
     job.refresh_from_db()
     assert (job.status, job.priority) == (Status.STARTING, 7)
     schedule()
     host = Host.objects.get()
     Host.objects.update(sequence=9, drained=False)
     host.drained = True
-    site.get_model_admin(Host).save_model(RequestFactory().post("/"), host, None, True)
+    site.get_model_admin(Host).save_model(request, host, None, True)
     host.refresh_from_db()
     assert (host.sequence, host.drained) == (9, True)
 

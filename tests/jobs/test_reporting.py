@@ -452,3 +452,41 @@ def test_plain_http_is_for_this_machine_alone(
     assert opened.status_code == (201 if status == 200 else 403)
     if status == 403:
         assert "HTTPS" in opened.json()["errors"][0]["message"]
+
+
+def test_its_page_says_where_it_runs_and_offers_nothing_that_only_launched_jobs_have(
+    node: Node, owner: User, stranger: User, client: Any
+) -> None:
+    client.force_login(owner)
+    text = client.get(f"/jobs/{node.run}/").content.decode()
+    assert 'Launched elsewhere on <span id="where">gpu-7</span>' in text
+    assert "Run again" not in text
+    forms = {line.split('id="')[1].split('"')[0]: line for line in text.splitlines() if "<form id=" in line}
+    assert "hidden" in forms["requeue-form"]
+    assert "data-may-not" in forms["requeue-form"]
+    assert "data-may-not" not in forms["give-up-form"]
+    for panel in ("traffic-title", "collectives-title", "proof-title", "log-title"):
+        assert panel in text
+    for panel in ("advice-title", "checkpoints-title", "fidelity-title"):
+        assert panel not in text
+    client.force_login(stranger)
+    assert client.get(f"/jobs/{node.run}/").status_code == 404
+    assert client.post(f"/jobs/{node.run}/give-up/").status_code == 404
+
+
+def test_with_a_spec_its_page_has_the_difference(open_run: Callable[..., Any], owner: User, client: Any) -> None:
+    client.force_login(owner)
+    text = client.get(f"/jobs/{open_run(spec=SPEC)['run']}/").content.decode()
+    assert "fidelity-title" in text
+    assert "Meshboard's own trainer" in text
+
+
+def test_a_silent_run_is_given_up_on_its_page(node: Node, owner: User, client: Any) -> None:
+    client.force_login(owner)
+    node.report()
+    client.post(f"/jobs/{node.run}/give-up/")
+    assert job_of(node).status == Status.RUNNING, "it speaks"
+    fall_silent(node)
+    tell_of_silence()
+    assert client.post(f"/jobs/{node.run}/give-up/").status_code == 302
+    assert job_of(node).status == Status.LOST

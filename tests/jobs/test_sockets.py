@@ -16,11 +16,13 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
+from django.utils import timezone
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from contracts.names import telemetry_stream
-from jobs.models import Job, Status
+from jobs.live.consumers import positions
+from jobs.models import Attempt, Job, Member, Status
 from jobs.queue import actions, lifecycle
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
@@ -73,10 +75,12 @@ def cookie_of(username: str) -> dict[str, str]:
     return {"Cookie": f"sessionid={jar['sessionid'].value}"}
 
 
-def put(client: redis.Redis, job: Job, number: int, maxlen: int | None = None) -> str:
+def put(client: redis.Redis, job: Job, number: int, maxlen: int | None = None, node: int = 0) -> str:
     item = {"kind": "log", "rank": 0, "time": 0.0, "first": number, "lines": [f"line {number}"]}
     batch = {"v": 1, "job": job.id, "attempt": 1, "time": 0.0, "items": [item]}
-    entry: Any = client.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb(batch)}, maxlen=maxlen, approximate=False)
+    entry: Any = client.xadd(
+        telemetry_stream(job.id, 1, node), {"b": msgpack.packb(batch)}, maxlen=maxlen, approximate=False
+    )
     return str(entry.decode())
 
 
@@ -118,6 +122,37 @@ def test_history_is_replayed_then_live_entries_follow_without_gap_or_repetition(
             assert again == list(range(750, 760))
 
     asyncio.run(watch())
+
+
+def test_each_member_of_a_gang_is_followed_from_where_the_browser_was_in_its_stream(
+    server: Server, redis_service: RedisServer, job: Job
+) -> None:
+    client = redis_service.client()
+    attempt = Attempt.objects.create(job=job, number=1)
+    for node in (0, 1):
+        Member.objects.create(
+            attempt=attempt, node=node, host_name=f"h{node}", first_rank=node, num_ranks=1, ordered=timezone.now()
+        )
+    ids = {node: [put(client, job, 10 * node + number, node=node) for number in range(3)] for node in (0, 1)}
+    headers = cookie_of("owner")
+
+    async def watch(query: str, lines: int) -> dict[int, list[int]]:
+        seen: dict[int, list[int]] = {0: [], 1: []}
+        async with connect(server.url(job.id, query), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
+            while sum(map(len, seen.values())) < lines:
+                message = msgpack.unpackb(await asyncio.wait_for(socket.recv(), 15))
+                for _, packed in message.get("entries", []):
+                    seen[message["node"]] += [item["first"] for item in msgpack.unpackb(packed)["items"]]
+        return seen
+
+    assert asyncio.run(watch("", 6)) == {0: [0, 1, 2], 1: [10, 11, 12]}
+    after = f"?attempt=1&after=0:{ids[0][0]},1:{ids[1][1]}"
+    assert asyncio.run(watch(after, 3)) == {0: [1, 2], 1: [12]}
+
+
+@pytest.mark.parametrize("text", ["", "0:", "x:1-0", "0:1-0,", "0:1-0,1", "-1:1-0", "0:99999999999999999999-0"])
+def test_a_position_that_is_none_is_refused(text: str) -> None:
+    assert positions(text) is None
 
 
 def test_trimmed_history_is_said_to_be_a_gap(server: Server, redis_service: RedisServer, job: Job) -> None:

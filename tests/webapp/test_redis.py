@@ -38,6 +38,14 @@ def fill(client: redis.Redis) -> None:
         client.rpush("filler", b"x" * 100_000)
 
 
+@pytest.mark.parametrize(
+    ("kind", "version", "gives"),
+    [("Redis", "6.2.21", False), ("Redis", "7.0.15", True), ("Redis", "10.0.0", True), ("Valkey", "7.2.11", True)],
+)
+def test_one_too_old_to_give_hosts_rights_is_known(kind: str, version: str, gives: bool) -> None:
+    assert RedisVersion(kind, version).gives_rights is gives
+
+
 def test_the_limit_is_written_to_its_configuration(tmp_path: Path) -> None:
     redis_command(tmp_path, 1234, "word", "256mb")
     assert "\nmaxmemory 256mb\nmaxmemory-policy noeviction\n" in (tmp_path / "redis.conf").read_text()

@@ -58,9 +58,11 @@ class JobCheckpoints:
             UserError: an earlier attempt told of one, and no host of this one has it: nothing is begun anew in silence.
         """
         across.bring(self._place.root / self._place.job, self._group)
-        found = on_first_rank(self._found, self._group)  # all ranks try the same ones, whatever comes and goes on disk
-        if not found:
+        # All ranks try the same ones, whatever comes and goes on disk, each below its own host's root.
+        names = on_first_rank(self._names, self._group)
+        if not names:
             return 0
+        found = [Checkpoint(self._place.root / name, step) for name, step in names]
         trainer, where = self._trainer, self._trainer.mesh.place
         return restore(self._spec, where, trainer.part, trainer.optimizer, found, self._group, self._say)
 
@@ -70,6 +72,12 @@ class JobCheckpoints:
     def close(self) -> None:
         """Wait for what is still being written."""
         self._saver.close()
+
+    def _names(self) -> list[tuple[str, int]]:
+        """Each below the root, and its steps."""
+        root = self._place.root
+        bases = [(one, root if one.path.is_relative_to(root) else root.resolve()) for one in self._found()]
+        return [(one.name(base), one.step) for one, base in bases]
 
     def _found(self) -> list[Checkpoint]:
         own = folder.complete_below(self._place.root / self._place.job)[::-1]

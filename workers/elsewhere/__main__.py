@@ -23,10 +23,11 @@ from contracts.fields import HOST_NAME
 from workers.elsewhere.command import CommandError, Launch, understand
 from workers.elsewhere.joining import Asked, Joining, Run
 from workers.elsewhere.terminal import say, shell_code
-from workers.elsewhere.watch import Place, Watch
+from workers.elsewhere.watch import Place, Told, Watch
 from workers.host.supervisor.line.https import BadUrlError, Board
 
 USAGE = 2
+AXES = ("dp", "pp", "cp", "tp")
 NOT_STARTED = 127
 RUN = re.compile(r"([a-z2-7]{1,16}):([A-Za-z0-9_-]{20,200})")
 COUNT = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else __import__('os').cpu_count())"
@@ -43,7 +44,7 @@ class Plan(NamedTuple):
     place: Place
     board: Board
     asked: Asked
-    kind: str
+    told: Told
 
 
 def main() -> int:
@@ -64,7 +65,7 @@ def main() -> int:
 
 async def _watch(plan: Plan, folder: Path) -> int:
     joining = Joining(plan.board, plan.asked, say)
-    return await Watch(plan.launch, plan.place, plan.board, joining, folder, plan.kind).run()
+    return await Watch(plan.launch, plan.place, plan.board, joining, folder, plan.told).run()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,7 +101,7 @@ def _plan(options: argparse.Namespace, environment: Mapping[str, str], folder: P
         raise WrongUseError(f"--node {node}: the command has {launch.nodes} nodes, from 0")
     name = options.node_name or _node_name(environment, launch, node)
     request = _request(options, environment, launch)
-    return Plan(launch, Place(node, name), board, _asked(options, environment, request), _kind(request))
+    return Plan(launch, Place(node, name), board, _asked(options, environment, request), _told(request))
 
 
 def _request(options: argparse.Namespace, environment: Mapping[str, str], launch: Launch) -> dict[str, Any]:
@@ -147,8 +148,13 @@ def _needed(environment: Mapping[str, str], variable: str, option: str) -> str:
     return found
 
 
-def _kind(request: dict[str, Any]) -> str:
-    return "train" if "spec" in request else "script"
+def _told(request: dict[str, Any]) -> Told:
+    if "spec" not in request:
+        return Told("script", "")
+    layout = request["spec"].get("layout") if isinstance(request["spec"], dict) else None
+    degrees = layout if isinstance(layout, dict) else {}
+    used = [axis for axis in AXES if degrees.get(axis, 1) != 1]
+    return Told("train", used[0] if len(used) == 1 else "world")
 
 
 def _key_of_slurm(environment: Mapping[str, str]) -> str | None:

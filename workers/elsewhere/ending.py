@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 from workers.host.files import BadFileError, read_json
+from workers.host.lost_peer import LOST_PEER
 from workers.host.supervisor.ending import Failure, plain
 from workers.host.supervisor.logfile import run_folder
 
@@ -24,7 +25,8 @@ def first_failure(line: str, logs: Path, ranks: range) -> Failure | None:
     if local >= len(ranks) or abs(code) >= 2**31:
         return None
     killed_by = _signal_name(-code) if code < 0 else None
-    return Failure(ranks[local], code, killed_by, _last_word(logs, local))
+    message, when = _last_word(logs, local)
+    return Failure(ranks[local], code, killed_by, message, when, LOST_PEER.search(message) is not None)
 
 
 def how_it_ended(program: str, code: int, steps: int) -> str:
@@ -33,17 +35,18 @@ def how_it_ended(program: str, code: int, steps: int) -> str:
     return f"{program} {how}" + (f" after step {steps}" if steps else "")
 
 
-def _last_word(logs: Path, local: int) -> str:
-    """The message that a rank left where torchrun told it to (workers.meter.ending)."""
+def _last_word(logs: Path, local: int) -> tuple[str, float | None]:
+    """The message that a rank left where torchrun told it to (workers.meter.ending), and when, unix seconds."""
     run = run_folder(logs)
     if run is None:
-        return ""
+        return "", None
     try:
-        told = read_json(logs / run / "attempt_0" / str(local) / "error.json")
-        message = told["message"]["message"]
-    except (BadFileError, OSError, TypeError, KeyError):
-        return ""
-    return plain(message if isinstance(message, str) else json.dumps(message))
+        told = read_json(logs / run / "attempt_0" / str(local) / "error.json")["message"]
+        message, when = told["message"], told["extraInfo"].get("time_s")
+    except (BadFileError, OSError, TypeError, KeyError, AttributeError):
+        return "", None
+    known = isinstance(when, int | float) and 0 < when < 2**40
+    return plain(message if isinstance(message, str) else json.dumps(message)), float(when) if known else None
 
 
 def _signal_name(number: int) -> str:

@@ -25,6 +25,7 @@ from workers.host.attempts import AttemptDir
 from workers.host.processes import COOKIE, sweep
 from workers.host.sandbox import PACKAGES
 from workers.host.supervisor.board import Board as Waiting
+from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.ending import Ended, exit_report
 from workers.host.supervisor.line import LineError
 from workers.host.supervisor.line.https import Board
@@ -39,6 +40,7 @@ BATCH_S = 0.5  # a request of its own each
 TAIL_S = 0.25
 HEARTBEAT_S = 5.0
 SEE_CANCEL_S = 1.0
+CLOCK_S = 30.0
 TERM_GRACE_S = 10.0
 FAREWELL_S = 30.0
 QUIET_S = 2.0  # of these before the user is told what is waited for
@@ -56,22 +58,29 @@ class Place(NamedTuple):
     name: str
 
 
+class Told(NamedTuple):
+    """What the board is told of the run. `kind`: of job. `compared`: what its prediction calls a group of all ranks,
+    empty where there is none."""
+
+    kind: str
+    compared: str
+
+
 class Watch:
     """From the command's start to its end."""
 
-    def __init__(self, launch: Launch, place: Place, board: Board, joining: Joining, folder: Path, spec: str) -> None:
-        """`spec`: the kind of job that the board takes it for."""
+    def __init__(self, launch: Launch, place: Place, board: Board, joining: Joining, folder: Path, told: Told) -> None:
         self._launch, self._place, self._board, self._joining = launch, place, board, joining
         self._folder, self._logs = folder, folder / "logs"
         self._order = LaunchOrder(
             v=VERSION,
             job=LOCAL,
             attempt=1,
-            spec={"kind": spec},
+            spec={"kind": told.kind},
             slots=list(range(launch.nodes * launch.ranks)),
             expires=0.0,
         )
-        self._waiting, self._tally = Waiting(), Tally()
+        self._waiting, self._tally, self._clock = Waiting(), Tally(), BoardClock()
         self._node: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tail: LogTail | None = None
         self._line: HttpLine | None = None
@@ -80,6 +89,7 @@ class Watch:
         self._over = asyncio.Event()
         self._signalled: int | None = None
         self._ended_by: Outcome | None = None
+        self._compared = told.compared
         self._cookie = f"meter-{secrets.token_hex(6)}"
 
     async def run(self) -> int:
@@ -96,7 +106,12 @@ class Watch:
             self._is_node(self._place.node)
         connecting = asyncio.create_task(self._connect())
         tail = asyncio.create_task(self._tail_forever())
-        regular = ((self._send, BATCH_S), (self._report, HEARTBEAT_S), (self._see_cancel, SEE_CANCEL_S))
+        regular = (
+            (self._send, BATCH_S),
+            (self._report, HEARTBEAT_S),
+            (self._see_cancel, SEE_CANCEL_S),
+            (self._set_clock, CLOCK_S),
+        )
         others = [asyncio.create_task(steadily(work, pause_s)) for work, pause_s in regular]
         code = await asyncio.to_thread(self._command.wait)
         self._over.set()
@@ -118,6 +133,8 @@ class Watch:
             environment["PYTHONPATH"] = os.pathsep.join(paths)
         if self._launch.apart:
             environment.setdefault("PYTHONUNBUFFERED", "1")  # a rank's words go through a file to the terminal
+        if self._compared:
+            environment["MESHBOARD_COMPARE"] = self._compared
         return {**environment, "MESHBOARD_TELEMETRY": str(socket), COOKIE: f"{self._cookie}/1"}
 
     def _pass_on(self, number: int) -> None:
@@ -136,11 +153,13 @@ class Watch:
             say(f"the board refuses this run ({error}): training goes on, and nobody is told of it")
             return
         self._line = HttpLine(self._board, who, say)
-        self._publisher = Publisher(who.run, who.attempt, self._waiting, self._line)
+        self._publisher = Publisher(who.run, who.attempt, self._waiting, self._line, self._place.name, self._clock)
+        await self._set_clock()
         await self._report()
 
     def _is_node(self, node: int) -> None:
         first = node * self._launch.ranks
+        self._tally = Tally(first)
         self._tail = LogTail(self._logs, range(first, first + self._launch.ranks), LOG_BYTES, frozenset({os.geteuid()}))
         self._node.set_result(node)
 
@@ -155,6 +174,7 @@ class Watch:
             if item["kind"] == "gap" or not self._is_ours(item["rank"]):
                 self._waiting.lose(1)
                 continue
+            item["time"] += self._clock.offset_s
             began = not self._tally.training
             self._tally.add(item)
             self._waiting.add(item)
@@ -169,7 +189,13 @@ class Watch:
             over = self._over.is_set()
             if self._tail is not None:
                 for item in await asyncio.to_thread(self._tail.read, final=over):
+                    item["time"] += self._clock.offset_s
                     self._waiting.add(item)
+
+    async def _set_clock(self) -> None:
+        if self._line is not None:
+            with contextlib.suppress(LineError):
+                await self._clock.measure(self._line.now)
 
     async def _send(self) -> None:
         if self._publisher is not None:
@@ -216,7 +242,7 @@ class Watch:
         if ended_by is None and failure is None and code != 0:
             program = PurePath(self._launch.argv[0]).name
             ended_by, reason = "failed", how_it_ended(program, code, self._tally.steps)
-        ended = Ended(code, failure, ended_by, reason, started)
+        ended = Ended(code, failure, ended_by, reason, started, self._clock.offset_s)
         return exit_report(AttemptDir(self._folder, LOCAL, 1), self._order, ended, self._tally, tail)
 
     async def _say_goodbye(self, connecting: asyncio.Task[None], told: ExitReport) -> None:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 settings, note = isolated(host_settings())
 
-app = Celery("meshboard-host", broker=settings.redis_url)
+app = Celery("meshboard-host", broker=settings.redis_url, amqp="workers.host.transport:AMQP")
 app.conf.update(
     accept_content=["json"],
     task_serializer="json",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import socket
 import stat
@@ -27,17 +26,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from workers.host.address import LOOPBACK
 from workers.host.files import write_json
+from workers.host.lost_peer import LOST_PEER
 from workers.host.rendezvous import BACKEND, Known, Meeting, lead, meet
 
 MAX_TOLD_BYTES = 2**20
 MAX_MESSAGE = 2_000  # characters
 MAX_TRACEBACK = 8_000
-# What a rank says that lost a peer: the peer is the cause.
-LOST_PEER = re.compile(
-    r"(closed|reset) by peer|broken pipe|connection (was )?(closed|reset|aborted|timed out)"
-    r"|no route to host|network is unreachable|timed out waiting",
-    re.IGNORECASE,
-)
 
 
 class Logs(DefaultLogsSpecs):

@@ -14,10 +14,14 @@ from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
+import kombu
+from celery.app import amqp
 from kombu.transport import redis
 from redis.exceptions import DataError, RedisError
 
 log = logging.getLogger(__name__)
+
+LONGEST_PAUSE_S = 4.0
 
 
 class QoS(redis.QoS):
@@ -98,6 +102,19 @@ def keys_below(prefix: str) -> dict[str, str]:
         "keyprefix_binding_deadlines": f"{prefix}binding_deadlines",
         "keyprefix_binding_permanent": f"{prefix}binding_permanent.%s",
     }
+
+
+class Connection(kombu.Connection):
+    """Asks every few seconds for a Redis that is away, however long it has been; kombu's pauses grow to 30."""
+
+    def ensure_connection(self, *arguments: Any, **named: Any) -> Any:
+        return super().ensure_connection(*arguments, **{"interval_max": LONGEST_PAUSE_S, **named})
+
+
+class AMQP(amqp.AMQP):
+    """Celery's way to its broker, with our connections."""
+
+    Connection = Connection
 
 
 class Transport(redis.Transport):

@@ -51,14 +51,16 @@ def main() -> int:
         return fail(str(error), 2)
     rank = int(os.environ.get("RANK", "0"))
     recorder = Recorder(rank)
-    meter_every_group(recorder)
+    # Of a run whose prediction is known: what that calls a group of all ranks.
+    compared = os.environ.get("MESHBOARD_COMPARE", "")
+    meter_every_group(recorder, compared or "world")
     count_steps(recorder)
     if options.telemetry:
         exporter = Exporter(recorder, options.telemetry, options.job, options.attempt)
         exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
         atexit.register(exporter.close)
-        if rank == 0:
-            told = StepsTold(recorder, exporter)
+        if rank == 0 or compared:
+            told = StepsTold(recorder, exporter, exact=bool(compared))
             register_optimizer_step_post_hook(told.sometimes)
             atexit.register(told.now)  # before the exporter closes
     elif rank == 0:
@@ -89,13 +91,16 @@ def count_steps(recorder: Recorder) -> RemovableHandle:
 
 
 class StepsTold:
-    """Tells the supervisor how many optimiser steps have ended, not at each of them."""
+    """Tells the supervisor how many optimiser steps have ended, not at each of them; if `exact` with what they sent."""
 
-    def __init__(self, recorder: Recorder, exporter: Exporter) -> None:
-        self._recorder, self._exporter = recorder, exporter
+    def __init__(self, recorder: Recorder, exporter: Exporter, *, exact: bool) -> None:
+        self._recorder, self._exporter, self._exact = recorder, exporter, exact
+        self._cells: list[Cell] = []  # as the last step ended
         self._steps, self._at = 0, -STEPS_TOLD_S
 
     def sometimes(self, *_: object) -> None:
+        if self._exact:
+            self._cells = [cell for cell in self._recorder.cells() if cell["phase"] == "step"]
         if time.monotonic() - self._at >= STEPS_TOLD_S:
             self.now()
 
@@ -105,6 +110,8 @@ class StepsTold:
             return
         self._steps, self._at = steps, time.monotonic()
         item = PhaseItem(kind="phase", rank=self._recorder.rank, time=time.time(), phase="step", steps=steps)
+        if self._exact:
+            item["cells"] = self._cells
         self._exporter.send(item)
 
 

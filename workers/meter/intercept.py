@@ -20,10 +20,10 @@ UNNAMED = re.compile(r"|undefined|default_pg|mesh_default|mesh_dim_\d+")
 MAX_NAME = 60  # characters
 
 
-def meter_every_group(recorder: Recorder) -> None:
+def meter_every_group(recorder: Recorder, whole: str = "world") -> None:
     """From now on each group that anybody makes over gloo or NCCL is counted.
 
-    Under the name that its mesh axis or `group_desc` gives it, else under the words for its ranks.
+    Under the name that its mesh axis or `group_desc` gives it, else under the words for its ranks, `whole` for all.
     """
 
     def replace(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
@@ -31,22 +31,22 @@ def meter_every_group(recorder: Recorder) -> None:
         if not devices:
             return group
         name, world_size = name_of(group), dist.get_world_size() if dist.is_initialized() else len(ranks)
-        recorder.name_group(name, given_name(group.group_desc) or words_for(ranks, world_size))
+        recorder.name_group(name, given_name(group.group_desc) or words_for(ranks, world_size, whole))
         return MeteredGroup(group, name, recorder, devices)
 
     on_each_new_group(replace)
-    _name_mesh_axes(recorder)
+    _name_mesh_axes(recorder, whole)
     if torch.cuda.is_available():
         coalesce_metered_p2p()
 
 
-def _name_mesh_axes(recorder: Recorder) -> None:
+def _name_mesh_axes(recorder: Recorder, whole: str) -> None:
     """A mesh axis as large as the world takes the default group, which had no name yet: let it have the axis's."""
     make, make_from = DeviceMesh.__init__, DeviceMesh.from_group
 
     def name(mesh: DeviceMesh) -> None:
         for axis, group in axis_groups(mesh):
-            if recorder.axis_of(group) == "world":
+            if recorder.axis_of(group) == whole:
                 recorder.name_group(group, printable(axis))
 
     @functools.wraps(make)
@@ -73,10 +73,10 @@ def printable(name: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in name[:MAX_NAME])
 
 
-def words_for(ranks: list[int], world_size: int) -> str:
-    """A group in words: "world", "ranks 0-3", "ranks 0,2,4,6", "ranks 0,8..56 (8)"."""
+def words_for(ranks: list[int], world_size: int, whole: str = "world") -> str:
+    """A group in words: "world" or what `whole` says, "ranks 0-3", "ranks 0,2,4,6", "ranks 0,8..56 (8)"."""
     if len(ranks) == world_size:
-        return "world"
+        return whole
     first, last = ranks[0], ranks[-1]
     if len(ranks) > 1 and ranks == list(range(first, last + 1)):
         return f"ranks {first}-{last}"

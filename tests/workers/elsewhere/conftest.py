@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import psutil
 import pytest
 
 from contracts.names import telemetry_stream
@@ -43,10 +44,19 @@ class Metered:
         return int((self._folder / f"enough.{rank}").read_text())
 
 
-def torchrun(folder: Path, code: int = 0) -> list[str]:
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *meeting]
-    return [*launcher, str(SCRIPT), f"{folder}/enough", str(code)]
+def torchrun(folder: Path, code: int = 0, endpoint: str = "127.0.0.1:0", nodes: int = 1) -> list[str]:
+    """Two ranks on one node, or one on each of two, whose order is torchrun's to decide."""
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        str(nodes),
+        "--nproc-per-node",
+        str(2 // nodes),
+    ]
+    return [*launcher, *meeting, str(SCRIPT), f"{folder}/enough", str(code)]
 
 
 @contextlib.contextmanager
@@ -63,7 +73,19 @@ def metered(
     argv = [sys.executable, "-m", "workers.elsewhere", "--ca-file", str(board.ca), *options, "--"]
     log = folder / "terminal.log"
     with running([*argv, *(command or torchrun(folder, code))], environment, log, ROOT) as process:
-        yield Metered(folder, process, log)
+        try:
+            yield Metered(folder, process, log)
+        finally:
+            for left in _below(process.pid):  # in groups and sessions of their own
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    left.kill()
+
+
+def _below(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def items(board: TlsBoard, run: str, kind: str, node: int = 0) -> list[Any]:
@@ -72,7 +94,7 @@ def items(board: TlsBoard, run: str, kind: str, node: int = 0) -> list[Any]:
     return [item for batch in batches for item in batch["items"] if item["kind"] == kind]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def serving(board: TlsBoard) -> Iterator[TlsBoard]:
     with board.serving():
         yield board

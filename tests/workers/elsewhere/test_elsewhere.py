@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from contracts.names import telemetry_stream
 from tests.support.processes import wait_until
 from tests.support.tls import TlsBoard
-from tests.workers.elsewhere.conftest import items, metered
+from tests.workers.elsewhere.conftest import items, metered, torchrun
 from tests.workers.elsewhere.train import NUMBERS
+from webapp.runner import free_port
 
 
 def lines(board: TlsBoard, run: str, rank: int) -> list[str]:
@@ -50,13 +52,24 @@ def test_a_run_by_hand_is_on_the_board_whole_though_the_board_was_restarted(boar
     assert run.terminal.count("the board answers again") == 1
 
 
-def test_the_rank_that_failed_is_named_with_its_word_and_the_exit_code_is_the_commands(
-    serving: TlsBoard, tmp_path: Path
-) -> None:
+def test_of_two_nodes_the_rank_that_failed_is_named_with_its_word(serving: TlsBoard, tmp_path: Path) -> None:
     (tmp_path / "enough").touch()
-    with metered(serving, tmp_path, "--name", "fails", code=1) as run:
-        assert run.process.wait(90) == 1, run.terminal
-    exit_report = serving.wait_for("fails", "failed")["exit"]
-    assert (exit_report["rank"], exit_report["exit_code"]) == (1, 1)
-    assert "ValueError: the loss is wrong" in exit_report["reason"]
-    assert any("ValueError" in line for line in exit_report["log_tail"])
+    command = torchrun(tmp_path, 1, f"127.0.0.1:{free_port()}", nodes=2)
+    with contextlib.ExitStack() as stack:
+        folders = {name: tmp_path / name for name in ("one", "other")}
+        started = []
+        for name, folder in folders.items():
+            folder.mkdir()
+            options = ("--name", "two nodes", "--key", "two nodes", "--node-name", name)
+            started.append(stack.enter_context(metered(serving, folder, *options, command=command)))
+        codes = [run.process.wait(90) for run in started]
+        assert 1 in codes, [run.terminal for run in started]
+    job = serving.wait_for("two nodes", "failed")
+    assert (job["exit"]["rank"], job["exit"]["exit_code"]) == (1, 1)
+    assert "ValueError: the loss is wrong" in job["exit"]["reason"]
+    assert any("ValueError" in line for line in job["exit"]["log_tail"])
+    assert [(member["node"], member["first_rank"]) for member in job["members"]] == [(0, 0), (1, 1)]
+    assert {member["host"] for member in job["members"]} == {"one", "other"}
+    for node in (0, 1):
+        ranks = {item["rank"] for item in items(serving, job["id"], "traffic", node)}
+        assert ranks == {node}, "each node tells of its own rank"

@@ -32,6 +32,8 @@ def main() -> int:
     Path(f"{enough}.{rank}").write_text(str(steps))
     if code and rank == 1:
         raise ValueError("the loss is wrong")
+    if code:
+        dist.all_reduce(last)  # which nobody answers
     dist.destroy_process_group()
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -58,6 +59,14 @@ def test_one_that_is_told_to_goes_on(went_on: Ran) -> None:
     assert len(went_on.of_kind("step")) == WILD["steps"]
     assert len(went_on.of_kind("verdict")) == 1
     assert 0 < len(went_on.of_kind("eval")) < WILD["steps"], "a validation that is no number is not sent"
+
+
+def test_a_validation_that_is_no_number_ends_the_run_too(tmp_path: Path) -> None:
+    spec = make_spec({}, **{**WILD, "steps": 3, "learning_rate": 0.001, "weight_decay": 0.0})
+    ran = run(spec, tmp_path / "checkpoints", module="tests.workers.checkpoint.unsure")
+    assert ran.problem is not None
+    assert ran.problem.startswith("validation loss is nan at step 1; learning rate 0.001 (")
+    assert len(ran.of_kind("step")) == 1
 
 
 def test_no_item_carries_what_is_no_number(stopped: Ran, went_on: Ran) -> None:

@@ -142,7 +142,12 @@ const FOLD = {
   step: foldStep,
   eval: (state, item) => state.evalLosses.set(item.step, item.loss),
   phase(state, item, node) {
-    rankState(state, item.rank, node).phase = item.phase;
+    const rank = rankState(state, item.rank, node);
+    rank.phase = item.phase;
+    if (item.cells !== undefined) {
+      rank.exactStep = item.steps - 1; // its phase "step" begins when the first one has ended
+      rank.exactCells = item.cells;
+    }
     // Of a script, which has no step items.
     if (item.rank === 0 && item.steps !== undefined) state.progress = { step: item.steps, steps: null, rate: null };
   },

@@ -99,6 +99,8 @@ class Tally:
             self.training = self.training or item["phase"] == "step"
             if item["rank"] == self._first_rank and "steps" in item:
                 self.steps = self._ran = item["steps"]
+                if "cells" in item:  # its phase "step" begins when the first step has ended
+                    self._ran = max(0, self.steps - 1)
         elif item["kind"] == "profile":
             self._profile = item["profile"]
         elif item["kind"] == "lab":

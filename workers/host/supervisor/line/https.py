@@ -39,13 +39,19 @@ class Answer(NamedTuple):
     @property
     def problem(self) -> str:
         """What a refusal says, in one line."""
+        words = " ".join(str(self._error.get("message", ""))[:500].split()) or f"it answered {self.status}"
+        return words if self.field == "request" else f"{self.field}: {words}"
+
+    @property
+    def field(self) -> str:
+        """What a refusal is about: "request" for all of it."""
+        return str(self._error.get("field", "request"))[:100]
+
+    @property
+    def _error(self) -> dict[str, Any]:
         errors = self.told.get("errors")
-        if not isinstance(errors, list) or not errors or not isinstance(errors[0], dict):
-            return f"it answered {self.status}"
-        first = errors[0]
-        words = " ".join(str(first.get("message", ""))[:500].split())
-        field = str(first.get("field", "request"))[:100]
-        return words if field == "request" else f"{field}: {words}"
+        first = errors[0] if isinstance(errors, list) and errors else None
+        return first if isinstance(first, dict) else {}
 
 
 class Board:

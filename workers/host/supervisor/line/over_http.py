@@ -63,7 +63,7 @@ class HttpLine:
         self._unsure: bytes | None = None
         self._not_before = 0.0
         self._failures = 0
-        self._away = self._over = False
+        self._away = self._over = self._refused = False
         self._heard, self._cancel = 0.0, False
 
     @property
@@ -166,8 +166,12 @@ class HttpLine:
                 self._away = False
                 self._tell("the board answers again")
             return
-        self._over = answer.status in (401, 403, 404, ENDED)
-        self._tell_once(f"the board takes no more of this run ({answer.problem}): training goes on", again=self._over)
+        self._over = answer.status in (401, 403, 404, ENDED) and answer.field != "message"
+        if self._over:
+            self._tell(f"the board takes no more of this run ({answer.problem}): training goes on")
+        elif not self._refused:
+            self._tell(f"the board refused something ({answer.problem}): it is left out")
+            self._refused = True
         raise RefusedError(answer.problem)
 
     def _wait(self, told_s: float | None) -> None:
@@ -176,8 +180,8 @@ class HttpLine:
         self._failures += 1
         self._not_before = time.monotonic() + pause_s * random.uniform(1.0, 1.5)
 
-    def _tell_once(self, words: str, *, again: bool = False) -> None:
-        if not self._away or again:
+    def _tell_once(self, words: str) -> None:
+        if not self._away:
             self._tell(words)
         self._away = True
 

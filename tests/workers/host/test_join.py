@@ -1,0 +1,210 @@
+"""`python -m workers.host.join`: what a machine does to become a host, and what it will not do."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.join import JOIN_PATH
+from contracts.names import EVENTS_STREAM
+from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
+from tests.support.web import Site, site
+from workers.host.doctor import findings
+from workers.host.join import AwayError, RefusedError, _ask, _board
+from workers.host.joined import Kept, kept_file, read_or_make, write
+from workers.host.settings import SettingError
+
+
+@pytest.fixture
+def board(redis_service: RedisServer, tmp_path: Path) -> Iterator[Site]:
+    with site(f"sqlite:///{tmp_path}/db.sqlite3", redis_service, tmp_path / "web") as made:
+        yield made
+
+
+def environment(folder: Path, **settings: str) -> dict[str, str]:
+    return {**base_environment(), "MESHBOARD_STATE_DIR": str(folder / "state"), **settings}
+
+
+def heartbeats(redis: RedisServer) -> int:
+    return int(redis.client().xlen(EVENTS_STREAM))
+
+
+JOIN = [sys.executable, "-m", "workers.host.join"]
+
+
+@contextmanager
+def joined(
+    board: Site, redis: RedisServer, folder: Path, log: str, **settings: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The one command, until the host speaks."""
+    before = heartbeats(redis)
+    argv, log_file = [*JOIN, board.url, "--name", "gpu-7", "--slots", "3"], folder / log
+    with running(argv, environment(folder, **settings), log_file) as process:
+        wait_until(lambda: heartbeats(redis) > before or process.poll() is not None, "the host speaks", 90)
+        assert process.poll() is None, log_file.read_text()
+        yield process
+
+
+def token(board: Site) -> str:
+    made = board.call("POST", "/api/v1/join-tokens", {"uses": 1}, headers=board.token("staff")).json()
+    return str(made["token"])
+
+
+def test_a_machine_joins_with_one_command(board: Site, redis_service: RedisServer, tmp_path: Path) -> None:
+    text = token(board)
+    with joined(board, redis_service, tmp_path, "join.log", MESHBOARD_JOIN_TOKEN=text) as process:
+        environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+        assert text.encode() not in environ + Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    kept = tmp_path / "state" / "hosts" / "gpu-7.json"
+    assert (stat.S_IMODE(kept.stat().st_mode), stat.S_IMODE(kept.parent.stat().st_mode)) == (0o600, 0o700)
+    [listed] = board.call("GET", "/api/v1/hosts", headers=board.token("owner")).json()
+    assert (listed["name"], listed["slots"], listed["state"]) == ("gpu-7", 3, "connected")
+
+
+@pytest.mark.slow
+def test_it_comes_back_while_the_board_is_away_and_its_doctor_finds_that(
+    board: Site, redis_service: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with joined(board, redis_service, tmp_path, "join.log", MESHBOARD_JOIN_TOKEN=token(board)):
+        board.process.kill()
+        board.process.wait()
+    with joined(board, redis_service, tmp_path, "again.log"):
+        assert "going on with what was kept" in (tmp_path / "again.log").read_text()
+    for name, value in environment(tmp_path, MESHBOARD_HOST_NAME="gpu-7", MESHBOARD_URL=board.url).items():
+        monkeypatch.setenv(name, value)
+    well = ("joined", "Redis", "clock", "ports", "torch")
+    told = {found.subject: found.level for found in findings() if found.subject in (*well, "board")}
+    assert told == {**dict.fromkeys(well, "ok"), "board": "warn"}
+    redis_service.client().execute_command("ACL DELUSER", "meshboard-host-gpu-7")
+    [of_redis] = [found for found in findings() if found.subject == "Redis"]
+    assert (of_redis.level, "does not know this host" in of_redis.words) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "must be https://HOST"),
+        (["ftp://board"], "must be https://HOST"),
+        (["http://192.0.2.1:8000"], "would show the token"),
+        (["http://127.0.0.1:1", "--name", "a:b"], "MESHBOARD_HOST_NAME must be"),
+        (["http://127.0.0.1:1", "--slots", "0"], "MESHBOARD_SLOTS must be"),
+    ],
+)
+def test_what_it_will_not_do_is_told_before_anything_is_sent(tmp_path: Path, arguments: list[str], words: str) -> None:
+    ran = subprocess.run(
+        [*JOIN, *arguments], env=environment(tmp_path), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1
+    assert words in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_plain_http_is_for_this_machine_or_on_purpose() -> None:
+    for url in ("http://127.0.0.1:8000", "http://localhost:8000/", "https://board.example/sub/"):
+        assert _board(url, insecure=False) == url.rstrip("/")
+    assert _board("http://web:8000", insecure=True) == "http://web:8000"
+
+
+@contextmanager
+def answering(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, list[str]]]:
+    """A server that answers every post so, and where it was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+REFUSAL = json.dumps({"errors": [{"field": "name", "message": "another machine"}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "words"),
+    [
+        (409, REFUSAL, RefusedError, "answered 409: name: another machine"),
+        (401, b"<html>", RefusedError, "answered 401"),
+        (404, b"\xff\xfe", RefusedError, "answered 404"),
+        (200, b"welcome", RefusedError, "does not answer as a board does"),
+        (200, b'{"name": 1}', RefusedError, "does not answer as a board does"),
+        (200, b"[]", RefusedError, "does not answer as a board does"),
+        (503, REFUSAL, AwayError, "answered 503: name: another machine"),
+        (429, b"", AwayError, "answered 429"),
+    ],
+)
+def test_what_the_board_says_is_told_and_only_what_passes_is_asked_again(
+    status: int, body: bytes, kind: type[Exception], words: str
+) -> None:
+    with answering(status, body) as (url, asked), pytest.raises(kind, match=words):
+        _ask(url, {"name": "gpu-7"})  # type: ignore[typeddict-item]
+    assert asked == [JOIN_PATH]
+
+
+def test_a_token_goes_nowhere_that_nobody_named() -> None:
+    with answering(200, b"{}") as (elsewhere, stolen):
+        for status in (301, 302, 303, 307, 308):
+            with answering(status, b"", Location=elsewhere) as (url, _), pytest.raises(RefusedError, match=elsewhere):
+                _ask(url, {"token": "secret"})  # type: ignore[typeddict-item]
+    assert stolen == []
+
+
+def test_nobody_there_is_waited_for() -> None:
+    with pytest.raises(AwayError, match="cannot be reached"):
+        _ask("http://127.0.0.1:1", {"name": "gpu-7"})  # type: ignore[typeddict-item]
+
+
+def test_an_identity_is_made_once_and_read_by_its_owner_alone(tmp_path: Path) -> None:
+    path = kept_file(tmp_path, "gpu-7")
+    made = read_or_make(path)
+    assert (len(made.identity) >= 32, made.key) == (True, "")
+    assert read_or_make(path) == made
+    write(path, Kept(made.identity, "redis://x", "00"))
+    assert read_or_make(path).key == "00"
+    path.chmod(0o640)
+    with pytest.raises(SettingError, match="can be read by others"):
+        read_or_make(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"identity": "x"}', "null", "\0"])
+def test_a_file_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+    path = kept_file(tmp_path, "gpu-7")
+    path.parent.mkdir()
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(SettingError, match=str(path)):
+        read_or_make(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_state_directory_that_is_not_ours_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(SettingError, match="MESHBOARD_STATE_DIR"):
+        read_or_make(kept_file(tmp_path, "gpu-7"))
