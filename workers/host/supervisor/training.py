@@ -136,5 +136,6 @@ class Training:
             environment |= {"HOME": str(self._attempt.work)}
             environment.pop("TMPDIR", None)
         if self._settings.device == "cuda":
+            environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the host counts its slots
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(slot) for slot in self._order["slots"])
         return environment
