@@ -37,7 +37,11 @@ def bare(slurm: Cluster, folder: Path) -> float:
     started = time.monotonic()
     job = slurm.batch(script, "--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=4")
     log = slurm.folder / f"{job}.out"
-    wait_until(lambda: log.exists() and FIRST_STEP in log.read_text(), "bare torchrun makes a step", 120, 0.01)
+    try:
+        wait_until(lambda: log.exists() and FIRST_STEP in log.read_text(), "bare torchrun makes a step", 60, 0.01)
+    except AssertionError:
+        print(log.read_text() if log.exists() else "no output")
+        raise
     elapsed = time.monotonic() - started
     wait_until(lambda: slurm.state_of(job) == "COMPLETED", "it ends", 60)
     return elapsed

@@ -123,6 +123,7 @@ class Cluster:
             self._end(name, signal.SIGKILL)
         for node in self.nodes:
             subprocess.run(["ip", "netns", "delete", self._namespace(node)], capture_output=True, check=False)
+            shutil.rmtree(Path("/etc/netns") / self._namespace(node), ignore_errors=True)
         subprocess.run(["ip", "link", "delete", f"{self._prefix}b"], capture_output=True, check=False)
 
     def _namespace(self, node: str) -> str:
@@ -144,7 +145,11 @@ class Cluster:
             _ip("-n", namespace, "link", "set", "lo", "up")
             _ip("-n", namespace, "addr", "add", f"{self.address_of(node)}/24", "dev", "eth0")
             _ip("-n", namespace, "link", "set", "eth0", "up")
-            # Slurm asks names of nodes of its own configuration alone; nobody else needs them to resolve.
+            # Names of nodes resolve on nodes, as on any cluster: torchrun asks for its own.
+            names = "".join(f"{self.address_of(name)} {name}\n" for name in self.nodes)
+            etc = Path("/etc/netns") / namespace
+            etc.mkdir(parents=True)
+            (etc / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
 
     def _configure(self) -> None:
         for name in ("state", "spool", "run", "log"):

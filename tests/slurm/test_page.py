@@ -56,10 +56,10 @@ def shot(page: Page, name: str) -> None:
 def test_slurm_is_chosen_in_the_form_and_told_on_the_page(slurm: Cluster, installed: Installation, page: Page) -> None:
     page.goto(f"{installed.board.url}/jobs/new/")
     page.get_by_text("What Slurm is asked for").click()
-    page.get_by_role("group", name="Engine").get_by_text("Slurm", exact=True).click()
+    page.check('input[name="resources.engine"][value="slurm"]')
     page.fill('input[name="resources.slurm.partition"]', "nowhere --wrap")
     shot(page, "form")
-    page.click("#submit")
+    expect(page.locator("#submit")).to_be_disabled(timeout=30_000)
     expect(page.locator('[id="e-resources.slurm.partition"]')).to_contain_text("must be names of at most 64")
     page.fill('input[name="resources.slurm.partition"]', "other")
     page.fill('input[name="train.steps"]', "100000")
