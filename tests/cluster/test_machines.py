@@ -81,7 +81,6 @@ def test_the_first_to_break_is_the_cause_by_the_boards_clock(hosts: Cluster) -> 
     assert any("Traceback" in line for line in job["exit"]["log_tail"])
 
 
-@pytest.mark.xfail(strict=True, reason="its launcher ends with exit code 1 once the run has ended well")
 def test_a_full_disk_on_one_host_ends_nothing(hosts: Cluster) -> None:
     bert = hosts.machines["bert"]
     job = hosts.submit(training("full disk", SQUARE, steps=60))

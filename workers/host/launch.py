@@ -108,7 +108,10 @@ def main() -> int:
         elastic_launch(config, sys.executable)("-u", "-m", options.module, *options.arguments)
     except ChildFailedError as error:
         deaths = [_death(rank, failure, logs.told[failure.local_rank]) for rank, failure in error.failures.items()]
-        write_json(options.failure, _report(first_of(deaths)))
+        try:
+            write_json(options.failure, _report(first_of(deaths)))
+        except OSError as trouble:  # a full disk: the supervisor goes by what the ranks printed
+            print(f"who failed first cannot be written down: {trouble}", file=sys.stderr)
         return 1
     return 0
 

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from workers.meter.output import outlive_a_full_disk
+
 MAX_MESSAGE = 2_000  # characters
 MAX_TRACEBACK = 16_000
 
@@ -26,6 +28,7 @@ def end_as(main: Callable[[], int]) -> NoReturn:
     A plain exit would wait for gloo's threads of a broken group.
     """
     faulthandler.enable()
+    outlive_a_full_disk()
     code = _code_of(main)
     sys.stdout.flush()
     sys.stderr.flush()

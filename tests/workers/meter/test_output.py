@@ -1,0 +1,40 @@
+"""A disk with no room for a rank's log costs lines, and not the rank."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from workers.meter.output import Sturdy
+
+PRINTS = """
+from workers.meter.ending import end_as
+
+def main():
+    print("a line" * 10_000)
+    return 0
+
+end_as(main)
+"""
+
+
+def test_a_rank_outlives_a_full_disk() -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run([sys.executable, "-u", "-c", PRINTS], stdout=full, stderr=full, timeout=60, check=False)
+    assert ran.returncode == 0
+
+
+def test_what_was_lost_is_told_where_there_is_room_again(tmp_path: Path) -> None:
+    log = (tmp_path / "log").open("wb")
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    output = Sturdy(descriptor)
+    assert output.write(b"nobody reads this\n") == 18
+    assert output.write(b"nor this\n") == 9
+    os.dup2(log.fileno(), descriptor)
+    output.write(b"step 3\n")
+    output.write(b"step 4\n")
+    os.close(descriptor)
+    told = (tmp_path / "log").read_bytes()
+    assert told == b"\n[27 bytes of output were lost: the disk was full]\nstep 3\nstep 4\n"

@@ -1,0 +1,57 @@
+"""What a rank prints goes to a file, whose disk may be full: then lines are lost, and no rank dies of it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import Any
+
+from typing_extensions import Buffer
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Sturdy(io.RawIOBase):
+    """A descriptor to write to. What a full disk does not take is counted, and told where it takes some again."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._lost = descriptor, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, data: Buffer, /) -> int:
+        told = bytes(data)
+        if self._lost and self._put(f"\n[{self._lost:,} bytes of output were lost: the disk was full]\n".encode()) == 0:
+            self._lost = 0
+        self._lost += self._put(told)
+        return len(told)
+
+    def _put(self, told: bytes) -> int:
+        """How many of these bytes found no room."""
+        left = memoryview(told)
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+        return len(left)
+
+
+def outlive_a_full_disk() -> None:
+    """From here on what this process prints cannot end it for want of room."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        stream.flush()
+        raw: Any = Sturdy(stream.fileno())  # unbuffered, as `python -u` has it
+        told = io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, write_through=True)
+        setattr(sys, name, told)
