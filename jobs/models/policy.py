@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from django.core.exceptions import ValidationError
-from django.core.validators import MinValueValidator, RegexValidator
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 from django.utils import timezone
 
 DEFAULT_PROJECT = "default"
+LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
 NAME = RegexValidator(r"\A[A-Za-z0-9][A-Za-z0-9._=-]*\Z", "letters, digits and . _ = -, a letter or digit first")
 
 
@@ -31,7 +32,9 @@ class Project(models.Model):
     name = models.CharField(max_length=100, unique=True, validators=[NAME])
     slots = models.PositiveIntegerField(null=True, blank=True, help_text="that its jobs may hold at once; empty: any")
     weight = models.FloatField(
-        default=1.0, validators=[MinValueValidator(0.001)], help_text="its fair part over that of a project of weight 1"
+        default=1.0,
+        validators=[MinValueValidator(LEAST_WEIGHT), MaxValueValidator(MOST_WEIGHT)],
+        help_text="its fair part over that of a project of weight 1",
     )
     # Slot-seconds, of which half are forgotten in each half-life (`jobs.queue.policy.share`).
     used = models.FloatField(default=0.0, editable=False)
@@ -61,6 +64,10 @@ class Pool(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def clean(self) -> None:
+        if self.labels is None:  # which counts as left blank, and no validator is asked
+            raise ValidationError({"labels": "a list of words, [] for none"})
 
 
 class QueueState(models.Model):

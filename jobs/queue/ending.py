@@ -76,6 +76,8 @@ def _settle(attempt: Attempt, last: tuple[Member, ExitReport] | None = None) -> 
     if last is not None:
         exits[last[0].pk] = last[1]
     told = merged([exit for exit in exits.values() if exit is not None])
+    if told is not None and lost and len(members) > 1:  # the others ended because of it
+        told = {**told, "outcome": "lost", "reason": lost[0].reason, "rank": None, "exit_code": None, "signal": None}
     if told is not None:
         ending = finish(job.spec, told)
         Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=ending.report)

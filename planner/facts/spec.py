@@ -53,8 +53,10 @@ LAB_PRIMITIVES: tuple[LabPrimitive, ...] = get_args(LabPrimitive)
 LabDtype = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"]
 
 AfterFailed = Literal["cancel", "start"]
-JobId = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,16}$")]
-Word = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]*$")]
+JOB_ID = r"^[a-z0-9-]{1,16}$"
+WORD = r"^[A-Za-z0-9][A-Za-z0-9._=-]*$"
+JobId = Annotated[str, Field(pattern=JOB_ID)]
+Word = Annotated[str, Field(min_length=1, max_length=63, pattern=WORD)]
 DryRank = Annotated[int, Field(ge=0, le=65535)]
 Degree = Annotated[int, Field(ge=1, le=65536)]
 WARMUP_STEPS = 10
@@ -283,6 +285,8 @@ SLURM_TIME = r"^([0-9]{1,3}-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]$"
 SLURM_FEATURES = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}([&|,][A-Za-z0-9_][A-Za-z0-9_.-]{0,63}){0,15}$"
 SLURM_NODES = r"^[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]{0,999}$"
 PATTERN_WORDS = {
+    JOB_ID: "must be the id of a job: a-z, 0-9 and -, at most 16 of them",
+    WORD: "must be of letters, digits and . _ = -, with a letter or digit first",
     SLURM_NAME: "must be a name of at most 64 of A-Z a-z 0-9 _ . -",
     SLURM_NAMES: "must be names of at most 64 of A-Z a-z 0-9 _ . - each, with commas between",
     SLURM_TIME: "must be [days-]hours:minutes:seconds, as 12:00:00 or 2-00:00:00",

@@ -118,6 +118,7 @@ def said(argv: list[str]) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_meter_counts_what_the_profiler_does(tmp_path: Path) -> None:
     lines = said(command(tmp_path, "metering", "rates"))
     assert lines[-1] == "1 passed, 0 failed, 1 skipped"

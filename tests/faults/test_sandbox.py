@@ -46,7 +46,8 @@ seen |= {f"write {path}": tried(write(path)) for path in targets["write"]}
 seen |= {f"kill {pid}": tried(kill(pid)) for pid in targets["kill"]}
 seen["shared memory"] = ctypes.CDLL(None).shmget(targets["key"], 0, 0) >= 0
 seen["uid"] = os.getuid()
-seen["settings"] = [name for name in os.environ if name.startswith("MESHBOARD_") and name != "MESHBOARD_ATTEMPT"]
+told = ("MESHBOARD_ATTEMPT", "MESHBOARD_RUNS", "MESHBOARD_GROUP_TIMEOUT_S")
+seen["settings"] = [name for name in os.environ if name.startswith("MESHBOARD_") and name not in told]
 seen["processes"] = sorted(
     Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\\0")[2].decode()
     for pid in filter(str.isdigit, os.listdir("/proc")) if int(pid) != os.getpid()

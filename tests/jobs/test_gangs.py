@@ -120,6 +120,8 @@ def test_a_lost_member_makes_the_job_lost_when_the_others_have_ended(gang: Job, 
     assert live_redis.exists(cancel_key(gang.id, 1))
     job = ends(live_redis, gang, "host-a", "cancelled")
     assert (job.status, job.history.last().reason) == ("lost", "host host-b was given up by staff")
+    told = Attempt.objects.get().exit
+    assert (told["outcome"], told["reason"], told["rank"]) == ("lost", "host host-b was given up by staff", None)
 
 
 def test_a_cancel_waits_for_all_of_it(gang: Job, live_redis: redis.Redis) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
@@ -180,7 +181,7 @@ def test_a_reservation_keeps_others_away(owner: User, make_host: MakeHost) -> No
 
 def test_a_quota_counts_what_is_held(owner: User, make_host: MakeHost) -> None:
     host = make_host()
-    Project.objects.filter(name="default").update(slots=2)
+    Project.objects.update_or_create(name="default", defaults={"slots": 2})
     busy(host, owner, 0)
     job = queued(owner, 2)[0]
     assert schedule() == 0
@@ -331,9 +332,22 @@ def test_an_entry_is_written_with_the_change_or_not_at_all_and_stays(owner: User
 
 
 def test_use_is_counted_once_a_minute(owner: User, make_host: MakeHost) -> None:
+    Project.objects.get_or_create(name="default")
     busy(make_host(), owner, 0, 1)
     apply_rules()
     assert Project.objects.get(name="default").used == 0
     Project.objects.update(counted=timezone.now() - timedelta(seconds=100))
     apply_rules()
     assert Project.objects.get(name="default").used == pytest.approx(200, rel=0.01)
+
+
+def test_no_weight_that_is_stored_stops_the_queue() -> None:
+    found = factors({"a": Use(5, 1e308), "b": Use(5, 1e308), "c": Use(0, 0.0)})
+    assert found["a"] == found["b"] < found["c"] == 1
+
+
+def test_staff_is_told_of_a_weight_and_of_labels_that_cannot_be(db: None) -> None:
+    with pytest.raises(ValidationError, match="weight"):
+        Project(name="heavy", weight=1e308).full_clean()
+    with pytest.raises(ValidationError, match="a list of words"):
+        Pool(name="p", labels=None).full_clean()

@@ -24,6 +24,9 @@ SIZES = [64 * 2**10, 3 * 2**20]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
 
+pytestmark = pytest.mark.slow  # and `make witness`, which prints the table
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
     return watch([primitives(GROUPS, SIZES), *map(training, LAYOUTS)], tmp_path_factory.mktemp("witness") / "out")

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+LEAST, MOST = 1e-3, 1e3  # of a weight, whatever is stored: one row must not stop the queue
+
 
 class Use(NamedTuple):
     """Slot-seconds that a project used, and its weight."""
@@ -25,7 +27,8 @@ def factors(projects: Mapping[str, Use]) -> dict[str, float]:
 
     2 to the minus of used part over fair part, as in Slurm's classic fair-share factor.
     """
-    used, weight = sum(p.used for p in projects.values()), sum(p.weight for p in projects.values())
+    weights = {name: min(max(p.weight, LEAST), MOST) for name, p in projects.items()}
+    used, weight = sum(p.used for p in projects.values()), sum(weights.values())
     if used <= 0:
         return dict.fromkeys(projects, 1.0)
-    return {name: 2.0 ** -((p.used / used) / (p.weight / weight)) for name, p in projects.items()}
+    return {name: 2.0 ** -((p.used / used) / (weights[name] / weight)) for name, p in projects.items()}

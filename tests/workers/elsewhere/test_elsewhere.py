@@ -6,6 +6,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from contracts.names import telemetry_stream
 from tests.support.processes import wait_until
 from tests.support.tls import TlsBoard
@@ -52,6 +54,7 @@ def test_a_run_by_hand_is_on_the_board_whole_though_the_board_was_restarted(boar
     assert run.terminal.count("the board answers again") == 1
 
 
+@pytest.mark.slow
 def test_of_two_nodes_the_rank_that_failed_is_named_with_its_word(serving: TlsBoard, tmp_path: Path) -> None:
     (tmp_path / "enough").touch()
     command = torchrun(tmp_path, 1, f"127.0.0.1:{free_port()}", nodes=2)

@@ -45,7 +45,15 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
     if (message.stale) onState("delayed");
     if (!message.entries) return;
     onState("live");
-    for (const [id, packed] of message.entries) onBatch(id, decode(packed), message.node ?? 0);
+    const node = message.node ?? 0;
+    for (const [id, packed] of message.entries) {
+      try {
+        onBatch(id, decode(packed), node);
+      } catch (error) {
+        console.info(`entry ${id} of node ${node} is no batch:`, error.message);
+        onGap(node);
+      }
+    }
   }
 
   function retryNow() {
