@@ -87,6 +87,7 @@ KINDS: dict[JobKind, Kind] = {
         subject=model_words,
         form="job-new",
         panels=(
+            "smaller",
             "progress",
             "proof",
             "traffic",
