@@ -53,6 +53,7 @@ def module_pid(machine: Host, job: str, module: str) -> int:
     return next(pid for pid in machine.processes(job) if arguments(pid)[1:3] == ["-m", module])
 
 
+@pytest.mark.slow
 def test_an_order_delivered_ten_times_starts_once_and_reports_its_end(machine: Host) -> None:
     spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 3, "warmup_steps": 1}}
     with machine.worker():
@@ -70,6 +71,7 @@ def test_an_order_delivered_ten_times_starts_once_and_reports_its_end(machine: H
         assert machine.processes("repeated") == []
 
 
+@pytest.mark.slow
 def test_killing_the_host_worker_lets_training_go_on_and_the_next_one_adopts_it(machine: Host) -> None:
     with machine.worker() as worker:
         machine.order("adopted")

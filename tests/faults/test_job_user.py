@@ -121,6 +121,7 @@ print("tried", json.dumps({
 
 
 @needs_root
+@pytest.mark.slow
 def test_a_job_of_another_owner_reads_and_harms_nothing_of_one_that_runs(
     redis_service: RedisServer, open_folder: Path
 ) -> None:

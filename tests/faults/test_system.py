@@ -23,6 +23,9 @@ ENDLESS: dict[str, Any] = {
 }
 
 
+pytestmark = pytest.mark.slow  # a whole installation, killed part by part
+
+
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
     with board(tmp_path_factory.mktemp("faults")) as made:

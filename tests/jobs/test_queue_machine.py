@@ -16,7 +16,14 @@ from django.db.models import Count, Sum
 from django.utils import timezone
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from contracts.names import host_queue
 from jobs.models import (
@@ -61,6 +68,16 @@ class QueueMachine(RuleBasedStateMachine):
         self.alive: dict[tuple[str, str, int], list[int]] = {}  # by host, job, attempt: the slots of its ranks
         for name in HOSTS:
             self.speaks(name)
+
+    @initialize()
+    def begins_busy(self) -> None:
+        """What few random steps rarely bring about: a queue over its quota, gangs over hosts, and an end."""
+        told: dict[str, Any] = {"priority": 0, "preemptible": False, "max_hosts": 0, "tries": 1, "comes_after": False}
+        for project, slots in (("small", 2), ("small", 2), ("default", 6), ("default", 2)):
+            self.submit(project=project, slots=slots, **told)
+        self.controllers_tick(controllers=2)
+        others = set(Job.objects.filter(project="default").values_list("id", flat=True))
+        self.ends(*min(key for key in self.alive if key[1] in others), "succeeded")
 
     def queued(self) -> list[str]:
         return list(Job.objects.filter(status=Status.QUEUED).order_by("created").values_list("id", flat=True))
@@ -117,11 +134,13 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.alive)
     @rule(data=st.data(), outcome=st.sampled_from(["succeeded", "failed", "cancelled"]), heard_twice=st.booleans())
     def ranks_end(self, data: st.DataObject, outcome: str, heard_twice: bool) -> None:
-        host, job, number = data.draw(st.sampled_from(sorted(self.alive)))
+        self.ends(*data.draw(st.sampled_from(sorted(self.alive))), outcome, times=1 + heard_twice)
+
+    def ends(self, host: str, job: str, number: int, outcome: str, times: int = 1) -> None:
         slots = self.alive.pop((host, job, number))
         event = attempt_event(job, number, "exited", outcome, host)
         event["report"]["slots"] = slots
-        for _ in range(1 + heard_twice):
+        for _ in range(times):
             say(self.client, event)
         run_together([lambda: drain(self.client)] * 2)
         Outbox.objects.exclude(task__contains="launch").delete()

@@ -24,12 +24,14 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((base / f"said-{rank}.json").read_text()) for rank in (0, 1)]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_collected_on_one_host_and_brought_to_the_other_whole(said: list[dict[str, Any]]) -> None:
     assert [one["damage"] for one in said] == [None, None]
     assert "1/step-00000007" in said[1]["have"]
     assert [one["left"] for one in said] == [False, False], "no draft stays behind"
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_take_it_fails_all_and_says_why(said: list[dict[str, Any]]) -> None:
     for one in said:
         assert one["problem"].startswith("the checkpoint cannot be brought to this host: ")
