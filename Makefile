@@ -32,8 +32,8 @@ up: $(VENV)/.run ## start everything on this machine; Ctrl-C stops it
 tools: # what the tests drive from outside Python
 	@sh tests/install_tools.sh
 
-test: $(VENV)/.dev tools ## the default test suite, in two processes
-	$(BIN)/python -m pytest tests -n 2 --dist loadscope
+test: $(VENV)/.dev tools ## the default test suite, in three processes
+	$(BIN)/python -m pytest tests -n 3 --dist loadscope --no-loadscope-reorder
 
 lint: $(VENV)/.dev ## lint, format and types
 	$(BIN)/ruff check .
