@@ -2,10 +2,10 @@
 
     python -m benchmarks.fleet [--hosts 1000] [--jobs 10000] [--days 7] [--seed 1]
 
-The scheduler's own code decides (`jobs.queue.placement.place` with `jobs.queue.policy`), on a clock that is moved
-from event to event; nothing else is simulated of it. The others use the same hosts and the same gangs: FIFO starts
-nothing before the first that waits has started; plain backfill starts whatever fits, in order of age. Neither knows
-priorities or projects.
+The scheduler's own code decides (`placement.place` with `policy`, both of `jobs.queue.scheduling`), on a clock that is
+moved from event to event; nothing else is simulated of it. The others use the same hosts and the same gangs: FIFO
+starts nothing before the first that waits has started; plain backfill starts whatever fits, in order of age. Neither
+knows priorities or projects.
 
 Jobs come by day more than by night; their sizes are powers of two up to 512 slots, most small; their lengths are
 lognormal. Of three projects with equal weights one submits most. Jain's index is over the projects' speeds, one over
@@ -23,11 +23,11 @@ from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import NamedTuple
 
-from jobs.queue.gang import spread
-from jobs.queue.placement import in_order, place
-from jobs.queue.policy.share import Use, decayed, factors
-from jobs.queue.policy.standing import Rates, standing
-from jobs.queue.states import HostState, Placement, Share, Waiting
+from jobs.queue.scheduling.gang import spread
+from jobs.queue.scheduling.placement import in_order, place
+from jobs.queue.scheduling.policy.share import Use, decayed, factors
+from jobs.queue.scheduling.policy.standing import Rates, standing
+from jobs.queue.scheduling.states import HostState, Placement, Share, Waiting
 from planner.facts.gang import Demand
 
 SLOTS = 8
@@ -82,7 +82,7 @@ class Cluster:
         return [HostState(name, "cuda", SLOTS, free, device_name="gpu") for name, free in self.free.items()]
 
     def count_use(self, now: float) -> None:
-        """As `jobs.queue.rules.count_use` does."""
+        """As `jobs.queue.control.rules.count_use` does."""
         for project in PROJECTS:
             self.used[project] = decayed(self.used[project], self.held[project], now - self.counted, HALF_LIFE_S)
         self.counted = now

@@ -31,7 +31,7 @@ from django.utils import timezone  # noqa: E402
 
 from jobs.models import Attempt, Host, Job, Member, SlotAllocation, Status  # noqa: E402
 from jobs.queue import actions, lifecycle  # noqa: E402
-from jobs.queue.scheduler import schedule  # noqa: E402
+from jobs.queue.scheduling.scheduler import schedule  # noqa: E402
 from planner.facts.parse import parse_spec  # noqa: E402
 from tests.planner.wrong_specs import GOOD  # noqa: E402
 from tests.support.postgres import as_default_database, postgres_server  # noqa: E402

@@ -32,12 +32,12 @@ from planner.facts.spec import JobSpec
 from workers.checkpoint.save import Saved, Saver
 from workers.meter import Recorder, metered_backend
 from workers.trainer.__main__ import checkpoint_group
-from workers.trainer.data import corpus_of
+from workers.trainer.corpus.data import corpus_of
 from workers.trainer.loop import Trainer
-from workers.trainer.mesh import make_mesh
 from workers.trainer.model import Decoder, Strategy, initialise
 from workers.trainer.optimizer import BETAS
-from workers.trainer.parallelize import parallelize
+from workers.trainer.parallel.mesh import make_mesh
+from workers.trainer.parallel.parallelize import parallelize
 
 WORLD = 2
 STEPS_PER_TURN = 4

@@ -15,8 +15,9 @@ from unfold.decorators import display
 
 from jobs.kinds import layout_words
 from jobs.models import Attempt, DeadLetter, Host, Job, Member, Pool, Project, Reservation, StateChange, Status
-from jobs.queue import actions, deadletters
+from jobs.queue import actions
 from jobs.queue.audit import record
+from jobs.queue.heard import deadletters
 
 BADGES = {
     Status.QUEUED: "info",

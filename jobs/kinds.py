@@ -1,7 +1,7 @@
 """The kinds of job, as far as the web shows them: words, the form a copy starts from, panels of the page, steps.
 
-One of three tables: `planner.facts.kinds` has what each asks of a spec, `workers.host.programs` what a host starts
-for it.
+One of three tables: `planner.facts.kinds` has what each asks of a spec, `workers.host.start.programs` what a
+host starts for it.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ ROOMS = {
     ],
 }
 # Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.
-KIND_TABLES = {"planner/facts/kinds.py", "jobs/kinds.py", "workers/host/programs.py"}
+KIND_TABLES = {"planner/facts/kinds.py", "jobs/kinds.py", "workers/host/start/programs.py"}
 OWN_KIND = {"workers/lab/__main__.py"}  # a program that refuses a spec which is not for it
 KIND_FLOORS = ("planner", "jobs", "workers", "webapp")
 KIND_NAMES: set[object] = set(KINDS)

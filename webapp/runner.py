@@ -297,7 +297,7 @@ def how_jobs_run(host_env: dict[str, str]) -> str:
     Raises:
         StartError: with its reason not to start.
     """
-    argv = [sys.executable, "-m", "workers.host.isolation"]
+    argv = [sys.executable, "-m", "workers.host.apart.isolation"]
     done = subprocess.run(argv, env=host_env, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise StartError(f"the host worker cannot start: {done.stderr.strip()[-2000:]}")

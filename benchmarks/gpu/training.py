@@ -23,10 +23,10 @@ from planner.facts.proof import STEPS, limits
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder
 from workers.trainer.allocator import return_large_tensors
-from workers.trainer.data import corpus_of
+from workers.trainer.corpus.data import corpus_of
 from workers.trainer.loop import Trainer, train
-from workers.trainer.mesh import make_mesh
-from workers.trainer.parallelize import parallelize
+from workers.trainer.parallel.mesh import make_mesh
+from workers.trainer.parallel.parallelize import parallelize
 from workers.trainer.peak import Peak
 from workers.trainer.proof import Proof
 from workers.trainer.proof.reference import compute

@@ -14,10 +14,10 @@ from benchmarks.rivals.turns import Turns
 from contracts.telemetry import Item
 from planner.facts.parse import parse_fields
 from workers.meter import Recorder, metered_backend
-from workers.trainer.data import corpus_of
+from workers.trainer.corpus.data import corpus_of
 from workers.trainer.loop import Trainer, train
-from workers.trainer.mesh import make_mesh
-from workers.trainer.parallelize import parallelize
+from workers.trainer.parallel.mesh import make_mesh
+from workers.trainer.parallel.parallelize import parallelize
 
 
 def main() -> None:

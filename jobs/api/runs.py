@@ -27,7 +27,7 @@ from jobs.api.schema import of, ref, request_body
 from jobs.api.views import SubmitThrottle, refusals, refuse, refuse_body, user_of
 from jobs.models import Member, RunToken
 from jobs.present import job_detail
-from jobs.queue import silence
+from jobs.queue.heard import silence
 from jobs.reporting import runs
 from jobs.reporting.doors import OverHttps, RunTokenAuthentication
 from jobs.reporting.inflow import Place, TooFastError, put

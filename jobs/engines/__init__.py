@@ -8,7 +8,7 @@ from jobs.engines.base import Engine
 from jobs.engines.hosts import Hosts
 from jobs.engines.slurm.engine import SlurmEngine
 from jobs.engines.slurm.site import configured
-from jobs.queue.listening import Listening
+from jobs.queue.heard.listening import Listening
 
 
 def engines(client: redis.Redis, ears: Listening) -> list[Engine]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import redis
 
-from jobs.queue.listening import Listening
-from jobs.queue.outbox import deliver
-from jobs.queue.reconcile import reconcile
-from jobs.queue.scheduler import schedule
+from jobs.queue.control.outbox import deliver
+from jobs.queue.heard.listening import Listening
+from jobs.queue.heard.reconcile import reconcile
+from jobs.queue.scheduling.scheduler import schedule
 
 
 class Hosts:
@@ -19,7 +19,7 @@ class Hosts:
         self._client, self._ears = client, ears
 
     def observe(self) -> None:
-        """What hosts say is heard before (`jobs.queue.events`); here it is held against the database."""
+        """What hosts say is heard before (`jobs.queue.heard.events`); here it is held against the database."""
         reconcile(self._client, self._ears.since, self._ears.trouble())
 
     def place(self) -> None:

@@ -36,7 +36,7 @@ class Project(models.Model):
         validators=[MinValueValidator(LEAST_WEIGHT), MaxValueValidator(MOST_WEIGHT)],
         help_text="its fair part over that of a project of weight 1",
     )
-    # Slot-seconds, of which half are forgotten in each half-life (`jobs.queue.policy.share`).
+    # Slot-seconds, of which half are forgotten in each half-life (`jobs.queue.scheduling.policy.share`).
     used = models.FloatField(default=0.0, editable=False)
     counted = models.DateTimeField(default=timezone.now, editable=False, help_text="up to when use was counted")
 
@@ -103,7 +103,7 @@ class Reservation(models.Model):
 
 
 class KeptHost(models.Model):
-    """A host that the last pass kept for a job that must wait for it (`jobs.queue.placement`)."""
+    """A host that the last pass kept for a job that must wait for it (`jobs.queue.scheduling.placement`)."""
 
     job = models.ForeignKey("jobs.Job", on_delete=models.CASCADE, related_name="kept_hosts")
     host = models.ForeignKey("jobs.Host", on_delete=models.CASCADE)

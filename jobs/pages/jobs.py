@@ -28,7 +28,7 @@ from jobs.planning.hardware import hardware
 from jobs.planning.planners import BusyError
 from jobs.present import job_detail
 from jobs.queue import actions
-from jobs.queue.silence import HeardError, give_up
+from jobs.queue.heard.silence import HeardError, give_up
 from jobs.text import parse_json
 from planner.facts.spec import Problem, SpecError
 from planner.teaching.templates import TEMPLATES

@@ -10,7 +10,8 @@ from django.utils import timezone
 from contracts.control import ExitReport
 from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Job, Member, Status
 from jobs.planning.learned import remember
-from jobs.queue import lifecycle, stops
+from jobs.queue import lifecycle
+from jobs.queue.control import stops
 from jobs.queue.outcomes import finish, merged
 
 

@@ -32,7 +32,7 @@ MAY_BECOME: dict[Status, tuple[Status, ...]] = {
     ),
     Status.RUNNING: (Status.SUCCEEDED, Status.FAILED, Status.LOST, Status.UNREACHABLE, Status.CANCELLING),
     Status.UNREACHABLE: (Status.RUNNING, Status.LOST, Status.CANCELLING),
-    Status.CANCELLING: (Status.CANCELLED, Status.FAILED),  # FAILED: by a rule of its own (`jobs.queue.stops`)
+    Status.CANCELLING: (Status.CANCELLED, Status.FAILED),  # FAILED: by a rule of its own (`jobs.queue.control.stops`)
     Status.SUCCEEDED: (),
     Status.FAILED: (),
     Status.LOST: (),

@@ -11,8 +11,8 @@ from django.utils import timezone
 from jobs.models import Job, Pool, QueueState
 from jobs.queue import lifecycle
 from jobs.queue.audit import record
-from jobs.queue.placement import in_order
-from jobs.queue.snapshot import Queued, queue_now
+from jobs.queue.scheduling.placement import in_order
+from jobs.queue.scheduling.snapshot import Queued, queue_now
 
 Where = Literal["up", "down", "top"]
 APART = 0.001  # points between a job that was moved and its neighbour

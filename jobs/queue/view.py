@@ -11,10 +11,10 @@ from django.utils import timezone
 from jobs.access import visible_jobs
 from jobs.kinds import KINDS, layout_words
 from jobs.models import Attempt, Job, StateChange, Status
-from jobs.queue.forecast import MOST_JOBS, Forecast, Running, forecast, started_if
-from jobs.queue.placement import in_order, place
-from jobs.queue.snapshot import Queued, hosts_now, queue_now, queue_paused, quotas_now
-from jobs.queue.states import HostState, Quota, Share
+from jobs.queue.scheduling.forecast import MOST_JOBS, Forecast, Running, forecast, started_if
+from jobs.queue.scheduling.placement import in_order, place
+from jobs.queue.scheduling.snapshot import Queued, hosts_now, queue_now, queue_paused, quotas_now
+from jobs.queue.scheduling.states import HostState, Quota, Share
 
 RUNS = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELLING)
 

@@ -15,7 +15,7 @@ from contracts.control import AttemptReport, ExitReport
 from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, Member, ReportedRun, RunToken, StateChange, Status
 from jobs.planning.hardware import cluster_for
 from jobs.queue import ending, lifecycle
-from jobs.queue.hearing import hear_checkpoint
+from jobs.queue.heard.hearing import hear_checkpoint
 from jobs.reporting.requests import NodeRequest, RunRequest
 from jobs.reporting.tokens import digest, issue
 from planner.cost.estimate import estimate

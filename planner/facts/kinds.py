@@ -1,6 +1,7 @@
 """The kinds of job, as far as the planner knows them: what each asks of a spec, and the slots it takes.
 
-One of three tables: `jobs.kinds` has what the pages show of a kind, `workers.host.programs` what a host starts for it.
+One of three tables: `jobs.kinds` has what the pages show of a kind, `workers.host.start.programs` what a host starts
+for it.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Mix:
             found = next((self.board.state / "runs/.host" / job).rglob("supervisor.pid"), None)
             recorded = read_json(found) if found else None
             return [recorded["pid"]] if recorded else []
-        words = {"guardian": b"workers.host.guardian", "torchrun": b"workers.host.launch"}
+        words = {"guardian": b"workers.host.guardian", "torchrun": b"workers.host.start.launch"}
         pids = []
         for pid in self.board.processes(job):
             with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.host import Host, host
 from tests.support.processes import RedisServer, wait_until
-from workers.host.lending import give
+from workers.host.apart.lending import give
 from workers.host.settings import OWNERS, SettingError, host_settings
 
 USER = "nobody"

@@ -115,7 +115,7 @@ def test_a_script_in_bubblewrap_reaches_its_own_folders_and_nothing_else(
         seen = json.loads(said.removeprefix("seen "))
         assert seen.pop("uid") == (OWNERS.uid + 1 if user == "auto" and os.geteuid() == 0 else os.geteuid())
         assert seen.pop("settings") == []
-        assert seen.pop("processes") == ["workers.host.guardian", "workers.host.launch"]
+        assert seen.pop("processes") == ["workers.host.guardian", "workers.host.start.launch"]
         assert {what for what, answer in seen.items() if answer is True} == set(), "it reached what is not its own"
         assert len(seen) == 1 + sum(len(paths) for paths in targets.values() if isinstance(paths, list))
         assert (folder / "out" / "model.bin").read_text() == "to be or not", "what it wrote where it works is kept"

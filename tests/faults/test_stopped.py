@@ -37,7 +37,7 @@ def part(machine: Host, job: str, name: str) -> list[int]:
     if name == "supervisor":
         found = attempt_dir(machine.run_dir, job, 1).supervisor_id()
         return [] if found is None else [found.pid]
-    module = {"guardian": "workers.host.guardian", "torchrun": "workers.host.launch"}.get(name)
+    module = {"guardian": "workers.host.guardian", "torchrun": "workers.host.start.launch"}.get(name)
     pids = []
     for process in map(psutil.Process, machine.processes(job)):
         is_rank = process.environ().get("RANK") == "0"

@@ -11,8 +11,9 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from jobs.models import AuditEntry, DeadLetter, Host, Job, Pool, Project, Reservation, Status
-from jobs.queue import actions, deadletters
-from jobs.queue.scheduler import schedule
+from jobs.queue import actions
+from jobs.queue.heard import deadletters
+from jobs.queue.scheduling.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
 
 JOBS, HOSTS = "/admin/jobs/job/", "/admin/jobs/host/"

@@ -18,7 +18,7 @@ from rest_framework.test import APIClient
 from jobs.admin import JobAdmin
 from jobs.models import Host, Job, Status
 from jobs.queue import actions, lifecycle
-from jobs.queue.scheduler import schedule
+from jobs.queue.scheduling.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]

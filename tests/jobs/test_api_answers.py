@@ -16,7 +16,7 @@ from rest_framework.test import APIClient
 
 from jobs.models import Attempt, Host, Job, Pool, Status
 from jobs.queue import lifecycle
-from jobs.queue.silence import tell_of_silence
+from jobs.queue.heard.silence import tell_of_silence
 from tests.jobs.test_calibration import PROFILE
 from tests.jobs.test_host_join import request as machine
 from tests.jobs.test_learned import ended, summary

@@ -25,12 +25,14 @@ from django.utils import timezone
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_queue
 from jobs.engines import hosts
 from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Member, Outbox, SlotAllocation, Status
-from jobs.queue import actions, controller, deadletters
-from jobs.queue.controller import Controller
-from jobs.queue.events import drain
-from jobs.queue.listening import Listening
-from jobs.queue.outbox import ORDER_LASTS_S, deliver
-from jobs.queue.scheduler import schedule
+from jobs.queue import actions
+from jobs.queue.control import controller
+from jobs.queue.control.controller import Controller
+from jobs.queue.control.outbox import ORDER_LASTS_S, deliver
+from jobs.queue.heard import deadletters
+from jobs.queue.heard.events import drain
+from jobs.queue.heard.listening import Listening
+from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, say
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import ROOT, RedisServer, base_environment, wait_until

@@ -17,7 +17,7 @@ from django.utils import timezone
 from contracts.findings import Finding, exit_code, of_clock, of_names
 from jobs.hosts.checks import board
 from jobs.models import Host, Lease
-from jobs.queue.controller import Controller
+from jobs.queue.control.controller import Controller
 from tests.support.processes import RedisServer
 from workers.host.address import address_towards
 

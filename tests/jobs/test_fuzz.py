@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from contracts.names import EVENTS_STREAM
 from jobs.models import Attempt, Cursor, DeadLetter, Job, SlotAllocation, Status
 from jobs.queue import actions
-from jobs.queue.events import drain
-from jobs.queue.scheduler import schedule
+from jobs.queue.heard.events import drain
+from jobs.queue.scheduling.scheduler import schedule
 from tests.contracts.test_codec import SUMMARY
 from tests.jobs.conftest import attempt_event, host_event, report, say
 from tests.planner.wrong_specs import GOOD

@@ -15,9 +15,9 @@ from django.utils import timezone
 from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key
 from jobs.models import Attempt, Cursor, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions
-from jobs.queue.events import drain
-from jobs.queue.reconcile import reconcile
-from jobs.queue.scheduler import schedule
+from jobs.queue.heard.events import drain
+from jobs.queue.heard.reconcile import reconcile
+from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say, signed
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import RedisServer

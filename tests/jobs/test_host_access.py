@@ -37,9 +37,9 @@ from jobs.hosts.rights import user_of
 from jobs.models import DeadLetter, Host, Member, Outbox
 from jobs.queue import actions
 from jobs.queue import hosts as staff
-from jobs.queue.events import drain
-from jobs.queue.outbox import deliver
-from jobs.queue.scheduler import schedule
+from jobs.queue.control.outbox import deliver
+from jobs.queue.heard.events import drain
+from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import host_event
 from tests.jobs.test_host_join import IDENTITIES, request
 from tests.planner.wrong_specs import GOOD

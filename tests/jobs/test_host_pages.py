@@ -18,8 +18,8 @@ from jobs.hosts.versions import differs, versions_of
 from jobs.models import Host, JoinToken, Member, SlotAllocation
 from jobs.planning.hardware import known_hosts
 from jobs.queue import actions
-from jobs.queue.events import drain
-from jobs.queue.scheduler import schedule
+from jobs.queue.heard.events import drain
+from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import host_event, say
 from tests.planner.wrong_specs import GOOD
 

@@ -14,8 +14,8 @@ from rest_framework.test import APIClient
 from jobs.lab import picture
 from jobs.lab.words import PRIMITIVES
 from jobs.models import Attempt, Host, Job, Status
-from jobs.queue import scheduler
-from jobs.queue.hearing import hear
+from jobs.queue.heard.hearing import hear
+from jobs.queue.scheduling import scheduler
 from planner.facts.lab import LabResult
 from planner.facts.spec import LAB_PRIMITIVES
 from tests.jobs.conftest import attempt_event

@@ -17,9 +17,9 @@ from rest_framework.test import APIClient
 from jobs.models import Attempt, DeadLetter, Host, HostRun, Job, Status
 from jobs.planning import learned
 from jobs.queue import actions
-from jobs.queue.events import drain
-from jobs.queue.hearing import hear
-from jobs.queue.scheduler import schedule
+from jobs.queue.heard.events import drain
+from jobs.queue.heard.hearing import hear
+from jobs.queue.scheduling.scheduler import schedule
 from planner.cost.timing import step_time
 from planner.facts.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS

@@ -14,10 +14,10 @@ from django.utils import timezone
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key, host_queue
 from jobs.models import TERMINAL, Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions, ending, lifecycle
-from jobs.queue.events import drain
+from jobs.queue.heard.events import drain
+from jobs.queue.heard.reconcile import reconcile
 from jobs.queue.lifecycle import MAY_BECOME
-from jobs.queue.reconcile import reconcile
-from jobs.queue.scheduler import schedule
+from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, run_together, say
 from tests.planner.wrong_specs import GOOD
 

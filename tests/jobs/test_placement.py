@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.queue.placement import Plan, place
-from jobs.queue.states import Booking, HostState, Occupant, Preemption, Quota, Share, Waiting
+from jobs.queue.scheduling.placement import Plan, place
+from jobs.queue.scheduling.states import Booking, HostState, Occupant, Preemption, Quota, Share, Waiting
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 MOSTLY_CPU = st.sampled_from(["cpu", "cpu", "cpu", "cuda"])

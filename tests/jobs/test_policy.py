@@ -16,14 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.models import AuditEntry, Dependency, Host, Job, Pool, Project, Reservation, StateChange, Status
-from jobs.queue import actions, lifecycle, staff, stops
-from jobs.queue.events import drain
-from jobs.queue.placement import in_order
-from jobs.queue.policy.share import Use, decayed, factors
-from jobs.queue.policy.standing import Rates, standing
-from jobs.queue.rules import apply_rules
-from jobs.queue.scheduler import schedule
-from jobs.queue.snapshot import queue_now
+from jobs.queue import actions, lifecycle, staff
+from jobs.queue.control import stops
+from jobs.queue.control.rules import apply_rules
+from jobs.queue.heard.events import drain
+from jobs.queue.scheduling.placement import in_order
+from jobs.queue.scheduling.policy.share import Use, decayed, factors
+from jobs.queue.scheduling.policy.standing import Rates, standing
+from jobs.queue.scheduling.scheduler import schedule
+from jobs.queue.scheduling.snapshot import queue_now
 from planner.facts.spec import SpecError
 from tests.jobs.conftest import attempt_event, say
 from tests.jobs.test_scheduler import busy, queued, reason

@@ -17,10 +17,11 @@ from knox.models import AuthToken
 
 from contracts.names import host_queue, telemetry_stream
 from jobs.models import Host, IdempotentRequest, Job, Lease, Member, StateChange, Status
-from jobs.queue import actions, ending, prune
-from jobs.queue.lease import ControllerLease
-from jobs.queue.prune import prune_if_due
-from jobs.queue.scheduler import schedule
+from jobs.queue import actions, ending
+from jobs.queue.control import prune
+from jobs.queue.control.lease import ControllerLease
+from jobs.queue.control.prune import prune_if_due
+from jobs.queue.scheduling.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
 
 NOW = timezone.now()

@@ -41,11 +41,11 @@ from jobs.models import (
     Status,
 )
 from jobs.queue import actions, staff
-from jobs.queue.events import drain
+from jobs.queue.control.rules import apply_rules
+from jobs.queue.heard.events import drain
+from jobs.queue.heard.reconcile import reconcile
 from jobs.queue.lifecycle import MAY_BECOME
-from jobs.queue.reconcile import reconcile
-from jobs.queue.rules import apply_rules
-from jobs.queue.scheduler import schedule
+from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, run_together, say
 
 SLOTS, QUOTA = 4, 3

@@ -13,9 +13,9 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, Host, Job, Pool, StateChange, Status
-from jobs.queue.forecast import MOST_JOBS, Running, forecast
-from jobs.queue.scheduler import schedule
-from jobs.queue.states import Quota, Share
+from jobs.queue.scheduling.forecast import MOST_JOBS, Running, forecast
+from jobs.queue.scheduling.scheduler import schedule
+from jobs.queue.scheduling.states import Quota, Share
 from tests.jobs.test_placement import host, job
 from tests.jobs.test_scheduler import busy, queued
 

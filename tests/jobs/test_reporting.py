@@ -20,8 +20,8 @@ from contracts.codec import BATCH_BYTES, REPORT_BYTES, decode_batch
 from contracts.names import telemetry_stream
 from jobs.models import Job, Member, RunToken, Status
 from jobs.queue import actions
-from jobs.queue.scheduler import schedule
-from jobs.queue.silence import tell_of_silence
+from jobs.queue.heard.silence import tell_of_silence
+from jobs.queue.scheduling.scheduler import schedule
 from jobs.reporting import inflow
 from tests.jobs.conftest import report
 from tests.planner.wrong_specs import GOOD

@@ -15,7 +15,7 @@ from django.db import connection
 from contracts.names import host_queue
 from jobs.models import Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import lifecycle
-from jobs.queue.scheduler import schedule
+from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import member_of
 
 MakeHost = Callable[..., Host]

@@ -9,7 +9,7 @@ import redis
 
 from contracts.names import EVENTS_STREAM
 from jobs.models import Cursor, DeadLetter, Host
-from jobs.queue.events import SET_ASIDE, SET_ASIDE_S, drain, wait_for_event
+from jobs.queue.heard.events import SET_ASIDE, SET_ASIDE_S, drain, wait_for_event
 from tests.jobs.conftest import host_event, say
 
 LAST = f"{2**64 - 1}-{2**64 - 1}"

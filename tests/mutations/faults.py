@@ -36,12 +36,12 @@ class Fault(NamedTuple):
 
 
 OPTIMIZER = "workers/trainer/optimizer.py"
-PARALLELIZE = "workers/trainer/parallelize.py"
-PIPELINE = "workers/trainer/pipeline_parallel.py"
-TENSOR = "workers/trainer/tensor_parallel.py"
-CONTEXT = "workers/trainer/context_parallel.py"
-DATA = "workers/trainer/data_parallel.py"
-ZERO = "workers/trainer/zero.py"
+PARALLELIZE = "workers/trainer/parallel/parallelize.py"
+PIPELINE = "workers/trainer/parallel/pipeline_parallel.py"
+TENSOR = "workers/trainer/parallel/tensor_parallel.py"
+CONTEXT = "workers/trainer/parallel/context_parallel.py"
+DATA = "workers/trainer/parallel/data_parallel.py"
+ZERO = "workers/trainer/parallel/zero.py"
 LOOP = "workers/trainer/loop.py"
 TRAFFIC = "planner/cost/traffic/__init__.py"
 
@@ -171,7 +171,7 @@ FAULTS: dict[str, Fault] = {
     "weight gradients come once too few": Fault(
         (
             Edit(
-                "workers/trainer/weight_gradients.py",
+                "workers/trainer/parallel/weight_gradients.py",
                 "parameter.grad = value if parameter.grad is None else parameter.grad.add_(value)",
                 "parameter.grad = value",
             ),

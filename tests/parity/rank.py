@@ -16,11 +16,11 @@ import torch.distributed as dist
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder, metered_backend
-from workers.trainer.data import corpus_of
-from workers.trainer.expert_parallel import ExpertParallel, Plan
+from workers.trainer.corpus.data import corpus_of
 from workers.trainer.loop import Trainer, train
-from workers.trainer.mesh import make_mesh
-from workers.trainer.parallelize import parallelize
+from workers.trainer.parallel.expert_parallel import ExpertParallel, Plan
+from workers.trainer.parallel.mesh import make_mesh
+from workers.trainer.parallel.parallelize import parallelize
 from workers.trainer.proof import Proof
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workers.meter.ending import end_as
 from workers.trainer.__main__ import main
-from workers.trainer.data_parallel import BucketedAllReduce
+from workers.trainer.parallel.data_parallel import BucketedAllReduce
 
 finish = BucketedAllReduce.after_backward
 

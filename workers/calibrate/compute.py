@@ -15,11 +15,11 @@ from planner.facts.presets import PRESETS
 from planner.facts.spec import ModelSpec, TrainSpec
 from planner.hardware.profile import EndsPoint, GemmPoint, LayerPoint, MeasuredPrecision, OptimizerPoint, StreamPoint
 from workers.calibrate.clock import Crew, added_seconds, seconds, together
-from workers.trainer.data_parallel import NoDataParallel
 from workers.trainer.model import Decoder, Strategy
 from workers.trainer.optimizer import clip_gradients, gradient_square_sum, make_optimizer, update
-from workers.trainer.parallelize import Held, Part
-from workers.trainer.tensor_parallel import TensorParallel
+from workers.trainer.parallel.data_parallel import NoDataParallel
+from workers.trainer.parallel.parallelize import Held, Part
+from workers.trainer.parallel.tensor_parallel import TensorParallel
 
 SEQ_LEN = 128
 DEPTH = 4  # layers in a row

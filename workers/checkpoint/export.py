@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from planner.facts.spec import ModelSpec
 from workers.checkpoint.whole import Whole, named_tensors
-from workers.trainer.encode import END_OF_TEXT, Encoder
+from workers.trainer.corpus.encode import END_OF_TEXT, Encoder
 from workers.trainer.errors import UserError, brief
 from workers.trainer.model.layers import NORM_EPS
 

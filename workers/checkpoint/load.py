@@ -18,7 +18,7 @@ from workers.checkpoint.boxes import BoxLoadPlanner, State
 from workers.checkpoint.folder import Checkpoint, Manifest
 from workers.checkpoint.state import copy_tied, model_state, optimizer_state, set_steps
 from workers.trainer.errors import UserError
-from workers.trainer.parallelize import Part
+from workers.trainer.parallel.parallelize import Part
 
 SHAPELESS = {"preset", "moe"}
 

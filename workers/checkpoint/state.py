@@ -11,7 +11,7 @@ from planner.facts.boxes import held_box
 from planner.facts.layout import Coordinates
 from planner.facts.spec import JobSpec
 from workers.checkpoint.boxes import Boxed, State
-from workers.trainer.parallelize import Held, Part, local
+from workers.trainer.parallel.parallelize import Held, Part, local
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from planner.facts.spec import JobSpec
-from workers.trainer.data import tokenizer_of
-from workers.trainer.encode import Encoder, byte_encoder, check_size, load_tokenizer
+from workers.trainer.corpus.data import tokenizer_of
+from workers.trainer.corpus.encode import Encoder, byte_encoder, check_size, load_tokenizer
+from workers.trainer.corpus.text import TOKENS, kind_of
 from workers.trainer.errors import UserError
-from workers.trainer.text import TOKENS, kind_of
 
 BYTES = 256
 NO_BYTE = b"\xff"  # no text has it: it is shown as U+FFFD

@@ -14,7 +14,7 @@ from planner.facts.spec import JobSpec
 from workers.checkpoint.boxes import Boxed
 from workers.checkpoint.folder import STEP, candidates
 from workers.checkpoint.load import first_whole, read
-from workers.trainer.data import load_corpus
+from workers.trainer.corpus.data import load_corpus
 from workers.trainer.errors import UserError
 from workers.trainer.model import Decoder, Strategy, unit_parameter
 from workers.trainer.model.initial import full_name

@@ -17,10 +17,10 @@ from workers.meter.dry import dry_world
 from workers.meter.recorder import Recorder
 from workers.torch_private.fsdp import storage_changes
 from workers.torch_private.tensors import FakeTensorMode
-from workers.trainer.data import Corpus, Tokens
+from workers.trainer.corpus.data import Corpus, Tokens
 from workers.trainer.loop import Trainer
-from workers.trainer.mesh import make_mesh
-from workers.trainer.parallelize import assemble, build, local
+from workers.trainer.parallel.mesh import make_mesh
+from workers.trainer.parallel.parallelize import assemble, build, local
 
 
 class DryStep(NamedTuple):

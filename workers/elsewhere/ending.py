@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from workers.host.files import BadFileError, read_json
-from workers.host.lost_peer import LOST_PEER
+from workers.host.start.lost_peer import LOST_PEER
 from workers.host.supervisor.ending import Failure, plain
 from workers.host.supervisor.logfile import run_folder
 

@@ -21,9 +21,9 @@ from workers.elsewhere.command import Launch
 from workers.elsewhere.ending import first_failure, how_it_ended
 from workers.elsewhere.joining import Joining, RefusedError, Run
 from workers.elsewhere.terminal import Command, on_signals, say
+from workers.host.apart.sandbox import PACKAGES
 from workers.host.attempts import AttemptDir
 from workers.host.processes import COOKIE, sweep
-from workers.host.sandbox import PACKAGES
 from workers.host.supervisor.board import Board as Waiting
 from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.ending import Ended, exit_report

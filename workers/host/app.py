@@ -15,12 +15,12 @@ from celery.signals import worker_ready, worker_shutdown
 
 from contracts.codec import BadMessageError, checked_order
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_keys, host_queue
+from workers.host.apart.isolation import as_environment, isolated
 from workers.host.attempts import AttemptDir, attempt_dir
-from workers.host.claims import claim
-from workers.host.isolation import as_environment, isolated
 from workers.host.prune import Pruner
 from workers.host.reporter import Reporter
 from workers.host.settings import host_settings
+from workers.host.start.claims import claim
 from workers.host.transport import keys_below
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ import redis
 from contracts.findings import Finding, as_json, exit_code, of_clock, of_disk, of_names, told
 from contracts.names import host_queue
 from workers.host.address import address_towards
+from workers.host.apart.isolation import isolated
 from workers.host.facts.gpus import Gpus
 from workers.host.facts.use import clock_offset
-from workers.host.isolation import isolated
 from workers.host.joined import kept_file, read_or_make
 from workers.host.settings import HostSettings, SettingError, host_settings
 

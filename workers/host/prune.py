@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from workers.host.attempts import OWN_TREE, AttemptDir, kept
-from workers.host.claims import NEWEST, claiming, newest_pruned
 from workers.host.files import discard, write_json
 from workers.host.settings import HostSettings
+from workers.host.start.claims import NEWEST, claiming, newest_pruned
 
 log = logging.getLogger(__name__)
 

@@ -174,13 +174,13 @@ def _role(process: psutil.Process) -> str:
         words, rank = process.cmdline(), process.environ().get("RANK")
         parent = process.parent()
         if rank is not None:
-            direct = parent is not None and "workers.host.launch" in parent.cmdline()
+            direct = parent is not None and "workers.host.start.launch" in parent.cmdline()
             return f"rank {rank}" if direct else f"process {process.pid} of rank {rank}"
     except (psutil.Error, OSError):
         words = []
     if "workers.host.guardian" in words:
         return "its guardian"
-    return "torchrun" if "workers.host.launch" in words else f"its process {process.pid}"
+    return "torchrun" if "workers.host.start.launch" in words else f"its process {process.pid}"
 
 
 def _sentence(said: list[str]) -> str:

@@ -1,7 +1,7 @@
 """How a rank ends: what it died of is told, and no thread of a broken group is waited for.
 
 Told where torchrun tells a rank to (TORCHELASTIC_ERROR_FILE), in the shape of torch's own handler, within bounds and
-with a time that says which of several ranks was the first. `workers.host.launch` reads it.
+with a time that says which of several ranks was the first. `workers.host.start.launch` reads it.
 """
 
 from __future__ import annotations

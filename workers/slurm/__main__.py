@@ -15,8 +15,8 @@ from contracts.allocations import AllocationOrder
 from contracts.codec import BadMessageError
 from workers.elsewhere.joining import Asked, Joining, RefusedError, Run
 from workers.host.attempts import SOCKET_FOLDER
-from workers.host.claims import claim
 from workers.host.settings import HostSettings
+from workers.host.start.claims import claim
 from workers.host.supervisor.__main__ import Supervisor
 from workers.host.supervisor.line.https import BadUrlError, Board
 from workers.host.supervisor.line.over_http import HttpLine

@@ -18,11 +18,11 @@ from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
 from workers.timeouts import group_timeout
 from workers.trainer.allocator import return_large_tensors
-from workers.trainer.data import corpus_of
+from workers.trainer.corpus.data import corpus_of
 from workers.trainer.errors import DivergedError, ProofError, UserError
 from workers.trainer.loop import Trainer, train
-from workers.trainer.mesh import make_mesh
-from workers.trainer.parallelize import parallelize
+from workers.trainer.parallel.mesh import make_mesh
+from workers.trainer.parallel.parallelize import parallelize
 from workers.trainer.peak import Peak
 from workers.trainer.proof import Proof
 

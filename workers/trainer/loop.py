@@ -14,9 +14,8 @@ import torch.distributed as dist
 from contracts.telemetry import EvalItem, Item, Phase, PhaseItem, StepItem, VerdictItem
 from planner.facts.spec import JobSpec, TrainSpec
 from workers.meter.recorder import Recorder
-from workers.trainer.data import Corpus, Tokens
+from workers.trainer.corpus.data import Corpus, Tokens
 from workers.trainer.errors import DivergedError, ProofError
-from workers.trainer.mesh import Mesh
 from workers.trainer.model import Decoder
 from workers.trainer.optimizer import (
     clip_gradients,
@@ -26,9 +25,10 @@ from workers.trainer.optimizer import (
     make_optimizer,
     update,
 )
-from workers.trainer.parallelize import Part
+from workers.trainer.parallel.mesh import Mesh
+from workers.trainer.parallel.parallelize import Part
+from workers.trainer.parallel.pipeline_parallel import Boundary, Pipeline
 from workers.trainer.peak import Peak
-from workers.trainer.pipeline_parallel import Boundary, Pipeline
 from workers.trainer.verdict import verdict
 
 Send = Callable[[Item], None]

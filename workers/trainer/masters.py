@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from workers.trainer.data_parallel import NoDataParallel
+from workers.trainer.parallel.data_parallel import NoDataParallel
 
 
 def make_master(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:

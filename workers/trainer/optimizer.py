@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from planner.facts.spec import JobSpec, Layout, TrainSpec
-from workers.trainer.mesh import Mesh
-from workers.trainer.parallelize import Held, Part, is_tied
+from workers.trainer.parallel.mesh import Mesh
+from workers.trainer.parallel.parallelize import Held, Part, is_tied
 
 BETAS = (0.9, 0.95)
 FINAL_LR_SHARE = 0.1

@@ -27,7 +27,7 @@ from jobs.engines.slurm.talk import MOST_SUBMITTED, News, Wants, talk
 from jobs.engines.slurm.words import WAITING, ended, told, waits, where
 from jobs.models import Attempt, Job, Status
 from jobs.queue import lifecycle
-from jobs.queue.snapshot import bars
+from jobs.queue.scheduling.snapshot import bars
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error
 
-from jobs.queue.controller import Controller
-from jobs.queue.lease import unhealthy
+from jobs.queue.control.controller import Controller
+from jobs.queue.control.lease import unhealthy
 
 STOP_S = 1.5
 

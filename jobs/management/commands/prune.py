@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from jobs.connection import connect
-from jobs.queue.prune import prune
+from jobs.queue.control.prune import prune
 
 
 class Command(BaseCommand):

@@ -179,7 +179,7 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
 
 
 class _Messages:
-    """Hidden states and their gradients between stages, as `workers.trainer.pipeline_parallel` keeps them.
+    """Hidden states and their gradients between stages, as `workers.trainer.parallel.pipeline_parallel` keeps them.
 
     A receive from each stage is posted ahead. What backward used, and what was sent, stays until the engine's next step
     of that sort lets go of it. An output in flight counts with its chunk.

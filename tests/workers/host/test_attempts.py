@@ -16,9 +16,9 @@ from contracts.names import EVENTS_STREAM
 from tests.support.orders import order
 from tests.support.processes import ROOT, RedisServer
 from workers.host.attempts import AttemptDir, attempt_dir, report_of_host
-from workers.host.claims import claim
 from workers.host.files import MOST_BYTES, BadFileError, read_json, write_json
 from workers.host.processes import process_id
+from workers.host.start.claims import claim
 from workers.host.watch import Watch, told_of
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.orders import order
 from workers.host.attempts import attempts, report_of_host
-from workers.host.claims import claim
 from workers.host.files import read_json, write_json
+from workers.host.start.claims import claim
 from workers.host.watch import told_of
 
 
@@ -29,7 +29,7 @@ def test_a_claim_cut_off_halfway_does_not_stand_in_the_way(tmp_path: Path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("workers.host.claims.write_json", cut_off)
+        patched.setattr("workers.host.start.claims.write_json", cut_off)
         with pytest.raises(KeyboardInterrupt):
             claim(tmp_path, order())
     assert list(attempts(tmp_path)) == []

@@ -20,9 +20,9 @@ from contracts.gangs import num_ranks, ranks_here
 from tests.support.processes import RedisServer, wait_until
 from workers.host.address import address_towards, interface_of
 from workers.host.attempts import AttemptDir
-from workers.host.claims import claim
 from workers.host.processes import processes_of, sweep
 from workers.host.settings import HostSettings
+from workers.host.start.claims import claim
 from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.ending import read_failure
 from workers.host.supervisor.gang import NotReadyError, gathered, meet

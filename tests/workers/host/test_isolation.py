@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from contracts.control import LaunchOrder
-from workers.host.identity import user_of
-from workers.host.isolation import as_environment, isolated
-from workers.host.lending import lend
-from workers.host.sandbox import mounts
+from workers.host.apart.identity import user_of
+from workers.host.apart.isolation import as_environment, isolated
+from workers.host.apart.lending import lend
+from workers.host.apart.sandbox import mounts
 from workers.host.settings import CHOSEN_USER, OWNERS, HostSettings, JobUser, SettingError, host_settings
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may change user")
@@ -66,7 +66,7 @@ def test_a_user_who_can_start_python_and_cannot_read_what_it_needs_is_not_taken(
     if shutil.which("bwrap") is None:
         pytest.skip("no bubblewrap here")
     closed = Path("/etc/shadow")  # stands for a package that only root may read
-    monkeypatch.setattr("workers.host.isolation.of_python", lambda: {closed})
+    monkeypatch.setattr("workers.host.apart.isolation.of_python", lambda: {closed})
     chosen, note = isolated(settings)
     assert (chosen.sandbox, chosen.job_user) == ("bwrap", None)
     assert note == f"jobs run as root, in bubblewrap: MESHBOARD_SANDBOX: bubblewrap: uid 65530 cannot reach {closed}"
@@ -78,7 +78,7 @@ def test_where_the_owners_ids_are_not_to_be_had_one_user_is_taken_for_all_and_th
 ) -> None:
     """As in a container of a user namespace that maps 65,536 ids: the kernel knows no others."""
     refused = "MESHBOARD_JOB_USER: uid 65536 cannot start python: setpriv: setresuid failed: Invalid argument"
-    monkeypatch.setattr("workers.host.isolation._trial", lambda _settings, _box, user: refused * (user == OWNERS))
+    monkeypatch.setattr("workers.host.apart.isolation._trial", lambda _settings, _box, user: refused * (user == OWNERS))
     chosen, note = isolated(settings)
     assert (chosen.sandbox, chosen.job_user) == ("bwrap", CHOSEN_USER)
     assert note == f"jobs run as uid 65530, in bubblewrap: {refused}"
@@ -146,8 +146,8 @@ def test_a_run_directory_that_cannot_be_is_named(settings: HostSettings, tmp_pat
 def test_a_supervisor_is_told_what_its_host_worker_chose(
     settings: HostSettings, monkeypatch: pytest.MonkeyPatch, user: JobUser | None
 ) -> None:
-    monkeypatch.setattr("workers.host.isolation._trial", lambda *_: "")
-    monkeypatch.setattr("workers.host.isolation._wanted", lambda _: [("bwrap", user)])
+    monkeypatch.setattr("workers.host.apart.isolation._trial", lambda *_: "")
+    monkeypatch.setattr("workers.host.apart.isolation._wanted", lambda _: [("bwrap", user)])
     chosen, _ = isolated(settings)
     for name, value in as_environment(chosen).items():
         monkeypatch.setenv(name, value)

@@ -23,11 +23,11 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 from contracts.control import VERSION, LaunchOrder
 from tests.support.processes import wait_until
 from workers.host.attempts import AttemptDir
-from workers.host.claims import claim
-from workers.host.launch import Death, first_of, read_told
 from workers.host.processes import processes_of
-from workers.host.rendezvous import Known
 from workers.host.settings import HostSettings
+from workers.host.start.claims import claim
+from workers.host.start.launch import Death, first_of, read_told
+from workers.host.start.rendezvous import Known
 from workers.host.supervisor.training import Training
 
 # Both ranks wait to be looked at. Then rank 1 raises; rank 0 waits for it, and dies of that a moment later.
@@ -109,7 +109,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             found = [c.laddr for c in process.net_connections("inet") if c.status in (psutil.CONN_LISTEN, "NONE")]
             run.listening += found
             # Where torchrun's own keeps its state, which it reads every second and when it ends.
-            for address in found if process.cmdline()[1:3] == ["-m", "workers.host.launch"] else []:
+            for address in found if process.cmdline()[1:3] == ["-m", "workers.host.start.launch"] else []:
                 visitor = TCPStore("127.0.0.1", address.port, is_master=False, wait_for_workers=False)
                 visitor.set("torch.rendezvous.job", base64.b64encode(pickle.dumps(Evil(run.unpickled))))
                 run.visited.append(address.port)
@@ -196,7 +196,7 @@ def test_a_senseless_time_is_none(tmp_path: Path, time_s: str) -> None:
 
 
 def test_torch_asks_of_a_rendezvous_what_ours_answers() -> None:
-    assert torch.__version__.split("+")[0] == "2.13.0", "check workers.host.launch against the new torch"
+    assert torch.__version__.split("+")[0] == "2.13.0", "check workers.host.start.launch against the new torch"
     assert RendezvousHandler.__abstractmethods__ <= set(vars(Known))
     assert not Known.__abstractmethods__
     assert list(inspect.signature(DefaultLogsSpecs.reify).parameters) == ["self", "envs"]

@@ -14,10 +14,10 @@ import pytest
 from contracts.control import VERSION, LaunchOrder
 from planner.facts.spec import JobKind
 from workers.host.attempts import AttemptDir
-from workers.host.claims import claim
-from workers.host.launch import read_options
-from workers.host.programs import PROGRAMS, launch_command, program_of, rank_command
 from workers.host.settings import HostSettings
+from workers.host.start.claims import claim
+from workers.host.start.launch import read_options
+from workers.host.start.programs import PROGRAMS, launch_command, program_of, rank_command
 
 ROOT = Path(__file__).resolve().parents[3]
 OPTIONS = ["--root=/", "-m", "--", "-c", "--rdzv-endpoint=0.0.0.0:1", "--no-python", "; id"]
@@ -61,7 +61,7 @@ def test_no_text_of_the_users_is_in_an_argv(tmp_path: Path, kind: JobKind) -> No
     order, attempt = claimed(tmp_path, hostile(kind, "USERS-TEXT"))
     command = launch_command(order, attempt, settings(tmp_path), "/run/telemetry", tmp_path / "failure.json")
     assert not [word for word in command if "USERS-TEXT" in word]
-    assert command[:3] == [sys.executable, "-m", "workers.host.launch"]
+    assert command[:3] == [sys.executable, "-m", "workers.host.start.launch"]
     read = read_options(command[3:])
     assert (read.module, read.ranks, read.name) == (PROGRAMS[kind].module(settings(tmp_path)), 2, "-m")
     assert all(word.startswith("--") and "=" in word for word in read.arguments)

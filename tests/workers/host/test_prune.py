@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tests.support.orders import order
 from workers.host.attempts import AttemptDir, kept, report_of_host
-from workers.host.claims import claim
 from workers.host.files import write_json
 from workers.host.prune import MEMORY_S, prune
+from workers.host.start.claims import claim
 
 DAY_S = 86400.0
 MEBI = 2**20

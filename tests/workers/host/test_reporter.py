@@ -13,10 +13,10 @@ from tests.support.orders import order
 from tests.support.processes import ROOT, RedisServer, base_environment, wait_until
 from workers.host import reporter
 from workers.host.attempts import attempts, report_of_host
-from workers.host.claims import claim
 from workers.host.files import write_json
 from workers.host.reporter import Reporter
 from workers.host.settings import HostSettings
+from workers.host.start.claims import claim
 
 
 def settings(redis_url: str, run_dir: Path) -> HostSettings:

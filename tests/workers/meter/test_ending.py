@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from workers.host.launch import read_told
+from workers.host.start.launch import read_told
 from workers.meter.ending import MAX_MESSAGE, MAX_TRACEBACK, _code_of, fail, tell, tell_exception
 from workers.meter.script import Script, run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workers.trainer.data import HELD_OUT_SHARE, Corpus, load_corpus
+from workers.trainer.corpus.data import HELD_OUT_SHARE, Corpus, load_corpus
 from workers.trainer.errors import UserError
 
 SEQ_LEN = 16

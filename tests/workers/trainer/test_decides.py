@@ -13,7 +13,8 @@ from planner.facts.spec import JobSpec
 from tests.parity.cases import Case
 from tests.workers.test_dry_run import wrong
 from workers.dry_run.rank import dry_step
-from workers.trainer import mesh, optimizer, parallelize
+from workers.trainer import optimizer
+from workers.trainer.parallel import mesh, parallelize
 
 
 class Fault(NamedTuple):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from planner.facts.spec import ModelSpec
 from workers.trainer.model.experts import Mixture
 from workers.trainer.model.layers import Strategy
-from workers.trainer.tensor_parallel import Entered
+from workers.trainer.parallel.tensor_parallel import Entered
 
 
 def mixture(scale: float = 0.0, **moe: Any) -> Mixture:

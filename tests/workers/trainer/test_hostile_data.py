@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from workers.trainer.data import load_corpus
+from workers.trainer.corpus.data import load_corpus
 from workers.trainer.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -253,7 +253,7 @@ def test_a_draft_is_removed_on_any_exception(tmp_path: Path, monkeypatch: pytest
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("workers.trainer.data.write_tokens", stopped)
+    monkeypatch.setattr("workers.trainer.corpus.data.write_tokens", stopped)
     with pytest.raises(KeyboardInterrupt):
         tokens(tmp_path, "x.jsonl")
     assert [path.suffix for path in (tmp_path / ".cache").rglob("*.*") if path.is_file()] == [".lock"]
@@ -282,7 +282,7 @@ def test_much_text_is_encoded_in_little_memory(tmp_path: Path) -> None:
     byte_tokenizer().save(str(tmp_path / "t.json"))
     (tmp_path / "x.jsonl").write_text(json.dumps({"text": "one more line of text\n" * 95_000}) + "\n")
     program = (
-        "import resource, sys; from pathlib import Path; from workers.trainer.data import load_corpus\n"
+        "import resource, sys; from pathlib import Path; from workers.trainer.corpus.data import load_corpus\n"
         "load_corpus('d.txt', Path(sys.argv[1]), 300, 4, tokenizer='t.json')\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "corpus = load_corpus('x.jsonl', Path(sys.argv[1]), 300, 4, tokenizer='t.json')\n"

@@ -15,7 +15,7 @@ from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from workers.checkpoint.export import _rope
 from workers.trainer.model import Attention, Block, Decoder, Strategy, initialise, rotate
 from workers.trainer.model.attention import turns
-from workers.trainer.tensor_parallel import Entered, TensorParallel
+from workers.trainer.parallel.tensor_parallel import Entered, TensorParallel
 
 ALONE = Strategy()
 

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.facts.shards import BUCKET_BYTES
 from workers.meter import Recorder, metered_backend
-from workers.trainer.data_parallel import BucketedAllReduce
-from workers.trainer.tensor_parallel import TensorParallel
+from workers.trainer.parallel.data_parallel import BucketedAllReduce
+from workers.trainer.parallel.tensor_parallel import TensorParallel
 
 WIDTH = 1600  # one square fp32 matrix is 9.8 MiB, three close a bucket
 

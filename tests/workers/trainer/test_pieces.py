@@ -7,8 +7,8 @@ import random
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from workers.trainer import pieces as cutting
-from workers.trainer.pieces import blocks, pieces
+from workers.trainer.corpus import pieces as cutting
+from workers.trainer.corpus.pieces import blocks, pieces
 
 PATTERNS = {
     "gpt2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.processes import wait_until
-from workers.trainer.pipeline_parallel import Sends
+from workers.trainer.parallel.pipeline_parallel import Sends
 
 TIMEOUT = timedelta(seconds=30)
 

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from tokenizers import Tokenizer
 
-from workers.trainer.data import load_corpus
+from workers.trainer.corpus.data import load_corpus
 from workers.trainer.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state
 
 from workers.torch_private import CHECKED_ON
-from workers.trainer.zero import Zero, shard
+from workers.trainer.parallel.zero import Zero, shard
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from typing import Literal
 from contracts.control import AttemptReport, ExitReport, Outcome
 from contracts.gangs import node_of, ranks_here
 from contracts.telemetry import Item
+from workers.host.apart.identity import user_of
 from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir
 from workers.host.files import write_json
-from workers.host.identity import user_of
 from workers.host.processes import process_id
 from workers.host.settings import HostSettings, host_settings
 from workers.host.supervisor.board import Board

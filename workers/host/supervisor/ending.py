@@ -13,7 +13,7 @@ from contracts.codec import EXIT_BYTES, BadMessageError, checked_exit
 from contracts.control import VERSION, ExitReport, LaunchOrder, Outcome
 from workers.host.attempts import AttemptDir
 from workers.host.files import BadFileError, read_json
-from workers.host.programs import program_of
+from workers.host.start.programs import program_of
 from workers.host.supervisor.tail import LAUNCHER, LogTail
 from workers.host.supervisor.tally import Tally
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from contracts.control import LaunchOrder
 from workers import timeouts
 from workers.host.address import interface_of
+from workers.host.apart.identity import as_user
+from workers.host.apart.lending import give, lend
+from workers.host.apart.sandbox import PACKAGES, sandbox_prefix
 from workers.host.attempts import AttemptDir
 from workers.host.guardian import namespace_prefix
-from workers.host.identity import as_user
-from workers.host.lending import give, lend
 from workers.host.processes import COOKIE, RUNS, sweep
-from workers.host.programs import Folders, launch_command, program_of
-from workers.host.sandbox import PACKAGES, sandbox_prefix
 from workers.host.settings import HostSettings
+from workers.host.start.programs import Folders, launch_command, program_of
 
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 TERM_GRACE_S = 10.0

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.facts.spec import ModelSpec
 from workers.trainer.model.layers import Linear, Strategy, columns
-from workers.trainer.tensor_parallel import Entered
+from workers.trainer.parallel.tensor_parallel import Entered
 
 
 def turns(model: ModelSpec, device: torch.device) -> torch.Tensor:

@@ -16,8 +16,8 @@ from workers.trainer.compiled import compiled
 from workers.trainer.model.attention import Attention
 from workers.trainer.model.experts import Mixture
 from workers.trainer.model.layers import Mlp, Norm, Strategy, Table, columns
+from workers.trainer.parallel.tensor_parallel import Entered
 from workers.trainer.saved import remade
-from workers.trainer.tensor_parallel import Entered
 
 
 class Block(nn.Module):

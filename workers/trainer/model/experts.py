@@ -12,7 +12,7 @@ from planner.facts.models import expert_capacity
 from planner.facts.spec import ModelSpec, MoeSpec
 from workers.trainer.model.grouped import grouped_product
 from workers.trainer.model.layers import Linear, Mlp, Strategy, activate, use
-from workers.trainer.tensor_parallel import Entered
+from workers.trainer.parallel.tensor_parallel import Entered
 
 
 class Routing(NamedTuple):

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.facts.spec import AttentionKernel, ModelSpec, Recompute
-from workers.trainer.context_parallel import ContextParallel
-from workers.trainer.expert_parallel import ExpertParallel
+from workers.trainer.parallel.context_parallel import ContextParallel
+from workers.trainer.parallel.expert_parallel import ExpertParallel
+from workers.trainer.parallel.tensor_parallel import Entered, TensorParallel
+from workers.trainer.parallel.weight_gradients import WeightGradients
 from workers.trainer.saved import remade
-from workers.trainer.tensor_parallel import Entered, TensorParallel
-from workers.trainer.weight_gradients import WeightGradients
 
 NORM_EPS = 1e-5
 

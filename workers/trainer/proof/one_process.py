@@ -12,9 +12,9 @@ import torch.distributed as dist
 from contracts.telemetry import Apart
 from planner.facts.proof import Limits
 from planner.facts.spec import JobSpec
-from workers.trainer.data import Corpus
+from workers.trainer.corpus.data import Corpus
 from workers.trainer.loop import StepResult
-from workers.trainer.mesh import Mesh
+from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.proof.parts import Piece
 from workers.trainer.proof.reference import Expected, Reference, compute, whole_tensors
 

@@ -14,7 +14,7 @@ from planner.facts.shards import held_units
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.stages import stage_of
 from workers.trainer.model.initial import full_name
-from workers.trainer.parallelize import Held, Part, local
+from workers.trainer.parallel.parallelize import Held, Part, local
 
 
 class Piece(NamedTuple):

@@ -12,11 +12,11 @@ from planner.facts.models import stage_units
 from planner.facts.proof import alone
 from planner.facts.spec import JobSpec
 from workers.meter.recorder import Recorder
-from workers.trainer.data import Corpus
+from workers.trainer.corpus.data import Corpus
 from workers.trainer.loop import StepResult, Trainer
-from workers.trainer.mesh import make_mesh
 from workers.trainer.model.initial import full_name
-from workers.trainer.parallelize import parallelize
+from workers.trainer.parallel.mesh import make_mesh
+from workers.trainer.parallel.parallelize import parallelize
 
 
 class Expected(NamedTuple):

@@ -13,7 +13,7 @@ from contracts.telemetry import Apart
 from planner.facts.layout import MESH_AXES, Coordinates, coordinates
 from planner.facts.models import parameter_count
 from planner.facts.spec import JobSpec
-from workers.trainer.mesh import Mesh
+from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.proof.checksum import FACTOR, checksum
 from workers.trainer.proof.parts import Piece, names_by_number
 

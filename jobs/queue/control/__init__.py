@@ -1,0 +1,1 @@
+"""The controller: its stages, and what it does by rule."""

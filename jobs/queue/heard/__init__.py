@@ -1,0 +1,1 @@
+"""What hosts say, taken in: events, what is believed of them, and silence."""

@@ -1,0 +1,96 @@
+"""The database says what should run, each host says what does; here the two are held against each other.
+
+Silence alone frees no slot and ends no rank: what its host cannot tell of stays as it is, with the reason in words.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import cast
+
+import redis
+from django.utils import timezone
+
+from contracts.names import cancel_key
+from jobs.models import HOST_SILENT_AFTER, Host, Job, Member, Status
+from jobs.queue import ending, lifecycle
+from jobs.queue.control.outbox import ORDER_LASTS_S
+from jobs.queue.scheduling.scheduler import order_launch
+
+ORDER_AGAIN_AFTER = timedelta(seconds=15)
+ORDER_LASTS = timedelta(seconds=ORDER_LASTS_S)
+MISSED_IN_A_ROW = 3  # believed heartbeats without an attempt, and its host has forgotten it
+BULKY = ("spec", "estimate", "hardware", "chosen")  # of a job, and of no use here
+CANCEL_FLAG_S = 3600  # raised again each tick while it is needed
+
+
+def reconcile(client: redis.Redis, listening_since: datetime, trouble: str = "") -> None:
+    """One pass over every member that has not ended, and over what hosts hold though it has.
+
+    `listening_since`: from when on a host's silence is its own, and not that nobody listened. `trouble`: why it may
+    be well and yet not heard of.
+    """
+    now = timezone.now()
+    unended = Member.objects.filter(ended__isnull=True, host__isnull=False).select_related("host", "attempt__job")
+    bulky = ("exit", "attempt__exit", "host__profile", *(f"attempt__job__{name}" for name in BULKY))
+    flags = [*_given_up_and_held(), *ending.doomed()]
+    for member in unended.defer(*bulky).annotate(never_ran=lifecycle.NEVER_RAN):
+        job, host = member.attempt.job, cast(Host, member.host)
+        if job.status == Status.CANCELLING:
+            flags.append((job.id, member.attempt.number))
+        silent = now - max(host.last_seen, listening_since) > HOST_SILENT_AFTER
+        if silent:
+            _tell_of_silence(job, member, host)
+            continue
+        if job.status == Status.CANCELLING:
+            _tell_the_cancelling(job, "" if host.last_seen >= now - HOST_SILENT_AFTER else trouble)
+        if member.never_ran and job.status in (Status.STARTING, Status.UNREACHABLE):
+            if member.missed and now - member.ordered > ORDER_AGAIN_AFTER:
+                _order_again(job, member)
+        elif member.missed >= MISSED_IN_A_ROW and now - member.ordered > ORDER_LASTS:
+            # Not sooner: an order that has not expired may still be carried out.
+            ending.lose(member, f"host {host.name} no longer knows this attempt")
+    raise_flags(client, flags)
+
+
+def raise_flags(client: redis.Redis, attempts: list[tuple[str, int]]) -> None:
+    """Tell the supervisors of these attempts to end."""
+    if not attempts:
+        return
+    with client.pipeline(transaction=False) as pipe:
+        for job_id, number in dict.fromkeys(attempts):
+            pipe.set(cancel_key(job_id, number), "1", ex=CANCEL_FLAG_S)
+        pipe.execute()
+
+
+def _given_up_and_held() -> list[tuple[str, int]]:
+    """Attempts that a host came back with although they were given up: it is told to end them."""
+    held = {
+        (name, job, number)
+        for name, holding in Host.objects.exclude(holding=[]).values_list("name", "holding")
+        for job, number, _ in holding
+    }
+    ended = Member.objects.filter(outcome="lost", attempt__job_id__in={job for _, job, _ in held}).order_by()
+    rows = ended.values_list("host_name", "attempt__job_id", "attempt__number")
+    return [(job, number) for name, job, number in rows if (name, job, number) in held]
+
+
+def _tell_of_silence(job: Job, member: Member, host: Host) -> None:
+    since = f"host {host.name} has been silent since {host.last_seen:%Y-%m-%d %H:%M:%S} UTC"
+    if job.status == Status.CANCELLING:
+        _tell_the_cancelling(job, f"{since}: the job ends when the host is back, or when staff gives it up")
+        return
+    number = member.attempt.number
+    lifecycle.change(job.id, number, Status.UNREACHABLE, since, only_from=(Status.STARTING, Status.RUNNING))
+
+
+def _tell_the_cancelling(job: Job, waits: str) -> None:
+    if waits[:500] != job.wait_reason:
+        Job.objects.filter(id=job.id, status=Status.CANCELLING).update(wait_reason=waits[:500])
+
+
+def _order_again(job: Job, member: Member) -> None:
+    """The host lives and does not have the attempt: the order was lost on the way. It starts an attempt once."""
+    claimed = Member.objects.filter(pk=member.pk, ordered=member.ordered).update(ordered=timezone.now())
+    if claimed:
+        order_launch(job, member)

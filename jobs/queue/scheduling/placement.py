@@ -1,0 +1,105 @@
+"""Which queued job starts where: a pure function of the queue, the hosts and the quotas, without database or clock.
+
+The queue is gone through by standing, then age. A job takes all its slots or none (`gang`): on one host
+where one has room, of those the one with the fewest free slots, else over as few hosts of one model as have. A job
+that cannot start now but fits the hosts that take jobs is blocked, and no later job may delay it where hosts are kept:
+
+- Of all blocked jobs that may go to the same hosts (any; those of a pool; one named host) the first, their head, has
+  hosts kept for it: as few as could hold it empty, of such sets the one that needs few further slots to come free, and
+  none that are kept for a job before it. Where it can have none it keeps nothing, and the next may be head.
+- It keeps them from pass to pass (`Waiting.kept`, from `Plan.kept`) while they take jobs and no job before it has one.
+
+A kept host takes no later job, all others do. Nobody knows how long a job runs, so a slot given away on a kept host
+could keep its holder out for ever; one given away elsewhere cannot. The holder starts, at the latest, when enough of
+the jobs that ran on its hosts as they began to be kept have ended, whatever comes after it, and earlier where others
+have room first. What later jobs can cost it is such a chance elsewhere: none where no other hosts are large enough.
+(To spare it that, every host that is large enough would have to idle.) Were the hosts chosen anew in each pass, others
+that drew level would let later jobs onto the first, and the promise would be none.
+
+Nobody starves: if jobs end, a head starts, then the next blocked job is head, and finitely many are before each (but
+for a stream of higher standing, against which `policy.standing` lets points grow with age). Only one head for the same
+hosts: if every blocked job kept hosts, a queue of large jobs would idle as many as it is long.
+
+A project's quota is never exceeded. Its first job that the quota holds back holds back all behind it of that project,
+or small ones would keep it out for ever; and what a head will need of its project's quota is kept for it as its hosts
+are. One that is larger than the quota holds back nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from jobs.queue.scheduling.policy.quota import Quotas
+from jobs.queue.scheduling.pool import Pool
+from jobs.queue.scheduling.preemption import preemptions
+from jobs.queue.scheduling.states import HostState, Placement, Preemption, Quota, Waiting
+from jobs.queue.scheduling.waiting import reason
+
+
+class Plan(NamedTuple):
+    """What a pass decided. Each job of the queue is either placed or has a reason."""
+
+    placements: list[Placement]
+    reasons: dict[str, str]  # by job: why it waits
+    kept: dict[str, tuple[str, ...]]  # by head: the hosts that are kept for it
+    preempted: list[Preemption]
+
+
+def in_order(queue: Iterable[Waiting]) -> list[Waiting]:
+    """As it is gone through."""
+    return sorted(queue, key=lambda job: (-job.standing, job.created, job.id))
+
+
+def place(
+    queue: Iterable[Waiting],
+    hosts: Iterable[HostState],
+    trouble: str = "",
+    quotas: Mapping[str, Quota] | None = None,
+) -> Plan:
+    """Decide what starts now and why the rest waits. The order of the arguments' items means nothing.
+
+    `trouble`: why a host may be well and yet not heard of. `quotas`: by project; one that is not there has none.
+    """
+    queue, hosts = in_order(queue), sorted(hosts, key=lambda host: host.name)
+    devices = {job.device for job in queue}
+    pools = {device: Pool(device, [h for h in hosts if h.device == device], trouble) for device in sorted(devices)}
+    budget = Quotas(quotas or {})
+    placements: list[Placement] = []
+    blocked: list[Waiting] = []
+    reasons: dict[str, str] = {}
+    for job in queue:
+        pool = pools[job.device]
+        if pool.fits(job) and (refusal := budget.refusal(job)):
+            reasons[job.id] = refusal
+            continue
+        if placement := pool.take(job):
+            placements.append(placement)
+            budget.take(job)
+            continue
+        blocked.append(job)
+        if pool.fits(job):
+            pool.hold(job)
+            if job.id in pool.kept:
+                budget.take(job)
+    kept = {job.id: pools[job.device].kept.get(job.id, ()) for job in blocked if not job.wanted_host}
+    kept = {job: names for job, names in kept.items() if names}
+    preempted = [each for pool in pools.values() for each in preemptions(pool)]
+    giving_way = {each.for_job for each in preempted}
+    return Plan(placements, reasons | _reasons(blocked, pools, giving_way), kept, preempted)
+
+
+def _reasons(blocked: list[Waiting], pools: dict[str, Pool], giving_way: set[str]) -> dict[str, str]:
+    """Told after everything was placed, so that what they say is free is free."""
+    ahead: dict[str, int] = dict.fromkeys(pools, 0)
+    first: dict[str, Waiting] = {}
+    reasons = {}
+    for job in blocked:
+        pool = pools[job.device]
+        reasons[job.id] = reason(job, pool, ahead[job.device], first.get(job.device))
+        if job.id in giving_way:
+            reasons[job.id] += "; preemptible jobs of lower priority are ending for it"
+        if pool.fits(job):
+            ahead[job.device] += 1
+            first.setdefault(job.device, job)
+    return reasons

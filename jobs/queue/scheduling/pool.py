@@ -1,0 +1,159 @@
+"""The hosts of one device while a pass goes through the queue: who takes which slots, for whom which hosts are kept."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from jobs.queue.scheduling.gang import Candidate, spread, to_keep
+from jobs.queue.scheduling.states import HostState, Placement, Share, Waiting
+from planner.facts.gang import Demand
+
+
+class Ground(NamedTuple):
+    """The hosts that a job may ever go to, of those that take jobs now; by model of device, as a gang has one."""
+
+    hosts: frozenset[str]
+    by_model: tuple[tuple[str, ...], ...]
+
+
+class Pool:
+    """The hosts of one device while a pass goes through the queue."""
+
+    def __init__(self, device: str, hosts: list[HostState], trouble: str = "") -> None:
+        self.device, self.trouble = device, trouble
+        self.hosts = {host.name: host for host in hosts}
+        self.taking = {name: host for name, host in self.hosts.items() if host.takes_jobs}
+        self.free = {name: host.free for name, host in self.taking.items()}
+        self.holders: dict[str, Waiting] = {}  # by host
+        self.kept: dict[str, tuple[str, ...]] = {}  # hosts by holder
+        self.open = sorted((len(free), name) for name, free in self.free.items())  # hosts kept for nobody
+        self._heads: dict[frozenset[str], Waiting] = {}
+        self._grounds: dict[object, Ground] = {}
+        self._units: dict[object, int | None] = {}
+        self._refused: set[object] = set()  # demands that found no room: it only shrinks during a pass
+        self._booked = any(host.bookings for host in hosts)
+
+    def take(self, job: Waiting) -> Placement | None:
+        """Give the job its slots if hosts that are open to it have room."""
+        asked = (self.ground(job).hosts, job.demand)
+        if asked in self._refused:
+            return None
+        shares = self._room(job)
+        if shares is None:
+            self._refused.add(asked)
+            return None
+        return Placement(job.id, tuple(self._give(name, slots) for name, slots in shares.items()))
+
+    def hold(self, job: Waiting) -> None:
+        """Keep hosts for a blocked job, if it is the first of those that may go where it may."""
+        hosts = self.ground(job).hosts
+        if hosts in self._heads:
+            return
+        names = self._to_keep(job)
+        if not names:
+            return
+        self._heads[hosts] = job
+        self.kept[job.id] = names
+        for name in names:
+            self.holders[name] = job
+            self._close(name)
+
+    def head(self, job: Waiting) -> Waiting | None:
+        """Who is first of those that may go where the job may."""
+        return self._heads.get(self.ground(job).hosts)
+
+    def fits(self, job: Waiting) -> bool:
+        """Whether it could run on hosts that take jobs, were they empty."""
+        return self.unit(job) is not None
+
+    def unit(self, job: Waiting) -> int | None:
+        """What each host's share of it is a multiple of; None where no hosts that take jobs could ever hold it."""
+        ground, demand = self.ground(job), job.demand
+        key = (ground.hosts, demand)
+        if key not in self._units:
+            sizes = [[self.taking[name].slots for name in names] for names in ground.by_model]
+            units = (demand.unit_on(model) for model in sizes)
+            fitting = {unit for unit in units if unit is not None}
+            self._units[key] = next((unit for unit in demand.units if unit in fitting), None)
+        return self._units[key]
+
+    def ground(self, job: Waiting) -> Ground:
+        """The hosts that it may ever go to."""
+        booked = (job.project, job.limit_s) if self._booked else None
+        key = (job.wanted_host, job.pool, job.labels, booked)
+        if key not in self._grounds:
+            may = [h for h in self.taking.values() if h.is_asked_for_by(job) and not h.is_reserved_from(job)]
+            models: dict[str, list[str]] = {}
+            for host in may:
+                models.setdefault(host.device_name, []).append(host.name)
+            self._grounds[key] = Ground(
+                frozenset(host.name for host in may), tuple(tuple(sorted(models[model])) for model in sorted(models))
+            )
+        return self._grounds[key]
+
+    def most_open(self, job: Waiting) -> str | None:
+        """Of the hosts open to it the one with the most free slots."""
+        hosts = self.ground(job).hosts
+        return next((name for _, name in reversed(self.open) if name in hosts), None)
+
+    def open_slots(self, job: Waiting, unit: int) -> int:
+        """Slots that a gang like it could have at most on hosts of one model that are open to it."""
+        models = self._open_by_model(job)
+        return max((job.demand.most(list(free.values()), unit) for free in models), default=0)
+
+    def _room(self, job: Waiting) -> dict[str, int] | None:
+        demand = job.demand
+        if (one := self._one_host(self.ground(job).hosts, demand)) is not None:
+            return {one: demand.num_slots}
+        unit = self.unit(job)
+        if demand.max_hosts == 1 or unit is None:
+            return None
+        spreads = [spread(demand, unit, free) for free in self._open_by_model(job)]
+        return min((found for found in spreads if found), key=lambda found: (len(found), *found), default=None)
+
+    def _one_host(self, hosts: frozenset[str], demand: Demand) -> str | None:
+        tightest = bisect_left(self.open, (demand.num_slots, ""))
+        return next((name for _, name in self.open[tightest:] if name in hosts), None)
+
+    def _open_by_model(self, job: Waiting) -> Iterator[dict[str, int]]:
+        for names in self.ground(job).by_model:
+            yield {name: len(self.free[name]) for name in names if name not in self.holders}
+
+    def _to_keep(self, job: Waiting) -> tuple[str, ...]:
+        unit = self.unit(job)
+        if unit is None:
+            return ()
+        models = [[name for name in names if name not in self.holders] for names in self.ground(job).by_model]
+        for names in models:
+            if job.kept and set(job.kept) <= set(names) and self._holds_barely(job.demand, unit, job.kept):
+                return tuple(sorted(job.kept))
+        sets = [to_keep(job.demand, unit, [self._candidate(job, name) for name in names]) for names in models]
+        return min((found for found in sets if found), key=lambda found: self._lacks(job, unit, found), default=())
+
+    def _holds_barely(self, demand: Demand, unit: int, names: Collection[str]) -> bool:
+        """Whether all of these hosts together could hold the gang empty, and not without the smallest."""
+        sizes = sorted(self.taking[name].slots for name in names)
+        asked = demand._replace(units=(unit,))
+        fits_on_fewer = asked.unit_on(sizes[1:]) is not None
+        return asked.unit_on(sizes) is not None and not fits_on_fewer and len(names) <= (demand.max_hosts or len(names))
+
+    def _candidate(self, job: Waiting, name: str) -> Candidate:
+        gone = len(self.taking[name].free) - len(self.free[name])
+        return Candidate(name, self.taking[name].slots, self.taking[name].soon(job.priority) - gone)
+
+    def _lacks(self, job: Waiting, unit: int, names: tuple[str, ...]) -> tuple[object, ...]:
+        """For the smallest: how many hosts, further slots, slots in all, their names."""
+        hosts = [self._candidate(job, name) for name in names]
+        soon = job.demand.most([host.soon for host in hosts], unit)
+        return len(names), job.num_slots - soon, sum(host.slots for host in hosts), names
+
+    def _give(self, name: str, count: int) -> Share:
+        self._close(name)
+        slots, self.free[name] = self.free[name][:count], self.free[name][count:]
+        insort(self.open, (len(self.free[name]), name))
+        return Share(name, slots)
+
+    def _close(self, name: str) -> None:
+        del self.open[bisect_left(self.open, (len(self.free[name]), name))]

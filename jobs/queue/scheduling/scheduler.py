@@ -1,0 +1,218 @@
+"""Places queued jobs: reads queue and hosts, lets `placement` decide, and writes that down in bulk.
+
+Deciding holds no lock. Writing does, for one short transaction in which each job placed must still be queued as that
+attempt and no other scheduler may have written since we read. A row that somebody else is changing is not waited for:
+the next pass sees it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.db.models import Case, CharField, Value, When
+from django.utils import timezone
+
+from contracts.control import VERSION, Gang, KeptCheckpoint, LaunchOrder, Node
+from contracts.names import TASK_LAUNCH, host_queue
+from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Member, Outbox, SlotAllocation
+from jobs.queue import lifecycle
+from jobs.queue.control import stops
+from jobs.queue.scheduling.placement import place
+from jobs.queue.scheduling.snapshot import PAUSED, Queued, hosts_now, queue_now, queue_paused, quotas_now
+from jobs.queue.scheduling.states import Placement, Share
+
+log = logging.getLogger(__name__)
+
+LOCK = "scheduler"  # its position is another one after each write of a pass
+MOST_ANNOUNCED = 50  # new reasons of which sockets are told at once; the others' look by themselves
+CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
+ONLY_THE_BOARDS = ("project", "run", "retry", "after", "after_failed")  # of a spec: no host reads them
+OF_RESOURCES = ("max_hosts", "pool", "labels")
+
+KeptHosts = dict[str, tuple[str, ...]]  # by job: names of hosts
+
+
+class Turn:
+    """That no other scheduler wrote since this pass read."""
+
+    def __init__(self, seen: str) -> None:
+        self._seen = seen  # the LOCK row's position as it was read, then as this pass last wrote it
+
+    def take(self) -> None:
+        """Hold the lock until the transaction ends.
+
+        Raises:
+            StaleError: another scheduler wrote, so what was decided goes by what is no longer true.
+        """
+        lock, _ = Cursor.objects.select_for_update().get_or_create(name=LOCK, defaults={"position": ""})
+        if lock.position != self._seen:
+            raise StaleError("another scheduler wrote meanwhile")
+        self._seen = uuid.uuid4().hex  # another one each time: who read between two writes must notice the second
+        Cursor.objects.filter(name=LOCK).update(position=self._seen)
+
+
+class StaleError(Exception):
+    """A decision came too late."""
+
+
+def schedule(trouble: str = "") -> int:
+    """Place what fits and say why the rest waits; returns how many jobs were placed.
+
+    `trouble`: why a host may be well and yet not heard of.
+    """
+    now = timezone.now()
+    turn = Turn(Cursor.objects.filter(name=LOCK).values_list("position", flat=True).first() or "")
+    hosts = hosts_now(now)
+    queue = queue_now(now)
+    if not queue:
+        return 0
+    if queue_paused():
+        _explain(queue, {queued.job.id: PAUSED for queued in queue})
+        return 0
+    plan = place([queued.job for queued in queue if not queued.bar], hosts.values(), trouble, quotas_now())
+    keys = {host.name: key for key, host in hosts.items()}
+    attempts = {queued.job.id: queued.attempt for queued in queue}
+    placed = 0
+    try:
+        _keep(plan.kept, {queued.job.id: queued.job.kept for queued in queue if queued.job.kept}, keys, turn)
+        for begin in range(0, len(plan.placements), CHUNK):
+            placed += _start(plan.placements[begin : begin + CHUNK], attempts, keys, turn)
+    except (IntegrityError, StaleError) as error:
+        log.warning("this pass ended early, the next one goes on: %s", error)
+        return placed
+    names = {queued.job.id: queued.job.name for queued in queue}
+    for each in plan.preempted:
+        stops.preempt(each.victim, each.for_job, names[each.for_job])
+    _explain(queue, plan.reasons)
+    return placed
+
+
+def order_launch(job: Job, member: Member) -> None:
+    """Write the order to the outbox; the host starts an attempt once however often it is told."""
+    members = list(member.attempt.members.select_related("host"))
+    slots = sorted(member.allocations.values_list("slot", flat=True))
+    _order(job, member, slots, _nodes(members)).save()
+
+
+def _keep(now: KeptHosts, before: KeptHosts, keys: dict[str, int], turn: Turn) -> None:
+    """Remember which hosts are kept for whom. Raises StaleError."""
+    if {job: set(hosts) for job, hosts in now.items()} == {job: set(hosts) for job, hosts in before.items()}:
+        return
+    with transaction.atomic():
+        turn.take()
+        KeptHost.objects.all().delete()
+        KeptHost.objects.bulk_create(
+            KeptHost(job_id=job, host_id=keys[host]) for job, hosts in now.items() for host in hosts
+        )
+
+
+def _start(placements: list[Placement], attempts: dict[str, int], keys: dict[str, int], turn: Turn) -> int:
+    """Start what is still queued, all of it or nothing; returns how many jobs started.
+
+    Raises:
+        StaleError: another scheduler wrote meanwhile.
+        IntegrityError: a slot or an attempt is there already, or a host is gone.
+    """
+    now = timezone.now()
+    with transaction.atomic():
+        turn.take()
+        where = {p.job: ", ".join(share.host for share in p.shares) for p in placements}
+        started = lifecycle.start({job: (attempts[job], f"placed on {hosts}") for job, hosts in where.items()})
+        pairs = [(started[p.job], p) for p in placements if p.job in started]
+        created = Attempt.objects.bulk_create(Attempt(job=job, number=job.attempt) for job, _ in pairs)
+        drafts = [
+            (Member(attempt=attempt, node=node, host_id=keys[share.host], host_name=share.host,
+                    first_rank=first, num_ranks=ranks, ordered=now), share)
+            for attempt, (job, p) in zip(created, pairs, strict=True)
+            for node, share, first, ranks in _ranked(job, p)
+        ]  # fmt: skip
+        members = Member.objects.bulk_create(member for member, _ in drafts)
+        SlotAllocation.objects.bulk_create(
+            SlotAllocation(host_id=keys[share.host], slot=slot, member=member)
+            for member, (_, share) in zip(members, drafts, strict=True)
+            for slot in share.slots
+        )
+        Outbox.objects.bulk_create(_orders(pairs, members))
+    return len(pairs)
+
+
+def _ranked(job: Job, placement: Placement) -> Iterator[tuple[int, Share, int, int]]:
+    """Node, share, its first rank and how many it has. Ranks that take turns in one slot are all in it."""
+    first = 0
+    for node, share in enumerate(placement.shares):
+        ranks = len(share.slots) if len(placement.shares) > 1 else job.num_slots
+        yield node, share, first, ranks
+        first += ranks
+
+
+def _orders(pairs: list[tuple[Job, Placement]], members: list[Member]) -> Iterator[Outbox]:
+    named = {member.host_name for member in members}
+    addresses = dict(Host.objects.filter(name__in=named).values_list("name", "address"))
+    told = iter(members)
+    for job, placement in pairs:
+        of_job = [next(told) for _ in placement.shares]
+        nodes = [Node(host=m.host_name, address=addresses[m.host_name], ranks=m.num_ranks) for m in of_job]
+        for member, share in zip(of_job, placement.shares, strict=True):
+            yield _order(job, member, list(share.slots), nodes)
+
+
+def _nodes(members: list[Member]) -> list[Node]:
+    return [Node(host=m.host_name, address=m.host.address if m.host else "", ranks=m.num_ranks) for m in members]
+
+
+def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Outbox:
+    order = LaunchOrder(
+        v=VERSION,
+        job=job.id,
+        attempt=job.attempt,
+        spec=_for_hosts(job.spec),
+        slots=slots,
+        expires=0.0,  # set as it is sent
+        owner=job.owner_id,
+    )
+    if len(nodes) > 1:
+        order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
+    if job.attempt > 1 and (kept := kept_checkpoint(job)):
+        order["checkpoint"] = kept
+    return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=[order])
+
+
+def kept_checkpoint(job: Job) -> KeptCheckpoint | None:
+    """The newest checkpoint that an earlier attempt told of: rank 0 writes it, on the first host."""
+    told = Attempt.objects.filter(job=job, number__lt=job.attempt).exclude(checkpoint="").order_by("-number")
+    found = told.filter(members__node=0).values_list("checkpoint", "members__host_name").first()
+    return KeptCheckpoint(name=found[0], host=found[1]) if found else None
+
+
+def _for_hosts(spec: dict[str, Any]) -> dict[str, Any]:
+    """Without what only the board reads: a host of the version before knows no such fields."""
+    told = {name: value for name, value in spec.items() if name not in ONLY_THE_BOARDS}
+    if "resources" in told:
+        told["resources"] = {name: value for name, value in spec["resources"].items() if name not in OF_RESOURCES}
+    return told
+
+
+def _explain(queue: list[Queued], reasons: dict[str, str]) -> None:
+    """Write the reasons that are new, in transactions short enough for everybody else."""
+    news = {}
+    for queued in queue:
+        reason = queued.bar or reasons.get(queued.job.id, queued.reason)
+        if reason != queued.reason:
+            news[queued.job.id] = reason
+    waiting = sorted(news, key=lambda job: news[job])
+    for begin in range(0, len(waiting), CHUNK):
+        with transaction.atomic():
+            told: dict[str, list[str]] = {}
+            for job in lifecycle.lock_queued(waiting[begin : begin + CHUNK]):
+                told.setdefault(news[job.id], []).append(job.id)
+            if told:
+                texts = [When(id__in=jobs, then=Value(text, CharField())) for text, jobs in told.items()]
+                Job.objects.filter(id__in=[job for jobs in told.values() for job in jobs]).update(
+                    wait_reason=Case(*texts, output_field=CharField())
+                )
+    lifecycle.announce(*waiting[:MOST_ANNOUNCED])

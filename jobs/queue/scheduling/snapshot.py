@@ -1,0 +1,191 @@
+"""Queue, hosts and projects as they are now, read from the database in few statements and without a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.conf import settings
+from django.db.models import Count, Exists, OuterRef, Q, Sum
+
+from jobs.models import (
+    HOST_SILENT_AFTER,
+    TERMINAL,
+    Attempt,
+    Dependency,
+    Host,
+    Job,
+    KeptHost,
+    Member,
+    Pool,
+    Project,
+    QueueState,
+    Reservation,
+    SlotAllocation,
+    Status,
+)
+from jobs.queue.leases import held_back
+from jobs.queue.scheduling.policy.share import Use, factors
+from jobs.queue.scheduling.policy.standing import Rates, Standing, standing
+from jobs.queue.scheduling.states import Booking, HostState, Occupant, Quota, Waiting
+
+PAUSED = "the queue is paused: nothing is started"
+HELD = "held by staff until it is released"
+AHEAD = timedelta(days=366)  # of reservations: none further away can matter to a job (its limit is a year at most)
+
+
+class Queued(NamedTuple):
+    """A queued job and what is written about it. `bar`: why it cannot start whatever is free; empty where it can."""
+
+    job: Waiting
+    attempt: int
+    reason: str
+    bar: str
+    standing: Standing
+
+
+class Ahead(NamedTuple):
+    """What a job comes after: those that have not ended, and those that did not succeed."""
+
+    unended: list[str]
+    failed: list[str]
+
+
+def queue_paused() -> bool:
+    return QueueState.objects.filter(paused=True).exists()
+
+
+def queue_now(now: datetime) -> list[Queued]:
+    """Every queued job that our hosts run."""
+    attempts = Attempt.objects.filter(job=OuterRef("pk"), number=OuterRef("attempt"))
+    rows = Job.objects.filter(status=Status.QUEUED, engine="hosts").values_list(
+        "id", "name", "owner", "device", "num_slots", "wanted_host", "priority", "created",
+        "unit", "wide_unit", "max_hosts", "project", "pool", "labels", "time_limit_s",
+        "attempt", "wait_reason", "held", "moved", Exists(attempts),
+    )  # fmt: skip
+    kept: dict[str, list[str]] = {}
+    for job, host in KeptHost.objects.values_list("job_id", "host__name"):
+        kept.setdefault(job, []).append(host)
+    again = {id for id, *_, attempt, _reason, _held, _moved, _placed in rows if attempt > 1}
+    waits, alive = after(), held_back(again, now)
+    share = factors({p.name: Use(p.used, p.weight) for p in Project.objects.all()})
+    rates = Rates(settings.AGEING_PER_HOUR, settings.SHARE_POINTS)
+    found = []
+    for (
+        id, name, owner, device, num_slots, wanted, priority, created,
+        unit, wide, most, project, pool, labels, limit_s, attempt, reason, held, moved, placed_before,
+    ) in rows:  # fmt: skip
+        stands = standing(priority, (now - created).total_seconds(), share.get(project, 1.0), moved, rates)
+        waiting = Waiting(
+            id, name, owner, device, num_slots, wanted, priority, created, tuple(kept.get(id, ())),
+            (wide, unit) if wide != unit else (unit,), most, stands.points, project, pool, frozenset(labels), limit_s,
+        )  # fmt: skip
+        bar = alive.get(id, "")
+        if held:
+            bar = HELD
+        elif id in waits and waits[id].unended:
+            bar = _after_words(waits[id].unended)
+        if placed_before:
+            bar = f"attempt {attempt} has been on a host already: cancel the job, then queue it again"
+        found.append(Queued(waiting, attempt, reason, bar, stands))
+    return found
+
+
+def after() -> dict[str, Ahead]:
+    """By queued job that comes after others: how those stand. One that was deleted did not succeed."""
+    pairs = list(Dependency.objects.filter(job__status=Status.QUEUED).values_list("job_id", "needs"))
+    known = dict(Job.objects.filter(id__in={needs for _, needs in pairs}).values_list("id", "status")) if pairs else {}
+    found: dict[str, Ahead] = {}
+    for job, needs in pairs:
+        ahead = found.setdefault(job, Ahead([], []))
+        status = known.get(needs, Status.LOST)
+        if status not in TERMINAL:
+            ahead.unended.append(needs)
+        elif status != Status.SUCCEEDED:
+            ahead.failed.append(needs)
+    return found
+
+
+def bars(jobs: Iterable[Job]) -> dict[str, str]:
+    """Of queued jobs of any engine, by id: why each does not start whatever there is room for."""
+    paused, waits = queue_paused(), after()
+    found = {}
+    for job in jobs:
+        if paused:
+            found[job.id] = PAUSED
+        elif job.held:
+            found[job.id] = HELD
+        elif job.id in waits and waits[job.id].unended:
+            found[job.id] = _after_words(waits[job.id].unended)
+    return found
+
+
+def _after_words(jobs: list[str]) -> str:
+    if len(jobs) == 1:
+        return f"comes after job {jobs[0]}, which has not ended"
+    named = ", ".join(sorted(jobs)[:3])
+    more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
+    return f"comes after jobs {named}{more}, which have not ended"
+
+
+def hosts_now(now: datetime) -> dict[int, HostState]:
+    """All hosts by key. A slot is free if no attempt was given it and the host names none that lives there."""
+    seen_after = now - HOST_SILENT_AFTER
+    taken: dict[int, set[int]] = {}
+    for host, slot in SlotAllocation.objects.values_list("host", "slot"):
+        taken.setdefault(host, set()).add(slot)
+    pools = [(p.name, frozenset(p.labels), p.paused) for p in Pool.objects.all()]
+    booked, occupants = _reservations(now), _occupants()
+    hosts = {}
+    rows = Host.objects.present().values_list(
+        "id", "name", "device", "slots", "drained", "last_seen", "holding", "device_name", "labels"
+    )
+    for key, name, device, slots, drained, last_seen, holding, model, told in rows:
+        held = taken.get(key, set()).union(*(alive for _job, _attempt, alive in holding))
+        free = tuple(slot for slot in range(slots) if slot not in held)
+        labels = frozenset(told)
+        of = {pool: paused for pool, asked, paused in pools if asked <= labels}
+        paused = min((pool for pool, is_paused in of.items() if is_paused), default="")
+        bookings = [booking for host, pool, booking in booked if host == key or pool in of]
+        hosts[key] = HostState(
+            name, device, slots, free, drained, last_seen >= seen_after, model, labels, frozenset(of), paused,
+            tuple(bookings), tuple(occupants.get(key, ())),
+        )  # fmt: skip
+    return hosts
+
+
+def _reservations(now: datetime) -> list[tuple[int | None, str | None, Booking]]:
+    rows = Reservation.objects.filter(ends__gt=now, starts__lt=now + AHEAD)
+    return [
+        (host, pool, Booking(project, (starts - now).total_seconds()))
+        for host, pool, project, starts in rows.values_list("host_id", "pool__name", "project__name", "starts")
+    ]
+
+
+def _occupants() -> dict[int, list[Occupant]]:
+    """By host: attempts that were told to end, or would be for one of higher priority."""
+    rows = (
+        Member.objects.filter(ended__isnull=True, host__isnull=False)
+        .filter(Q(attempt__job__status=Status.CANCELLING) | Q(attempt__job__preemptible=True))
+        .annotate(slots=Count("allocations"))
+        .values_list("host_id", "attempt__job_id", "attempt__job__priority", "ordered", "slots", "attempt__job__status")
+    )
+    found: dict[int, list[Occupant]] = {}
+    for host, job, priority, began, slots, status in rows:
+        found.setdefault(host, []).append(Occupant(job, priority, began, slots, status == Status.CANCELLING))
+    return found
+
+
+def quotas_now() -> dict[str, Quota]:
+    """By project that has one: what its attempts hold until they have ended."""
+    limited = dict(Project.objects.filter(slots__isnull=False).values_list("name", "slots"))
+    used = held_slots(limited) if limited else {}
+    return {name: Quota(slots, used.get(name, 0)) for name, slots in limited.items()}
+
+
+def held_slots(projects: Iterable[str]) -> dict[str, int]:
+    """Slots by project."""
+    rows = Attempt.objects.filter(ended__isnull=True, job__project__in=list(projects)).order_by()
+    counted = rows.values_list("job__project").annotate(slots=Sum("job__num_slots"))
+    return dict(counted)

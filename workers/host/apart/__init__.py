@@ -1,0 +1,1 @@
+"""How well jobs are kept from the host and from each other."""

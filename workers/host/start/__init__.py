@@ -1,0 +1,1 @@
+"""An order becomes an attempt, and an attempt its ranks."""

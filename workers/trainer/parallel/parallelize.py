@@ -1,0 +1,229 @@
+"""States the order in which a model becomes this rank's part of it, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from planner.facts.layout import chunk_indices, num_chunks
+from planner.facts.models import Parameter, Unit, stage_units
+from planner.facts.placements import Placement, expert_index, local_parameter, placement
+from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.schedules import splits
+from planner.facts.spec import JobSpec
+from planner.facts.stages import stage_of
+from workers.trainer.masters import MasterGradients, make_master
+from workers.trainer.model import Decoder, Strategy, initialise, unit_modules, unit_parameter
+from workers.trainer.model.initial import full_name
+from workers.trainer.parallel.context_parallel import ContextParallel
+from workers.trainer.parallel.data_parallel import BucketedAllReduce, DataParallel, Together
+from workers.trainer.parallel.expert_parallel import EvenExpertParallel, ExpertParallel
+from workers.trainer.parallel.mesh import Mesh
+from workers.trainer.parallel.tensor_parallel import TensorParallel
+from workers.trainer.parallel.weight_gradients import WeightGradients
+from workers.trainer.parallel.zero import Zero, shard
+
+TIED = ("embedding.weight", "head.weight")
+
+
+@dataclass(frozen=True)
+class Held:
+    """One tensor of this rank, where its parts lie, and how many ranks have the same gradient in the end.
+
+    The model computes with `tensor`, `summed` holds its gradient, and the optimiser updates `master`: all one, but
+    where fp32 weights are held apart.
+    """
+
+    name: str
+    spec: Parameter
+    placement: Placement
+    tensor: nn.Parameter
+    summed: nn.Parameter
+    master: nn.Parameter
+    copies: int
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """The part of the gradient that lies on this rank."""
+        assert self.summed.grad is not None
+        return local(self.summed.grad)
+
+    @property
+    def copied_by_tp_neighbours(self) -> bool:
+        """Whether some tp ranks hold the same part: key/value heads that are fewer than the ranks."""
+        return self.placement.tp is not None and self.placement.tp.copies > 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """This rank's part of the model: its chunks by index in the whole pipe, and every tensor of theirs."""
+
+    chunks: dict[int, Decoder]
+    tensors: list[Held]
+    data_parallel: DataParallel
+    dtype: torch.dtype
+
+    def masters(self) -> list[nn.Parameter]:
+        """What the optimiser updates."""
+        return [held.master for held in self.tensors]
+
+    @torch.no_grad()
+    def follow_masters(self) -> None:
+        """Let the weights computed with be those of the masters."""
+        for held in self.tensors:
+            if held.master is not held.tensor:
+                held.tensor.copy_(held.master)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that lies on this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def parallelize(spec: JobSpec, mesh: Mesh, device: torch.device) -> Part:
+    """Meta model of each chunk -> per unit: memory, initial values, ZeRO shard -> gradient reduction -> compile."""
+    built = build(spec, mesh, device)
+    part = assemble(spec, mesh, built)
+    if spec.train.compile:
+        for block in (block for decoder in part.chunks.values() for block in decoder.blocks()):
+            block.compile_layer()
+    return part
+
+
+@dataclass(frozen=True)
+class Built:
+    """Chunks by index in the whole pipe, and their FSDP2 roots."""
+
+    chunks: dict[int, Decoder]
+    roots: list[FSDPModule]
+
+
+def build(spec: JobSpec, mesh: Mesh, device: torch.device, *, fill: bool = True, even: bool = False) -> Built:
+    """This rank's chunks, sharded. Without `fill` they stay on meta; `even`: no router will be computed."""
+    dtype = compute_type(spec)
+    stage = stage_of(spec.model, spec.layout, mesh.place.pp)
+    built = Built({}, [])
+    for index, layers in zip(chunk_indices(spec.layout, mesh.place.pp), stage.chunks, strict=True):
+        strategy = make_strategy(spec, mesh, EvenExpertParallel if even else ExpertParallel)
+        first, last = _ends(spec, index)
+        with torch.device("meta"):
+            decoder = Decoder(spec.model, layers, strategy, dtype, first=first, last=last)
+        # Unit by unit, so that a rank never holds more than its shards and one whole unit.
+        for unit in stage_units(spec.model, layers, first=first, last=last):
+            if fill:
+                for module in unit_modules(decoder, unit):
+                    module.to_empty(device=device)
+                initialise(decoder, unit, spec, mesh.place)
+            if spec.layout.zero and unit.name != "root":
+                _shard_layer(spec, mesh, unit_modules(decoder, unit)[0], device, dtype)
+        if spec.layout.zero:
+            built.roots.append(_shard(spec, mesh, decoder, device, dtype))
+        built.chunks[index] = decoder
+    return built
+
+
+def assemble(spec: JobSpec, mesh: Mesh, built: Built) -> Part:
+    """What training needs of built chunks: every tensor, and how gradients become one."""
+    stage = stage_of(spec.model, spec.layout, mesh.place.pp)
+    tensors: list[Held] = []
+    for (index, decoder), layers in zip(built.chunks.items(), stage.chunks, strict=True):
+        first, last = _ends(spec, index)
+        units = stage_units(spec.model, layers, first=first, last=last)
+        tensors += [_held(spec, decoder, unit, p) for unit in units for p in unit.parameters]
+    apart = {held.tensor: held.master for held in tensors if held.summed is not held.tensor}
+    kinds: list[DataParallel] = [MasterGradients(apart, splits=splits(spec.layout))] if apart else []
+    kinds += [Zero(built.roots, spec.layout.zero)] if built.roots else _plain(spec, mesh, built, tensors)
+    return Part(built.chunks, tensors, Together(kinds), compute_type(spec))
+
+
+def compute_type(spec: JobSpec) -> torch.dtype:
+    return torch.float32 if spec.train.precision == "fp32" else torch.bfloat16
+
+
+def _ends(spec: JobSpec, chunk: int) -> tuple[bool, bool]:
+    """Whether a chunk is the first and the last of the pipe."""
+    return chunk == 0, chunk == num_chunks(spec.layout) - 1
+
+
+def make_strategy(spec: JobSpec, mesh: Mesh, experts: type[ExpertParallel] = ExpertParallel) -> Strategy:
+    """How the blocks of one chunk are computed."""
+    layout, moe = spec.layout, spec.model.moe
+    # Each tp rank adds the same load-balancing loss; it is the mean over sequences.
+    scale = moe.balance_loss / (spec.train.global_batch * layout.tp) if moe else 0.0
+    return Strategy(
+        tp=TensorParallel(mesh.tp, layout.tp, mesh.place.tp, layout.sequence_parallel),
+        cp=ContextParallel(mesh.cp, layout.cp, mesh.place.cp, layout.cp_method),
+        ep=experts(mesh.ep, layout.ep, expert_index(layout, mesh.place)),
+        recompute=layout.recompute,
+        attention=spec.train.attention,
+        regather=layout.regather,
+        weight_gradients=WeightGradients() if splits(spec.layout) else None,
+        balance_scale=scale,
+    )
+
+
+def _shard_layer(spec: JobSpec, mesh: Mesh, layer: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """A layer is a unit, and so are its experts where ep divides them: fewer ranks hold the same ones."""
+    if mesh.expert_shards is not None:
+        for experts in _experts(layer):
+            _shard(spec, mesh, experts, device, dtype, experts=True)
+    _shard(spec, mesh, layer, device, dtype)
+
+
+def _shard(
+    spec: JobSpec, mesh: Mesh, module: nn.Module, device: torch.device, dtype: torch.dtype, *, experts: bool = False
+) -> FSDPModule:
+    alone = spec.layout.ep > 1 and mesh.expert_shards is None  # nobody else holds this rank's experts
+    besides = {p for found in _experts(module) for p in found.parameters()} if alone else set()
+    shards, copies = (mesh.expert_shards, None) if experts else (mesh.shards, mesh.copies)
+    assert shards is not None
+    reduced = torch.float32 if mix_of(spec.train.precision).gradients == FP32_BYTES else torch.bfloat16
+    stage = spec.layout.zero
+    return shard(module, shards, copies, device, stage=stage, compute=dtype, reduced=reduced, besides=besides)
+
+
+def _experts(module: nn.Module) -> list[nn.Module]:
+    return [found for name, found in module.named_modules() if name.endswith("moe.experts")]
+
+
+def _plain(spec: JobSpec, mesh: Mesh, built: Built, tensors: list[Held]) -> list[DataParallel]:
+    if mesh.replicas is None:
+        return []
+    holders = {held.tensor: held.summed for held in tensors}
+    train, element = spec.train, mix_of(spec.train.precision).gradients
+    decoders = list(built.chunks.values())
+    divided = {p for d in decoders for e in _experts(d) for p in e.parameters()} if spec.layout.ep > 1 else set()
+    # Modules are registered in the order of a forward, and backward finishes them from the last.
+    finished = [p for decoder in reversed(decoders) for p in reversed(list(decoder.parameters()))]
+    kinds: list[DataParallel] = []
+    for experts, group in ((False, mesh.replicas), (True, mesh.expert_replicas)):
+        ordered = {p: holders[p] for p in finished if (p in divided) == experts}
+        if ordered and group is not None:
+            kinds.append(
+                BucketedAllReduce(
+                    ordered, group, train.micro_batches, element, overlap=train.overlap, splits=splits(spec.layout)
+                )
+            )
+    return kinds
+
+
+def _held(spec: JobSpec, decoder: Decoder, unit: Unit, parameter: Parameter) -> Held:
+    tensor, dtype, mix = unit_parameter(decoder, unit, parameter), compute_type(spec), mix_of(spec.train.precision)
+    # The model sizes its tensors by itself: a placement that is wrong ends here.
+    assert tensor.shape == local_parameter(spec.model, spec.layout, parameter).shape, full_name(unit, parameter)
+    # What FSDP2 shards is fp32 at rest.
+    master = make_master(tensor, dtype) if mix.has_master and not isinstance(tensor, DTensor) else tensor
+    summed = master if mix.gradients == FP32_BYTES else tensor
+    lies = placement(spec.model, spec.layout, parameter)
+    # Ranks of the stages that hold it, over the parts that they hold.
+    copies = spec.layout.replica_ranks * spec.layout.tp // lies.parts * (2 if is_tied(spec, parameter) else 1)
+    return Held(full_name(unit, parameter), parameter, lies, tensor, summed, master, copies)
+
+
+def is_tied(spec: JobSpec, parameter: Parameter) -> bool:
+    """Whether a table is one of two copies: the ends of a pipe each hold theirs."""
+    return spec.model.tied_embeddings and spec.layout.pp > 1 and parameter.name in TIED
