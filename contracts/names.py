@@ -35,3 +35,8 @@ def gang_key(job: str, attempt: int) -> str:
 def cancel_key(job: str, attempt: int) -> str:
     """Set by the controller while an attempt is CANCELLING; its supervisor polls it each second."""
     return f"{CANCEL_KEYS}{job}:{attempt}"
+
+
+def wanted_key(job: str, attempt: int) -> str:
+    """Redis set of the steps whose timeline somebody asked to see; supervisors poll it each second. It expires."""
+    return f"meshboard:wanted:{job}:{attempt}"

@@ -16,6 +16,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from contracts.fields import (
+    LARGEST,
     AttemptNumber,
     Count,
     HostName,
@@ -31,6 +32,7 @@ from contracts.fields import (
 )
 
 VERSION: Final = 1
+MOST_EVENTS: Final = 20_000  # of one step of one rank
 FIRST_STEPS: Final = 3  # of a run, no measure of the others: buckets regroup, caches fill, kernels are compiled
 
 Phase = Literal["setup", "step", "eval", "checkpoint", "proof", "teardown"]
@@ -48,7 +50,11 @@ Op = Literal[
     "barrier",
 ]
 Axis = Literal["dp", "pp", "cp", "ep", "tp", "world"]
+Work = Literal["data", "forward", "backward", "weights", "optimizer", "checkpoint", "eval"]
 Label = Word  # an Axis; in a user's own script, which has none, the words for a group
+Column = Annotated[list[Count], Field(max_length=MOST_EVENTS)]
+Times = Annotated[list[Annotated[int, Field(ge=-LARGEST, le=LARGEST)]], Field(max_length=MOST_EVENTS)]
+Ranks = Annotated[list[Rank], Field(min_length=1, max_length=65536)]
 
 
 class Cell(TypedDict):
@@ -82,6 +88,17 @@ class TrafficItem(TypedDict):
     dropped: Count  # records the bounded buffer had to let go so far; the counters above stay exact
 
 
+class StepParts(TypedDict):
+    """What one rank's training thread spent a step on, seconds. `exposed` is by axis what it stood still for a
+    collective, a receive's wait for a late stage included; `hidden` what collectives ran while it computed. With
+    `data`, `exposed` adds up to no more than the step; the rest of it is compute."""
+
+    data: Seconds
+    optimizer: Seconds
+    exposed: dict[Label, Seconds]
+    hidden: dict[Label, Seconds]
+
+
 class StepItem(TypedDict):
     """An optimiser step just ended on this rank. `cells` holds every cell of phase "step", exact."""
 
@@ -98,6 +115,7 @@ class StepItem(TypedDict):
     grad_norm: Number | None
     learning_rate: Number
     cells: list[Cell]
+    parts: NotRequired[StepParts]
 
 
 class EvalItem(TypedDict):
@@ -254,6 +272,121 @@ class ProofItem(TypedDict):
     wrong: Annotated[list[Apart], Field(max_length=20)]  # the worst first; empty where all is well
 
 
+class GroupRanks(TypedDict):
+    """A group as all its ranks know it: the same `axis`, `ranks` and `nth` on each. `nth` tells several with the same
+    ranks under one axis apart, from 0 in the order they were made."""
+
+    axis: Label
+    ranks: Ranks
+    nth: Count
+
+
+class Calls(TypedDict):
+    """Collectives that one rank issued, in columns of one length. Times are microseconds since the item's `began`."""
+
+    group: Column  # places in the item's `groups`
+    op: Annotated[list[Op], Field(max_length=MOST_EVENTS)]
+    sequence: Column  # the how manieth of its group on this rank, from 1: equal on all its ranks
+    issued_us: Times
+    blocked_us: Times  # of the time to its end, what the training thread stood still for it
+    ended_us: Times
+    payload_bytes: Column
+    peer: Annotated[list[LogRank], Field(max_length=MOST_EVENTS)]  # of a send or receive, the other's rank; else -1
+
+
+class Spans(TypedDict):
+    """What the training thread did, in columns of one length. Microseconds since `began`; -1 where none applies."""
+
+    work: Annotated[list[Work], Field(max_length=MOST_EVENTS)]
+    chunk: Annotated[list[LogRank], Field(max_length=MOST_EVENTS)]
+    micro_batch: Annotated[list[Annotated[int, Field(ge=-1, le=LARGEST)]], Field(max_length=MOST_EVENTS)]
+    from_us: Times
+    to_us: Times
+
+
+class TimelineItem(TypedDict):
+    """One step of one rank, event by event. Told of steps that are a multiple of a power of two, the smallest that
+    keeps within the bytes there are for it: of any two ranks the one that tells fewer tells none the other does not."""
+
+    kind: Literal["timeline"]
+    rank: Rank
+    time: Number
+    step: Count
+    began: Number  # unix seconds by the host's clock
+    step_s: Seconds
+    groups: Annotated[list[GroupRanks], Field(max_length=256)]
+    calls: Calls
+    spans: Spans
+    left_out: Count  # events that did not fit
+
+
+class Standing(TypedDict):
+    """Where a rank is in one group. `issued` and `ended` count its collectives there; they differ while one is on its
+    way, which began `since` (unix seconds by the host's clock)."""
+
+    group: GroupRanks
+    issued: Count
+    ended: Count
+    op: NotRequired[Op]  # of the oldest on its way, with its bytes and the time
+    payload_bytes: NotRequired[Count]
+    since: NotRequired[Number]
+    blocking: NotRequired[bool]  # whether the training thread waits for it
+
+
+class StandingItem(TypedDict):
+    """Nothing ended on this rank for a while: where it stands. Told again and again until something does, then once
+    more with `still` 0."""
+
+    kind: Literal["standing"]
+    rank: Rank
+    time: Number
+    step: Count  # steps completed
+    phase: Phase
+    still: Seconds  # since its last collective was issued or ended, or its phase or step changed
+    groups: Annotated[list[Standing], Field(max_length=256)]
+    stack: Annotated[list[Sentence], Field(max_length=60)]  # of the training thread, outermost first: "file:line in f"
+
+
+class ProcessItem(TypedDict):
+    """A rank's process as its host sees it, while the rank stands still or says nothing."""
+
+    kind: Literal["process"]
+    rank: Rank
+    time: Number
+    state: Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
+    cpu: Seconds  # seconds of processor time it took in each second of late
+    throttled: Seconds  # seconds in each second that a CPU quota kept it waiting
+    stack: Annotated[list[Sentence], Field(max_length=60)]  # read from outside, where the rank itself does not speak
+    silent_s: Seconds  # since its meter last said anything
+
+
+class GaugeItem(TypedDict):
+    """What a rank holds and its host uses, every few seconds. `rank` -1: the host. Bytes are now, rates of late."""
+
+    kind: Literal["gauge"]
+    rank: LogRank
+    time: Number
+    resident_bytes: NotRequired[Count]
+    allocated_bytes: NotRequired[Count]  # by torch's allocator on a GPU
+    reserved_bytes: NotRequired[Count]
+    cpu: NotRequired[Seconds]  # processors in use
+    sent_bytes_s: NotRequired[Seconds]  # on all its network interfaces but loopback
+    received_bytes_s: NotRequired[Seconds]
+    gpu_percent: NotRequired[Seconds]
+    gpu_clock_mhz: NotRequired[Seconds]
+    gpu_power_w: NotRequired[Seconds]
+    gpu_celsius: NotRequired[Number]
+
+
+class StartItem(TypedDict):
+    """How a member came to its first step: when each stage of its start was over, unix seconds by the host's clock."""
+
+    kind: Literal["start"]
+    rank: LogRank
+    time: Number
+    stage: Literal["claimed", "spawned", "imported", "met", "built", "first step"]
+
+
 class GapItem(TypedDict):
     """The supervisor had to drop `items` items (Redis away for long) before this one."""
 
@@ -274,6 +407,11 @@ Item = Annotated[
     | DryRunItem
     | CheckpointItem
     | ProofItem
+    | TimelineItem
+    | StandingItem
+    | ProcessItem
+    | GaugeItem
+    | StartItem
     | GapItem,
     Field(discriminator="kind"),
 ]
