@@ -286,7 +286,9 @@ class Calls(TypedDict):
 
     group: Column  # places in the item's `groups`
     op: Annotated[list[Op], Field(max_length=MOST_EVENTS)]
-    sequence: Column  # the how manieth of its group on this rank, from 1: equal on all its ranks
+    # The how manieth collective of its group on this rank, from 1: equal on all its ranks. Of a send or receive, the how
+    # manieth that way between the two ranks of the group: equal on both.
+    sequence: Column
     issued_us: Times
     blocked_us: Times  # of the time to its end, what the training thread stood still for it
     ended_us: Times

@@ -48,6 +48,7 @@ ROOMS = {
     "workers": [
         "timeouts",
         "drafts",
+        "thinning",
         "torch_private",
         "host",
         "meter",

@@ -59,6 +59,7 @@ def main() -> int:
         exporter = Exporter(recorder, options.telemetry, options.job, options.attempt)
         exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
         atexit.register(exporter.close)
+        recorder.begin_step(1)
         if rank == 0 or compared:
             told = StepsTold(recorder, exporter, exact=bool(compared))
             register_optimizer_step_post_hook(told.sometimes)
@@ -84,7 +85,9 @@ def count_steps(recorder: Recorder) -> RemovableHandle:
         if optimizer in turns or not turns:
             turns.clear()
             recorder.step += 1
+            recorder.end_step(recorder.step)
             recorder.set_phase("step")
+            recorder.begin_step(recorder.step + 1)
         turns.add(optimizer)
 
     return register_optimizer_step_post_hook(stepped)

@@ -32,7 +32,7 @@ def meter_every_group(recorder: Recorder, whole: str = "world") -> None:
             return group
         name, world_size = name_of(group), dist.get_world_size() if dist.is_initialized() else len(ranks)
         recorder.name_group(name, given_name(group.group_desc) or words_for(ranks, world_size, whole))
-        return MeteredGroup(group, name, recorder, devices)
+        return MeteredGroup(group, name, recorder, devices, ranks)
 
     on_each_new_group(replace)
     _name_mesh_axes(recorder, whole)
