@@ -36,6 +36,7 @@ from workers.host.supervisor.serve import Telemetry
 from workers.host.supervisor.tail import LogTail
 from workers.host.supervisor.tally import Tally
 from workers.host.supervisor.tasks import cancelled, steadily
+from workers.host.supervisor.timelines import Timelines
 from workers.host.supervisor.training import Training
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Supervisor:
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
         self.tail = LogTail(attempt.logs, ranks_here(self.order), settings.log_bytes, owners)
         self.board, self.tally, self.clock = Board(), Tally(ranks_here(self.order)[0]), BoardClock()
+        self.timelines = Timelines(ranks_here(self.order), self.board.add_step)
         self.line = line
         self.publisher = Publisher(attempt.job, attempt.attempt, self.board, self.line, settings.name, self.clock)
         self.lease = Lease(self.order)
@@ -107,6 +109,7 @@ class Supervisor:
             (self.publisher.send, BATCH_S),
             (self._report_if_heard, HEARTBEAT_S),
             (self._see_cancel, POLL_S),
+            (self._see_wanted, POLL_S),
             (self._set_clock, CLOCK_S),
         )
         others = [asyncio.create_task(steadily(work, pause_s)) for work, pause_s in regular]
@@ -118,6 +121,7 @@ class Supervisor:
         await asyncio.wait([tail], timeout=LAST_LINES_S)
         await cancelled([*others, tail])
         server.close()
+        self.timelines.finish()
         return code
 
     async def _meet(self) -> None:
@@ -150,6 +154,9 @@ class Supervisor:
     async def _take(self, items: list[Item]) -> None:
         for item in items:
             item["time"] += self.clock.offset_s
+            if item["kind"] == "timeline":
+                self.timelines.add(item)
+                continue
             self.tally.add(item)
             self.board.add(item)
         if self.tally.training and not self.attempt.running.exists():
@@ -197,6 +204,10 @@ class Supervisor:
             self.lease.renew()
         if self.lease.over():
             self._end("lost", self.lease.words())
+
+    async def _see_wanted(self) -> None:
+        with contextlib.suppress(LineError):
+            self.timelines.want(await self.line.wanted())
 
     async def _say_goodbye(self) -> None:
         """Deliver the rest and the exit. If the board stays away the host worker repeats the exit report."""
