@@ -13,11 +13,14 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 import msgpack
 
 from contracts.telemetry import VERSION, Cell, Frame, Item, TimelineItem, TrafficItem
+from workers.meter.gauges import Gauge
 from workers.meter.recorder import Recorder
+from workers.meter.standing import Watch
 from workers.meter.timeline import Timelines
 
 PERIOD_S = 0.1
@@ -44,6 +47,7 @@ class Exporter:
         self._lock = threading.RLock()  # reentrant: a signal handler may say a last word in the middle of `send`
         self._waiting: deque[Item] = deque()
         self._timelines = Timelines(recorder, max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        self._looks: tuple[Callable[[], Item | None], ...] = (Watch(recorder).look, Gauge(recorder.rank).look)
         self._steps: deque[TimelineItem] = deque(maxlen=MAX_TIMELINES)
         self._stopping = threading.Event()
         self._deadline = float("inf")
@@ -73,6 +77,9 @@ class Exporter:
     def _run(self) -> None:
         while not self._stopping.wait(PERIOD_S):
             self._steps.extend(self._timelines.take())
+            for look in self._looks:
+                if (item := look()) is not None:
+                    self.send(item)
             self._send_what_is_new()
         self._recorder.close_step()
         self._steps.extend(self._timelines.take(final=True))

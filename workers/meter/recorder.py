@@ -199,6 +199,11 @@ class Recorder:
         """By what all its ranks know a group."""
         return self.groups.identity(group, self.axis_of)
 
+    def stands(self, group: Group) -> tuple[int, int, Pending | None]:
+        """Collectives issued and ended on a group, and the oldest of what is on its way there."""
+        with self._lock:
+            return group.issued, group.ended, next(iter(group.flying), None)
+
     def label(self, group_name: str, axis: Axis, phase: Phase | None = None) -> None:
         """Count the collectives of the group so named under `axis` from now on.
 

@@ -15,6 +15,7 @@ from contracts.telemetry import EvalItem, Item, Phase, PhaseItem, StepItem, Step
 from planner.facts.schedules import Action
 from planner.facts.spec import JobSpec, TrainSpec
 from workers.meter.recorder import Recorder
+from workers.meter.start import Start
 from workers.trainer.corpus.data import Corpus, Tokens
 from workers.trainer.errors import DivergedError, ProofError
 from workers.trainer.model import Decoder
@@ -214,6 +215,7 @@ def train(
     save: Save | None = None,
     watch: Watch | None = None,
     peak: Peak | None = None,
+    start: Start | None = None,
 ) -> None:
     """Run the whole job: barrier, steps with validations between, verdict. `done` steps were done before.
 
@@ -241,6 +243,8 @@ def train(
         parts = recorder.end_step(index + 1)
         received["step"] += trainer.received_rows()
         send(_step_item(trainer, index, index + 1 - done, result, elapsed, parts))
+        if start is not None:
+            start.told("first step")
         if rank == 0:
             speed = trainer.tokens / elapsed
             say(f"step {index + 1}/{steps} loss {result.loss:.4f} norm {result.grad_norm:.3f} {speed:,.0f} tokens/s")

@@ -65,8 +65,8 @@ class Load(NamedTuple):
 class Board:
     """Four lanes. Traffic cells are cumulative: a newer one replaces an older one, so they are thinned and nothing
     is lost. Log lines wait by rank; the oldest go first and are counted as `skipped`. Steps event by event come last;
-    the oldest go whole, uncounted: they are samples. Everything else waits in order; the oldest go first and are counted
-    as a gap."""
+    the oldest go whole, uncounted: they are samples. Everything else waits in order; the oldest go first and are
+    counted as a gap."""
 
     def __init__(self) -> None:
         self._others: deque[Sized] = deque()
