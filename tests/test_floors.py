@@ -26,6 +26,7 @@ FORBIDDEN: dict[str, set[str]] = {
 ROOMS = {
     "planner": ["facts", "hardware", "cost", "search", "teaching", "report", "__main__"],
     "jobs": [
+        "diagnosis",
         "text",
         "models",
         "connection",

@@ -204,6 +204,8 @@ class Attempt(models.Model):
         null=True, editable=False, help_text="when the engine had nothing left of it; hosts tell that by member"
     )
 
+    diagnosis = models.JSONField(null=True, editable=False, help_text="jobs.diagnosis.Told, as last looked at")
+
     class Meta:
         constraints = [models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number")]
 
