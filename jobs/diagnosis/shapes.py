@@ -22,11 +22,12 @@ MOST_TROUBLE = 12
 MOST_TEXT = 600  # characters of a sentence
 
 State = Literal["starting", "well", "notice", "slow", "hung", "failed"]
-Kind = Literal["compute", "exposed", "hidden", "bubble", "data", "checkpoint", "optimizer", "waiting"]
+Kind = Literal["compute", "exposed", "hidden", "bubble", "data", "checkpoint", "optimizer"]
 Cause = Literal[
     "compute",
     "link",
     "data",
+    "experts",
     "checkpoint",
     "quota",
     "stopped",

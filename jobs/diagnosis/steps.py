@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from contracts.telemetry import FIRST_STEPS, CheckpointItem, StepItem
 from contracts.telemetry import StepParts as Timed
@@ -55,6 +55,16 @@ class Steps:
     def saved(self, item: CheckpointItem) -> None:
         self._checkpoints.append(item)
 
+    @property
+    def longest_save_s(self) -> float:
+        """What training waited for a checkpoint at most, of late."""
+        return max((item["stall_s"] for item in self._checkpoints), default=0.0)
+
+    @property
+    def first(self) -> int:
+        """Of the steps of this run, that is a measure of the others."""
+        return self.last - self.ran + FIRST_STEPS + 1
+
     def of_rank(self, rank: int) -> int:
         """Steps that a rank has completed."""
         return self._of_rank.get(rank, 0)
@@ -76,28 +86,41 @@ class Steps:
         """What training waited for checkpoints, a step."""
         return sum(item["stall_s"] for item in self._checkpoints) / max(1, self.ran) if self._checkpoints else 0.0
 
-    def measured(self, waiting: dict[str, float], bubble_s: float | None) -> StepParts | None:
+    def measured(
+        self, waiting: Mapping[str, float], inferred: Mapping[str, float], bubble_s: float | None
+    ) -> StepParts | None:
         """Means over the last steps and all ranks. `waiting`: what of each axis' exposed time ranks waited for one that
-        came late; `bubble_s`: what of pp's the schedule makes them idle, None where it is not known."""
+        came late; `inferred`: by axis what they stood still for unseen by the meter, which has it as compute with
+        something hidden behind; `bubble_s`: what of pp's the schedule makes them idle, None where it is not known."""
         timed = list(self.parts())
         if not timed:
             return None
         step_s, saving = fmean(one.step_s for one in timed), self.checkpoint_s()
         told = [one.parts for one in timed if one.parts is not None]
-        found = _mean_parts(told, step_s, waiting, bubble_s) if told else [_part("compute", "compute", step_s)]
+        found = (
+            _mean_parts(told, step_s, waiting, inferred, bubble_s) if told else [_part("compute", "compute", step_s)]
+        )
         if saving > 0:
             found.append(_part("checkpoint", "checkpoint", saving))
         return {"step_s": step_s + saving, "sure": 0.0, "steps": len(self._rows), "parts": found}
 
 
-def _mean_parts(told: list[Timed], step_s: float, waiting: dict[str, float], bubble_s: float | None) -> list[Part]:
+def _mean_parts(
+    told: list[Timed],
+    step_s: float,
+    waiting: Mapping[str, float],
+    inferred: Mapping[str, float],
+    bubble_s: float | None,
+) -> list[Part]:
     """In the order they are drawn; compute is the rest of the step."""
     data, optimizer = fmean(parts["data"] for parts in told), fmean(parts["optimizer"] for parts in told)
-    exposed = {axis: s for axis in _axes(told, "exposed") if (s := _mean(told, "exposed", axis)) > 0}
-    hidden = {axis: s for axis in _axes(told, "hidden") if (s := _mean(told, "hidden", axis)) > 0}
+    exposed = {axis: _mean(told, "exposed", axis) + inferred.get(axis, 0.0) for axis in _axes(told, inferred)}
+    hidden = {axis: max(0.0, _mean(told, "hidden", axis) - inferred.get(axis, 0.0)) for axis in _axes(told, {})}
     bubble = min(bubble_s or 0.0, exposed.get("pp", 0.0))
     if bubble:
         exposed["pp"] -= bubble
+    scale = min(1.0, max(0.0, step_s - data - bubble) / (sum(exposed.values()) or 1.0))
+    exposed = {axis: s * scale for axis, s in exposed.items()}  # what was inferred is of other steps
     rest = step_s - data - optimizer - bubble - sum(exposed.values())
     if rest < 0:  # the optimiser stood still for collectives too
         optimizer, rest = max(0.0, optimizer + rest), 0.0
@@ -105,15 +128,15 @@ def _mean_parts(told: list[Timed], step_s: float, waiting: dict[str, float], bub
     found += [_part(axis, "exposed", s, min(s, waiting.get(axis, 0.0))) for axis, s in exposed.items()]
     found += [_part("bubble", "bubble", bubble), _part("optimizer", "optimizer", optimizer)]
     found = [part for part in found if part["seconds"] > 0]
-    return found + [_part(axis, "hidden", s) for axis, s in hidden.items()]
+    return found + [_part(axis, "hidden", s) for axis, s in hidden.items() if s > 0]
 
 
-def _axes(told: list[Timed], which: str) -> list[str]:
-    return sorted({axis for parts in told for axis in parts[which]})  # type: ignore[literal-required]
+def _axes(told: list[Timed], more: Mapping[str, float]) -> list[str]:
+    return sorted({axis for parts in told for axis in (*parts["exposed"], *parts["hidden"])} | set(more))
 
 
-def _mean(told: list[Timed], which: str, axis: str) -> float:
-    return fmean(parts[which].get(axis, 0.0) for parts in told)  # type: ignore[literal-required]
+def _mean(told: list[Timed], which: Literal["exposed", "hidden"], axis: str) -> float:
+    return fmean(parts[which].get(axis, 0.0) for parts in told)
 
 
 def _part(name: str, kind: str, value: float, waiting: float = 0.0) -> Part:

@@ -10,6 +10,7 @@ from jobs.diagnosis.start import Start
 from jobs.diagnosis.steps import Steps
 
 LEAST = 0.01  # of the step: parts that differ by less from the plan are not named
+UNCALIBRATED = 0.5  # what is slower than a data sheet promises weighs less than what can be changed
 NOT_YET = {
     "": "Nothing was heard of it yet",
     "claimed": "Its host has taken it",
@@ -21,11 +22,12 @@ NOT_YET = {
 }
 
 
-def healthy(run: Run, steps: Steps, start: Start, ending: Ending, planned: StepParts | None) -> Finding:
+def healthy(
+    run: Run, steps: Steps, start: Start, ending: Ending, planned: StepParts | None, measured: StepParts | None
+) -> Finding:
     """A run that nothing is known to be wrong with."""
     if ending.outcome == "cancelled":
         return Finding("well", 0.0, f"Cancelled after {steps.last} steps", "somebody or a limit ended it", "")
-    measured = steps.measured({}, None)
     if measured is None:
         if ending.outcome is not None or steps.ran:
             text = f"{steps.ran} steps, of which the first say nothing of the others"
@@ -34,10 +36,11 @@ def healthy(run: Run, steps: Steps, start: Start, ending: Ending, planned: StepP
     pace = f"{seconds(measured['step_s'])} a step"
     if planned is None or not planned["step_s"]:
         return Finding("well", 0.0, f"Runs: {pace}", "there is no plan to compare it with", "")
-    return _beside_plan(measured, planned, ending)
+    sure = 1.0 if run.estimate["time"].get("basis") == "calibrated" else UNCALIBRATED
+    return _beside_plan(measured, planned, ending, sure)
 
 
-def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending) -> Finding:
+def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending, sure: float) -> Finding:
     off = measured["step_s"] / planned["step_s"] - 1
     slower = f"{percent(abs(off))} {'slower' if off > 0 else 'faster'} than predicted"
     traffic = ""
@@ -51,7 +54,10 @@ def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending) -> Fin
     if off > planned["sure"]:
         sentence = f"Slower than planned: {traffic}{slower}{where}"
         reason = f"more than the prediction may be off, {percent(planned['sure'])}"
-        return Finding("notice", off, sentence, reason, "see the parts of the step beside the plan", facts)
+        following = "see the parts of the step beside the plan"
+        if sure < 1:
+            following += "; calibrate the host: its speed is a data sheet's"
+        return Finding("notice", sure * off / (1 + off), sentence, reason, following, facts)
     reason = f"within what the prediction may be off, {percent(planned['sure'])}"
     return Finding("well", 0.0, f"As planned: {traffic}{slower}{where}", reason, "", facts)
 
