@@ -59,7 +59,9 @@ class Hangs:
         if self._held(now):
             return LEAST_S
         phases = set(self._progress.phases.values())
-        if self._steps.ran <= FIRST_STEPS or self._steps.median_s is None or phases & {"setup", "proof", "teardown"}:
+        if self._steps.ran <= FIRST_STEPS or self._steps.median_s is None or phases & {"setup", "proof"}:
+            return SLOW_S
+        if phases == {"teardown"}:
             return SLOW_S
         pace = max(LEAST_S, min(PACES * self._steps.median_s, MOST_S), 2 * self._steps.longest_s)
         if self._saving():
@@ -77,7 +79,7 @@ class Hangs:
     def look(self, now: float, last: Step | None) -> tuple[Hang, Finding] | None:
         """`last`: the newest step that is known event by event."""
         since, told = self._progress.last, self._progress.told
-        if since is None or told is None or "teardown" in set(self._progress.phases.values()):
+        if since is None or told is None:
             return None
         still, threshold = now - since, self.threshold_s(now)
         pace = min(threshold, self._pace_s())

@@ -42,7 +42,7 @@ def untie(standing: Mapping[int, StandingItem], world_size: int, last: Step | No
         first = _commonest(one for one in blocked.values() if set(one.missing) & roots) or _commonest(blocked.values())
         assert first is not None
         return Knot("missing", tuple(sorted(roots)), first, tuple(sorted(blocked)))
-    return _apart(blocked, last) or _skipped(blocked, standing) or _transfer(blocked)
+    return _apart(blocked, last) or _skipped(blocked, standing, last) or _transfer(blocked)
 
 
 def group_of(standing: Standing) -> Group:
@@ -145,24 +145,34 @@ def _order(last: Step, group: Group) -> list[Sort]:
     return []
 
 
-def _skipped(blocked: Mapping[int, Blocked], standing: Mapping[int, StandingItem]) -> Knot | None:
+def _skipped(blocked: Mapping[int, Blocked], standing: Mapping[int, StandingItem], last: Step | None) -> Knot | None:
     """All wait, and for each other: who is missing in one collective is in another one. Of them the one is to blame
-    that is steps ahead; else the one for whom alone others wait, while it waits for most of them."""
+    that is farthest: it left out what the others still wait in. Where nothing is known of the order of a step's calls,
+    the one for whom alone most others wait."""
     met = {rank for rank, one in blocked.items() if one.sequence is not None}
     absent = {rank for other in met for rank in blocked[other].missing if rank in met}
     if not absent:
         return None
 
-    def blame(rank: int) -> tuple[int, int, int]:
+    def farthest(rank: int) -> tuple[int, int, int]:
         alone = sum(one.missing == (rank,) for one in blocked.values())
-        return standing[rank]["step"], alone, len(blocked[rank].missing)
+        return standing[rank]["step"], _place(blocked[rank], last), alone
 
-    worst = max(map(blame, absent))
-    roots = tuple(sorted(rank for rank in absent if blame(rank) == worst))
+    worst = max(map(farthest, absent))
+    roots = tuple(sorted(rank for rank in absent if farthest(rank) == worst))
     at = _commonest(one for one in blocked.values() if set(one.missing) & set(roots) and one.rank not in roots)
     if at is None:  # they wait for nobody but each other
         at = next(one for one in blocked.values() if set(one.missing) & set(roots))
     return Knot("skipped", roots, at, tuple(sorted(set(blocked) - set(roots))))
+
+
+def _place(one: Blocked, last: Step | None) -> int:
+    """Of a collective among its rank's calls of a step, -1 where it is not known."""
+    told = last.ranks.get(one.rank) if last is not None else None
+    if told is None or one.sequence is None:
+        return -1
+    places = [(i, call.sequence) for i, call in enumerate(told.calls) if call.group == one.group]
+    return places[(one.sequence - places[0][1]) % len(places)][0] if places else -1
 
 
 def _transfer(blocked: Mapping[int, Blocked]) -> Knot:
