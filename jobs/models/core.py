@@ -203,11 +203,15 @@ class Attempt(models.Model):
     engine_ended = models.DateTimeField(
         null=True, editable=False, help_text="when the engine had nothing left of it; hosts tell that by member"
     )
+    recorded = models.DateTimeField(
+        null=True, editable=False, help_text="when its history was whole; the recorder reads its streams until then"
+    )
 
     diagnosis = models.JSONField(null=True, editable=False, help_text="jobs.diagnosis.Told, as last looked at")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number")]
+        indexes = [models.Index(fields=["id"], condition=models.Q(recorded__isnull=True), name="attempts_to_record")]
 
     def __str__(self) -> str:
         return f"{self.job_id}/{self.number}"
