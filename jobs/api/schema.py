@@ -21,6 +21,7 @@ from jobs.present import JobBrief, JobDetail
 from jobs.queue.bulk import Bulk, MoveTo
 from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
 from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
+from jobs.traces.chrome import ChromeTrace
 from jobs.traces.requests import WantedStep, WantedSteps
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
@@ -36,7 +37,7 @@ READ = (
 TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
-    *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps),
+    *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace),
     *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, Errors, RunEnded),
 )
 TEMPLATE = "#/components/schemas/{model}"

@@ -42,7 +42,7 @@ class StepTrace(APIView):
         parameters=[STEP, ATTEMPT, FORMAT],
         responses={
             (200, "application/octet-stream"): OpenApiResponse({"type": "string", "format": "binary"}, "for Perfetto"),
-            (200, "application/json"): OpenApiResponse({"type": "object"}, "Chrome's JSON"),
+            (200, "application/json"): schema.of("ChromeTrace"),
             **refusals(404),
         },
     )

@@ -10,6 +10,8 @@ import json
 from collections import defaultdict
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from jobs.traces.arrivals import arrival_of, meetings
 from jobs.traces.lanes import lanes
 from jobs.traces.shapes import Trace
@@ -20,8 +22,15 @@ SUFFIX = "json"
 ENDS, BEGINS, FLOWS = range(3)  # at one moment: what ends, what begins, and what leaves from it
 
 
+class ChromeTrace(TypedDict):
+    """Chrome's JSON. Times are microseconds since the trace began."""
+
+    displayTimeUnit: str
+    traceEvents: list[dict[str, Any]]
+
+
 def write(trace: Trace, name: str) -> bytes:
-    """The file. Times are microseconds since the trace began."""
+    """The file."""
     origin = round(trace.began * 1e9)
     arrivals = meetings(trace.calls)
     head: list[dict[str, Any]] = []
@@ -49,4 +58,5 @@ def write(trace: Trace, name: str) -> bytes:
             phase = "s" if place == 0 else "f" if place == len(points) - 1 else "t"
             events.append((time, FLOWS, {"ph": phase, "id": number, "bp": "e", **told}))
     events.sort(key=lambda event: event[:2])
-    return json.dumps({"displayTimeUnit": "ms", "traceEvents": [*head, *(event for _, _, event in events)]}).encode()
+    told: ChromeTrace = {"displayTimeUnit": "ms", "traceEvents": [*head, *(event for _, _, event in events)]}
+    return json.dumps(told).encode()
