@@ -37,6 +37,7 @@ ROOMS = {
         "present",
         "hosts",
         "planning",
+        "traces",
         # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself.
         "queue engines reporting",
         "history",
