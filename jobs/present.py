@@ -39,6 +39,8 @@ class JobBrief(TypedDict):
     attempt: int
     priority: int
     wait_reason: Annotated[str, Field(description="why a queued job waits")]
+    tags: list[str]
+    archived: Annotated[bool, Field(description="lists leave it out unless asked")]
     layout: LayoutDict
     world_size: int
     created: Moment
@@ -93,6 +95,8 @@ def job_brief(job: Job) -> JobBrief:
         "attempt": job.attempt,
         "priority": job.priority,
         "wait_reason": job.wait_reason,
+        "tags": [tag.name for tag in job.tags.all()],
+        "archived": job.archived,
         "layout": job.spec["layout"],
         "world_size": job.world_size,
         "created": job.created.isoformat(),

@@ -4,6 +4,7 @@ from jobs.api import hosts, queue, runs, traces, views
 
 urlpatterns = [
     path("jobs", views.Jobs.as_view(), name="api-jobs"),
+    path("jobs/actions", views.ActOnJobs.as_view(), name="api-jobs-act"),
     path("jobs/<str:job_id>", views.JobView.as_view(), name="api-job"),
     path("jobs/<str:job_id>/cancel", views.Cancel.as_view(), name="api-cancel"),
     path("jobs/<str:job_id>/advice", views.Advice.as_view(), name="api-advice"),

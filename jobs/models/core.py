@@ -161,6 +161,7 @@ class Job(models.Model):
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED, editable=False, db_index=True)
     attempt = models.PositiveIntegerField(default=1, editable=False)
     wait_reason = models.CharField(max_length=500, blank=True, editable=False)
+    archived = models.BooleanField(default=False, editable=False, help_text="has ended, and lists leave it out")
     created = models.DateTimeField(auto_now_add=True)
     changed = models.DateTimeField(auto_now=True)
 
@@ -181,6 +182,21 @@ class Job(models.Model):
     def world_size(self) -> int:
         layout: dict[str, Any] = self.spec["layout"]
         return int(layout["dp"] * layout["pp"] * layout["tp"] * layout.get("cp", 1))  # cp: not in the oldest specs
+
+
+class JobTag(models.Model):
+    """A word that people gave a job, to find it by."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="tags")
+    name = models.CharField(max_length=50)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["job", "name"], name="one_tag_per_name")]
+        indexes = [models.Index(fields=["name"], name="tag_name")]
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class Attempt(models.Model):

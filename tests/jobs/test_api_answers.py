@@ -129,7 +129,13 @@ def jobs(asked: Asked, user: APIClient, owner: User) -> None:
     asked(user, "cancelJob", job_id=chosen["id"])
     asked(user, "cancelJob", job_id=chosen["id"], code=409)
     asked(user, "requeueJob", job_id=chosen["id"])
+    asked(user, "changeJob", {"archived": True}, job_id=chosen["id"], code=409)
     asked(user, "cancelJob", job_id=chosen["id"])
+    kept = asked(user, "changeJob", {"archived": True, "add_tags": ["ci", "nightly"]}, job_id=chosen["id"])
+    assert (kept["archived"], kept["tags"]) == (True, ["ci", "nightly"])
+    asked(user, "changeJob", {"colour": "red"}, job_id=chosen["id"], code=422)
+    assert asked(user, "actOnJobs", {"action": "restore", "jobs": [chosen["id"]]})["changed"] == [chosen["id"]]
+    asked(user, "actOnJobs", {"action": "tag", "jobs": []}, code=422)
     run = ended(owner, {**summary(0.3), "losses": [{"step": 1, "loss": 4.0, "time": 1.0}]}, layout={"tp": 4})
     detail = asked(user, "getJob", job_id=run.job_id)
     assert detail["exit"]["summary"]["cells"]
