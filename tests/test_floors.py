@@ -38,6 +38,7 @@ ROOMS = {
         "planning",
         # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself.
         "queue engines reporting",
+        "logs",
         "live",
         "api",
         "pages",
