@@ -1,8 +1,9 @@
 // Folds telemetry batches (contracts/telemetry.py) into what the page shows. Pure: no DOM, no clock.
+import { foldLog } from "./logs/lines.js";
+import { foldPlace } from "./logs/places.js";
 import { Bins } from "./rates.js";
 
 export const VERSION = 1;
-export const LOG_LINES = 2000; // kept per rank in the page; the host keeps the files
 const LOSS_POINTS = 20_000;
 const STEP_TIMES = 50;
 
@@ -20,7 +21,8 @@ export function createState() {
     stepTimes: [], // seconds of rank 0's last steps
     checkpoints: new Map(), // step -> item
     dryRuns: new Map(), // rank -> item
-    logs: new Map(), // rank -> {first, lines, skipped, next}
+    logs: new Map(), // rank -> see logs/lines.js
+    places: new Map(), // rank -> the collective it was last told to be in
     recent: new Bins(0.5, 121, "recent"),
     whole: new Bins(0.5, 1200, "whole"),
     gaps: 0,
@@ -118,22 +120,6 @@ function foldStep(state, item, node) {
   state.progress = { step, steps, step_s, tokens, time, learning_rate, grad_norm, rate: smooth };
 }
 
-/** Each member has a launcher: -1 is that of node 0, -2 that of node 1. */
-export const logKey = (rank, node) => (rank < 0 ? -1 - node : rank);
-
-function foldLog(state, item, node) {
-  const key = logKey(item.rank, node);
-  if (!state.logs.has(key)) state.logs.set(key, { node, lines: [], next: 0, total: 0 });
-  const log = state.logs.get(key);
-  const skipped = Math.max(item.first - log.next, item.skipped ?? 0);
-  if (skipped > 0) log.lines.push({ skipped });
-  const seen = Math.max(0, log.next - item.first);
-  for (const text of item.lines.slice(seen)) log.lines.push({ text });
-  log.next = Math.max(log.next, item.first + item.lines.length);
-  log.total = log.next;
-  if (log.lines.length > LOG_LINES) log.lines.splice(0, log.lines.length - LOG_LINES);
-}
-
 const FOLD = {
   traffic(state, item, node) {
     rankState(state, item.rank, node).dropped = item.dropped;
@@ -151,7 +137,9 @@ const FOLD = {
     // Of a script, which has no step items.
     if (item.rank === 0 && item.steps !== undefined) state.progress = { step: item.steps, steps: null, rate: null };
   },
-  log: foldLog,
+  log: (state, item, node) => foldLog(state.logs, item, node),
+  standing: (state, item) => foldPlace(state.places, item),
+  timeline: (state, item) => foldPlace(state.places, item),
   verdict(state, item) {
     state.verdicts.set(item.rank, item.rows);
     if (item.peak_bytes !== undefined) state.peaks.set(item.rank, item.peak_bytes);
