@@ -145,6 +145,7 @@ def jobs(asked: Asked, user: APIClient, owner: User) -> None:
     assert advice["options"] or advice["unsure"]
     asked(user, "adviseJob", job_id=chosen["id"], code=409)
     asked(user, "getJob", job_id="nobodys", code=404)
+    asked(user, "readLog", job_id=chosen["id"], rank="0", code=409)
 
 
 def traces(asked: Asked, user: APIClient, owner: User, client: redis.Redis) -> None:
