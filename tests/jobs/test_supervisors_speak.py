@@ -68,7 +68,9 @@ def test_what_it_said_before_redis_was_lost_is_no_word_of_now(job: Job, live_red
     supervisor_falls_silent()
     reconcile(live_redis, LONG_AGO)
     say(live_redis, attempt_event(job.id, 1, "running"))
-    Cursor.objects.update(position="99999999999999-0")  # another stream than the one that was read: it is read anew
+    Cursor.objects.filter(name="events:host-a").update(
+        position="99999999999999-0"
+    )  # another stream than the one that was read: it is read anew
     assert drain(live_redis) >= 1
     assert status(job) == Status.UNREACHABLE
 
