@@ -15,7 +15,7 @@ Does = Literal["stop", "kill", "quota", "halting", "slow link", "cut link", ""]
 class Case(NamedTuple):
     """A fault. `kind` is one that `tests.diagnosis.faulty` has, or `does` what is done to the rank's process or its
     host's network from outside. `told`: whether it must be named as a standstill, a straggler or an end; `causes`: any
-    of these is right. A rank drawn by seed has it, or `fixed` ones; `everywhere`: all do it, and those must be named."""
+    of these is right. A rank drawn by seed has it, or `fixed` ones; `everywhere`: all do it, those must be named."""
 
     layout: dict[str, Any]
     told: Literal["hang", "straggler", "end", "link"]

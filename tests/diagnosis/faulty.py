@@ -100,7 +100,7 @@ def slow_disk(fault: Fault) -> None:
 
 
 def skewed_router(fault: Fault) -> None:
-    """All tokens go to the first experts, which the first rank of each group has. It is no rank's own: all choose so."""
+    """All tokens go to the first experts, which the first rank of each group has. It is no rank's own: all do so."""
     original = Mixture._route
 
     def route(self: Mixture, x: torch.Tensor) -> Routing:
