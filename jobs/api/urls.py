@@ -1,6 +1,6 @@
 from django.urls import path
 
-from jobs.api import hosts, queue, runs, views
+from jobs.api import history, hosts, queue, runs, views
 
 urlpatterns = [
     path("jobs", views.Jobs.as_view(), name="api-jobs"),
@@ -9,6 +9,9 @@ urlpatterns = [
     path("jobs/<str:job_id>/advice", views.Advice.as_view(), name="api-advice"),
     path("jobs/<str:job_id>/smaller", views.SmallerLayout.as_view(), name="api-smaller"),
     path("jobs/<str:job_id>/requeue", views.Requeue.as_view(), name="api-requeue"),
+    path("jobs/<str:job_id>/history", history.History.as_view(), name="api-history"),
+    path("jobs/<str:job_id>/history/snapshot", history.HistorySnapshot.as_view(), name="api-snapshot"),
+    path("jobs/<str:job_id>/history/<str:table>", history.HistoryTable.as_view(), name="api-history-table"),
     path("plan", views.Plan.as_view(), name="api-plan"),
     path("plan/search", views.PlanSearch.as_view(), name="api-plan-search"),
     path("plan/explain", views.PlanExplain.as_view(), name="api-plan-explain"),
