@@ -12,7 +12,7 @@ from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
-from jobs.pages import compare, find, hosts, jobs, learn, listing, overview, queue, script
+from jobs.pages import compare, find, history, hosts, jobs, learn, listing, overview, queue, script
 from webapp.admin_theme import MARK
 from webapp.login import limited
 
@@ -37,6 +37,9 @@ urlpatterns = [
     path("jobs/<str:job_id>/give-up/", jobs.job_give_up, name="job-give-up"),
     path("jobs/<str:job_id>/smaller/", jobs.job_run_smaller, name="job-run-smaller"),
     path("jobs/<str:job_id>/requeue/", jobs.job_requeue, name="job-requeue"),
+    path("jobs/<str:job_id>/history/", history.index, name="job-history"),
+    path("jobs/<str:job_id>/history/snapshot/", history.snapshot, name="job-snapshot"),
+    path("jobs/<str:job_id>/history/<str:table>/", history.table, name="job-history-table"),
     path("plan/", jobs.plan, name="plan"),
     path("plan/search/", jobs.plan_search, name="plan-search"),
     path("plan/explain/", jobs.plan_explain, name="plan-explain"),
