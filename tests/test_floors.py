@@ -26,6 +26,7 @@ FORBIDDEN: dict[str, set[str]] = {
 ROOMS = {
     "planner": ["facts", "hardware", "cost", "search", "teaching", "report", "__main__"],
     "jobs": [
+        "diagnosis",
         "text",
         "models",
         "connection",
@@ -36,8 +37,11 @@ ROOMS = {
         "present",
         "hosts",
         "planning",
+        "traces",
         # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself.
         "queue engines reporting",
+        "history",
+        "logs",
         "live",
         "api",
         "pages",

@@ -83,7 +83,8 @@ def _settle(attempt: Attempt, last: tuple[Member, ExitReport] | None = None) -> 
         ending = finish(job.spec, told)
         Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=ending.report)
     reason = lost[0].reason if lost else told["reason"] if told else ""
-    if not stops.end_as_asked(job.id, attempt.number, reason):
+    obeyed = next((exit["reason"] for exit in exits.values() if exit and exit["outcome"] == "cancelled"), reason)
+    if not stops.end_as_asked(job.id, attempt.number, obeyed):
         if lost:
             lifecycle.change(job.id, attempt.number, Status.LOST, reason)
         elif told is not None:

@@ -130,6 +130,13 @@ def test_a_cancel_waits_for_all_of_it(gang: Job, live_redis: redis.Redis) -> Non
     assert ends(live_redis, gang, "host-b", "cancelled").status == "cancelled"
 
 
+def test_a_cancelled_gang_tells_the_cancel_and_not_who_missed_a_peer_then(gang: Job, live_redis: redis.Redis) -> None:
+    assert actions.cancel(gang, "owner")
+    ends(live_redis, gang, "host-a", "cancelled", reason="cancelled on request")
+    job = ends(live_redis, gang, "host-b", "failed", reason="connection reset", lost_peer=True)
+    assert (job.status, job.history.last().reason) == ("cancelled", "cancelled on request")
+
+
 def test_each_member_is_ordered_with_its_place_in_the_gang(gang: Job) -> None:
     for member in Member.objects.all():
         order_launch(gang, member)

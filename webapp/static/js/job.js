@@ -70,7 +70,7 @@ function draw() {
   showLab(job.exit?.summary?.lab ?? null);
   if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
   if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null);
-  showLogs(state.logs, state.members);
+  showLogs(state, job);
   if ($("verdict-panel")) drawVerdicts();
   $("gap").hidden = !state.lost;
   if (state.lost) {

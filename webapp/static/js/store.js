@@ -1,9 +1,10 @@
 // What the page knows of an attempt, folded from telemetry batches (contracts/telemetry.py). Pure: no DOM, no clock.
 import { foldGauge, foldProcess, foldStanding, foldStart } from "./fold/gauges.js";
-import { foldLog } from "./fold/logs.js";
 import { foldCheckpoint, foldEval, foldStep } from "./fold/steps.js";
 import { forgetCounters } from "./fold/summary.js";
 import { foldPhase, foldTraffic, markGap, memberState } from "./fold/traffic.js";
+import { foldLog } from "./logs/lines.js";
+import { foldPlace } from "./logs/places.js";
 import { Bins } from "./rates.js";
 
 export { secondsLeft } from "./fold/steps.js";
@@ -27,7 +28,8 @@ export function createState() {
     stepTimes: [], // seconds of rank 0's last steps
     checkpoints: new Map(), // step -> item
     dryRuns: new Map(), // rank -> item
-    logs: new Map(), // rank -> {node, lines, next, total}
+    logs: new Map(), // rank -> see logs/lines.js
+    places: new Map(), // rank -> the collective it was last told to be in
     gauges: new Map(), // rank, or -1 less a host's node -> columns
     starts: new Map(), // the same -> {stage: unix seconds}
     standing: new Map(), // rank -> item, of ranks that stand still
@@ -52,7 +54,7 @@ const FOLD = {
   step: foldStep,
   eval: foldEval,
   phase: foldPhase,
-  log: foldLog,
+  log: (state, item, node) => foldLog(state.logs, item, node),
   verdict(state, item) {
     state.verdicts.set(item.rank, item.rows);
     if (item.peak_bytes !== undefined) state.peaks.set(item.rank, item.peak_bytes);
@@ -64,7 +66,11 @@ const FOLD = {
   checkpoint: foldCheckpoint,
   gauge: foldGauge,
   start: foldStart,
-  standing: foldStanding,
+  standing(state, item, node) {
+    foldStanding(state, item, node);
+    foldPlace(state.places, item);
+  },
+  timeline: (state, item) => foldPlace(state.places, item),
   process: foldProcess,
   gap: (state, item, node) => markGap(state, memberState(state, node).time, item.time, node),
 };

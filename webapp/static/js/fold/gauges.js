@@ -1,5 +1,5 @@
 // Folds what a host says of itself and of its ranks' processes: gauges, how the run started, who stands still. Pure.
-import { logKey } from "./logs.js";
+import { logKey } from "../logs/lines.js";
 
 const MOST_POINTS = 200_000; // of all ranks together
 const FEWEST_POINTS = 64; // of each
