@@ -124,7 +124,7 @@ const signature = (lines) => lines.map(({ label, token, faint }) => `${label} ${
 const fromZero = (_, _low, high) => [0, high > 0 ? high * 1.08 : 1];
 
 function xAxis(steps, page) {
-  if (!steps) return { ...axis(null, clockTicks, 36), incrs: TIME_STEPS, space: TICK_PX };
+  if (!steps) return { ...axis(null, clockTicks, 42), incrs: TIME_STEPS, space: TICK_PX };
   const words = new Map();
   const splits = (chart, _, min, max) => {
     const ticks = stepTicks(page.curve, min, max, chart.width / TICK_PX);
