@@ -21,6 +21,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "workers": {"jobs", "webapp", "tests", "benchmarks", "django", "channels", "rest_framework"},
     "jobs": {"workers", "webapp", "tests", "benchmarks", "torch", "numpy"},
     "webapp": {"tests", "benchmarks", "torch", "numpy"},
+    "client": {*OURS, "django", "torch", "celery", "redis", "pydantic"},  # installed by itself, in seconds
 }
 # Rooms of a floor, lowest first: a room imports only from those before it; two in one entry know each other.
 ROOMS = {
