@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -16,19 +15,10 @@ from jobs.history.snapshot import snapshot
 from planner.facts.collectives import bus_factor
 from planner.facts.layout import axis_group, coordinates, members
 from planner.facts.spec import Layout
-from tests.support.modules import STATIC, call, static_files
 from tests.jobs.history import told
+from tests.support.modules import STATIC, call, static_files
 
 OPS = Op.__args__  # type: ignore[attr-defined]  # typing gives Literal no public attributes
-
-
-@pytest.fixture(scope="module")
-def modules() -> Iterator[Page]:
-    """A page from which `import("/js/NAME.js")` works."""
-    with static_files() as (browser, address):
-        page = browser.new_page()
-        page.goto(f"{address}/icon.svg")
-        yield page
 
 
 def cell(count: int, payload: int, **other: Any) -> dict[str, Any]:
