@@ -15,7 +15,8 @@ from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.spec import JobKind, LabSpec
 
 Spec = Mapping[str, Any]
-OF_ANY_SCRIPT = ("traffic", "fidelity", "planned", "collectives", "log")  # panels that no word of our trainer fills
+# Panels that no word of our trainer fills.
+OF_ANY_SCRIPT = ("traffic", "timeline", "heat-pairs", "heat-time", "fidelity", "planned", "collectives", "log")
 LONGEST_SUBJECT = 120  # characters; a script may take megabytes of arguments
 
 
@@ -91,6 +92,9 @@ KINDS: dict[JobKind, Kind] = {
             "progress",
             "proof",
             "traffic",
+            "timeline",
+            "heat-pairs",
+            "heat-time",
             "fidelity",
             "planned",
             "checkpoints",
@@ -107,7 +111,7 @@ KINDS: dict[JobKind, Kind] = {
         title="script",
         subject=_script_words,
         form="script-new",
-        panels=("script", "traffic", "collectives", "log"),
+        panels=("script", "traffic", "timeline", "heat-pairs", "heat-time", "collectives", "log"),
         steps="seen",
         lost="What it has done is lost; what it sent stays counted.",
     ),

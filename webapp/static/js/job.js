@@ -15,6 +15,7 @@ import { showPlanned } from "./planned.js";
 import { showProof } from "./proof.js";
 import { connect } from "./socket.js";
 import { createState, expectGap, foldBatch, foldSummary, resumeFrom, secondsLeft } from "./store.js";
+import { tracePanels } from "./timeline/panels.js";
 
 const $ = (id) => document.getElementById(id);
 let job = embedded("job");
@@ -25,6 +26,7 @@ const drawLoss = whereItIs("loss-chart", lossChart);
 const drawTraffic = whereItIs("traffic-chart", trafficChart);
 const showLogs = whereItIs("logs", logView);
 const showLab = whereItIs("lab-result", labView);
+const showTraces = tracePanels();
 const predictedOf = predictionOf(job.estimate);
 const redraw = eachFrame(draw);
 
@@ -53,6 +55,7 @@ function draw() {
   if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
   if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null);
   showLogs(state.logs, state.members);
+  showTraces(job, state);
   if ($("verdict-panel")) drawVerdicts();
   $("gap").hidden = !state.lost;
   if (state.lost) {

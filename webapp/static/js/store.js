@@ -1,5 +1,6 @@
 // Folds telemetry batches (contracts/telemetry.py) into what the page shows. Pure: no DOM, no clock.
 import { Bins } from "./rates.js";
+import { alsoStoodStill, foldTimeline } from "./timeline/fold.js";
 
 export const VERSION = 1;
 export const LOG_LINES = 2000; // kept per rank in the page; the host keeps the files
@@ -139,7 +140,8 @@ const FOLD = {
     rankState(state, item.rank, node).dropped = item.dropped;
     foldCells(state, item, node);
   },
-  step: foldStep,
+  step: alsoStoodStill(foldStep),
+  timeline: foldTimeline,
   eval: (state, item) => state.evalLosses.set(item.step, item.loss),
   phase(state, item, node) {
     const rank = rankState(state, item.rank, node);
