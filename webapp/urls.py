@@ -13,6 +13,7 @@ from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
 from jobs.pages import compare, find, history, hosts, jobs, learn, listing, overview, queue, script
+from jobs.traces import pages as traces
 from webapp.admin_theme import MARK
 from webapp.login import limited
 
@@ -33,6 +34,7 @@ urlpatterns = [
     path("jobs/new/", jobs.job_new, name="job-new"),
     path("jobs/script/", script.script_new, name="script-new"),
     path("jobs/<str:job_id>/", jobs.job_page, name="job-detail"),
+    path("jobs/<str:job_id>/timeline/", traces.timeline, name="job-timeline"),
     path("jobs/<str:job_id>/cancel/", jobs.job_cancel, name="job-cancel"),
     path("jobs/<str:job_id>/give-up/", jobs.job_give_up, name="job-give-up"),
     path("jobs/<str:job_id>/smaller/", jobs.job_run_smaller, name="job-run-smaller"),

@@ -16,7 +16,7 @@ from planner.facts.collectives import bus_factor
 from planner.facts.layout import axis_group, coordinates, members
 from planner.facts.spec import Layout
 from tests.jobs.history import told
-from tests.support.modules import STATIC, call, static_files
+from tests.support.modules import STATIC, call
 
 OPS = Op.__args__  # type: ignore[attr-defined]  # typing gives Literal no public attributes
 
