@@ -39,7 +39,7 @@ COLUMNS = {
 }
 USUAL = ("owner", "layout", "status", "steps", "created")
 OF_ATTEMPTS = {"ended", "speed"}
-STAFFS_FIELDS = {"owner", "whose"}
+AS_LINKS = {"status", "whose"}  # rather than fields of the form
 DONE = {
     "cancel": "asked to end",
     "archive": "archived",
@@ -71,7 +71,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
     }
     if request.GET.get("part") == "rows":
         return render(request, "jobs/rows.html", context)
-    hidden = {"status"} if getattr(request.user, "is_staff", False) else {"status", *STAFFS_FIELDS}
+    hidden = AS_LINKS if getattr(request.user, "is_staff", False) else AS_LINKS | {"owner"}
     context |= {
         "filters": [field for field in filters.form if field.name not in hidden],
         "problems": [error for name in sorted(hidden) for error in filters.form.errors.get(name, ())],
@@ -102,7 +102,7 @@ class _CountedPages(Paginator):  # type: ignore[type-arg]  # Django 5.2's cannot
         self._count = counts.get(status, 0) if status else sum(counts.values())
 
     @property
-    def count(self) -> int:  # type: ignore[override]  # a cached_property there
+    def count(self) -> int:
         return self._count
 
 
