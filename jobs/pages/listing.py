@@ -152,9 +152,7 @@ def jobs_act(request: HttpRequest) -> HttpResponse:
         return redirect(f"{reverse('compare')}?{urlencode({'jobs': ','.join(ids)})}")
     tags = [name.strip() for name in request.POST.get("tags", "").split(",")]
     try:
-        asked = checked(Several, {"action": action, "jobs": ids, "tags": [name for name in tags if name]})
-        if asked.action in ("tag", "untag") and not asked.tags:
-            raise SpecError([Problem("tags", "are not written yet: write one beside the button")])
+        asked = _checked({"action": action, "jobs": ids, "tags": [name for name in tags if name]})
         if asked.action == "cancel" and "confirmed" not in request.POST:
             return _confirm(request, asked)
         done = carry_out(asked, request.user)
@@ -168,6 +166,13 @@ def jobs_act(request: HttpRequest) -> HttpResponse:
     else:
         messages.success(request, told)
     return redirect(back)
+
+
+def _checked(data: dict[str, Any]) -> Several:
+    asked = checked(Several, data)
+    if asked.action in ("tag", "untag") and not asked.tags:
+        raise SpecError([Problem("tags", "are not written yet: write one beside the button")])
+    return asked
 
 
 def _confirm(request: HttpRequest, asked: Several) -> HttpResponse:
