@@ -9,6 +9,7 @@ from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from contracts.control import ExitReport
+from jobs.diagnosis.shapes import Told
 from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, Member, Status
 from planner.cost.estimate import Estimate
 from planner.facts.dumped import LayoutDict, SpecDict
@@ -75,6 +76,7 @@ class JobDetail(JobBrief):
     host: Annotated[str | None, Field(description="hosts of the current attempt in the order of their ranks")]
     members: Annotated[list[MemberBrief], Field(description="of the current attempt, in rank order")]
     exit: Annotated[ExitReport | Older | None, Field(description="how the current attempt ended")]
+    diagnosis: Annotated[Told | Older | None, Field(description="what is wrong with the current attempt, what to do")]
     note: Annotated[str, Field(description="what its host wants known of it, such as a stopped rank")]
     history: list[StateChange]
     spec: SpecDict
@@ -118,6 +120,7 @@ def job_detail(job: Job) -> JobDetail:
         "host": attempt.where() if attempt else None,
         "members": [_member(member) for member in attempt.members.all()] if attempt else [],
         "exit": attempt.exit if attempt else None,
+        "diagnosis": attempt.diagnosis if attempt else None,
         "note": "; ".join(_notes(attempt)) if attempt else "",
         "history": history,
         "spec": job.spec,

@@ -1,6 +1,6 @@
 from django.urls import path
 
-from jobs.api import hosts, queue, runs, views
+from jobs.api import hosts, logs, queue, runs, traces, views
 
 urlpatterns = [
     path("jobs", views.Jobs.as_view(), name="api-jobs"),
@@ -10,6 +10,8 @@ urlpatterns = [
     path("jobs/<str:job_id>/advice", views.Advice.as_view(), name="api-advice"),
     path("jobs/<str:job_id>/smaller", views.SmallerLayout.as_view(), name="api-smaller"),
     path("jobs/<str:job_id>/requeue", views.Requeue.as_view(), name="api-requeue"),
+    path("jobs/<str:job_id>/trace", traces.StepTrace.as_view(), name="api-trace"),
+    path("jobs/<str:job_id>/logs/<str:rank>", logs.Log.as_view(), name="api-log"),
     path("plan", views.Plan.as_view(), name="api-plan"),
     path("plan/search", views.PlanSearch.as_view(), name="api-plan-search"),
     path("plan/explain", views.PlanExplain.as_view(), name="api-plan-explain"),

@@ -14,6 +14,7 @@ from jobs.models.policy import DEFAULT_PROJECT, checked_labels
 
 HOST_SILENT_AFTER = timedelta(seconds=30)
 ELSEWHERE = "elsewhere"  # the engine of runs that somebody else launched, and that report themselves
+NOTHING_READ = "0-0"  # of a stream
 ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
@@ -219,9 +220,15 @@ class Attempt(models.Model):
     engine_ended = models.DateTimeField(
         null=True, editable=False, help_text="when the engine had nothing left of it; hosts tell that by member"
     )
+    recorded = models.DateTimeField(
+        null=True, editable=False, help_text="when its history was whole; the recorder reads its streams until then"
+    )
+
+    diagnosis = models.JSONField(null=True, editable=False, help_text="jobs.diagnosis.Told, as last looked at")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number")]
+        indexes = [models.Index(fields=["id"], condition=models.Q(recorded__isnull=True), name="attempts_to_record")]
 
     def __str__(self) -> str:
         return f"{self.job_id}/{self.number}"
@@ -361,11 +368,19 @@ class Outbox(models.Model):
         return f"{self.task} -> {self.queue}"
 
 
+def cursor_of(host: str) -> str:
+    """Which `Cursor` says how far a host was heard."""
+    return f"events:{host}"
+
+
 class Cursor(models.Model):
     """How far a stream was read; and what the scheduler keeps from pass to pass, with the row that it locks."""
 
-    name = models.CharField(max_length=50, primary_key=True)
-    position = models.CharField(max_length=50, default="0-0")
+    name = models.CharField(max_length=150, primary_key=True)
+    position = models.CharField(max_length=50, default=NOTHING_READ)
+    again_to = models.CharField(
+        max_length=50, default=NOTHING_READ, help_text="up to where what is read may have been heard before"
+    )
 
     def __str__(self) -> str:
         return f"{self.name} {self.position}"
@@ -403,8 +418,8 @@ class IdempotentRequest(models.Model):
 class DeadLetter(models.Model):
     """An event that could not be taken in: kept for staff, so that the ones behind it are."""
 
-    entry = models.CharField(max_length=50, help_text="its id in the events stream")
-    sender = models.CharField(max_length=100, blank=True, help_text="the host it named, as far as it could be read")
+    entry = models.CharField(max_length=50, help_text="its id in its host's stream of events")
+    sender = models.CharField(max_length=100, blank=True, help_text="the host that said it")
     reason = models.CharField(max_length=1000)
     body = models.TextField(help_text="the message as text, cut at 4,000 characters")
     num_bytes = models.PositiveBigIntegerField()

@@ -193,13 +193,15 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
     """One job, live."""
     job = find_job(request.user, job_id)
     kind, elsewhere = kind_of(job.spec), job.engine == ELSEWHERE
+    first, below = elsewhere_panels(kind) if elsewhere else (kind.first, kind.panels)
     context = {
         "job": job,
         "data": job_detail(job),
         "kind": kind,
         "subject": kind.subject(job.spec),
         "layout": layout_words(job.spec),
-        "panels": [f"jobs/panels/{name}.html" for name in (elsewhere_panels(kind) if elsewhere else kind.panels)],
+        "first": [f"jobs/panels/{name}.html" for name in first],
+        "panels": [f"jobs/panels/{name}.html" for name in below],
         "terminal": job.status in TERMINAL,
         "elsewhere": elsewhere,
         "again": job.status in AGAIN and not elsewhere,
