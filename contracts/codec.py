@@ -49,20 +49,8 @@ def salvage_frame(body: bytes) -> tuple[Frame, list[str]]:
     Raises:
         BadMessageError: it is no frame.
     """
-    told = _unpacked(body, FRAME_BYTES)
-    try:
-        return cast(Frame, _checked(_FRAME, told)), []
-    except BadMessageError:
-        if not isinstance(told, dict) or not isinstance(told.get("items"), list):
-            raise
-    frame = cast(Frame, _checked(_FRAME, {**told, "items": []}))
-    problems: list[str] = []
-    for item in told["items"]:
-        try:
-            frame["items"].append(_checked(_ITEM, item))
-        except BadMessageError as error:
-            problems.append(str(error))
-    return frame, problems
+    frame, problems = _salvaged(_FRAME, _unpacked(body, FRAME_BYTES))
+    return cast(Frame, frame), problems
 
 
 def encode_batch(batch: Batch) -> bytes:
@@ -74,6 +62,16 @@ def encode_batch(batch: Batch) -> bytes:
 def decode_batch(body: bytes) -> Batch:
     """Raises BadMessageError."""
     return cast(Batch, _decode(_BATCH, body, FRAME_BYTES))
+
+
+def salvage_batch(body: bytes) -> tuple[Batch, list[str]]:
+    """A batch with those of its items that fit, and why the others do not: a newer host may tell what we do not know.
+
+    Raises:
+        BadMessageError: it is no batch.
+    """
+    batch, problems = _salvaged(_BATCH, _unpacked(body, FRAME_BYTES))
+    return cast(Batch, batch), problems
 
 
 def encode_report(report: AttemptReport) -> bytes:
@@ -137,6 +135,23 @@ def _encode(adapter: TypeAdapter[Any], message: object, most: int) -> bytes:
 
 def _decode(adapter: TypeAdapter[Any], body: bytes, most: int) -> Any:
     return _checked(adapter, _unpacked(body, most))
+
+
+def _salvaged(adapter: TypeAdapter[Any], told: Any) -> tuple[Any, list[str]]:
+    """What holds `items`, with those that fit."""
+    try:
+        return _checked(adapter, told), []
+    except BadMessageError:
+        if not isinstance(told, dict) or not isinstance(told.get("items"), list):
+            raise
+    whole = _checked(adapter, {**told, "items": []})
+    problems: list[str] = []
+    for item in told["items"]:
+        try:
+            whole["items"].append(_checked(_ITEM, item))
+        except BadMessageError as error:
+            problems.append(str(error))
+    return whole, problems
 
 
 def _unpacked(body: bytes, most: int) -> Any:

@@ -6,13 +6,18 @@ TASK_LAUNCH = "workers.launch"  # argument: LaunchOrder; starts a detached super
 TASK_ACKNOWLEDGE = "workers.acknowledge"  # arguments: job, attempt; the exit report was stored
 TASK_READ_LOG = "workers.read_log"  # argument: logs.LogOrder; one part of a log, answered at `log_key`
 
-EVENTS_STREAM = "meshboard:events"  # hosts -> controller; "b" holds one msgpack Event, "s" its `signing.signature`
+OLD_EVENTS_STREAM = "meshboard:events"  # all hosts' once; heard for as long as some have an older version
 CANCEL_KEYS = "meshboard:cancel:"
 
 
 def host_keys(host: str) -> str:
     """What every Redis key begins with that is this host's alone; no host's name holds a colon."""
     return f"meshboard:host:{host}:"
+
+
+def events_stream(host: str) -> str:
+    """What a host says to the controller: "b" holds one msgpack Event, "s" its `signing.signature`."""
+    return f"{host_keys(host)}events"
 
 
 def host_queue(host: str) -> str:

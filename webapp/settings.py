@@ -28,6 +28,11 @@ REDIS_ACCESS = _given.redis_access
 LEASE_S = float(_given.lease_s)
 ALLOWED_HOSTS = _given.allowed_hosts
 SLURM = _given.slurm()
+HISTORY_DIR = _given.history_dir or STATE_DIR / "history"
+HISTORY_BYTES = _given.history_bytes
+HISTORY_ATTEMPT_BYTES = _given.history_attempt_bytes
+HISTORY_RAW_BYTES = _given.history_raw_bytes
+HISTORY_DAYS = _given.history_days
 if refused := unsafe(secret_key=SECRET_KEY, allowed_hosts=ALLOWED_HOSTS, debug=DEBUG, redis_url=REDIS_URL):
     raise ImproperlyConfigured("\n".join(refused))
 DATABASES = {"default": _given.database()}

@@ -223,7 +223,7 @@ def test_a_summary_stands_in_until_the_stream_replays(modules: Page) -> None:
     const s = m.createState(); m.foldSummary(s, x[0]);
     const before = s.ranks.get(0).exactCells[0].payload_bytes;
     m.foldBatch(s, '1-0', x[1]);
-    return [before, s.losses.get(1), [...s.ranks.get(0).cells.values()][0].payload_bytes, s.fromSummary];
+    return [before, s.steps.get(1).loss, [...s.ranks.get(0).cells.values()][0].payload_bytes, s.fromSummary];
     """
     answer = call(modules, "store.js", body, [summary, batch(1, traffic(0, 1, cell(1, 1000)))])
     assert answer == [3000, 5.0, 1000, False]
