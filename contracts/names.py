@@ -6,6 +6,7 @@ TASK_LAUNCH = "workers.launch"  # argument: LaunchOrder; starts a detached super
 TASK_ACKNOWLEDGE = "workers.acknowledge"  # arguments: job, attempt; the exit report was stored
 
 OLD_EVENTS_STREAM = "meshboard:events"  # all hosts' once; heard for as long as some have an older version
+SAVE_FILE = "save"  # beside the telemetry socket: the run is to save a checkpoint and stop
 CANCEL_KEYS = "meshboard:cancel:"
 
 
@@ -40,6 +41,11 @@ def gang_key(job: str, attempt: int) -> str:
 def cancel_key(job: str, attempt: int) -> str:
     """Set by the controller while an attempt is CANCELLING; its supervisor polls it each second."""
     return f"{CANCEL_KEYS}{job}:{attempt}"
+
+
+def save_key(job: str, attempt: int) -> str:
+    """Set by the controller while an attempt is to save a checkpoint and stop; its supervisor polls it each second."""
+    return f"{cancel_key(job, attempt)}:save"
 
 
 def wanted_key(job: str, attempt: int) -> str:

@@ -25,6 +25,7 @@ REDIS_URL = _given.redis_url.get_secret_value()
 REDIS_FOR_HOSTS = _given.redis_for_hosts.get_secret_value() if _given.redis_for_hosts else ""
 REDIS_ACCESS = _given.redis_access
 LEASE_S = float(_given.lease_s)
+SAVE_S = float(_given.save_s)
 ALLOWED_HOSTS = _given.allowed_hosts
 SLURM = _given.slurm()
 if refused := unsafe(secret_key=SECRET_KEY, allowed_hosts=ALLOWED_HOSTS, debug=DEBUG, redis_url=REDIS_URL):
