@@ -21,6 +21,7 @@ from statistics import median
 from typing import NamedTuple
 
 from jobs.diagnosis.charging import Charge
+from jobs.diagnosis.events import OTHER
 from jobs.diagnosis.findings import Finding, cut, evidence, percent, seconds
 from jobs.diagnosis.processes import Processes
 from jobs.diagnosis.run import Run
@@ -37,7 +38,7 @@ LEAST_S = 6.0
 RECENT = 4
 LENGTHS = (KEPT, 48, 32, 24, 16, 12, 8, FEWEST)
 UNEVEN = 1.25  # times the others' bytes of all-to-alls: the router sends it more tokens
-COMPUTE = ("forward", "backward", "weights", "eval")
+COMPUTE = ("forward", "backward", "weights", "eval", OTHER)
 NEXT: dict[str, str] = {
     "compute": "look at what else runs on {host}, at its clocks and its temperature",
     "data": "look at what {host} reads its data from",
