@@ -23,6 +23,7 @@ from typing import NamedTuple
 from jobs.diagnosis.charging import Charge
 from jobs.diagnosis.events import OTHER
 from jobs.diagnosis.findings import Finding, cut, evidence, percent, seconds
+from jobs.diagnosis.links import between_hosts
 from jobs.diagnosis.processes import Processes
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import MOST_STRAGGLERS, Cause, Straggler
@@ -127,6 +128,8 @@ def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
         if tokens > UNEVEN:
             return Why("experts", f"its experts get {tokens:.1f} times the tokens of the others: {more}")
         return Why("compute", f"its compute, not its link: {more}")
+    if name == "link" and not _has_links(run, late.rank, peers):
+        return Why("unknown", f"transfers inside its host take {more}: it gets too little of a processor")
     words = {
         "data": "it waits for its data",
         "checkpoint": "it saves a checkpoint",
@@ -134,6 +137,11 @@ def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
         "link": "its link, not its compute: transfers take",
     }
     return Why("compute" if name == "optimizer" else _cause(name), f"{words[name]}, {more}")
+
+
+def _has_links(run: Run, rank: int, peers: Sequence[int]) -> bool:
+    """Whether anything but a host's own processors moves its data."""
+    return between_hosts(run, [rank, *peers]) or (run.cluster is not None and run.cluster.device == "cuda")
 
 
 def _cause(name: str) -> Cause:
