@@ -134,9 +134,9 @@ def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
         "data": "it waits for its data",
         "checkpoint": "it saves a checkpoint",
         "optimizer": "its optimiser, not its link",
-        "link": "its link, not its compute: transfers take",
+        "link": "its link, not its compute",
     }
-    return Why("compute" if name == "optimizer" else _cause(name), f"{words[name]}, {more}")
+    return Why("compute" if name == "optimizer" else _cause(name), f"{words[name]}: {more}")
 
 
 def _has_links(run: Run, rank: int, peers: Sequence[int]) -> bool:
