@@ -13,7 +13,6 @@ from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.stages import head_layers, stage_of
 
-
 WORKS = ("forward", "backward", "weights")
 
 
