@@ -22,8 +22,8 @@ $(VENV)/.run: pyproject.toml $(LOCK) | $(BIN)/python
 	$(INSTALL) -e '.[web,worker,local]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run
-	$(INSTALL) -e '.[web,worker,local,dev]'
+$(VENV)/.dev: $(VENV)/.run client/pyproject.toml
+	$(INSTALL) -e '.[web,worker,local,dev]' -e ./client
 	@touch $@
 
 up: $(VENV)/.run ## start everything on this machine; Ctrl-C stops it

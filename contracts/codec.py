@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from contracts.allocations import AllocationOrder
 from contracts.control import AttemptReport, Event, ExitReport, LaunchOrder
 from contracts.join import JoinRequest
+from contracts.logs import PART_BYTES, LogOrder, LogPart
 from contracts.telemetry import Batch, Frame, Item
 
 EVENT_BYTES = 8 * 2**20
@@ -20,6 +21,7 @@ EXIT_BYTES = 2 * 2**20
 REPORT_BYTES = 2 * EXIT_BYTES
 FRAME_BYTES = 8 * 2**20
 BATCH_BYTES = 256 * 2**10
+LOG_PART_BYTES = PART_BYTES + 4096
 
 
 class BadMessageError(ValueError):
@@ -80,6 +82,21 @@ def encode_report(report: AttemptReport) -> bytes:
 def decode_report(body: bytes) -> AttemptReport:
     """Raises BadMessageError."""
     return cast(AttemptReport, _decode(_REPORT, body, REPORT_BYTES))
+
+
+def checked_log_order(told: object) -> LogOrder:
+    """An order as Celery brought it. Raises BadMessageError."""
+    return cast(LogOrder, _checked(_LOG_ORDER, told))
+
+
+def encode_log_part(part: LogPart) -> bytes:
+    """Raises BadMessageError."""
+    return _encode(_LOG_PART, part, LOG_PART_BYTES)
+
+
+def decode_log_part(body: bytes) -> LogPart:
+    """Raises BadMessageError."""
+    return cast(LogPart, _decode(_LOG_PART, body, LOG_PART_BYTES))
 
 
 def checked_exit(told: object) -> ExitReport:
@@ -162,5 +179,7 @@ _BATCH: TypeAdapter[Any] = TypeAdapter(Batch)
 _REPORT: TypeAdapter[Any] = TypeAdapter(AttemptReport)
 _EXIT: TypeAdapter[Any] = TypeAdapter(ExitReport)
 _ORDER: TypeAdapter[Any] = TypeAdapter(LaunchOrder)
+_LOG_ORDER: TypeAdapter[Any] = TypeAdapter(LogOrder)
+_LOG_PART: TypeAdapter[Any] = TypeAdapter(LogPart)
 _JOIN: TypeAdapter[Any] = TypeAdapter(JoinRequest)
 _ALLOCATION: TypeAdapter[Any] = TypeAdapter(AllocationOrder)

@@ -329,6 +329,7 @@ class Standing(TypedDict):
     ended: Count
     op: NotRequired[Op]  # of the oldest on its way, with its bytes and the time
     payload_bytes: NotRequired[Count]
+    peer: NotRequired[Rank]  # of a send or receive, the other's rank
     since: NotRequired[Number]
     blocking: NotRequired[bool]  # whether the training thread waits for it
 

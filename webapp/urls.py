@@ -12,7 +12,7 @@ from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
-from jobs.pages import history, hosts, jobs, learn, queue, script
+from jobs.pages import compare, find, history, hosts, jobs, learn, listing, overview, queue, script
 from webapp.admin_theme import MARK
 from webapp.login import limited
 
@@ -25,7 +25,11 @@ def icon(_request: HttpRequest) -> HttpResponse:
 login = LoginView.as_view(template_name="login.html", redirect_authenticated_user=True)
 
 urlpatterns = [
-    path("", jobs.job_list, name="job-list"),
+    path("", listing.job_list, name="job-list"),
+    path("overview/", overview.overview, name="overview"),
+    path("compare/", compare.compare, name="compare"),
+    path("find/", find.find, name="find"),
+    path("jobs/act/", listing.jobs_act, name="jobs-act"),
     path("jobs/new/", jobs.job_new, name="job-new"),
     path("jobs/script/", script.script_new, name="script-new"),
     path("jobs/<str:job_id>/", jobs.job_page, name="job-detail"),

@@ -115,7 +115,7 @@ def give_up(request: HttpRequest, name: str) -> HttpResponse:
     try:
         lost = actions.give_up_host(_find(name), by(request))
     except actions.HostConnectedError:
-        messages.error(request, f"{name} has just been heard of: cancel its jobs instead.")
+        messages.error(request, f"{name}, or a supervisor on it, has just been heard of: cancel its jobs instead.")
         return redirect("host", name)
     messages.success(request, f"{name} was given up: {lost} attempt{'' if lost == 1 else 's'} lost.")
     return redirect("host", name)

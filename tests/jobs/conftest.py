@@ -18,7 +18,7 @@ from knox.models import AuthToken
 from rest_framework.test import APIClient
 
 from contracts.control import VERSION
-from contracts.names import EVENTS_STREAM
+from contracts.names import events_stream
 from contracts.signing import entry
 from jobs.hosts.keys import signing_keys
 from jobs.models import Attempt, Host, Member
@@ -102,8 +102,8 @@ def member_of(attempt: Attempt, host: Host) -> Member:
 
 
 def say(client: redis.Redis, event: dict[str, Any]) -> None:
-    """What a host or supervisor would put on the events stream."""
-    client.xadd(EVENTS_STREAM, signed(event))
+    """What a host or supervisor would put on its stream of events."""
+    client.xadd(events_stream(event.get("host", "host-a")), signed(event))
 
 
 def signed(event: dict[str, Any]) -> Any:

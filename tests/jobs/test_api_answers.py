@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import redis
 from django.contrib.auth.models import User
@@ -15,6 +16,7 @@ from django.utils import timezone
 from jsonschema import Draft202012Validator
 from rest_framework.test import APIClient
 
+from contracts.names import telemetry_stream
 from jobs.history.tables import TABLES
 from jobs.models import Attempt, Host, Job, Pool, Status
 from jobs.queue import lifecycle
@@ -26,6 +28,7 @@ from tests.jobs.test_host_join import request as machine
 from tests.jobs.test_learned import ended, summary
 from tests.jobs.test_reporting import Node, fall_silent
 from tests.planner.wrong_specs import GOOD
+from tests.support.timelines import batch, late
 
 Api = Callable[[User | None], APIClient]
 
@@ -109,6 +112,7 @@ def test_every_answer_is_what_the_document_says(
     jobs(asked, api(owner), owner)
     smaller(asked, api(owner))
     histories(asked, api(owner), owner, tmp_path, settings)
+    traces(asked, api(owner), owner, live_redis)
     hosts(asked, api(owner), api(staff), api(None))
     runs(asked, api(owner))
     queue(asked, api(owner), api(staff))
@@ -136,7 +140,13 @@ def jobs(asked: Asked, user: APIClient, owner: User) -> None:
     asked(user, "cancelJob", job_id=chosen["id"])
     asked(user, "cancelJob", job_id=chosen["id"], code=409)
     asked(user, "requeueJob", job_id=chosen["id"])
+    asked(user, "changeJob", {"archived": True}, job_id=chosen["id"], code=409)
     asked(user, "cancelJob", job_id=chosen["id"])
+    kept = asked(user, "changeJob", {"archived": True, "add_tags": ["ci", "nightly"]}, job_id=chosen["id"])
+    assert (kept["archived"], kept["tags"]) == (True, ["ci", "nightly"])
+    asked(user, "changeJob", {"colour": "red"}, job_id=chosen["id"], code=422)
+    assert asked(user, "actOnJobs", {"action": "restore", "jobs": [chosen["id"]]})["changed"] == [chosen["id"]]
+    asked(user, "actOnJobs", {"action": "tag", "jobs": []}, code=422)
     run = ended(owner, {**summary(0.3), "losses": [{"step": 1, "loss": 4.0, "time": 1.0}]}, layout={"tp": 4})
     detail = asked(user, "getJob", job_id=run.job_id)
     assert detail["exit"]["summary"]["cells"]
@@ -146,6 +156,21 @@ def jobs(asked: Asked, user: APIClient, owner: User) -> None:
     assert advice["options"] or advice["unsure"]
     asked(user, "adviseJob", job_id=chosen["id"], code=409)
     asked(user, "getJob", job_id="nobodys", code=404)
+    asked(user, "readLog", job_id=chosen["id"], rank="0", code=409)
+
+
+def traces(asked: Asked, user: APIClient, owner: User, client: redis.Redis) -> None:
+    """A step that its ranks told of, and one that is asked for."""
+    run = ended(owner, summary(0.3), layout={"tp": 2})
+    stream = telemetry_stream(run.job_id, run.number)
+    client.xadd(stream, {"b": msgpack.packb(batch(run.job_id, *late())), "n": 0})
+    path = asked.operations["getTrace"][0].format(job_id=run.job_id)
+    asked.holds("getTrace", user.get(path, {"format": "chrome"}))
+    asked.holds("getTrace", user.get(path, {"step": 99}), 404)
+    asked(user, "askForTrace", {"step": 5}, job_id=run.job_id, code=409)
+    waiting = asked(user, "submitJob", GOOD, code=201)["id"]
+    asked(user, "askForTrace", {"step": 5}, job_id=waiting, code=202)
+    asked(user, "cancelJob", job_id=waiting)
 
 
 def histories(asked: Asked, user: APIClient, owner: User, folder: Path, settings: Any) -> None:

@@ -152,7 +152,7 @@ def test_staff_drains_takes_back_gives_up_and_removes(
 
     assert "takes no new jobs" in does("drain")
     assert "takes jobs again" in does("undrain")
-    assert "has just been heard of" in does("give-up")
+    assert "just been heard of" in does("give-up")
     assert "host-a has an attempt that did not end" in does("remove")
     silent(host)
     assert "1 attempt lost" in does("give-up")

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 
 from contracts.names import telemetry_stream
 from jobs.models import Attempt, Job, Status
-from jobs.pages import jobs as pages
+from jobs.pages import listing as pages
 from jobs.pages import progress
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD

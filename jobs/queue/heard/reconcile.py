@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import cast
 
 import redis
+from django.db.models import F
 from django.utils import timezone
 
 from contracts.names import cancel_key
@@ -33,17 +34,19 @@ def reconcile(client: redis.Redis, listening_since: datetime, trouble: str = "")
     now = timezone.now()
     unended = Member.objects.filter(ended__isnull=True, host__isnull=False).select_related("host", "attempt__job")
     bulky = ("exit", "attempt__exit", "host__profile", *(f"attempt__job__{name}" for name in BULKY))
-    flags = [*_given_up_and_held(), *ending.doomed()]
+    flags = [*_given_up_and_held(), *_given_up_and_heard(now), *ending.doomed()]
     for member in unended.defer(*bulky).annotate(never_ran=lifecycle.NEVER_RAN):
         job, host = member.attempt.job, cast(Host, member.host)
         if job.status == Status.CANCELLING:
             flags.append((job.id, member.attempt.number))
-        silent = now - max(host.last_seen, listening_since) > HOST_SILENT_AFTER
-        if silent:
+        speaks = member.heard is not None and now - member.heard <= HOST_SILENT_AFTER
+        if not speaks and now - max(host.last_seen, listening_since) > HOST_SILENT_AFTER:
             _tell_of_silence(job, member, host)
             continue
         if job.status == Status.CANCELLING:
             _tell_the_cancelling(job, "" if host.last_seen >= now - HOST_SILENT_AFTER else trouble)
+        if speaks:
+            continue  # its supervisor lives, whatever its host's worker knows or whether there is one
         if member.never_ran and job.status in (Status.STARTING, Status.UNREACHABLE):
             if member.missed and now - member.ordered > ORDER_AGAIN_AFTER:
                 _order_again(job, member)
@@ -73,6 +76,12 @@ def _given_up_and_held() -> list[tuple[str, int]]:
     ended = Member.objects.filter(outcome="lost", attempt__job_id__in={job for _, job, _ in held}).order_by()
     rows = ended.values_list("host_name", "attempt__job_id", "attempt__number")
     return [(job, number) for name, job, number in rows if (name, job, number) in held]
+
+
+def _given_up_and_heard(now: datetime) -> list[tuple[str, int]]:
+    """Attempts that were given up, and a supervisor of theirs speaks all the same: its host may have no worker."""
+    speak = Member.objects.filter(outcome="lost", heard__gt=F("ended"), heard__gte=now - HOST_SILENT_AFTER)
+    return list(speak.order_by().values_list("attempt__job_id", "attempt__number"))
 
 
 def _tell_of_silence(job: Job, member: Member, host: Host) -> None:

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from contracts.codec import encode_event
 from contracts.control import VERSION, AttemptEvent, AttemptReport
-from contracts.names import EVENTS_STREAM, cancel_key, gang_key, telemetry_stream
+from contracts.names import cancel_key, events_stream, gang_key, telemetry_stream
 from contracts.signing import entry
 from workers.host.attempts import AttemptDir
 from workers.host.reporter import EVENTS_KEPT
@@ -35,6 +35,7 @@ class RedisLine:
             settings.redis_url, socket_timeout=5, socket_connect_timeout=2, health_check_interval=10
         )
         self._stream = telemetry_stream(attempt.job, attempt.attempt, node)
+        self._events = events_stream(settings.name)
         self._gang = gang_key(attempt.job, attempt.attempt)
         self._cancel = cancel_key(attempt.job, attempt.attempt)
         self._entries: deque[tuple[str, int]] = deque()  # what we put into the stream: id and bytes
@@ -60,7 +61,7 @@ class RedisLine:
         with _told():
             await self._renew_in_time()
             signed: Any = entry(self._key, encode_event(event))
-            await self._redis.xadd(EVENTS_STREAM, signed, maxlen=EVENTS_KEPT, approximate=True)
+            await self._redis.xadd(self._events, signed, maxlen=EVENTS_KEPT, approximate=True)
 
     async def cancelled(self) -> bool:
         """Has the controller raised the flag?"""
