@@ -89,7 +89,8 @@ def spec_rows(specs: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], lis
     """Fields on which the specs differ, and those on which they do not, each with its dotted name and the values."""
     flat = [dict(_flat(spec)) for spec in specs]
     names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in SAME_FOR_ALL]
-    differ, same = [], []
+    differ: list[dict[str, Any]] = []
+    same: list[dict[str, Any]] = []
     for name in names:
         values = [one.get(name, "") for one in flat]
         (same if all(value == values[0] for value in values) else differ).append({"name": name, "values": values})

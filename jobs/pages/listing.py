@@ -102,7 +102,7 @@ class _CountedPages(Paginator):  # type: ignore[type-arg]  # Django 5.2's cannot
         self._count = counts.get(status, 0) if status else sum(counts.values())
 
     @property
-    def count(self) -> int:  # type: ignore[override]  # a cached_property there
+    def count(self) -> int:
         return self._count
 
 
@@ -153,8 +153,7 @@ def jobs_act(request: HttpRequest) -> HttpResponse:
     tags = [name.strip() for name in request.POST.get("tags", "").split(",")]
     try:
         asked = checked(Several, {"action": action, "jobs": ids, "tags": [name for name in tags if name]})
-        if asked.action in ("tag", "untag") and not asked.tags:
-            raise SpecError([Problem("tags", "are not written yet: write one beside the button")])
+        _check_tags(asked)
         if asked.action == "cancel" and "confirmed" not in request.POST:
             return _confirm(request, asked)
         done = carry_out(asked, request.user)
@@ -168,6 +167,12 @@ def jobs_act(request: HttpRequest) -> HttpResponse:
     else:
         messages.success(request, told)
     return redirect(back)
+
+
+def _check_tags(asked: Several) -> None:
+    """Raises SpecError."""
+    if asked.action in ("tag", "untag") and not asked.tags:
+        raise SpecError([Problem("tags", "are not written yet: write one beside the button")])
 
 
 def _confirm(request: HttpRequest, asked: Several) -> HttpResponse:

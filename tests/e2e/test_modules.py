@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -18,15 +17,6 @@ from planner.facts.spec import Layout
 from tests.support.modules import STATIC, call, static_files
 
 OPS = Op.__args__  # type: ignore[attr-defined]  # typing gives Literal no public attributes
-
-
-@pytest.fixture(scope="module")
-def modules() -> Iterator[Page]:
-    """A page from which `import("/js/NAME.js")` works."""
-    with static_files() as (browser, address):
-        page = browser.new_page()
-        page.goto(f"{address}/icon.svg")
-        yield page
 
 
 def cell(count: int, payload: int, **other: Any) -> dict[str, Any]:

@@ -78,6 +78,7 @@ function draw() {
       "A part of the history is no longer kept. Graphs show a break there; totals are counted by the ranks and stay exact.";
   }
   showJumps();
+  if ($("pause")) $("pause").hidden = job.finished;
   if (!paused) redrawCharts();
 }
 
