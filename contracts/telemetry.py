@@ -335,7 +335,6 @@ class Standing(TypedDict):
     peer: NotRequired[Rank]  # of a send or receive, the other's rank
     since: NotRequired[Number]
     sequence: NotRequired[Count]  # as in `Calls`
-    peer: NotRequired[LogRank]
     blocking: NotRequired[bool]  # whether the training thread waits, for it or for one behind it
 
 

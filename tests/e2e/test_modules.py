@@ -14,7 +14,7 @@ from contracts.telemetry import Op
 from planner.facts.collectives import bus_factor
 from planner.facts.layout import axis_group, coordinates, members
 from planner.facts.spec import Layout
-from tests.support.modules import STATIC, call, static_files
+from tests.support.modules import STATIC, call
 
 OPS = Op.__args__  # type: ignore[attr-defined]  # typing gives Literal no public attributes
 
