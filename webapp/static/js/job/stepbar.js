@@ -18,7 +18,12 @@ export function stepBar(section) {
     const [above, below] = bars(planned, measured);
     rows.replaceChildren(bar("planned", above, plannedWords(above)), bar("measured", below, measuredWords(below, job.finished)));
     figures.replaceChildren(...partRows(planned, measured).slice(0, MOST_FIGURES).map((row) => figure(row, planned, measured)));
-    note.textContent = measured?.parts.some((part) => part.waiting_s > 0) ? "Hatched within an axis: waited for a rank that came late." : "";
+    const told = [...(planned?.parts ?? []), ...(measured?.parts ?? [])];
+    note.textContent = [
+      told.some((part) => part.kind === "exposed") ? "An axis: what nothing hides of it" : "",
+      told.some((part) => part.waiting_s > 0) ? "hatched, waiting for who came last" : "",
+      told.some((part) => part.kind === "hidden") ? "striped below, hidden behind compute" : "",
+    ].filter(Boolean).join("; ");
   };
 }
 
