@@ -88,5 +88,5 @@ function figure(row, planned, measured) {
   const told = [planned, measured].map((side) => side?.parts.length > 0);
   const words = [row.planned, row.measured].map((value) => (value === null ? "–" : duration(value)));
   const [before, after] = [told[0] ? words[0] : null, told[1] ? el("b", {}, words[1]) : null];
-  return el("div", {}, el("dt", {}, mark, nameOf(row)), el("dd", {}, before, before && after ? " → " : null, after));
+  return el("div", {}, el("dt", {}, mark, nameOf(row)), el("dd", {}, before, before && after ? "\u2009→\u2009" : null, after));
 }
