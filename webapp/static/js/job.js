@@ -9,6 +9,7 @@ import { showOff, showProgress, showStepsSeen } from "./job/figures.js";
 import { healthView } from "./job/health.js";
 import { jumpBar, rangeBar } from "./job/jump.js";
 import { placesView } from "./job/places.js";
+import { replay } from "./job/replay.js";
 import { startBar } from "./job/start.js";
 import { stepBar } from "./job/stepbar.js";
 import { trafficView } from "./job/traffic.js";
@@ -28,6 +29,7 @@ const CHARTS_MS = 250; // charts of half-second bins need no more
 let job = embedded("job");
 let state = createState();
 let paused = false;
+let replayed = false; // what the server kept has been asked for
 const openAxes = new Set();
 const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
 const page = { view, curve: { time: [], step: [] }, marks: [] }; // what all charts share
@@ -52,7 +54,7 @@ function whereItIs(id, make) {
 }
 
 function draw() {
-  if (job.finished) {
+  if (job.finished && replayed) {
     for (const place of document.querySelectorAll("[data-ended]")) {
       place.textContent = (state.fromSummary && place.dataset.gone) || place.dataset.ended;
     }
@@ -188,14 +190,21 @@ function listen() {
   dialog.querySelector("button.primary").addEventListener("click", () => $("cancel-form").submit());
 }
 
+function follow() {
+  connect(`/ws/jobs/${job.id}/`, {
+    resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),
+    onJob,
+    onGap: (node) => expectGap(state, node),
+    onBatch,
+    onState: onConnection,
+  });
+}
+
 listen();
 showHeader(job);
+redraw();
+await replay(state, job);
+replayed = true;
 seedFromSummary();
 redraw();
-connect(`/ws/jobs/${job.id}/`, {
-  resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),
-  onJob,
-  onGap: (node) => expectGap(state, node),
-  onBatch,
-  onState: onConnection,
-});
+follow();
