@@ -14,6 +14,7 @@ from sesame.views import LoginView as OnceView
 from jobs.lab import pages as lab
 from jobs.pages import hosts, jobs, learn, queue, script
 from jobs.traces import pages as traces
+from jobs.traces.imports import pages as imports
 from webapp.admin_theme import MARK
 from webapp.login import limited
 
@@ -35,6 +36,13 @@ urlpatterns = [
     path("jobs/<str:job_id>/give-up/", jobs.job_give_up, name="job-give-up"),
     path("jobs/<str:job_id>/smaller/", jobs.job_run_smaller, name="job-run-smaller"),
     path("jobs/<str:job_id>/requeue/", jobs.job_requeue, name="job-requeue"),
+    path("import/", imports.imports, name="imports"),
+    path("import/begin/", imports.begin, name="import-begin"),
+    path("import/<str:key>/", imports.imported, name="import"),
+    path("import/<str:key>/data/", imports.data, name="import-data"),
+    path("import/<str:key>/delete/", imports.delete, name="import-delete"),
+    path("import/<str:key>/files/<int:place>/", imports.part, name="import-part"),
+    path("import/<str:key>/read/", imports.finish, name="import-read"),
     path("plan/", jobs.plan, name="plan"),
     path("plan/search/", jobs.plan_search, name="plan-search"),
     path("plan/explain/", jobs.plan_explain, name="plan-explain"),

@@ -37,6 +37,7 @@ from jobs.models.policy import (
     QueueState,
     Reservation,
 )
+from jobs.models.traces import ImportedTrace
 
 __all__ = [
     "DEFAULT_PROJECT",
@@ -55,6 +56,7 @@ __all__ = [
     "HostQuerySet",
     "HostRun",
     "IdempotentRequest",
+    "ImportedTrace",
     "Job",
     "JobQuerySet",
     "JoinToken",
