@@ -1,7 +1,7 @@
 """What the controller asks of a host, and what a host answers.
 
 Orders travel as JSON Celery arguments on the host's own queue; answers as msgpack `Event`s on
-`names.EVENTS_STREAM`. The pair (job, attempt) is the identity everywhere and the attempt number is the
+`names.events_stream`. The pair (job, attempt) is the identity everywhere and the attempt number is the
 fencing token: a message about a lower attempt than the current one is refused.
 """
 

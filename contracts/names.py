@@ -4,8 +4,10 @@ from __future__ import annotations
 
 TASK_LAUNCH = "workers.launch"  # argument: LaunchOrder; starts a detached supervisor and returns
 TASK_ACKNOWLEDGE = "workers.acknowledge"  # arguments: job, attempt; the exit report was stored
+TASK_READ_LOG = "workers.read_log"  # argument: logs.LogOrder; one part of a log, answered at `log_key`
 
-EVENTS_STREAM = "meshboard:events"  # hosts -> controller; "b" holds one msgpack Event, "s" its `signing.signature`
+OLD_EVENTS_STREAM = "meshboard:events"  # all hosts' once; heard for as long as some have an older version
+SAVE_FILE = "save"  # beside the telemetry socket: the run is to save a checkpoint and stop
 CANCEL_KEYS = "meshboard:cancel:"
 
 
@@ -14,9 +16,19 @@ def host_keys(host: str) -> str:
     return f"meshboard:host:{host}:"
 
 
+def events_stream(host: str) -> str:
+    """What a host says to the controller: "b" holds one msgpack Event, "s" its `signing.signature`."""
+    return f"{host_keys(host)}events"
+
+
 def host_queue(host: str) -> str:
     """Name of the Celery queue that only this host's worker reads."""
     return f"{host_keys(host)}orders"
+
+
+def log_key(host: str, question: str) -> str:
+    """Redis list with the one answer to a `logs.LogOrder`: signature and msgpack of a `logs.LogPart`. It expires."""
+    return f"{host_keys(host)}log:{question}"
 
 
 def telemetry_stream(job: str, attempt: int, node: int = 0) -> str:
@@ -35,6 +47,11 @@ def gang_key(job: str, attempt: int) -> str:
 def cancel_key(job: str, attempt: int) -> str:
     """Set by the controller while an attempt is CANCELLING; its supervisor polls it each second."""
     return f"{CANCEL_KEYS}{job}:{attempt}"
+
+
+def save_key(job: str, attempt: int) -> str:
+    """Set by the controller while an attempt is to save a checkpoint and stop; its supervisor polls it each second."""
+    return f"{cancel_key(job, attempt)}:save"
 
 
 def wanted_key(job: str, attempt: int) -> str:

@@ -1,4 +1,4 @@
-"""How an event on the stream that all hosts write to shows whose it is."""
+"""How an event shows whose it is, also where hosts share what they may do in Redis."""
 
 from __future__ import annotations
 
@@ -12,5 +12,13 @@ def signature(key: bytes, body: bytes) -> bytes:
 
 
 def entry(key: bytes, body: bytes) -> dict[str | bytes, bytes]:
-    """The fields of an entry of `names.EVENTS_STREAM`."""
+    """The fields of an entry of `names.events_stream`."""
     return {"b": body, "s": signature(key, body)}
+
+
+SIGNATURE_BYTES = 32
+
+
+def sealed(key: bytes, body: bytes) -> bytes:
+    """A message that travels as one string of bytes."""
+    return signature(key, body) + body

@@ -192,8 +192,8 @@ class HostAdmin(OwnColumn):
         for host in hosts:
             try:
                 lost = actions.give_up_host(host, request.user.get_username())
-            except actions.HostConnectedError:
-                self.message_user(request, f"{host.name} is connected: cancel its jobs instead", messages.ERROR)
+            except actions.HostConnectedError as error:
+                self.message_user(request, str(error), messages.ERROR)
             else:
                 self.message_user(request, f"{host.name} is given up, {lost} attempts are lost", messages.SUCCESS)
         return None

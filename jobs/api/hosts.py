@@ -175,10 +175,8 @@ class GiveUp(OfStaff):
         refuse_body(request)
         try:
             lost = actions.give_up_host(host, user_of(request).get_username())
-        except actions.HostConnectedError:
-            return refuse(
-                409, "host", f"{host.name} was heard of at {host.last_seen.isoformat()}: cancel its jobs instead"
-            )
+        except actions.HostConnectedError as error:
+            return refuse(409, "host", str(error))
         return Response({"lost": lost})
 
 

@@ -12,9 +12,10 @@ from django.conf import settings
 from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
+from contracts.names import events_stream
 from jobs.hosts.keys import password_hash, redis_passwords
 from jobs.hosts.rights import USER_PREFIX, Share, rules, user_of
-from jobs.models import Host, Member
+from jobs.models import NOTHING_READ, Cursor, Host, Member, cursor_of
 
 PROBE = "meshboard-probe"
 FAREWELL = timedelta(minutes=10)  # after its end a member may still say the rest
@@ -63,9 +64,10 @@ def admit(client: redis.Redis, host: Host) -> None:
 
 
 def dismiss(client: redis.Redis, host: Host) -> None:
-    """Take a host's user away, and its connections. Raises NoRightsError, redis.RedisError."""
+    """Take a host's user away, its connections and what it said last. Raises NoRightsError, redis.RedisError."""
     if settings.REDIS_ACCESS != "shared":
         _command(client, "DELUSER", user_of(host.name))
+    client.delete(events_stream(host.name))
 
 
 def probe(client: redis.Redis) -> None:
@@ -81,8 +83,11 @@ def wanted_rules(hosts: QuerySet[Host] | None = None) -> dict[str, list[str]]:
     shares: dict[int, list[Share]] = {}
     for pk, *share in _live_members(chosen):
         shares.setdefault(pk, []).append(Share._make(share))
+    heard = set(Cursor.objects.exclude(position=NOTHING_READ).values_list("name", flat=True))
     return {
-        user_of(name): rules(name, _hashes(name, generation, _secrets()), shares.get(pk, []))
+        user_of(name): rules(
+            name, _hashes(name, generation, _secrets()), shares.get(pk, []), older=cursor_of(name) not in heard
+        )
         for pk, name, generation in chosen.values_list("pk", "name", "generation")
     }
 

@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0062_bounded_weights'),
+        ('jobs', '0080_events_by_host'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

@@ -5,6 +5,7 @@ from jobs.models.core import (
     HOST_SILENT_AFTER,
     ID_ALPHABET,
     LIVE,
+    NOTHING_READ,
     ON_A_HOST,
     TERMINAL,
     Attempt,
@@ -16,6 +17,7 @@ from jobs.models.core import (
     IdempotentRequest,
     Job,
     JobQuerySet,
+    JobTag,
     JoinToken,
     Lease,
     Member,
@@ -25,6 +27,7 @@ from jobs.models.core import (
     SlotAllocation,
     StateChange,
     Status,
+    cursor_of,
     new_job_id,
 )
 from jobs.models.policy import (
@@ -45,6 +48,7 @@ __all__ = [
     "HOST_SILENT_AFTER",
     "ID_ALPHABET",
     "LIVE",
+    "NOTHING_READ",
     "ON_A_HOST",
     "TERMINAL",
     "Attempt",
@@ -59,6 +63,7 @@ __all__ = [
     "ImportedTrace",
     "Job",
     "JobQuerySet",
+    "JobTag",
     "JoinToken",
     "KeptHost",
     "Lease",
@@ -73,5 +78,6 @@ __all__ = [
     "SlotAllocation",
     "StateChange",
     "Status",
+    "cursor_of",
     "new_job_id",
 ]

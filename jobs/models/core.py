@@ -14,6 +14,7 @@ from jobs.models.policy import DEFAULT_PROJECT, checked_labels
 
 HOST_SILENT_AFTER = timedelta(seconds=30)
 ELSEWHERE = "elsewhere"  # the engine of runs that somebody else launched, and that report themselves
+NOTHING_READ = "0-0"  # of a stream
 ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
@@ -161,6 +162,7 @@ class Job(models.Model):
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED, editable=False, db_index=True)
     attempt = models.PositiveIntegerField(default=1, editable=False)
     wait_reason = models.CharField(max_length=500, blank=True, editable=False)
+    archived = models.BooleanField(default=False, editable=False, help_text="has ended, and lists leave it out")
     created = models.DateTimeField(auto_now_add=True)
     changed = models.DateTimeField(auto_now=True)
 
@@ -183,6 +185,21 @@ class Job(models.Model):
         return int(layout["dp"] * layout["pp"] * layout["tp"] * layout.get("cp", 1))  # cp: not in the oldest specs
 
 
+class JobTag(models.Model):
+    """A word that people gave a job, to find it by."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="tags")
+    name = models.CharField(max_length=50)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["job", "name"], name="one_tag_per_name")]
+        indexes = [models.Index(fields=["name"], name="tag_name")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Attempt(models.Model):
     """One try of a job: a gang, whole. Its number fences off messages about earlier tries."""
 
@@ -203,9 +220,15 @@ class Attempt(models.Model):
     engine_ended = models.DateTimeField(
         null=True, editable=False, help_text="when the engine had nothing left of it; hosts tell that by member"
     )
+    recorded = models.DateTimeField(
+        null=True, editable=False, help_text="when its history was whole; the recorder reads its streams until then"
+    )
+
+    diagnosis = models.JSONField(null=True, editable=False, help_text="jobs.diagnosis.Told, as last looked at")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number")]
+        indexes = [models.Index(fields=["id"], condition=models.Q(recorded__isnull=True), name="attempts_to_record")]
 
     def __str__(self) -> str:
         return f"{self.job_id}/{self.number}"
@@ -345,11 +368,19 @@ class Outbox(models.Model):
         return f"{self.task} -> {self.queue}"
 
 
+def cursor_of(host: str) -> str:
+    """Which `Cursor` says how far a host was heard."""
+    return f"events:{host}"
+
+
 class Cursor(models.Model):
     """How far a stream was read; and what the scheduler keeps from pass to pass, with the row that it locks."""
 
-    name = models.CharField(max_length=50, primary_key=True)
-    position = models.CharField(max_length=50, default="0-0")
+    name = models.CharField(max_length=150, primary_key=True)
+    position = models.CharField(max_length=50, default=NOTHING_READ)
+    again_to = models.CharField(
+        max_length=50, default=NOTHING_READ, help_text="up to where what is read may have been heard before"
+    )
 
     def __str__(self) -> str:
         return f"{self.name} {self.position}"
@@ -387,8 +418,8 @@ class IdempotentRequest(models.Model):
 class DeadLetter(models.Model):
     """An event that could not be taken in: kept for staff, so that the ones behind it are."""
 
-    entry = models.CharField(max_length=50, help_text="its id in the events stream")
-    sender = models.CharField(max_length=100, blank=True, help_text="the host it named, as far as it could be read")
+    entry = models.CharField(max_length=50, help_text="its id in its host's stream of events")
+    sender = models.CharField(max_length=100, blank=True, help_text="the host that said it")
     reason = models.CharField(max_length=1000)
     body = models.TextField(help_text="the message as text, cut at 4,000 characters")
     num_bytes = models.PositiveBigIntegerField()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
+from django.db.models import Max
 from django.utils import timezone
 
 from jobs.access import foreign_checkpoint, visible_jobs
@@ -249,7 +251,11 @@ def run_smaller(job: Job, by: str) -> bool:
 
 
 class HostConnectedError(Exception):
-    """A host that speaks is not given up: its jobs can be cancelled."""
+    """A host that speaks, or a supervisor on it, is not given up: its jobs can be cancelled."""
+
+    def __init__(self, host: Host, heard: datetime) -> None:
+        who = host.name if heard == host.last_seen else f"a supervisor on {host.name}"
+        super().__init__(f"{who} was heard of at {heard.isoformat()}: cancel its jobs instead")
 
 
 def give_up_host(host: Host, by: str) -> int:
@@ -258,14 +264,18 @@ def give_up_host(host: Host, by: str) -> int:
     If it comes back with ranks still running, they are told to end, and what they hold is not placed upon.
 
     Raises:
-        HostConnectedError: it was heard of within 30 s.
+        HostConnectedError: it, or a supervisor there of what has not ended, was heard of within 30 s.
     """
+    since = timezone.now() - HOST_SILENT_AFTER
     with transaction.atomic():
-        silent = Host.objects.select_for_update(no_key=True).filter(last_seen__lt=timezone.now() - HOST_SILENT_AFTER)
-        if not silent.filter(pk=host.pk).exists():
-            raise HostConnectedError
+        held = Host.objects.select_for_update(no_key=True).get(pk=host.pk)
+        unended = Member.objects.filter(host=held, ended__isnull=True)
+        supervisor = unended.aggregate(heard=Max("heard"))["heard"]
+        last = max(held.last_seen, supervisor or held.last_seen)
+        if last >= since:
+            raise HostConnectedError(held, last)
         Host.objects.filter(pk=host.pk).update(given_up=timezone.now())
-        members = list(Member.objects.filter(host=host, ended__isnull=True).select_related("attempt"))
+        members = list(unended.select_related("attempt"))
         for member in members:
             ending.lose(member, f"host {host.name} was given up by {by}")
         record(by, "give up", "host", host.name, after={"lost": len(members)})

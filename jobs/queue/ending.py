@@ -24,6 +24,7 @@ def end(member: Member, told: ExitReport) -> None:
     lifecycle.lock(member.attempt.job_id)
     mine = Member.objects.filter(pk=member.pk, outcome="")
     if not mine.update(outcome=told["outcome"], reason=told["reason"]):
+        Member.objects.filter(pk=member.pk).update(heard=None)  # nothing of it lives on
         _keep_late(member.attempt, told)
     elif lifecycle.release(member):
         _settle(member.attempt, (member, told))
@@ -83,7 +84,8 @@ def _settle(attempt: Attempt, last: tuple[Member, ExitReport] | None = None) -> 
         ending = finish(job.spec, told)
         Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=ending.report)
     reason = lost[0].reason if lost else told["reason"] if told else ""
-    if not stops.end_as_asked(job.id, attempt.number, reason):
+    obeyed = next((exit["reason"] for exit in exits.values() if exit and exit["outcome"] == "cancelled"), reason)
+    if not stops.end_as_asked(job.id, attempt.number, obeyed):
         if lost:
             lifecycle.change(job.id, attempt.number, Status.LOST, reason)
         elif told is not None:
@@ -111,8 +113,9 @@ def _tell_of_the_first(member: Member, reason: str) -> None:
 
 
 def silent_members(attempt: Attempt) -> Any:
-    """Members that have not ended on hosts that were not heard of lately."""
-    return attempt.members.filter(ended__isnull=True, host__last_seen__lt=timezone.now() - HOST_SILENT_AFTER)
+    """Members that have not ended of which neither host worker nor supervisor was heard lately."""
+    since = timezone.now() - HOST_SILENT_AFTER
+    return attempt.members.filter(ended__isnull=True, host__last_seen__lt=since).exclude(heard__gte=since)
 
 
 def _no_longer_holds(member: Member) -> None:

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db.models import F
 from django.utils import timezone
 
-from jobs.models import Host, Member
+from jobs.models import HOST_SILENT_AFTER, Host, Member
 
 # From the last word of a host to the last of its supervisor, and from the end of the lease to that of the ranks.
 MARGIN = timedelta(seconds=30)
@@ -18,29 +18,46 @@ MARGIN = timedelta(seconds=30)
 def held_back(queued: set[str], now: datetime | None = None) -> Mapping[str, str]:
     """Of queued jobs that ran before those that must not start yet, and why.
 
-    A member of a gang on a silent host ends by itself when its lease is over; one that is heard of is told to end. A
-    job on one host has no lease: who gives its host up takes it upon himself that nothing lives there.
+    A member of a gang on a silent host ends by itself when its lease is over; one that is heard of, or a supervisor of
+    which is, is told to end. A job on one host has no lease: who gives its host up takes it upon himself that nothing
+    lives there.
     """
     if not queued:
         return {}
     now = now or timezone.now()
-    waits = dict(_still_held(queued))
+    waits = dict([*_still_heard(queued, now), *_still_held(queued)])
     lease = timedelta(seconds=settings.LEASE_S) + MARGIN
     untold = Member.objects.filter(
-        attempt__job_id__in=queued, outcome="lost", host__last_seen__lt=F("ended"), host__last_seen__gt=now - lease
+        attempt__job_id__in=queued, outcome="lost", host__last_seen__lt=F("ended")
     ).order_by()
     in_gangs = untold.filter(attempt__members__node__gt=0).distinct()
-    rows = in_gangs.values_list("attempt__job_id", "attempt__number", "host_name", "host__last_seen")
-    for job, number, host, last_seen in rows:
-        until = f"{last_seen + lease:%H:%M:%S} UTC"
-        waits[job] = f"attempt {number} may live on silent host {host} until its lease is over, at {until} the latest"
+    rows = in_gangs.values_list("attempt__job_id", "attempt__number", "host_name", "host__last_seen", "heard")
+    for job, number, host, last_seen, heard in rows:
+        ends = max(last_seen, heard or last_seen) + lease
+        if job not in waits and ends > now:
+            until = f"{ends:%H:%M:%S} UTC"
+            waits[job] = (
+                f"attempt {number} may live on silent host {host} until its lease is over, at {until} the latest"
+            )
     return waits
 
 
+def _still_heard(queued: set[str], now: datetime) -> list[tuple[str, str]]:
+    """Also where it runs elsewhere now than it should: a supervisor speaks of what has ended for the board."""
+    speak = Member.objects.filter(attempt__job_id__in=queued, outcome="lost", heard__gt=F("ended"))
+    rows = speak.filter(heard__gte=now - HOST_SILENT_AFTER).order_by()
+    return [
+        (job, f"a supervisor on host {name} still runs attempt {number} and was told to end it")
+        for job, number, name in rows.values_list("attempt__job_id", "attempt__number", "host_name")
+    ]
+
+
 def _still_held(queued: set[str]) -> list[tuple[str, str]]:
+    """What a host said before it was given up counts no more."""
+    known = Host.objects.present().exclude(holding=[]).exclude(given_up__gt=F("last_seen"))
     return [
         (job, f"host {name} still runs attempt {number} and was told to end it")
-        for name, holding in Host.objects.exclude(holding=[]).values_list("name", "holding")
+        for name, holding in known.values_list("name", "holding")
         for job, number, _ in holding
         if job in queued
     ]

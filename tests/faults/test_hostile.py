@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.codec import BATCH_BYTES, decode_event
-from contracts.names import EVENTS_STREAM, telemetry_stream
+from contracts.names import events_stream, telemetry_stream
 from tests.support.host import host
 from tests.support.processes import RedisServer, wait_until
 from workers.host.supervisor.publish import LOG_BURST, LOG_BYTES_PER_S
@@ -53,6 +53,6 @@ def test_a_job_that_breaks_files_logs_and_telemetry_harms_itself_alone(
         (attempt.work / "go").touch()
         report = machine.exit_of("hostile")
         assert (report["outcome"], report["reason"]) == ("succeeded", "finished after step 0")
-        everything: Any = redis_service.client().xrange(EVENTS_STREAM)
+        everything: Any = redis_service.client().xrange(events_stream("testhost"))
         assert all(decode_event(fields[b"b"]) for _, fields in everything)
         assert machine.processes("hostile") == []

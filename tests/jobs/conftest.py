@@ -18,10 +18,12 @@ from knox.models import AuthToken
 from rest_framework.test import APIClient
 
 from contracts.control import VERSION
-from contracts.names import EVENTS_STREAM
+from contracts.names import events_stream
 from contracts.signing import entry
 from jobs.hosts.keys import signing_keys
-from jobs.models import Attempt, Host, Member
+from jobs.models import Attempt, Host, Job, Member
+from jobs.queue import actions
+from tests.planner.wrong_specs import GOOD
 from tests.support.processes import RedisServer, redis_server
 from tests.support.web import Site, site
 
@@ -73,6 +75,20 @@ def api() -> Callable[[User | None], APIClient]:
 
 
 @pytest.fixture
+def make_jobs(owner: User) -> Callable[..., list[Job]]:
+    """Copies of one submitted job."""
+
+    def made(count: int, **changed: Any) -> list[Job]:
+        first, _ = actions.submit(owner, GOOD)
+        values = {name: getattr(first, name) for name in ("spec", "kind", "device", "num_slots", "estimate")}
+        names = [f"run {number}" for number in range(count)]
+        first.delete()
+        return Job.objects.bulk_create([Job(**{**values, "owner": owner, "name": name, **changed}) for name in names])
+
+    return made
+
+
+@pytest.fixture
 def make_host(db: None) -> Callable[..., Host]:
     def make(name: str = "host-a", slots: int = 4) -> Host:
         return Host.objects.create(
@@ -102,8 +118,8 @@ def member_of(attempt: Attempt, host: Host) -> Member:
 
 
 def say(client: redis.Redis, event: dict[str, Any]) -> None:
-    """What a host or supervisor would put on the events stream."""
-    client.xadd(EVENTS_STREAM, signed(event))
+    """What a host or supervisor would put on its stream of events."""
+    client.xadd(events_stream(event.get("host", "host-a")), signed(event))
 
 
 def signed(event: dict[str, Any]) -> Any:

@@ -92,7 +92,7 @@ def test_a_host_is_given_up_only_when_it_is_silent_and_after_a_second_thought(
     asked = act(admin, HOSTS, "give_up", host.pk)
     assert f"good ({job.id}), attempt 1, on host-a" in asked
     confirmed = {"action": "give_up", "_selected_action": [host.pk], "confirmed": "yes"}
-    assert "is connected" in admin.post(HOSTS, confirmed, follow=True).content.decode()
+    assert "was heard of at" in admin.post(HOSTS, confirmed, follow=True).content.decode()
     Host.objects.update(last_seen=timezone.now() - timedelta(minutes=1))
     assert "1 attempts are lost" in admin.post(HOSTS, confirmed, follow=True).content.decode()
     job.refresh_from_db()

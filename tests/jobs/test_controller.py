@@ -22,7 +22,7 @@ from django.contrib.auth.models import User
 from django.db import DataError, OperationalError
 from django.utils import timezone
 
-from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_queue
+from contracts.names import OLD_EVENTS_STREAM, TASK_ACKNOWLEDGE, TASK_LAUNCH, events_stream, host_queue
 from jobs.engines import hosts
 from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Member, Outbox, SlotAllocation, Status
 from jobs.queue import actions
@@ -176,8 +176,8 @@ def test_dead_letters_are_told_in_plain_text_and_bounded(
     monkeypatch.setattr(deadletters, "MOST", 5)
     for slots in range(-9, 0):
         say(live_redis, host_event("host-x", slots=slots, device_name="a\0b" + "x" * 9000))
-    live_redis.xadd("meshboard:events", {"b": b"\xc1\0 no msgpack"})
-    live_redis.xadd("meshboard:events", {"other": b"1"})
+    live_redis.xadd(events_stream("host-x"), {"b": b"\xc1\0 no msgpack"})
+    live_redis.xadd(events_stream("host-x"), {"other": b"1"})
     assert drain(live_redis) == 11
     letters = list(DeadLetter.objects.all())
     assert len(letters) == 5
@@ -197,13 +197,14 @@ def test_a_sender_of_many_bad_events_pushes_out_nobody_elses(
     say(live_redis, host_event("host-a", slots=-1))
     for _ in range(20):
         say(live_redis, host_event("host-x", slots=-1))
-        live_redis.xadd("meshboard:events", {"b": b"\xc1 names no host"})
+        live_redis.xadd(OLD_EVENTS_STREAM, {"b": b"\xc1 names no host"})
     assert drain(live_redis) == 41
     senders = list(DeadLetter.objects.values_list("sender", flat=True))
     assert sorted(senders) == [""] * 3 + ["host-a"] + ["host-x"] * 3
-    told: Any = live_redis.xinfo_stream("meshboard:events")
-    newest = told["last-generated-id"].decode()
-    assert DeadLetter.objects.filter(entry=newest).exists(), "the newest are kept"
+    for stream, sender in ((OLD_EVENTS_STREAM, ""), (events_stream("host-x"), "host-x")):
+        told: Any = live_redis.xinfo_stream(stream)
+        newest = told["last-generated-id"].decode()
+        assert DeadLetter.objects.filter(entry=newest, sender=sender).exists(), "the newest are kept"
 
 
 def test_one_bad_report_spoils_no_other(job: Job, live_redis: redis.Redis) -> None:

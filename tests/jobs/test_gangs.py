@@ -55,6 +55,13 @@ def gang(owner: User, make_host: Callable[..., Host], live_redis: redis.Redis) -
     return job
 
 
+def falls_silent(host: str) -> None:
+    """Its worker, and the supervisors on it."""
+    ago = timezone.now() - timedelta(minutes=5)
+    Host.objects.filter(name=host).update(last_seen=ago)
+    Member.objects.filter(host__name=host).update(heard=ago)
+
+
 def ends(client: redis.Redis, job: Job, host: str, outcome: str, **told: Any) -> Job:
     event = attempt_event(job.id, 1, "exited", outcome, host)
     event["report"]["exit"] |= told
@@ -105,7 +112,7 @@ def test_a_member_ended_by_the_flag_is_no_cause(gang: Job, live_redis: redis.Red
 
 
 def test_a_lost_member_makes_the_job_lost_when_the_others_have_ended(gang: Job, live_redis: redis.Redis) -> None:
-    Host.objects.filter(name="host-b").update(last_seen=timezone.now() - timedelta(minutes=5))
+    falls_silent("host-b")
     reconcile(live_redis, SINCE)
     gang.refresh_from_db()
     assert gang.status == "unreachable"
@@ -130,6 +137,13 @@ def test_a_cancel_waits_for_all_of_it(gang: Job, live_redis: redis.Redis) -> Non
     assert ends(live_redis, gang, "host-b", "cancelled").status == "cancelled"
 
 
+def test_a_cancelled_gang_tells_the_cancel_and_not_who_missed_a_peer_then(gang: Job, live_redis: redis.Redis) -> None:
+    assert actions.cancel(gang, "owner")
+    ends(live_redis, gang, "host-a", "cancelled", reason="cancelled on request")
+    job = ends(live_redis, gang, "host-b", "failed", reason="connection reset", lost_peer=True)
+    assert (job.status, job.history.last().reason) == ("cancelled", "cancelled on request")
+
+
 def test_each_member_is_ordered_with_its_place_in_the_gang(gang: Job) -> None:
     for member in Member.objects.all():
         order_launch(gang, member)
@@ -149,8 +163,7 @@ def test_an_end_told_twice_changes_nothing(gang: Job, live_redis: redis.Redis) -
 @pytest.fixture
 def given_up(gang: Job, live_redis: redis.Redis) -> Job:
     """Its second host was silent, and given up; the job is queued again."""
-    silent = timezone.now() - timedelta(minutes=5)
-    Host.objects.filter(name="host-b").update(last_seen=silent)
+    falls_silent("host-b")
     actions.give_up_host(Host.objects.get(name="host-b"), "staff")
     ends(live_redis, gang, "host-a", "cancelled")
     assert actions.requeue(gang, "owner")

@@ -12,7 +12,7 @@ import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from contracts.names import EVENTS_STREAM, TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key
+from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key, events_stream
 from jobs.models import Attempt, Cursor, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions
 from jobs.queue.heard.events import drain
@@ -22,6 +22,7 @@ from tests.jobs.conftest import attempt_event, host_event, report, say, signed
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import RedisServer
 
+EVENTS = events_stream("host-a")
 LONG_AGO = timezone.now() - timedelta(days=300)
 
 
@@ -198,7 +199,7 @@ def test_a_number_that_no_heartbeat_can_have_does_not_deafen(
 
 
 def test_a_clock_set_back_does_not_make_a_host_s_number_too_high(live_redis: redis.Redis, db: None) -> None:
-    live_redis.xadd(EVENTS_STREAM, signed(host_event(sequence=50_000, began=5000.0)), id="1000-0")
+    live_redis.xadd(EVENTS, signed(host_event(sequence=50_000, began=5000.0)), id="1000-0")
     drain(live_redis)
     assert Host.objects.get().sequence == 50_000
 
@@ -270,7 +271,7 @@ def test_redis_killed_and_restored_from_an_older_dump_loses_no_job(
     redis_service.stop(signal.SIGKILL)
     redis_service.start()
     restored = redis_service.client()
-    assert restored.xlen(EVENTS_STREAM) >= 4
+    assert restored.xlen(EVENTS) >= 4
     silent(hours=1)
     assert drain(restored) >= 4, "the older stream is read again"
     reconcile(restored, timezone.now())
@@ -283,15 +284,15 @@ def test_an_emptied_redis_and_a_clock_set_back_do_not_deafen(job: Job, live_redi
     live_redis.flushall()
     # Ids of another time: Redis' clock went back by years.
     event = attempt_event(job.id, 1, "exited", "succeeded")
-    live_redis.xadd(EVENTS_STREAM, signed(event), id="1000-0")
+    live_redis.xadd(EVENTS, signed(event), id="1000-0")
     assert drain(live_redis) == 1
     assert status(job) == Status.SUCCEEDED
-    assert Cursor.objects.get(name="events").position == "1000-0"
+    assert Cursor.objects.get(name="events:host-a").position == "1000-0"
 
 
 def test_what_was_taken_in_is_not_kept(job: Job, live_redis: redis.Redis) -> None:
     hear(live_redis, *[host_event() for _ in range(150)])
-    assert live_redis.xlen(EVENTS_STREAM) <= 100
+    assert live_redis.xlen(EVENTS) <= 100
 
 
 def test_a_note_is_shown_until_it_is_gone(job: Job, live_redis: redis.Redis) -> None:

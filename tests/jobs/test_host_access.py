@@ -22,13 +22,15 @@ from kombu import Connection, Consumer, Exchange, Queue
 from contracts.codec import checked_join
 from contracts.join import Joined
 from contracts.names import (
-    EVENTS_STREAM,
+    OLD_EVENTS_STREAM,
     TASK_ACKNOWLEDGE,
     cancel_key,
+    events_stream,
     gang_key,
     host_keys,
     host_queue,
     telemetry_stream,
+    wanted_key,
 )
 from contracts.signing import entry
 from jobs.hosts import tokens
@@ -38,7 +40,9 @@ from jobs.models import DeadLetter, Host, Member, Outbox
 from jobs.queue import actions
 from jobs.queue import hosts as staff
 from jobs.queue.control.outbox import deliver
+from jobs.queue.heard import events, inboxes
 from jobs.queue.heard.events import drain
+from jobs.queue.heard.inboxes import MOST_ENTRIES
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import host_event
 from tests.jobs.test_host_join import IDENTITIES, request
@@ -83,20 +87,86 @@ def running_job(owner: User, host: str) -> str:
 
 def test_a_host_speaks_for_itself_and_for_nobody_else(guests: tuple[Guest, Guest], live_redis: redis.Redis) -> None:
     _, b = guests
-    b.redis.xadd(EVENTS_STREAM, b.signed(host_event("host-b", slots=7)))
-    b.redis.xadd(EVENTS_STREAM, b.signed(host_event("host-a", slots=64)))
-    b.redis.xadd(EVENTS_STREAM, {"b": msgpack.packb(host_event("host-a", slots=65))})
-    b.redis.xadd(EVENTS_STREAM, {**b.signed(host_event("host-b", slots=66)), "b": msgpack.packb(host_event("host-b"))})
-    b.redis.xadd(EVENTS_STREAM, b.signed(host_event("nobody")))
-    assert drain(live_redis) == 5
+    stream = events_stream("host-b")
+    b.redis.xadd(stream, b.signed(host_event("host-b", slots=7)))
+    b.redis.xadd(stream, b.signed(host_event("host-a", slots=64)))
+    b.redis.xadd(stream, {**b.signed(host_event("host-b", slots=66)), "b": msgpack.packb(host_event("host-b"))})
+    assert drain(live_redis) == 3
     assert dict(Host.objects.values_list("name", "slots")) == {"host-a": 4, "host-b": 7}
     reasons = DeadLetter.objects.order_by("id").values_list("reason", flat=True)
     assert list(reasons) == [
-        "host host-a's message was not signed by host host-a",
-        "host host-a's message was not signed by host host-a",
+        "host host-b said it, and it names host host-a",
         "host host-b's message was not signed by host host-b",
+    ]
+
+
+def test_on_the_stream_that_all_shared_a_signature_says_who_speaks(
+    guests: tuple[Guest, Guest], live_redis: redis.Redis
+) -> None:
+    a, b = guests
+    Access().keep(live_redis)
+    b.redis.xadd(OLD_EVENTS_STREAM, b.signed(host_event("host-b", slots=7)))
+    b.redis.xadd(OLD_EVENTS_STREAM, b.signed(host_event("host-a", slots=64)))
+    b.redis.xadd(OLD_EVENTS_STREAM, {"b": msgpack.packb(host_event("host-a", slots=65))})
+    b.redis.xadd(OLD_EVENTS_STREAM, b.signed(host_event("nobody")))
+    a.redis.xadd(OLD_EVENTS_STREAM, a.signed(host_event("host-a", slots=6)))
+    assert drain(live_redis) == 5
+    assert dict(Host.objects.values_list("name", "slots")) == {"host-a": 6, "host-b": 7}
+    assert list(DeadLetter.objects.order_by("id").values_list("reason", flat=True)) == [
+        "host host-a's message was not signed by host host-a",
+        "host host-a's message was not signed by host host-a",
         "no host nobody has joined",
     ]
+
+
+def test_who_speaks_on_a_stream_of_its_own_has_no_right_to_the_shared_one(
+    guests: tuple[Guest, Guest], live_redis: redis.Redis
+) -> None:
+    a, b = guests
+    access = Access()
+    access.keep(live_redis)
+    b.redis.xadd(events_stream("host-b"), b.signed(host_event("host-b")))
+    drain(live_redis)
+    access.keep(live_redis)
+    a.redis.xadd(OLD_EVENTS_STREAM, a.signed(host_event("host-a")))
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        b.redis.xadd(OLD_EVENTS_STREAM, b.signed(host_event("host-b")))
+
+
+def test_a_host_that_floods_delays_nobody_and_trims_nothing_of_others(
+    guests: tuple[Guest, Guest], live_redis: redis.Redis
+) -> None:
+    a, b = guests
+    with b.redis.pipeline(transaction=False) as pipe:
+        for _ in range(100_000):
+            pipe.xadd(events_stream("host-b"), {"b": "junk"})
+        pipe.execute()
+    for slots in (5, 6):  # however long the flood lasts
+        a.redis.xadd(events_stream("host-a"), a.signed(host_event("host-a", slots=slots)))
+        began = time.monotonic()
+        assert drain(live_redis) < 50_000
+        assert Host.objects.get(name="host-a").slots == slots
+        assert time.monotonic() - began < 5, "half a second and a chunk, on a busy machine"
+    assert live_redis.xlen(events_stream("host-b")) <= MOST_ENTRIES
+    assert set(DeadLetter.objects.values_list("sender", flat=True)) == {"host-b"}
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        b.redis.xadd(events_stream("host-a"), {"b": "x"}, maxlen=1)
+
+
+def test_what_waits_of_one_host_is_bounded_in_bytes(
+    guests: tuple[Guest, Guest], live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, b = guests
+    monkeypatch.setattr(inboxes, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(events, "LISTENS_S", 0.0)
+    for _ in range(100):
+        b.redis.xadd(events_stream("host-b"), {"b": b"\0" * 2**16})
+    assert drain(live_redis) == inboxes.CHUNK
+    assert live_redis.memory_usage(events_stream("host-b")) <= 2**20
+    letter = DeadLetter.objects.filter(reason__contains="bytes waited").get()
+    assert letter.sender == "host-b"
+    assert 0 < drain(live_redis) < 68 - inboxes.CHUNK
+    assert drain(live_redis) == 0
 
 
 def test_a_host_reads_no_other_s_orders_and_not_what_hosts_say(
@@ -104,15 +174,20 @@ def test_a_host_reads_no_other_s_orders_and_not_what_hosts_say(
 ) -> None:
     a, b = guests
     live_redis.lpush(host_queue("host-a"), "an order")
-    live_redis.xadd(EVENTS_STREAM, {"b": "x"})
+    live_redis.xadd(events_stream("host-a"), {"b": "x"})
     refused: list[Callable[[redis.Redis], object]] = [
         lambda r: r.lrange(host_queue("host-a"), 0, -1),
         lambda r: r.brpop([host_queue("host-a")], timeout=1),
         lambda r: r.lpush(host_queue("host-a"), "forged"),
-        lambda r: r.xrange(EVENTS_STREAM),
-        lambda r: r.xread({EVENTS_STREAM: "0"}),
-        lambda r: r.xtrim(EVENTS_STREAM, maxlen=0),
-        lambda r: r.delete(EVENTS_STREAM),
+        lambda r: r.xadd(events_stream("host-a"), {"b": "x"}),
+        lambda r: r.xrange(events_stream("host-a")),
+        lambda r: r.xread({events_stream("host-a"): "0"}),
+        lambda r: r.xtrim(events_stream("host-a"), maxlen=0),
+        lambda r: r.delete(events_stream("host-a")),
+        lambda r: r.memory_usage(events_stream("host-a")),
+        lambda r: r.xread({OLD_EVENTS_STREAM: "0"}),
+        lambda r: r.xtrim(OLD_EVENTS_STREAM, maxlen=0),
+        lambda r: r.delete(OLD_EVENTS_STREAM),
         lambda r: r.set(cancel_key("somejob", 1), "1"),
         lambda r: r.delete(cancel_key("somejob", 1)),
     ]
@@ -181,6 +256,16 @@ def test_a_host_writes_to_the_streams_of_what_runs_on_it_while_it_does(
         with pytest.raises(redis.exceptions.NoPermissionError):
             command()
     assert live_redis.xlen(stream) == 1
+    live_redis.sadd(wanted_key(job, 1), 7)
+    assert a.redis.smembers(wanted_key(job, 1)) == {b"7"}
+    for command in (
+        lambda: b.redis.smembers(wanted_key(job, 1)),
+        lambda: a.redis.smembers(wanted_key(job, 2)),
+        lambda: a.redis.sadd(wanted_key(job, 1), 8),
+        lambda: a.redis.delete(wanted_key(job, 1)),
+    ):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            command()
     assert access.keep(live_redis) == 0, "nothing is told twice"
     Member.objects.update(ended=timezone.now())
     access.keep(live_redis)
@@ -228,11 +313,13 @@ def test_a_removed_host_loses_its_line_and_its_later_messages_become_dead_letter
     with pytest.raises(staff.BusyHostError, match="host-a has an attempt that did not end"):
         staff.remove(Host.objects.get(name="host-a"), "staff")
     late = b.signed(host_event("host-b", slots=99))
+    b.redis.xadd(events_stream("host-b"), {"b": "not heard yet"})
     assert b.redis.ping()
     staff.remove(Host.objects.get(name="host-b"), "staff")
     with pytest.raises((redis.AuthenticationError, redis.ConnectionError)):
         b.redis.ping()
-    live_redis.xadd(EVENTS_STREAM, late)
+    assert not live_redis.exists(events_stream("host-b"))
+    live_redis.xadd(OLD_EVENTS_STREAM, late)
     drain(live_redis)
     assert DeadLetter.objects.get().reason == "host host-b was removed"
     assert Host.objects.get(name="host-b").slots == 4

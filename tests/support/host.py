@@ -14,7 +14,7 @@ import msgpack
 from celery import Celery
 
 from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder
-from contracts.names import EVENTS_STREAM, TASK_LAUNCH, host_queue, telemetry_stream
+from contracts.names import TASK_LAUNCH, events_stream, host_queue, telemetry_stream
 from contracts.telemetry import Item
 from planner.facts.parse import parse_spec
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
@@ -96,7 +96,7 @@ class Host:
         self._sender.send_task(TASK_LAUNCH, args=[order], queue=host_queue(NAME))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        entries: Any = self.server.client().xrange(EVENTS_STREAM)
+        entries: Any = self.server.client().xrange(events_stream(NAME))
         unpacked = [msgpack.unpackb(fields[b"b"]) for _, fields in entries]
         return [event for event in unpacked if event["kind"] == kind]
 
@@ -112,8 +112,11 @@ class Host:
         items: list[Item] = [item for batch in batches for item in batch["items"]]
         return [item for item in items if item["kind"] == kind]
 
-    def wait_for_steps(self, job: str, steps: int = 1) -> None:
-        wait_until(lambda: [i for i in self.items(job, "step") if i["step"] >= steps], f"{job} makes {steps} steps")
+    def wait_for_steps(self, job: str, steps: int = 1, attempt: int = 1) -> None:
+        wait_until(
+            lambda: [item for item in self.items(job, "step", attempt) if item["step"] >= steps],
+            f"{job} makes {steps} steps",
+        )
 
     def exit_of(self, job: str, timeout_s: float = 60.0) -> ExitReport:
         def exited() -> ExitReport | None:

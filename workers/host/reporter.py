@@ -19,8 +19,9 @@ from redis.exceptions import RedisError
 
 from contracts.codec import encode_event
 from contracts.control import VERSION, AttemptReport, HostEvent
-from contracts.names import EVENTS_STREAM
-from contracts.signing import entry
+from contracts.logs import ANSWER_S
+from contracts.names import events_stream, log_key
+from contracts.signing import entry, sealed
 from workers.host.attempts import attempts
 from workers.host.facts.gauge import Gauge
 from workers.host.settings import HostSettings
@@ -31,8 +32,8 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 5.0
 SCAN_S = 1.0
 ALIVE = "alive"  # touched in the run directory at each scan: a container's health check looks at its age
-EVENTS_KEPT = 20_000  # entries of the events stream
-EVENTS_BYTES = 64 * 2**20  # of the events stream: where it is larger, nobody reads it, and exit reports wait
+EVENTS_KEPT = 20_000  # entries of this host's events
+EVENTS_BYTES = 64 * 2**20  # of these: where they are more, nobody reads them, and exit reports wait
 EXITS_BYTES = 4 * 2**20  # of exit reports in one heartbeat
 
 
@@ -49,6 +50,7 @@ class Reporter:
         self._stopped = threading.Event()
         self._device_name, self._memory_bytes = device(settings)
         self._redis = redis.Redis.from_url(settings.redis_url, socket_timeout=5, socket_connect_timeout=2)
+        self._events = events_stream(settings.name)
         self._watch = Watch(settings.run_dir, self._redis)
         self._gauge = Gauge(settings, self.now)
         self._incarnation, self._sequence = secrets.token_hex(8), 0
@@ -76,6 +78,14 @@ class Reporter:
         """Unix seconds by Redis' clock, which all hosts share. Raises RedisError."""
         told: Any = self._redis.time()
         return float(told[0] + told[1] / 1e6)
+
+    def answer(self, question: str, body: bytes) -> None:
+        """Put an answer where the board waits for it, for a while. Raises RedisError."""
+        key = log_key(self._settings.name, question)
+        sent = self._redis.pipeline()
+        sent.rpush(key, sealed(self._settings.signing_key, body))
+        sent.pexpire(key, int(ANSWER_S * 1000))
+        sent.execute()
 
     def _run(self) -> None:
         try:
@@ -140,7 +150,7 @@ class Reporter:
         if (facts := self._gauge.facts()) is not None:
             event["facts"] = facts
         signed: Any = entry(self._settings.signing_key, encode_event(event))
-        self._redis.xadd(EVENTS_STREAM, signed, maxlen=EVENTS_KEPT, approximate=True)
+        self._redis.xadd(self._events, signed, maxlen=EVENTS_KEPT, approximate=True)
 
     def _bounded(self, reports: list[AttemptReport]) -> list[AttemptReport]:
         """All attempts, with as many exit reports as fit; what waited longest goes first."""
@@ -157,7 +167,7 @@ class Reporter:
         return reports
 
     def _events_bytes(self) -> int:
-        told: Any = self._redis.memory_usage(EVENTS_STREAM)
+        told: Any = self._redis.memory_usage(self._events)
         return int(told or 0)
 
 

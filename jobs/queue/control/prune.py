@@ -15,7 +15,7 @@ from django.db.models import Count
 from django.utils import timezone
 from knox.models import AuthToken
 
-from contracts.names import host_queue, telemetry_stream
+from contracts.names import events_stream, host_queue, telemetry_stream
 from jobs.models import Host, IdempotentRequest, Lease, Member, StateChange
 from jobs.queue.control.lease import NAME
 from jobs.queue.heard import deadletters
@@ -56,7 +56,7 @@ def prune(client: redis.Redis) -> dict[str, int]:
         ),
         "dead letters": deadletters.forget_oldest,
         "changes of status": _forget_changes,
-        "queues of silent hosts": lambda: _forget_queues(client),
+        "queues of silent hosts and words of removed ones": lambda: _forget_queues(client),
         "imported traces": forget_old,
         "streams of ended attempts left to expire": lambda: _let_streams_expire(client),
     }
@@ -84,8 +84,9 @@ def _forget_changes() -> int:
 
 def _forget_queues(client: redis.Redis) -> int:
     silent = Host.objects.filter(last_seen__lt=timezone.now() - QUEUE_LASTS).values_list("name", flat=True)
-    queues = [host_queue(name) for name in silent]
-    removed: Any = client.delete(*queues) if queues else 0
+    gone = Host.objects.filter(removed__isnull=False).values_list("name", flat=True)
+    keys = [*(host_queue(name) for name in silent), *(events_stream(name) for name in gone)]
+    removed: Any = client.delete(*keys) if keys else 0
     return int(removed)
 
 

@@ -28,15 +28,17 @@ def hear(event: Event, entry: str, *, replayed: bool = False) -> None:
     """
     if event["kind"] == "attempt":
         report = event["report"]
-        members = _members(event["host"], [report])
-        _hear_report(report, event["host"], members.get(_key(report)), believed=True, of_heartbeat=False)
+        member = _members(event["host"], [report]).get(_key(report))
+        if member is not None and report["state"] != "exited" and not replayed:
+            Member.objects.filter(pk=member.pk).update(heard=timezone.now())
+        _hear_report(report, event["host"], member, believed=True, now=not replayed)
         return
     _check_sequence(event, entry)
     believed = _believe(event, replayed=replayed)
     members = _members(event["host"], event["attempts"])
     for report in event["attempts"]:
         try:
-            _hear_report(report, event["host"], members.get(_key(report)), believed=believed, of_heartbeat=True)
+            _hear_report(report, event["host"], members.get(_key(report)), believed=believed, now=True)
         except Exception as error:
             if passes(error):
                 raise
@@ -123,10 +125,8 @@ def _members(host: str, reports: list[AttemptReport]) -> dict[Key, Member]:
     return {(member.attempt.job_id, member.attempt.number): member for member in rows}
 
 
-def _hear_report(
-    report: AttemptReport, host: str, member: Member | None, *, believed: bool, of_heartbeat: bool
-) -> None:
-    """An end is true whenever it is told; anything else only where it is news."""
+def _hear_report(report: AttemptReport, host: str, member: Member | None, *, believed: bool, now: bool) -> None:
+    """An end is true whenever it is told; anything else only where it is news. `now`: it was not said long ago."""
     if "checkpoint" in report and member is not None:
         hear_checkpoint(report["checkpoint"], member.attempt)
     if report["state"] == "exited":
@@ -145,7 +145,7 @@ def _hear_report(
     if report["state"] == "running":
         lifecycle.change(*_key(report), Status.RUNNING, "training", only_from=(Status.STARTING,))
     unreachable = member.attempt.job.status == Status.UNREACHABLE
-    if of_heartbeat and unreachable and not ending.silent_members(member.attempt).exists():
+    if now and unreachable and not ending.silent_members(member.attempt).exists():
         lifecycle.change(*_key(report), Status.RUNNING, f"host {host} is back", only_from=(Status.UNREACHABLE,))
 
 

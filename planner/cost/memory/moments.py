@@ -105,10 +105,12 @@ def _highest(several: Iterable[Moment]) -> tuple[Moment, ...]:
 def steady(pipe: Pipe, micro_batches: int) -> int:
     """So many show all that happens: then a schedule repeats itself, but for those that run all forwards first; a test
     walks further."""
+    pp, chunks = pipe.pp, pipe.virtual_stages
     if pipe.schedule in ("gpipe", "looped_bfs"):
         return micro_batches
-    turns = 4 if pipe.schedule == "interleaved_zero_bubble" and pipe.virtual_stages > 1 else 3
-    return min(micro_batches, turns * pipe.pp)
+    if pipe.schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and chunks > 1:
+        return min(micro_batches, (3 if pipe.schedule == "interleaved_1f1b" else 4) * pp)
+    return min(micro_batches, (2 * pp if chunks > 1 else pp) + 3)
 
 
 def _exceeds(a: Moment, b: Moment) -> bool:

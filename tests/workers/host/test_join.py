@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from contracts.join import JOIN_PATH
-from contracts.names import EVENTS_STREAM
+from contracts.names import events_stream
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from tests.support.web import Site, site
 from workers.host.doctor import findings
@@ -37,7 +37,7 @@ def environment(folder: Path, **settings: str) -> dict[str, str]:
 
 
 def heartbeats(redis: RedisServer) -> int:
-    return int(redis.client().xlen(EVENTS_STREAM))
+    return int(redis.client().xlen(events_stream("gpu-7")))
 
 
 JOIN = [sys.executable, "-m", "workers.host.join"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.codec import decode_event
-from contracts.names import EVENTS_STREAM
+from contracts.names import events_stream
 from tests.support.orders import order
 from tests.support.processes import ROOT, RedisServer, base_environment, wait_until
 from workers.host import reporter
@@ -24,7 +24,7 @@ def settings(redis_url: str, run_dir: Path) -> HostSettings:
 
 
 def heartbeats(server: RedisServer) -> list[Any]:
-    entries: Any = server.client().xrange(EVENTS_STREAM)
+    entries: Any = server.client().xrange(events_stream("testhost"))
     return [decode_event(fields[b"b"]) for _, fields in entries]
 
 
