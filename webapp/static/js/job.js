@@ -75,7 +75,7 @@ function draw() {
   if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
   if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null);
   showLogs(state, job);
-  showTraces(job, state);
+  showTraces(job, state, shownRange());
   if ($("verdict-panel")) drawVerdicts();
   $("gap").hidden = !state.lost;
   if (state.lost) {
@@ -109,6 +109,13 @@ function showSteps(first, last) {
   const [from, to] = [step.findIndex((one) => one >= first - 1), step.findLastIndex((one) => one <= last)];
   if (from >= 0 && to > from) view.zoom(time[from], time[to]);
   $("training")?.scrollIntoView();
+}
+
+/** The stretch that the charts show; nulls for the whole run. */
+function shownRange() {
+  const { from, to, last } = view.now;
+  if (from !== null) return { from, to };
+  return last === null || state.time === null ? { from: null, to: null } : { from: state.time - last, to: null };
 }
 
 function drawVerdicts() {
