@@ -9,6 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from webapp.admin_theme import unfold
 from webapp.environment import BASE_DIR, SettingError, WebSettings, read
+from webapp.logs import without_refusals
 from webapp.safety import unsafe
 
 try:
@@ -207,5 +208,6 @@ LOGGING = {
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["console"], "level": "INFO"},
-    "loggers": {"axes": {"level": "WARNING"}},
+    "filters": {"refusals": {"()": "django.utils.log.CallbackFilter", "callback": without_refusals}},
+    "loggers": {"axes": {"level": "WARNING"}, "django.request": {"filters": ["refusals"]}},
 }

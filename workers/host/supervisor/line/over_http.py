@@ -93,6 +93,10 @@ class HttpLine:
             raise LineError("the board has not answered lately")
         return self._cancel
 
+    async def wanted(self) -> frozenset[int]:
+        """Nobody can ask a run elsewhere: the board's answers do not tell."""
+        return frozenset()
+
     async def renew(self) -> None:
         """Nothing published is on its way any more."""
         await self._settle()
