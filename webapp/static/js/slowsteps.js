@@ -7,7 +7,7 @@ const percent = (share) => `${share >= 0 ? "+" : "−"}${Math.abs(100 * share).t
 
 /** A finding in words. */
 export function words({ part, axis, rank, host, seconds, usual_s, ranks_alike }) {
-  const what = axis ? `${part === "exposed" ? "waiting for" : "hidden"} ${axis}` : part;
+  const what = axis ? `waiting for ${axis}` : part;
   const who = rank === null ? "on every rank alike" : `most on rank ${rank}${host ? ` (${host})` : ""}${ranks_alike ? `, and ${ranks_alike} more` : ""}`;
   const share = usual_s > 0 ? ` (${percent(seconds / usual_s - 1)})` : "";
   return `${what}: ${duration(seconds)} in place of ${duration(usual_s)}${share}, ${who}`;
@@ -32,7 +32,7 @@ export function slowSteps(job, from, to) {
 async function ask(job, from, to) {
   try {
     const query = new URLSearchParams({ from, to, attempt: job.attempt });
-    const answer = await fetch(`/jobs/${job.id}/steps/slow/?${query}`, { headers: { Accept: "application/json" } });
+    const answer = await fetch(`/jobs/${job.id}/history/steps/slow/?${query}`, { headers: { Accept: "application/json" } });
     const made = await answer.json();
     if (!answer.ok) throw new Error(made.errors.map(({ message }) => message).join("; "));
     return lines(made);
