@@ -29,6 +29,27 @@ export function slowSteps(job, from, to) {
   return box;
 }
 
+/** First and last of the steps whose ends lie from `from` to `to`, unix seconds; null where none do. `curve`: {step, time}. */
+export function stepsWithin(curve, from, to) {
+  const within = curve.step.filter((_, index) => curve.time[index] >= from && curve.time[index] <= to);
+  return within.length > 0 ? [within[0], within.at(-1)] : null;
+}
+
+/** Offers it of the stretch that the job page's charts show, once somebody dragged over one. */
+export function slowStretch(place, page, jobOf) {
+  const { view } = page;
+  view.subscribe(() => {
+    const { from, to } = view.now;
+    const steps = from === null ? null : stepsWithin(page.curve, from, to);
+    place.hidden = steps === null;
+    if (!steps) return;
+    const [first, last] = steps;
+    const button = el("button", { type: "button", className: "button small" }, `What differs about steps ${integer(first)} to ${integer(last)}?`);
+    button.addEventListener("click", () => place.replaceChildren(slowSteps(jobOf(), first, last)));
+    place.replaceChildren(button);
+  });
+}
+
 async function ask(job, from, to) {
   try {
     const query = new URLSearchParams({ from, to, attempt: job.attempt });
