@@ -15,6 +15,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/logs/<str:rank>", logs.Log.as_view(), name="api-log"),
     path("jobs/<str:job_id>/history", history.History.as_view(), name="api-history"),
     path("jobs/<str:job_id>/history/snapshot", history.HistorySnapshot.as_view(), name="api-snapshot"),
+    path("jobs/<str:job_id>/history/steps/slow", history.SlowSteps.as_view(), name="api-slow-steps"),
     path("jobs/<str:job_id>/history/<str:table>", history.HistoryTable.as_view(), name="api-history-table"),
     path("plan", views.Plan.as_view(), name="api-plan"),
     path("plan/search", views.PlanSearch.as_view(), name="api-plan-search"),

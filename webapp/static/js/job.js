@@ -20,6 +20,7 @@ import { labView } from "./lab.js";
 import { showBadge, showCollectives, showComparison, showVerdicts } from "./jobtables.js";
 import { showPlanned } from "./planned.js";
 import { showProof } from "./proof.js";
+import { slowStretch } from "./slowsteps.js";
 import { connect } from "./socket.js";
 import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "./store.js";
 import { tracePanels } from "./timeline/panels.js";
@@ -33,6 +34,7 @@ let replayed = false; // what the server kept has been asked for
 const openAxes = new Set();
 const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
 const page = { view, curve: { time: [], step: [] }, marks: [] }; // what all charts share
+if ($("slow-steps")) slowStretch($("slow-steps"), page, () => job);
 const redraw = eachFrame(draw);
 const redrawCharts = notMoreOftenThan(CHARTS_MS, drawCharts);
 const showHealth = whereItIs("health", (place) => healthView(place, showSteps));
