@@ -53,6 +53,7 @@ ROOMS = {
     "workers": [
         "timeouts",
         "drafts",
+        "thinning",
         "torch_private",
         "host",
         "meter",

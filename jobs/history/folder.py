@@ -54,7 +54,7 @@ class Manifest(TypedDict):
     job: str
     attempt: int
     generation: int  # one more with each commit: a writer that knows an older one has been overtaken
-    ended: bool  # nothing comes any more
+    ended: float | None  # when the attempt had, and nothing comes any more
     nodes: dict[str, Node]
     state: str | None  # the file with what the streams add up to
     parts: dict[str, list[Part]]
@@ -78,7 +78,7 @@ def empty(job: str, attempt: int) -> Manifest:
         "job": job,
         "attempt": attempt,
         "generation": 0,
-        "ended": False,
+        "ended": None,
         "nodes": {},
         "state": None,
         "parts": {},

@@ -21,7 +21,7 @@ class Kept(NamedTuple):
 
     folder: Folder
     manifest: Manifest
-    last: float
+    ended: float | None
 
 
 def forget_old(root: Path | None = None) -> dict[str, int]:
@@ -42,12 +42,11 @@ def forget_old(root: Path | None = None) -> dict[str, int]:
             manifest = folder.manifest()
         except GoneError:
             continue
-        last = manifest["last"] or 0.0
-        if manifest["ended"] and last < oldest:
+        if manifest["ended"] is not None and manifest["ended"] < oldest:
             folder.forget()
             gone["histories over their age"] += 1
             continue
-        kept.append(Kept(folder, manifest, last))
+        kept.append(Kept(folder, manifest, manifest["ended"]))
     gone["histories' raw steps"], gone["histories"] = _fit(kept)
     return gone
 
@@ -55,7 +54,7 @@ def forget_old(root: Path | None = None) -> dict[str, int]:
 def _fit(kept: list[Kept]) -> tuple[int, int]:
     """Raw steps of the oldest go first, then the oldest whole; never of an attempt that still comes."""
     total = sum(num_bytes(one.manifest) for one in kept)
-    ended = sorted((one for one in kept if one.manifest["ended"]), key=lambda one: one.last)
+    ended = sorted((one for one in kept if one.ended is not None), key=lambda one: one.ended or 0.0)
     raw = whole = 0
     for one in ended:
         if total <= settings.HISTORY_BYTES:

@@ -107,8 +107,8 @@ class Recording:
         if not (self.manifest["generation"] or self._moved):
             self.folder.forget()
             return
-        if outcome is not None and not self.manifest["ended"]:
+        if outcome is not None and self.manifest["ended"] is None:
             self.rows.mark("fault" if outcome == "failed" else "end", ended, text=f"{outcome}: {reason}"[:1000])
-        self.manifest["ended"] = True
+        self.manifest["ended"] = ended
         self.commit()
         self.folder.compact(self.manifest)

@@ -39,6 +39,7 @@ LARGEST_SHORT = 3.4e38  # of 32 bits
 MOST_CELLS = 100_000  # counters of an attempt: a script names its own groups
 MOST_CHECKPOINTS = 100
 MOST_STEP_TIMES = 50
+MOST_STARTS = 10_000
 SETTLED_S = 2.0  # after a gap, in which a counter that was not known before may have begun in it
 
 Told = dict[str, list[Any]]
@@ -70,6 +71,15 @@ class Progress(TypedDict):
     rate: float | None
 
 
+class Started(TypedDict):
+    """A stage of a start that was over. `rank` -1: of a member as a whole."""
+
+    node: int
+    rank: int
+    stage: str
+    time: float
+
+
 class State(TypedDict):
     """What the streams of an attempt add up to."""
 
@@ -81,7 +91,7 @@ class State(TypedDict):
     proof: ProofItem | None
     dry_runs: dict[int, DryRunItem]
     checkpoints: list[CheckpointItem]
-    started: dict[str, float]  # stage -> the last member's
+    starts: list[Started]
     resumed: bool
     faulty_step: int
     refused: int  # items that made no sense
@@ -98,7 +108,7 @@ def new_state() -> State:
         "proof": None,
         "dry_runs": {},
         "checkpoints": [],
-        "started": {},
+        "starts": [],
         "resumed": False,
         "faulty_step": 0,
         "refused": 0,
@@ -413,13 +423,15 @@ class Rows:
 
     def _add_gauge(self, item: GaugeItem) -> None:
         told: dict[str, Any] = dict(item)
-        values = {name: told.get(name) for name in GAUGES.names if name != "host"}
-        self._row("gauges", **values, host=self._host)
+        values = {name: told.get(name) for name in GAUGES.names}
+        self._row("gauges", **{**values, "node": self._node, "host": self._host})
 
     def _add_start(self, item: StartItem) -> None:
-        stage = item["stage"]
-        self.state["started"][stage] = max(self.state["started"].get(stage, 0.0), item["time"])
-        self.mark("start", item["time"], rank=item["rank"], text=stage)
+        if len(self.state["starts"]) >= MOST_STARTS:
+            return
+        told = Started(node=self._node, rank=item["rank"], stage=item["stage"], time=item["time"])
+        self.state["starts"].append(told)
+        self.mark("start", item["time"], rank=item["rank"], text=item["stage"])
 
     def _add_gap(self, item: GapItem) -> None:
         words = f"{item['items']:,} items were dropped while the board could not be reached"

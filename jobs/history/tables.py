@@ -71,6 +71,7 @@ SPANS: Final = pa.schema(
 GAUGES: Final = pa.schema(
     {
         "rank": pa.int32(),  # -1: the host
+        "node": pa.int32(),
         "host": pa.string(),
         "time": pa.float64(),
         "resident_bytes": pa.int64(),

@@ -3,7 +3,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("jobs", "0062_bounded_weights"),
+        ("jobs", "0070_recorded"),
     ]
 
     operations = [

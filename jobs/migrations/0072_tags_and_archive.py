@@ -14,7 +14,7 @@ def tag_reported_runs(apps: Any, _editor: Any) -> None:
 
 
 class Migration(migrations.Migration):
-    dependencies = [("jobs", "0062_bounded_weights")]
+    dependencies = [("jobs", "0071_diagnosis")]
 
     operations = [
         migrations.AddField(

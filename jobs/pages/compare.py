@@ -63,7 +63,7 @@ def compare(request: HttpRequest) -> HttpResponse:
             "same": same,
             "figures": [_told(figure, at) for figure in figures(jobs, exits)],
             "axes": [_told(figure, at) for figure in axis_figures(jobs, exits)],
-            "data": {"jobs": [_data(job) for job in jobs], "baseline": at},
+            "data": {"jobs": [_data(job, exits.get(job.id, {})) for job in jobs]},
         }
     return render(request, "compare/index.html", context)
 
@@ -81,15 +81,20 @@ def _exits(jobs: list[Job]) -> dict[str, Mapping[str, Any]]:
     return {job: (told or {}).get("summary") or {} for job, number, told in rows if (job, number) in current}
 
 
-def _data(job: Job) -> dict[str, Any]:
-    return {"id": job.id, "name": job.name, "attempt": job.attempt}
+def _data(job: Job, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """For the curves. That of the loss, as the run's end told it, is drawn where no history is kept."""
+    points = summary.get("losses") or []
+    curve = {name: [point[name] for point in points] for name in ("step", "time", "loss")}
+    told = {"id": job.id, "name": job.name, "attempt": job.attempt, "curve": curve}
+    return {**told, "estimate": {"time": job.estimate.get("time")}}
 
 
 def spec_rows(specs: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Fields on which the specs differ, and those on which they do not, each with its dotted name and the values."""
     flat = [dict(_flat(spec)) for spec in specs]
     names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in SAME_FOR_ALL]
-    differ, same = [], []
+    differ: list[dict[str, Any]] = []
+    same: list[dict[str, Any]] = []
     for name in names:
         values = [one.get(name, "") for one in flat]
         (same if all(value == values[0] for value in values) else differ).append({"name": name, "values": values})

@@ -58,5 +58,5 @@ def write(trace: Trace, name: str) -> bytes:
             phase = "s" if place == 0 else "f" if place == len(points) - 1 else "t"
             events.append((time, FLOWS, {"ph": phase, "id": number, "bp": "e", **told}))
     events.sort(key=lambda event: event[:2])
-    told: ChromeTrace = {"displayTimeUnit": "ms", "traceEvents": [*head, *(event for _, _, event in events)]}
-    return json.dumps(told).encode()
+    written: ChromeTrace = {"displayTimeUnit": "ms", "traceEvents": [*head, *(event for _, _, event in events)]}
+    return json.dumps(written).encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -16,9 +17,12 @@ from jsonschema import Draft202012Validator
 from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream
+from jobs.history.tables import TABLES
 from jobs.models import Attempt, Host, Job, Pool, Status
 from jobs.queue import lifecycle
 from jobs.queue.heard.silence import tell_of_silence
+from tests.jobs.history.told import keep
+from tests.jobs.history.told import run as told_run
 from tests.jobs.test_calibration import PROFILE
 from tests.jobs.test_host_join import request as machine
 from tests.jobs.test_learned import ended, summary
@@ -93,7 +97,13 @@ class Asked:
 
 
 def test_every_answer_is_what_the_document_says(
-    owner: User, staff: User, api: Api, make_host: Callable[..., Host], live_redis: redis.Redis
+    owner: User,
+    staff: User,
+    api: Api,
+    make_host: Callable[..., Host],
+    live_redis: redis.Redis,
+    tmp_path: Path,
+    settings: Any,
 ) -> None:
     asked = Asked(api(owner).get("/api/v1/schema").json())
     make_host()
@@ -102,6 +112,7 @@ def test_every_answer_is_what_the_document_says(
     jobs(asked, api(owner), owner)
     smaller(asked, api(owner))
     traces(asked, api(owner), owner, live_redis)
+    histories(asked, api(owner), owner, tmp_path, settings)
     hosts(asked, api(owner), api(staff), api(None))
     runs(asked, api(owner))
     queue(asked, api(owner), api(staff))
@@ -160,6 +171,17 @@ def traces(asked: Asked, user: APIClient, owner: User, client: redis.Redis) -> N
     waiting = asked(user, "submitJob", GOOD, code=201)["id"]
     asked(user, "askForTrace", {"step": 5}, job_id=waiting, code=202)
     asked(user, "cancelJob", job_id=waiting)
+
+
+def histories(asked: Asked, user: APIClient, owner: User, folder: Path, settings: Any) -> None:
+    settings.HISTORY_DIR = folder
+    run = ended(owner, summary(0.3)).job_id
+    asked(user, "getSnapshot", job_id=run, code=404)
+    keep(folder, list(told_run(2, 4)), run)
+    assert asked(user, "getHistory", job_id=run)["attempts"]
+    assert asked(user, "getSnapshot", job_id=run)["ranks"]
+    for table in TABLES:
+        asked(user, "getHistoryTable", job_id=run, table=table)
 
 
 def smaller(asked: Asked, user: APIClient) -> None:

@@ -21,6 +21,7 @@ import { showPlanned } from "./planned.js";
 import { showProof } from "./proof.js";
 import { connect } from "./socket.js";
 import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "./store.js";
+import { tracePanels } from "./timeline/panels.js";
 
 const $ = (id) => document.getElementById(id);
 const CHARTS_MS = 250; // charts of half-second bins need no more
@@ -42,6 +43,7 @@ const showLogs = whereItIs("logs", logView);
 const showLab = whereItIs("lab-result", labView);
 const showJumps = whereItIs("jump", (bar) => jumpBar(bar, $("board")));
 const showRange = whereItIs("ranges", (bar) => rangeBar(bar, page));
+const showTraces = tracePanels();
 const predictedOf = predictionOf(job.estimate);
 
 /** Each kind of job has its own panels (jobs/kinds.py): a widget is made where the page has its place. */
@@ -71,6 +73,7 @@ function draw() {
   if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
   if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null);
   showLogs(state, job);
+  showTraces(job, state);
   if ($("verdict-panel")) drawVerdicts();
   $("gap").hidden = !state.lost;
   if (state.lost) {
@@ -78,6 +81,7 @@ function draw() {
       "A part of the history is no longer kept. Graphs show a break there; totals are counted by the ranks and stay exact.";
   }
   showJumps();
+  if ($("pause")) $("pause").hidden = job.finished;
   if (!paused) redrawCharts();
 }
 

@@ -7,12 +7,13 @@ export const KINDS = {
   gap: { letter: "G", token: "--warn" },
   fault: { letter: "!", token: "--bad" },
 };
-const MOST_LETTERS = 24;
+const MOST_LINES = 48;
+const LETTER_PX = 10;
 
 /** The marks that a window shows; of very many, validations are left out first. */
 export function marksIn(marks, from, to) {
   const inside = marks.filter((mark) => KINDS[mark.kind] && mark.time >= from && mark.time <= to);
-  return inside.length <= 2 * MOST_LETTERS ? inside : inside.filter((mark) => mark.kind !== "validation");
+  return inside.length <= MOST_LINES ? inside : inside.filter((mark) => mark.kind !== "validation");
 }
 
 /** "checkpoint after step 100" */
@@ -30,6 +31,7 @@ export function drawMarks(chart, marks, colors) {
   const ratio = devicePixelRatio || 1;
   ctx.save();
   ctx.textAlign = "center";
+  let free = -Infinity; // from where on a letter stands over no other
   ctx.font = `600 ${10 * ratio}px system-ui, sans-serif`;
   for (const mark of shown) {
     const x = Math.round(chart.valToPos(mark.time, "x", true));
@@ -41,7 +43,9 @@ export function drawMarks(chart, marks, colors) {
     ctx.moveTo(x, bbox.top);
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
-    if (shown.length <= MOST_LETTERS) ctx.fillText(KINDS[mark.kind].letter, x, bbox.top - 2 * ratio);
+    if (x < free) continue;
+    ctx.fillText(KINDS[mark.kind].letter, x, bbox.top - 2 * ratio);
+    free = x + LETTER_PX * ratio;
   }
   ctx.restore();
 }

@@ -1,5 +1,6 @@
 // A chart over time that shares its range, its cursor and its marks with all others of the page.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
+import { notMoreOftenThan } from "../dom.js";
 import { exactTime, integer } from "../format.js";
 import { KINDS, drawMarks } from "./marks.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
@@ -9,11 +10,12 @@ const SYNC = uPlot.sync("page");
 const CLICK_PX = 4;
 const TICK_PX = 72;
 const NEAR = 40; // places
+const UNSEEN_MS = 5000;
 
 /**
  * `options`: {height, label, values (of ticks), value (of the legend), size (of the y axis), steps: whether ticks are
  * optimiser steps, range}. Returns update({columns, lines}): columns [times, ...values]; lines [{label, token, dash,
- * faint, dots, fill, own: what its legend tells where it is drawn elsewhere}]. `page`: {view, curve, marks}, of which the last two may change. While it is out of sight it is not drawn.
+ * faint, dots, fill, own: what its legend tells where it is drawn elsewhere}]. `page`: {view, curve, marks}, of which the last two may change. Out of sight it is drawn seldom.
  */
 export function plot(container, page, options) {
   const { view } = page;
@@ -21,6 +23,7 @@ export function plot(container, page, options) {
   let shown = null; // {columns, lines}
   let drawn = "";
   let seen = false;
+  const drawUnseen = notMoreOftenThan(UNSEEN_MS, draw);
 
   function build() {
     chart?.destroy();
@@ -82,27 +85,28 @@ export function plot(container, page, options) {
   }
 
   function draw() {
-    if (!seen || !shown) return;
-    container.querySelector(".waiting")?.remove();
+    if (!shown) return;
     if (!chart || drawn !== signature(shown.lines)) build();
     else chart.setData(shown.columns);
   }
 
   view.subscribe(() => {
-    if (!chart || !seen) return;
+    if (!chart) return;
     const [min, max] = view.window();
     chart.setScale("x", { min, max });
     rest();
   });
   new IntersectionObserver(([entry]) => {
     seen = entry.isIntersecting;
-    draw();
+    if (seen) draw();
   }, { rootMargin: "100px" }).observe(container);
   keepFitting(container, () => chart && build(), () => chart);
   return (next) => {
     if (next.columns[0].length === 0) return;
     shown = next;
-    draw();
+    container.querySelector(".waiting")?.remove();
+    if (seen) draw();
+    else drawUnseen();
   };
 }
 
@@ -120,7 +124,7 @@ const signature = (lines) => lines.map(({ label, token, faint }) => `${label} ${
 const fromZero = (_, _low, high) => [0, high > 0 ? high * 1.08 : 1];
 
 function xAxis(steps, page) {
-  if (!steps) return { ...axis(null, clockTicks, 36), incrs: TIME_STEPS, space: TICK_PX };
+  if (!steps) return { ...axis(null, clockTicks, 42), incrs: TIME_STEPS, space: TICK_PX };
   const words = new Map();
   const splits = (chart, _, min, max) => {
     const ticks = stepTicks(page.curve, min, max, chart.width / TICK_PX);

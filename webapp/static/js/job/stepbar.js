@@ -78,13 +78,10 @@ function restOf(told) {
 }
 
 function figure(row, planned, measured) {
-  const side = (told, value) => (value === null ? (told && told.parts.length > 0 ? "–" : "") : duration(value));
   const mark = swatch(tokenOf(row));
   if (row.kind === "hidden") mark.classList.add("hatched");
-  return el(
-    "div",
-    {},
-    el("dt", {}, mark, nameOf(row)),
-    el("dd", {}, side(planned, row.planned) || "–", " → ", el("b", {}, side(measured, row.measured) || "–")),
-  );
+  const told = [planned, measured].map((side) => side?.parts.length > 0);
+  const words = [row.planned, row.measured].map((value) => (value === null ? "–" : duration(value)));
+  const [before, after] = [told[0] ? words[0] : null, told[1] ? el("b", {}, words[1]) : null];
+  return el("div", {}, el("dt", {}, mark, nameOf(row)), el("dd", {}, before, before && after ? " → " : null, after));
 }
