@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint lock format parity memory mutations witness schemathesis faults cluster slow mix slurm image-test bench bench-rivals gpu clean tools
+.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis faults cluster diagnose slow mix slurm image-test bench bench-rivals gpu clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -22,8 +22,8 @@ $(VENV)/.run: pyproject.toml $(LOCK) | $(BIN)/python
 	$(INSTALL) -e '.[web,worker,local]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run
-	$(INSTALL) -e '.[web,worker,local,dev]'
+$(VENV)/.dev: $(VENV)/.run client/pyproject.toml
+	$(INSTALL) -e '.[web,worker,local,dev]' -e ./client
 	@touch $@
 
 up: $(VENV)/.run ## start everything on this machine; Ctrl-C stops it
@@ -67,8 +67,14 @@ schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI
 faults: $(VENV)/.dev tools ## kill things and watch; prints the table
 	$(BIN)/python -m tests.faults
 
+screens: $(VENV)/.dev tools ## pictures of every page at two widths in both themes into var/screens, and what is wrong with any
+	$(BIN)/python -m tests.screens
+
 cluster: $(VENV)/.dev tools ## gangs over hosts in network namespaces, and their faults; prints the table; needs root
 	$(BIN)/python -m tests.cluster
+
+diagnose: $(VENV)/.dev ## faults put into real runs, and what the diagnosis says of them; prints the table; DIAGNOSE="--seconds 360"
+	$(BIN)/python -m tests.diagnosis $(DIAGNOSE)
 
 slow: $(VENV)/.dev tools ## tests that wait for real deadlines, not part of the default suite
 	$(BIN)/python -m pytest tests -m slow

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -156,8 +155,11 @@ def calls(recorder: Recorder) -> int:
 def own_cost_s() -> float:
     """Seconds of the meter's own work for one collective, over a backend that does nothing."""
     nothing = dist.new_group(backend="fake")
-    options = SimpleNamespace(group_rank=0, group_size=WORLD, group_id="own")
-    sides = [MeteredGroup(nothing, options, Recorder(0), "cpu"), nothing]
+    recorder = Recorder(0)
+    recorder.keep_steps()
+    recorder.begin_step(1)
+    recorder.set_phase("step")
+    sides = [MeteredGroup(nothing, "own", recorder, [torch.device("cpu")], range(WORLD)), nothing]
     buffers, how = [torch.zeros(1)], dist.AllreduceOptions()
     how.asyncOp = False
     medians = [statistics.median(turn(lambda g=g: g.allreduce(buffers, how).wait(), 5000)) for g in sides]  # type: ignore[misc]

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from contracts.allocations import AllocationOrder
 from contracts.control import AttemptReport, Event, ExitReport, LaunchOrder
 from contracts.join import JoinRequest
+from contracts.logs import PART_BYTES, LogOrder, LogPart
 from contracts.telemetry import Batch, Frame, Item
 
 EVENT_BYTES = 8 * 2**20
@@ -20,6 +21,7 @@ EXIT_BYTES = 2 * 2**20
 REPORT_BYTES = 2 * EXIT_BYTES
 FRAME_BYTES = 8 * 2**20
 BATCH_BYTES = 256 * 2**10
+LOG_PART_BYTES = PART_BYTES + 4096
 
 
 class BadMessageError(ValueError):
@@ -47,20 +49,8 @@ def salvage_frame(body: bytes) -> tuple[Frame, list[str]]:
     Raises:
         BadMessageError: it is no frame.
     """
-    told = _unpacked(body, FRAME_BYTES)
-    try:
-        return cast(Frame, _checked(_FRAME, told)), []
-    except BadMessageError:
-        if not isinstance(told, dict) or not isinstance(told.get("items"), list):
-            raise
-    frame = cast(Frame, _checked(_FRAME, {**told, "items": []}))
-    problems: list[str] = []
-    for item in told["items"]:
-        try:
-            frame["items"].append(_checked(_ITEM, item))
-        except BadMessageError as error:
-            problems.append(str(error))
-    return frame, problems
+    frame, problems = _salvaged(_FRAME, _unpacked(body, FRAME_BYTES))
+    return cast(Frame, frame), problems
 
 
 def encode_batch(batch: Batch) -> bytes:
@@ -74,6 +64,16 @@ def decode_batch(body: bytes) -> Batch:
     return cast(Batch, _decode(_BATCH, body, FRAME_BYTES))
 
 
+def salvage_batch(body: bytes) -> tuple[Batch, list[str]]:
+    """A batch with those of its items that fit, and why the others do not: a newer host may tell what we do not know.
+
+    Raises:
+        BadMessageError: it is no batch.
+    """
+    batch, problems = _salvaged(_BATCH, _unpacked(body, FRAME_BYTES))
+    return cast(Batch, batch), problems
+
+
 def encode_report(report: AttemptReport) -> bytes:
     """Raises BadMessageError."""
     return _encode(_REPORT, report, REPORT_BYTES)
@@ -82,6 +82,21 @@ def encode_report(report: AttemptReport) -> bytes:
 def decode_report(body: bytes) -> AttemptReport:
     """Raises BadMessageError."""
     return cast(AttemptReport, _decode(_REPORT, body, REPORT_BYTES))
+
+
+def checked_log_order(told: object) -> LogOrder:
+    """An order as Celery brought it. Raises BadMessageError."""
+    return cast(LogOrder, _checked(_LOG_ORDER, told))
+
+
+def encode_log_part(part: LogPart) -> bytes:
+    """Raises BadMessageError."""
+    return _encode(_LOG_PART, part, LOG_PART_BYTES)
+
+
+def decode_log_part(body: bytes) -> LogPart:
+    """Raises BadMessageError."""
+    return cast(LogPart, _decode(_LOG_PART, body, LOG_PART_BYTES))
 
 
 def checked_exit(told: object) -> ExitReport:
@@ -122,6 +137,23 @@ def _decode(adapter: TypeAdapter[Any], body: bytes, most: int) -> Any:
     return _checked(adapter, _unpacked(body, most))
 
 
+def _salvaged(adapter: TypeAdapter[Any], told: Any) -> tuple[Any, list[str]]:
+    """What holds `items`, with those that fit."""
+    try:
+        return _checked(adapter, told), []
+    except BadMessageError:
+        if not isinstance(told, dict) or not isinstance(told.get("items"), list):
+            raise
+    whole = _checked(adapter, {**told, "items": []})
+    problems: list[str] = []
+    for item in told["items"]:
+        try:
+            whole["items"].append(_checked(_ITEM, item))
+        except BadMessageError as error:
+            problems.append(str(error))
+    return whole, problems
+
+
 def _unpacked(body: bytes, most: int) -> Any:
     if len(body) > most:
         raise BadMessageError(f"{len(body):,} bytes; at most {most:,} are read")
@@ -147,5 +179,7 @@ _BATCH: TypeAdapter[Any] = TypeAdapter(Batch)
 _REPORT: TypeAdapter[Any] = TypeAdapter(AttemptReport)
 _EXIT: TypeAdapter[Any] = TypeAdapter(ExitReport)
 _ORDER: TypeAdapter[Any] = TypeAdapter(LaunchOrder)
+_LOG_ORDER: TypeAdapter[Any] = TypeAdapter(LogOrder)
+_LOG_PART: TypeAdapter[Any] = TypeAdapter(LogPart)
 _JOIN: TypeAdapter[Any] = TypeAdapter(JoinRequest)
 _ALLOCATION: TypeAdapter[Any] = TypeAdapter(AllocationOrder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 TASK_LAUNCH = "workers.launch"  # argument: LaunchOrder; starts a detached supervisor and returns
 TASK_ACKNOWLEDGE = "workers.acknowledge"  # arguments: job, attempt; the exit report was stored
+TASK_READ_LOG = "workers.read_log"  # argument: logs.LogOrder; one part of a log, answered at `log_key`
 
 OLD_EVENTS_STREAM = "meshboard:events"  # all hosts' once; heard for as long as some have an older version
 SAVE_FILE = "save"  # beside the telemetry socket: the run is to save a checkpoint and stop
@@ -23,6 +24,11 @@ def events_stream(host: str) -> str:
 def host_queue(host: str) -> str:
     """Name of the Celery queue that only this host's worker reads."""
     return f"{host_keys(host)}orders"
+
+
+def log_key(host: str, question: str) -> str:
+    """Redis list with the one answer to a `logs.LogOrder`: signature and msgpack of a `logs.LogPart`. It expires."""
+    return f"{host_keys(host)}log:{question}"
 
 
 def telemetry_stream(job: str, attempt: int, node: int = 0) -> str:

@@ -14,3 +14,11 @@ def signature(key: bytes, body: bytes) -> bytes:
 def entry(key: bytes, body: bytes) -> dict[str | bytes, bytes]:
     """The fields of an entry of `names.events_stream`."""
     return {"b": body, "s": signature(key, body)}
+
+
+SIGNATURE_BYTES = 32
+
+
+def sealed(key: bytes, body: bytes) -> bytes:
+    """A message that travels as one string of bytes."""
+    return signature(key, body) + body

@@ -286,7 +286,9 @@ class Calls(TypedDict):
 
     group: Column  # places in the item's `groups`
     op: Annotated[list[Op], Field(max_length=MOST_EVENTS)]
-    sequence: Column  # the how manieth of its group on this rank, from 1: equal on all its ranks
+    # The how manieth collective of its group on this rank, from 1: equal on all its ranks. Of a send or receive, the
+    # how manieth that way between the two ranks of the group: equal on both.
+    sequence: Column
     issued_us: Times
     blocked_us: Times  # of the time to its end, what the training thread stood still for it
     ended_us: Times
@@ -321,16 +323,19 @@ class TimelineItem(TypedDict):
 
 
 class Standing(TypedDict):
-    """Where a rank is in one group. `issued` and `ended` count its collectives there; they differ while one is on its
-    way, which began `since` (unix seconds by the host's clock)."""
+    """Where a rank is in one group. `issued` and `ended` count its collectives there, without sends and receives, which
+    are not the same on all; they differ while one is on its way. The oldest of all began `since` (unix seconds by the
+    host's clock)."""
 
     group: GroupRanks
     issued: Count
     ended: Count
     op: NotRequired[Op]  # of the oldest on its way, with its bytes and the time
     payload_bytes: NotRequired[Count]
+    peer: NotRequired[Rank]  # of a send or receive, the other's rank
     since: NotRequired[Number]
-    blocking: NotRequired[bool]  # whether the training thread waits for it
+    sequence: NotRequired[Count]  # as in `Calls`
+    blocking: NotRequired[bool]  # whether the training thread waits, for it or for one behind it
 
 
 class StandingItem(TypedDict):
@@ -348,7 +353,7 @@ class StandingItem(TypedDict):
 
 
 class ProcessItem(TypedDict):
-    """A rank's process as its host sees it, while the rank stands still or says nothing."""
+    """A rank's process as its host sees it, while it stands still, says nothing, or is kept waiting by a quota."""
 
     kind: Literal["process"]
     rank: Rank

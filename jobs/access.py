@@ -23,6 +23,12 @@ def listed_jobs(user: Any) -> QuerySet[Job]:
     return visible_jobs(user).defer("estimate", "hardware", "chosen")
 
 
+def changeable_jobs(user: Any) -> QuerySet[Job]:
+    """Those of `visible_jobs` that the user may change, as `may_change` says it."""
+    jobs = visible_jobs(user)
+    return jobs if user.is_staff and user.has_perm("jobs.change_job") else jobs.filter(owner=user)
+
+
 def visible_job(user: Any, job_id: str) -> Job | None:
     """The job, None alike for what is not there and what is not theirs."""
     return visible_jobs(user).filter(id=job_id).first() if storable(job_id) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import django_filters
@@ -12,33 +12,41 @@ from jobs.kinds import KINDS
 from jobs.models import Job, Status
 
 TITLES = [(name, kind.title) for name, kind in KINDS.items()]
+ARCHIVED = [("only", "archived"), ("too", "all, archived too")]
+WHOSE = [("mine", "mine")]
 
 
 def _one_of(names: Iterable[str]) -> dict[str, str]:
     return {"invalid_choice": f"must be one of {', '.join(names)}; got %(value)s"}
 
 
-class JobFilter(django_filters.FilterSet):
-    """Search words, state, kind, owner. A parameter that makes no sense narrows nothing.
+def _chosen(label: str, choices: Sequence[tuple[str, Any]], empty: str, **more: Any) -> django_filters.ChoiceFilter:
+    messages = _one_of(name for name, _ in choices)
+    return django_filters.ChoiceFilter(label=label, choices=choices, empty_label=empty, error_messages=messages, **more)
 
-    `user`: whose form it is; only staff's asks for the owner.
+
+class JobFilter(django_filters.FilterSet):
+    """Search words, state, kind, tag, owner; archived jobs only where asked for. A parameter that makes no sense
+    narrows nothing.
+
+    `user`: who asks; only staff's form has whose jobs they are.
     """
 
     q = django_filters.CharFilter(label="Search", method="search", max_length=100)
-    status = django_filters.ChoiceFilter(
-        label="Status", choices=Status.choices, empty_label="any", error_messages=_one_of(Status.values)
-    )
-    kind = django_filters.ChoiceFilter(label="Kind", choices=TITLES, empty_label="any", error_messages=_one_of(KINDS))
+    status = _chosen("Status", Status.choices, "any")
+    kind = _chosen("Kind", TITLES, "any")
+    tag = django_filters.CharFilter(label="Tag", field_name="tags__name", max_length=50)
+    whose = _chosen("Whose", WHOSE, "all", method="of_whom")
     owner = django_filters.CharFilter(label="Owner", field_name="owner__username", max_length=150)
+    archived = _chosen("Archive", ARCHIVED, "left out", method="from_archive")
 
     class Meta:
         model = Job
         fields: list[str] = []
 
-    def __init__(self, data: Any, *, queryset: QuerySet[Job], user: Any = None) -> None:
+    def __init__(self, data: Any, *, queryset: QuerySet[Job], user: Any) -> None:
         super().__init__(data, queryset=queryset)
-        if user is not None and not user.is_staff:
-            del self.filters["owner"]
+        self._user = user
         self.form.label_suffix = ""
         for field in self.form.fields.values():
             field.widget.attrs["autocomplete"] = "off"
@@ -46,6 +54,26 @@ class JobFilter(django_filters.FilterSet):
     def search(self, jobs: QuerySet[Job], _name: str, words: str) -> QuerySet[Job]:
         """Jobs whose name holds the words, or whose id they are."""
         return jobs.filter(Q(name__icontains=words) | Q(id=words))
+
+    def of_whom(self, jobs: QuerySet[Job], _name: str, _mine: str) -> QuerySet[Job]:
+        return jobs.filter(owner=self._user)
+
+    def from_archive(self, jobs: QuerySet[Job], _name: str, which: str) -> QuerySet[Job]:
+        return jobs.filter(archived=True) if which == "only" else jobs
+
+    def filter_queryset(self, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        return self._narrowed(queryset, self.form.cleaned_data)
+
+    @property
+    def of_any_status(self) -> QuerySet[Job]:
+        """What is found where the status is not asked for."""
+        self.form.is_valid()
+        return self._narrowed(self.queryset.all(), {**self.form.cleaned_data, "status": ""})
+
+    def _narrowed(self, jobs: QuerySet[Job], asked: dict[str, Any]) -> QuerySet[Job]:
+        for name, value in asked.items():
+            jobs = self.filters[name].filter(jobs, value)
+        return jobs if asked.get("archived") else jobs.filter(archived=False)
 
     @property
     def narrows(self) -> bool:

@@ -15,7 +15,11 @@ from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.spec import JobKind, LabSpec
 
 Spec = Mapping[str, Any]
-OF_ANY_SCRIPT = ("traffic", "fidelity", "planned", "collectives", "log")  # panels that no word of our trainer fills
+# Panels that no word of our trainer fills.
+OF_ANY_SCRIPT = (
+    *("health", "places", "start", "traffic", "timeline", "heat-pairs", "heat-time", "gauges", "log"),
+    *("fidelity", "planned", "collectives"),
+)
 LONGEST_SUBJECT = 120  # characters; a script may take megabytes of arguments
 
 
@@ -23,15 +27,16 @@ class Kind(NamedTuple):
     """How the web shows a kind of job.
 
     `subject` says what a spec of it runs. `form` is the URL of the form that a copy starts from, none for what no form
-    submits. `panels` are the templates jobs/panels/NAME.html of its page, in order. `steps`: whether so many were
-    `asked` for, are only `seen` as they come, or it has none. `brings`: what its exit report's summary must hold for a
-    good end to be one. `lost`: what a cancel costs.
+    submits. `first` are the templates jobs/panels/NAME.html of its page's first screen, `panels` those below, in order.
+    `steps`: whether so many were `asked` for, are only `seen` as they come, or it has none. `brings`: what its exit
+    report's summary must hold for a good end to be one. `lost`: what a cancel costs.
     """
 
     title: str
     subject: Callable[[Spec], str]
     form: str | None
     panels: tuple[str, ...]
+    first: tuple[str, ...] = ()
     steps: Literal["asked", "seen", "none"] = "none"
     brings: Literal["profile", "lab"] | None = None
     lost: str = "What it measured so far is lost."
@@ -86,19 +91,22 @@ KINDS: dict[JobKind, Kind] = {
         title="training run",
         subject=model_words,
         form="job-new",
+        first=("progress", "health", "places", "parts", "start", "traffic", "loss"),
         panels=(
             "smaller",
-            "progress",
-            "proof",
-            "traffic",
+            "training",
+            "gauges",
+            "timeline",
+            "heat-pairs",
+            "heat-time",
+            "log",
             "fidelity",
             "planned",
-            "checkpoints",
             "collectives",
-            "loss",
-            "log",
-            "verdict",
+            "proof",
+            "checkpoints",
             "advice",
+            "verdict",
         ),
         steps="asked",
         lost="What it has trained is lost; what it measured stays.",
@@ -107,7 +115,8 @@ KINDS: dict[JobKind, Kind] = {
         title="script",
         subject=_script_words,
         form="script-new",
-        panels=("script", "traffic", "collectives", "log"),
+        first=("script", "health", "places", "start", "traffic"),
+        panels=("gauges", "timeline", "heat-pairs", "heat-time", "log", "collectives"),
         steps="seen",
         lost="What it has done is lost; what it sent stays counted.",
     ),
@@ -135,9 +144,10 @@ KINDS: dict[JobKind, Kind] = {
 }
 
 
-def elsewhere_panels(kind: Kind) -> tuple[str, ...]:
-    """Of a run that somebody else launched: its command, and what of its kind's panels its ranks can fill."""
-    return ("elsewhere", "proof", *(name for name in kind.panels if name in OF_ANY_SCRIPT))
+def elsewhere_panels(kind: Kind) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of a run that somebody else launched, first screen and below: its command, and what its ranks can fill."""
+    first = ("elsewhere", *(name for name in kind.first if name in OF_ANY_SCRIPT))
+    return first, (*(name for name in kind.panels if name in OF_ANY_SCRIPT), "proof")
 
 
 def kind_of(spec: Spec) -> Kind:

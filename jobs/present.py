@@ -9,6 +9,7 @@ from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from contracts.control import ExitReport
+from jobs.diagnosis.shapes import Told
 from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, Member, Status
 from planner.cost.estimate import Estimate
 from planner.facts.dumped import LayoutDict, SpecDict
@@ -38,6 +39,8 @@ class JobBrief(TypedDict):
     attempt: int
     priority: int
     wait_reason: Annotated[str, Field(description="why a queued job waits")]
+    tags: list[str]
+    archived: Annotated[bool, Field(description="lists leave it out unless asked")]
     layout: LayoutDict
     world_size: int
     created: Moment
@@ -73,6 +76,7 @@ class JobDetail(JobBrief):
     host: Annotated[str | None, Field(description="hosts of the current attempt in the order of their ranks")]
     members: Annotated[list[MemberBrief], Field(description="of the current attempt, in rank order")]
     exit: Annotated[ExitReport | Older | None, Field(description="how the current attempt ended")]
+    diagnosis: Annotated[Told | Older | None, Field(description="what is wrong with the current attempt, what to do")]
     note: Annotated[str, Field(description="what its host wants known of it, such as a stopped rank")]
     history: list[StateChange]
     spec: SpecDict
@@ -91,6 +95,8 @@ def job_brief(job: Job) -> JobBrief:
         "attempt": job.attempt,
         "priority": job.priority,
         "wait_reason": job.wait_reason,
+        "tags": [tag.name for tag in job.tags.all()],
+        "archived": job.archived,
         "layout": job.spec["layout"],
         "world_size": job.world_size,
         "created": job.created.isoformat(),
@@ -114,6 +120,7 @@ def job_detail(job: Job) -> JobDetail:
         "host": attempt.where() if attempt else None,
         "members": [_member(member) for member in attempt.members.all()] if attempt else [],
         "exit": attempt.exit if attempt else None,
+        "diagnosis": attempt.diagnosis if attempt else None,
         "note": "; ".join(_notes(attempt)) if attempt else "",
         "history": history,
         "spec": job.spec,

@@ -62,7 +62,17 @@ def composed(state: Path, *options: str) -> dict[str, Any]:
 
 def test_docker_compose_accepts_the_file_and_the_host_gets_no_database(tmp_path: Path) -> None:
     services = composed(tmp_path)
-    assert set(services) == {"web", "controller", "host", "host-gpu", "redis", "postgres", "migrate", "join-token"}
+    assert set(services) == {
+        "web",
+        "controller",
+        "recorder",
+        "host",
+        "host-gpu",
+        "redis",
+        "postgres",
+        "migrate",
+        "join-token",
+    }
     environment = " ".join(f"{k}={v}" for k, v in services["host"]["environment"].items())
     assert "DATABASE" not in environment
     assert "SECRET_KEY" not in environment
@@ -218,9 +228,9 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(namespace: N
         run("migrate")
         run("join-token")
         token = json.loads(run("web", "meshboard_user"))["api_token"]
-        checked = [name for name in ("web", "controller", "host") if "healthcheck" in services[name]]
+        checked = [name for name in ("web", "controller", "recorder", "host") if "healthcheck" in services[name]]
         assert [name for name in checked if healthy(name)] == []
-        for name in ("web", "controller", "host"):
+        for name in ("web", "controller", "recorder", "host"):
             stack.enter_context(started(name, command(name)))
         for name in checked:
             wait_until(lambda name=name: healthy(name), f"{name} is healthy", 60, 0.5)

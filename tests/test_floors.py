@@ -21,11 +21,13 @@ FORBIDDEN: dict[str, set[str]] = {
     "workers": {"jobs", "webapp", "tests", "benchmarks", "django", "channels", "rest_framework"},
     "jobs": {"workers", "webapp", "tests", "benchmarks", "torch", "numpy"},
     "webapp": {"tests", "benchmarks", "torch", "numpy"},
+    "client": {*OURS, "django", "torch", "celery", "redis", "pydantic"},  # installed by itself, in seconds
 }
 # Rooms of a floor, lowest first: a room imports only from those before it; two in one entry know each other.
 ROOMS = {
     "planner": ["facts", "hardware", "cost", "search", "teaching", "report", "__main__"],
     "jobs": [
+        "diagnosis",
         "text",
         "models",
         "connection",
@@ -36,8 +38,11 @@ ROOMS = {
         "present",
         "hosts",
         "planning",
+        "traces",
         # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself.
         "queue engines reporting",
+        "history",
+        "logs",
         "live",
         "api",
         "pages",
@@ -48,6 +53,7 @@ ROOMS = {
     "workers": [
         "timeouts",
         "drafts",
+        "thinning",
         "torch_private",
         "host",
         "meter",

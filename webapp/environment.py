@@ -161,6 +161,20 @@ class WebSettings(BaseSettings):
         None, description="how `ssh` gets there: key, known hosts, jumps; the user's own file if not set"
     )
 
+    history_dir: Folder | None = Field(
+        None, description="what attempts sent, kept in columnar files; `STATE_DIR/history` if not set"
+    )
+    history_bytes: int = Field(
+        20 * 2**30, ge=2**20, description="bytes that all histories may take together; beyond it the oldest go"
+    )
+    history_attempt_bytes: int = Field(
+        2**28, ge=2**20, description="bytes of an attempt's roll-ups; beyond it the oldest are merged"
+    )
+    history_raw_bytes: int = Field(
+        2**28, ge=2**20, description="bytes of an attempt's steps event by event; beyond it every second old one goes"
+    )
+    history_days: int = Field(90, ge=1, le=36500, description="days that a history is kept after its attempt ended")
+
     def slurm(self) -> dict[str, str] | None:
         """Where Slurm runs jobs, None where the board has none."""
         if self.slurm_folder is None:

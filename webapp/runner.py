@@ -1,6 +1,6 @@
 """`make up`: the whole of Meshboard on one machine, in the foreground, state under var/.
 
-Starts Redis, migrates, then runs web, controller and one host worker on loopback; restarts what dies;
+Starts Redis, migrates, then runs web, controller, recorder and one host worker on loopback; restarts what dies;
 on Ctrl-C stops them, the running jobs' supervisors included, and leaves no process.
 """
 
@@ -29,7 +29,7 @@ from webapp.redis_version import RedisVersion, redis_version, warning
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PORT = 8000
-SERVICES = ["web", "controller", "host"]
+SERVICES = ["web", "controller", "recorder", "host"]
 # Below those that Linux hands to outgoing connections, one of which might otherwise sit on it while we are down.
 REDIS_PORTS = range(20_000, 32_768)
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "SLURM_CONF")
@@ -113,18 +113,19 @@ def run(settings: RunnerSettings) -> None:
 
 
 def services(environment: dict[str, str], host_env: dict[str, str], port: int) -> list[Child]:
-    """The three long-lived services; docker-compose.yml starts the same ones on their own machines."""
+    """The long-lived services; docker-compose.yml starts the same ones on their own machines."""
     web = f"webapp.serve --port {port}"
     host = f"workers.host.join http://127.0.0.1:{port}"
     return [
         Child("web", [sys.executable, "-m", *web.split()], environment, ROOT),
         Child("controller", [sys.executable, "manage.py", "controller"], environment, ROOT),
+        Child("recorder", [sys.executable, "manage.py", "recorder"], environment, ROOT),
         Child("host", [sys.executable, "-m", *host.split()], host_env, ROOT),
     ]
 
 
 def web_environment(state: Path, port: int) -> dict[str, str]:
-    """Settings of web and controller: what the caller set, and defaults for the rest."""
+    """Settings of web, controller and recorder: what the caller set, and defaults for the rest."""
     password = secret(state / "redis_password")
     defaults = {
         "MESHBOARD_STATE_DIR": str(state),

@@ -9,6 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from webapp.admin_theme import unfold
 from webapp.environment import BASE_DIR, SettingError, WebSettings, read
+from webapp.logs import without_refusals
 from webapp.safety import unsafe
 
 try:
@@ -28,6 +29,11 @@ LEASE_S = float(_given.lease_s)
 SAVE_S = float(_given.save_s)
 ALLOWED_HOSTS = _given.allowed_hosts
 SLURM = _given.slurm()
+HISTORY_DIR = _given.history_dir or STATE_DIR / "history"
+HISTORY_BYTES = _given.history_bytes
+HISTORY_ATTEMPT_BYTES = _given.history_attempt_bytes
+HISTORY_RAW_BYTES = _given.history_raw_bytes
+HISTORY_DAYS = _given.history_days
 if refused := unsafe(secret_key=SECRET_KEY, allowed_hosts=ALLOWED_HOSTS, debug=DEBUG, redis_url=REDIS_URL):
     raise ImproperlyConfigured("\n".join(refused))
 DATABASES = {"default": _given.database()}
@@ -203,5 +209,6 @@ LOGGING = {
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["console"], "level": "INFO"},
-    "loggers": {"axes": {"level": "WARNING"}},
+    "filters": {"refusals": {"()": "django.utils.log.CallbackFilter", "callback": without_refusals}},
+    "loggers": {"axes": {"level": "WARNING"}, "django.request": {"filters": ["refusals"]}},
 }

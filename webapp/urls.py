@@ -12,7 +12,8 @@ from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
-from jobs.pages import hosts, jobs, learn, queue, script
+from jobs.pages import compare, find, history, hosts, jobs, learn, listing, overview, queue, script
+from jobs.traces import pages as traces
 from webapp.admin_theme import MARK
 from webapp.login import limited
 
@@ -25,14 +26,22 @@ def icon(_request: HttpRequest) -> HttpResponse:
 login = LoginView.as_view(template_name="login.html", redirect_authenticated_user=True)
 
 urlpatterns = [
-    path("", jobs.job_list, name="job-list"),
+    path("", listing.job_list, name="job-list"),
+    path("overview/", overview.overview, name="overview"),
+    path("compare/", compare.compare, name="compare"),
+    path("find/", find.find, name="find"),
+    path("jobs/act/", listing.jobs_act, name="jobs-act"),
     path("jobs/new/", jobs.job_new, name="job-new"),
     path("jobs/script/", script.script_new, name="script-new"),
     path("jobs/<str:job_id>/", jobs.job_page, name="job-detail"),
+    path("jobs/<str:job_id>/timeline/", traces.timeline, name="job-timeline"),
     path("jobs/<str:job_id>/cancel/", jobs.job_cancel, name="job-cancel"),
     path("jobs/<str:job_id>/give-up/", jobs.job_give_up, name="job-give-up"),
     path("jobs/<str:job_id>/smaller/", jobs.job_run_smaller, name="job-run-smaller"),
     path("jobs/<str:job_id>/requeue/", jobs.job_requeue, name="job-requeue"),
+    path("jobs/<str:job_id>/history/", history.index, name="job-history"),
+    path("jobs/<str:job_id>/history/snapshot/", history.snapshot, name="job-snapshot"),
+    path("jobs/<str:job_id>/history/<str:table>/", history.table, name="job-history-table"),
     path("plan/", jobs.plan, name="plan"),
     path("plan/search/", jobs.plan_search, name="plan-search"),
     path("plan/explain/", jobs.plan_explain, name="plan-explain"),

@@ -22,7 +22,10 @@ HELP = {
     "q": "words in the name, or a whole id",
     "status": "jobs in this state",
     "kind": "jobs of this kind",
+    "tag": "jobs with this tag",
+    "whose": "mine: only your own, of those that you may see",
     "owner": "jobs of this user: those that you may see",
+    "archived": "archived jobs only, or too; left out by default",
 }
 
 
@@ -63,7 +66,7 @@ def narrowed(request: Request) -> Listed:
     if offset is None:
         problems.append(Problem("offset", f"must be a whole number from 0 to {MOST_SKIPPED}"))
     problems += [Problem(name, "is empty") for name in HELP if name in asked and not asked[name].strip()]
-    filters = JobFilter(asked, queryset=listed_jobs(request.user))
+    filters = JobFilter(asked, queryset=listed_jobs(request.user).prefetch_related("tags"), user=request.user)
     problems += [Problem(name, " ".join(told)) for name, told in filters.form.errors.items()]
     if problems or limit is None or offset is None:
         raise BadParameterError(problems)

@@ -13,14 +13,18 @@ from pydantic import TypeAdapter
 
 from contracts.join import Joined, JoinRequest
 from jobs.api.errors import Errors, RunEnded
+from jobs.history.shapes import History, Rows, Snapshot
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
 from jobs.present import JobBrief, JobDetail
 from jobs.queue.bulk import Bulk, MoveTo
+from jobs.queue.several import JobChange, Several
 from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
 from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
+from jobs.traces.chrome import ChromeTrace
+from jobs.traces.requests import WantedStep, WantedSteps
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
@@ -30,12 +34,13 @@ from planner.teaching.explain import Explanation
 
 READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
-    *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo),
+    *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
 )
 TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
-    *(QueueTold, Changed, Moved, Paused, AuditRow),
+    *(History, Rows, Snapshot),
+    *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace),
     *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, Errors, RunEnded),
 )
 TEMPLATE = "#/components/schemas/{model}"
@@ -82,6 +87,7 @@ JOIN_EXAMPLE = {
 }
 JOIN = request_body({"allOf": [ref("JoinRequest")]}, JOIN_EXAMPLE)
 TOKEN = request_body({"allOf": [ref("TokenQuery")]}, {"hours": 24, "uses": 1, "note": "gpu-7"})
+WANTED_STEP = request_body({"allOf": [ref("WantedStep")]}, {"step": 120})
 EXPLAIN = request_body({"allOf": [ref("ExplainQuery")]}, {"spec": EXAMPLE})
 
 

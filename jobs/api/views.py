@@ -21,8 +21,9 @@ from jobs.api.listing import PARAMETERS, narrowed
 from jobs.planning import answers
 from jobs.planning.elastic import NoOfferError, smaller
 from jobs.planning.hindsight import NoAdviceError, advice
+from jobs.planning.queries import checked
 from jobs.present import job_brief, job_detail
-from jobs.queue import actions
+from jobs.queue import actions, several
 from planner.facts.spec import Problem, SpecError
 
 log = logging.getLogger(__name__)
@@ -152,6 +153,36 @@ class JobView(APIView):
     def get(self, request: Request, job_id: str) -> Response:
         """Its state, history, estimate and, at the end, the exit report with predicted and measured bytes."""
         return Response(job_detail(find_job(request.user, job_id)))
+
+    @extend_schema(
+        operation_id="changeJob",
+        request=schema.request_body(schema.ref("JobChange"), {"archived": True, "add_tags": ["baseline"]}),
+        responses={200: schema.of("JobDetail"), **refusals(403, 404, 409, 415, 422)},
+    )
+    def patch(self, request: Request, job_id: str) -> Response:
+        """Give it tags, take some away, archive it or bring it back: all of it or nothing. 409 where a job that has not
+        ended was to be archived."""
+        job = find_job_to_change(request.user, job_id)
+        asked = checked(several.JobChange, request.data)
+        try:
+            several.change(asked, job.id, request.user.get_username())
+        except several.NotEndedError:
+            return refuse(409, "archived", f"a job that is {job.status} has not ended")
+        return Response(job_detail(find_job(request.user, job_id)))
+
+
+class ActOnJobs(APIView):
+    """Several jobs at once."""
+
+    @extend_schema(
+        operation_id="actOnJobs",
+        request=schema.request_body(schema.ref("Several"), {"action": "tag", "jobs": ["abcdefghij"], "tags": ["ci"]}),
+        responses={200: schema.of("Changed"), **refusals(403, 415, 422)},
+    )
+    def post(self, request: Request) -> Response:
+        """Cancel, archive, restore, tag or untag jobs; tells which of them it changed: those that are yours to change,
+        and were not so already. Only jobs that have ended are archived."""
+        return Response({"changed": several.carry_out(checked(several.Several, request.data), request.user)})
 
 
 class Cancel(APIView):

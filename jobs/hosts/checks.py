@@ -22,7 +22,7 @@ from jobs.hosts.versions import ours, versions_of
 from jobs.models import Host, JoinToken, Lease
 
 PATIENCE_S = 3.0
-CONTROLLER_LATE_S = 30.0
+LATE_S = 30.0
 FULL = 0.9  # of maxmemory
 
 
@@ -31,6 +31,7 @@ def board() -> Iterator[Finding]:
     yield from _guarded("Redis", _redis)
     yield from _guarded("database", _database)
     yield from _guarded("controller", _controller)
+    yield from _guarded("recorder", _recorder)
     yield from _guarded("hosts", _hosts)
     yield of_names()
     yield of_disk("state", settings.STATE_DIR)
@@ -112,15 +113,23 @@ def _database() -> Iterator[Finding]:
 
 
 def _controller() -> Iterator[Finding]:
-    lease = Lease.objects.exclude(ticked=None).order_by("-ticked").first()
-    advice = "start it: python manage.py controller; its log says what it waits for"
+    yield from _worker("controller", "nothing is placed")
+
+
+def _recorder() -> Iterator[Finding]:
+    yield from _worker("recorder", "a run is forgotten a day after its end")
+
+
+def _worker(name: str, without: str) -> Iterator[Finding]:
+    """A process of which one works at a time."""
+    lease = Lease.objects.filter(name=name).exclude(ticked=None).first()
+    advice = f"start it: python manage.py {name}; its log says what it waits for"
     if lease is None or lease.ticked is None:
-        yield Finding("fail", "controller", "none has ever worked here: nothing is placed", advice)
+        yield Finding("fail", name, f"none has ever worked here: {without}", advice)
         return
     ago = (timezone.now() - lease.ticked).total_seconds()
     words = f"last tick {ago:.0f} s ago, by {lease.holder or 'nobody now'}"
-    late = ago > CONTROLLER_LATE_S
-    yield Finding("fail", "controller", words, advice) if late else Finding("ok", "controller", words)
+    yield Finding("fail", name, words, advice) if ago > LATE_S else Finding("ok", name, words)
 
 
 def _hosts() -> Iterator[Finding]:

@@ -39,9 +39,14 @@ def check_sender(name: str, body: bytes, signed: bytes) -> None:
         raise BadMessageError(f"no host {name} has joined")
     if host.removed is not None:
         raise BadMessageError(f"host {name} was removed")
-    known = signing_keys(name, host.generation)
-    if not any(hmac.compare_digest(signature(bytes.fromhex(key), body), signed) for key in known):
+    if not signed_by(host, body, signed):
         raise BadMessageError(f"host {name}'s message was not signed by host {name}")
+
+
+def signed_by(host: Host, body: bytes, signed: bytes) -> bool:
+    """Whether a message is the host's own."""
+    known = signing_keys(host.name, host.generation)
+    return any(hmac.compare_digest(signature(bytes.fromhex(key), body), signed) for key in known)
 
 
 def _derived(purpose: str, name: str, generation: int) -> list[str]:

@@ -1,7 +1,7 @@
 """What a host may do in Redis, as the rules of a user of its own. Needs Redis 7: rights that are of single keys.
 
-Beyond its own queue and its own events, it reads flags of cancellation, and writes to the streams of its own members
-while they live. No script, no administration, no other host's keys.
+Beyond its own queue and its own events, it reads flags of cancellation, and for its own members while they live writes
+to their streams and reads which steps are asked for. No script, no administration, no other host's keys.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from contracts.names import CANCEL_KEYS, OLD_EVENTS_STREAM, events_stream, gang_key, host_keys, telemetry_stream
+from contracts.names import (
+    CANCEL_KEYS,
+    OLD_EVENTS_STREAM,
+    events_stream,
+    gang_key,
+    host_keys,
+    telemetry_stream,
+    wanted_key,
+)
 
 USER_PREFIX = "meshboard-host-"
 FIRST_VERSION = (7, 0)  # of Redis, with rights for single keys
@@ -45,16 +53,18 @@ def rules(host: str, password_hashes: Iterable[str], shares: Iterable[Share], *,
     """
     shares = sorted(shares)
     streams = [telemetry_stream(share.job, share.attempt, share.node) for share in shares]
+    wanted = sorted({wanted_key(share.job, share.attempt) for share in shares})
     gangs = [gang_key(share.job, share.attempt) for share in shares if share.in_a_gang]
     told = ["reset", "on", *(f"#{one}" for one in password_hashes)]
     told += [f"+{command}" for command in OF_A_QUEUE]
     told += [f"~{host_keys(host)}*", f"%R~{CANCEL_KEYS}*"]
     told.append(_apart(TO_SAY, [events_stream(host), *([OLD_EVENTS_STREAM] if older else [])]))
     told += [_apart(OF_A_STREAM, streams)] if streams else []
+    told += [_apart(("smembers",), wanted, "%R~")] if wanted else []
     told += [_apart(OF_A_GANG, gangs)] if gangs else []
     return told
 
 
-def _apart(commands: Iterable[str], keys: Iterable[str]) -> str:
-    """Commands that are for these keys alone."""
-    return f"({' '.join([*(f'+{command}' for command in commands), *(f'~{key}' for key in keys)])})"
+def _apart(commands: Iterable[str], keys: Iterable[str], on: str = "~") -> str:
+    """Commands that are for these keys alone; `on` "%R~" to read them only."""
+    return f"({' '.join([*(f'+{command}' for command in commands), *(f'{on}{key}' for key in keys)])})"

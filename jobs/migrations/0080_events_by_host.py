@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0062_bounded_weights'),
+        ('jobs', '0072_tags_and_archive'),
     ]
 
     operations = [

@@ -162,6 +162,7 @@ class Job(models.Model):
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED, editable=False, db_index=True)
     attempt = models.PositiveIntegerField(default=1, editable=False)
     wait_reason = models.CharField(max_length=500, blank=True, editable=False)
+    archived = models.BooleanField(default=False, editable=False, help_text="has ended, and lists leave it out")
     created = models.DateTimeField(auto_now_add=True)
     changed = models.DateTimeField(auto_now=True)
 
@@ -184,6 +185,21 @@ class Job(models.Model):
         return int(layout["dp"] * layout["pp"] * layout["tp"] * layout.get("cp", 1))  # cp: not in the oldest specs
 
 
+class JobTag(models.Model):
+    """A word that people gave a job, to find it by."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="tags")
+    name = models.CharField(max_length=50)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["job", "name"], name="one_tag_per_name")]
+        indexes = [models.Index(fields=["name"], name="tag_name")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Attempt(models.Model):
     """One try of a job: a gang, whole. Its number fences off messages about earlier tries."""
 
@@ -204,9 +220,15 @@ class Attempt(models.Model):
     engine_ended = models.DateTimeField(
         null=True, editable=False, help_text="when the engine had nothing left of it; hosts tell that by member"
     )
+    recorded = models.DateTimeField(
+        null=True, editable=False, help_text="when its history was whole; the recorder reads its streams until then"
+    )
+
+    diagnosis = models.JSONField(null=True, editable=False, help_text="jobs.diagnosis.Told, as last looked at")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number")]
+        indexes = [models.Index(fields=["id"], condition=models.Q(recorded__isnull=True), name="attempts_to_record")]
 
     def __str__(self) -> str:
         return f"{self.job_id}/{self.number}"

@@ -10,18 +10,15 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
-from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.access import find_job, find_job_to_change, listed_jobs, may_change
+from jobs.access import find_job, find_job_to_change, may_change
 from jobs.api.errors import RETRY_AFTER_S, body, busy
-from jobs.filters import JobFilter
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status
-from jobs.pages import spec_form, turn_form
-from jobs.pages.listing import list_rows
+from jobs.pages import spec_form
 from jobs.planning import answers
 from jobs.planning.elastic import NoOfferError
 from jobs.planning.hardware import hardware
@@ -33,26 +30,12 @@ from jobs.text import parse_json
 from planner.facts.spec import Problem, SpecError
 from planner.teaching.templates import TEMPLATES
 
-PAGE_SIZE = 50
 AGAIN = (Status.FAILED, Status.LOST, Status.CANCELLED)
 FIRST_RUN = {
     "name": "my first run",
     "layout": {"dp": 2, "tp": 2},
     "train": {"steps": 200, "eval_every": 50},
 }
-
-
-@require_GET
-@login_required
-def job_list(request: HttpRequest) -> HttpResponse:
-    """Jobs of the user, or everybody's for staff, a page at a time, narrowed by `jobs.filters`.
-
-    `?part=rows` gives the table alone, for refreshing.
-    """
-    filters = JobFilter(request.GET, user=request.user, queryset=listed_jobs(request.user))
-    page = Paginator(filters.qs, PAGE_SIZE).get_page(request.GET.get("page"))
-    context = {"rows": list_rows(list(page)), "page": page, "filters": filters.form, "narrows": filters.narrows}
-    return render(request, "jobs/rows.html" if request.GET.get("part") == "rows" else "jobs/list.html", context)
 
 
 @require_http_methods(["GET", "POST"])
@@ -68,12 +51,13 @@ def job_new(request: HttpRequest) -> HttpResponse:
     data, broken = _posted_spec(request)
     if broken:
         return _form(request, FIRST_RUN, broken)
+    cluster = request.POST.get("cluster", "")
     try:
         job, _ = actions.submit(cast(User, request.user), data)
     except SpecError as error:
-        return _form(request, data, error.problems)
+        return _form(request, data, error.problems, cluster=cluster)
     except BusyError as error:
-        return _form(request, data, [Problem("layout", str(error))])
+        return _form(request, data, [Problem("layout", str(error))], cluster=cluster)
     return redirect("job-detail", job.id)
 
 
@@ -126,9 +110,8 @@ def _form(
         "templates": TEMPLATES,
         "hardware": hardware(),
         "cluster": cluster,
-        "more": spec_form.uses_more_options(values),
+        "folds": spec_form.folds(values, errors),
         "slurm": settings.SLURM is not None,
-        "turn": turn_form.is_told(values),
     }
     return render(request, "jobs/new.html", context, status=422 if problems else 200)
 
@@ -210,13 +193,15 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
     """One job, live."""
     job = find_job(request.user, job_id)
     kind, elsewhere = kind_of(job.spec), job.engine == ELSEWHERE
+    first, below = elsewhere_panels(kind) if elsewhere else (kind.first, kind.panels)
     context = {
         "job": job,
         "data": job_detail(job),
         "kind": kind,
         "subject": kind.subject(job.spec),
         "layout": layout_words(job.spec),
-        "panels": [f"jobs/panels/{name}.html" for name in (elsewhere_panels(kind) if elsewhere else kind.panels)],
+        "first": [f"jobs/panels/{name}.html" for name in first],
+        "panels": [f"jobs/panels/{name}.html" for name in below],
         "terminal": job.status in TERMINAL,
         "elsewhere": elsewhere,
         "again": job.status in AGAIN and not elsewhere,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import msgpack
 from redis.exceptions import RedisError
@@ -21,22 +23,33 @@ FRESH_S = 2.0
 Key = tuple[str, int]  # job, attempt
 
 
-class RunningSteps:
-    """Steps of running jobs, read from Redis at most once in FRESH_S a process, however many look at the list."""
+Told = TypeVar("Told")
 
-    def __init__(self) -> None:
+
+class OfRunning(Generic[Told]):
+    """A figure of running jobs, read from Redis at most once in FRESH_S a process, however many look at it."""
+
+    def __init__(self, read: Callable[[list[Key]], dict[Key, Told | None]]) -> None:
+        self._read = read
         self._lock = threading.Lock()
-        self._told: dict[Key, tuple[float, int | None]] = {}
+        self._told: dict[Key, tuple[float, Told | None]] = {}
 
-    def of(self, keys: list[Key]) -> dict[Key, int]:
-        """A run whose newest telemetry tells of no step is left out, as are all while Redis is away."""
+    def of(self, keys: list[Key]) -> dict[Key, Told]:
+        """A run whose newest telemetry tells nothing of it is left out, as are all while Redis is away."""
         with self._lock:  # whoever comes meanwhile waits, and finds the answer
             now = time.monotonic()
             self._told = {key: told for key, told in self._told.items() if now - told[0] < FRESH_S}
             if missing := [key for key in keys if key not in self._told]:
-                self._told |= {key: (now, step) for key, step in _read(missing).items()}
+                self._told |= {key: (now, told) for key, told in self._read(missing).items()}
             found = {key: self._told[key][1] for key in keys}
-        return {key: step for key, step in found.items() if step is not None}
+        return {key: told for key, told in found.items() if told is not None}
+
+
+class RunningSteps(OfRunning[int]):
+    """Steps of running jobs."""
+
+    def __init__(self) -> None:
+        super().__init__(_read)
 
 
 def _read(keys: list[Key]) -> dict[Key, int | None]:

@@ -97,7 +97,8 @@ def requeue(job_id: str, reason: str) -> bool:
     """
     with transaction.atomic():
         rows = Job.objects.filter(id=job_id, status__in=RETRYABLE).exclude(engine=ELSEWHERE)
-        if rows.update(status=Status.QUEUED, attempt=F("attempt") + 1, stop="", changed=timezone.now()) != 1:
+        begun = {"status": Status.QUEUED, "attempt": F("attempt") + 1, "stop": "", "archived": False}
+        if rows.update(**begun, changed=timezone.now()) != 1:
             return False
         number = Job.objects.values_list("attempt", flat=True).get(id=job_id)
         StateChange.objects.create(job_id=job_id, attempt=number, status=Status.QUEUED, reason=reason[:1000])

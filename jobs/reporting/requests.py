@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
 from contracts.fields import HOST_NAME, Address
+from jobs.queue.shelf import MOST_TAGS, Tag
 from planner.facts.parse import problem_of
 from planner.facts.spec import NO_NUL, Argument, Device, SpecError, Strict
 
@@ -59,7 +60,6 @@ class Met(TypedDict):
 
 
 Asked = TypeVar("Asked", bound=Strict)
-Tag = Annotated[str, Field(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]
 NodeName = Annotated[str, Field(pattern=HOST_NAME)]
 
 
@@ -71,7 +71,7 @@ class RunRequest(Strict):
     nodes: int = Field(default=1, ge=1, le=MOST_NODES, description="machines, each of which joins by itself")
     device: Device = "cpu"
     command: list[Argument] = Field(default=[], max_length=202, description="as it was typed, for people to read")
-    tags: list[Tag] = Field(default=[], max_length=20)
+    tags: list[Tag] = Field(default=[], max_length=MOST_TAGS)
     spec: dict[str, Any] | None = Field(
         default=None, description="of a train job: its predictions are shown beside what is measured"
     )

@@ -12,7 +12,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from contracts.control import AttemptReport, ExitReport
-from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, Member, ReportedRun, RunToken, StateChange, Status
+from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, JobTag, Member, ReportedRun, RunToken, StateChange, Status
 from jobs.planning.hardware import cluster_for
 from jobs.queue import ending, lifecycle
 from jobs.queue.heard.hearing import hear_checkpoint
@@ -136,6 +136,7 @@ def _make(owner: User, asked: RunRequest, spec: JobSpec) -> Attempt:
         status=Status.STARTING,
     )
     StateChange.objects.create(job=job, attempt=1, status=Status.STARTING, reason="launched elsewhere")
+    JobTag.objects.bulk_create(JobTag(job=job, name=name) for name in dict.fromkeys(asked.tags))
     attempt, now, each = Attempt.objects.create(job=job, number=1), timezone.now(), asked.world_size // asked.nodes
     Member.objects.bulk_create(
         Member(attempt=attempt, node=n, host_name=f"node {n}", first_rank=n * each, num_ranks=each, ordered=now)

@@ -122,3 +122,34 @@ def _time(when: datetime | str | None, element: str, clock: str) -> SafeString |
         return ""
     utc = (datetime.fromisoformat(when) if isinstance(when, str) else when).astimezone(UTC)
     return format_html(element, utc.isoformat(), f"{utc.day} {utc.strftime(f'%b %Y {clock}')}")
+
+
+@register.filter
+def byte_rate(value: float) -> str:
+    """Bytes a second in powers of 1000, three digits, as js/format.js writes them: 1250000 -> "1.25 MB/s"."""
+    unit = ""
+    for unit in ("", "k", "M", "G", "T"):
+        if value < 999.5 or unit == "T":
+            break
+        value /= 1000
+    digits = 0 if value >= 99.95 or not unit else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {unit}B/s"
+
+
+@register.filter
+def lasting(seconds: float) -> str:
+    """A time of day-to-day life: 42 -> "42 s", 200 -> "3 min", 7300 -> "2 h", 200000 -> "2 days"."""
+    for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * length or (unit != "days" and seconds >= length):
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+@register.filter
+def in_unit(value: float, unit: str) -> str:
+    """A figure in its unit: "bytes", "seconds", "loss", or a "count"."""
+    if unit == "bytes":
+        return size(int(value))
+    if unit == "seconds":
+        return duration(value)
+    return f"{value:.4f}" if unit == "loss" else f"{value:,.0f}"

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.support.board import Board, board
+from tests.support.modules import static_files
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,15 @@ def browser() -> Iterator[Browser]:
         yield launched
         launched.close()
     del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[Page]:
+    """A page from which `import("/js/NAME.js")` works."""
+    with static_files() as (browser, address):
+        page = browser.new_page()
+        page.goto(f"{address}/icon.svg")
+        yield page
 
 
 @pytest.fixture

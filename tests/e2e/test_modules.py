@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import http.server
 import re
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 from contracts.telemetry import Op
+from jobs.history.snapshot import snapshot
 from planner.facts.collectives import bus_factor
 from planner.facts.layout import axis_group, coordinates, members
 from planner.facts.spec import Layout
+from tests.jobs.history import told
+from tests.support.modules import STATIC, call
 
-STATIC = Path(__file__).parents[2] / "webapp" / "static"
 OPS = Op.__args__  # type: ignore[attr-defined]  # typing gives Literal no public attributes
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    extensions_map = {**http.server.SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript"}
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def modules() -> Iterator[Page]:
-    """A page from which `import("/js/NAME.js")` works."""
-    handler = functools.partial(_Quiet, directory=str(STATIC))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, sync_playwright() as playwright:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium")
-        try:
-            page = browser.new_page()
-            page.goto(f"http://127.0.0.1:{server.server_address[1]}/icon.svg")
-            yield page
-        finally:
-            browser.close()
-            server.shutdown()
-            thread.join()
-
-
-def call(page: Page, module: str, body: str, argument: object = None) -> Any:
-    """Evaluate `body` (JavaScript with `m` the module and `x` the argument) in the page."""
-    script = f"async (x) => {{ const m = await import('/js/{module}'); {body} }}"
-    return page.evaluate(script, argument)
 
 
 def cell(count: int, payload: int, **other: Any) -> dict[str, Any]:
@@ -221,20 +188,19 @@ def test_bandwidths_follow_nccl_tests(modules: Page) -> None:
     assert row["busbw"] == pytest.approx(80e6 * 2 * 3 / 4)
 
 
-def test_a_log_is_bounded_resumes_without_doubles_and_says_what_it_skipped(modules: Page) -> None:
+def test_a_log_resumes_without_doubles_and_says_what_it_skipped(modules: Page) -> None:
     def log(first: int, *lines: str) -> dict[str, Any]:
         return {"kind": "log", "rank": 0, "time": 1, "first": first, "lines": list(lines)}
 
     batches = [batch(1, log(0, "a", "b")), batch(2, log(1, "b", "c")), batch(3, log(5, "f"))]
     lines = call(modules, "store.js", FOLD + "return s.logs.get(0).lines", batches)
-    assert lines == [{"text": "a"}, {"text": "b"}, {"text": "c"}, {"skipped": 2}, {"text": "f"}]
-    long = [batch(1, log(0, *map(str, range(5000))))]
-    assert call(modules, "store.js", FOLD + "return s.logs.get(0).lines.length", long) == 2000
+    assert [line.get("text", line.get("skipped")) for line in lines] == ["a", "b", "c", 2, "f"]
+    assert [line["number"] for line in lines if "text" in line] == [0, 1, 2, 5]
 
 
 def test_escape_sequences_never_reach_the_page(modules: Page) -> None:
     text = "\x1b[32mgreen\x1b[0m \x1b]0;title\x07\x1b(Bplain\ttab\x00\x08"
-    assert call(modules, "joblog.js", "return m.plain(x)", text) == "green plain\ttab"
+    assert call(modules, "joblog.js", "return m.plain(x)", text) == "green plain     tab"
 
 
 def test_a_summary_stands_in_until_the_stream_replays(modules: Page) -> None:
@@ -250,7 +216,7 @@ def test_a_summary_stands_in_until_the_stream_replays(modules: Page) -> None:
     const s = m.createState(); m.foldSummary(s, x[0]);
     const before = s.ranks.get(0).exactCells[0].payload_bytes;
     m.foldBatch(s, '1-0', x[1]);
-    return [before, s.losses.get(1), [...s.ranks.get(0).cells.values()][0].payload_bytes, s.fromSummary];
+    return [before, s.steps.get(1).loss, [...s.ranks.get(0).cells.values()][0].payload_bytes, s.fromSummary];
     """
     answer = call(modules, "store.js", body, [summary, batch(1, traffic(0, 1, cell(1, 1000)))])
     assert answer == [3000, 5.0, 1000, False]
@@ -468,3 +434,45 @@ def test_a_step_s_time_is_the_summary_s_once_there_is_one(modules: Page) -> None
         )
 
     assert (together(None), together({"steps": 9, "step_s": 0.03})) == ("40.0 ms", "30.0 ms")
+
+
+def test_a_state_made_of_history_goes_on_as_one_that_was_there_all_along(
+    modules: Page, tmp_path: Path, settings: Any
+) -> None:
+    settings.HISTORY_DIR = tmp_path
+    gauge = {"kind": "gauge", "rank": -1, "time": told.BEGAN + 3, "cpu": 2.5}
+    lines = {"kind": "log", "rank": 1, "time": told.BEGAN + 3, "first": 0, "lines": ["one", "two"]}
+    saved = {"kind": "checkpoint", "rank": 0, "time": told.BEGAN + 3, "step": 6, "name": "job/1/step-00000006"}
+    saved |= {"num_bytes": 5, "stall_s": 0.1, "save_s": 0.2, "problem": ""}
+    held_out = {"kind": "eval", "rank": 0, "time": told.BEGAN + 3, "step": 6, "loss": 4.5}
+    batches = list(told.run(2, 12))
+    batches.insert(6, told.batch(3.1, gauge, lines, saved, held_out))
+    told.keep(tmp_path, batches[:8])
+    body = """
+    const history = await import('/js/history.js');
+    const fresh = () => {
+      const s = m.createState();
+      for (const name of ['steps', 'evals', 'marks', 'gauges', 'starts']) s[name] ??= new Map();
+      return s;
+    };
+    const feed = (s, from) => x.batches.slice(from).forEach((b, i) => m.foldBatch(s, `${from + i + 1}-0`, b));
+    const live = fresh(), resumed = fresh();
+    feed(live, 0);
+    history.foldHistory(resumed, x.answer);
+    const begins = m.resumeFrom(resumed);
+    feed(resumed, 8);
+    const seen = (s) => ({
+      cells: [...s.ranks].map(([rank, r]) => [rank, [...r.cells].sort(), r.exactStep, r.exactCells, r.phase]),
+      bytes: [...s.whole.rows].map(([rank, keys]) => [rank, [...keys].map(([key, row]) =>
+        [key, row.reduce((sum, v) => sum + (v ?? 0), 0)]).sort()]),
+      progress: s.progress.step, follows: m.resumeFrom(s), checkpoints: [...s.checkpoints.keys()],
+      logs: [...s.logs].map(([key, log]) => [key, log.lines, log.next]), host: s.members.get(0).host,
+    });
+    return [begins, seen(live), seen(resumed), resumed.steps.get(3).loss, resumed.evals.get(6).loss,
+      resumed.gauges.get(-1).cpu, [...resumed.marks.keys()], resumed.ranks.get(0).parts[0].exposed];
+    """
+    answer = snapshot("job", 1)
+    begins, live, resumed, *told_of = call(modules, "store.js", body, {"batches": batches, "answer": answer})
+    assert begins == "0:8-0"
+    assert resumed == live
+    assert told_of == [4.97, 4.5, [2.5], ["checkpoint 6", "validation 6"], {"dp": 0.1}]

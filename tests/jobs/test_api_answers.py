@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import redis
 from django.contrib.auth.models import User
@@ -14,14 +16,19 @@ from django.utils import timezone
 from jsonschema import Draft202012Validator
 from rest_framework.test import APIClient
 
+from contracts.names import telemetry_stream
+from jobs.history.tables import TABLES
 from jobs.models import Attempt, Host, Job, Pool, Status
 from jobs.queue import lifecycle
 from jobs.queue.heard.silence import tell_of_silence
+from tests.jobs.history.told import keep
+from tests.jobs.history.told import run as told_run
 from tests.jobs.test_calibration import PROFILE
 from tests.jobs.test_host_join import request as machine
 from tests.jobs.test_learned import ended, summary
 from tests.jobs.test_reporting import Node, fall_silent
 from tests.planner.wrong_specs import GOOD
+from tests.support.timelines import batch, late
 
 Api = Callable[[User | None], APIClient]
 
@@ -90,7 +97,13 @@ class Asked:
 
 
 def test_every_answer_is_what_the_document_says(
-    owner: User, staff: User, api: Api, make_host: Callable[..., Host], live_redis: redis.Redis
+    owner: User,
+    staff: User,
+    api: Api,
+    make_host: Callable[..., Host],
+    live_redis: redis.Redis,
+    tmp_path: Path,
+    settings: Any,
 ) -> None:
     asked = Asked(api(owner).get("/api/v1/schema").json())
     make_host()
@@ -98,6 +111,8 @@ def test_every_answer_is_what_the_document_says(
     plans(asked, api(owner))
     jobs(asked, api(owner), owner)
     smaller(asked, api(owner))
+    traces(asked, api(owner), owner, live_redis)
+    histories(asked, api(owner), owner, tmp_path, settings)
     hosts(asked, api(owner), api(staff), api(None))
     runs(asked, api(owner))
     queue(asked, api(owner), api(staff))
@@ -125,7 +140,13 @@ def jobs(asked: Asked, user: APIClient, owner: User) -> None:
     asked(user, "cancelJob", job_id=chosen["id"])
     asked(user, "cancelJob", job_id=chosen["id"], code=409)
     asked(user, "requeueJob", job_id=chosen["id"])
+    asked(user, "changeJob", {"archived": True}, job_id=chosen["id"], code=409)
     asked(user, "cancelJob", job_id=chosen["id"])
+    kept = asked(user, "changeJob", {"archived": True, "add_tags": ["ci", "nightly"]}, job_id=chosen["id"])
+    assert (kept["archived"], kept["tags"]) == (True, ["ci", "nightly"])
+    asked(user, "changeJob", {"colour": "red"}, job_id=chosen["id"], code=422)
+    assert asked(user, "actOnJobs", {"action": "restore", "jobs": [chosen["id"]]})["changed"] == [chosen["id"]]
+    asked(user, "actOnJobs", {"action": "tag", "jobs": []}, code=422)
     run = ended(owner, {**summary(0.3), "losses": [{"step": 1, "loss": 4.0, "time": 1.0}]}, layout={"tp": 4})
     detail = asked(user, "getJob", job_id=run.job_id)
     assert detail["exit"]["summary"]["cells"]
@@ -135,6 +156,32 @@ def jobs(asked: Asked, user: APIClient, owner: User) -> None:
     assert advice["options"] or advice["unsure"]
     asked(user, "adviseJob", job_id=chosen["id"], code=409)
     asked(user, "getJob", job_id="nobodys", code=404)
+    asked(user, "readLog", job_id=chosen["id"], rank="0", code=409)
+
+
+def traces(asked: Asked, user: APIClient, owner: User, client: redis.Redis) -> None:
+    """A step that its ranks told of, and one that is asked for."""
+    run = ended(owner, summary(0.3), layout={"tp": 2})
+    stream = telemetry_stream(run.job_id, run.number)
+    client.xadd(stream, {"b": msgpack.packb(batch(run.job_id, *late())), "n": 0})
+    path = asked.operations["getTrace"][0].format(job_id=run.job_id)
+    asked.holds("getTrace", user.get(path, {"format": "chrome"}))
+    asked.holds("getTrace", user.get(path, {"step": 99}), 404)
+    asked(user, "askForTrace", {"step": 5}, job_id=run.job_id, code=409)
+    waiting = asked(user, "submitJob", GOOD, code=201)["id"]
+    asked(user, "askForTrace", {"step": 5}, job_id=waiting, code=202)
+    asked(user, "cancelJob", job_id=waiting)
+
+
+def histories(asked: Asked, user: APIClient, owner: User, folder: Path, settings: Any) -> None:
+    settings.HISTORY_DIR = folder
+    run = ended(owner, summary(0.3)).job_id
+    asked(user, "getSnapshot", job_id=run, code=404)
+    keep(folder, list(told_run(2, 4)), run)
+    assert asked(user, "getHistory", job_id=run)["attempts"]
+    assert asked(user, "getSnapshot", job_id=run)["ranks"]
+    for table in TABLES:
+        asked(user, "getHistoryTable", job_id=run, table=table)
 
 
 def smaller(asked: Asked, user: APIClient) -> None:

@@ -15,6 +15,7 @@ from django.db import connection
 from django.utils import timezone
 
 from contracts.findings import Finding, exit_code, of_clock, of_names
+from jobs.history.recorder import Recorder
 from jobs.hosts.checks import board
 from jobs.models import Host, Lease
 from jobs.queue.control.controller import Controller
@@ -31,9 +32,10 @@ def levels(subject: str) -> list[str]:
 
 
 def worked() -> bool:
-    """A controller takes the lease, and all goes well."""
+    """A controller and a recorder take their leases, and all goes well."""
     Controller().turn()
-    return Lease.objects.exclude(ticked=None).exists()
+    Recorder().turn()
+    return Lease.objects.exclude(ticked=None).count() == 2
 
 
 @pytest.fixture
@@ -52,19 +54,30 @@ def test_a_board_that_is_well_fails_in_nothing(
     told = list(board())
     assert [finding for finding in told if finding.level != "ok" and finding.subject not in ("names", "disk")] == []
     subjects = {finding.subject for finding in told}
-    assert subjects >= {"Redis", "rights", "clock", "database", "controller", "host", "names", "disk", "versions"}
+    assert subjects >= {
+        "Redis",
+        "rights",
+        "clock",
+        "database",
+        "controller",
+        "recorder",
+        "host",
+        "names",
+        "disk",
+        "versions",
+    }
     assert all(finding.words for finding in told)
 
 
 def test_every_failure_says_what_to_do_and_the_exit_code_tells(db: None) -> None:
-    """tests.settings' Redis is nowhere, and no controller ever ran."""
+    """tests.settings' Redis is nowhere, and no controller or recorder ever ran."""
     out = StringIO()
     with pytest.raises(SystemExit) as ended:
         call_command("doctor", "--json", stdout=out)
     assert ended.value.code == 1
     told = json.loads(out.getvalue())
     failing = {finding["subject"]: finding for finding in told if finding["level"] == "fail"}
-    assert set(failing) - {"disk"} == {"Redis", "controller"}
+    assert set(failing) - {"disk"} == {"Redis", "controller", "recorder"}
     assert "does not answer" in failing["Redis"]["words"]
     assert [finding for finding in told if finding["level"] != "ok" and not finding["advice"]] == []
 

@@ -30,6 +30,7 @@ from contracts.names import (
     host_keys,
     host_queue,
     telemetry_stream,
+    wanted_key,
 )
 from contracts.signing import entry
 from jobs.hosts import tokens
@@ -255,6 +256,16 @@ def test_a_host_writes_to_the_streams_of_what_runs_on_it_while_it_does(
         with pytest.raises(redis.exceptions.NoPermissionError):
             command()
     assert live_redis.xlen(stream) == 1
+    live_redis.sadd(wanted_key(job, 1), 7)
+    assert a.redis.smembers(wanted_key(job, 1)) == {b"7"}
+    for command in (
+        lambda: b.redis.smembers(wanted_key(job, 1)),
+        lambda: a.redis.smembers(wanted_key(job, 2)),
+        lambda: a.redis.sadd(wanted_key(job, 1), 8),
+        lambda: a.redis.delete(wanted_key(job, 1)),
+    ):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            command()
     assert access.keep(live_redis) == 0, "nothing is told twice"
     Member.objects.update(ended=timezone.now())
     access.keep(live_redis)

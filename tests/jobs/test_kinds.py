@@ -49,7 +49,7 @@ def spec_of(kind: str) -> dict[str, Any]:
 def test_every_kind_stands_in_both_tables() -> None:
     assert set(KINDS) == set(kinds.KINDS) == set(get_args(JobKind)) == set(SPECS)
     for kind in kinds.KINDS.values():
-        assert [get_template(f"jobs/panels/{name}.html") for name in kind.panels]
+        assert [get_template(f"jobs/panels/{name}.html") for name in (*kind.first, *kind.panels)]
         assert kind.form is None or reverse(kind.form)
 
 

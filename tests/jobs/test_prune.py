@@ -19,7 +19,7 @@ from contracts.names import host_queue, telemetry_stream
 from jobs.models import Host, IdempotentRequest, Job, Lease, Member, StateChange, Status
 from jobs.queue import actions, ending
 from jobs.queue.control import prune
-from jobs.queue.control.lease import ControllerLease
+from jobs.queue.control.lease import WorkLease
 from jobs.queue.control.prune import prune_if_due
 from jobs.queue.scheduling.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
@@ -70,7 +70,7 @@ def test_the_old_goes_and_the_rest_stays(
 
 
 def test_it_is_done_once_an_hour(db: None, live_redis: redis.Redis) -> None:
-    ControllerLease().hold()
+    WorkLease().hold()
     prune_if_due(live_redis)
     first = Lease.objects.get().pruned
     prune_if_due(live_redis)

@@ -14,7 +14,7 @@ from django.utils import timezone
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH
 from jobs.models import TERMINAL, Attempt, Host, Job, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions
-from jobs.queue.control.lease import ControllerLease
+from jobs.queue.control.lease import WorkLease
 from jobs.queue.heard.events import drain
 from jobs.queue.lifecycle import MAY_BECOME
 from jobs.queue.scheduling.scheduler import schedule
@@ -122,7 +122,7 @@ def test_a_priority_saved_from_an_old_page_undoes_no_placement(racer: User) -> N
 
 
 def test_of_two_controllers_one_works_and_the_other_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = ControllerLease(), ControllerLease()
+    first, second = WorkLease(), WorkLease()
     for _ in range(ROUNDS):
         held: list[bool] = []
         run_together([lambda lease=lease, held=held: held.append(lease.hold()) for lease in (first, second)])

@@ -35,6 +35,7 @@ from workers.host.supervisor.serve import Telemetry
 from workers.host.supervisor.tail import LogTail
 from workers.host.supervisor.tally import Tally
 from workers.host.supervisor.tasks import cancelled, steadily
+from workers.host.supervisor.timelines import Timelines
 
 BATCH_S = 0.5  # a request of its own each
 TAIL_S = 0.25
@@ -81,6 +82,7 @@ class Watch:
             expires=0.0,
         )
         self._waiting, self._tally, self._clock = Waiting(), Tally(), BoardClock()
+        self._timelines = Timelines((), self._waiting.add_step)
         self._node: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tail: LogTail | None = None
         self._line: HttpLine | None = None
@@ -120,6 +122,7 @@ class Watch:
         await asyncio.wait([tail], timeout=LAST_LINES_S)
         await cancelled([*others, tail])
         server.close()
+        self._timelines.finish()
         await self._say_goodbye(connecting, self._ending(code, started))
         return code
 
@@ -160,6 +163,7 @@ class Watch:
     def _is_node(self, node: int) -> None:
         first = node * self._launch.ranks
         self._tally = Tally(first)
+        self._timelines = Timelines(range(first, first + self._launch.ranks), self._waiting.add_step)
         self._tail = LogTail(self._logs, range(first, first + self._launch.ranks), LOG_BYTES, frozenset({os.geteuid()}))
         self._node.set_result(node)
 
@@ -175,6 +179,9 @@ class Watch:
                 self._waiting.lose(1)
                 continue
             item["time"] += self._clock.offset_s
+            if item["kind"] == "timeline":
+                self._timelines.add(item)
+                continue
             began = not self._tally.training
             self._tally.add(item)
             self._waiting.add(item)

@@ -13,10 +13,11 @@ import sys
 from celery import Celery
 from celery.signals import worker_ready, worker_shutdown
 
-from contracts.codec import BadMessageError, checked_order
-from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, host_keys, host_queue
+from contracts.codec import BadMessageError, checked_log_order, checked_order
+from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, TASK_READ_LOG, host_keys, host_queue
 from workers.host.apart.isolation import as_environment, isolated
 from workers.host.attempts import AttemptDir, attempt_dir
+from workers.host.logs import answer
 from workers.host.prune import Pruner
 from workers.host.reporter import Reporter
 from workers.host.settings import host_settings
@@ -91,6 +92,19 @@ def acknowledge(job: str, attempt: int) -> None:
     target = attempt_dir(settings.run_dir, job, attempt)
     if target.exit.exists():
         target.acknowledged.touch()
+
+
+@app.task(name=TASK_READ_LOG)
+def read_log(told: object) -> None:
+    """Answer with a part of a log, unless nobody waits for it any more."""
+    try:
+        order = checked_log_order(told)
+    except BadMessageError as error:
+        log.warning("refused a question about a log: %s", error)
+        return
+    if reporter.now() > order["expires"]:
+        return
+    reporter.answer(order["question"], answer(order, settings))
 
 
 @worker_ready.connect

@@ -19,8 +19,9 @@ from redis.exceptions import RedisError
 
 from contracts.codec import encode_event
 from contracts.control import VERSION, AttemptReport, HostEvent
-from contracts.names import events_stream
-from contracts.signing import entry
+from contracts.logs import ANSWER_S
+from contracts.names import events_stream, log_key
+from contracts.signing import entry, sealed
 from workers.host.attempts import attempts
 from workers.host.facts.gauge import Gauge
 from workers.host.settings import HostSettings
@@ -77,6 +78,14 @@ class Reporter:
         """Unix seconds by Redis' clock, which all hosts share. Raises RedisError."""
         told: Any = self._redis.time()
         return float(told[0] + told[1] / 1e6)
+
+    def answer(self, question: str, body: bytes) -> None:
+        """Put an answer where the board waits for it, for a while. Raises RedisError."""
+        key = log_key(self._settings.name, question)
+        sent = self._redis.pipeline()
+        sent.rpush(key, sealed(self._settings.signing_key, body))
+        sent.pexpire(key, int(ANSWER_S * 1000))
+        sent.execute()
 
     def _run(self) -> None:
         try:

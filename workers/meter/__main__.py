@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from workers.meter.exporter import Exporter
 from workers.meter.intercept import meter_every_group
 from workers.meter.recorder import Recorder
 from workers.meter.script import NoScriptError, from_command_line, from_spec, run
+from workers.meter.start import Start
 
 STEPS_TOLD_S = 0.5
 
@@ -53,12 +55,15 @@ def main() -> int:
     recorder = Recorder(rank)
     # Of a run whose prediction is known: what that calls a group of all ranks.
     compared = os.environ.get("MESHBOARD_COMPARE", "")
-    meter_every_group(recorder, compared or "world")
-    count_steps(recorder)
-    if options.telemetry:
-        exporter = Exporter(recorder, options.telemetry, options.job, options.attempt)
+    exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
+    start = Start(rank, exporter.send if exporter else lambda _item: None)
+    start.told("imported")
+    meter_every_group(recorder, compared or "world", lambda: start.told("met"))
+    count_steps(recorder, lambda: start.told("first step"))
+    if exporter is not None:
         exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
         atexit.register(exporter.close)
+        recorder.begin_step(1)
         if rank == 0 or compared:
             told = StepsTold(recorder, exporter, exact=bool(compared))
             register_optimizer_step_post_hook(told.sometimes)
@@ -73,8 +78,8 @@ def main() -> int:
     return code
 
 
-def count_steps(recorder: Recorder) -> RemovableHandle:
-    """Setup lasts until the first optimiser step has ended; what follows are steps.
+def count_steps(recorder: Recorder, stepped_once: Callable[[], None] = lambda: None) -> RemovableHandle:
+    """Setup lasts until the first optimiser step has ended, which is told; what follows are steps.
 
     Several optimisers that take turns make one step together: the next begins when one of them comes again.
     """
@@ -84,7 +89,10 @@ def count_steps(recorder: Recorder) -> RemovableHandle:
         if optimizer in turns or not turns:
             turns.clear()
             recorder.step += 1
+            recorder.end_step(recorder.step)
+            stepped_once()
             recorder.set_phase("step")
+            recorder.begin_step(recorder.step + 1)
         turns.add(optimizer)
 
     return register_optimizer_step_post_hook(stepped)

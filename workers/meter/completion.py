@@ -1,21 +1,30 @@
-"""When a collective ended, for backends that do not call back.
+"""When a collective ended, and how long the training thread stood still for it.
 
 gloo's send, receive and reduce-scatter works have no future: their end is known when the caller waits.
-NCCL's works end on the device: they are asked, never waited for, so the device is not synchronised.
+NCCL's works end on the device: they are asked, never waited for, so the device is not synchronised. There what stands
+still is the stream that computes, between two events round the wait. A wait in torch's own C++ (DDP's for its futures,
+that of FSDP's streams for one another) is not seen: what it stands still for counts as hidden.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from workers.meter.recorder import Pending
 from workers.torch_private.groups import duration_s
+
+T = TypeVar("T")
+MAIN_THREAD = threading.main_thread().ident
+timed_event: Callable[[], Any] = partial(torch.cuda.Event, enable_timing=True)
 
 # Methods of `Work` answered by the wrapped work; `wait` is ours.
 FORWARDED = (
@@ -34,23 +43,72 @@ FORWARDED = (
 )
 
 
-class CompletedOnWait(dist.Work):
-    """A work whose pending record completes when its caller has waited for it."""
+class WaitedFor(dist.Work):
+    """A work whose pending record is complete when a caller has waited for it, if it was not before."""
 
-    def __init__(self, work: dist.Work, pending: Pending) -> None:
+    def __init__(self, work: dist.Work, pending: Pending, *, at_once: bool = False) -> None:
+        """`at_once`: the caller does nothing but wait, from the start."""
         super().__init__()
         self.work = work
         self._pending = pending
+        self._since_s = pending.started_s if at_once else 0.0
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait as the wrapped work does; zero means the group's own timeout."""
+        return stand_still(self._pending, self._since_s, self.work.wait, timeout)
+
+
+class WaitedForOnDevice(dist.Work):
+    """One of NCCL's: a wait makes the current stream stand still, not the thread."""
+
+    def __init__(self, work: dist.Work, pending: Pending, poller: DevicePoller) -> None:
+        super().__init__()
+        self.work, self._pending, self._poller = work, pending, poller
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if not is_training_thread() or on_side_stream():
+            return self.work.wait(timeout)
+        start, end = timed_event(), timed_event()
+        start.record()
         done = self.work.wait(timeout)
-        self._pending()
+        end.record()
+        self._poller.watch_wait(start, end, self._pending)
         return done
 
 
+def stand_still(pending: Pending, since_s: float, wait: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """What `wait` returns, when a collective has ended. The caller stands still since `since_s`, or now where 0."""
+    if pending.ended_s or not is_training_thread():
+        done = wait(*args, **kwargs)
+        pending()
+        return done
+    recorder = pending.recorder
+    since_s = since_s or time.perf_counter()
+    recorder.waits_for = pending
+    try:
+        done = wait(*args, **kwargs)
+        now_s = time.perf_counter()
+    finally:
+        recorder.waits_for = None
+    pending.complete(now_s - pending.started_s)
+    pending.stood(now_s - since_s)
+    return done
+
+
+def is_training_thread() -> bool:
+    """Whether the main thread runs this, or one of autograd's own, which Python did not start."""
+    if threading.get_ident() == MAIN_THREAD:
+        return True
+    return isinstance(threading.current_thread(), threading._DummyThread)
+
+
+def on_side_stream() -> bool:
+    """Whether what is issued now waits beside what computes."""
+    return torch.cuda.current_stream() != torch.cuda.default_stream()
+
+
 def _forward(name: str) -> Any:
-    def method(self: CompletedOnWait, *args: Any) -> Any:
+    def method(self: WaitedFor | WaitedForOnDevice, *args: Any) -> Any:
         return getattr(self.work, name)(*args)
 
     method.__name__ = name
@@ -58,7 +116,8 @@ def _forward(name: str) -> Any:
 
 
 for _name in FORWARDED:
-    setattr(CompletedOnWait, _name, _forward(_name))
+    for _wrapper in (WaitedFor, WaitedForOnDevice):
+        setattr(_wrapper, _name, _forward(_name))
 
 
 class DevicePoller:
@@ -66,16 +125,24 @@ class DevicePoller:
 
     def __init__(self) -> None:
         self._works: deque[tuple[Any, list[Pending]]] = deque()
-        self._events: deque[tuple[Any, Any, Pending]] = deque()  # torch publishes no types for events
+        self._events: deque[tuple[Any, Any, Pending, bool]] = deque()  # torch publishes no types for events
+        self._waits: deque[tuple[Any, Any, Pending]] = deque()
         self._lock = threading.Lock()
 
     def watch_work(self, work: dist.Work, pending: list[Pending]) -> None:
         """An asynchronous work on NCCL's own stream, timed by NCCL; `pending` holds all it carries."""
         self._works.append((work, pending))
 
-    def watch_events(self, start: torch.cuda.Event, end: torch.cuda.Event, pending: Pending) -> None:
-        """A collective on the current stream (NCCL then returns no work), between two timed events."""
-        self._events.append((start, end, pending))
+    def watch_events(
+        self, start: torch.cuda.Event, end: torch.cuda.Event, pending: Pending, *, computes: bool = False
+    ) -> None:
+        """A collective on the current stream (NCCL then returns no work), between two timed events. `computes`: the
+        stream is the one that computes, which stands still meanwhile."""
+        self._events.append((start, end, pending, computes))
+
+    def watch_wait(self, start: torch.cuda.Event, end: torch.cuda.Event, pending: Pending) -> None:
+        """The stream that computes stands still for a collective, between two timed events."""
+        self._waits.append((start, end, pending))
 
     def poll(self) -> None:
         """Complete what has finished since the last poll."""
@@ -88,5 +155,11 @@ class DevicePoller:
                 for pending in carried:
                     pending.complete(duration_s(work))
             while self._events and self._events[0][1].query():
-                start, end, pending = self._events.popleft()
-                pending.complete(start.elapsed_time(end) / 1000)
+                start, end, pending, computes = self._events.popleft()
+                seconds = start.elapsed_time(end) / 1000
+                pending.complete(seconds)
+                if computes:
+                    pending.stood(seconds)
+            while self._waits and self._waits[0][1].query():
+                start, end, pending = self._waits.popleft()
+                pending.stood(start.elapsed_time(end) / 1000)

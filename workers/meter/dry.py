@@ -41,7 +41,8 @@ def dry_world(recorder: Recorder, rank: int, world_size: int) -> None:
     name = f"dry_{len(dist.Backend.backend_list)}"
 
     def create(options: Any, backend_options: Any) -> MeteredGroup:
-        return DryGroup(stand_in_group(options), options.group_id, recorder, [torch.device("cpu")])
+        ranks = options.global_ranks_in_group or range(options.group_size)
+        return DryGroup(stand_in_group(options), options.group_id, recorder, [torch.device("cpu")], ranks)
 
     dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
     dist.init_process_group(name, store=fake_store(), rank=rank, world_size=world_size)

@@ -1,26 +1,33 @@
 """Tells the supervisor what a rank counted, from a thread of its own: training never waits for it.
 
 Counters are cumulative, so traffic needs no queue: each frame carries the cells that changed since the last
-one, whenever that could be sent. Only the items handed to `send` wait, in a bounded queue.
+one, whenever that could be sent. Only the items handed to `send` wait, in a bounded queue, and a few steps' timelines.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 import msgpack
 
-from contracts.telemetry import VERSION, Cell, Frame, Item, TrafficItem
+from contracts.telemetry import VERSION, Cell, Frame, Item, TimelineItem, TrafficItem
+from workers.meter.gauges import Gauge
 from workers.meter.recorder import Recorder
+from workers.meter.standing import Watch
+from workers.meter.timeline import Timelines
 
 PERIOD_S = 0.1
 MAX_WAITING = 10_000  # items, over a quarter of an hour of ten steps a second without a supervisor
 MAX_ITEMS_PER_FRAME = 200
+MAX_TIMELINES = 8  # that wait; the oldest goes
+TIMELINES_PER_FRAME = 2
 
 _CellKey = tuple[str, str, str, int]
 
@@ -39,6 +46,9 @@ class Exporter:
         self._attempt = attempt
         self._lock = threading.RLock()  # reentrant: a signal handler may say a last word in the middle of `send`
         self._waiting: deque[Item] = deque()
+        self._timelines = Timelines(recorder, max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        self._looks: tuple[Callable[[], Item | None], ...] = (Watch(recorder).look, Gauge(recorder.rank).look)
+        self._steps: deque[TimelineItem] = deque(maxlen=MAX_TIMELINES)
         self._stopping = threading.Event()
         self._deadline = float("inf")
         self._flushed = False
@@ -66,7 +76,13 @@ class Exporter:
 
     def _run(self) -> None:
         while not self._stopping.wait(PERIOD_S):
+            self._steps.extend(self._timelines.take())
+            for look in self._looks:
+                if (item := look()) is not None:
+                    self.send(item)
             self._send_what_is_new()
+        self._recorder.close_step()
+        self._steps.extend(self._timelines.take(final=True))
         while not self._flushed and time.monotonic() < self._deadline:
             self._flushed = self._send_what_is_new()
             if not self._flushed and self._connection is None:
@@ -83,7 +99,7 @@ class Exporter:
             self._push()
             while self._next_frame():
                 self._push()
-                if not self._waiting:  # counters may have moved again: that is for the next period
+                if not self._waiting and not self._steps:  # counters may have moved again: that is for the next period
                     break
         except TimeoutError:  # the supervisor reads slowly: go on with this frame later
             return False
@@ -118,6 +134,7 @@ class Exporter:
         """Put the next frame under way; False when there is nothing new."""
         with self._lock:
             items = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_ITEMS_PER_FRAME))]
+        items += [self._steps.popleft() for _ in range(min(len(self._steps), TIMELINES_PER_FRAME))]
         self._under_way = list(items)
         changed = [cell for cell in self._recorder.cells() if self._sent.get(_key(cell)) != cell]
         if changed:

@@ -11,7 +11,6 @@ functional collectives) arrive at the methods below. The trampolines lack some m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,7 +18,14 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from contracts.telemetry import Axis, Op
-from workers.meter.completion import CompletedOnWait, DevicePoller
+from workers.meter.completion import (
+    DevicePoller,
+    WaitedFor,
+    WaitedForOnDevice,
+    on_side_stream,
+    stand_still,
+    timed_event,
+)
 from workers.meter.recorder import AXES, Pending, Recorder
 from workers.torch_private.groups import NATIVE, GroupName, Store, WrappedGroup, native_group, sparse_bytes, together
 
@@ -69,7 +75,8 @@ def metered_backend(recorder: Recorder, device: str) -> str:
 
     def create(options: Any, backend_options: Any) -> MeteredGroup:
         native = native_group(options, backend_options, device)
-        return MeteredGroup(native, options.group_id, recorder, [torch.device(device)])
+        ranks = options.global_ranks_in_group or range(options.group_size)  # torch tells none of the whole world
+        return MeteredGroup(native, options.group_id, recorder, [torch.device(device)], ranks)
 
     dist.Backend.register_backend(name, create, extended_api=True, devices=[device])
     if device == "cuda":
@@ -78,16 +85,23 @@ def metered_backend(recorder: Recorder, device: str) -> str:
 
 
 class Carried(NamedTuple):
-    """Bytes that a caller handed over, and those that leave the rank where the caller says how many go to whom."""
+    """Bytes that a caller handed over, and those that leave the rank where the caller says how many go to whom.
+
+    `peer`: the rank in the group at the other end of a send or receive.
+    """
 
     payload_bytes: int
     sent_bytes: int | None = None
+    peer: int | None = None
 
 
 class MeteredGroup(WrappedGroup):
     """Forwards each collective to a plain group over the same backend object, and records it."""
 
-    def __init__(self, native: Any, name: str, recorder: Recorder, devices: Sequence[torch.device]) -> None:
+    def __init__(
+        self, native: Any, name: str, recorder: Recorder, devices: Sequence[torch.device], ranks: Sequence[int]
+    ) -> None:
+        """`ranks`: its members, of the whole world."""
         super().__init__(native, devices)
         self._recorder = recorder
         self._group_size: int = native.size()
@@ -98,8 +112,10 @@ class MeteredGroup(WrappedGroup):
         if self.is_nccl:
             self._poller = DevicePoller()
             recorder.add_poller(self._poller.poll)
+        self._known = recorder.join(name, ranks, on_device=self.is_nccl)
 
     def named(self, name: GroupName) -> None:
+        self._recorder.groups.rename(self._known, name)
         self._name = name
 
     def described(self, words: str) -> None:
@@ -114,8 +130,7 @@ class MeteredGroup(WrappedGroup):
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """gloo's barrier that names the missing ranks; it blocks, so it is complete when it returns."""
         pending = self._recorder.issue("barrier", self._name, self._group_size, 0)
-        self.native.monitored_barrier(*args, **kwargs)
-        pending()
+        stand_still(pending, pending.started_s, self.native.monitored_barrier, *args, **kwargs)
 
     def batch_begins(self) -> None:
         self._coalesced = []
@@ -125,9 +140,17 @@ class MeteredGroup(WrappedGroup):
         if work is not None and self._poller is not None:
             self._poller.watch_work(work, carried)
 
-    def _run(self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _run(
+        self,
+        method: str,
+        op: Op,
+        carried: Carried,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """Issue the collective, and arrange that its end is recorded without anyone waiting for it."""
-        if self._poller is not None and self._coalesced is None and not _is_async(args, kwargs):
+        is_async = _is_async(args, kwargs)
+        if self._poller is not None and self._coalesced is None and not is_async:
             return self._run_on_current_stream(method, op, carried, args, kwargs)
         pending = self._issue(op, carried)
         work = getattr(self.native, method)(*args, **kwargs)
@@ -136,40 +159,42 @@ class MeteredGroup(WrappedGroup):
             return work
         if self._poller is not None:
             self._poller.watch_work(work, [pending])
-            return work
+            return WaitedForOnDevice(work, pending, self._poller)
         # A synchronous caller waits at once, which says as much as a callback and spares gloo's thread the GIL.
-        if method not in self._futureless and _is_async(args, kwargs):
+        if is_async and method not in self._futureless:
             try:
                 work.get_future().add_done_callback(pending)
             except RuntimeError:  # gloo has no future for some works
                 self._futureless.add(method)
-            else:
-                return work
-        return CompletedOnWait(work, pending)
+        return WaitedFor(work, pending, at_once=not is_async)
 
     def _issue(self, op: Op, carried: Carried) -> Pending:
-        return self._recorder.issue(op, self._name, self._group_size, carried.payload_bytes, carried.sent_bytes)
+        return self._recorder.issue(
+            op, self._name, self._group_size, carried.payload_bytes, carried.sent_bytes, carried.peer
+        )
 
     def _run_on_current_stream(
         self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         assert self._poller is not None
-        timed: Callable[[], Any] = partial(torch.cuda.Event, enable_timing=True)
-        start, end = timed(), timed()
+        start, end = timed_event(), timed_event()
         start.record()
         pending = self._issue(op, carried)
         work = getattr(self.native, method)(*args, **kwargs)
         end.record()
-        self._poller.watch_events(start, end, pending)
+        self._poller.watch_events(start, end, pending, computes=not on_side_stream())
         return work
 
 
 def _metered(method: str, op: Op, payload: int, times_size: bool) -> Callable[..., Any]:
+    one_to_one = method in ("send", "recv")  # not recv_anysource
+
     def collective(self: MeteredGroup, *args: Any, **kwargs: Any) -> Any:
         if op == "all_to_all":
             carried = _exchanged(args[payload], args[3] if method != "alltoall" else (), self.rank())
         else:
-            carried = Carried(_num_bytes(args[payload]) * (self._group_size if times_size else 1))
+            num_bytes = _num_bytes(args[payload]) * (self._group_size if times_size else 1)
+            carried = Carried(num_bytes, peer=args[1] if one_to_one else None)
         return self._run(method, op, carried, args, kwargs)
 
     collective.__name__ = method

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ UNNAMED = re.compile(r"|undefined|default_pg|mesh_default|mesh_dim_\d+")
 MAX_NAME = 60  # characters
 
 
-def meter_every_group(recorder: Recorder, whole: str = "world") -> None:
-    """From now on each group that anybody makes over gloo or NCCL is counted.
+def meter_every_group(recorder: Recorder, whole: str = "world", met: Callable[[], None] = lambda: None) -> None:
+    """From now on each group that anybody makes over gloo or NCCL is counted; `met` is called when one is up.
 
     Under the name that its mesh axis or `group_desc` gives it, else under the words for its ranks, `whole` for all.
     """
@@ -30,9 +31,10 @@ def meter_every_group(recorder: Recorder, whole: str = "world") -> None:
         devices = [] if isinstance(group, MeteredGroup) else devices_over(group, METERED_BACKENDS)
         if not devices:
             return group
+        met()
         name, world_size = name_of(group), dist.get_world_size() if dist.is_initialized() else len(ranks)
         recorder.name_group(name, given_name(group.group_desc) or words_for(ranks, world_size, whole))
-        return MeteredGroup(group, name, recorder, devices)
+        return MeteredGroup(group, name, recorder, devices, ranks)
 
     on_each_new_group(replace)
     _name_mesh_axes(recorder, whole)

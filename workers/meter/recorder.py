@@ -10,16 +10,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
-from contracts.telemetry import Axis, Cell, Label, Op, Phase
+from contracts.telemetry import Axis, Cell, GroupRanks, Label, Op, Phase, StepParts, Work
 from planner.facts.collectives import algorithmic_bytes
+from workers.meter.groups import Group, Groups
+from workers.meter.steps import MOST_CALLS, Doing, Share, Shares, StepLog
 
 AXES: frozenset[str] = frozenset(get_args(Axis))
 MAX_NAMES = 64  # a script may make thousands of groups
 OTHER_GROUPS = "other groups"
 PHASES: frozenset[str] = frozenset(get_args(Phase))
+LOGS_KEPT = 8  # of steps that nobody took yet
 
 
 class Record(NamedTuple):
@@ -53,17 +56,38 @@ _Key = tuple[Phase, Op, Label, int]
 
 
 class Pending:
-    """A collective on its way. Calling it (as a future's callback does) says that it is complete."""
+    """A collective on its way. Calling it (as a future's callback does) says that it is complete.
 
-    __slots__ = ("_recorder", "counters", "group", "key", "payload_bytes", "started_s", "step")
+    Seconds are those of `time.perf_counter`. `blocked_s`: of its time, what the training thread stood still for it.
+    `share`: of the step that it is part of, None outside of one.
+    """
 
-    def __init__(self, recorder: Recorder, key: _Key, counters: _Counters, group: str, payload_bytes: int) -> None:
-        self._recorder: Recorder | None = recorder
-        self.key = key
-        self.counters = counters
-        self.group = group
-        self.payload_bytes = payload_bytes
+    __slots__ = (
+        "_recorder",
+        "blocked_s",
+        "counters",
+        "ended_s",
+        "group",
+        "key",
+        "number",
+        "payload_bytes",
+        "peer",
+        "recorder",
+        "share",
+        "started_s",
+        "step",
+    )
+
+    def __init__(
+        self, recorder: Recorder, key: _Key, counters: _Counters, group: Group, payload_bytes: int, peer: int
+    ) -> None:
+        self.recorder = recorder
+        self._recorder: Recorder | None = recorder  # until it is complete
+        self.key, self.counters, self.group, self.payload_bytes, self.peer = key, counters, group, payload_bytes, peer
+        self.number = group.number(key[1], peer)
+        self.share: Share | None = None
         self.step = recorder.step
+        self.blocked_s = self.ended_s = 0.0
         self.started_s = time.perf_counter()
 
     def __call__(self, _future: object = None) -> None:
@@ -74,6 +98,15 @@ class Pending:
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder._complete(self, duration_s)
+
+    def stood(self, seconds: float) -> None:
+        """So long the training thread did nothing else."""
+        self.blocked_s += seconds
+        share = self.share
+        if share is not None:
+            share.exposed_s += seconds
+            if self.key[1] != "recv":
+                share.stood_s += seconds
 
 
 class Recorder:
@@ -92,9 +125,15 @@ class Recorder:
         self._capacity = capacity
         self._dropped = 0
         self._pollers: list[Callable[[], None]] = []
+        self.groups = Groups()
+        self.completed = 0  # steps
+        self.waits_for: Pending | None = None  # the training thread, now
+        self.moved_s = time.perf_counter()  # when something was last issued, or ended, or began
+        self._shares = Shares()
+        self._log: StepLog | None = None
+        self._logs: deque[StepLog] | None = None
         # Reentrant: a signal handler may take a snapshot while its own thread is counting.
         self._lock = threading.RLock()
-        self._unix_offset_s = time.time() - time.perf_counter()
 
     @property
     def phase(self) -> Phase:
@@ -111,6 +150,59 @@ class Recorder:
         if phase not in PHASES:
             raise ValueError(f"phase must be one of {sorted(PHASES)}, got {phase!r}")
         self._phase = phase
+        self.moved_s = time.perf_counter()
+
+    def keep_steps(self) -> None:
+        """From the next step on, keep what each was, for `take_steps`."""
+        self._logs = deque(maxlen=LOGS_KEPT)
+
+    def begin_step(self, step: int) -> None:
+        """What is issued from now on is of this step, which is the `step`th."""
+        self.close_step()
+        with self._lock:
+            self._shares.begin()
+        if self._logs is not None:
+            self._log = StepLog(step)
+        self.moved_s = time.perf_counter()
+
+    def end_step(self, step: int) -> StepParts:
+        """The step is over; what comes before the next is kept with it. Records of it are let go."""
+        with self._lock:
+            parts = self._shares.end()
+            self._records.clear()
+        self.completed = step
+        if self._log is not None:
+            self._log.ended_s = time.perf_counter()
+        return parts
+
+    def close_step(self) -> None:
+        """Nothing more belongs to the step that ended; of one that did not, nothing is kept."""
+        log, self._log = self._log, None
+        if log is not None and log.ended_s and self._logs is not None:
+            self._logs.append(log)
+
+    def take_steps(self) -> list[StepLog]:
+        """Those that are closed, in their order."""
+        logs = self._logs
+        return [logs.popleft() for _ in range(len(logs))] if logs else []
+
+    def doing(self, work: Work, chunk: int = -1, micro_batch: int = -1) -> Doing:
+        """The training thread does this while what is given is entered."""
+        return Doing(self._log, self._shares, work, chunk, micro_batch)
+
+    def join(self, name: str, ranks: Sequence[int], *, on_device: bool = False) -> Group:
+        """A group has been made."""
+        with self._lock:
+            return self.groups.join(name, ranks, on_device=on_device)
+
+    def identity(self, group: Group) -> GroupRanks:
+        """By what all its ranks know a group."""
+        return self.groups.identity(group, self.axis_of)
+
+    def stands(self, group: Group) -> tuple[int, int, Pending | None]:
+        """Collectives issued and ended on a group, and the oldest of what is on its way there."""
+        with self._lock:
+            return group.issued, group.ended, next(iter(group.flying), None)
 
     def label(self, group_name: str, axis: Axis, phase: Phase | None = None) -> None:
         """Count the collectives of the group so named under `axis` from now on.
@@ -133,11 +225,18 @@ class Recorder:
         return self._axes.get(group_name, "world")
 
     def issue(
-        self, op: Op, group_name: str, group_size: int, payload_bytes: int, sent_bytes: int | None = None
+        self,
+        op: Op,
+        group_name: str,
+        group_size: int,
+        payload_bytes: int,
+        sent_bytes: int | None = None,
+        peer: int | None = None,
     ) -> Pending:
         """Count a collective that is being issued now; call what is returned when it completes.
 
-        `sent_bytes`: what leaves this rank, where the caller says how much goes to whom.
+        `sent_bytes`: what leaves this rank, where the caller says how much goes to whom. `peer`: the rank in the group
+        at the other end of a send or receive.
         """
         phase = self._phases.get(group_name, self._phase)
         key = (phase, op, self._axes.get(group_name, "world"), group_size)
@@ -150,10 +249,26 @@ class Recorder:
             if sent_bytes is not None:
                 counters.uneven_bytes += payload_bytes
                 counters.uneven_sent_bytes += sent_bytes
-        return Pending(self, key, counters, group_name, payload_bytes)
+            group = self.groups.find(group_name, group_size)
+            other = -1 if peer is None else group.ranks[peer]
+            pending = Pending(self, key, counters, group, payload_bytes, other)
+            group.flying[pending] = None
+            if phase == "step":
+                pending.share = share = self._shares.of(key[2])
+                if op != "recv" and not group.on_device:
+                    share.takes_off(pending.started_s)
+            log = self._log
+            if log is not None:
+                if len(log.calls) < MOST_CALLS:
+                    log.calls.append(pending)
+                else:
+                    log.left_out += 1
+        self.moved_s = pending.started_s
+        return pending
 
     def _complete(self, pending: Pending, duration_s: float) -> None:
-        counters = pending.counters
+        counters, group, share, op = pending.counters, pending.group, pending.share, pending.key[1]
+        now_s = time.perf_counter()
         with self._lock:
             counters.completed += 1
             counters.busy_s += duration_s
@@ -161,6 +276,16 @@ class Recorder:
                 self._records.popleft()
                 self._dropped += 1
             self._records.append((pending, duration_s))
+            pending.ended_s = now_s
+            group.flying.pop(pending, None)
+            if op != "send" and op != "recv":
+                group.ended += 1
+            if share is not None and op != "recv":
+                if group.on_device:
+                    share.flying_s += duration_s
+                else:
+                    share.lands(now_s)
+        self.moved_s = now_s
 
     def add_poller(self, poll: Callable[[], None]) -> None:
         """`poll` is called before each snapshot: it completes what a device finished without telling."""
@@ -181,10 +306,14 @@ class Recorder:
             dropped = self._dropped
         return [self._record(pending, duration_s) for pending, duration_s in kept], dropped
 
+    def unix(self, seconds: float) -> float:
+        """Of a time by `time.perf_counter`, as the clock stands now."""
+        return time.time() - (time.perf_counter() - seconds)
+
     def _record(self, pending: Pending, duration_s: float) -> Record:
         phase, op, axis, _ = pending.key
-        start = pending.started_s + self._unix_offset_s
-        return Record(op, axis, pending.group, pending.payload_bytes, start, duration_s, pending.step, phase)
+        start = self.unix(pending.started_s)
+        return Record(op, axis, pending.group.name, pending.payload_bytes, start, duration_s, pending.step, phase)
 
 
 def _by_key(item: tuple[_Key, _Counters]) -> _Key:

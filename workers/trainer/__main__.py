@@ -17,12 +17,13 @@ from planner.facts.spec import JobSpec, SpecError
 from workers.checkpoint.job import JobCheckpoints, Place, place_of
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
+from workers.meter.start import Start
 from workers.timeouts import group_timeout
 from workers.trainer.allocator import return_large_tensors
 from workers.trainer.asked import Asked
 from workers.trainer.corpus.data import corpus_of
 from workers.trainer.errors import DivergedError, ProofError, UserError
-from workers.trainer.loop import Stop, Trainer, train
+from workers.trainer.loop import Send, Stop, Trainer, train
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
 from workers.trainer.peak import Peak
@@ -69,24 +70,28 @@ def run(
     stop: Stop | None = None,
 ) -> None:
     """Set up this rank, train, and take the process group down."""
+    send: Send = exporter.send if exporter else lambda _item: None
+    start = Start(rank, send)
+    start.told("imported")
     return_large_tensors()
     device = _device(spec)
     corpus = corpus_of(spec, data_root)
     dist.init_process_group(metered_backend(recorder, spec.resources.device), timeout=group_timeout())
-    send = exporter.send if exporter else lambda _item: None
+    start.told("met")
     try:
         mesh = make_mesh(spec, rank, recorder.label)
         peak = Peak(device)
         part = parallelize(spec, mesh, device)
         trainer = Trainer(spec, mesh, part, corpus, recorder, device)
+        start.told("built")
         if place is None:
-            train(trainer, send, _say, watch=Proof(trainer, send, _say), peak=peak)
+            train(trainer, send, _say, watch=Proof(trainer, send, _say), peak=peak, start=start)
             return
         checkpoints = JobCheckpoints(spec, trainer, place, checkpoint_group(recorder), send, _say)
         try:
             done = checkpoints.resume()
             save = checkpoints.save if spec.train.checkpoint_every else None
-            train(trainer, send, _say, done, save, Proof(trainer, send, _say, done), peak, stop)
+            train(trainer, send, _say, done, save, Proof(trainer, send, _say, done), peak, start, stop)
         finally:
             checkpoints.close()
     finally:

@@ -11,9 +11,11 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry import EvalItem, Item, Phase, PhaseItem, StepItem, VerdictItem
+from contracts.telemetry import EvalItem, Item, Phase, PhaseItem, StepItem, StepParts, VerdictItem
+from planner.facts.schedules import Action
 from planner.facts.spec import JobSpec, TrainSpec
 from workers.meter.recorder import Recorder
+from workers.meter.start import Start
 from workers.trainer.corpus.data import Corpus, Tokens
 from workers.trainer.errors import DivergedError, ProofError
 from workers.trainer.model import Decoder
@@ -67,18 +69,21 @@ class Trainer:
         result = StepResult(loss=loss, grad_norm=squares**0.5)
         if look is not None:
             look()
-        clip_gradients(self.part, result.grad_norm, self.spec.train.grad_clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(index, self.spec.train)
-        update(self.part, self.optimizer)
+        with self.recorder.doing("optimizer"):
+            clip_gradients(self.part, result.grad_norm, self.spec.train.grad_clip)
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(index, self.spec.train)
+            update(self.part, self.optimizer)
         return result
 
     def backward(self, index: int) -> None:
         """All micro-batches of a step; gradients are complete and unclipped afterwards."""
         train, parallel = self.spec.train, self.part.data_parallel
-        batch = self.corpus.train_batch(train.seed, index, train.global_batch, self._rows(), train.seq_len)
+        with self.recorder.doing("data"):
+            batch = self.corpus.train_batch(train.seed, index, train.global_batch, self._rows(), train.seq_len)
+            chunks = StageChunks(self, batch)
         parallel.before_step()
-        self._loss = self.pipeline.step(StageChunks(self, batch))
+        self._loss = self.pipeline.step(chunks)
         parallel.after_backward()
         finish_gradients(self.spec, self.part, self.mesh)
 
@@ -134,6 +139,10 @@ class StageChunks:
         self._local = {chunk: i for i, chunk in enumerate(trainer.part.chunks)}
 
     def forward(self, chunk: int, micro_batch: int, hidden: torch.Tensor | None) -> torch.Tensor:
+        with self._trainer.recorder.doing("forward", chunk, micro_batch):
+            return self._forward(chunk, micro_batch, hidden)
+
+    def _forward(self, chunk: int, micro_batch: int, hidden: torch.Tensor | None) -> torch.Tensor:
         decoder = self._part.chunks[chunk]
         self._turn(decoder, micro_batch)
         size = self._trainer.spec.micro_batch_size
@@ -144,15 +153,21 @@ class StageChunks:
             return output
         return decoder.loss_sum(output, cp.own_part(rows[:, 1:], 1)) / self._trainer.tokens
 
-    def before_backward(self, chunk: int, micro_batch: int, *, last: bool, split: bool) -> None:
-        self._turn(self._part.chunks[chunk], micro_batch)
-        self._part.data_parallel.before_backward(self._local[chunk], last=last, split=split)
+    def backward(
+        self, action: Action, output: torch.Tensor, gradient: torch.Tensor | None, *, last: bool, split: bool
+    ) -> None:
+        chunk = action.chunk
+        with self._trainer.recorder.doing("backward", chunk, action.micro_batch):
+            self._turn(self._part.chunks[chunk], action.micro_batch)
+            self._part.data_parallel.before_backward(self._local[chunk], last=last, split=split)
+            torch.autograd.backward(output, gradient)
 
     def weights(self, chunk: int, micro_batch: int, *, last: bool) -> None:
         weight_gradients = self._part.chunks[chunk].strategy.weight_gradients
         assert weight_gradients is not None
-        added = weight_gradients.add(micro_batch)
-        self._part.data_parallel.weights_added(self._local[chunk], added, last=last)
+        with self._trainer.recorder.doing("weights", chunk, micro_batch):
+            added = weight_gradients.add(micro_batch)
+            self._part.data_parallel.weights_added(self._local[chunk], added, last=last)
 
     def _turn(self, decoder: Decoder, micro_batch: int) -> None:
         if decoder.strategy.weight_gradients is not None:
@@ -201,6 +216,7 @@ def train(
     save: Save | None = None,
     watch: Watch | None = None,
     peak: Peak | None = None,
+    start: Start | None = None,
     stop: Stop | None = None,
 ) -> None:
     """Run the whole job: barrier, steps with validations between, verdict. `done` steps were done before.
@@ -222,12 +238,15 @@ def train(
         recorder.set_phase("step")
         recorder.step = index + 1
         look = Look(recorder, watch, index) if watch is not None and watch.looks(index) else None
+        recorder.begin_step(index + 1)
         started = time.perf_counter()
         result = trainer.step(index, look)
         elapsed = time.perf_counter() - started - (look.seconds if look is not None else 0.0)
+        parts = recorder.end_step(index + 1)
         received["step"] += trainer.received_rows()
-        recorder.drain()
-        send(_step_item(trainer, index, index + 1 - done, result, elapsed))
+        send(_step_item(trainer, index, index + 1 - done, result, elapsed, parts))
+        if start is not None:
+            start.told("first step")
         if rank == 0:
             speed = trainer.tokens / elapsed
             say(f"step {index + 1}/{steps} loss {result.loss:.4f} norm {result.grad_norm:.3f} {speed:,.0f} tokens/s")
@@ -244,7 +263,8 @@ def train(
                 raise ProofError(look.watch.failed)
         if _is_due(index + 1, spec.train.eval_every, steps):
             enter("eval")
-            loss = trainer.evaluate()
+            with recorder.doing("eval"):
+                loss = trainer.evaluate()
             received["eval"] += trainer.received_rows()
             if rank == 0:
                 say(f"step {index + 1}/{steps} validation loss {loss:.4f}")
@@ -254,11 +274,11 @@ def train(
                 send(EvalItem(kind="eval", rank=rank, time=time.time(), step=index + 1, loss=loss))
             enter("step")
         saves = save is not None and _is_due(index + 1, spec.train.checkpoint_every, steps)
-        if save is not None and saves:
-            save(index + 1)
-        if save is not None and stop is not None and index + 1 < steps and stop(index + 1):
-            if not saves:
+        lasts = save is not None and stop is not None and index + 1 < steps and stop(index + 1)
+        if save is not None and (saves or lasts):
+            with recorder.doing("checkpoint"):
                 save(index + 1)
+        if lasts:
             say(f"step {index + 1}/{steps} was the last for now: the run was asked to save and stop")
             return
     enter("teardown")
@@ -290,7 +310,9 @@ def _is_due(step: int, every: int, steps: int) -> bool:
     return bool(every) and (step % every == 0 or step == steps)
 
 
-def _step_item(trainer: Trainer, index: int, ran: int, result: StepResult, elapsed: float) -> StepItem:
+def _step_item(
+    trainer: Trainer, index: int, ran: int, result: StepResult, elapsed: float, parts: StepParts
+) -> StepItem:
     spec = trainer.spec
     item = StepItem(
         kind="step",
@@ -305,6 +327,7 @@ def _step_item(trainer: Trainer, index: int, ran: int, result: StepResult, elaps
         grad_norm=_number(result.grad_norm),
         learning_rate=learning_rate(index, spec.train),
         cells=trainer.recorder.cells("step"),
+        parts=parts,
     )
     if result.not_finite:
         item["not_finite"] = result.not_finite

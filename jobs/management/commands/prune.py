@@ -1,4 +1,4 @@
-"""Forgets what nobody needs any more, as the controller does each hour (docs/bounds.md)."""
+"""Forgets what nobody needs any more, as the controller and the recorder do by themselves (docs/bounds.md)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from jobs.connection import connect
+from jobs.history.forgetting import forget_old
 from jobs.queue.control.prune import prune
 
 
@@ -18,5 +19,5 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, **_options: Any) -> None:
         with closing(connect()) as client:
-            for what, count in prune(client).items():
+            for what, count in {**prune(client), **forget_old()}.items():
                 self.stdout.write(f"{count:8,} {what}")

@@ -14,7 +14,7 @@ from jobs.engines import engines
 from jobs.engines.base import Engine
 from jobs.hosts.access import Access
 from jobs.queue.control.idle import Idle
-from jobs.queue.control.lease import ControllerLease
+from jobs.queue.control.lease import WorkLease
 from jobs.queue.control.prune import prune_if_due
 from jobs.queue.control.rules import apply_rules
 from jobs.queue.control.troubles import Troubles, away, of_database
@@ -33,7 +33,7 @@ class Controller:
     """Works while it holds the lease. Killed anywhere, the next one goes on from what is in the database."""
 
     def __init__(self) -> None:
-        self._lease = ControllerLease()
+        self._lease = WorkLease()
         self._listening = Listening()
         self._troubles = Troubles()
         self._access = Access()

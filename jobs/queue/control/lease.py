@@ -1,4 +1,4 @@
-"""One controller works, another waits: a row that whoever works moves on, by conditional update."""
+"""One process works, another waits: a row that whoever works moves on, by conditional update."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ LASTS_S = 5.0
 FRESH_S = 30.0
 
 
-class ControllerLease:
+class WorkLease:
     """Held by moving `beats`. Who sees it stand still for `LASTS_S` of its own time takes it: no clock is compared."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = NAME) -> None:
+        """`name` of the work: the controller's, unless told otherwise."""
+        self._name = name
         self.holder = f"{socket.gethostname()[:150]} process {os.getpid()} {secrets.token_hex(4)}"
         self._seen: tuple[str, int] | None = None
         self._since = 0.0
 
     def hold(self) -> bool:
-        """Take the lease or keep it; False while another controller holds it."""
-        row, _ = Lease.objects.get_or_create(name=NAME)
+        """Take the lease or keep it; False while another process holds it."""
+        row, _ = Lease.objects.get_or_create(name=self._name)
         now = time.monotonic()
         if (row.holder, row.beats) != self._seen:
             self._seen, self._since = (row.holder, row.beats), now
         if row.holder not in ("", self.holder) and now - self._since < LASTS_S:
             return False
-        mine = Lease.objects.filter(name=NAME, holder=row.holder, beats=row.beats)
+        mine = Lease.objects.filter(name=self._name, holder=row.holder, beats=row.beats)
         return mine.update(holder=self.holder, beats=row.beats + 1) == 1
 
     def holder_now(self) -> str:
@@ -41,17 +43,17 @@ class ControllerLease:
 
     def ticked(self) -> None:
         """A whole tick went well."""
-        Lease.objects.filter(name=NAME, holder=self.holder).update(ticked=timezone.now())
+        Lease.objects.filter(name=self._name, holder=self.holder).update(ticked=timezone.now())
 
     def release(self) -> None:
-        """Let another controller start at once."""
-        Lease.objects.filter(name=NAME, holder=self.holder).update(holder="")
+        """Let another process start at once."""
+        Lease.objects.filter(name=self._name, holder=self.holder).update(holder="")
 
 
-def unhealthy() -> str:
-    """Why the controller is not well, empty when its last whole tick is at most `FRESH_S` old."""
-    ticked = Lease.objects.filter(name=NAME).values_list("ticked", flat=True).first()
+def unhealthy(name: str = NAME) -> str:
+    """Why the process is not well, empty when its last whole tick is at most `FRESH_S` old."""
+    ticked = Lease.objects.filter(name=name).values_list("ticked", flat=True).first()
     if ticked is None:
-        return "no controller has made a whole tick yet"
+        return f"no {name} has made a whole tick yet"
     age = (timezone.now() - ticked).total_seconds()
     return "" if age <= FRESH_S else f"the last whole tick ended {age:.0f} s ago; at most {FRESH_S:.0f} s are well"

@@ -37,7 +37,7 @@ def deliver(client: redis.Redis) -> int:
         try:
             arguments = [_order(row.arguments[0], expires)] if row.task == TASK_LAUNCH else row.arguments
             if arguments != [None]:
-                _producer(settings.REDIS_URL).send_task(row.task, args=arguments, queue=row.queue)
+                producer(settings.REDIS_URL).send_task(row.task, args=arguments, queue=row.queue)
         except (redis.RedisError, kombu.exceptions.OperationalError):
             raise
         except Exception:
@@ -47,7 +47,8 @@ def deliver(client: redis.Redis) -> int:
 
 
 @lru_cache(maxsize=4)
-def _producer(url: str) -> Celery:
+def producer(url: str) -> Celery:
+    """What sends to hosts' queues."""
     app = Celery("meshboard-controller", broker=url, set_as_current=False)
     app.conf.update(
         task_serializer="json",

@@ -11,7 +11,7 @@ import pytest
 
 from contracts.codec import BATCH_BYTES, decode_batch
 from contracts.control import AttemptReport
-from contracts.names import telemetry_stream
+from contracts.names import telemetry_stream, wanted_key
 from contracts.telemetry import CheckpointItem, Item, LogItem, PhaseItem
 from tests.support.processes import RedisServer
 from workers.host.attempts import AttemptDir
@@ -139,6 +139,18 @@ def test_what_redis_did_not_take_is_sent_later_and_all_of_it(redis_service: Redi
 
     steps = [item["step"] for item in items(run(redis_service, outage)) if item["kind"] == "checkpoint"]
     assert steps == list(range(100))
+
+
+def test_steps_that_are_asked_for_are_read_and_nonsense_among_them_is_not(redis_service: RedisServer) -> None:
+    asked: list[frozenset[int]] = []
+
+    async def work(publisher: Publisher, board: Board, line: Line) -> None:
+        asked.append(await line.wanted())
+        redis_service.client().sadd(wanted_key("job", 1), 3, 40, "x", -1)
+        asked.append(await line.wanted())
+
+    run(redis_service, work)
+    assert asked == [frozenset(), {3, 40}]
 
 
 def test_a_bucket_gives_its_burst_then_its_rate_and_makes_a_debtor_wait() -> None:

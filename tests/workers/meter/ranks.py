@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from workers.meter import Recorder, metered_backend
+from workers.meter.timeline import timeline
 
 Counted = dict[str, list[Any]]
 CHECKS: list[Callable[[Recorder, int, int], dict[str, Any]]] = []
@@ -36,7 +37,7 @@ def check(function: Callable[[Recorder, int, int], dict[str, Any]]) -> Callable[
 def totals(recorder: Recorder) -> dict[str, list[Any]]:
     return {
         f"{c['op']} {c['axis']} {c['group_size']}": [c["count"], c["completed"], c["payload_bytes"], c["busy_s"]]
-        for c in recorder.cells()
+        for c in recorder.cells("setup")
     }
 
 
@@ -260,6 +261,37 @@ def phases(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
     cells = {f"{c['phase']} {c['op']}": [c["count"], c["completed"], c["payload_bytes"]] for c in recorder.cells()}
     recorder.set_phase("setup")
     return {key: cells.get(key) for key in ("step recv", "eval recv", "step send", "eval send")}
+
+
+@check
+def step(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
+    """One whole step: rank 0 comes late to an all-reduce that all wait for; another runs beside a computation."""
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+    again = dist.new_group([2 * (rank // 2), 2 * (rank // 2) + 1], use_local_synchronization=True)
+    recorder.label(again.group_name, "tp")
+    recorder.keep_steps()
+    dist.barrier()
+    recorder.set_phase("step")
+    recorder.begin_step(1)
+    with recorder.doing("data"):
+        time.sleep(0.02)
+    if rank == 0:
+        time.sleep(SLOW_S)
+    dist.all_reduce(tensor(rank))
+    work = dist.all_reduce(tensor(rank), group=mesh.get_group("dp"), async_op=True)
+    with recorder.doing("forward", 2, 3):
+        time.sleep(0.05)
+    work.wait()
+    dist.all_reduce(tensor(rank), group=again)
+    received = torch.empty(8)
+    for _ in range(2):
+        for work in (dist.isend(tensor(rank), rank ^ 1, again), dist.irecv(received, rank ^ 1, again)):
+            work.wait()
+    parts = recorder.end_step(1)
+    recorder.close_step()
+    recorder.set_phase("setup")
+    (log,) = recorder.take_steps()
+    return {"parts": parts, "told": timeline(recorder, log)}
 
 
 def model() -> nn.Sequential:

@@ -59,7 +59,7 @@ def poller() -> Iterator[DevicePoller]:
         native._set_default_backend(kind)
         plain = FakeProcessGroup._create_internal(options.group_rank, options.group_size)
         native._register_backend(torch.device("cpu"), kind, plain)
-        group = MeteredGroup(native, options.group_id, Recorder(rank=0), [torch.device("cpu")])
+        group = MeteredGroup(native, options.group_id, Recorder(rank=0), [torch.device("cpu")], range(2))
         group._poller = poller
         return group
 

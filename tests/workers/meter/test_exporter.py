@@ -15,9 +15,11 @@ from typing import Any
 import msgpack
 import pytest
 
+from contracts.codec import decode_frame
 from workers.meter import exporter as exporter_module
 from workers.meter.exporter import Exporter
 from workers.meter.recorder import Recorder
+from workers.meter.timeline import ITEM_BYTES
 
 
 class Supervisor:
@@ -85,6 +87,11 @@ def eventually(true: Callable[[], Any], timeout_s: float = 10) -> None:
         time.sleep(0.01)
 
 
+def eventually_some(found: Callable[[], list[Any]]) -> list[Any]:
+    eventually(found)
+    return found()
+
+
 @pytest.fixture
 def path() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:  # pytest's own paths are too long for a unix socket
@@ -116,6 +123,51 @@ def test_a_frame_carries_the_contract_and_only_the_cells_that_changed(path):
     }
     said = [[cell["op"] for cell in item["cells"]] for item in supervisor.of_kind("traffic")]
     assert said == [["all_reduce"], ["broadcast"]]
+    supervisor.kill()
+
+
+def test_steps_are_told_event_by_event_and_the_last_as_the_run_ends(path, monkeypatch):
+    for name in ("ALL_BYTES_PER_S", "MOST_BYTES_PER_S"):
+        monkeypatch.setattr(f"workers.meter.timeline.{name}", 2**40)  # all steps, however fast they come
+    supervisor, recorder = Supervisor(path), Recorder(rank=3)
+    exporter = Exporter(recorder, str(path), "job1", 2)
+    recorder.set_phase("step")
+    late = None
+    for step in range(1, 4):
+        recorder.begin_step(step)
+        recorder.issue("all_reduce", "0", 2, step)()
+        late = recorder.issue("all_gather", "0", 2, step)
+        if step < 3:
+            late()
+        with recorder.doing("forward", 0, 1):
+            pass
+        recorder.end_step(step)
+    eventually(lambda: len(supervisor.of_kind("timeline")) == 2)
+    assert exporter.close(5)
+    eventually(lambda: len(supervisor.of_kind("timeline")) == 3)
+    told = supervisor.of_kind("timeline")
+    assert [item["step"] for item in told] == [1, 2, 3]
+    assert [item["calls"]["payload_bytes"] for item in told] == [[1, 1], [2, 2], [3, 3]]
+    assert [item["calls"]["sequence"] for item in told] == [[1, 2], [3, 4], [5, 6]]
+    assert told[2]["calls"]["ended_us"][1] == round(told[2]["step_s"] * 1e6), "it had not ended"
+    for frame in supervisor.frames:
+        decode_frame(msgpack.packb(frame))
+    supervisor.kill()
+
+
+def test_a_step_too_long_for_one_entry_is_cut_to_fit(path):
+    supervisor, recorder = Supervisor(path), Recorder(rank=3)
+    exporter = Exporter(recorder, str(path), "job1", 2)
+    recorder.begin_step(1)
+    for _ in range(4000):
+        recorder.issue("reduce_scatter", "0", 2, 2**40)()
+        with recorder.doing("checkpoint", 0, 2**60):
+            pass
+    recorder.end_step(1)
+    assert exporter.close(5)
+    (told,) = eventually_some(lambda: supervisor.of_kind("timeline"))
+    assert len(msgpack.packb(told)) <= ITEM_BYTES
+    assert told["left_out"] == 8000 - len(told["calls"]["op"]) - len(told["spans"]["work"]) > 0
     supervisor.kill()
 
 
@@ -208,6 +260,7 @@ def test_a_full_queue_lets_steps_go_and_keeps_what_happens_once(path, monkeypatc
     supervisor = Supervisor(path)
     assert exporter.close(5)
     eventually(lambda: supervisor.of_kind("verdict"))
-    assert [item["kind"] for item in supervisor.items if item["kind"] != "step"] == ["phase", *["eval"] * 4, "verdict"]
+    said = [item["kind"] for item in supervisor.items if item["kind"] not in ("step", "gauge", "standing")]
+    assert said == ["phase", *["eval"] * 4, "verdict"]
     assert [item["step"] for item in supervisor.of_kind("step")] == [36, 37, 38, 39]
     supervisor.kill()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
+from workers.meter.completion import stand_still
 from workers.meter.recorder import Recorder
+from workers.meter.timeline import timeline
 
 
 def test_cells_sum_what_was_issued_and_what_completed():
@@ -99,6 +102,129 @@ def test_counters_stay_exact_when_many_threads_issue_and_complete():
     (cell,) = recorder.cells()
     assert (cell["count"], cell["completed"], cell["payload_bytes"]) == (40_000, 40_000, 120_000)
     assert len(recorder.drain()[0]) + recorder.dropped == 40_000
+
+
+def test_groups_of_the_same_ranks_are_told_apart_under_each_axis_by_the_order_they_were_made_in():
+    recorder = Recorder(rank=1)
+    groups = [recorder.join(name, [1, 3]) for name in ("a", "b", "c")]
+    other = recorder.join("d", [0, 1])
+    recorder.label("b", "dp")
+    recorder.label("c", "dp")
+    told = [recorder.identity(group) for group in (*groups, other)]
+    assert [(one["axis"], one["ranks"], one["nth"]) for one in told] == [
+        ("world", [1, 3], 0),
+        ("dp", [1, 3], 0),
+        ("dp", [1, 3], 1),
+        ("world", [0, 1], 0),
+    ]
+
+
+def test_a_group_that_torch_names_anew_keeps_its_numbers_and_a_new_one_of_its_name_does_not():
+    recorder = Recorder(rank=0)
+    group = recorder.join("early", [0, 1])
+    recorder.issue("all_reduce", "early", 2, 8)()
+    recorder.groups.rename(group, "late")
+    assert recorder.issue("all_reduce", "late", 2, 8).number == 2
+    recorder.join("late", [0, 1])
+    assert recorder.issue("all_reduce", "late", 2, 8).number == 1
+
+
+def test_sends_and_receives_are_numbered_by_the_rank_at_the_other_end_and_no_collective():
+    recorder = Recorder(rank=4)
+    group = recorder.join("pp", [4, 6, 8])
+    ops = [("send", 1), ("send", 2), ("send", 1), ("recv", 1), ("barrier", None)]
+    issued = [recorder.issue(op, "pp", 3, 8, peer=peer) for op, peer in ops]
+    assert [(pending.peer, pending.number) for pending in issued] == [(6, 1), (8, 1), (6, 2), (6, 1), (-1, 1)]
+    assert (group.issued, group.ended, len(group.flying)) == (1, 0, 5)
+    for pending in issued:
+        pending()
+    assert (group.issued, group.ended, len(group.flying)) == (1, 1, 0)
+
+
+def in_step(recorder: Recorder) -> None:
+    recorder.set_phase("step")
+    recorder.begin_step(1)
+
+
+def test_what_flies_at_the_same_time_is_hidden_once(monkeypatch):
+    now = iter(range(100))
+    recorder = Recorder(rank=0)
+    in_step(recorder)
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(now)))
+    first = recorder.issue("all_reduce", "0", 2, 8)  # at 0
+    second = recorder.issue("all_reduce", "0", 2, 8)  # at 1
+    second.complete(0.0)  # at 2
+    first.complete(0.0)  # at 3
+    recorder.issue("recv", "0", 2, 8, peer=1)  # one posted ahead: who knows when it began to travel
+    parts = recorder.end_step(1)
+    assert (parts["hidden"], parts["exposed"]) == ({"world": 3.0}, {})
+
+
+def test_what_the_training_thread_stood_still_for_is_exposed_and_the_rest_hidden(monkeypatch):
+    now = iter([0.0, 10.0, 20.0, 20.0])
+    recorder = Recorder(rank=0)
+    in_step(recorder)
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    pending = recorder.issue("all_reduce", "0", 2, 8)  # from 0
+    stand_still(pending, 0, lambda: None)  # 10 to 20
+    monkeypatch.undo()
+    parts = recorder.end_step(1)
+    assert (pending.blocked_s, parts["hidden"], parts["exposed"]) == (10.0, {"world": 10.0}, {"world": 10.0})
+    in_step(recorder)
+    assert recorder.end_step(2)["exposed"] == {}, "each step has its own"
+
+
+def test_a_thread_beside_training_stands_still_for_nobody():
+    recorder = Recorder(rank=0)
+    in_step(recorder)
+    pending = recorder.issue("send", "0", 2, 8, peer=1)
+    thread = threading.Thread(target=lambda: stand_still(pending, 0, lambda: None))
+    thread.start()
+    thread.join()
+    assert recorder.end_step(1)["exposed"] == {}
+    assert recorder.cells()[0]["completed"] == 1
+
+
+def test_what_is_issued_outside_a_step_is_no_part_of_one():
+    recorder = Recorder(rank=0)
+    in_step(recorder)
+    recorder.set_phase("proof")
+    stand_still(recorder.issue("all_reduce", "0", 2, 8), 0, lambda: None)
+    assert recorder.end_step(1) == {"data": 0.0, "optimizer": 0.0, "exposed": {}, "hidden": {}}
+
+
+def test_a_step_is_kept_up_to_the_next_and_says_what_it_left_out(monkeypatch):
+    monkeypatch.setattr("workers.meter.recorder.MOST_CALLS", 3)
+    monkeypatch.setattr("workers.meter.steps.MOST_CALLS", 2)
+    recorder = Recorder(rank=7)
+    recorder.keep_steps()
+    in_step(recorder)
+    for _ in range(5):
+        recorder.issue("all_reduce", "0", 2, 8)()
+    recorder.end_step(1)
+    for _ in range(3):
+        with recorder.doing("eval"):
+            pass
+    assert recorder.take_steps() == []
+    recorder.begin_step(2)  # which never ends
+    (log,) = recorder.take_steps()
+    told = timeline(recorder, log)
+    assert (told["step"], told["left_out"], told["calls"]["sequence"]) == (1, 2 + 1, [1, 2, 3])
+    assert told["spans"]["work"] == ["eval", "eval"]
+    assert abs(told["began"] - time.time()) < 60
+    assert len(timeline(recorder, log, most=1)["calls"]["op"]) == 1
+    assert timeline(recorder, log, most=1)["left_out"] == 6
+    recorder.close_step()
+    assert recorder.take_steps() == []
+
+
+def test_steps_that_nobody_takes_are_bounded():
+    recorder = Recorder(rank=0)
+    recorder.keep_steps()
+    for step in range(1, 100):
+        recorder.begin_step(step)
+        recorder.end_step(step)
+    assert [log.step for log in recorder.take_steps()] == list(range(91, 99))
 
 
 @pytest.mark.parametrize(

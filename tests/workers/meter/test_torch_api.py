@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from workers.meter.completion import FORWARDED, CompletedOnWait
+from workers.meter.completion import FORWARDED, WaitedFor, WaitedForOnDevice
 from workers.meter.group import BARRIERS, METERED, MeteredGroup
 from workers.torch_private import CHECKED_ON
 
@@ -73,4 +73,5 @@ def test_a_work_completed_on_wait_answers_like_the_work_it_wraps():
     boxing = {"_pybind11_conduit_v1_", "boxed", "unbox"}
     assert methods(dist.Work) == {*FORWARDED, "wait", *boxing}
     for method in (*FORWARDED, "wait"):
-        assert getattr(CompletedOnWait, method) is not getattr(dist.Work, method), method
+        for wrapper in (WaitedFor, WaitedForOnDevice):
+            assert getattr(wrapper, method) is not getattr(dist.Work, method), method

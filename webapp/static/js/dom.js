@@ -62,3 +62,19 @@ export function eachFrame(draw) {
     requestAnimationFrame(run);
   };
 }
+
+/** `draw` at once, and then at most every so many milliseconds; the last state is always drawn. */
+export function notMoreOftenThan(milliseconds, draw) {
+  let timer = null;
+  let wanted = false;
+  const rest = () => {
+    timer = null;
+    if (wanted) run();
+  };
+  const run = () => {
+    wanted = false;
+    draw();
+    timer = setTimeout(rest, milliseconds);
+  };
+  return () => (timer === null ? run() : (wanted = true));
+}

@@ -17,7 +17,8 @@ function showTimeline(history) {
     const attempt = change.attempt > 1 ? ` (attempt ${change.attempt})` : "";
     return el("li", { title: change.reason || null }, el("b", {}, change.status), `${attempt} `, time(change.at));
   });
-  $("timeline").replaceChildren(...lines);
+  $("states").replaceChildren(...lines);
+  $("states").scrollLeft = $("states").scrollWidth; // of many attempts the last is in sight
 }
 
 function ending(job) {
@@ -30,7 +31,9 @@ function ending(job) {
   head.append(exit?.reason || job.history.at(-1)?.reason || "the run ended without a report");
   if (facts.length > 0) head.append(` (${facts.join(", ")})`);
   const tail = BAD.has(job.status) ? (exit?.log_tail ?? []) : [];
-  return [head, ...(tail.length > 0 ? [el("pre", { tabIndex: 0 }, tail.map(plain).join("\n"))] : [])];
+  if (tail.length === 0) return [head];
+  const last = tail.map(plain).findLast((line) => line.trim() !== "") ?? "";
+  return [head, el("details", {}, el("summary", {}, "Last lines: ", el("code", {}, last.trim())), el("pre", { tabIndex: 0 }, tail.map(plain).join("\n")))];
 }
 
 function showNotice(job) {

@@ -2,6 +2,7 @@
 (() => {
   const KEY = "meshboard-theme";
   const root = document.documentElement;
+  root.dataset.script = "on"; // what only a script can open starts closed, without a jump
   let saved = null;
   try {
     saved = localStorage.getItem(KEY);

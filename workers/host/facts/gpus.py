@@ -40,6 +40,15 @@ class Gpus:
     def use(self) -> list[GpuUse]:
         return [self._use_of(handle) for handle in self._handles]
 
+    def clocks(self) -> list[float | None]:
+        """MHz of the processors, None of one that does not tell."""
+        nvml = self._nvml
+
+        def asked(handle: Any) -> float | None:
+            return self._asked(lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
+
+        return [asked(handle) for handle in self._handles]
+
     def versions(self) -> dict[str, str]:
         """Of the driver, and the newest CUDA that it takes."""
         if not self._handles:

@@ -19,7 +19,7 @@ from typing import Literal
 from contracts.control import AttemptReport, ExitReport, Outcome
 from contracts.gangs import node_of, ranks_here
 from contracts.names import SAVE_FILE
-from contracts.telemetry import Item
+from contracts.telemetry import GaugeItem, Item, StartItem
 from workers.host.apart.identity import user_of
 from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir
 from workers.host.files import write_json
@@ -29,14 +29,17 @@ from workers.host.supervisor.board import Board
 from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.ending import Ended, exit_report, read_failure, saved_words, steps_of
 from workers.host.supervisor.gang import NotReadyError, gathered, meet
+from workers.host.supervisor.gauges import HostGauge, slots_of
 from workers.host.supervisor.lease import Lease
 from workers.host.supervisor.line import GangLine, LineError, Ready
 from workers.host.supervisor.line.over_redis import RedisLine
 from workers.host.supervisor.publish import Publisher
+from workers.host.supervisor.ranks import Ranks
 from workers.host.supervisor.serve import Telemetry
 from workers.host.supervisor.tail import LogTail
 from workers.host.supervisor.tally import Tally
 from workers.host.supervisor.tasks import cancelled, steadily
+from workers.host.supervisor.timelines import Timelines
 from workers.host.supervisor.training import Training
 
 log = logging.getLogger(__name__)
@@ -61,6 +64,8 @@ class Supervisor:
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
         self.tail = LogTail(attempt.logs, ranks_here(self.order), settings.log_bytes, owners)
         self.board, self.tally, self.clock = Board(), Tally(ranks_here(self.order)[0]), BoardClock()
+        self.timelines = Timelines(ranks_here(self.order), self.board.add_step)
+        self.ranks = Ranks(self._add)
         self.line = line
         self.publisher = Publisher(attempt.job, attempt.attempt, self.board, self.line, settings.name, self.clock)
         self.lease = Lease(self.order)
@@ -73,7 +78,7 @@ class Supervisor:
 
     async def run(self) -> Outcome:
         """How it ended, when the board was told."""
-        started = time.time()
+        started = self._claimed = time.time()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._shut_down)
         self.folder.mkdir(mode=0o700)
@@ -98,7 +103,7 @@ class Supervisor:
         user = self.settings.job_user
         self.folder.chmod(0o700 if user is None else 0o711)
         address = self.folder / "telemetry"
-        telemetry = Telemetry(self.order, self._take, self.board.lose)
+        telemetry = Telemetry(self.order, self._take, self.board.lose, self.ranks.heard)
         server = await telemetry.start(address, None if user is None else user.uid)
         self.training = Training(self.attempt, self.order, self.settings, str(address))
         await self.training.start()
@@ -106,11 +111,18 @@ class Supervisor:
         if self.ended_by is not None:
             self._stop()
         tail = asyncio.create_task(self._tail_forever())
+        spawned = time.time()
         await self._set_clock()  # before anything is told
+        self._add(StartItem(kind="start", rank=-1, time=self._claimed, stage="claimed"))
+        self._add(StartItem(kind="start", rank=-1, time=spawned, stage="spawned"))
+        slots = slots_of(ranks_here(self.order), self.order["slots"])
+        HostGauge(slots, with_gpus=self.settings.device == "cuda").start(self._add_all)
         regular = (
             (self.publisher.send, BATCH_S),
             (self._report_if_heard, HEARTBEAT_S),
             (self._see_cancel, POLL_S),
+            (self._see_wanted, POLL_S),
+            (self.ranks.look, POLL_S),
             (self._set_clock, CLOCK_S),
         )
         others = [asyncio.create_task(steadily(work, pause_s)) for work, pause_s in regular]
@@ -122,6 +134,7 @@ class Supervisor:
         await asyncio.wait([tail], timeout=LAST_LINES_S)
         await cancelled([*others, tail])
         server.close()
+        self.timelines.finish()
         return code
 
     async def _meet(self) -> None:
@@ -158,14 +171,27 @@ class Supervisor:
 
     async def _take(self, items: list[Item]) -> None:
         for item in items:
-            item["time"] += self.clock.offset_s
-            self.tally.add(item)
-            self.board.add(item)
+            if item["kind"] == "timeline":
+                item["time"] += self.clock.offset_s
+                self.timelines.add(item)
+                continue
+            self.ranks.take(item)
+            self._add(item)
         if self.tally.training and not self.attempt.running.exists():
             self.attempt.running.touch()
             await self._report_if_heard()
         elif any(item["kind"] == "checkpoint" for item in items):  # what a later attempt must go on from
             await self._report_if_heard()
+
+    def _add(self, item: Item) -> None:
+        """Take an item whose time is this host's."""
+        item["time"] += self.clock.offset_s
+        self.tally.add(item)
+        self.board.add(item)
+
+    def _add_all(self, items: list[GaugeItem]) -> None:
+        for item in items:
+            self._add(item)
 
     async def _tail_forever(self) -> None:
         """In a thread: a disk may block, and the ranks' records and the cancel flag must not wait for it."""
@@ -176,8 +202,7 @@ class Supervisor:
             over = self._over.is_set()
             try:
                 for item in await asyncio.to_thread(self.tail.read, final=over):
-                    item["time"] += self.clock.offset_s
-                    self.board.add(item)
+                    self._add(item)
             except OSError as error:
                 log.warning("cannot read the logs: %s", error)
 
@@ -208,6 +233,10 @@ class Supervisor:
             self.lease.renew()
         if self.lease.over():
             self._end("lost", self.lease.words())
+
+    async def _see_wanted(self) -> None:
+        with contextlib.suppress(LineError):
+            self.timelines.want(await self.line.wanted())
 
     async def _say_goodbye(self) -> None:
         """Deliver the rest and the exit. If the board stays away the host worker repeats the exit report."""

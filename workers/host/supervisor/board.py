@@ -10,13 +10,15 @@ from typing import NamedTuple
 import msgpack
 
 from contracts.codec import BATCH_BYTES
-from contracts.telemetry import Cell, GapItem, Item, LogItem, TrafficItem
+from contracts.telemetry import Cell, GapItem, Item, LogItem, TimelineItem, TrafficItem
 from workers.host.supervisor.tally import MAX_CELLS, CellKey, cell_key
+from workers.host.supervisor.timelines import StepLane
 
 MAX_WAITING = 20_000  # items that are no logs
 WAITING_BYTES = 16 * 2**20  # of these
 LOG_BYTES = 4 * 2**20  # of log lines that wait
 LATE_LOG_BYTES = 256 * 2**10  # of these, once they come faster than they may be sent
+STEPS_BYTES = 4 * 2**20  # of steps told event by event
 SEGMENT_BYTES = 32 * 2**10  # of log lines in one item
 ENVELOPE_BYTES = 1024  # of a batch around its items, with a gap
 MOST_BYTES = BATCH_BYTES - ENVELOPE_BYTES  # of one item
@@ -61,9 +63,10 @@ class Load(NamedTuple):
 
 
 class Board:
-    """Three lanes. Traffic cells are cumulative: a newer one replaces an older one, so they are thinned and nothing
-    is lost. Log lines wait by rank; the oldest go first and are counted as `skipped`. Everything else waits in order;
-    the oldest go first and are counted as a gap."""
+    """Four lanes. Traffic cells are cumulative: a newer one replaces an older one, so they are thinned and nothing
+    is lost. Log lines wait by rank; the oldest go first and are counted as `skipped`. Steps event by event come last;
+    the oldest go whole, uncounted: they are samples. Everything else waits in order; the oldest go first and are
+    counted as a gap."""
 
     def __init__(self) -> None:
         self._others: deque[Sized] = deque()
@@ -74,9 +77,14 @@ class Board:
         self._skipped: dict[int, int] = {}  # lines dropped with none of their rank waiting behind them
         self._traffic: dict[int, dict[CellKey, Cell]] = {}
         self._dropped: dict[int, int] = {}
+        self._steps = StepLane(STEPS_BYTES)
+
+    def add_step(self, items: list[TimelineItem]) -> None:
+        """Take the checked items of one step, of which none is alone."""
+        self._steps.add(item for item in items if _size(item) <= MOST_BYTES)
 
     def add(self, item: Item) -> None:
-        """Take one checked item."""
+        """Take one checked item, no timeline."""
         if item["kind"] == "traffic":
             self._dropped[item["rank"]] = item["dropped"]
             self._add_cells(item["rank"], item["cells"])
@@ -121,9 +129,12 @@ class Board:
                 items.append(TrafficItem(kind="traffic", rank=rank, time=now, cells=cells, dropped=dropped))
         logs, log_size = self._take_logs(min(left, log_room))
         items += logs
+        left -= log_size
+        steps, step_size = self._steps.take(left)
+        items += steps
         if not items:
             return None
-        return Load(items, room - left + log_size, log_size)
+        return Load(items, room - left + step_size, log_size)
 
     def give_back(self, load: Load) -> None:
         """It could not be sent: it waits again, before what came since."""
@@ -137,6 +148,8 @@ class Board:
                 size = _size(item)
                 self._logs.setdefault(item["rank"], Lane()).append_left(item, size)
                 self._log_bytes += size
+            elif item["kind"] == "timeline":
+                self._steps.give_back(item)
             else:
                 size = _size(item)
                 self._others.appendleft(Sized(item, size))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -31,9 +32,14 @@ class Telemetry:
     """Hands items that fit to `take`; `refused` hears how many did not, a frame that is none being one."""
 
     def __init__(
-        self, order: LaunchOrder, take: Callable[[list[Item]], Awaitable[None]], refused: Callable[[int], None]
+        self,
+        order: LaunchOrder,
+        take: Callable[[list[Item]], Awaitable[None]],
+        refused: Callable[[int], None],
+        heard: Callable[[int, int], None] = lambda _rank, _pid: None,
     ) -> None:
-        self._order, self._take, self._refused = order, take, refused
+        """`heard` is told which rank spoke, and which process it is."""
+        self._order, self._take, self._refused, self._heard = order, take, refused, heard
         self._most = 2 * len(order["slots"]) + SPARE_CONNECTIONS
         self._open = self._num_refused = 0
         self._bucket = Bucket(READ_BYTES_PER_S, READ_BURST)
@@ -51,7 +57,7 @@ class Telemetry:
         self._open += 1
         try:
             if self._open <= self._most:
-                await self._listen(reader)
+                await self._listen(reader, _peer(writer))
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass  # the sender went, or stopped in the middle of a frame
         except BadMessageError as error:
@@ -61,7 +67,7 @@ class Telemetry:
             self._open -= 1
             writer.close()
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
+    async def _listen(self, reader: asyncio.StreamReader, pid: int) -> None:
         while True:
             (size,) = struct.unpack(">I", await reader.readexactly(4))
             if size > FRAME_BYTES:
@@ -71,6 +77,7 @@ class Telemetry:
                     body = await reader.readexactly(size)
             told, problems = salvage_frame(body)
             frame = self._checked(told)
+            self._heard(frame["rank"], pid)
             if problems:
                 self._refuse(f"items of rank {frame['rank']} were dropped", problems[0], len(problems))
             await self._take(frame["items"])
@@ -96,3 +103,10 @@ class Telemetry:
             if item["kind"] == "gap" or item["kind"] == "log" or item["rank"] not in told:
                 raise BadMessageError(f"rank {frame['rank']} sent a {item['kind']} that is not its own to send")
         return frame
+
+
+def _peer(writer: asyncio.StreamWriter) -> int:
+    """The process at the other end, as the kernel knows it."""
+    told = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", told)[0]
+    return pid

@@ -163,8 +163,11 @@ class Chunks(Protocol):
     def forward(self, chunk: int, micro_batch: int, hidden: torch.Tensor | None) -> torch.Tensor:
         """Hidden states, or the loss on the last chunk; `hidden` is None on the first."""
 
-    def before_backward(self, chunk: int, micro_batch: int, *, last: bool, split: bool) -> None:
-        """`last` of the chunk in this step; `split`: only gradients of inputs."""
+    def backward(
+        self, action: Action, output: torch.Tensor, gradient: torch.Tensor | None, *, last: bool, split: bool
+    ) -> None:
+        """From the gradient of `output`, None on the last chunk. `last` of the chunk in this step; `split`: only
+        gradients of inputs."""
 
     def weights(self, chunk: int, micro_batch: int, *, last: bool) -> None:
         """The weight gradients that a split backward left."""
@@ -196,8 +199,7 @@ class Pipeline:
             if kind != "W":
                 hidden, output = pending.pop((chunk, i))
                 gradient = self._take(Message("B", chunk, i)) if chunk < self._last_chunk else None
-                chunks.before_backward(chunk, i, last=last, split=self._splits)
-                torch.autograd.backward(output, gradient)
+                chunks.backward(action, output, gradient, last=last, split=self._splits)
                 if hidden is not None:
                     assert hidden.grad is not None
                     self._give(Message("B", chunk - 1, i), hidden.grad)

@@ -14,10 +14,10 @@ const FONT = "12px system-ui, sans-serif";
 
 export function axis(label, values, size) {
   return {
-    label,
+    label: label ?? undefined,
     values,
     size,
-    labelSize: 18,
+    labelSize: label ? 18 : 0,
     labelGap: 2,
     labelFont: FONT,
     font: FONT,

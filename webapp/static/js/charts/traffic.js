@@ -1,74 +1,50 @@
-// Bytes a second of each rank over time. Up to 16 ranks have lines of their own.
-import uPlot from "../../vendor/uplot/uPlot.esm.js";
-import { byteRate, exactTime } from "../format.js";
-import { MARKERS, axis, color, keepFitting } from "./theme.js";
+// Bytes a second over time: a line for each of up to 16 ranks, or all ranks together, stacked by axis.
+import { byAxis } from "../collectives.js";
+import { byteRate } from "../format.js";
+import { plot } from "./plot.js";
 
-const HEIGHT = 300;
 export const MOST_LINES = 16;
 
-export function trafficChart(container) {
-  let chart = null;
-  let shown = "";
-  let data = [[]];
-  let ranks = [];
+export function trafficChart(container, page) {
+  const options = { height: 184, label: "payload bytes/s", values: byteRate, value: byteRate, size: 80 };
+  return plot(container, page, options);
+}
 
-  function build() {
-    chart?.destroy();
-    const options = {
-      width: Math.max(200, Math.floor(container.clientWidth)),
-      height: HEIGHT,
-      cursor: { drag: { x: false, y: false } },
-      legend: { markers: MARKERS },
-      padding: [null, 32, null, null], // the last time stands half beyond the last point
-      scales: { x: { time: true }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
-      axes: [{ ...axis(`time of day (${zone()})`, clockTicks, 50), incrs: TIME_STEPS, space: 72 }, axis("payload bytes per second", rates, 84)],
-      series: [
-        { label: "time", value: (_, value) => (value === null ? "–" : exactTime(new Date(value * 1000))) },
-        ...ranks.map((rank, index) => ({
-          label: `rank ${rank}`,
-          stroke: color(`--series-${index % MOST_LINES}`),
-          width: 1.5,
-          dash: index % 2 ? [6, 3] : undefined, // ranks of one group often send the same: both stay visible
-          points: { show: false },
-          value: (_, value) => (value === null ? "–" : byteRate(value)),
-        })),
-      ],
-    };
-    chart = new uPlot(options, data, container);
+/** Columns and lines of the chart. `filling`: the last bin is not over, and would read as a drop. */
+export function trafficLines(bins, by, accepts, filling) {
+  const found = by === "axis" ? stacked(bins, accepts) : ofRanks(bins, accepts);
+  if (filling) {
+    for (const column of found.columns) column.pop();
+    for (const line of found.lines) line.own?.pop();
   }
-
-  keepFitting(container, () => chart && build(), () => chart);
-  return (bins, wanted, accepts, filling) => {
-    ranks = wanted;
-    data = [bins.times(), ...ranks.map((rank) => bins.rate(rank, accepts))];
-    // A bin that is still filling would read as a drop.
-    if (filling) for (const row of data) row.pop();
-    if (data[0].length === 0) return;
-    container.querySelector(".waiting")?.remove();
-    if (!chart || shown !== ranks.join()) build();
-    else chart.setData(data);
-    shown = ranks.join();
-  };
+  return found;
 }
 
-const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600];
-const ticksFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const dayFormat = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
-
-/** The time of day; the first tick of each day has its date below. */
-function clockTicks(_, ticks) {
-  let day = "";
-  return ticks.map((tick) => {
-    const date = new Date(tick * 1000);
-    const before = day;
-    day = dayFormat.format(date);
-    return day === before ? ticksFormat.format(date) : `${ticksFormat.format(date)}\n${day}`;
-  });
+function ofRanks(bins, accepts) {
+  const ranks = [...bins.rows.keys()].sort((a, b) => a - b).slice(0, MOST_LINES);
+  const lines = ranks.map((rank, index) => ({
+    label: `rank ${rank}`,
+    token: `--series-${index}`,
+    dash: index % 2 ? [6, 3] : undefined, // ranks of one group often send the same: both stay visible
+  }));
+  return { columns: [bins.times(), ...ranks.map((rank) => bins.rate(rank, accepts))], lines };
 }
 
-function zone() {
-  const parts = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(new Date());
-  return parts.find((part) => part.type === "timeZoneName").value;
+/** The topmost line is the sum of all axes; the legend tells each axis' own. */
+function stacked(bins, accepts) {
+  const keys = [...bins.rows.values()].flatMap((row) => [...row.keys()]);
+  const axes = [...new Set(keys.filter(accepts).map((key) => key.split("/")[0]))].sort(byAxis);
+  const own = axes.map((axis) => sumOfRanks(bins, (key) => key.startsWith(`${axis}/`) && accepts(key)));
+  const height = new Array(bins.length).fill(0);
+  const tops = own.map((values) => values.map((value, bin) => (value === null ? null : (height[bin] += value))));
+  const lines = axes.map((axis, index) => ({ label: axis, token: `--axis-${axis}`, fill: true, own: own[index] }));
+  return { columns: [bins.times(), ...tops.reverse()], lines: lines.reverse() };
 }
 
-const rates = (_, ticks) => ticks.map((tick) => byteRate(tick));
+function sumOfRanks(bins, accepts) {
+  const sums = new Array(bins.length).fill(0);
+  for (const rank of bins.rows.keys()) {
+    bins.rate(rank, accepts).forEach((value, bin) => (sums[bin] = value === null ? null : (sums[bin] ?? 0) + value));
+  }
+  return sums;
+}

@@ -28,6 +28,9 @@ class Line(Protocol):
     async def cancelled(self) -> bool:
         """Is the attempt to end?"""
 
+    async def wanted(self) -> frozenset[int]:
+        """Steps that somebody asked to see event by event; none where the board cannot say."""
+
     async def renew(self) -> None:
         """After the last batch: what was published lives on for as long as it may."""
 

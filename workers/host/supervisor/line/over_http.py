@@ -97,6 +97,10 @@ class HttpLine:
         """Never by the board: what it launched through another engine gives way there."""
         return False
 
+    async def wanted(self) -> frozenset[int]:
+        """Nobody can ask a run elsewhere: the board's answers do not tell."""
+        return frozenset()
+
     async def renew(self) -> None:
         """Nothing published is on its way any more."""
         await self._settle()

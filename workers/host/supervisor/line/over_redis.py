@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from contracts.codec import encode_event
 from contracts.control import VERSION, AttemptEvent, AttemptReport
-from contracts.names import cancel_key, events_stream, gang_key, save_key, telemetry_stream
+from contracts.names import cancel_key, events_stream, gang_key, save_key, telemetry_stream, wanted_key
 from contracts.signing import entry
 from workers.host.attempts import AttemptDir
 from workers.host.reporter import EVENTS_KEPT
@@ -39,6 +39,7 @@ class RedisLine:
         self._gang = gang_key(attempt.job, attempt.attempt)
         self._cancel = cancel_key(attempt.job, attempt.attempt)
         self._save = save_key(attempt.job, attempt.attempt)
+        self._wanted = wanted_key(attempt.job, attempt.attempt)
         self._entries: deque[tuple[str, int]] = deque()  # what we put into the stream: id and bytes
         self._num_bytes = self._number = 0
         self._renew_at = 0.0
@@ -72,6 +73,11 @@ class RedisLine:
     async def asked_to_save(self) -> bool:
         with _told():
             return bool(await self._redis.exists(self._save))
+
+    async def wanted(self) -> frozenset[int]:
+        with _told():
+            told: Any = await self._redis.smembers(self._wanted)
+            return frozenset(int(step) for step in told if step.isdigit())
 
     async def renew(self) -> None:
         """A stream that was lost and begun anew since `_renew_in_time` expires too."""

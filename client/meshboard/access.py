@@ -1,0 +1,69 @@
+"""Which board, and with which token: from the environment, else from a file that only its owner reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Access(NamedTuple):
+    """A board's address and a REST token for it."""
+
+    url: str
+    token: str
+
+
+class NoAccessError(Exception):
+    """Nobody said which board, or with which token."""
+
+
+def kept() -> Path:
+    """The file that `meshboard login` writes."""
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return base / "meshboard" / "login.json"
+
+
+def find() -> Access:
+    """MESHBOARD_URL and MESHBOARD_TOKEN, either of which stands in for what was kept.
+
+    Raises:
+        NoAccessError: with what to do.
+    """
+    told = _read(kept())
+    url = os.environ.get("MESHBOARD_URL") or told.get("url", "")
+    token = os.environ.get("MESHBOARD_TOKEN") or (told.get("token", "") if url == told.get("url", "") else "")
+    if not url or not token:
+        missing = "MESHBOARD_URL" if not url else "MESHBOARD_TOKEN"
+        raise NoAccessError(f"no board: run 'meshboard login URL', or set {missing}")
+    return Access(url, token)
+
+
+def keep(access: Access) -> Path:
+    """For the next commands; mode 0600."""
+    file = kept()
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    new = file.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        json.dump(access._asdict(), out)
+    new.replace(file)
+    return file
+
+
+def forget() -> bool:
+    """Whether anything was kept."""
+    known = kept().exists()
+    kept().unlink(missing_ok=True)
+    return known
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        told = json.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise NoAccessError(f"{file} cannot be read: {error}; run 'meshboard login URL' again") from None
+    return {name: str(value) for name, value in told.items()} if isinstance(told, dict) else {}

@@ -1,0 +1,49 @@
+"""Specs as YAML or JSON, from a file or from standard input, with fields set on the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class FileError(Exception):
+    """What cannot be read, in words that name the file or the field."""
+
+
+def spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """The spec in a file (`-`: standard input), each `layout.dp=2` of `changes` set in it.
+
+    Raises:
+        FileError: it cannot be read, or is no mapping.
+    """
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text()
+        found = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{name}: {error}") from None
+    except yaml.YAMLError as error:
+        raise FileError(f"{name} is neither YAML nor JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise FileError(f"{name}: a spec is a mapping, this is {type(found).__name__}")
+    for change in changes:
+        _set(found, change)
+    return found
+
+
+def _set(found: dict[str, Any], change: str) -> None:
+    path, equals, value = change.partition("=")
+    if not equals or not all(path.split(".")):
+        raise FileError(f"--set {change!r}: expected FIELD=VALUE, such as layout.dp=2")
+    *above, name = path.split(".")
+    for part in above:
+        found = found.setdefault(part, {})
+        if not isinstance(found, dict):
+            raise FileError(f"--set {change!r}: {part!r} has no fields")
+    try:
+        found[name] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise FileError(f"--set {change!r}: {error}") from None

@@ -1,0 +1,7 @@
+"""Whether a run stays within limits, against a baseline or by themselves: for CI."""
+
+from meshboard.gate.judge import Row, judge
+from meshboard.gate.limits import Limit, LimitError, parse
+from meshboard.gate.measures import Run, UnknownError, run_of
+
+__all__ = ["Limit", "LimitError", "Row", "Run", "UnknownError", "judge", "parse", "run_of"]

@@ -1,0 +1,113 @@
+"""What a finished job measured, by name.
+
+bytes, bytes.AXIS, bytes.AXIS.OP   payload bytes of a step, all ranks together
+calls, calls.AXIS, calls.AXIS.OP   collectives of a step, all ranks together
+step_time                          seconds, the median of rank 0's steps without its first ones
+tokens_per_s                       of the last steps
+peak_memory                        bytes, of the fullest rank
+loss@STEP, loss                    training loss after a step; after the last
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+TRAFFIC = re.compile(r"(bytes|calls)(\.[^.]+)?(\.[^.]+)?")
+UNITS = {"bytes": "B", "calls": "", "step_time": "s", "tokens_per_s": "tokens/s", "peak_memory": "B", "loss": ""}
+
+
+class UnknownError(Exception):
+    """A run does not tell what was asked for, in words."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's figures. `sent` and `calls` are of a step, by (axis, op); None where its ranks told none."""
+
+    name: str
+    step_time: float | None = None
+    tokens_per_s: float | None = None
+    peak_memory: float | None = None
+    losses: Mapping[int, float] = field(default_factory=dict)
+    sent: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    calls: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    planned: tuple[int, int] | None = None  # bytes and calls that were not as predicted; None: nothing was compared
+
+    def value(self, measure: str) -> float:
+        """Raises UnknownError."""
+        if TRAFFIC.fullmatch(measure):
+            return self._traffic(measure)
+        if measure == "loss" or measure.startswith("loss@"):
+            return self._loss(measure)
+        found: float | None = {
+            "step_time": self.step_time,
+            "tokens_per_s": self.tokens_per_s,
+            "peak_memory": self.peak_memory,
+        }[measure]
+        if found is None:
+            raise UnknownError(f"{self.name} tells no {measure}")
+        return found
+
+    def _traffic(self, measure: str) -> float:
+        kind, *wanted = measure.split(".")
+        table = self.sent if kind == "bytes" else self.calls
+        if not table:
+            raise UnknownError(f"{self.name} tells no {kind}: its ranks counted no step")
+        return sum(value for key, value in table.items() if list(key)[: len(wanted)] == wanted)
+
+    def _loss(self, measure: str) -> float:
+        if not self.losses:
+            raise UnknownError(f"{self.name} tells no loss")
+        step = max(self.losses) if measure == "loss" else int(measure.removeprefix("loss@"))
+        if step not in self.losses:
+            near = min(self.losses, key=lambda told: abs(told - step))
+            raise UnknownError(f"{self.name} tells no loss at step {step}; the nearest it tells is at {near}")
+        return self.losses[step]
+
+
+def unit_of(measure: str) -> str:
+    return UNITS[re.split(r"[.@]", measure)[0]]
+
+
+def run_of(told: Mapping[str, Any]) -> Run:
+    """The figures of a job as `GET /jobs/ID` tells it.
+
+    Raises:
+        UnknownError: it has not ended well.
+    """
+    name = f"job {told.get('name') or told.get('id')}"
+    if told.get("status") != "succeeded":
+        raise UnknownError(f"{name} is {told.get('status')}: only a run that succeeded has figures to hold to")
+    summary = (told.get("exit") or {}).get("summary") or {}
+    steps = summary.get("ran_steps", summary.get("steps", 0))
+    sent, calls = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for cells in (summary.get("cells") or {}).values():
+        for cell in cells:
+            if cell["phase"] == "step":
+                sent[cell["axis"], cell["op"]] += cell["payload_bytes"]
+                calls[cell["axis"], cell["op"]] += cell["count"]
+    peaks = summary.get("peak_bytes") or {}
+    return Run(
+        name=name,
+        step_time=(summary.get("measured") or {}).get("step_s"),
+        tokens_per_s=summary.get("tokens_per_s"),
+        peak_memory=max(peaks.values()) if peaks else None,
+        losses={point["step"]: point["loss"] for point in summary.get("losses") or []},
+        sent={key: value / steps for key, value in sent.items()} if steps else {},
+        calls={key: value / steps for key, value in calls.items()} if steps else {},
+        planned=_apart(summary.get("verdict") or {}),
+    )
+
+
+def _apart(verdicts: Mapping[str, Any]) -> tuple[int, int] | None:
+    rows = [row for rank in verdicts.values() for row in rank]
+    if not rows:
+        return None
+    return (
+        sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows),
+        sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows),
+    )

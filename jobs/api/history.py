@@ -1,0 +1,115 @@
+"""REST for what attempts sent: what is kept, tables of it to read or to keep, and all that the job page shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import FileResponse, HttpResponseBase, QueryDict
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.access import find_job
+from jobs.api import schema
+from jobs.api.listing import BadParameterError
+from jobs.api.views import refusals, refuse
+from jobs.history import answers
+from jobs.history.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, Asked, asked
+from jobs.history.folder import GoneError
+from jobs.history.snapshot import snapshot
+from jobs.history.tables import TABLES
+from jobs.models import Job
+from planner.facts.spec import SpecError
+
+RANGES = {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}
+TIME = {"type": "number", "minimum": 0, "exclusiveMaximum": 2**40}
+ATTEMPT = OpenApiParameter(
+    "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="by default the current one"
+)
+TABLE = OpenApiParameter("table", str, OpenApiParameter.PATH, enum=list(TABLES))
+PARAMETERS = [
+    TABLE,
+    ATTEMPT,
+    OpenApiParameter("from", TIME, description="unix seconds"),
+    OpenApiParameter("to", TIME, description="unix seconds"),
+    OpenApiParameter("steps", RANGES, description='as "0,3,8-15"; of tables that know steps'),
+    OpenApiParameter("ranks", RANGES, description='as "0,3,8-15"'),
+    OpenApiParameter(
+        "bins",
+        {"type": "integer", "minimum": 1, "maximum": MOST_BINS},
+        description=f"so many bins of time instead of rows: sums of traffic; least, mean and most of {', '.join(BY)}",
+    ),
+    OpenApiParameter("by", str, description="what bins are told apart by, with commas between"),
+    OpenApiParameter("format", str, enum=list(FORMATS), default="json"),
+]
+FILES = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
+
+
+class History(APIView):
+    """What is kept."""
+
+    @extend_schema(operation_id="getHistory", responses={200: schema.of("History"), **refusals(404)})
+    def get(self, request: Request, job_id: str) -> Response:
+        """Attempts with their tables: rows, bytes, times, and what had to go."""
+        job = find_job(request.user, job_id)
+        return Response({"job": job.id, "attempts": answers.index(job.id)})
+
+
+class HistoryTable(APIView):
+    """One table."""
+
+    @extend_schema(
+        operation_id="getHistoryTable",
+        parameters=PARAMETERS,
+        responses={
+            (200, "application/json"): schema.of("Rows"),
+            (200, FILES["csv"]): OpenApiResponse({"type": "string"}, "with a header"),
+            (200, FILES["parquet"]): OpenApiResponse({"type": "string", "format": "binary"}),
+            **refusals(404, 422),
+        },
+    )
+    def get(self, request: Request, job_id: str, table: str) -> HttpResponseBase:
+        """Its rows, or bins of them. 422 where they are too many for JSON: as a file all of them are told."""
+        job = find_job(request.user, job_id)
+        query = _asked(table, request.query_params)
+        attempt = query.attempt or job.attempt
+        try:
+            if query.format == "json":
+                return Response(answers.rows(job.id, attempt, table, query))
+            return as_file(job, attempt, table, query)
+        except GoneError as error:
+            return refuse(404, "attempt", str(error))
+
+
+class HistorySnapshot(APIView):
+    """All that the job page shows."""
+
+    @extend_schema(
+        operation_id="getSnapshot", parameters=[ATTEMPT], responses={200: schema.of("Snapshot"), **refusals(404)}
+    )
+    def get(self, request: Request, job_id: str) -> Response:
+        """Curves, counters, traffic by bin, marks, verdicts, gauges and last log lines of an attempt, up to a position
+        in each member's stream."""
+        job = find_job(request.user, job_id)
+        attempt = _asked("marks", request.query_params, "attempt").attempt or job.attempt
+        try:
+            return Response(snapshot(job.id, attempt))
+        except GoneError as error:
+            return refuse(404, "attempt", str(error))
+
+
+def as_file(job: Job, attempt: int, table: str, query: Asked) -> FileResponse:
+    """Raises GoneError, BusyError."""
+    name = answers.file_name(job.id, attempt, table, query.format)
+    told = answers.file(job.id, attempt, table, query)
+    return FileResponse(told, as_attachment=True, filename=name, content_type=FILES[query.format])
+
+
+def _asked(table: str, told: QueryDict, *only: str) -> Asked:
+    """Raises BadParameterError."""
+    given: dict[str, Any] = dict(told.lists())
+    try:
+        return asked(table, given, *only)
+    except SpecError as error:
+        raise BadParameterError(error.problems) from None

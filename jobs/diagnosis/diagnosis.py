@@ -1,0 +1,126 @@
+"""Takes in what the members of an attempt tell, item by item, and says at any time how it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from contracts.telemetry import Clock, Item
+from jobs.diagnosis.clocks import Clocks
+from jobs.diagnosis.ending import Ending
+from jobs.diagnosis.findings import cut, evidences, worst
+from jobs.diagnosis.hangs import Hangs
+from jobs.diagnosis.idle import Idle
+from jobs.diagnosis.links import speeds
+from jobs.diagnosis.plan import planned
+from jobs.diagnosis.processes import Processes
+from jobs.diagnosis.progress import Progress
+from jobs.diagnosis.run import Member, Run
+from jobs.diagnosis.shapes import StepParts, Told
+from jobs.diagnosis.slow_links import slow_links
+from jobs.diagnosis.start import Start
+from jobs.diagnosis.steps import Steps
+from jobs.diagnosis.stragglers import stragglers, told
+from jobs.diagnosis.training import Training
+from jobs.diagnosis.verdict import healthy
+from jobs.diagnosis.window import Window
+
+
+class Diagnosis:
+    """Of one attempt. Not for use by several threads."""
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        estimate: Mapping[str, Any],
+        world_size: int,
+        *,
+        hardware: Mapping[str, Any] | None = None,
+        members: Sequence[Member] = (),
+        submitted: float | None = None,
+        ordered: float | None = None,
+    ) -> None:
+        """`spec`, `estimate` and `hardware` as they are stored with the job; `submitted` and `ordered` as in `Run`."""
+        self._run = Run(
+            spec, estimate, world_size, hardware=hardware, members=members, submitted=submitted, ordered=ordered
+        )
+        self._clocks, self._start, self._training = Clocks(), Start(self._run), Training()
+        self._steps, self._ending = Steps(self._run), Ending(self._run)
+        self._planned, self._idle = planned(self._run), Idle(self._run)
+        self._window, self._progress, self._processes = Window(self._run, self._clocks), Progress(), Processes()
+        self._hangs = Hangs(self._run, self._steps, self._progress, self._processes)
+
+    @property
+    def tells(self) -> bool:
+        """Whether there is anything to say of a job of this kind."""
+        return self._run.has_steps
+
+    def add(self, item: Item, node: int, clock: Clock | None = None) -> None:
+        """Take in what a member told. `node`: its place in the gang; `clock`: as its batch has it."""
+        self._clocks.told(node, clock)
+        self._progress.add(item, node)
+        match item["kind"]:
+            case "step":
+                self._steps.add(item)
+                self._training.step(item)
+            case "start":
+                self._start.add(item)
+            case "checkpoint":
+                self._steps.saved(item)
+                self._training.checkpoint(item)
+            case "proof":
+                self._training.proof(item)
+            case "verdict":
+                self._ending.verdict(item)
+            case "timeline":
+                self._window.add(item, node, self._steps.first)
+            case "process":
+                self._processes.process(item)
+            case "gauge":
+                self._processes.gauge(item)
+            case _:
+                pass
+
+    def ended(self, outcome: str, report: Mapping[str, Any] | None = None) -> None:
+        """The attempt is over: its `contracts.control.Outcome` and its exit report, where there is one."""
+        self._ending.ended(outcome, report)
+
+    def look(self, now: float) -> Told:
+        """How it stands at `now`, unix seconds by the board's clock."""
+        over = self._ending.outcome is not None
+        hang = None if over else self._hangs.look(now, self._window.last)
+        late = [told(self._run, one, self._processes, now) for one in stragglers(self._run, self._window.steps)]
+        measured = self._measured()
+        findings = [hang[1]] if hang is not None else []
+        findings += [finding for _, finding in late]
+        findings += [*slow_links(self._run, self._window), *self._training.findings(), *self._ending.findings()]
+        findings += self._idle.findings(self._window.steps)
+        findings.append(healthy(self._run, self._steps, self._start, self._ending, self._planned, measured))
+        first, *others = worst(findings)
+        more = [e for finding in others if finding.state == first.state for e in finding.evidence]
+        return {
+            "v": 1,
+            "time": now,
+            "over": over,
+            "state": first.state,
+            "sentence": cut(first.sentence),
+            "reason": cut(first.reason),
+            "next": cut(first.next),
+            "evidence": evidences([*first.evidence, *more]),
+            "step": self._steps.last,
+            "sampled": self._window.sampled,
+            "planned": self._planned,
+            "measured": measured,
+            "waits": self._window.waits({one["rank"]: one["since_step"] for one, _ in late}),
+            "groups": speeds(self._run, self._window.moved()),
+            "start": self._start.parts(),
+            "hang": hang[0] if hang is not None else None,
+            "stragglers": [one for one, _ in late],
+            "training": self._training.told(),
+        }
+
+    def _measured(self) -> StepParts | None:
+        window = self._window
+        return self._steps.measured(
+            window.mean(lambda step: step.waiting), window.mean(lambda step: step.inferred), window.bubble_s()
+        )

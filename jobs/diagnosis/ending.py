@@ -1,0 +1,65 @@
+"""How a run ended: its traffic beside the plan, as its ranks compared it, and why it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from contracts.telemetry import VerdictItem
+from jobs.diagnosis.findings import Finding, apart_words, evidence
+from jobs.diagnosis.run import Run
+
+LINES = 3  # of the log, that are evidence
+
+
+class Ending:
+    """What verdicts and the exit report say."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._apart: dict[int, tuple[int, int]] = {}
+        self.outcome: str | None = None
+        self._report: Mapping[str, Any] = {}
+
+    def verdict(self, item: VerdictItem) -> None:
+        calls = sum(abs(row["measured_count"] - row["predicted_count"]) for row in item["rows"])
+        size = sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in item["rows"])
+        self._apart[item["rank"]] = size, calls
+
+    def ended(self, outcome: str, report: Mapping[str, Any] | None) -> None:
+        self.outcome, self._report = outcome, report or {}
+
+    @property
+    def apart(self) -> tuple[int, int] | None:
+        """Bytes and calls that all ranks together differ by from the plan; None until one told."""
+        if not self._apart:
+            return None
+        return sum(size for size, _ in self._apart.values()), sum(calls for _, calls in self._apart.values())
+
+    def findings(self) -> Iterator[Finding]:
+        if self.outcome in ("failed", "lost"):
+            yield self._failed()
+        elif self.apart not in (None, (0, 0)):
+            yield self._other_traffic()
+
+    def _failed(self) -> Finding:
+        rank, signal = self._report.get("rank"), self._report.get("signal")
+        reason = str(self._report.get("reason") or "nobody told why")
+        lines = [line for line in self._report.get("log_tail") or () if line.strip()][-LINES:]
+        facts = tuple(evidence(line, [rank] if rank is not None else []) for line in lines)
+        if self.outcome == "lost":
+            where = "its host was lost"
+            return Finding("failed", 2.0, f"Lost: {where}", reason, "look at the host; run it again", facts)
+        who = f"{self._run.where(rank)} failed first" if rank is not None else "Failed"
+        following = "look at that rank's log" if rank is not None else "look at the launcher's log"
+        if signal == "SIGKILL":
+            following = "look at the host's memory: the kernel or somebody killed it"
+        return Finding("failed", 2.0, who[0].upper() + who[1:], reason, following, facts)
+
+    def _other_traffic(self) -> Finding:
+        assert self.apart is not None
+        size, calls = self.apart
+        ranks = [rank for rank, apart in self._apart.items() if apart != (0, 0)]
+        text = f"{len(ranks)} of {len(self._apart)} ranks sent other than predicted: {apart_words(size, calls)}"
+        sentence = f"Not as planned: {apart_words(size, calls)} apart"
+        return Finding("notice", 0.5, sentence, text, "see predicted beside measured", (evidence(text, ranks),))

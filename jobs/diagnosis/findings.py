@@ -1,0 +1,70 @@
+"""What the parts of a diagnosis hand to its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jobs.diagnosis.shapes import MOST_EVIDENCE, MOST_RANKS, MOST_TEXT, Evidence, State
+
+WORSE: tuple[State, ...] = ("starting", "well", "notice", "slow", "hung", "failed")  # the worst last
+
+
+class Finding(NamedTuple):
+    """Something that can be said of a run. `weight` orders those of one state: what it costs, as a share of a step."""
+
+    state: State
+    weight: float
+    sentence: str
+    reason: str
+    next: str
+    evidence: tuple[Evidence, ...] = ()
+
+
+def worst(findings: Iterable[Finding]) -> list[Finding]:
+    """The worst first."""
+    return sorted(findings, key=lambda f: (-WORSE.index(f.state), -f.weight))
+
+
+def evidence(text: str, ranks: Iterable[int] = (), steps: tuple[int, ...] = ()) -> Evidence:
+    return {"text": cut(text), "ranks": sorted(ranks)[:MOST_RANKS], "steps": list(steps)}
+
+
+def evidences(found: Iterable[Evidence]) -> list[Evidence]:
+    return list(found)[:MOST_EVIDENCE]
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
+
+
+def ranks_words(ranks: Iterable[int]) -> str:
+    """'rank 3', 'ranks 0, 1 and 5', 'ranks 0 to 7', '61 ranks, the first of them 2'."""
+    known = sorted(set(ranks))
+    if not known:
+        return "no rank"
+    if len(known) == 1:
+        return f"rank {known[0]}"
+    if len(known) > 2 and known[-1] - known[0] == len(known) - 1:
+        return f"ranks {known[0]} to {known[-1]}"
+    if len(known) > 8:
+        return f"{len(known)} ranks, the first of them {known[0]}"
+    return f"ranks {', '.join(map(str, known[:-1]))} and {known[-1]}"
+
+
+def apart_words(size: int, calls: int) -> str:
+    """'0 B, 0 calls'."""
+    return f"{size:,} B, {calls:,} {'call' if calls == 1 else 'calls'}"
+
+
+def seconds(value: float) -> str:
+    """'12.3 s', '4.56 ms', '89.0 us': three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= size or unit == "us":
+            return f"{value / size:.3g} {unit}" if value / size < 1000 else f"{value / size:.0f} {unit}"
+    raise AssertionError
+
+
+def percent(share: float) -> str:
+    """'18%', '0.4%'."""
+    return f"{share:.0%}" if abs(share) >= 0.0995 or share == 0 else f"{share:.1%}"

@@ -1,0 +1,63 @@
+"""What hosts see of the ranks' processes: whether they run, what they get of a processor, what holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import median
+from typing import NamedTuple
+
+from contracts.telemetry import GaugeItem, ProcessItem
+from jobs.diagnosis.findings import seconds
+
+FRESH_S = 20.0  # what was told longer ago says nothing of now
+THROTTLED = 0.2  # seconds in each second that a quota keeps a process waiting, from which on it explains something
+SLOW_CLOCK = 0.9  # of the other GPUs' clocks
+
+
+class Hint(NamedTuple):
+    """What a process' state explains of its rank's being late."""
+
+    cause: str
+    text: str
+
+
+class Processes:
+    """The last word of each."""
+
+    def __init__(self) -> None:
+        self._process: dict[int, ProcessItem] = {}
+        self._held: dict[int, ProcessItem] = {}  # the last that told of one that was stopped or throttled
+        self._gauge: dict[int, GaugeItem] = {}
+        self.heard: dict[int, float] = {}  # by member, the last time that anything but a collective was told of it
+
+    def process(self, item: ProcessItem) -> None:
+        self._process[item["rank"]] = item
+        if item["state"] == "stopped" or item["throttled"] >= THROTTLED:
+            self._held[item["rank"]] = item
+
+    def gauge(self, item: GaugeItem) -> None:
+        if item["rank"] >= 0:
+            self._gauge[item["rank"]] = item
+
+    def of(self, rank: int, now: float) -> ProcessItem | None:
+        """What was told of it of late."""
+        item = self._process.get(rank)
+        return item if item is not None and now - item["time"] <= FRESH_S else None
+
+    def hint(self, rank: int, others: Iterable[int], now: float) -> Hint | None:
+        """What explains that a rank computes for longer than the others."""
+        held = self._held.get(rank)
+        if held is not None and now - held["time"] <= FRESH_S:
+            if held["state"] == "stopped":
+                return Hint("stopped", "its process was stopped of late")
+            return Hint("quota", f"a CPU quota keeps its process waiting {seconds(held['throttled'])} of each second")
+        own = self._clock_mhz(rank)
+        clocks = [clock for other in others if (clock := self._clock_mhz(other))]
+        if own and clocks and own < SLOW_CLOCK * median(clocks):
+            return Hint("compute", f"its GPU runs at {own:.0f} MHz, the others at {median(clocks):.0f}")
+        return None
+
+    def _clock_mhz(self, rank: int) -> float:
+        """Of its GPU; 0 where it has none or nobody told."""
+        gauge = self._gauge.get(rank)
+        return gauge.get("gpu_clock_mhz", 0.0) if gauge is not None else 0.0

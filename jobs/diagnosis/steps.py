@@ -1,0 +1,143 @@
+"""Steps as each rank timed them: how long they take of late, and what they are spent on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from statistics import fmean, median
+from typing import Literal, NamedTuple
+
+from contracts.telemetry import FIRST_STEPS, CheckpointItem, StepItem
+from contracts.telemetry import StepParts as Timed
+from jobs.diagnosis.run import Run
+from jobs.diagnosis.shapes import Part, StepParts
+
+LATELY = 64  # steps that a measure is of
+ROWS = 65_536  # of steps times ranks that are kept: fewer steps where there are many ranks
+
+
+class OneStep(NamedTuple):
+    """A step as one rank timed it."""
+
+    step_s: float
+    parts: Timed | None
+
+
+class Steps:
+    """The last steps of all ranks."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._rows: dict[int, dict[int, OneStep]] = {}
+        self._most = max(4, min(LATELY, ROWS // max(1, run.world_size)))
+        self._paces: deque[float] = deque(maxlen=LATELY)
+        self._of_rank: dict[int, int] = {}
+        self._checkpoints: deque[CheckpointItem] = deque(maxlen=LATELY)
+        self.last = 0  # steps completed by anyone
+        self.ran = 0  # of these, in this run
+        self.longest_s = 0.0  # of late, on any rank
+
+    def add(self, item: StepItem) -> None:
+        step = item["step"]
+        self.last, self.ran = max(self.last, step), max(self.ran, item["ran"])
+        self._of_rank[item["rank"]] = step
+        if item["ran"] <= FIRST_STEPS:
+            return
+        row = self._rows.get(step)
+        if row is None:
+            row = self._rows[step] = {}
+            while len(self._rows) > self._most:
+                del self._rows[min(self._rows)]
+            self._paces.append(item["step_s"])
+        row[item["rank"]] = OneStep(item["step_s"], item.get("parts"))
+        self.longest_s = max(self._paces)
+
+    def saved(self, item: CheckpointItem) -> None:
+        self._checkpoints.append(item)
+
+    @property
+    def longest_save_s(self) -> float:
+        """What training waited for a checkpoint at most, of late."""
+        return max((item["stall_s"] for item in self._checkpoints), default=0.0)
+
+    @property
+    def first(self) -> int:
+        """Of the steps of this run, that is a measure of the others."""
+        return self.last - self.ran + FIRST_STEPS + 1
+
+    def of_rank(self, rank: int) -> int:
+        """Steps that a rank has completed."""
+        return self._of_rank.get(rank, 0)
+
+    @property
+    def median_s(self) -> float | None:
+        """Of the last steps after the first ones; None before there are any."""
+        return median(self._paces) if self._paces else None
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Which steps the measure is of."""
+        return tuple(sorted(self._rows))
+
+    def parts(self) -> Iterator[OneStep]:
+        return (one for row in self._rows.values() for one in row.values())
+
+    def checkpoint_s(self) -> float:
+        """What training waited for checkpoints, a step."""
+        return sum(item["stall_s"] for item in self._checkpoints) / max(1, self.ran) if self._checkpoints else 0.0
+
+    def measured(
+        self, waiting: Mapping[str, float], inferred: Mapping[str, float], bubble_s: float | None
+    ) -> StepParts | None:
+        """Means over the last steps and all ranks. `waiting`: what of each axis' exposed time ranks waited for one that
+        came late; `inferred`: by axis what they stood still for unseen by the meter, which has it as compute with
+        something hidden behind; `bubble_s`: what of pp's the schedule makes them idle, None where it is not known."""
+        timed = list(self.parts())
+        if not timed:
+            return None
+        step_s, saving = fmean(one.step_s for one in timed), self.checkpoint_s()
+        told = [one.parts for one in timed if one.parts is not None]
+        found = (
+            _mean_parts(told, step_s, waiting, inferred, bubble_s) if told else [_part("compute", "compute", step_s)]
+        )
+        if saving > 0:
+            found.append(_part("checkpoint", "checkpoint", saving))
+        return {"step_s": step_s + saving, "sure": 0.0, "steps": len(self._rows), "parts": found}
+
+
+def _mean_parts(
+    told: list[Timed],
+    step_s: float,
+    waiting: Mapping[str, float],
+    inferred: Mapping[str, float],
+    bubble_s: float | None,
+) -> list[Part]:
+    """In the order they are drawn; compute is the rest of the step."""
+    data, optimizer = fmean(parts["data"] for parts in told), fmean(parts["optimizer"] for parts in told)
+    exposed = {axis: _mean(told, "exposed", axis) + inferred.get(axis, 0.0) for axis in _axes(told, inferred)}
+    hidden = {axis: max(0.0, _mean(told, "hidden", axis) - inferred.get(axis, 0.0)) for axis in _axes(told, {})}
+    bubble = min(bubble_s or 0.0, exposed.get("pp", 0.0))
+    if bubble:
+        exposed["pp"] -= bubble
+    scale = min(1.0, max(0.0, step_s - data - bubble) / (sum(exposed.values()) or 1.0))
+    exposed = {axis: s * scale for axis, s in exposed.items()}  # what was inferred is of other steps
+    rest = step_s - data - optimizer - bubble - sum(exposed.values())
+    if rest < 0:  # the optimiser stood still for collectives too
+        optimizer, rest = max(0.0, optimizer + rest), 0.0
+    found = [_part("data", "data", data), _part("compute", "compute", rest)]
+    found += [_part(axis, "exposed", s, min(s, waiting.get(axis, 0.0))) for axis, s in exposed.items()]
+    found += [_part("bubble", "bubble", bubble), _part("optimizer", "optimizer", optimizer)]
+    found = [part for part in found if part["seconds"] > 0]
+    return found + [_part(axis, "hidden", s) for axis, s in hidden.items() if s > 0]
+
+
+def _axes(told: list[Timed], more: Mapping[str, float]) -> list[str]:
+    return sorted({axis for parts in told for axis in (*parts["exposed"], *parts["hidden"])} | set(more))
+
+
+def _mean(told: list[Timed], which: Literal["exposed", "hidden"], axis: str) -> float:
+    return fmean(parts[which].get(axis, 0.0) for parts in told)
+
+
+def _part(name: str, kind: str, value: float, waiting: float = 0.0) -> Part:
+    return {"name": name, "kind": kind, "seconds": value, "waiting_s": waiting}  # type: ignore[typeddict-item]

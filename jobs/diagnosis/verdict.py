@@ -1,0 +1,78 @@
+"""What is said of a run that nothing ails, or that there is little to say of yet."""
+
+from __future__ import annotations
+
+from jobs.diagnosis.ending import Ending
+from jobs.diagnosis.findings import Finding, apart_words, evidence, percent, seconds
+from jobs.diagnosis.run import Run
+from jobs.diagnosis.shapes import StepParts
+from jobs.diagnosis.start import Start
+from jobs.diagnosis.steps import Steps
+
+LEAST = 0.01  # of the step: parts that differ by less from the plan are not named
+UNCALIBRATED = 0.5  # what is slower than a data sheet promises weighs less than what can be changed
+NOT_YET = {
+    "": "Nothing was heard of it yet",
+    "claimed": "Its host has taken it",
+    "spawned": "Its processes start",
+    "imported": "Its ranks meet",
+    "met": "Its ranks build the model",
+    "built": "Its first step runs",
+    "first step": "Its first steps run",
+}
+
+
+def healthy(
+    run: Run, steps: Steps, start: Start, ending: Ending, planned: StepParts | None, measured: StepParts | None
+) -> Finding:
+    """A run that nothing is known to be wrong with."""
+    if ending.outcome == "cancelled":
+        return Finding("well", 0.0, f"Cancelled after {steps.last} steps", "somebody or a limit ended it", "")
+    if measured is None:
+        if ending.outcome is not None or steps.ran:
+            text = f"{steps.ran} steps, of which the first say nothing of the others"
+            return Finding("well", 0.0, "Too short to be measured", text, "")
+        return Finding("starting", 0.0, NOT_YET[start.reached], "no step has ended yet", "")
+    pace = f"{seconds(measured['step_s'])} a step"
+    if planned is None or not planned["step_s"]:
+        return Finding("well", 0.0, f"Runs: {pace}", "there is no plan to compare it with", "")
+    sure = 1.0 if run.estimate["time"].get("basis") == "calibrated" else UNCALIBRATED
+    return _beside_plan(measured, planned, ending, sure)
+
+
+def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending, sure: float) -> Finding:
+    off = measured["step_s"] / planned["step_s"] - 1
+    slower = f"{percent(abs(off))} {'slower' if off > 0 else 'faster'} than predicted"
+    traffic = ""
+    if ending.apart is not None:
+        traffic = f"{apart_words(*ending.apart)}, "
+    where = _where(measured, planned) if off > LEAST else ""
+    facts = (
+        evidence(f"{seconds(measured['step_s'])} a step, {seconds(planned['step_s'])} predicted"),
+        evidence(f"the prediction is sure to {percent(planned['sure'])}"),
+    )
+    if off > planned["sure"]:
+        sentence = f"Slower than planned: {traffic}{slower}{where}"
+        reason = f"more than the prediction may be off, {percent(planned['sure'])}"
+        following = "see the parts of the step beside the plan"
+        if sure < 1:
+            following += "; calibrate the host: its speed is a data sheet's"
+        return Finding("notice", sure * off / (1 + off), sentence, reason, following, facts)
+    reason = f"within what the prediction may be off, {percent(planned['sure'])}"
+    return Finding("well", 0.0, f"As planned: {traffic}{slower}{where}", reason, "", facts)
+
+
+def _where(measured: StepParts, planned: StepParts) -> str:
+    """', all of it exposed dp': the part that grew most beside the plan, and what of the difference it is."""
+    had = {part["name"]: part["seconds"] for part in planned["parts"] if part["kind"] != "hidden"}
+    took = {part["name"]: part["seconds"] for part in measured["parts"] if part["kind"] != "hidden"}
+    if len(took) < 2:
+        return ""
+    more = {name: took.get(name, 0.0) - had.get(name, 0.0) for name in {*had, *took}}
+    name = max(more, key=lambda part: more[part])
+    share = more[name] / (measured["step_s"] - planned["step_s"])
+    exposed = any(part["name"] == name and part["kind"] == "exposed" for part in measured["parts"])
+    what = f"exposed {name}" if exposed else name
+    if share >= 1 - 1e-9:
+        return f", all of it {what}"
+    return f", {percent(share)} of it {what}" if share > 0 else ""

@@ -1,0 +1,1 @@
+"""Whole logs, fetched from the hosts that they lie on, and where those of other engines are."""

@@ -1,0 +1,74 @@
+"""On which host a log lies."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from django.utils import timezone
+
+from contracts.logs import LogFile
+from jobs.models import ELSEWHERE, HOST_SILENT_AFTER, Attempt, Host, Member
+
+LAUNCHER = -1
+HOSTS = "hosts"
+NOT_STARTED = "it has not started: nothing has logged yet"
+
+
+class NoLogError(Exception):
+    """There is no log to fetch; says why. `status` is HTTP's."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+class Place(NamedTuple):
+    """A log by its host, and by what the host calls it."""
+
+    job: str
+    attempt: int
+    host: Host
+    rank: int  # -1: the host's launcher
+    files: tuple[LogFile, ...]
+
+
+def place_of(attempt: Attempt, rank: int) -> Place:
+    """Where the log of a rank lies; as pages number them, -1 is the launcher of node 0 and -2 that of node 1.
+
+    Raises:
+        NoLogError: nobody has it, or nobody who would send it.
+    """
+    if attempt.job.engine != HOSTS:
+        raise NoLogError(409, _kept_by_others(attempt))
+    members = list(attempt.members.select_related("host"))
+    if not members:
+        raise NoLogError(409, NOT_STARTED)
+    member = next((member for member in members if _has(member, rank)), None)
+    if member is None:
+        last = max(member.first_rank + member.num_ranks for member in members) - 1
+        raise NoLogError(404, f"rank {rank}: this attempt has ranks 0 to {last}, and launchers -1 to {-len(members)}")
+    host = member.host
+    if host is None or host.removed is not None:
+        raise NoLogError(409, f"{member.host_name}, which has the log, was removed from the board")
+    if host.last_seen < timezone.now() - HOST_SILENT_AFTER:
+        seconds = (timezone.now() - host.last_seen).total_seconds()
+        raise NoLogError(503, f"{host.name} has the log, and was not heard of for {seconds:,.0f} s")
+    files: tuple[LogFile, ...] = ("launcher",) if rank <= LAUNCHER else ("stdout", "stderr")
+    return Place(attempt.job_id, attempt.number, host, max(rank, LAUNCHER), files)
+
+
+def _has(member: Member, rank: int) -> bool:
+    if rank <= LAUNCHER:
+        return member.node == LAUNCHER - rank
+    return member.first_rank <= rank < member.first_rank + member.num_ranks
+
+
+def _kept_by_others(attempt: Attempt) -> str:
+    if attempt.job.engine == ELSEWHERE:
+        where = attempt.where() or "another machine"
+        return f"it was launched elsewhere, on {where}: its log stays there, and the page has what it sent"
+    named = f"job {attempt.engine_id}" if attempt.engine_id else "its job"
+    return (
+        f"{attempt.job.engine} runs it: {named}'s files lie in the cluster's shared folder, which the board does not "
+        "read; the page has what it sent"
+    )

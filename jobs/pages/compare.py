@@ -1,0 +1,189 @@
+"""Two to six runs side by side: what was asked, planned and measured; each beside a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_GET
+
+from jobs.access import visible_jobs
+from jobs.kinds import kind_of, layout_words
+from jobs.models import Attempt, Job
+from jobs.text import storable
+
+LEAST, MOST = 2, 6
+SAME_FOR_ALL = ("name",)  # of a spec: each has its own, which says nothing
+
+
+class Figure(NamedTuple):
+    """A row of figures. `planned` stands beside `measured` where both are known; `unit` says how to write them."""
+
+    title: str
+    unit: str
+    planned: list[float | None]
+    measured: list[float | None]
+
+
+@require_GET
+@login_required
+def compare(request: HttpRequest) -> HttpResponse:
+    """`?jobs=a,b,..&baseline=a`. Jobs that are not there or not theirs are told alike; too many are left out."""
+    asked = _asked(request.GET.getlist("jobs"))
+    found = visible_jobs(request.user).in_bulk([job for job in asked if storable(job)])
+    jobs = [found[job] for job in asked if job in found][:MOST]
+    baseline = next((job for job in jobs if job.id == request.GET.get("baseline")), jobs[0] if jobs else None)
+    exits = _exits(jobs)
+    context: dict[str, Any] = {
+        "jobs": [
+            {
+                "job": job,
+                "letter": "ABCDEF"[place],
+                "kind": kind_of(job.spec).title,
+                "subject": kind_of(job.spec).subject(job.spec),
+                "layout": layout_words(job.spec),
+                "is_baseline": job == baseline,
+            }
+            for place, job in enumerate(jobs)
+        ],
+        "enough": len(jobs) >= LEAST,
+        "missing": [job for job in asked if job not in found],
+        "cut": len([job for job in asked if job in found]) > MOST,
+        "least": LEAST,
+        "most": MOST,
+    }
+    if context["enough"]:
+        at = next(place for place, job in enumerate(jobs) if job == baseline)
+        differ, same = spec_rows([job.spec for job in jobs])
+        context |= {
+            "differ": differ,
+            "same": same,
+            "figures": [_told(figure, at) for figure in figures(jobs, exits)],
+            "axes": [_told(figure, at) for figure in axis_figures(jobs, exits)],
+            "data": {"jobs": [_data(job, exits.get(job.id, {})) for job in jobs]},
+        }
+    return render(request, "compare/index.html", context)
+
+
+def _asked(lists: list[str]) -> list[str]:
+    """Ids, each once, in the order given: with commas between, or as several parameters."""
+    ids = [job.strip() for several in lists for job in several.split(",")]
+    return list(dict.fromkeys(job for job in ids if job))[: 2 * MOST]
+
+
+def _exits(jobs: list[Job]) -> dict[str, Mapping[str, Any]]:
+    """The summary of each job's current attempt, empty where it has none."""
+    current = {(job.id, job.attempt) for job in jobs}
+    rows = Attempt.objects.filter(job__in=jobs).values_list("job_id", "number", "exit")
+    return {job: (told or {}).get("summary") or {} for job, number, told in rows if (job, number) in current}
+
+
+def _data(job: Job, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """For the curves. That of the loss, as the run's end told it, is drawn where no history is kept."""
+    points = summary.get("losses") or []
+    curve = {name: [point[name] for point in points] for name in ("step", "time", "loss")}
+    told = {"id": job.id, "name": job.name, "attempt": job.attempt, "curve": curve}
+    return {**told, "estimate": {"time": job.estimate.get("time")}}
+
+
+def spec_rows(specs: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Fields on which the specs differ, and those on which they do not, each with its dotted name and the values."""
+    flat = [dict(_flat(spec)) for spec in specs]
+    names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in SAME_FOR_ALL]
+    differ: list[dict[str, Any]] = []
+    same: list[dict[str, Any]] = []
+    for name in names:
+        values = [one.get(name, "") for one in flat]
+        (same if all(value == values[0] for value in values) else differ).append({"name": name, "values": values})
+    return differ, same
+
+
+def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
+    """Every leaf with its dotted name; a list is one."""
+    if isinstance(value, Mapping) and value:
+        return [leaf for name, inner in value.items() for leaf in _flat(inner, f"{path}.{name}" if path else name)]
+    if isinstance(value, bool):
+        return [(path, "yes" if value else "no")]
+    if isinstance(value, list):
+        return [(path, ", ".join(map(str, value)) or "none")]
+    return [(path, "\N{EN DASH}" if value in (None, "") else str(value))]
+
+
+def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """Of whole runs."""
+    summaries = [exits.get(job.id, {}) for job in jobs]
+    plans = [job.estimate for job in jobs]
+    measured = [summary.get("measured") or {} for summary in summaries]
+    nothing: list[float | None] = [None] * len(jobs)
+    rows = [
+        Figure("ranks", "count", nothing, [float(job.world_size) for job in jobs]),
+        Figure("steps done", "count", nothing, [summary.get("steps") for summary in summaries]),
+        Figure(
+            "a step",
+            "seconds",
+            [(plan.get("time") or {}).get("step_s") for plan in plans],
+            [told.get("step_s") for told in measured],
+        ),
+        Figure(
+            "tokens a second",
+            "count",
+            [(plan.get("time") or {}).get("tokens_per_s") for plan in plans],
+            [summary.get("tokens_per_s") for summary in summaries],
+        ),
+        Figure("last loss", "loss", nothing, [_last(summary.get("losses")) for summary in summaries]),
+        Figure("last validation loss", "loss", nothing, [_last(summary.get("eval_losses")) for summary in summaries]),
+        Figure(
+            "memory of the fullest rank",
+            "bytes",
+            [plan.get("peak_memory_bytes") for plan in plans],
+            [max(summary["peak_bytes"].values()) if summary.get("peak_bytes") else None for summary in summaries],
+        ),
+    ]
+    return [row for row in rows if any(value is not None for value in (*row.planned, *row.measured))]
+
+
+def axis_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """Payload bytes of all ranks over the run's steps, by axis: as each rank's verdict compares them."""
+    sums = [_by_axis(exits.get(job.id, {})) for job in jobs]
+    axes = list(dict.fromkeys(axis for one in sums for axis in one))
+    return [
+        Figure(
+            f"sent over {axis}",
+            "bytes",
+            [one[axis][0] if axis in one else None for one in sums],
+            [one[axis][1] if axis in one else None for one in sums],
+        )
+        for axis in axes
+    ]
+
+
+def _by_axis(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    sums: dict[str, tuple[float, float]] = {}
+    for rows in (summary.get("verdict") or {}).values():
+        for row in rows:
+            if row["phase"] != "step":
+                continue
+            planned, measured = sums.get(row["axis"], (0.0, 0.0))
+            sums[row["axis"]] = (planned + row["predicted_bytes"], measured + row["measured_bytes"])
+    return sums
+
+
+def _last(points: list[dict[str, Any]] | None) -> float | None:
+    return points[-1]["loss"] if points else None
+
+
+def _told(figure: Figure, baseline: int) -> dict[str, Any]:
+    """With each measured value's share over the baseline's: 0.1 is a tenth more."""
+    base = figure.measured[baseline]
+    cells = [
+        {
+            "planned": planned,
+            "measured": measured,
+            "apart": measured / base - 1 if place != baseline and measured is not None and base else None,
+        }
+        for place, (planned, measured) in enumerate(zip(figure.planned, figure.measured, strict=True))
+    ]
+    return {"title": figure.title, "unit": figure.unit, "cells": cells}

@@ -1,0 +1,40 @@
+"""What the palette finds by name: jobs and hosts."""
+
+from __future__ import annotations
+
+from django.contrib.auth.decorators import login_required
+from django.db.models import Q
+from django.http import HttpRequest, JsonResponse
+from django.urls import reverse
+from django.views.decorators.http import require_GET
+
+from jobs.access import visible_jobs
+from jobs.hosts.state import state_of
+from jobs.models import Host
+from jobs.text import storable
+
+MOST = 8  # of each
+LONGEST = 100  # characters
+
+
+@require_GET
+@login_required
+def find(request: HttpRequest) -> JsonResponse:
+    """The newest jobs whose name holds `q` or whose id begins with it, and hosts whose name holds it."""
+    words = request.GET.get("q", "").strip()[:LONGEST]
+    if not storable(words):
+        return JsonResponse({"jobs": [], "hosts": []})
+    jobs = visible_jobs(request.user).filter(Q(name__icontains=words) | Q(id__startswith=words.lower()))
+    hosts = Host.objects.present().filter(name__icontains=words).order_by("name")
+    return JsonResponse(
+        {
+            "jobs": [
+                {"id": job.id, "name": job.name, "status": job.status, "url": reverse("job-detail", args=[job.id])}
+                for job in jobs.only("id", "name", "status", "owner__username")[:MOST]
+            ],
+            "hosts": [
+                {"name": host.name, "state": state_of(host), "url": reverse("host", args=[host.name])}
+                for host in hosts[:MOST]
+            ],
+        }
+    )

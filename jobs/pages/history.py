@@ -1,0 +1,70 @@
+"""What the pages ask of histories: the same answers as REST's, for sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.views.decorators.http import require_GET
+
+from jobs.access import find_job
+from jobs.api.errors import RETRY_AFTER_S, body, busy
+from jobs.api.history import as_file
+from jobs.history import answers
+from jobs.history.asked import asked
+from jobs.history.folder import GoneError
+from jobs.history.snapshot import snapshot as snapshot_of
+from jobs.planning.planners import BusyError
+from planner.facts.spec import Problem, SpecError
+
+Door = Callable[..., HttpResponseBase]
+
+
+def _refusing(view: Door) -> Door:
+    """In the shape of every refusal."""
+
+    @wraps(view)
+    def answered(request: HttpRequest, job_id: str, **names: str) -> HttpResponseBase:
+        try:
+            return view(request, job_id, **names)
+        except SpecError as error:
+            return JsonResponse(body(error.problems), status=422)
+        except GoneError as error:
+            return JsonResponse(body([Problem("attempt", str(error))]), status=404)
+        except BusyError as error:
+            return JsonResponse(busy(error), status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+    return answered
+
+
+@require_GET
+@login_required
+def index(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Attempts with their tables."""
+    job = find_job(request.user, job_id)
+    return JsonResponse({"job": job.id, "attempts": answers.index(job.id)})
+
+
+@require_GET
+@login_required
+@_refusing
+def snapshot(request: HttpRequest, job_id: str) -> HttpResponse:
+    """All that the job page shows of an attempt."""
+    job = find_job(request.user, job_id)
+    attempt = asked("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
+    return JsonResponse(snapshot_of(job.id, attempt))
+
+
+@require_GET
+@login_required
+@_refusing
+def table(request: HttpRequest, job_id: str, table: str) -> HttpResponseBase:
+    """Rows or bins of a table, or a file of them."""
+    job = find_job(request.user, job_id)
+    query = asked(table, dict(request.GET.lists()))
+    attempt = query.attempt or job.attempt
+    if query.format == "json":
+        return JsonResponse(answers.rows(job.id, attempt, table, query))
+    return as_file(job, attempt, table, query)

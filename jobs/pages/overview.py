@@ -1,0 +1,102 @@
+"""The first page: what runs, waits and failed, what the hosts do, and the next step of a new installation."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.db.models import Count, Min, OuterRef, QuerySet, Subquery
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_GET
+
+from jobs.access import listed_jobs, may_change_hosts, visible_jobs
+from jobs.hosts.grid import TONES
+from jobs.hosts.state import state_of
+from jobs.models import ON_A_HOST, Host, Job, SlotAllocation, StateChange, Status
+from jobs.pages.listing import list_rows
+from jobs.pages.nowtraffic import rates_of
+from jobs.queue.scheduling.snapshot import queue_paused
+
+SHOWN = 6  # lines of each list
+MOST_READ = 30  # running jobs whose traffic is read
+LATELY = timedelta(days=1)
+TROUBLED = (Status.FAILED, Status.LOST)
+
+
+@require_GET
+@login_required
+def overview(request: HttpRequest) -> HttpResponse:
+    """`?part=live` is what follows it live."""
+    now, user = timezone.now(), request.user
+    jobs = listed_jobs(user)
+    hosts = _hosts()
+    context = {
+        **_running(jobs),
+        **_waiting(jobs, now),
+        **_failed(jobs, now),
+        **_slots(hosts),
+        "hosts": hosts[: 2 * SHOWN],
+        "more_hosts": max(0, len(hosts) - 2 * SHOWN),
+        "connected": sum(line["state"] == "connected" for line in hosts),
+        "num_hosts": len(hosts),
+        "any_job": visible_jobs(user).exists(),
+        "may_change_hosts": may_change_hosts(user),
+    }
+    return render(
+        request, "overview/live.html" if request.GET.get("part") == "live" else "overview/index.html", context
+    )
+
+
+def _running(jobs: QuerySet[Job]) -> dict[str, Any]:
+    found = list(jobs.filter(status__in=ON_A_HOST)[: MOST_READ + 1])
+    read = found[:MOST_READ]
+    rates = rates_of([(job.id, job.attempt) for job in read])
+    lines = list_rows(found[:SHOWN], [])
+    for line, job in zip(lines, found, strict=False):
+        line["rate"] = rates.get((job.id, job.attempt))
+    number = len(found) if len(found) <= MOST_READ else jobs.filter(status__in=ON_A_HOST).count()
+    return {
+        "running": lines,
+        "num_running": number,
+        "rate": sum(rates.values()) if rates else None,
+        "num_read": len(read),
+    }
+
+
+def _waiting(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
+    queued = jobs.filter(status=Status.QUEUED)
+    told = queued.order_by().aggregate(number=Count("id"), oldest=Min("created"))
+    oldest = (now - told["oldest"]).total_seconds() if told["oldest"] else None
+    return {
+        "waiting": list_rows(list(queued.order_by("-priority", "created")[:SHOWN]), []),
+        "num_waiting": told["number"],
+        "waited_s": oldest,
+        "paused": queue_paused(),
+    }
+
+
+def _failed(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
+    changes = StateChange.objects.filter(job=OuterRef("pk"), attempt=OuterRef("attempt"), status__in=TROUBLED)
+    last = changes.order_by("-id")
+    lately = jobs.filter(status__in=TROUBLED, archived=False, changed__gte=now - LATELY)
+    lines = lately.annotate(reason=Subquery(last.values("reason")[:1]), at=Subquery(last.values("at")[:1]))
+    return {"failed": list(lines.order_by("-changed")[:SHOWN]), "num_failed": lately.order_by().count()}
+
+
+def _hosts() -> list[dict[str, Any]]:
+    """Every host with its state and how many of its slots are held; those in trouble first."""
+    held = dict(SlotAllocation.objects.order_by().values_list("host").annotate(Count("id")))
+    states = [(host, state_of(host)) for host in Host.objects.present().order_by("name")]
+    states.sort(key=lambda each: each[1] == "connected")
+    return [
+        {"host": host, "state": state, "tone": TONES[state], "held": held.get(host.pk, 0)} for host, state in states
+    ]
+
+
+def _slots(hosts: list[dict[str, Any]]) -> dict[str, int]:
+    """Of hosts that speak; a silent host's free slots take nothing."""
+    speaks = [line for line in hosts if line["state"] in ("connected", "drained")]
+    return {"slots": sum(line["host"].slots for line in speaks), "held": sum(line["held"] for line in speaks)}

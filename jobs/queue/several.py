@@ -1,0 +1,70 @@
+"""One action on several jobs of one's own, or of anybody's for staff, as pages and REST ask for it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from django.db import transaction
+from pydantic import Field
+
+from jobs.access import changeable_jobs
+from jobs.queue import actions, shelf
+from jobs.queue.bulk import MOST
+from planner.facts.spec import JobId, Strict
+
+Action = Literal["cancel", "archive", "restore", "tag", "untag"]
+UNDONE_BY: dict[str, Action] = {"archive": "restore", "restore": "archive", "tag": "untag", "untag": "tag"}
+
+
+class Several(Strict):
+    """What is to be done to which jobs."""
+
+    action: Action
+    jobs: list[JobId] = Field(min_length=1, max_length=MOST)
+    tags: list[shelf.Tag] = Field(default=[], max_length=shelf.MOST_TAGS, description="with action tag and untag")
+
+
+class JobChange(Strict):
+    """What is to be changed about one job; what is left out stays."""
+
+    archived: bool | None = Field(default=None, description="whether lists leave it out; it must have ended")
+    add_tags: list[shelf.Tag] = Field(default=[], max_length=shelf.MOST_TAGS)
+    remove_tags: list[shelf.Tag] = Field(default=[], max_length=shelf.MOST_TAGS)
+
+
+def carry_out(asked: Several, user: Any) -> list[str]:
+    """Do it to those that the user may change; returns the jobs that it changed.
+
+    Raises:
+        SpecError: a job would have too many tags; nothing was changed.
+    """
+    by, jobs = user.get_username(), changeable_jobs(user).filter(id__in=asked.jobs).order_by("id")
+    if asked.action == "cancel":
+        return [job.id for job in jobs if actions.cancel(job, by)]
+    ids = list(jobs.values_list("id", flat=True))
+    if asked.action == "tag":
+        return shelf.tag(ids, asked.tags, by)
+    if asked.action == "untag":
+        return shelf.untag(ids, asked.tags, by)
+    return (shelf.archive if asked.action == "archive" else shelf.restore)(ids, by)
+
+
+class NotEndedError(Exception):
+    """What lives is not archived."""
+
+
+def change(asked: JobChange, job_id: str, by: str) -> None:
+    """All of it or nothing.
+
+    Raises:
+        NotEndedError: it was to be archived, and has not ended.
+        SpecError: it would have too many tags.
+    """
+    with transaction.atomic():
+        shelf.untag([job_id], asked.remove_tags, by)
+        shelf.tag([job_id], asked.add_tags, by)
+        if asked.archived is None:
+            return
+        (shelf.archive if asked.archived else shelf.restore)([job_id], by)
+        if shelf.is_archived(job_id) != asked.archived:
+            raise NotEndedError

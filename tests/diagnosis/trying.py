@@ -1,0 +1,180 @@
+"""Runs a case through a real host worker and supervisor, and judges what the diagnosis said of it and when."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jobs.diagnosis import Member, Told
+from tests.cluster.cluster import cluster, why_not
+from tests.cluster.jobs import endless
+from tests.diagnosis import hands
+from tests.diagnosis.cases import CASES, Case
+from tests.diagnosis.watching import Watching
+from tests.support.host import Host, host
+from tests.support.processes import redis_server
+
+HANG_S, STRAGGLER_S = 10.0, 30.0  # within which it must be named: from the threshold, from the fault
+PATIENCE_S = 75.0
+AFTER = 30  # steps that a fault comes after: how fast links are is known by then
+WARM_S = 8.0
+START_S = 240.0
+
+
+class Tried(NamedTuple):
+    """What came of it. `seconds`: from the fault, or from the threshold of a standstill, to the word."""
+
+    passed: bool
+    seconds: float | None
+    said: str
+
+
+def try_case(name: str, seed: int) -> Tried:
+    case = CASES[name]
+    try:
+        return _on_two_hosts(case) if case.hosts > 1 else _on_one_host(case, case.ranks(seed))
+    except AssertionError as error:
+        return Tried(False, None, str(error))
+
+
+@contextlib.contextmanager
+def one_host(folder: Path, **settings: str) -> Iterator[Host]:
+    """A host whose trainer can go wrong."""
+    folder.chmod(0o711)  # a job's user passes through
+    with (
+        redis_server(folder) as server,
+        host(server, folder, "tests.diagnosis.faulty", **settings) as machine,
+        machine.worker(),
+    ):
+        yield machine
+
+
+def _on_one_host(case: Case, ranks: list[int]) -> Tried:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(_temporary()))
+        machine = stack.enter_context(one_host(folder))
+        plan(machine, case.kind, list(range(case.world)) if case.everywhere else ranks, case.seconds)
+        machine.order("tried", spec=case.spec())
+        watching = Watching(machine.server.client(), "tried", case.spec())
+        began = _reached(watching, AFTER, machine)
+        if case.does == "kill":
+            return _killed(machine, watching, ranks)
+        if case.does:
+            pid = hands.rank_pid(machine.processes("tried"), ranks[0])
+            done = {"stop": hands.stopped, "quota": hands.quota, "halting": hands.halting}[case.does]
+            stack.enter_context(done(pid))
+            began = time.time()
+        return judge(case, ranks, watching, began)
+
+
+def plan(machine: Host, kind: str, ranks: list[int], seconds: float) -> None:
+    """What the trainer reads of its fault."""
+    fault = {"kind": kind, "ranks": ranks, "after": AFTER, "seconds": seconds}
+    (machine.data_root / "fault.json").write_text(json.dumps(fault))
+
+
+def _reached(watching: Watching, step: int, machine: Host | None = None) -> float:
+    """When so many steps were over."""
+    for told in watching.looks(START_S):
+        if told["step"] >= step:
+            return told["time"]
+        ends = [report["exit"] for report in machine.reports("tried") if "exit" in report] if machine else []
+        assert not ends, f"it ended before step {step}: {ends[0]['reason']}"
+    raise AssertionError(f"it did not come to step {step} in {START_S:.0f} s")
+
+
+def judge(case: Case, ranks: list[int], watching: Watching, began: float) -> Tried:
+    """Listen until the right thing is said, or the wrong one, or nothing in time."""
+    for told in watching.looks(PATIENCE_S):
+        named = _named(case, told)
+        if named is None:
+            continue
+        cause, blamed, since = named
+        right = cause in case.causes and (not ranks or (bool(set(blamed) & set(ranks)) and set(blamed) <= set(ranks)))
+        took = told["time"] - max(since, began if case.told != "hang" else since)
+        within = HANG_S if case.told == "hang" else STRAGGLER_S
+        return Tried(right and took <= within, took, f"[{cause} {blamed}] {told['sentence']}; {told['reason']}")
+    told = watching.look()
+    return Tried(False, None, f"nothing in {PATIENCE_S:.0f} s: {told['state']}, {told['sentence']}")
+
+
+def _named(case: Case, told: Told) -> tuple[str, list[int], float] | None:
+    """(cause, ranks, since when it could be told) of what it says is wrong; None while it says that nothing is."""
+    hang = told["hang"]
+    if hang is not None:
+        return hang["cause"], hang["ranks"], hang["since"] + hang["threshold_s"]
+    if told["stragglers"] and told["state"] == "slow":
+        late = told["stragglers"][0]
+        return late["cause"], [late["rank"]], 0.0
+    if told["state"] == "slow":
+        return "link", [], 0.0
+    return None
+
+
+def _killed(machine: Host, watching: Watching, ranks: list[int]) -> Tried:
+    began = time.time()
+    os.kill(hands.rank_pid(machine.processes("tried"), ranks[0]), signal.SIGKILL)
+    exit = machine.exit_of("tried")
+    watching.read()
+    watching.diagnosis.ended(exit["outcome"], exit)
+    told = watching.look()
+    right = told["state"] == "failed" and f"Rank {ranks[0]} failed first" in told["sentence"]
+    return Tried(right, told["time"] - began, f"{told['sentence']}; {told['reason']}; next: {told['next']}")
+
+
+def _on_two_hosts(case: Case) -> Tried:
+    """Ranks of tp on each, dp between them."""
+    if problem := why_not():
+        return Tried(True, None, f"not tried: {problem}")
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(_temporary()))
+        made = stack.enter_context(cluster(folder, ("anna", "bert"), MESHBOARD_GROUP_TIMEOUT_S="300"))
+        spec = endless("tried", case.layout, seq_len=64)
+        job = made.submit(spec)
+        made.wait_for(job, "running")
+        told: list[dict[str, Any]] = made.job(job)["members"]
+        members = [Member(member["host"], member["first_rank"], member["num_ranks"]) for member in told]
+        watching = Watching(made.board.redis.client(), job, spec, members)
+        _reached(watching, AFTER)
+        warm = list(watching.looks(WARM_S))[-1]
+        if warm["hang"] is not None or warm["state"] == "slow":
+            return Tried(False, None, f"before anything was done: {warm['sentence']}")
+        one, other = (made.machines[member.host].cable for member in members)
+        stack.enter_context(hands.cut(one, other) if case.does == "cut link" else hands.slow(other))
+        tried = judge(case._replace(told="hang" if case.does == "cut link" else "link"), [], watching, time.time())
+        made.cancel(job)
+        return tried
+
+
+@contextlib.contextmanager
+def _temporary() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="diagnosis-") as folder:
+        yield folder
+
+
+def healthy(spec: dict[str, Any], seconds: float) -> Tried:
+    """A run that nothing is done to: every word of it that something is wrong is a false alarm."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(_temporary()))
+        machine = stack.enter_context(one_host(folder))
+        plan(machine, "", [], 0.0)
+        machine.order("tried", spec=spec)
+        watching = Watching(machine.server.client(), "tried", spec)
+        _reached(watching, 1, machine)
+        alarms: dict[str, int] = {}
+        looks = 0
+        for told in watching.looks(seconds):
+            looks += 1
+            if told["state"] in ("slow", "hung", "failed"):
+                alarms[told["sentence"]] = alarms.get(told["sentence"], 0) + 1
+        said = f"{told['step']:,} steps, {told['sampled']} looked into, {looks} words; {told['sentence']}"
+        if alarms:
+            said = f"{sum(alarms.values())} of {looks} words alarm: {'; '.join(alarms)[:400]}"
+        return Tried(not alarms, None, said)

@@ -1,0 +1,64 @@
+"""Reads an attempt's stream as it comes, and asks the diagnosis again and again what it has to say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgpack
+
+from contracts.names import telemetry_stream
+from contracts.telemetry import Batch
+from jobs.diagnosis import Diagnosis, Member, Told
+from planner.cost.estimate import estimate
+from planner.facts.parse import parse_spec
+from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
+
+EVERY_S = 1.0
+
+
+class Watching:
+    """`client` is of the Redis that the attempt's hosts write to."""
+
+    def __init__(self, client: Any, job: str, spec: Mapping[str, Any], members: Sequence[Member] = ()) -> None:
+        self._client, self._stream, self._cursor = client, telemetry_stream(job, 1), "-"
+        parsed, cpu = parse_spec(spec), CLUSTERS[DEFAULT_CLUSTER["cpu"]]
+        self._nodes = {member.host: node for node, member in enumerate(members)}
+        self.diagnosis = Diagnosis(
+            parsed.model_dump(mode="json"),
+            dict(estimate(parsed, cpu)),
+            parsed.layout.world_size,
+            hardware=cpu.model_dump(mode="json"),
+            members=members,
+        )
+        self.items = 0
+
+    def read(self) -> None:
+        """What has come since."""
+        while entries := self._client.xrange(self._stream, min=self._cursor, count=50):
+            for entry_id, fields in entries:
+                self._cursor = f"({entry_id.decode()}"
+                self._take(msgpack.unpackb(fields[b"b"]))
+
+    def _take(self, batch: Batch) -> None:
+        node = self._nodes.get(batch.get("host", ""), 0)
+        for item in batch["items"]:
+            self.items += 1
+            self.diagnosis.add(item, node, batch.get("clock"))
+
+    def look(self) -> Told:
+        self.read()
+        return self.diagnosis.look(time.time())
+
+    def looks(self, seconds: float) -> Iterator[Told]:
+        """For so long, one every EVERY_S."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            began = time.monotonic()
+            yield self.look()
+            time.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
+
+    def until(self, says: Callable[[Told], bool], seconds: float) -> Told | None:
+        """The first word that does, None where none did in time."""
+        return next((told for told in self.looks(seconds) if says(told)), None)

@@ -1,0 +1,112 @@
+"""What is said of runs from the items they tell: verdict, parts of a step, the way to the first one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jobs.diagnosis import Diagnosis
+from jobs.diagnosis.shapes import MOST_BYTES
+from tests.jobs.diagnosis.told import ITEM, NOW, diagnosis, look, step
+
+
+def start(stage: str, rank: int, time: float) -> object:
+    return ITEM.validate_python({"kind": "start", "rank": rank, "time": time, "stage": stage})
+
+
+def test_before_anything_is_told_it_starts() -> None:
+    told = look(diagnosis({"dp": 2}))
+    assert told["state"] == "starting"
+    assert told["measured"] is None
+    assert told["planned"] is not None
+
+
+def test_the_way_to_the_first_step_names_who_came_last() -> None:
+    found = diagnosis({"dp": 2}, submitted=NOW, ordered=NOW + 3)
+    for stage, rank, time in (("claimed", -1, 4.0), ("spawned", -1, 4.5), ("imported", 0, 6.0), ("imported", 1, 9.0)):
+        found.add(start(stage, rank, NOW + time), 0)  # type: ignore[arg-type]
+    parts = [(part["name"], part["seconds"], part["rank"]) for part in look(found)["start"]]
+    assert parts == [("queue", 3.0, -1), ("claim", 1.0, -1), ("spawn", 0.5, -1), ("import", 4.5, 1)]
+    assert look(found)["sentence"] == "Its ranks meet"
+
+
+def test_parts_of_a_step_add_up_to_it_and_the_verdict_names_what_grew() -> None:
+    found = diagnosis({"dp": 2})
+    took = look(found)["planned"]["step_s"] * 3  # type: ignore[index]
+    parts = {"data": 0.01 * took, "optimizer": 0.02 * took, "exposed": {"dp": 0.8 * took}, "hidden": {"dp": 0.1}}
+    for number in range(1, 9):
+        for rank in (0, 1):
+            found.add(step(rank, number, took, parts), 0)  # type: ignore[arg-type]
+    told = look(found)
+    measured = told["measured"]
+    assert measured is not None
+    assert sum(part["seconds"] for part in measured["parts"] if part["kind"] != "hidden") == pytest.approx(took)
+    assert told["state"] == "notice"
+    assert "200% slower than predicted" in told["sentence"]
+    assert "exposed dp" in told["sentence"]
+
+
+def test_a_run_as_planned_says_so_with_its_traffic() -> None:
+    found = diagnosis({"dp": 2})
+    took = look(found)["planned"]["step_s"]  # type: ignore[index]
+    row = {"phase": "step", "op": "all_reduce", "axis": "dp", "predicted_count": 5, "measured_count": 5}
+    row |= {"predicted_bytes": 100, "measured_bytes": 100}
+    for rank in (0, 1):
+        for number in range(1, 9):
+            found.add(step(rank, number, took), 0)
+        found.add(ITEM.validate_python({"kind": "verdict", "rank": rank, "time": NOW, "rows": [row]}), 0)
+    found.ended("succeeded")
+    told = look(found)
+    assert (told["state"], told["over"]) == ("well", True)
+    assert told["sentence"].startswith("As planned: 0 B, 0 calls, ")
+
+
+def test_bytes_apart_are_named_with_their_ranks() -> None:
+    found = diagnosis({"dp": 2})
+    row = {"phase": "step", "op": "all_reduce", "axis": "dp", "predicted_count": 5, "measured_count": 6}
+    row |= {"predicted_bytes": 100, "measured_bytes": 120}
+    found.add(ITEM.validate_python({"kind": "verdict", "rank": 1, "time": NOW, "rows": [row]}), 0)
+    told = look(found)
+    assert told["sentence"] == "Not as planned: 20 B, 1 call apart"
+    assert told["evidence"][0]["ranks"] == [1]
+
+
+def test_a_failed_run_tells_its_root_cause() -> None:
+    found = diagnosis({"dp": 2})
+    report = {"outcome": "failed", "reason": "rank 1 was killed by SIGKILL", "rank": 1, "signal": "SIGKILL"}
+    found.ended("failed", {**report, "log_tail": ["Traceback", "", "boom"]})
+    told = look(found)
+    assert (told["state"], told["reason"]) == ("failed", "rank 1 was killed by SIGKILL")
+    assert told["sentence"] == "Rank 1 failed first"
+    assert [fact["text"] for fact in told["evidence"]] == ["Traceback", "boom"]
+
+
+def test_a_loss_that_is_no_number_and_one_that_grows_are_told() -> None:
+    found = diagnosis({"dp": 1})
+    for number in range(1, 80):
+        found.add(step(0, number, loss=5.0 - number / 40 if number < 40 else 4.0 + number / 10), 0)
+    assert [trouble["kind"] for trouble in look(found)["training"]] == ["diverged"]
+    found.add(step(0, 80, loss=None, not_finite="loss is nan"), 0)
+    assert {trouble["kind"] for trouble in look(found)["training"]} == {"diverged", "not finite"}
+
+
+def test_a_noisy_loss_is_not_diverging() -> None:
+    found = diagnosis({"dp": 1})
+    for number in range(1, 200):
+        found.add(step(0, number, loss=3.0 + (number * 7919 % 13) / 10), 0)
+    assert look(found)["training"] == []
+
+
+@pytest.mark.parametrize("kind", ["lab", "calibrate", "dry_run"])
+def test_a_kind_without_steps_gets_no_verdict(kind: str) -> None:
+    assert not Diagnosis({"kind": kind}, {}, 2).tells
+    assert Diagnosis({"kind": "script"}, {}, 2).tells
+
+
+def test_what_is_told_of_many_ranks_is_bounded() -> None:
+    found = diagnosis({"dp": 64}, {"global_batch": 64})
+    for number in range(1, 20):
+        for rank in range(64):
+            found.add(step(rank, number), 0)
+    assert len(json.dumps(look(found))) < MOST_BYTES

@@ -1,0 +1,248 @@
+"""Nothing ends any more: the right rank, collective and cause, and no alarm where a run is only slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from contracts.telemetry import Item
+from jobs.diagnosis import Diagnosis, Member
+from tests.jobs.diagnosis.played import Act, Does, Meets, Player
+from tests.jobs.diagnosis.told import ITEM, NOW, diagnosis, look, step
+
+WORLD = tuple(range(4))
+TP = {rank: (rank // 2 * 2, rank // 2 * 2 + 1) for rank in WORLD}
+DP = {rank: (rank % 2, rank % 2 + 2) for rank in WORLD}
+STEPS = 20
+STOPPED_AT = NOW + 2.0  # 20 steps of 0.1 s
+HOSTS = (Member("host-a", 0, 2), Member("host-b", 2, 2))
+
+
+def item(kind: str, **what: Any) -> Item:
+    return ITEM.validate_python({"kind": kind, **what})
+
+
+def group(axis: str, ranks: Sequence[int]) -> dict[str, Any]:
+    return {"axis": axis, "ranks": list(ranks), "nth": 0}
+
+
+def in_call(axis: str, ranks: Sequence[int], sequence: int, op: str = "all_reduce", num_bytes: int = 4096) -> Any:
+    """A group in which this rank waits in its `sequence`th collective."""
+    told = {"group": group(axis, ranks), "issued": sequence, "ended": sequence - 1, "blocking": True}
+    return {**told, "op": op, "payload_bytes": num_bytes, "since": STOPPED_AT}
+
+
+def past(axis: str, ranks: Sequence[int], sequence: int) -> Any:
+    """A group whose first so many collectives are over."""
+    return {"group": group(axis, ranks), "issued": sequence, "ended": sequence}
+
+
+def stands(rank: int, now: float, groups: Sequence[Any], stack: Sequence[str] = (), **more: Any) -> Item:
+    told = {"rank": rank, "time": now, "step": STEPS, "phase": "step", "still": now - STOPPED_AT, **more}
+    return item("standing", **told, groups=list(groups), stack=list(stack))
+
+
+def process(rank: int, now: float, state: str = "running", **more: Any) -> Item:
+    told = {"cpu": 1.0, "throttled": 0.0, "stack": [], "silent_s": 0.0, **more}
+    return item("process", rank=rank, time=now, state=state, **told)
+
+
+def trained(step_s: float = 0.1, **how: Any) -> Diagnosis:
+    """A run of 20 steps, after which nothing ends any more."""
+    found = diagnosis({"dp": 2, "tp": 2}, **how)
+    found.add(item("phase", rank=0, time=NOW, phase="step"), 0)
+    for number in range(1, STEPS + 1):
+        for rank in WORLD:
+            found.add(step(rank, number, step_s), 0)
+    return found
+
+
+def all_wait_for(found: Diagnosis, absent: int, now: float, stack: Sequence[str] = ("train.py:9 in f",)) -> None:
+    """dp ranks wait for `absent` in their 41st collective; the others in tp, for the one that waits for it."""
+    for rank in WORLD:
+        if rank == absent:
+            found.add(stands(rank, now, [past("dp", DP[rank], 40), past("tp", TP[rank], 80)], stack), 0)
+        elif absent in DP[rank]:
+            found.add(stands(rank, now, [in_call("dp", DP[rank], 41), past("tp", TP[rank], 80)]), 0)
+        else:
+            found.add(stands(rank, now, [past("dp", DP[rank], 41), in_call("tp", TP[rank], 81)]), 0)
+
+
+@pytest.mark.parametrize(
+    ("stack", "cause"),
+    [
+        (["loop.py:88 in train", "workers/trainer/corpus/data.py:40 in batch"], "data"),
+        (["loop.py:90 in train", "workers/checkpoint/job.py:30 in save"], "checkpoint"),
+        (["train.py:12 in step", "train.py:77 in sleepy"], "compute"),
+    ],
+)
+def test_a_rank_in_its_own_code_is_named_with_where_it_stands(stack: list[str], cause: str) -> None:
+    found, now = trained(), STOPPED_AT + 12
+    all_wait_for(found, 2, now, stack)
+    told = look(found, now)
+    hang = told["hang"]
+    assert hang is not None
+    assert (hang["cause"], hang["ranks"], hang["waiting"]) == (cause, [2], [0, 1, 3])
+    assert hang["group"] == {"axis": "dp", "ranks": [0, 2], "size": 2, "nth": 0}
+    assert (hang["op"], hang["sequence"]) == ("all_reduce", 41)
+    assert hang["stack"] == stack
+    assert told["state"] == ("notice" if cause == "checkpoint" else "hung")
+    if cause == "compute":
+        assert told["sentence"] == "Rank 2 never entered all_reduce 41 of dp (ranks 0 and 2), for 12 s"
+
+
+def test_before_its_threshold_nothing_is_a_hang() -> None:
+    found = trained()
+    all_wait_for(found, 2, STOPPED_AT + 9)
+    assert look(found, STOPPED_AT + 9)["hang"] is None
+
+
+def test_the_threshold_is_the_run_s_own_pace() -> None:
+    """Ten median steps of 3 s are 30 s."""
+    found = trained(step_s=3.0)
+    for after, hung in ((25.0, False), (31.0, True)):
+        now = NOW + 60.0 + after
+        for rank in WORLD:
+            waits = [past("dp", DP[rank], 40)] if rank == 2 else [in_call("dp", DP[rank], 41)]
+            found.add(stands(rank, now, waits, still=after), 0)
+        assert (look(found, now)["hang"] is not None) == hung
+
+
+@pytest.mark.parametrize(("state", "cause"), [("stopped", "stopped"), ("zombie", "dead"), ("gone", "dead")])
+def test_a_process_that_is_stopped_or_gone_is_named_though_it_says_nothing(state: str, cause: str) -> None:
+    found, now = trained(members=HOSTS), STOPPED_AT + 12
+    for rank in (0, 1, 3):
+        axis, ranks = ("dp", DP[rank]) if rank == 0 else ("tp", TP[rank])
+        found.add(stands(rank, now, [in_call(axis, ranks, 41)]), 0)
+    found.add(process(2, now, state, stack=["loop.py:12 in step"]), 1)
+    told = look(found, now)
+    assert told["hang"] is not None
+    assert (told["hang"]["cause"], told["hang"]["ranks"], told["hang"]["host"]) == (cause, [2], "host-b")
+    assert told["hang"]["stack"] == ["loop.py:12 in step"]
+
+
+def test_a_quota_is_told_from_slow_code() -> None:
+    found, now = trained(), STOPPED_AT + 12
+    all_wait_for(found, 2, now)
+    found.add(process(2, now, throttled=0.9, cpu=0.1), 0)
+    hang = look(found, now)["hang"]
+    assert hang is not None
+    assert (hang["cause"], hang["ranks"]) == ("quota", [2])
+
+
+def test_all_are_there_and_nothing_passes() -> None:
+    found, now = trained(members=HOSTS), STOPPED_AT + 12
+    for rank in WORLD:
+        found.add(stands(rank, now, [in_call("dp", DP[rank], 41), past("tp", TP[rank], 80)]), rank // 2)
+    told = look(found, now)
+    assert told["hang"] is not None
+    assert (told["hang"]["cause"], told["hang"]["ranks"], told["hang"]["sequence"]) == ("link", [], 41)
+    assert told["hang"]["host"] == "host-a and host-b"
+
+
+def test_a_host_that_fell_silent_is_told_from_a_rank_that_did_not_come() -> None:
+    found, now = trained(members=HOSTS), STOPPED_AT + 12
+    found.add(process(2, STOPPED_AT, "running"), 1)
+    for rank in (0, 1):
+        found.add(stands(rank, now, [in_call("dp", DP[rank], 41)]), 0)
+    hang = look(found, now)["hang"]
+    assert hang is not None
+    assert (hang["cause"], hang["ranks"], hang["host"]) == ("link", [2, 3], "host-b")
+
+
+def test_nobody_speaks_is_the_board_s_trouble_and_no_hang() -> None:
+    found = trained()
+    all_wait_for(found, 2, STOPPED_AT + 5)
+    assert look(found, STOPPED_AT + 60)["hang"] is None
+
+
+def test_a_skipped_call_is_known_by_the_later_one_that_its_rank_waits_in() -> None:
+    """Rank 3 left its dp collective out: rank 1 waits for it there, and it waits with the others for rank 1."""
+    found, player = trained(), Player(4)
+    player.step = STEPS
+    acts: dict[int, list[Act]] = {
+        rank: [Does("forward", 0.1), Meets("dp", DP[rank]), Meets("world", WORLD)] for rank in WORLD
+    }
+    for told in player.play(acts):
+        found.add(told, 0)
+    now = STOPPED_AT + 12
+    for rank in (0, 2, 3):
+        done = past("dp", DP[rank], 40 if rank == 3 else 41)
+        found.add(stands(rank, now, [done, in_call("world", WORLD, 41)]), 0)
+    found.add(stands(1, now, [in_call("dp", DP[1], 41), past("world", WORLD, 40)]), 0)
+    hang = look(found, now)["hang"]
+    assert hang is not None
+    assert (hang["cause"], hang["ranks"], hang["sequence"]) == ("skipped call", [3], 41)
+    assert hang["group"] == {"axis": "dp", "ranks": [1, 3], "size": 2, "nth": 0}
+
+
+def test_a_rank_that_is_through_while_another_still_waits_has_skipped_a_call() -> None:
+    found, now = trained(), STOPPED_AT + 12
+    found.add(item("phase", rank=3, time=STOPPED_AT, phase="teardown"), 0)
+    for rank in (0, 1, 3):
+        waits = [past("tp", TP[rank], 79 if rank == 3 else 80), in_call("world", WORLD, 1, "barrier", 0)]
+        found.add(stands(rank, now, waits, step=STEPS + 1), 0)
+    found.add(stands(2, now, [in_call("tp", TP[2], 80), past("world", WORLD, 0)]), 0)
+    hang = look(found, now)["hang"]
+    assert hang is not None
+    assert (hang["cause"], hang["ranks"]) == ("skipped call", [3])
+
+
+@pytest.mark.parametrize(("odd", "cause"), [(("all_gather", 8192), "skipped call"), (("all_reduce", 999), "mismatch")])
+def test_the_same_number_and_another_call_is_a_skipped_one_or_a_mismatch(odd: tuple[str, int], cause: str) -> None:
+    """Three ranks are in their all-reduce of 4096 B; rank 1 is in what comes after it in every step, or in nothing
+    that there is."""
+    found, player = diagnosis({"dp": 4}), Player(4)
+    found.add(item("phase", rank=0, time=NOW, phase="step"), 0)
+    for number in range(1, STEPS + 1):
+        for rank in WORLD:
+            found.add(step(rank, number), 0)
+    player.step = STEPS
+    usual = (("all_reduce", 4096), ("all_gather", 8192), ("all_reduce", 64))
+    acts: list[Act] = [Does("forward", 0.1), *(Meets("dp", WORLD, op, size) for op, size in usual)]
+    for told in player.play(dict.fromkeys(WORLD, acts)):
+        found.add(told, 0)
+    now = STOPPED_AT + 12
+    for rank in WORLD:
+        op, size = odd if rank == 1 else usual[0]
+        found.add(stands(rank, now, [in_call("dp", WORLD, 41, op, size)]), 0)
+    hang = look(found, now)["hang"]
+    assert hang is not None
+    assert (hang["cause"], hang["ranks"], hang["waiting"]) == (cause, [1], [0, 2, 3])
+
+
+def test_a_message_that_does_not_come_names_the_stage_that_stands_in_its_own_code() -> None:
+    found, now = trained(), STOPPED_AT + 12
+    ranks = WORLD
+    for rank in (0, 1, 3):
+        waits = {"group": group("pp", ranks), "issued": 0, "ended": 0, "op": "recv", "blocking": True}
+        found.add(stands(rank, now, [{**waits, "payload_bytes": 64, "since": STOPPED_AT}]), 0)
+    found.add(stands(2, now, [past("pp", ranks, 0)], ["stage.py:7 in forward"]), 0)
+    hang = look(found, now)["hang"]
+    assert hang is not None
+    assert (hang["cause"], hang["ranks"], hang["sequence"]) == ("compute", [2], None)
+
+
+@pytest.mark.parametrize("phase", ["setup", "proof", "eval"])
+def test_what_is_slow_by_nature_is_no_hang(phase: str) -> None:
+    found, now = trained(), STOPPED_AT + 40
+    found.add(item("phase", rank=1, time=STOPPED_AT, phase=phase), 0)
+    all_wait_for(found, 2, now)
+    assert look(found, now)["hang"] is None
+
+
+def test_the_first_step_may_take_minutes() -> None:
+    found, now = diagnosis({"dp": 2, "tp": 2}), STOPPED_AT + 200
+    found.add(item("start", rank=0, time=STOPPED_AT, stage="built"), 0)
+    all_wait_for(found, 2, now)
+    assert look(found, now)["hang"] is None
+
+
+def test_it_is_over_once_something_ends() -> None:
+    found, now = trained(), STOPPED_AT + 12
+    all_wait_for(found, 2, now)
+    assert look(found, now)["hang"] is not None
+    found.add(stands(2, now + 1, [past("dp", DP[2], 41)], still=0.0), 0)
+    assert look(found, now + 2)["hang"] is None

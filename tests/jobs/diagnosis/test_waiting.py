@@ -1,0 +1,170 @@
+"""Who waits for whom: arrivals merged over ranks, waiting charged to who it is due to, stragglers and their causes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from contracts.telemetry import Clock
+from jobs.diagnosis import Diagnosis, Member, Told
+from jobs.diagnosis.clocks import Clocks
+from jobs.diagnosis.events import Gathering, Step
+from jobs.diagnosis.meetings import meetings
+from jobs.diagnosis.stragglers import chance
+from tests.jobs.diagnosis.played import Act, Does, Meets, Passes, Player
+from tests.jobs.diagnosis.told import NOW, diagnosis, look, step
+
+TP = {rank: (rank // 2 * 2, rank // 2 * 2 + 1) for rank in range(4)}  # dp 2 x tp 2: tp ranks are neighbours
+DP = {rank: (rank % 2, rank % 2 + 2) for rank in range(4)}
+
+Worked = Callable[[int], float]
+
+
+def mesh(rank: int, seconds: float, data_s: float = 0.001) -> list[Act]:
+    """A step of dp 2 x tp 2: half the work, a tp collective, the other half, another one, a dp one."""
+    half = Does("forward", seconds / 2)
+    tp, dp = Meets("tp", TP[rank]), Meets("dp", DP[rank])
+    return [Does("data", data_s), half, tp, Does("backward", seconds / 2), tp, dp]
+
+
+def feed(found: Diagnosis, player: Player, acts: Sequence[Sequence[Act]], hosts: Sequence[int] = ()) -> None:
+    """A step of every rank: its timeline, and how long it took."""
+    before = player.now
+    for rank, item in enumerate(player.play(dict(enumerate(acts)))):
+        node = hosts[rank] if hosts else 0
+        found.add(item, node)
+        found.add(step(rank, player.step, player.now - before), node)
+
+
+def run(found: Diagnosis, works: Worked, steps: int = 20, data: Worked = lambda _rank: 0.001) -> Told:
+    player, noise = Player(4), random.Random(1)
+    for _ in range(steps):
+        feed(found, player, [mesh(r, works(r) * noise.uniform(0.98, 1.02), data(r)) for r in range(4)])
+    return look(found, NOW + player.now)
+
+
+def test_waiting_is_charged_to_who_came_last_also_through_another_group() -> None:
+    told = run(diagnosis({"dp": 2, "tp": 2}), lambda rank: 0.6 if rank == 3 else 0.5)
+    late = told["stragglers"][0]
+    assert (late["rank"], late["cause"]) == (3, "compute")
+    assert late["seconds"] == pytest.approx(0.1, rel=0.15)
+    assert late["share"] == pytest.approx(0.1 / 0.604, rel=0.15)
+    by = {(wait["axis"], wait["rank"]): wait["seconds"] for wait in told["waits"]}
+    assert by["tp", 3] > 0.02, "its neighbour waits for it there"
+    assert by["dp", 3] > 0.05, "rank 0 waits for rank 2 there, and that waits for rank 3"
+    assert by.get(("dp", 2), 0.0) < 0.01, "who is late only because it waited is charged with nothing"
+    assert told["state"] == "slow"
+    assert told["sentence"].startswith("Rank 3 came last to 100% of its dp collectives since step 4, 1")
+    assert told["reason"].startswith("its compute, not its link")
+
+
+def test_a_slow_loader_is_told_from_slow_compute() -> None:
+    told = run(diagnosis({"dp": 2, "tp": 2}), lambda _rank: 0.5, data=lambda rank: 0.12 if rank == 1 else 0.001)
+    assert [(late["rank"], late["cause"]) for late in told["stragglers"]] == [(1, "data")]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_makes_no_straggler(seed: int) -> None:
+    noise = random.Random(seed)
+    told = run(diagnosis({"dp": 2, "tp": 2}), lambda _rank: 0.5 * noise.lognormvariate(0.0, 0.2), steps=60)
+    assert told["stragglers"] == []
+    assert told["waits"], "it is still charged"
+
+
+def test_a_rank_that_is_late_for_a_moment_is_none() -> None:
+    found, player = diagnosis({"dp": 2, "tp": 2}), Player(4)
+    for number in range(40):
+        feed(found, player, [mesh(rank, 0.9 if rank == 2 and 10 <= number < 13 else 0.5) for rank in range(4)])
+        assert look(found, NOW + player.now)["stragglers"] == []
+
+
+def test_since_when_a_rank_is_late_is_told_and_forgotten_once_it_is_over() -> None:
+    found, player = diagnosis({"dp": 2, "tp": 2}), Player(4)
+    noise = random.Random(3)
+    for number in range(60):
+        slow = 20 <= number < 40
+        works = [0.5 * noise.uniform(0.95, 1.05) * (1.4 if slow and rank == 1 else 1.0) for rank in range(4)]
+        feed(found, player, [mesh(rank, works[rank]) for rank in range(4)])
+        if number == 39:
+            late = look(found, NOW + player.now)["stragglers"][0]
+            assert late["rank"] == 1
+            assert 20 <= late["since_step"] <= 26
+    assert look(found, NOW + player.now)["stragglers"] == []
+
+
+def test_a_difference_below_what_clocks_allow_charges_nobody() -> None:
+    """Two hosts, one clock 40 ms ahead, known to 5 ms: a rank 4 ms late is not named, one 50 ms late is."""
+    for late_s, named in ((0.004, False), (0.05, True)):
+        clocks = Clocks()
+        clocks.told(0, Clock(offset_s=0.0, within_s=0.001))
+        clocks.told(1, Clock(offset_s=-0.04, within_s=0.005))
+        meeting = meetings(_step(clocks, late_s), clocks)[0]
+        assert meeting.last == (1 if named else None)
+        assert bool(meeting.waits) == named
+        if named:
+            assert meeting.waits[0] == pytest.approx(late_s, abs=1e-5)
+            assert meeting.transfer_s == pytest.approx(0.001, abs=1e-5)
+
+
+def _step(clocks: Clocks, late_s: float) -> Step:
+    gathering, player = Gathering(2, clocks), Player(2, {1: 0.04})
+    acts: dict[int, list[Act]] = {r: [Does("forward", 0.1 + late_s * r), Meets("dp", (0, 1))] for r in range(2)}
+    first, second = player.play(acts)
+    assert first["kind"] == second["kind"] == "timeline"
+    assert gathering.add(first, 0) is None
+    whole = gathering.add(second, 1)
+    assert whole is not None
+    return whole
+
+
+def pipe(rank: int, forward_s: float, micro_batches: int, stages: int) -> list[Act]:
+    """GPipe: all forwards, then all backwards, each twice as long."""
+    acts: list[Act] = []
+    ranks = tuple(range(stages))
+    for i in range(micro_batches):
+        acts += [Passes(rank - 1, rank, ranks)] if rank else []
+        acts.append(Does("forward", forward_s, i))
+        acts += [Passes(rank, rank + 1, ranks)] if rank < stages - 1 else []
+    for i in range(micro_batches):
+        acts += [Passes(rank + 1, rank, ranks)] if rank < stages - 1 else []
+        acts.append(Does("backward", 2 * forward_s, i))
+        acts += [Passes(rank, rank - 1, ranks)] if rank else []
+    return acts
+
+
+LAYOUT = {"pp": 4, "schedule": "gpipe"}
+TRAIN = {"micro_batches": 4, "global_batch": 32}
+
+
+def test_a_pipeline_s_bubble_is_nobody_s_fault_and_the_planner_says_what_would_idle_less() -> None:
+    found, player = diagnosis(LAYOUT, TRAIN), Player(4)
+    for _ in range(20):
+        feed(found, player, [pipe(rank, 0.05, 4, 4) for rank in range(4)])
+    told = look(found, NOW + player.now)
+    assert told["stragglers"] == []
+    assert told["sentence"].startswith("Pipeline bubble 43%: 4 micro-batches on 4 stages; "), "(4-1) / (4+4-1)"
+    assert "times faster" in told["sentence"]
+
+
+def test_a_slow_stage_is_named_and_the_bubble_stays_the_schedule_s() -> None:
+    found, player = diagnosis(LAYOUT, TRAIN), Player(4)
+    for _ in range(20):
+        feed(found, player, [pipe(rank, 0.08 if rank == 2 else 0.05, 4, 4) for rank in range(4)])
+    told = look(found, NOW + player.now)
+    assert [(late["rank"], late["axis"], late["cause"]) for late in told["stragglers"]] == [(2, "pp", "compute")]
+    assert told["state"] == "slow"
+
+
+def test_chance_is_that_of_a_fair_die() -> None:
+    assert chance(6, 6, 4) == pytest.approx(0.25**6)
+    assert chance(2, 0, 2) == pytest.approx(1.0)
+    assert chance(3, 2, 2) == pytest.approx(0.5)
+
+
+def test_members_hosts_are_named() -> None:
+    found = diagnosis({"dp": 2, "tp": 2}, members=(Member("host-a", 0, 2), Member("host-b", 2, 2)))
+    told = run(found, lambda rank: 0.6 if rank == 3 else 0.5)
+    assert "rank 3 on host-b" in told["sentence"].lower()
+    assert "host-b" in told["next"]

@@ -1,0 +1,63 @@
+"""Items as ranks tell them, for tests: each with what the test is about, and the rest as it usually is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from contracts.telemetry import Item, StepItem, StepParts
+from jobs.diagnosis import Diagnosis, Member, Told
+from planner.cost.estimate import estimate
+from planner.facts.parse import parse_spec
+from planner.hardware.cluster import Cluster
+from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
+
+ITEM: TypeAdapter[Item] = TypeAdapter(Item)
+TOLD: TypeAdapter[Told] = TypeAdapter(Told)
+NOW = 1_700_000_000.0
+CPU: Cluster = CLUSTERS[DEFAULT_CLUSTER["cpu"]]
+
+
+def diagnosis(
+    layout: dict[str, Any], train: dict[str, Any] | None = None, members: tuple[Member, ...] = (), **how: Any
+) -> Diagnosis:
+    """Of a run of gpt-tiny, planned on the named hardware for CPUs."""
+    spec = parse_spec({"model": {"preset": "gpt-tiny"}, "layout": layout, "train": train or {}})
+    stored = spec.model_dump(mode="json")
+    told = estimate(spec, CPU)
+    return Diagnosis(
+        stored,
+        dict(told),
+        spec.layout.world_size,
+        hardware=CPU.model_dump(mode="json"),
+        members=members,
+        **how,
+    )
+
+
+def look(found: Diagnosis, now: float = NOW) -> Told:
+    """What it tells, held against its declared shape."""
+    return TOLD.validate_python(found.look(now), strict=True)
+
+
+def step(rank: int, number: int, step_s: float = 0.1, parts: StepParts | None = None, **more: Any) -> StepItem:
+    item: dict[str, Any] = {
+        "kind": "step",
+        "rank": rank,
+        "time": NOW + number * step_s,
+        "step": number,
+        "ran": number,
+        "steps": 50,
+        "step_s": step_s,
+        "tokens": 1024,
+        "loss": 5.0 if rank == 0 else None,
+        "grad_norm": 1.0,
+        "learning_rate": 1e-3,
+        "cells": [],
+        **more,
+    }
+    if parts is not None:
+        item["parts"] = parts
+    checked: Any = ITEM.validate_python(item)
+    return checked  # type: ignore[no-any-return]

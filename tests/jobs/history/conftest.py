@@ -1,0 +1,56 @@
+"""An attempt that sends, and a recorder that needs no patience."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from jobs.history import recorder as recorder_module
+from jobs.history import recording
+from jobs.history.recorder import Recorder
+from jobs.models import Attempt, Host, Job
+from tests.jobs.conftest import member_of
+from tests.planner.wrong_specs import GOOD
+
+
+@pytest.fixture
+def root(tmp_path: Path, settings: Any) -> Path:
+    settings.HISTORY_DIR = tmp_path / "history"
+    return tmp_path / "history"
+
+
+@pytest.fixture
+def attempt(owner: User, make_host: Callable[..., Host]) -> Attempt:
+    """It runs, on one host."""
+    job = Job.objects.create(owner=owner, name="told", spec=GOOD, kind="train", device="cpu", num_slots=2, estimate={})
+    made = Attempt.objects.create(job=job, number=1)
+    member_of(made, make_host())
+    Job.objects.filter(id=job.id).update(attempt=1, status="running")
+    return made
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOOKED_EVERY_S", "QUIET_S", "SET_BACK_EVERY_S"):
+        monkeypatch.setattr(recorder_module, name, 0.0)
+    monkeypatch.setattr(recording, "COMMIT_S", 0.0)
+
+
+@pytest.fixture
+def recorder(root: Path, live_redis: redis.Redis, impatient: None) -> Iterator[Recorder]:
+    made = Recorder()
+    yield made
+    made.close()
+
+
+def end(attempt: Attempt, outcome: str = "succeeded") -> None:
+    """As the controller stores it."""
+    attempt.exit = {"outcome": outcome, "reason": f"it {outcome}"}
+    attempt.ended = timezone.now()
+    attempt.save()

@@ -1,0 +1,203 @@
+"""What is told of histories: through REST and pages, as JSON and as files, to those who may see the job."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.test import Client
+from rest_framework.test import APIClient
+
+from contracts.names import telemetry_stream
+from jobs.history import answers, folder
+from jobs.history.recorder import Recorder
+from jobs.models import Attempt
+from tests.jobs.history.conftest import end
+from tests.jobs.history.told import BEGAN, Sender, batch, cell, run, step
+
+Api = Callable[[User | None], APIClient]
+
+
+@pytest.fixture
+def told(attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder) -> str:
+    """The job of a run of two ranks and 40 steps in 20 s that has ended."""
+    sender = Sender(live_redis, attempt.job_id)
+    for some in run(2, 40):
+        sender.send(some)
+    sender.send(batch(20, {"kind": "eval", "rank": 0, "time": BEGAN + 20, "step": 40, "loss": 4.5}))
+    end(attempt)
+    recorder.turn()
+    return attempt.job_id
+
+
+def test_what_is_kept_is_listed(told: str, owner: User, api: Api) -> None:
+    answer = api(owner).get(f"/api/v1/jobs/{told}/history").json()
+    [kept] = answer["attempts"]
+    assert (kept["attempt"], kept["ended"]) == (1, True)
+    assert kept["tables"]["steps"]["rows"] == 80
+    assert kept["bytes"] == sum(table["bytes"] for table in kept["tables"].values())
+    assert (kept["from"], kept["to"]) == (BEGAN + 0.5, BEGAN + 20)
+
+
+def test_rows_are_those_asked_for(told: str, owner: User, api: Api) -> None:
+    client = api(owner)
+    for query, rows in (
+        ("", 80),
+        ("ranks=1", 40),
+        ("ranks=0-1", 80),
+        ("ranks=2-9,11", 0),
+        ("steps=3,5-6", 6),
+        (f"from={BEGAN + 1}&to={BEGAN + 2}", 6),
+        (f"from={BEGAN + 1}&to={BEGAN + 2}&ranks=0", 3),
+    ):
+        columns = client.get(f"/api/v1/jobs/{told}/history/steps?{query}").json()["columns"]
+        assert {name: len(column) for name, column in columns.items()} == dict.fromkeys(columns, rows), query
+        assert "exposed" in columns
+
+
+def test_bins_add_up(told: str, owner: User, api: Api) -> None:
+    answer = api(owner).get(f"/api/v1/jobs/{told}/history/traffic?bins=5&ranks=0&by=op,phase").json()
+    assert answer["width_s"] == pytest.approx((20 - 0.5) / 5)
+    columns = answer["columns"]
+    bins = sorted(set(columns["time"]))
+    assert bins == pytest.approx([BEGAN + 0.5 + answer["width_s"] * n for n in range(5)])
+    rows = zip(columns["op"], columns["phase"], columns["payload_bytes"], strict=True)
+    assert sum(payload for op, phase, payload in rows if (op, phase) == ("all_reduce", "step")) == 400_000
+    steps = api(owner).get(f"/api/v1/jobs/{told}/history/steps?bins=2").json()["columns"]
+    assert steps["steps"] == [20, 20]
+    assert steps["loss_max"][0] == 4.99
+    assert steps["loss_min"][1] == pytest.approx(4.6)
+
+
+def test_files_hold_every_row_under_a_name_of_their_own(told: str, owner: User, api: Api, root: Path) -> None:
+    answer = api(owner).get(f"/api/v1/jobs/{told}/history/steps?format=parquet&ranks=0")
+    assert answer["Content-Disposition"] == f'attachment; filename="{told}-1-steps.parquet"'
+    table = pq.read_table(io.BytesIO(b"".join(answer.streaming_content)))
+    assert table.column("step").to_pylist() == list(range(1, 41))
+    answer = api(owner).get(f"/api/v1/jobs/{told}/history/traffic?format=csv&bins=4")
+    lines = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
+    assert sum(int(line["payload_bytes"]) for line in lines if line["op"] == "all_gather") == 2 * 40_000
+    assert list((root / "spill").iterdir()) == [], "nothing is left of them"
+
+
+def test_too_many_rows_for_json_are_refused_with_how_many(
+    told: str, owner: User, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "MOST_ROWS", 79)
+    answer = api(owner).get(f"/api/v1/jobs/{told}/history/steps")
+    assert answer.status_code == 422
+    [error] = answer.json()["errors"]
+    assert error["field"] == "format"
+    assert error["message"].startswith("80 rows; at most 79")
+    assert api(owner).get(f"/api/v1/jobs/{told}/history/steps?ranks=0").status_code == 200
+
+
+WRONG = [
+    ("nothing", "table"),
+    ("steps?ranks=x", "ranks"),
+    ("steps?ranks=3-1", "ranks"),
+    ("steps?ranks=", "ranks"),
+    ("steps?ranks=²", "ranks"),
+    ("steps?from=nan", "from"),
+    ("steps?from=-1", "from"),
+    ("steps?from=1e99", "from"),
+    ("steps?from=5&to=4", "from"),
+    ("steps?bins=0", "bins"),
+    ("steps?bins=2001", "bins"),
+    ("marks?bins=5", "bins"),
+    ("traffic?steps=5", "steps"),
+    ("steps?by=op", "by"),
+    ("traffic?by=rank,rank", "by"),
+    ("steps?format=xml", "format"),
+    ("steps?attempt=0", "attempt"),
+    ("steps?ranks=1&ranks=2", "ranks"),
+    ("steps?rank=1", "rank"),
+    ("snapshot?bins=3", "bins"),
+    ("steps?steps=1;drop table steps", "steps"),
+]
+
+
+def test_a_senseless_parameter_is_named(attempt: Attempt, root: Path, owner: User, api: Api) -> None:
+    client = api(owner)
+    for path, field in WRONG:
+        answer = client.get(f"/api/v1/jobs/{attempt.job_id}/history/{path}")
+        assert answer.status_code == 400, path
+        assert field in [error["field"] for error in answer.json()["errors"]], path
+
+
+def test_a_history_is_its_job_s(told: str, owner: User, stranger: User, staff: User, api: Api) -> None:
+    for path in ("", "/steps", "/snapshot"):
+        of_job = f"/api/v1/jobs/{told}/history{path}"
+        assert api(stranger).get(of_job).status_code == 404
+        assert api(None).get(of_job).status_code == 401
+        assert api(staff).get(of_job).status_code == 200
+        page = Client()
+        assert page.get(f"/jobs/{told}/history{path}/").status_code == 302
+        page.force_login(stranger, backend="django.contrib.auth.backends.ModelBackend")
+        assert page.get(f"/jobs/{told}/history{path}/").status_code == 404
+        page.force_login(owner, backend="django.contrib.auth.backends.ModelBackend")
+        assert page.get(f"/jobs/{told}/history{path}/").json() == api(owner).get(of_job).json()
+
+
+def test_what_was_never_recorded_is_not_there(attempt: Attempt, root: Path, owner: User, api: Api) -> None:
+    client = api(owner)
+    assert client.get(f"/api/v1/jobs/{attempt.job_id}/history").json()["attempts"] == []
+    for path in ("steps", "snapshot", "steps?format=csv", "steps?attempt=7"):
+        answer = client.get(f"/api/v1/jobs/{attempt.job_id}/history/{path}")
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (404, "attempt")
+
+
+def test_a_reader_outlives_what_the_recorder_replaces(
+    attempt: Attempt,
+    root: Path,
+    live_redis: redis.Redis,
+    recorder: Recorder,
+    owner: User,
+    api: Api,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files are joined while questions are asked: an answer is of one moment, never an error."""
+    monkeypatch.setattr(folder, "FAN", 2)
+    sender, client = Sender(live_redis, attempt.job_id), api(owner)
+    for number, some in enumerate(run(1, 12), 1):
+        sender.send(some)
+        recorder.turn()
+        steps = client.get(f"/api/v1/jobs/{attempt.job_id}/history/steps").json()["columns"]["step"]
+        assert steps == list(range(1, number + 1))
+
+
+def test_a_snapshot_holds_the_totals_and_where_to_go_on(told: str, owner: User, api: Api, live_redis: Any) -> None:
+    answer: Any = api(owner).get(f"/api/v1/jobs/{told}/history/snapshot").json()
+    assert answer["ended"]
+    assert answer["progress"]["step"] == 40
+    assert answer["curve"]["step"] == list(range(1, 41))
+    assert answer["curve"]["loss"][0] == 4.99
+    assert [rank["ran"] for rank in answer["ranks"]] == [40, 40]
+    assert sum(sum(row["bytes"]) for row in answer["traffic"]["rows"]) == sum(answer["cells"]["payload_bytes"])
+    assert answer["traffic"]["width_s"] == 1.0
+    assert sum(answer["exact"]["payload_bytes"]) == 2 * (400_000 + 40_000)
+    assert answer["followed"][0]["after"] == live_redis.xrevrange(telemetry_stream(told, 1), count=1)[0][0].decode()
+    assert answer["marks"]["kind"] == ["validation", "end"]
+    assert answer["parts"]["exposed"] == [{"dp": 0.1}, {"dp": 0.1}]
+
+
+def test_a_long_curve_is_thinned_to_what_a_screen_holds(
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, owner: User, api: Api
+) -> None:
+    sender = Sender(live_redis, attempt.job_id)
+    for some in range(10):
+        items = [step(0, number, number / 20, cell(number)) for number in range(some * 900 + 1, some * 900 + 901)]
+        sender.send(batch(some * 45 + 45, *items))
+    recorder.turn()
+    answer: Any = api(owner).get(f"/api/v1/jobs/{attempt.job_id}/history/snapshot").json()
+    assert answer["stride"] == 4
+    assert answer["curve"]["step"] == list(range(4, 9001, 4))
+    assert len(answer["traffic"]["rows"][0]["bytes"]) == answer["traffic"]["length"] <= 600
+    assert sum(answer["traffic"]["rows"][0]["bytes"]) == 9_000_000

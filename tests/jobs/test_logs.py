@@ -1,0 +1,196 @@
+"""Whole logs over REST, from a real host worker with a host's own rights; and what is said where there is none."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.utils import timezone
+from rest_framework.test import APIClient
+
+from contracts.codec import encode_log_part
+from contracts.logs import VERSION, LogPart
+from contracts.names import host_queue, log_key
+from contracts.signing import sealed
+from jobs.hosts.keys import signing_keys
+from jobs.logs import ask as asking
+from jobs.logs import whole
+from jobs.logs.places import place_of
+from jobs.models import Host, Job, Member
+from tests.jobs.test_host_access import Guest, admitted, running_job, worker
+from tests.jobs.test_host_join import IDENTITIES
+from tests.support.orders import order
+from tests.support.processes import wait_until
+from tests.workers.host.test_tail import rank_log
+from workers.host.attempts import attempt_dir
+from workers.host.files import write_json
+
+Api = Callable[[User | None], APIClient]
+
+
+@pytest.fixture
+def guest(live_redis: redis.Redis, db: None) -> Guest:
+    return admitted("host-a")
+
+
+def streamed(answer: Any) -> bytes:
+    async def all_of() -> bytes:
+        return b"".join([part async for part in answer.streaming_content])
+
+    return async_to_sync(all_of)()
+
+
+def put(live_redis: redis.Redis, host: Host, question: str, **told: Any) -> None:
+    """An answer of a host's, as if it had heard the question."""
+    part = LogPart(v=VERSION, question=question, problem="", data=b"", next=0, size=0, kept=0)
+    key = bytes.fromhex(signing_keys(host.name, host.generation)[0])
+    live_redis.rpush(log_key(host.name, question), sealed(key, encode_log_part({**part, **told})))  # type: ignore[typeddict-item]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_rank_s_whole_log_comes_from_its_host_with_a_host_s_rights(
+    guest: Guest, owner: User, stranger: User, api: Api, live_redis: redis.Redis, tmp_path: Path
+) -> None:
+    job = running_job(owner, "host-a")
+    logs = attempt_dir(tmp_path / "state" / "runs", job, 1)
+    logs.own.mkdir(parents=True)
+    write_json(logs.order, order(job, slots=[0, 1, 2, 3]))
+    said = b"".join(b"%09d\n" % number for number in range(150_000))
+    rank_log(logs.logs, 3).write_bytes(said)
+    rank_log(logs.logs, 3, "stderr.log").write_bytes(b"a warning\n")
+    rank_log(logs.logs, 1).write_bytes(b"only words\n")
+    rank_log(logs.logs, 1, "stderr.log").touch()
+    with worker(guest, tmp_path):
+        answer = api(owner).get(f"/api/v1/jobs/{job}/logs/3")
+        assert answer.status_code == 200, answer.content
+        assert answer["Content-Type"] == "text/plain; charset=utf-8"
+        assert answer["Content-Disposition"] == f'attachment; filename="{job}-1-rank3.log"'
+        assert int(answer["Meshboard-Log-Bytes"]) == len(said) + len(b"a warning\n")
+        assert streamed(answer) == b"==> stdout <==\n" + said + b"==> stderr <==\na warning\n"
+        assert streamed(api(owner).get(f"/api/v1/jobs/{job}/logs/3?file=stderr&attempt=1")) == b"a warning\n"
+        assert streamed(api(owner).get(f"/api/v1/jobs/{job}/logs/1")) == b"only words\n"
+        missing = api(owner).get(f"/api/v1/jobs/{job}/logs/-1")
+        assert (missing.status_code, missing.json()["errors"][0]["message"]) == (
+            404,
+            "host-a says: there is no launcher log of it on this host, or what lies there is no log",
+        )
+    assert [key for key in live_redis.scan_iter() if b":log:" in key] == []
+    assert api(stranger).get(f"/api/v1/jobs/{job}/logs/3").status_code == 404
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_order_that_nobody_waits_for_is_not_answered(
+    guest: Guest, owner: User, api: Api, live_redis: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "PATIENCE_S", 0.2)
+    job = running_job(owner, "host-a")
+    answer = api(owner).get(f"/api/v1/jobs/{job}/logs/0")
+    assert (answer.status_code, answer.json()["errors"][0]["message"]) == (
+        503,
+        "host-a has the log, and did not answer within 0.2 s",
+    )
+    assert answer["Retry-After"]
+    assert live_redis.llen(host_queue("host-a")) == 1
+    with worker(guest, tmp_path):
+        wait_until(lambda: live_redis.llen(host_queue("host-a")) == 0, "the host took the order")
+        wait_until(lambda: not live_redis.exists("meshboard:host:host-a:unacked"), "and is done with it")
+    assert [key for key in live_redis.scan_iter() if b":log:" in key] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "rank", "status", "words"),
+    [
+        ({"engine": "elsewhere"}, "0", 409, "it was launched elsewhere, on host-a: its log stays there"),
+        ({"engine": "slurm"}, "0", 409, "slurm runs it: its job's files lie in the cluster's shared folder"),
+        ({"removed": True}, "0", 409, "host-a, which has the log, was removed from the board"),
+        ({"silent": True}, "0", 503, "host-a has the log, and was not heard of for 90 s"),
+        ({"queued": True}, "0", 409, "it has not started: nothing has logged yet"),
+        ({}, "4", 404, "rank 4: this attempt has ranks 0 to 3, and launchers -1 to -1"),
+        ({}, "-2", 404, "rank -2: this attempt has ranks 0 to 3"),
+        ({}, "..%2f..%2fetc%2fpasswd", 404, ""),
+        ({}, "stdout.log", 404, "this job has no rank 'stdout.log'"),
+        ({}, "0?attempt=2", 404, "this job has no attempt 2"),
+        ({}, "0?attempt=x", 400, "a whole number from 1, got 'x'"),
+        ({}, "0?file=/etc/passwd", 400, "stdout or stderr, got '/etc/passwd'"),
+    ],
+)
+def test_where_no_log_can_be_had_it_says_why(
+    guest: Guest, owner: User, api: Api, change: dict[str, Any], rank: str, status: int, words: str
+) -> None:
+    job = running_job(owner, "host-a")
+    if "engine" in change:
+        Job.objects.update(engine=change["engine"])
+    if "removed" in change:
+        Host.objects.update(removed=timezone.now())
+    if "silent" in change:
+        Host.objects.update(last_seen=timezone.now() - timedelta(seconds=90))
+    if "queued" in change:
+        Member.objects.all().delete()
+    answer = api(owner).get(f"/api/v1/jobs/{job}/logs/{rank}")
+    assert answer.status_code == status
+    assert words in answer.json()["errors"][0]["message"]
+
+
+def test_an_answer_that_another_wrote_is_none(
+    guest: Guest, owner: User, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "1" * 32)
+    host = Host.objects.get()
+    place = asking.Place(running_job(owner, "host-a"), 1, host, 0, ("stdout",))
+    forged = encode_log_part(LogPart(v=VERSION, question="1" * 32, problem="", data=b"forged", next=6, size=6, kept=6))
+    live_redis.rpush(log_key("host-a", "1" * 32), sealed(b"another", forged), b"short")
+    put(live_redis, host, "1" * 32, data=b"true", next=4, size=4, kept=4)
+    assert asking.ask(place, "stdout", 0)["data"] == b"true"
+
+
+def test_a_log_whose_host_falls_silent_breaks_off_and_says_so(
+    guest: Guest, owner: User, api: Api, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "1" * 32)
+    job = running_job(owner, "host-a")
+    put(live_redis, Host.objects.get(), "1" * 32, data=b"the start\n", next=10, size=1000, kept=1000)
+    answer = api(owner).get(f"/api/v1/jobs/{job}/logs/0?file=stdout")
+    assert answer.status_code == 200
+    told = b""
+
+    async def read() -> None:
+        nonlocal told
+        async for part in answer.streaming_content:  # type: ignore[attr-defined]
+            told += part
+
+    with pytest.raises(Exception, match="did not answer"):
+        async_to_sync(read)()
+    assert told == b"the start\n\n[the log breaks off here: host-a has the log, and did not answer within 0.2 s]\n"
+
+
+def test_only_so_many_parts_are_held_at_once(owner: User, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "PATIENCE_S", 0.05)
+    place = asking.Place(running_job(owner, "host-a"), 1, Host.objects.get(), 0, ("stdout",))
+    for _ in range(whole.AT_ONCE):
+        whole._slots.acquire()
+    try:
+        with pytest.raises(whole.BusyError, match="8 logs are fetched at once"):
+            whole.begin(place, ("stdout",))
+    finally:
+        for _ in range(whole.AT_ONCE):
+            whole._slots.release()
+
+
+def test_each_rank_of_a_gang_is_asked_of_its_own_host(owner: User, guest: Guest) -> None:
+    other = admitted("host-b", IDENTITIES[1])
+    attempt = Job.objects.get(pk=running_job(owner, "host-a")).attempts.get()
+    Member.objects.update(num_ranks=2)
+    told = {"host": Host.objects.get(name=other.name), "host_name": other.name, "ordered": timezone.now()}
+    Member.objects.create(attempt=attempt, node=1, first_rank=2, num_ranks=2, **told)
+    places = {rank: place_of(attempt, rank) for rank in (0, 1, 2, 3, -1, -2)}
+    assert [place.host.name for place in places.values()] == ["host-a"] * 2 + ["host-b"] * 2 + ["host-a", "host-b"]
+    assert [place.rank for place in places.values()] == [0, 1, 2, 3, -1, -1]
+    assert places[-2].files == ("launcher",)

@@ -1,0 +1,238 @@
+"""A step leaves as a trace: read back with the format's own protos and rules, waiting apart from transfer."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import msgpack
+import pytest
+import redis
+from django.contrib.auth.models import User
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as Proto
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
+from rest_framework.test import APIClient
+
+from contracts.names import telemetry_stream, wanted_key
+from contracts.telemetry import TimelineItem
+from jobs.models import Attempt, Host, Job, Status
+from jobs.queue import actions
+from jobs.traces import chrome, perfetto
+from jobs.traces.arrivals import meetings
+from jobs.traces.lanes import lanes
+from jobs.traces.shapes import Call, Trace
+from jobs.traces.stream import trace
+from tests.jobs.conftest import member_of
+from tests.support.timelines import batch, item, late
+
+SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 5}}
+
+
+def of(items: list[TimelineItem]) -> Trace:
+    return trace((told, 0.0) for told in items)
+
+
+def overlapping() -> Trace:
+    """Three reduces in flight at once on each rank, the second inside the first, and one that ends as it begins."""
+    calls = [(0, "all_reduce", n, 10 * n, 0, 100 - 10 * n if n < 3 else 90, 8, -1) for n in (1, 2, 3)]
+    calls.append((0, "all_reduce", 4, 95, 0, 95, 8, -1))
+    return of([item(rank, calls=calls, spans=[("forward", 0, 0, 0, 50)]) for rank in (0, 1)])
+
+
+def test_waiting_is_charged_to_who_came_last() -> None:
+    found = of(late())
+    arrivals = meetings(found.calls)
+    assert {(arrival.rank, round(arrival.time, 6)) for arrival in arrivals.values()} == {(1, 1000.08)}
+    waits = {call.rank: round(1000.08 - call.issued, 6) for call in found.calls}
+    assert waits == {0: 0.03, 1: 0.0}
+
+
+def test_a_collective_of_which_a_rank_tells_nothing_has_no_last_rank() -> None:
+    assert meetings(of(late()[:1]).calls) == {}
+
+
+def test_a_send_meets_the_receive_of_the_other_end() -> None:
+    group = [{"axis": "pp", "ranks": [0, 1], "nth": 0}]
+    sends = [(0, "send", 1, 10, 0, 60, 4, 1), (0, "send", 2, 70, 0, 90, 4, 1), (0, "recv", 3, 75, 5, 95, 4, 1)]
+    takes = [(0, "recv", 1, 50, 10, 60, 4, 0), (0, "send", 2, 72, 0, 95, 4, 0), (0, "recv", 3, 80, 10, 90, 4, 0)]
+    found = of([item(0, groups=group, calls=sends), item(1, groups=group, calls=takes)])
+    last = {(key[0], key[2]): arrival.rank for key, arrival in meetings(found.calls).items()}
+    assert last == {(0, 1): 1, (1, 1): 1, (0, 2): 1, (1, 3): 1, (1, 2): 0, (0, 3): 0}
+
+
+def test_a_host_s_clock_is_brought_to_the_board_s() -> None:
+    first, second = late()
+    told = trace([(first, 0.0), ({**second, "began": 700.0}, 300.0)])
+    assert {round(call.issued, 3) for call in told.calls} == {1000.05, 1000.08}
+
+
+def test_no_lane_holds_two_events_at_once_and_none_is_lost() -> None:
+    found = lanes(overlapping())
+    for events in found.values():
+        assert all(one.ended <= other.began for one, other in pairwise(events))
+    assert sum(map(len, found.values())) == 10
+    assert [lane.title for lane in found if lane.rank == 0] == ["compute", "dp", "dp (2)", "dp (3)"]
+
+
+def read_perfetto(data: bytes) -> tuple[dict[int, Any], dict[int, list[Any]]]:
+    """Tracks by uuid, and each track's slices (begin, end, event), the last opened closes."""
+    proto = Proto()
+    proto.ParseFromString(data)
+    tracks = {
+        packet.track_descriptor.uuid: packet.track_descriptor
+        for packet in proto.packet
+        if packet.HasField("track_descriptor")
+    }
+    stacks: dict[int, list[Any]] = defaultdict(list)
+    slices: dict[int, list[Any]] = defaultdict(list)
+    events = [packet for packet in proto.packet if packet.HasField("track_event")]
+    assert all(packet.trusted_packet_sequence_id for packet in events)
+    for packet in sorted(events, key=lambda packet: packet.timestamp):
+        event = packet.track_event
+        if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+            stacks[event.track_uuid].append(packet)
+        else:
+            begin = stacks[event.track_uuid].pop()
+            slices[event.track_uuid].append((begin.timestamp, packet.timestamp, begin.track_event))
+    assert not any(stacks.values()), "every slice that begins ends"
+    return tracks, slices
+
+
+@pytest.mark.parametrize("made", [of(late()), overlapping()], ids=["late", "overlapping"])
+def test_perfetto_has_a_track_for_each_rank_and_axis_and_flows_between_ranks(made: Trace) -> None:
+    tracks, slices = read_perfetto(perfetto.write(made, "a run"))
+    assert set(slices) <= set(tracks)
+    ranks = {uuid: track.name for uuid, track in tracks.items() if track.HasField("process")}
+    assert sorted(ranks.values()) == ["rank 0", "rank 1"]
+    named = {uuid: (ranks[tracks[uuid].parent_uuid], tracks[uuid].name) for uuid in slices}
+    assert {name for name in named.values() if "(" not in name[1]} == {
+        (f"rank {rank}", track) for rank in (0, 1) for track in ("compute", "dp")
+    }
+    calls = [event for uuid, found in slices.items() if named[uuid][1] != "compute" for _, _, event in found]
+    assert len(calls) == len(made.calls)
+    assert set(Counter(flow for event in calls for flow in event.flow_ids).values()) == {2}
+    for found in slices.values():
+        assert all(begin < end for begin, end, _ in found)
+
+
+def test_perfetto_says_what_was_waited_and_for_whom() -> None:
+    tracks, slices = read_perfetto(perfetto.write(of(late()), "a run"))
+    mine = next(uuid for uuid, track in tracks.items() if track.name == "dp" and track.parent_uuid == 1)
+    ((began, ended, event),) = slices[mine]
+    notes = {note.name: getattr(note, note.WhichOneof("value")) for note in event.debug_annotations}
+    assert (event.name, ended - began) == ("all_reduce", 40_000_000)
+    assert (notes["waited_us"], notes["last_rank"], notes["payload_bytes"]) == (pytest.approx(30_000), 1, 4000)
+
+
+def test_perfetto_knows_the_time_of_day() -> None:
+    proto = Proto()
+    proto.ParseFromString(perfetto.write(of(late()), "a run"))
+    clocks = {clock.clock_id: clock.timestamp for clock in proto.packet[0].clock_snapshot.clocks}
+    assert clocks == {1: 1000 * 10**9, 6: 1000 * 10**9}
+
+
+@pytest.mark.parametrize("made", [of(late()), overlapping()], ids=["late", "overlapping"])
+def test_chrome_s_rules_hold(made: Trace) -> None:
+    """Every B has its E of the same name on its thread, time never goes back, and a flow begins before it ends."""
+    told = json.loads(chrome.write(made, "a run"))
+    events = told["traceEvents"]
+    assert {event["ph"] for event in events} >= {"M", "B", "E", "s", "f"}
+    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    timed = [event for event in events if event["ph"] != "M"]
+    assert [event["ts"] for event in timed] == sorted(event["ts"] for event in timed)
+    open_ones: dict[Any, list[str]] = defaultdict(list)
+    flows: dict[int, list[str]] = defaultdict(list)
+    for event in timed:
+        track = event["pid"], event["tid"]
+        assert track in named
+        if event["ph"] == "B":
+            assert not open_ones[track], "nothing overlaps on a thread"
+            open_ones[track].append(event["name"])
+        elif event["ph"] == "E":
+            assert open_ones[track].pop() == event["name"]
+        else:
+            assert open_ones[track], "a flow leaves from a slice"
+            flows[event["id"]].append(event["ph"])
+    assert not any(open_ones.values())
+    assert all(phases == ["s", "f"] for phases in flows.values())
+    assert len([event for event in timed if event["ph"] == "B"]) == len(made.calls) + len(made.spans)
+
+
+def test_an_end_that_was_not_recorded_is_said_and_drawn_as_a_moment() -> None:
+    call = Call(0, 0, "dp", (0, 1), 0, 1, "all_reduce", 5.0, 0.0, None, 8, -1)
+    _, slices = read_perfetto(perfetto.write(Trace([call], []), "a run"))
+    ((began, ended, event),) = next(iter(slices.values()))
+    assert ended - began == 1
+    assert "not recorded" in [note.string_value for note in event.debug_annotations]
+
+
+@pytest.fixture
+def told(owner: User, make_host: Callable[..., Host], live_redis: redis.Redis) -> Job:
+    """A running job whose stream tells steps 8 and 16, whole."""
+    host = make_host()
+    job, _ = actions.submit(owner, SPEC)
+    Job.objects.filter(id=job.id).update(status=Status.RUNNING)
+    member_of(Attempt.objects.create(job=job, number=1), host)
+    for step in (8, 16):
+        packed = msgpack.packb(batch(job.id, *late(step=step)))
+        live_redis.xadd(telemetry_stream(job.id, 1), {"b": packed, "n": step})
+    live_redis.xadd(telemetry_stream(job.id, 1), {"b": b"timeline \xc1 of no sense", "n": 17})
+    job.refresh_from_db()
+    return job
+
+
+def test_a_step_is_downloaded_in_both_formats_by_who_may_see_the_job(
+    told: Job, owner: User, stranger: User, viewer: User, api: Callable[[User | None], APIClient]
+) -> None:
+    path = f"/api/v1/jobs/{told.id}/trace"
+    answer = api(owner).get(path, {"format": "chrome", "step": 8})
+    assert answer["Content-Disposition"] == f'attachment; filename="{told.id}-1-step-8.json"'
+    assert {event["args"]["step"] for event in json.loads(answer.content)["traceEvents"] if event["ph"] == "B"} == {8}
+    answer = api(viewer).get(path)
+    assert f"{told.id}-1-step-16.pftrace" in answer["Content-Disposition"], "the newest where none is named"
+    assert read_perfetto(answer.content)[1]
+    assert api(stranger).get(path).status_code == 404
+    assert api(None).get(path).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "field"),
+    [
+        ({"step": "9"}, 404, "step"),
+        ({"step": "-1"}, 400, "step"),
+        ({"step": "²"}, 400, "step"),
+        ({"attempt": "7"}, 404, "step"),
+        ({"attempt": "0"}, 400, "attempt"),
+        ({"format": "svg"}, 400, "format"),
+    ],
+)
+def test_a_senseless_wish_is_refused_by_its_name(
+    told: Job, owner: User, api: Callable[[User | None], APIClient], query: dict[str, str], status: int, field: str
+) -> None:
+    answer = api(owner).get(f"/api/v1/jobs/{told.id}/trace", query)
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (status, field)
+
+
+def test_a_step_can_be_asked_for_while_the_run_lasts(
+    told: Job, owner: User, stranger: User, api: Callable[[User | None], APIClient], live_redis: redis.Redis
+) -> None:
+    path = f"/api/v1/jobs/{told.id}/trace"
+    client = api(owner)
+    assert client.post(path, {"step": 120}, format="json").json() == {"steps": [120]}
+    assert client.post(path, {"step": 7.0}, format="json").json() == {"steps": [7, 120]}, (
+        "7.0 is a whole number of JSON"
+    )
+    assert live_redis.smembers(wanted_key(told.id, 1)) == {b"7", b"120"}
+    assert 0 < live_redis.ttl(wanted_key(told.id, 1)) <= 3600
+    for body in ({"step": -1}, {"step": "7"}, {"step": True}, {"step": 7.5}, {}, {"step": 1, "more": 1}, [], 7):
+        answer = client.post(path, body, format="json")
+        assert answer.status_code == 422, body
+    assert api(stranger).post(path, {"step": 1}, format="json").status_code == 404
+    live_redis.sadd(wanted_key(told.id, 1), *range(1000, 1062))
+    assert client.post(path, {"step": 120}, format="json").status_code == 202, "it is on the list already"
+    assert client.post(path, {"step": 121}, format="json").status_code == 409
+    Job.objects.filter(id=told.id).update(status=Status.SUCCEEDED)
+    assert client.post(path, {"step": 122}, format="json").status_code == 409

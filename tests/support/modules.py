@@ -1,0 +1,43 @@
+"""The pages' own JavaScript modules in Chromium, imported as the pages import them, without a board."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+STATIC = Path(__file__).parents[2] / "webapp" / "static"
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    extensions_map = {**http.server.SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript"}
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def static_files() -> Iterator[tuple[Browser, str]]:
+    """A browser, and the address that the static files have."""
+    handler = functools.partial(_Quiet, directory=str(STATIC))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, sync_playwright() as playwright:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        try:
+            yield browser, f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            browser.close()
+            server.shutdown()
+            thread.join()
+
+
+def call(page: Page, module: str, body: str, argument: object = None) -> Any:
+    """Evaluate `body` (JavaScript with `m` the module and `x` the argument) in the page."""
+    return page.evaluate(f"async (x) => {{ const m = await import('/js/{module}'); {body} }}", argument)

@@ -1,0 +1,135 @@
+"""Ranks that stand still say where, and of those that cannot the host says it: real ranks, a supervisor's own parts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.control import VERSION, LaunchOrder
+from contracts.telemetry import Item
+from tests.support.processes import ROOT
+from workers.host.supervisor.ranks import Ranks
+from workers.host.supervisor.serve import Telemetry
+
+NOTICED_S = 60  # a loaded machine takes long to import torch
+
+
+class Host:
+    """What a supervisor hears of three ranks and sees of their processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.items: list[Any] = []
+        self.ranks = Ranks(self.items.append)
+        order = LaunchOrder(v=VERSION, job="stuck", attempt=1, spec={}, slots=[0, 1, 2], expires=0.0)
+        self.telemetry = Telemetry(order, self._take, lambda _count: None, self.ranks.heard)
+        self.socket = folder / "s"
+
+    async def _take(self, items: list[Item]) -> None:
+        for item in items:
+            self.ranks.take(item)
+            self.items.append(item)
+
+    async def until(self, seen: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + NOTICED_S
+        while not seen():
+            assert time.monotonic() < deadline, [item for item in self.items if item["kind"] in ("standing", "process")]
+            await self.ranks.look()
+            await asyncio.sleep(0.2)
+
+    def last(self, kind: str, rank: int) -> Any:
+        return next((item for item in reversed(self.items) if (item["kind"], item["rank"]) == (kind, rank)), None)
+
+
+def started(folder: Path) -> list[subprocess.Popen[bytes]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    argv = [sys.executable, "-W", "ignore", "-m", "tests.workers.meter.stuck"]
+    return [subprocess.Popen([*argv, str(rank), str(port), str(folder / "s")], cwd=ROOT) for rank in range(3)]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    """After all three stopped moving, and rank 1 was stopped by a signal besides."""
+    with tempfile.TemporaryDirectory() as folder:
+        host = Host(Path(folder))
+
+        async def watch() -> None:
+            server = await host.telemetry.start(host.socket, None)
+            await host.until(lambda: all(host.last("standing", rank) for rank in (0, 1)))
+            await host.until(lambda: bool((host.last("process", 2) or {"stack": []})["stack"]))
+            os.kill(processes[1].pid, signal.SIGSTOP)
+            host.items.append({"kind": "stopped now", "rank": 1})
+            await host.until(lambda: bool((host.last("process", 1) or {"stack": []})["stack"]))
+            server.close()
+
+        processes = started(Path(folder))
+        try:
+            asyncio.run(watch())
+            yield host
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def test_a_rank_in_a_collective_that_nobody_else_entered_says_which_and_where(host: Host) -> None:
+    told = host.last("standing", 0)
+    (world,) = told["groups"]
+    assert world["group"] == {"axis": "world", "ranks": [0, 1, 2], "nth": 0}
+    assert (world["issued"], world["ended"], world["sequence"]) == (2, 1, 2)
+    assert (world["op"], world["payload_bytes"], world["blocking"], world["peer"]) == ("all_reduce", 1000, True, -1)
+    assert 0 <= told["time"] - world["since"] - told["still"] < 1
+    assert told["phase"] == "step"
+    stack = [line.rpartition(" in ")[2] for line in told["stack"]]
+    assert stack.index("main") < stack.index("enters_alone") < stack.index("stand_still")
+    assert "stuck.py:" in next(line for line in told["stack"] if line.endswith("enters_alone"))
+    ours = [item for item in host.items if item["kind"] == "process" and item["rank"] == 0]
+    assert ours, "it stands still: how its process fares is told"
+    assert {item["state"] for item in ours} == {"sleeping"}
+
+
+def test_a_rank_that_skipped_it_says_that_it_is_elsewhere(host: Host) -> None:
+    told = host.last("standing", 1)
+    (world,) = told["groups"]
+    assert (world["issued"], world["ended"]) == (1, 1)
+    assert "op" not in world
+    assert told["stack"][-1].endswith("in sleeps_elsewhere")
+
+
+@pytest.mark.skipif(shutil.which("py-spy", path=str(Path(sys.executable).parent)) is None, reason="needs py-spy")
+def test_of_a_rank_that_holds_the_interpreter_the_host_says_where_it_stands(host: Host) -> None:
+    assert host.last("standing", 2) is None
+    told = host.last("process", 2)
+    assert told["silent_s"] >= 3
+    assert told["state"] == "sleeping"
+    assert told["cpu"] < 0.5
+    assert [line.rpartition(" in ")[2] for line in told["stack"]][-2:] == ["main", "holds_the_interpreter"]
+
+
+def test_of_a_stopped_rank_the_host_says_so(host: Host) -> None:
+    stopped = host.items.index({"kind": "stopped now", "rank": 1})
+    before = [item["state"] for item in host.items[:stopped] if item["kind"] == "process" and item["rank"] == 1]
+    assert "stopped" not in before
+    told = host.last("process", 1)
+    assert told["state"] == "stopped"
+    assert told["stack"][-1].endswith("in sleeps_elsewhere")
+
+
+def test_each_rank_told_what_it_holds(host: Host) -> None:
+    for rank in range(3):
+        told = host.last("gauge", rank)
+        assert told["resident_bytes"] > 50 * 2**20, "torch alone is more"
+        assert "allocated_bytes" not in told

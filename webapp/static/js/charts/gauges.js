@@ -1,0 +1,62 @@
+// What ranks hold and what their hosts use, over time: memory beside its plan, processors, GPUs, network.
+import uPlot from "../../vendor/uplot/uPlot.esm.js";
+import { byteRate, bytes } from "../format.js";
+import { plot } from "./plot.js";
+import { MOST_LINES } from "./traffic.js";
+
+const percent = (value) => `${value.toFixed(0)} %`;
+const cores = (value) => (value < 10 ? value.toFixed(1) : value.toFixed(0));
+
+/** By id of its place. `fields`: what is drawn, the first told by anybody where `first`. `of`: ranks or hosts. */
+export const GAUGE_CHARTS = {
+  "memory-chart": { of: "ranks", label: "bytes of a rank", value: bytes, size: 76 },
+  "cpu-chart": { of: "hosts", fields: { cpu: "in use" }, label: "processors in use", value: cores, size: 52 },
+  "network-chart": { of: "hosts", fields: { sent_bytes_s: "sent", received_bytes_s: "received" }, label: "network", value: byteRate, size: 80 },
+  "gpu-chart": { of: "both", fields: { gpu_percent: "busy" }, label: "GPU busy", value: percent, size: 52 },
+};
+
+export function gaugeChart(container, page) {
+  const { label, value, size } = GAUGE_CHARTS[container.id];
+  return plot(container, page, { height: 170, label, value, values: value, size });
+}
+
+/** Columns and lines of one gauge of hosts, or of ranks that tell it; `names`: host by node. */
+export function gaugeLines({ of, fields }, gauges, names) {
+  const keys = [...gauges.keys()].filter((key) => (of === "hosts" ? key < 0 : true)).sort((a, b) => (a < 0 && b < 0 ? b - a : a - b));
+  const found = [];
+  for (const key of keys) {
+    for (const [field, word] of Object.entries(fields)) {
+      const columns = gauges.get(key);
+      if (!columns[field].some((value) => value !== null)) continue;
+      const who = key < 0 ? (names.get(-1 - key) ?? "host") : `rank ${key}`;
+      found.push({ label: Object.keys(fields).length > 1 ? `${who} ${word}` : who, columns: [columns.time, columns[field]] });
+    }
+  }
+  return joined(found);
+}
+
+/** Memory of ranks as `field` tells it, and the plan's of the fullest as a level line. */
+export function memoryLines(field, gauges, planned, window) {
+  const found = [...gauges.keys()]
+    .filter((key) => key >= 0 && gauges.get(key)[field].some((value) => value !== null))
+    .sort((a, b) => a - b)
+    .map((key) => ({ label: `rank ${key}`, columns: [gauges.get(key).time, gauges.get(key)[field]] }));
+  const told = joined(found);
+  if (planned === null || told.columns[0].length === 0) return told;
+  told.lines.push({ label: "plan, fullest rank", token: "--ink-faint", dash: [8, 4] });
+  told.columns = uPlot.join([told.columns, [window, window.map(() => planned)]]);
+  return told;
+}
+
+/** Which of resident, allocated and reserved any rank tells. */
+export function memoryFields(gauges) {
+  const told = (field) => [...gauges].some(([key, columns]) => key >= 0 && columns[field].some((value) => value !== null));
+  return ["allocated_bytes", "reserved_bytes", "resident_bytes"].filter(told);
+}
+
+function joined(found) {
+  const shown = found.slice(0, MOST_LINES);
+  const lines = shown.map(({ label }, index) => ({ label, token: `--series-${index}`, dash: index % 2 ? [6, 3] : undefined }));
+  if (shown.length === 0) return { columns: [[]], lines };
+  return { columns: uPlot.join(shown.map(({ columns }) => columns)), lines };
+}

@@ -1,0 +1,58 @@
+// Where the ticks of a time axis stand, and what they say: the time of day, or the optimiser step.
+import { integer } from "../format.js";
+
+export const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400];
+const timeFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const dayFormat = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
+
+export const timeOfDay = (seconds) => timeFormat.format(new Date(seconds * 1000));
+
+/** The time of day; the first tick of each day has its date below. */
+export function clockTicks(_, ticks) {
+  let day = "";
+  return ticks.map((tick) => {
+    const before = day;
+    day = dayFormat.format(new Date(tick * 1000));
+    return day === before ? timeOfDay(tick) : `${timeOfDay(tick)}\n${day}`;
+  });
+}
+
+/** Of ascending `times`, the place before which `time` would stand. */
+function placeOf(times, time) {
+  let [low, high] = [0, times.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (times[middle] < time) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** The step that had ended at a time, null before the first; `curve`: {time, step}, both ascending. */
+export function stepAt(curve, time) {
+  const place = placeOf(curve.time, time);
+  if (curve.time[place] === time) return curve.step[place];
+  return place > 0 ? curve.step[place - 1] : null;
+}
+
+const timeOf = (curve, step) => {
+  const place = Math.min(placeOf(curve.step, step), curve.step.length - 1);
+  return curve.time[place];
+};
+
+function roundStep(least) {
+  const size = 10 ** Math.floor(Math.log10(Math.max(1, least)));
+  return [1, 2, 5, 10].map((factor) => factor * size).find((step) => step >= least);
+}
+
+/** Ticks at round steps between two times, at most `most` of them: [{time, words}]. */
+export function stepTicks(curve, from, to, most) {
+  const [first, last] = [placeOf(curve.time, from), placeOf(curve.time, to + 1e-6) - 1];
+  if (last < first) return [];
+  const gap = roundStep((curve.step[last] - curve.step[first]) / Math.max(1, most));
+  const ticks = [];
+  for (let step = Math.ceil(curve.step[first] / gap) * gap; step <= curve.step[last]; step += gap) {
+    ticks.push({ time: timeOf(curve, step), words: integer(step) });
+  }
+  return ticks;
+}

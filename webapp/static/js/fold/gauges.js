@@ -1,0 +1,46 @@
+// Folds what a host says of itself and of its ranks' processes: gauges, how the run started, who stands still. Pure.
+import { logKey } from "../logs/lines.js";
+
+const MOST_POINTS = 200_000; // of all ranks together
+const FEWEST_POINTS = 64; // of each
+export const GAUGES = [
+  "resident_bytes",
+  "allocated_bytes",
+  "reserved_bytes",
+  "cpu",
+  "sent_bytes_s",
+  "received_bytes_s",
+  "gpu_percent",
+  "gpu_clock_mhz",
+  "gpu_power_w",
+  "gpu_celsius",
+];
+
+/** Columns by name, `time` ascending; null where a gauge was not told. A host's key is -1 less its node. */
+export function foldGauge(state, item, node) {
+  const key = logKey(item.rank, node);
+  if (!state.gauges.has(key)) state.gauges.set(key, { time: [], ...Object.fromEntries(GAUGES.map((name) => [name, []])) });
+  const columns = state.gauges.get(key);
+  if (columns.time.length > 0 && item.time <= columns.time.at(-1)) return;
+  columns.time.push(item.time);
+  for (const name of GAUGES) columns[name].push(item[name] ?? null);
+  const most = Math.max(FEWEST_POINTS, Math.floor(MOST_POINTS / state.gauges.size));
+  if (columns.time.length <= most) return;
+  for (const name of Object.keys(columns)) columns[name] = columns[name].filter((_, index) => index % 2 === 0);
+}
+
+/** When each stage of a start was over: by rank, and by host as -1 less its node. */
+export function foldStart(state, item, node) {
+  const key = logKey(item.rank, node);
+  if (!state.starts.has(key)) state.starts.set(key, {});
+  state.starts.get(key)[item.stage] ??= item.time;
+}
+
+export function foldStanding(state, item) {
+  if (item.still > 0) state.standing.set(item.rank, item);
+  else state.standing.delete(item.rank);
+}
+
+export function foldProcess(state, item) {
+  state.processes.set(item.rank, item);
+}

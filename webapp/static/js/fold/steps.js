@@ -1,0 +1,80 @@
+// Folds what training says of itself: steps and their parts, validations, checkpoints. Pure.
+import { foldCells, rankState } from "./traffic.js";
+
+export const MOST_STEPS = 20_000;
+const LAST = 50; // steps whose times and parts are averaged
+
+/** One more point of the curves. Beyond MOST_STEPS only every second step is kept, then every fourth, and so on. */
+export function keepStep(state, step, point) {
+  if (point.loss !== null && step >= (state.lastLoss?.step ?? 0)) state.lastLoss = { step, loss: point.loss };
+  if (step % state.stride !== 0) return;
+  state.steps.set(step, point);
+  if (state.steps.size <= MOST_STEPS) return;
+  state.stride *= 2;
+  for (const one of state.steps.keys()) if (one % state.stride !== 0) state.steps.delete(one);
+}
+
+/** What ranks say of one step comes together in one point: not every rank knows its loss. */
+function foldPoint(state, item) {
+  const before = state.steps.get(item.step);
+  const own = item.rank === 0 || !before ? item : before;
+  const told = (name) => item[name] ?? before?.[name] ?? null;
+  keepStep(state, item.step, {
+    time: own.time,
+    step_s: own.step_s,
+    tokens: own.tokens,
+    loss: told("loss"),
+    grad_norm: told("grad_norm"),
+    learning_rate: told("learning_rate"),
+  });
+}
+
+function keepLast(list, value) {
+  list.push(value);
+  if (list.length > LAST) list.shift();
+}
+
+export function foldStep(state, item, node) {
+  const rank = rankState(state, item.rank, node);
+  rank.exactStep = item.ran;
+  rank.exactCells = item.cells;
+  foldCells(state, item, node);
+  foldPoint(state, item);
+  if (item.parts) {
+    rank.parts ??= [];
+    keepLast(rank.parts, { step_s: item.step_s, ...item.parts });
+  }
+  if (item.not_finite) mark(state, { kind: "fault", time: item.time, step: item.step, text: item.not_finite });
+  if (item.rank === 0) keepLast(state.stepTimes, item.step_s);
+  const before = state.progress;
+  if (before && item.step <= before.step) return;
+  const rate = item.step_s > 0 ? item.tokens / item.step_s : null;
+  // An average over about ten steps: a single step's time jumps too much to read.
+  const smooth = before?.rate && rate ? before.rate + (rate - before.rate) / Math.min(10, item.step) : rate;
+  const { step, steps, step_s, tokens, time } = item;
+  state.progress = { step, steps, step_s, tokens, time, rate: smooth };
+  // Its first step here is no step 1: it goes on from a checkpoint.
+  if (item.step > item.ran) mark(state, { kind: "resume", time: time - step_s, step: step - item.ran, text: "" });
+}
+
+export function foldEval(state, item) {
+  state.evals.set(item.step, { time: item.time, loss: item.loss });
+  mark(state, { kind: "validation", time: item.time, step: item.step, text: "" });
+}
+
+export function foldCheckpoint(state, item) {
+  state.checkpoints.set(item.step, item);
+  mark(state, { kind: "checkpoint", time: item.time, step: item.step, text: item.problem ?? "" });
+}
+
+/** Something that all charts show at its time: {kind, time, step, text}. Told twice, it is there once. */
+export function mark(state, { kind, time, step, text }) {
+  const key = `${kind} ${step}`;
+  if (!state.marks.has(key)) state.marks.set(key, { kind, time, step, text });
+}
+
+/** Seconds left at the pace of the last steps, or null. */
+export function secondsLeft(progress) {
+  if (!progress?.rate || !progress.tokens || !progress.steps) return null;
+  return ((progress.steps - progress.step) * progress.tokens) / progress.rate;
+}

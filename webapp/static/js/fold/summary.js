@@ -1,0 +1,31 @@
+// Folds what is left of an attempt whose stream and history are gone (contracts.control.Summary). Pure.
+import { keepStep } from "./steps.js";
+import { cellKey, rankState } from "./traffic.js";
+
+export function foldSummary(state, summary) {
+  state.fromSummary = true;
+  const unknown = { step_s: null, tokens: null, grad_norm: null, learning_rate: null };
+  for (const { step, loss, time } of summary.losses) keepStep(state, step, { ...unknown, time, loss });
+  for (const { step, loss, time } of summary.eval_losses) state.evals.set(step, { time, loss });
+  for (const item of summary.dry_runs ?? []) state.dryRuns.set(item.rank, item);
+  for (const item of summary.checkpoints ?? []) state.checkpoints.set(item.step, item);
+  for (const [name, cells] of Object.entries(summary.cells)) {
+    const rank = rankState(state, Number(name));
+    for (const cell of cells) rank.cells.set(cellKey(cell), cell);
+    rank.exactStep = summary.ran_steps ?? summary.steps;
+    rank.exactCells = cells.filter((cell) => cell.phase === "step");
+  }
+  for (const [name, peak] of Object.entries(summary.peak_bytes ?? {})) state.peaks.set(Number(name), peak);
+  state.proof = summary.proof ?? null;
+  for (const [name, rows] of Object.entries(summary.verdict)) state.verdicts.set(Number(name), rows);
+  if (summary.steps > 0) {
+    state.progress = { step: summary.steps, steps: null, step_s: null, tokens: null, rate: summary.tokens_per_s };
+  }
+}
+
+// The stream replays what the summary had condensed; steps stay, they are keyed.
+export function forgetCounters(state) {
+  state.ranks.clear();
+  state.verdicts.clear();
+  state.fromSummary = false;
+}

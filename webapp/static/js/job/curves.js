@@ -1,0 +1,54 @@
+// The charts of training and of hosts: which there are on the page, and the reader's choices over them.
+import { GAUGE_CHARTS, gaugeChart, gaugeLines, memoryFields, memoryLines } from "../charts/gauges.js";
+import { CURVES, curveChart, curveColumns, mfuFrom } from "../charts/training.js";
+import { el } from "../dom.js";
+
+const KEY = "meshboard-smoothing";
+const FIELD_NAMES = { allocated_bytes: "allocated", reserved_bytes: "reserved", resident_bytes: "resident" };
+const $ = (id) => document.getElementById(id);
+const present = (ids) => ids.filter((id) => $(id));
+
+/** Returns draw(job, state). Steps' times go to `page.curve`, which the axes of all charts read. */
+export function curvesView(page, redraw) {
+  const curves = present(Object.keys(CURVES)).map((id) => [id, curveChart($(id), page)]);
+  const gauges = present(Object.keys(GAUGE_CHARTS)).map((id) => [id, gaugeChart($(id), page)]);
+  const slider = $("smoothing");
+  if (slider) remember(slider, redraw);
+  $("memory-field")?.addEventListener("change", redraw);
+
+  return (job, state) => {
+    page.curve = curveColumns(state.steps, mfuFrom(job.estimate) ?? undefined);
+    if (page.curve.step.length > 0) for (const [, draw] of curves) draw(page.curve, state.evals, slider ? Number(slider.value) : 0);
+    const hosts = new Map([...state.members].map(([node, { host }]) => [node, host]));
+    for (const [id, draw] of gauges) {
+      draw(id === "memory-chart" ? memory(job, state, page) : gaugeLines(GAUGE_CHARTS[id], state.gauges, hosts));
+    }
+  };
+}
+
+/** Storage may be forbidden: the choice then lasts for this page only. */
+function remember(slider, redraw) {
+  const said = $("smoothing-value");
+  const show = () => (said.textContent = Number(slider.value) === 0 ? "off" : Number(slider.value).toFixed(2));
+  try {
+    slider.value = localStorage.getItem(KEY) ?? slider.value;
+  } catch {}
+  slider.addEventListener("input", () => {
+    show();
+    redraw();
+    try {
+      localStorage.setItem(KEY, slider.value);
+    } catch {}
+  });
+  show();
+}
+
+function memory(job, state, page) {
+  const select = $("memory-field");
+  const known = new Set([...select.options].map((option) => option.value));
+  for (const field of memoryFields(state.gauges)) {
+    if (!known.has(field)) select.append(el("option", { value: field }, FIELD_NAMES[field]));
+  }
+  const planned = job.estimate?.stages ? Math.max(...job.estimate.stages.map((stage) => stage.memory_bytes)) : null;
+  return select.value ? memoryLines(select.value, state.gauges, planned, page.view.window()) : { columns: [[]], lines: [] };
+}

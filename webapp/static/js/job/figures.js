@@ -1,0 +1,49 @@
+// Progress: how far, how fast, how long still, and whether what is sent is as planned.
+import { duration, exactBytes, integer, loss, tokenRate } from "../format.js";
+import { secondsLeft } from "../store.js";
+
+const $ = (id) => document.getElementById(id);
+
+function newest(points) {
+  const step = Math.max(...points.keys());
+  return { step, loss: points.get(step).loss };
+}
+
+export function showProgress(job, state) {
+  const { progress } = state;
+  if (state.lastLoss) $("figure-loss").textContent = loss(state.lastLoss.loss);
+  if (state.evals.size > 0) {
+    const last = newest(state.evals);
+    $("figure-eval").textContent = loss(last.loss);
+    $("figure-eval-step").textContent = `after step ${integer(last.step)}`;
+  }
+  const phases = new Set([...state.ranks.values()].map((rank) => rank.phase).filter(Boolean));
+  $("figure-phase").textContent = phases.size > 0 && !job.finished ? `ranks are in: ${[...phases].join(", ")}` : "";
+  if (!progress) return;
+  const steps = progress.steps ?? job.spec.train.steps;
+  $("figure-step").textContent = `${integer(progress.step)} of ${integer(steps)}`;
+  $("progress").value = progress.step;
+  $("progress").max = steps;
+  $("figure-rate").textContent = tokenRate(progress.rate);
+  $("figure-step-time").textContent = progress.step_s ? `${duration(progress.step_s)} last step` : "";
+  $("figure-left").textContent = job.finished ? "–" : duration(secondsLeft(progress));
+}
+
+/** `off`: {bytesOff, callsOff} or null before anything was compared. */
+export function showOff(off, exact) {
+  const place = $("figure-off");
+  if (!place || off === null) return;
+  const bytes = exact ? off.bytesOff : off.net;
+  place.textContent = exactBytes(bytes);
+  place.dataset.tone = bytes === 0 && off.callsOff === 0 ? "good" : "bad";
+  $("figure-off-calls").textContent = `${integer(off.callsOff)} ${off.callsOff === 1 ? "call" : "calls"} off`;
+}
+
+/** Of a script: how many optimiser steps ended, where that was told; else whether any did. */
+export function showStepsSeen(place, job, state) {
+  const steps = Math.max(state.progress?.step ?? 0, job.exit?.summary?.steps ?? 0);
+  const some = [...state.ranks.values()].some((rank) => [...rank.cells.values()].some((cell) => cell.phase === "step"));
+  if (steps > 0) place.textContent = `${integer(steps)} optimiser ${steps === 1 ? "step" : "steps"} seen`;
+  else if (some) place.textContent = "optimiser steps seen";
+  else place.textContent = job.finished ? "no optimiser step seen" : "no optimiser step seen yet";
+}

@@ -1,0 +1,81 @@
+// A step's time told apart, planned and measured: StepParts as jobs/diagnosis/shapes.py has them. Pure.
+import { byAxis } from "../collectives.js";
+
+export const AXES = ["dp", "pp", "cp", "ep", "tp", "world"];
+const ORDER = ["compute", "recompute", "launch", "exposed", "waiting", "bubble", "data", "optimizer", "checkpoint", "hidden"];
+const PARTS = ["compute", "recompute", "launch", "bubble", "data", "optimizer", "checkpoint"];
+
+export const tokenOf = (part) => (PARTS.includes(part.name) ? `--part-${part.name}` : AXES.includes(part.name) ? `--axis-${part.name}` : "--axis-world");
+
+/** What a part is called: "tp, exposed", "dp, hidden", "compute". */
+export const nameOf = (part) => (part.kind === "exposed" || part.kind === "hidden" ? `${part.name} ${part.kind}` : part.name);
+
+const placeOf = (part) => {
+  const place = ORDER.indexOf(ORDER.includes(part.name) ? part.name : part.kind);
+  return place < 0 ? ORDER.length : place;
+};
+const inOrder = (parts) => [...parts].sort((a, b) => placeOf(a) - placeOf(b) || byAxis(a.name, b.name));
+
+/** The planner's, of the slowest stage; it tells of each axis only what nothing hides. */
+export function plannedParts(estimate) {
+  if (!estimate?.time) return null; // a script, or a job planned before there was a time
+  const { step_s, parts, interval } = estimate.time;
+  const told = parts.filter((part) => part.seconds > 0);
+  const kind = (name) => (AXES.includes(name) ? "exposed" : PARTS.includes(name) ? name : "compute");
+  return {
+    step_s,
+    sure: interval?.share ?? 0,
+    steps: 0,
+    parts: told.map(({ name, seconds }) => ({ name, kind: kind(name), seconds, waiting_s: 0 })),
+  };
+}
+
+/** Means over ranks and their last steps; what is neither data, waiting nor the optimiser is compute. Null before the first. */
+export function measuredParts(ranks) {
+  const lines = [...ranks.values()].flatMap((rank) => rank.parts ?? []);
+  if (lines.length === 0) return null;
+  const mean = (of) => lines.reduce((sum, line) => sum + (of(line) ?? 0), 0) / lines.length;
+  const axesOf = (kind) => [...new Set(lines.flatMap((line) => Object.keys(line[kind])))];
+  const step_s = mean((line) => line.step_s);
+  const parts = [
+    { name: "data", kind: "data", seconds: mean((line) => line.data) },
+    { name: "optimizer", kind: "optimizer", seconds: mean((line) => line.optimizer) },
+    ...axesOf("exposed").map((name) => ({ name, kind: "exposed", seconds: mean((line) => line.exposed[name]) })),
+  ];
+  const compute = Math.max(0, step_s - parts.reduce((sum, part) => sum + part.seconds, 0));
+  parts.push({ name: "compute", kind: "compute", seconds: compute });
+  parts.push(...axesOf("hidden").map((name) => ({ name, kind: "hidden", seconds: mean((line) => line.hidden[name]) })));
+  const steps = Math.max(...[...ranks.values()].map((rank) => rank.parts?.length ?? 0));
+  return { step_s, sure: 0, steps, parts: parts.map((part) => ({ waiting_s: 0, ...part })) };
+}
+
+/** Bars as the page draws them, on one scale: shares in percent of the longer step. */
+export function bars(planned, measured) {
+  const longest = Math.max(planned?.step_s ?? 0, measured?.step_s ?? 0);
+  return [planned, measured].map((told) => {
+    if (!told) return null;
+    const share = (seconds) => (100 * seconds) / longest;
+    const parts = inOrder(told.parts.filter((part) => part.seconds > 0)).map((part) => ({
+      ...part,
+      share: share(part.seconds),
+      waiting: share(Math.min(part.waiting_s, part.seconds)),
+    }));
+    const shown = parts.filter((part) => part.kind !== "hidden");
+    const rest = told.step_s - shown.reduce((sum, part) => sum + part.seconds, 0);
+    return { ...told, shown, hidden: parts.filter((part) => part.kind === "hidden"), rest: rest > 1e-3 * told.step_s ? share(rest) : 0 };
+  });
+}
+
+/** Every part that either tells, with both figures: [{part, planned, measured}], null where one does not tell it. */
+export function partRows(planned, measured) {
+  const rows = new Map();
+  for (const [side, told] of Object.entries({ planned, measured })) {
+    for (const part of told?.parts ?? []) {
+      if (!(part.seconds > 0)) continue;
+      const key = `${part.kind} ${part.name}`;
+      if (!rows.has(key)) rows.set(key, { ...part, planned: null, measured: null });
+      rows.get(key)[side] = part.seconds;
+    }
+  }
+  return inOrder([...rows.values()]);
+}

@@ -1,0 +1,87 @@
+// Which rank is where, and what each does now: a square for each rank, host by host.
+import { el } from "../dom.js";
+import { duration } from "../format.js";
+
+const DOES = { setup: "setting up", step: "training", eval: "validating", checkpoint: "saving", proof: "proving", teardown: "ending" };
+const GONE = new Set(["stopped", "zombie", "gone"]);
+const STILL_S = 5; // collectives of a healthy run may take seconds
+const MANY = 96; // squares with numbers beyond this need more room than there is
+
+/** [{host, ranks: [{rank, does, words, blamed}]}] in rank order. Pure. */
+export function placesOf(job, state) {
+  const members = job.members.length > 0 ? job.members : [{ node: 0, host: null, first_rank: 0, num_ranks: job.world_size }];
+  const blamed = new Map((job.diagnosis?.stragglers ?? []).map((one) => [one.rank, one.text]));
+  for (const rank of job.diagnosis?.hang?.ranks ?? []) blamed.set(rank, job.diagnosis.hang.text);
+  return members.map((member) => ({
+    host: member.host,
+    ranks: Array.from({ length: member.num_ranks }, (_, index) => {
+      const rank = member.first_rank + index;
+      const { does, more } = doing(rank, job, state);
+      const why = blamed.get(rank);
+      return { rank, does, blamed: why !== undefined, words: [`rank ${rank}`, member.host, does + more, why].filter(Boolean).join(" · ") };
+    }),
+  }));
+}
+
+function doing(rank, job, state) {
+  const plain = (does, more = "") => ({ does, more });
+  if (job.finished) {
+    const { exit } = job;
+    if (exit?.rank === rank && job.status === "failed") return plain("failed", exit.signal ? ` by ${exit.signal}` : "");
+    return plain(job.status === "succeeded" ? "done" : "ended");
+  }
+  const process = state.processes.get(rank);
+  if (process && GONE.has(process.state)) return plain("stopped", ` (process ${process.state})`);
+  const still = state.standing.get(rank);
+  if (still && still.still >= STILL_S) return plain("still", ` for ${duration(still.still)}`);
+  const phase = state.ranks.get(rank)?.phase;
+  if (phase) return plain(DOES[phase] ?? phase);
+  return plain(job.status === "queued" ? "queued" : "starting");
+}
+
+const LEGEND = {
+  queued: "queued",
+  starting: "starting",
+  still: "standing still",
+  stopped: "stopped",
+};
+
+export function placesView(section) {
+  const [list, legend] = ["[data-hosts]", "[data-legend]"].map((name) => section.querySelector(name));
+  let made = "";
+  let squares = new Map();
+
+  function make(places) {
+    squares = new Map();
+    list.replaceChildren(
+      ...places.map(({ host, ranks }) => {
+        const own = ranks.map(({ rank }) => {
+          const square = el("li", { role: "img" }, String(rank));
+          squares.set(rank, square);
+          return square;
+        });
+        return el("div", { className: "place" }, el("h3", { title: host ?? "" }, host ?? "no host yet"), el("ol", {}, ...own));
+      }),
+    );
+    list.classList.toggle("many", squares.size > MANY);
+  }
+
+  return (job, state) => {
+    const places = placesOf(job, state);
+    const layout = places.map(({ host, ranks }) => `${host}:${ranks.length}`).join();
+    if (layout !== made) make(places);
+    made = layout;
+    const counts = new Map();
+    for (const { rank, does, words, blamed } of places.flatMap(({ ranks }) => ranks)) {
+      counts.set(does, (counts.get(does) ?? 0) + 1);
+      const square = squares.get(rank);
+      if (square.title === words) continue;
+      square.title = words;
+      square.setAttribute("aria-label", words);
+      square.dataset.does = does.replace(" ", "-");
+      square.classList.toggle("blamed", blamed);
+    }
+    const told = [...counts].map(([does, number]) => `${number} ${LEGEND[does] ?? does}`).join(" · ");
+    if (legend.textContent !== told) legend.textContent = told;
+  };
+}

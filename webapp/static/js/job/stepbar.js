@@ -1,0 +1,87 @@
+// Step time as two bars of parts on one scale, the planned above the measured, with their figures.
+import { el, swatch } from "../dom.js";
+import { duration } from "../format.js";
+import { bars, measuredParts, nameOf, partRows, plannedParts, tokenOf } from "./parts.js";
+
+const LETTER = 1.7; // percent of the bar that a letter takes: where a word has no room it is left out
+const MOST_FIGURES = 12;
+
+export function stepBar(section) {
+  const [rows, figures, note] = ["[data-bars]", "[data-figures]", "[data-note]"].map((name) => section.querySelector(name));
+  let drawn = "";
+  return (job, state) => {
+    const planned = job.diagnosis?.planned ?? plannedParts(job.estimate);
+    const measured = job.diagnosis?.measured ?? measuredParts(state.ranks) ?? wholeStep(job, state);
+    const key = JSON.stringify([planned, measured, job.finished]);
+    if (key === drawn) return;
+    drawn = key;
+    const [above, below] = bars(planned, measured);
+    rows.replaceChildren(bar("planned", above, plannedWords(above)), bar("measured", below, measuredWords(below, job.finished)));
+    figures.replaceChildren(...partRows(planned, measured).slice(0, MOST_FIGURES).map((row) => figure(row, planned, measured)));
+    note.textContent = measured?.parts.some((part) => part.waiting_s > 0) ? "Hatched within an axis: waited for a rank that came late." : "";
+  };
+}
+
+/** Of runs that do not tell their steps apart, the length of one. */
+function wholeStep(job, state) {
+  const told = job.exit?.summary?.measured;
+  const step_s = told?.step_s ?? mean(state.stepTimes);
+  return step_s > 0 ? { step_s, sure: 0, steps: told?.steps ?? state.stepTimes.length, parts: [] } : null;
+}
+
+const mean = (values) => (values.length > 0 ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
+
+function plannedWords(told) {
+  if (!told) return "no plan";
+  return `${duration(told.step_s)}${told.sure > 0 ? ` ± ${(100 * told.sure).toFixed(0)} %` : ""}`;
+}
+
+function measuredWords(told, finished) {
+  if (!told) return finished ? "no step ended" : "no step yet";
+  return `${duration(told.step_s)} · ${told.steps} ${told.steps === 1 ? "step" : "steps"}`;
+}
+
+function bar(name, told, words) {
+  const lane = el("div", { className: "parts", role: "img", ariaLabel: `${name}: ${words}` });
+  const under = el("div", { className: "parts hidden-lane", ariaHidden: "true" });
+  if (told) {
+    lane.append(...told.shown.map(segment));
+    if (told.rest > 0) lane.append(restOf(told));
+    under.append(...told.hidden.map(segment));
+  }
+  const row = el("div", { className: "step-row" }, el("span", { className: "side" }, name), lane, el("span", { className: "total" }, words), under);
+  row.dataset.side = name;
+  return row;
+}
+
+function segment(part) {
+  const words = `${nameOf(part)}: ${duration(part.seconds)}`;
+  const waited = part.waiting > 0 ? `, of it ${duration(part.waiting_s)} waiting for who came last` : "";
+  const span = el("span", { title: words + waited }, part.share >= LETTER * (part.name.length + 1) && part.kind !== "hidden" ? part.name : null);
+  span.dataset.part = part.name;
+  span.dataset.kind = part.kind;
+  span.style.width = `${part.share}%`;
+  span.style.setProperty("--swatch", `var(${tokenOf(part)})`);
+  if (part.waiting > 0) {
+    const late = el("i", {});
+    late.style.width = `${(100 * part.waiting) / part.share}%`;
+    span.append(late);
+  }
+  return span;
+}
+
+function restOf(told) {
+  const span = el("span", { title: "not told apart" }, told.rest >= 25 ? "not told apart" : null);
+  span.dataset.part = "rest";
+  span.style.width = `${told.rest}%`;
+  return span;
+}
+
+function figure(row, planned, measured) {
+  const mark = swatch(tokenOf(row));
+  if (row.kind === "hidden") mark.classList.add("hatched");
+  const told = [planned, measured].map((side) => side?.parts.length > 0);
+  const words = [row.planned, row.measured].map((value) => (value === null ? "–" : duration(value)));
+  const [before, after] = [told[0] ? words[0] : null, told[1] ? el("b", {}, words[1]) : null];
+  return el("div", {}, el("dt", {}, mark, nameOf(row)), el("dd", {}, before, before && after ? " → " : null, after));
+}

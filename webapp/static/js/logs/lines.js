@@ -1,0 +1,91 @@
+// Log lines as the page keeps them, by rank, and as a view shows them: of one rank, or of all by time. Pure.
+import { plain } from "./ansi.js";
+import { LEVELS, levelOf } from "./levels.js";
+
+export const MOST_LINES = 100_000; // of all ranks together; the host keeps the files
+export const MOST_CHARACTERS = 32_000_000;
+
+/** Each member has a launcher: -1 is that of node 0, -2 that of node 1. */
+export const logKey = (rank, node) => (rank < 0 ? -1 - node : rank);
+
+/** What a terminal would show of it. */
+export const textOf = (line) => (line.skipped === undefined ? plain(line.text) : `… ${line.skipped} lines not kept …`);
+
+/** Adds an item's lines to `logs` (rank -> {node, lines, start, next, characters}); `start` lines were let go. */
+export function foldLog(logs, item, node) {
+  const key = logKey(item.rank, node);
+  if (!logs.has(key)) logs.set(key, { node, lines: [], start: 0, next: 0, total: 0, characters: 0, carry: {} });
+  const log = logs.get(key);
+  const { time } = item;
+  const skipped = Math.max(item.first - log.next, item.skipped ?? 0);
+  if (skipped > 0) log.lines.push({ rank: key, time, number: item.first, skipped, level: "warning" });
+  const seen = Math.max(0, log.next - item.first);
+  for (let i = seen; i < item.lines.length; i += 1) {
+    const text = item.lines[i];
+    log.lines.push({ rank: key, time, number: item.first + i, text, level: levelOf(plain(text), log.carry) });
+    log.characters += text.length;
+  }
+  log.next = Math.max(log.next, item.first + item.lines.length);
+  log.total = log.next;
+  bound(logs);
+}
+
+/** The rank with most loses the oldest eighth of its lines. */
+function bound(logs) {
+  const over = () => {
+    let lines = 0;
+    let characters = 0;
+    for (const log of logs.values()) {
+      lines += log.lines.length;
+      characters += log.characters;
+    }
+    return lines > MOST_LINES || characters > MOST_CHARACTERS;
+  };
+  while (over()) {
+    const longest = [...logs.values()].reduce((a, b) => (weight(b) > weight(a) ? b : a));
+    const gone = longest.lines.splice(0, Math.max(1, longest.lines.length >> 3));
+    longest.start += gone.length;
+    for (const line of gone) longest.characters -= line.text?.length ?? 0;
+  }
+}
+
+const weight = (log) => log.lines.length / MOST_LINES + log.characters / MOST_CHARACTERS;
+
+/** Lines of `rank`, null for all by time, no less bad than `level`. */
+export class View {
+  constructor(rank, level = "info") {
+    this.rank = rank;
+    this.least = LEVELS.indexOf(level);
+    this.lines = [];
+    this.taken = new Map(); // rank -> how many lines of its log were looked at
+  }
+
+  /** Take what is new: {from, dropped}. Lines from index `from` on are new; `dropped` went from the start before. */
+  pull(logs) {
+    const fresh = [];
+    for (const [rank, log] of logs) {
+      if (this.rank !== null && rank !== this.rank) continue;
+      const end = log.start + log.lines.length;
+      for (let i = Math.max(this.taken.get(rank) ?? 0, log.start); i < end; i += 1) {
+        const line = log.lines[i - log.start];
+        if (LEVELS.indexOf(line.level) >= this.least) fresh.push(line);
+      }
+      this.taken.set(rank, end);
+    }
+    const from = fresh.length > 0 ? this.#insert(fresh) : this.lines.length;
+    const dropped = Math.max(0, this.lines.length - MOST_LINES);
+    if (dropped > 0) this.lines.splice(0, dropped);
+    return { from: Math.max(0, from - dropped), dropped };
+  }
+
+  /** Where the first of them went. Members tell apart, so a line may be older than what stands last. */
+  #insert(fresh) {
+    if (this.rank === null) fresh.sort((a, b) => a.time - b.time);
+    let from = this.lines.length;
+    if (this.rank === null) while (from > 0 && this.lines[from - 1].time > fresh[0].time) from -= 1;
+    const tail = this.lines.splice(from);
+    const merged = tail.length > 0 ? [...tail, ...fresh].sort((a, b) => a.time - b.time) : fresh;
+    for (const line of merged) this.lines.push(line);
+    return from;
+  }
+}

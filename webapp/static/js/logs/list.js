@@ -1,0 +1,169 @@
+// A long list of lines of which only those in sight are in the page.
+import { el } from "../dom.js";
+import { segments } from "./ansi.js";
+import { Layout, rowsOf } from "./layout.js";
+import { textOf } from "./lines.js";
+
+const BEYOND = 12; // rows drawn above and below what is seen
+const PROBE = 100; // characters measured together
+const NEAR_END = 4; // px
+
+export const idOf = (line) => `log-${line.rank}-${line.number + 1}`;
+
+/** `nameOf(rank)` is what a line of all ranks begins with; `scrolled(atEnd)` hears when the reader moved the list. */
+export class LineList {
+  constructor(box, { nameOf, scrolled }) {
+    this.box = box;
+    this.nameOf = nameOf;
+    this.space = el("div", { className: "log-space" });
+    this.rows = el("div", { className: "log-rows" });
+    this.space.append(this.rows);
+    this.box.replaceChildren(this.space);
+    this.wrap = true;
+    this.marked = null; // the line that the address names
+    this.lines = [];
+    this.hits = new Map();
+    this.current = null; // index of the hit that one is at
+    this.layout = new Layout(this.#measure().rowHeight);
+    this.set = { top: 0 }; // where we scrolled to ourselves
+    box.addEventListener("scroll", () => {
+      if (Math.abs(box.scrollTop - this.set.top) > 1) scrolled(this.atEnd);
+      this.set.top = box.scrollTop;
+      this.draw();
+    });
+    new ResizeObserver(() => this.resized()).observe(box);
+  }
+
+  get atEnd() {
+    return this.box.scrollTop + this.box.clientHeight >= this.space.offsetHeight - NEAR_END;
+  }
+
+  /** Another list, or another way to show it. */
+  show(lines, { wrap, ofAll }) {
+    this.lines = lines;
+    this.wrap = wrap;
+    this.box.dataset.wrap = String(wrap);
+    this.box.dataset.all = String(ofAll);
+    this.layout = new Layout(this.#measure().rowHeight);
+    this.changed(0, 0);
+  }
+
+  /** Lines from `from` on are new, `dropped` went at the start. What is read stays where it is. */
+  changed(from, dropped) {
+    const gone = this.layout.drop(dropped);
+    const { columns } = this.#measure();
+    const heights = [];
+    for (let i = from; i < this.lines.length; i += 1) heights.push(rowsOf(textOf(this.lines[i]).length, columns));
+    this.layout.put(from, heights);
+    this.space.style.setProperty("height", `${this.layout.height}px`);
+    if (gone > 0) this.#scroll(this.box.scrollTop - gone);
+    this.draw();
+  }
+
+  resized() {
+    const { columns, rowHeight } = this.#measure();
+    if (columns === this.columns && rowHeight === this.layout.rowHeight) return this.draw();
+    const at = this.layout.inSight(this.box.scrollTop, 0, 0).first;
+    const { atEnd } = this;
+    this.layout = new Layout(rowHeight);
+    this.changed(0, 0);
+    if (atEnd) this.toEnd();
+    else this.#scroll(this.layout.scrollTo(at));
+    return this.draw();
+  }
+
+  toEnd() {
+    this.#scroll(this.space.offsetHeight);
+    this.draw();
+    if (!this.atEnd) this.#scroll(this.space.offsetHeight); // lines turned out to be taller
+  }
+
+  /** A line into the middle of what is seen. */
+  toLine(index) {
+    this.#scroll(this.layout.scrollTo(index, this.box.clientHeight / 2));
+    this.draw();
+    this.#scroll(this.layout.scrollTo(index, this.box.clientHeight / 2));
+    this.draw();
+  }
+
+  #scroll(top) {
+    this.box.scrollTop = top;
+    this.set.top = this.box.scrollTop;
+  }
+
+  /** Characters that fit beside a line's number, null where nothing is wrapped, and how tall a row is. */
+  #measure() {
+    const text = el("span", { className: "log-text" }, "0".repeat(PROBE));
+    const row = el("div", { className: "log-line log-probe" }, ...this.#before({ rank: 0, number: 0 }), text);
+    this.rows.append(row);
+    const wide = text.getBoundingClientRect().width / PROBE;
+    const left = text.getBoundingClientRect().left - row.getBoundingClientRect().left;
+    const rowHeight = row.getBoundingClientRect().height || 20;
+    row.remove();
+    const columns = this.wrap && wide > 0 ? Math.max(10, Math.floor((this.box.clientWidth - left - 1) / wide)) : null;
+    this.columns = columns;
+    return { columns, rowHeight };
+  }
+
+  draw() {
+    if (this.lines.length === 0 || this.box.clientHeight === 0) {
+      this.rows.replaceChildren();
+      return;
+    }
+    const { first, last, top } = this.layout.inSight(this.box.scrollTop, this.box.clientHeight, BEYOND);
+    const drawn = [];
+    for (let i = first; i <= last; i += 1) drawn.push(this.#row(i));
+    this.rows.style.setProperty("transform", `translateY(${top}px)`);
+    this.rows.replaceChildren(...drawn);
+    if (this.columns !== null) this.#correct(first, drawn);
+  }
+
+  /** A character that is wider than others makes a line taller than it was taken for. */
+  #correct(first, drawn) {
+    let change = 0;
+    for (const [i, row] of drawn.entries()) {
+      const rows = Math.max(1, Math.round(row.getBoundingClientRect().height / this.layout.rowHeight));
+      change += this.layout.correct(first + i, rows) !== 0;
+    }
+    if (change > 0) this.space.style.setProperty("height", `${this.layout.height}px`);
+  }
+
+  #before(line) {
+    const number = el("a", { className: "log-number", href: `#${idOf(line)}`, tabIndex: -1 }, String(line.number + 1));
+    return [number, el("span", { className: "log-rank" }, this.nameOf(line.rank))];
+  }
+
+  #row(index) {
+    const line = this.lines[index];
+    const text = el("span", { className: "log-text" });
+    if (line.skipped !== undefined) text.append(textOf(line));
+    else for (const piece of pieces(segments(line.text), this.hits.get(index) ?? [])) text.append(piece);
+    const row = el("div", { className: "log-line" }, ...this.#before(line), text);
+    row.dataset.level = line.level;
+    if (line.skipped === undefined) row.id = idOf(line);
+    else row.classList.add("skipped");
+    if (index === this.current) row.dataset.current = "";
+    if (row.id && this.marked === row.id) row.dataset.marked = "";
+    return row;
+  }
+}
+
+/** Nodes of a line: its segments, cut where a match begins or ends. */
+function pieces(parts, ranges) {
+  const nodes = [];
+  let at = 0;
+  let next = 0;
+  for (const { text, classes } of parts) {
+    let from = 0;
+    while (from < text.length) {
+      while (next < ranges.length && ranges[next][1] <= at + from) next += 1;
+      const [begin, end] = ranges[next] ?? [Infinity, Infinity];
+      const inside = begin <= at + from;
+      const to = Math.min(text.length, (inside ? end : begin) - at);
+      nodes.push(el(inside ? "mark" : "span", { className: classes }, text.slice(from, to)));
+      from = to;
+    }
+    at += text.length;
+  }
+  return nodes;
+}

@@ -1,0 +1,55 @@
+// After a failure: who failed first, with what words, and in which collective it was. Pure but for `showCause`.
+import { el } from "../dom.js";
+import { plain } from "./ansi.js";
+import { lastCollective } from "./places.js";
+
+const TRACEBACK = /^(?:\[[^\]]{0,40}\]:? ?)?Traceback \(most recent call last\)/;
+
+/** The last traceback of some lines, to its end; without one, the last of them. */
+export function tracebackOf(lines, few = 12) {
+  const texts = lines.map(plain);
+  const begin = texts.findLastIndex((text) => TRACEBACK.test(text));
+  if (begin < 0) return { found: false, lines: texts.filter((text) => text.trim()).slice(-few) };
+  return { found: true, lines: texts.slice(begin) };
+}
+
+/** {title, reason, collective, lines, found} of a job that did not end well, null of any other. */
+export function causeOf(job, state) {
+  const { exit } = job;
+  if (!job.finished || !exit || !["failed", "lost"].includes(exit.outcome)) return null;
+  const { rank } = exit;
+  const known = rank === null || rank === undefined ? null : rank;
+  const member = job.members.find((one) => known !== null && one.first_rank <= known && known < one.first_rank + one.num_ranks);
+  const several = job.members.length > 1;
+  const on = several && member ? ` on ${member.host}` : "";
+  const first = state.ranks.size > 1 || several ? " first" : "";
+  const title = known === null ? "What the launcher said last" : `Rank ${known}${on} failed${first}`;
+  const cells = known === null ? [] : [...(state.ranks.get(known)?.cells.values() ?? [])];
+  const log = known === null ? state.logs.get(-1) : state.logs.get(known);
+  const held = log ? tracebackOf(log.lines.filter((line) => line.text !== undefined).map((line) => line.text)) : { found: false };
+  const words = held.found ? held : tracebackOf(exit.log_tail ?? []);
+  const collective = known === null ? "" : lastCollective(known, state.places, cells);
+  return { title, rank: known, reason: exit.reason ?? "", collective, ...words };
+}
+
+/** Pins it on top of the log, or hides its place; `go()` leads to the lines. */
+export function showCause(box, cause, go) {
+  box.hidden = cause === null;
+  if (cause === null) return;
+  const told = JSON.stringify(cause);
+  if (box.dataset.told === told) return;
+  box.dataset.told = told;
+  const parts = [el("h3", {}, `Root cause: ${cause.title}`), el("p", {}, cause.reason)];
+  if (cause.rank !== null) {
+    parts.push(el("p", { className: "note" }, cause.collective || "Which collective it was in was not told."));
+  }
+  if (cause.lines.length > 0) {
+    const words = el("pre", { className: "log-cause-lines", tabIndex: 0 }, cause.lines.join("\n"));
+    words.setAttribute("aria-label", cause.found ? "Its traceback" : "Its last lines");
+    parts.push(el("h4", {}, cause.found ? "Its traceback" : "Its last lines"), words);
+  }
+  const button = el("button", { type: "button", className: "button small" }, "Show it in the log");
+  button.addEventListener("click", () => go(cause));
+  parts.push(button);
+  box.replaceChildren(...parts);
+}

@@ -1,0 +1,115 @@
+// Searching lines with a regular expression, in a worker and within a bound: no expression can stop the page.
+import { textOf } from "./lines.js";
+
+const CHUNK = 2000; // lines asked about at a time
+const PATIENCE_MS = 1000; // for one of these
+
+/** Letters in capitals are meant so; without any, case does not matter. */
+export function expressionOf(text) {
+  try {
+    const flags = /[A-Z]/.test(text.replace(/\\./g, "")) ? "gu" : "giu";
+    return { source: text, flags, problem: "", expression: new RegExp(text, flags) };
+  } catch (error) {
+    return { source: "", flags: "", problem: words(error.message) };
+  }
+}
+
+const words = (message) => `no expression: ${message.replace(/^Invalid regular expression: (?:\/.*\/\w*: )?/, "").toLowerCase()}`;
+
+/** Looks through a view's lines; `told()` is called when there is more to show. */
+export class Search {
+  constructor(told) {
+    this.told = told;
+    this.problem = "";
+    this.source = "";
+    this.#forget();
+  }
+
+  #forget() {
+    this.hits = new Map(); // index -> ranges
+    this.places = []; // indices of hits, in order
+    this.scanned = 0;
+  }
+
+  get active() {
+    return this.source !== "" && this.problem === "";
+  }
+
+  get done() {
+    return !this.active || this.scanned >= this.lines.length;
+  }
+
+  /** Another expression, or the same for another view. */
+  begin(text, lines) {
+    this.#stop();
+    this.#forget();
+    this.lines = lines;
+    const { source, flags, problem } = text ? expressionOf(text) : { source: "", flags: "", problem: "" };
+    Object.assign(this, { source, flags, problem });
+    this.#ask();
+  }
+
+  /** The view has new lines from `from` on, after `dropped` went at its start. */
+  follow(from, dropped) {
+    if (!this.active) return;
+    if (dropped > 0 || from < this.scanned) {
+      const kept = this.places.map((place) => place - dropped).filter((place) => place >= 0 && place < from);
+      this.hits = new Map(kept.map((place) => [place, this.hits.get(place + dropped)]));
+      this.places = kept;
+      this.scanned = Math.max(0, Math.min(this.scanned - dropped, from));
+      this.#stop(); // what it is asked about stands elsewhere now
+    }
+    if (this.asked === undefined) this.#ask();
+  }
+
+  #ask() {
+    if (this.done) {
+      this.told();
+      return;
+    }
+    this.worker ??= this.#hire();
+    const from = this.scanned;
+    const texts = this.lines.slice(from, from + CHUNK).map(textOf);
+    this.asked = { id: (this.asked?.id ?? this.last ?? 0) + 1, from, count: texts.length };
+    this.last = this.asked.id;
+    this.timer = setTimeout(() => this.#giveUp(), PATIENCE_MS);
+    this.worker.postMessage({ id: this.asked.id, source: this.source, flags: this.flags, texts });
+  }
+
+  #hire() {
+    const worker = new Worker(new URL("./finder.js", import.meta.url));
+    worker.onmessage = ({ data }) => this.#take(data);
+    worker.onerror = () => this.#giveUp();
+    return worker;
+  }
+
+  #take({ id, hits }) {
+    if (id !== this.asked?.id) return;
+    clearTimeout(this.timer);
+    const { from, count } = this.asked;
+    for (const [index, ranges] of hits) {
+      this.hits.set(from + index, ranges);
+      this.places.push(from + index);
+    }
+    this.scanned = from + count;
+    this.asked = undefined;
+    this.told();
+    this.#ask();
+  }
+
+  #giveUp() {
+    const { from, count } = this.asked;
+    this.#stop();
+    this.problem = `stopped: more than ${PATIENCE_MS / 1000} s for lines ${from + 1} to ${from + count}; write a simpler expression`;
+    this.told();
+  }
+
+  /** A worker that is asked something is let go with its question. */
+  #stop() {
+    clearTimeout(this.timer);
+    if (this.asked === undefined) return;
+    this.worker?.terminate();
+    this.worker = undefined;
+    this.asked = undefined;
+  }
+}

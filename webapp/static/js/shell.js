@@ -1,0 +1,24 @@
+// What every page has: the menu of narrow screens, the palette on Ctrl-K, keys, what scrolls.
+import "./keys.js";
+import { palette } from "./palette.js";
+import "./scrollers.js";
+
+const menu = document.getElementById("menu");
+const nav = document.getElementById("nav");
+menu?.addEventListener("click", () => {
+  const open = nav.toggleAttribute("data-open");
+  menu.setAttribute("aria-expanded", String(open));
+});
+
+const opener = document.getElementById("palette-open");
+if (opener) {
+  const toggle = palette(opener);
+  opener.hidden = false;
+  opener.addEventListener("click", toggle);
+  document.addEventListener("keydown", (event) => {
+    if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || event.altKey || event.shiftKey) return;
+    if (document.querySelector("dialog[open]:not(.palette)")) return;
+    event.preventDefault();
+    toggle();
+  });
+}

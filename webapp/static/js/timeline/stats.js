@@ -1,0 +1,118 @@
+// What a step's events say together: percentiles, bus bandwidths, hidden and exposed time, the bubble. Pure.
+import { busFactor, byAxis } from "../collectives.js";
+import { length, shared, union } from "./intervals.js";
+import { transferred, waited } from "./step.js";
+
+/** The value below which a share of sorted numbers lies: the nearest rank. */
+export function percentile(sorted, share) {
+  if (sorted.length === 0) return null;
+  return sorted[Math.min(sorted.length - 1, Math.max(0, Math.ceil(share * sorted.length) - 1))];
+}
+
+/** Steps together: a row for each collective of each axis, its times over all ranks; `slowest` is the rank of the longest. */
+export function collectiveTimes(steps) {
+  const rows = new Map();
+  for (const step of steps) {
+    for (const own of step.ranks.values()) {
+      for (const call of own.calls) {
+        if (call.open) continue;
+        const { axis, ranks } = step.groups[call.group];
+        const key = `${axis} ${call.op} ${ranks.length}`;
+        if (!rows.has(key)) rows.set(key, { axis, op: call.op, size: ranks.length, times: [], waits: [], late: new Map(), longest: null });
+        const row = rows.get(key);
+        const took = call.to - call.from;
+        row.times.push(took);
+        if (!row.longest || took > row.longest.took) row.longest = { took, rank: call.rank, step: step.step };
+        const wait = waited(call);
+        if (wait !== null) row.waits.push(wait);
+        if (call.last === call.rank && call.lead > 0) row.late.set(call.rank, (row.late.get(call.rank) ?? 0) + 1);
+      }
+    }
+  }
+  return [...rows.values()].map(summed).sort((a, b) => byAxis(a.axis, b.axis) || a.op.localeCompare(b.op));
+}
+
+function summed({ axis, op, size, times, waits, late, longest }) {
+  times.sort((a, b) => a - b);
+  waits.sort((a, b) => a - b);
+  const met = [...late.values()].reduce((sum, count) => sum + count, 0);
+  const [lastRank, lastCount] = [...late].sort((a, b) => b[1] - a[1] || a[0] - b[0])[0] ?? [null, 0];
+  return {
+    ...{ axis, op, size, calls: times.length, p50: percentile(times, 0.5), p90: percentile(times, 0.9), p99: percentile(times, 0.99) },
+    ...{ slowest: longest.rank, slowestStep: longest.step, slowestTook: longest.took, wait50: percentile(waits, 0.5) },
+    ...{ lastRank, lastShare: met > 0 ? lastCount / met : null },
+  };
+}
+
+/** Bus bandwidth of each group: bytes over the time of transfer alone, from the last rank's coming to the end. */
+export function groupBandwidths(steps) {
+  const groups = new Map();
+  for (const step of steps) {
+    for (const own of step.ranks.values()) {
+      for (const call of own.calls) {
+        const took = transferred(call);
+        const group = step.groups[call.group];
+        const factor = busFactor(call.op, call.op === "send" ? 2 : group.ranks.length);
+        if (took === null || took <= 0 || factor === 0) continue;
+        const key = `${group.axis} ${group.nth} ${group.ranks.join()}`;
+        if (!groups.has(key)) groups.set(key, { axis: group.axis, ranks: group.ranks, bytes: 0, seconds: 0, calls: 0, best: 0 });
+        const row = groups.get(key);
+        row.bytes += factor * call.bytes;
+        row.seconds += took;
+        row.calls += 1;
+        row.best = Math.max(row.best, (factor * call.bytes) / took);
+      }
+    }
+  }
+  for (const row of groups.values()) row.busbw = row.bytes / row.seconds;
+  return [...groups.values()].sort((a, b) => byAxis(a.axis, b.axis) || a.ranks[0] - b.ranks[0]);
+}
+
+const COMPUTE = new Set(["forward", "backward", "weights"]);
+const spansOf = (own, works) => own.spans.filter((span) => works.has(span.work)).map((span) => [span.from, span.to]);
+/** The thread stood still at the end of a call. */
+const blockedOf = (calls) => calls.filter((call) => call.blocked > 0).map((call) => [call.to - call.blocked, call.to]);
+
+/** By axis, seconds of a step a rank, the mean over ranks: what the thread stood still, and what ran while it computed. */
+export function overlap(step) {
+  const found = new Map();
+  const ranks = step.ranks.size;
+  for (const own of step.ranks.values()) {
+    const axes = new Map();
+    for (const call of own.calls) {
+      if (call.open) continue;
+      const { axis } = step.groups[call.group];
+      if (!axes.has(axis)) axes.set(axis, []);
+      axes.get(axis).push(call);
+    }
+    for (const [axis, calls] of axes) {
+      const busy = union(calls.map((call) => [call.from, call.to]));
+      const still = union(blockedOf(calls));
+      const row = found.get(axis) ?? { axis, exposed: 0, hidden: 0 };
+      row.exposed += length(still) / ranks;
+      row.hidden += (length(busy) - shared(busy, still)) / ranks;
+      found.set(axis, row);
+    }
+  }
+  return [...found.values()].sort((a, b) => byAxis(a.axis, b.axis));
+}
+
+/**
+ * The bubble as it was: of the pipeline's time (first forward to last backward over all ranks), the part in which a rank
+ * neither computed nor stood still for another axis, the mean over ranks. Null where there is no pipeline.
+ */
+export function bubble(step) {
+  const lanes = [...step.ranks.values()].map((own) => ({ own, work: union(spansOf(own, COMPUTE)) })).filter(({ work }) => work.length > 0);
+  const piped = lanes.some(({ own }) => own.calls.some((call) => step.groups[call.group].axis === "pp"));
+  if (!piped || lanes.length === 0) return null;
+  const from = Math.min(...lanes.map(({ work }) => work[0][0]));
+  const to = Math.max(...lanes.map(({ work }) => work[work.length - 1][1]));
+  const shares = lanes.map(({ own, work }) => {
+    const inPipe = union(blockedOf(own.calls.filter((call) => step.groups[call.group].axis === "pp")));
+    const elsewhere = union(blockedOf(own.calls.filter((call) => step.groups[call.group].axis !== "pp")));
+    const busy = union([...work, ...elsewhere]);
+    const kept = shared(busy, [[from, to]]) - shared(inPipe, busy);
+    return 1 - kept / (to - from);
+  });
+  return { share: shares.reduce((sum, share) => sum + share, 0) / shares.length, seconds: to - from };
+}

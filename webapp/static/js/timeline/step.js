@@ -1,0 +1,150 @@
+// A step of all ranks in one form, whether it came live, from the history or from a file. Times are seconds since it began.
+
+const groupKey = (axis, ranks, nth) => `${axis}|${nth}|${ranks.join()}`;
+
+/** {step, began, seconds, groups: [{axis, ranks, nth}], ranks: rank -> {calls, spans}, leftOut}; calls and spans are lists in the order of time. */
+function emptyStep(step) {
+  return { step, began: Infinity, seconds: 0, groups: [], ranks: new Map(), leftOut: 0 };
+}
+
+function grouper(made) {
+  const places = new Map();
+  return (axis, ranks, nth) => {
+    const key = groupKey(axis, ranks, nth);
+    if (!places.has(key)) places.set(key, made.groups.push({ axis, ranks, nth }) - 1);
+    return places.get(key);
+  };
+}
+
+const lane = (made, rank) => {
+  if (!made.ranks.has(rank)) made.ranks.set(rank, { calls: [], spans: [] });
+  return made.ranks.get(rank);
+};
+
+/** From live items: `told` is rank -> {item, node}, `clocks` gives the seconds to add to a node's clock. */
+export function stepOfItems(step, told, clocks) {
+  const made = emptyStep(step);
+  const group = grouper(made);
+  for (const [rank, { item, node }] of told) {
+    const began = item.began + (clocks(node) ?? 0);
+    const places = item.groups.map(({ axis, ranks, nth }) => group(axis, ranks, nth));
+    const own = lane(made, rank);
+    const { calls, spans } = item;
+    for (let i = 0; i < calls.op.length; i += 1) {
+      own.calls.push({
+        group: places[calls.group[i]],
+        op: calls.op[i],
+        sequence: calls.sequence[i],
+        from: began + calls.issued_us[i] / 1e6,
+        to: began + calls.ended_us[i] / 1e6,
+        blocked: calls.blocked_us[i] / 1e6,
+        bytes: calls.payload_bytes[i],
+        peer: calls.peer[i],
+      });
+    }
+    for (let i = 0; i < spans.work.length; i += 1) {
+      own.spans.push({
+        work: spans.work[i],
+        chunk: spans.chunk[i],
+        micro: spans.micro_batch[i],
+        from: began + spans.from_us[i] / 1e6,
+        to: began + spans.to_us[i] / 1e6,
+      });
+    }
+    made.leftOut += item.left_out;
+  }
+  return finished(made);
+}
+
+/** From columns of the history's tables `calls` and `spans`, all of one step. */
+export function stepOfTables(step, calls, spans) {
+  const made = emptyStep(step);
+  const group = grouper(made);
+  for (let i = 0; i < (calls.rank ?? []).length; i += 1) {
+    lane(made, calls.rank[i]).calls.push({
+      group: group(calls.axis[i], calls.ranks[i], calls.nth[i]),
+      op: calls.op[i],
+      sequence: calls.sequence[i],
+      from: calls.issued[i],
+      to: calls.ended[i],
+      blocked: calls.blocked_s[i],
+      bytes: calls.payload_bytes[i],
+      peer: calls.peer[i],
+    });
+  }
+  for (let i = 0; i < (spans.rank ?? []).length; i += 1) {
+    const own = lane(made, spans.rank[i]);
+    own.spans.push({ work: spans.work[i], chunk: spans.chunk[i], micro: spans.micro_batch[i], from: spans.began[i], to: spans.ended[i] });
+  }
+  return finished(made);
+}
+
+function finished(made) {
+  let end = -Infinity;
+  for (const { calls, spans } of made.ranks.values()) {
+    for (const event of [...calls, ...spans]) {
+      made.began = Math.min(made.began, event.from);
+      end = Math.max(end, event.to ?? event.from);
+    }
+  }
+  if (made.began === Infinity) made.began = end = 0;
+  made.seconds = end - made.began;
+  const earliest = (a, b) => a.from - b.from || (a.to ?? a.from) - (b.to ?? b.from);
+  for (const [rank, own] of made.ranks) {
+    for (const event of [...own.calls, ...own.spans]) {
+      event.rank = rank;
+      event.from -= made.began;
+      event.open = event.to === null; // its end was not recorded
+      event.to = event.open ? event.from : event.to - made.began;
+    }
+    own.calls.sort(earliest);
+    own.spans.sort(earliest);
+  }
+  made.ranks = new Map([...made.ranks].sort(([a], [b]) => a - b));
+  meet(made);
+  return made;
+}
+
+const PAIRED = new Set(["send", "recv"]);
+
+/**
+ * Charges waiting to who came last: each call gets `whole` (when the last rank had come), `last` (which that was) and
+ * `lead`; null where some rank of its group told nothing. Mirrors jobs.traces.arrivals (a test compares them).
+ */
+function meet(made) {
+  const met = new Map();
+  const numbers = new Map();
+  const all = [...made.ranks.values()].flatMap((own) => own.calls);
+  all.sort((a, b) => a.from - b.from || a.sequence - b.sequence);
+  for (const call of all) {
+    let key = `${call.group}#${call.sequence}`;
+    if (PAIRED.has(call.op)) {
+      const way = call.op === "send" ? `${call.rank}>${call.peer}` : `${call.peer}>${call.rank}`;
+      const counter = `${call.group} ${way} ${call.op}`;
+      numbers.set(counter, (numbers.get(counter) ?? 0) + 1);
+      key = `${call.group}#${way}#${numbers.get(counter)}`;
+    }
+    if (!met.has(key)) met.set(key, []);
+    met.get(key).push(call);
+  }
+  for (const together of met.values()) {
+    const wanted = PAIRED.has(together[0].op) ? 2 : made.groups[together[0].group].ranks.length;
+    const whole = new Set(together.map((call) => call.rank)).size >= wanted;
+    let [first, last] = [together[0], together[0]];
+    for (const call of together) {
+      if (call.from > last.from) last = call;
+      if (call.from < first.from) first = call;
+    }
+    for (const call of together) {
+      call.lead = last.from - first.from; // between the first rank and the last
+      call.whole = whole ? last.from : null;
+      call.last = whole ? last.rank : null;
+    }
+  }
+}
+
+/** Seconds that a call waited for the last rank, null where that is not known. */
+export const waited = (call) => (call.whole === null ? null : Math.max(0, (call.open ? call.whole : Math.min(call.whole, call.to)) - call.from));
+
+/** Seconds from the last rank's coming to the end. */
+export const transferred = (call) => (call.open || call.whole === null ? null : Math.max(0, call.to - call.whole));

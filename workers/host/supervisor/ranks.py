@@ -1,0 +1,209 @@
+"""The processes of an attempt's ranks as their host sees them: of one that stands still, and of one that fell silent
+because it was stopped, or something in it holds the interpreter, where its Python stands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from contracts.telemetry import Item, ProcessItem
+from workers.host.processes import ProcessId, process_id
+
+log = logging.getLogger(__name__)
+
+SILENT_S: Final = 3.0  # a meter says something every 2 s at least, while its rank stands still
+AGAIN_S: Final = 2.0
+STANDS_S: Final = 3.0  # after it said so
+THROTTLED: Final = 0.05  # seconds a second, from which on it is told of a rank that moves
+DUMP_S: Final = 4.0  # for reading a stack, then it is left
+NEXT_DUMP_S: Final = 5.0  # of the same rank
+REFUSED_S: Final = 60.0  # after one that could not be read, before any is tried again
+DUMP_BYTES: Final = 2**20
+MOST_FRAMES: Final = 60
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+CGROUPS: Final = Path("/sys/fs/cgroup")
+
+State = Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
+STATES: Final[dict[str, State]] = {
+    "R": "running",
+    "D": "disk",
+    "T": "stopped",
+    "t": "stopped",
+    "Z": "zombie",
+    "X": "zombie",
+}
+
+
+class Taken(NamedTuple):
+    """What a process has taken so far, seconds."""
+
+    at: float
+    cpu: float
+    throttled: float
+
+
+class Rank:
+    """One rank's process, and what is known of it."""
+
+    def __init__(self, identity: ProcessId) -> None:
+        self.identity = identity
+        self.heard = time.monotonic()
+        self.stands = 0.0  # until then
+        self.told = 0.0
+        self.before: Taken | None = None
+        self.stack: list[str] = []
+        self.next_dump = 0.0
+
+
+class Ranks:
+    """Those that ever spoke. `tell` is given what there is to tell."""
+
+    def __init__(self, tell: Callable[[ProcessItem], None]) -> None:
+        self._tell = tell
+        self._ranks: dict[int, Rank] = {}
+        self._refused_until = 0.0
+
+    def heard(self, rank: int, pid: int) -> None:
+        """A rank's meter said something, from this process."""
+        known = self._ranks.get(rank)
+        if known is not None and known.identity.pid == pid:
+            known.heard = time.monotonic()
+            return
+        identity = process_id(pid)
+        if identity is not None:
+            self._ranks[rank] = Rank(identity)
+
+    def take(self, item: Item) -> None:
+        """A checked item of a rank."""
+        if item["kind"] == "standing" and item["rank"] in self._ranks:
+            self._ranks[item["rank"]].stands = time.monotonic() + STANDS_S if item["still"] else 0.0
+
+    async def look(self) -> None:
+        """Each second: at all of them, and into the one that has been silent longest."""
+        now = time.monotonic()
+        await self._dump_one(now)
+        for number, rank in sorted(self._ranks.items()):
+            state, taken = _look_at(rank.identity)
+            before, rank.before = rank.before, taken
+            silent_s = now - rank.heard
+            if silent_s < SILENT_S:
+                rank.stack = []
+            if before is None or now - rank.told < AGAIN_S:
+                continue
+            passed_s = max(taken.at - before.at, 1e-3)
+            cpu, throttled = (taken.cpu - before.cpu) / passed_s, (taken.throttled - before.throttled) / passed_s
+            if silent_s < SILENT_S and now > rank.stands and throttled < THROTTLED:
+                continue
+            rank.told = now
+            self._tell(
+                ProcessItem(
+                    kind="process",
+                    rank=number,
+                    time=time.time(),
+                    state=state,
+                    cpu=max(0.0, cpu),
+                    throttled=max(0.0, throttled),
+                    stack=rank.stack,
+                    silent_s=silent_s,
+                )
+            )
+
+    async def _dump_one(self, now: float) -> None:
+        silent = [rank for rank in self._ranks.values() if now - rank.heard >= SILENT_S and now >= rank.next_dump]
+        if not silent or now < self._refused_until:
+            return
+        rank = min(silent, key=lambda one: one.heard)
+        rank.next_dump = now + NEXT_DUMP_S
+        if process_id(rank.identity.pid) != rank.identity:
+            return
+        try:
+            rank.stack = await stack_of(rank.identity.pid)
+        except CannotReadError as error:
+            log.info("the stack of process %d cannot be read: %s", rank.identity.pid, error)
+            self._refused_until = now + REFUSED_S
+
+
+class CannotReadError(Exception):
+    """Where a process stands cannot be seen from outside."""
+
+
+async def stack_of(pid: int) -> list[str]:
+    """Of the main thread, outermost first, read by py-spy without stopping the process.
+
+    Raises:
+        CannotReadError: there is no py-spy, or no right to, or it took too long.
+    """
+    program = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
+    if program is None:
+        raise CannotReadError("py-spy is not installed")
+    process = await asyncio.create_subprocess_exec(
+        *(program, "dump", "--pid", str(pid), "--json", "--nonblocking"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(DUMP_S):
+            told = await process.stdout.read(DUMP_BYTES)
+            while len(told) < DUMP_BYTES and (more := await process.stdout.read(DUMP_BYTES - len(told))):
+                told += more
+    except TimeoutError:
+        raise CannotReadError(f"it took longer than {DUMP_S:.0f} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    return main_stack(told)
+
+
+def main_stack(told: bytes) -> list[str]:
+    """The main thread's frames in what py-spy said. Raises CannotReadError."""
+    try:
+        threads: list[dict[str, Any]] = json.loads(told)
+        main = next((one for one in threads if one["thread_name"] == "MainThread"), threads[0])
+        frames = [f"{one['filename'][-300:]}:{one['line']} in {one['name'][:300]}" for one in main["frames"]]
+    except (ValueError, TypeError, KeyError, IndexError):
+        raise CannotReadError("py-spy said nothing that is a stack") from None
+    return [frame.replace("\0", "") for frame in frames[:MOST_FRAMES]][::-1]
+
+
+def _look_at(identity: ProcessId) -> tuple[State, Taken]:
+    """Its state, and what it has taken. Of one that is gone nothing."""
+    now = time.monotonic()
+    try:
+        fields = Path(f"/proc/{identity.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "gone", Taken(now, 0.0, 0.0)
+    if int(fields[19]) != identity.started:
+        return "gone", Taken(now, 0.0, 0.0)
+    cpu = (int(fields[11]) + int(fields[12])) / TICKS
+    return STATES.get(fields[0], "sleeping"), Taken(now, cpu, throttled_s(identity.pid))
+
+
+def throttled_s(pid: int, root: Path = CGROUPS) -> float:
+    """Seconds that a quota kept the process' control group, or one above it, waiting so far; 0 without cgroup v2."""
+    try:
+        group = Path(f"/proc/{pid}/cgroup").read_text().partition("0::/")[2].splitlines()[0]
+    except (OSError, IndexError):
+        return 0.0
+    place = root / group
+    return max(map(_throttled_here, (place, *(above for above in place.parents if above.is_relative_to(root)))))
+
+
+def _throttled_here(group: Path) -> float:
+    with contextlib.suppress(OSError, ValueError):
+        for line in (group / "cpu.stat").read_text().splitlines():
+            name, _, told = line.partition(" ")
+            if name == "throttled_usec":
+                return int(told) / 1e6
+    return 0.0
