@@ -134,6 +134,16 @@ def pipe(rank: int, forward_s: float, micro_batches: int, stages: int) -> list[A
     return acts
 
 
+def test_who_drains_the_pipe_last_is_no_straggler() -> None:
+    """All meet at the step's end, and the first stage comes last to that by the schedule."""
+    found, player = diagnosis(LAYOUT, TRAIN), Player(4)
+    for _ in range(20):
+        feed(found, player, [[*pipe(rank, 0.05, 4, 4), Meets("world", (0, 1, 2, 3))] for rank in range(4)])
+    told = look(found, NOW + player.now)
+    assert told["stragglers"] == []
+    assert "bubble" in told["sentence"]
+
+
 LAYOUT = {"pp": 4, "schedule": "gpipe"}
 TRAIN = {"micro_batches": 4, "global_batch": 32}
 
