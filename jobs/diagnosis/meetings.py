@@ -14,7 +14,8 @@ class Meeting(NamedTuple):
     """All ranks of a group in one collective, or `sender` and the one that receives; -1 in a collective.
 
     `last`: who came last, None where clocks cannot tell. `arrived`: when; `arrivals`: when each rank did. `waits`: by
-    rank, what it stood still for the last. `exposed`: by rank, what it stood still for the transfer, which took `transfer_s`: to the first end.
+    rank, what it stood still for the last. `exposed`: by rank, what it stood still for the transfer, which took
+    `transfer_s`: to the first end.
     """
 
     group: Group
