@@ -133,7 +133,8 @@ def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
             return Why("experts", f"its experts get {tokens:.1f} times the tokens of the others: {more}")
         return Why("compute", f"its compute, not its link: {more}")
     if name == "link" and not _has_links(run, late.rank, peers):
-        return Why("unknown", f"transfers inside its host take {more}: it gets too little of a processor")
+        starved = "it gets too little of a processor: a quota, its neighbours, or somebody stops it again and again"
+        return Why("quota", f"transfers inside its host take {more}; {starved}")
     words = {
         "data": "it waits for its data",
         "checkpoint": "it saves a checkpoint",

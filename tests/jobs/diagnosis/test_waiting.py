@@ -73,6 +73,16 @@ def test_noise_makes_no_straggler(seed: int) -> None:
     assert told["waits"], "it is still charged"
 
 
+def test_contention_in_bursts_is_no_straggler() -> None:
+    """The rank waited for most in three steps of four, but for nothing in the fourth: it gets no processor at times."""
+    found, player = diagnosis({"dp": 2, "tp": 2}), Player(4)
+    for number in range(60):
+        feed(
+            found, player, [mesh(rank, 0.9 if rank == 2 and number % 10 not in (0, 3, 5) else 0.5) for rank in range(4)]
+        )
+    assert look(found, NOW + player.now)["stragglers"] == []
+
+
 def test_a_rank_that_is_late_for_a_moment_is_none() -> None:
     found, player = diagnosis({"dp": 2, "tp": 2}), Player(4)
     for number in range(40):
