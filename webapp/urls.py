@@ -39,6 +39,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/requeue/", jobs.job_requeue, name="job-requeue"),
     path("jobs/<str:job_id>/history/", history.index, name="job-history"),
     path("jobs/<str:job_id>/history/snapshot/", history.snapshot, name="job-snapshot"),
+    path("jobs/<str:job_id>/history/steps/slow/", history.slow, name="job-slow-steps"),
     path("jobs/<str:job_id>/history/<str:table>/", history.table, name="job-history-table"),
     path("plan/", jobs.plan, name="plan"),
     path("plan/search/", jobs.plan_search, name="plan-search"),

@@ -16,11 +16,13 @@ from jobs.api.listing import BadParameterError
 from jobs.api.views import refusals, refuse
 from jobs.history import answers
 from jobs.history.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, Asked, asked
+from jobs.history.compare import LEAST, MOST, comparison
 from jobs.history.folder import GoneError
+from jobs.history.slow import Slow, slow_steps
 from jobs.history.snapshot import snapshot
 from jobs.history.tables import TABLES
-from jobs.models import Job
-from planner.facts.spec import SpecError
+from jobs.models import Job, Member
+from planner.facts.spec import Problem, SpecError
 
 RANGES = {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}
 TIME = {"type": "number", "minimum": 0, "exclusiveMaximum": 2**40}
@@ -97,6 +99,66 @@ class HistorySnapshot(APIView):
             return Response(snapshot(job.id, attempt))
         except GoneError as error:
             return refuse(404, "attempt", str(error))
+
+
+class SlowSteps(APIView):
+    """Why some steps took longer."""
+
+    @extend_schema(
+        operation_id="explainSlowSteps",
+        parameters=[
+            ATTEMPT,
+            OpenApiParameter("from", TIME, required=True, description="unix seconds"),
+            OpenApiParameter("to", TIME, required=True, description="unix seconds"),
+        ],
+        responses={200: schema.of("Slow"), **refusals(404, 422)},
+    )
+    def get(self, request: Request, job_id: str) -> Response:
+        """Steps that ended in a range beside all others of the run: which part, axis, rank, host and collective differ,
+        in seconds a step."""
+        job = find_job(request.user, job_id)
+        query = _asked("steps", request.query_params, "attempt", "from", "to")
+        try:
+            return Response(explained(job, query))
+        except GoneError as error:
+            return refuse(404, "attempt", str(error))
+
+
+class Compare(APIView):
+    """Runs side by side."""
+
+    @extend_schema(
+        operation_id="compareJobs",
+        parameters=[
+            OpenApiParameter(
+                "jobs",
+                {"type": "string", "maxLength": 1000},
+                required=True,
+                description=f"{LEAST} to {MOST} ids with commas between",
+            )
+        ],
+        responses={200: schema.of("Comparison"), **refusals(404)},
+    )
+    def get(self, request: Request) -> Response:
+        """Where their specs differ; curves by step, time and tokens; traffic, step parts and plan of each."""
+        ids = request.query_params.get("jobs", "").split(",")
+        if not LEAST <= len(ids) <= MOST or len(set(ids)) != len(ids) or len(request.query_params) != 1:
+            raise BadParameterError([Problem("jobs", f"must be {LEAST} to {MOST} different ids, with commas between")])
+        return Response(comparison([find_job(request.user, job) for job in ids]))
+
+
+def explained(job: Job, query: Asked) -> Slow:
+    """Raises SpecError, GoneError, BusyError."""
+    if query.since is None or query.until is None:
+        raise SpecError([Problem("from" if query.since is None else "to", "is needed: the range that is asked about")])
+    attempt = query.attempt or job.attempt
+    members = Member.objects.filter(attempt__job=job, attempt__number=attempt)
+    hosts = {
+        rank: member.host_name
+        for member in members
+        for rank in range(member.first_rank, member.first_rank + member.num_ranks)
+    }
+    return slow_steps(job.id, attempt, query.since, query.until, hosts)
 
 
 def as_file(job: Job, attempt: int, table: str, query: Asked) -> FileResponse:

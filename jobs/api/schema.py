@@ -13,7 +13,9 @@ from pydantic import TypeAdapter
 
 from contracts.join import Joined, JoinRequest
 from jobs.api.errors import Errors, RunEnded
+from jobs.history.compare import Comparison
 from jobs.history.shapes import History, Rows, Snapshot
+from jobs.history.slow import Slow
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
 from jobs.planning.queries import ExplainQuery, SearchQuery
@@ -39,7 +41,7 @@ READ = (
 TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
-    *(History, Rows, Snapshot),
+    *(History, Rows, Snapshot, Slow, Comparison),
     *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace),
     *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, Errors, RunEnded),
 )

@@ -8,7 +8,7 @@ from typing import Any
 from contracts.telemetry import Cell
 from jobs.history.query import Tables, ask, short
 from jobs.history.rows import State, new_state
-from jobs.history.shapes import Columns, Counters, Followed, Snapshot, Traffic, TrafficRow
+from jobs.history.shapes import BinnedTraffic, Columns, Counters, Followed, Snapshot, Traffic
 from jobs.history.tables import GAUGES
 
 MOST_POINTS = 4000  # of a curve
@@ -183,7 +183,7 @@ def _traffic(tables: Tables) -> Traffic:
     return {"width_s": float(width), "start": start, "length": length, "rows": [_row(length, *row) for row in found]}
 
 
-def _row(length: int, rank: int, axis: str, op: str, bins: list[int], amounts: list[int]) -> TrafficRow:
+def _row(length: int, rank: int, axis: str, op: str, bins: list[int], amounts: list[int]) -> BinnedTraffic:
     sums = [0] * length
     for place, amount in zip(bins, amounts, strict=True):
         sums[place] = amount

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_GET
 
 from jobs.access import find_job
 from jobs.api.errors import RETRY_AFTER_S, body, busy
-from jobs.api.history import as_file
+from jobs.api.history import as_file, explained
 from jobs.history import answers
 from jobs.history.asked import asked
 from jobs.history.folder import GoneError
@@ -55,6 +55,15 @@ def snapshot(request: HttpRequest, job_id: str) -> HttpResponse:
     job = find_job(request.user, job_id)
     attempt = asked("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
     return JsonResponse(snapshot_of(job.id, attempt))
+
+
+@require_GET
+@login_required
+@_refusing
+def slow(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Steps that ended in a range beside all others."""
+    job = find_job(request.user, job_id)
+    return JsonResponse(explained(job, asked("steps", dict(request.GET.lists()), "attempt", "from", "to")))
 
 
 @require_GET

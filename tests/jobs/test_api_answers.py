@@ -21,7 +21,7 @@ from jobs.history.tables import TABLES
 from jobs.models import Attempt, Host, Job, Pool, Status
 from jobs.queue import lifecycle
 from jobs.queue.heard.silence import tell_of_silence
-from tests.jobs.history.told import keep
+from tests.jobs.history.told import BEGAN, keep
 from tests.jobs.history.told import run as told_run
 from tests.jobs.test_calibration import PROFILE
 from tests.jobs.test_host_join import request as machine
@@ -177,11 +177,17 @@ def histories(asked: Asked, user: APIClient, owner: User, folder: Path, settings
     settings.HISTORY_DIR = folder
     run = ended(owner, summary(0.3)).job_id
     asked(user, "getSnapshot", job_id=run, code=404)
-    keep(folder, list(told_run(2, 4)), run)
+    keep(folder, list(told_run(2, 8)), run)
     assert asked(user, "getHistory", job_id=run)["attempts"]
     assert asked(user, "getSnapshot", job_id=run)["ranks"]
     for table in TABLES:
         asked(user, "getHistoryTable", job_id=run, table=table)
+    path = asked.operations["explainSlowSteps"][0].format(job_id=run)
+    asked.holds("explainSlowSteps", user.get(path, {"from": BEGAN + 2.4, "to": BEGAN + 3}))
+    asked.holds("explainSlowSteps", user.get(path, {"from": 1, "to": 2}), 422)
+    other = ended(owner, summary(0.3), layout={"tp": 2}).job_id
+    asked.holds("compareJobs", user.get("/api/v1/compare", {"jobs": f"{run},{other}"}))
+    asked.holds("compareJobs", user.get("/api/v1/compare", {"jobs": run}), 400)
 
 
 def smaller(asked: Asked, user: APIClient) -> None:
