@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint lock format parity memory mutations witness schemathesis faults cluster diagnose slow mix slurm image-test bench bench-rivals gpu clean tools
+.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis faults cluster diagnose slow mix slurm image-test bench bench-rivals gpu clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI
 faults: $(VENV)/.dev tools ## kill things and watch; prints the table
 	$(BIN)/python -m tests.faults
 
+screens: $(VENV)/.dev tools ## pictures of every page at two widths in both themes into var/screens, and what is wrong with any
+	$(BIN)/python -m tests.screens
+
 cluster: $(VENV)/.dev tools ## gangs over hosts in network namespaces, and their faults; prints the table; needs root
 	$(BIN)/python -m tests.cluster
 
@@ -86,7 +89,7 @@ slurm: $(VENV)/.dev ## the Slurm engine on a real Slurm of this machine's own; i
 image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this machine's files; needs root
 	$(BIN)/python -m tests.image
 
-bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-giants bench-calibration bench-training bench-dry_run bench-scheduling bench-fleet bench-listing bench-viewer bench-history bench-long_context ## every benchmark, as ratios
+bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-giants bench-calibration bench-training bench-dry_run bench-scheduling bench-fleet bench-listing bench-history bench-viewer bench-pictures bench-long_context ## every benchmark, as ratios
 
 bench-rivals: $(VENV)/.dev ## against others' own train.py: RIVALS="--nanogpt PATH --picotron PATH", checkouts of theirs
 	$(BIN)/python -m benchmarks.rivals $(RIVALS)

@@ -20,7 +20,7 @@ def _one_of(names: Iterable[str]) -> dict[str, str]:
     return {"invalid_choice": f"must be one of {', '.join(names)}; got %(value)s"}
 
 
-def _chosen(label: str, choices: Sequence[tuple[str, str]], empty: str, **more: Any) -> django_filters.ChoiceFilter:
+def _chosen(label: str, choices: Sequence[tuple[str, Any]], empty: str, **more: Any) -> django_filters.ChoiceFilter:
     messages = _one_of(name for name, _ in choices)
     return django_filters.ChoiceFilter(label=label, choices=choices, empty_label=empty, error_messages=messages, **more)
 

@@ -16,7 +16,10 @@ from planner.facts.spec import JobKind, LabSpec
 
 Spec = Mapping[str, Any]
 # Panels that no word of our trainer fills.
-OF_ANY_SCRIPT = ("health", "places", "start", "traffic", "gauges", "log", "fidelity", "planned", "collectives")
+OF_ANY_SCRIPT = (
+    *("health", "places", "start", "traffic", "timeline", "heat-pairs", "heat-time", "gauges", "log"),
+    *("fidelity", "planned", "collectives"),
+)
 LONGEST_SUBJECT = 120  # characters; a script may take megabytes of arguments
 
 
@@ -93,6 +96,9 @@ KINDS: dict[JobKind, Kind] = {
             "smaller",
             "training",
             "gauges",
+            "timeline",
+            "heat-pairs",
+            "heat-time",
             "log",
             "fidelity",
             "planned",
@@ -110,7 +116,7 @@ KINDS: dict[JobKind, Kind] = {
         subject=_script_words,
         form="script-new",
         first=("script", "health", "places", "start", "traffic"),
-        panels=("gauges", "log", "collectives"),
+        panels=("gauges", "timeline", "heat-pairs", "heat-time", "log", "collectives"),
         steps="seen",
         lost="What it has done is lost; what it sent stays counted.",
     ),

@@ -1,11 +1,20 @@
-"""Logs of a bounded size: what has grown past the bound is moved aside while its writer goes on."""
+"""Logs of a bounded size: what has grown past the bound is moved aside while its writer goes on. And
+which of them tell a traceback."""
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 LOG_BYTES = 5_000_000
+
+
+def without_refusals(record: logging.LogRecord) -> bool:
+    """A filter: that somebody was refused is one line, and no error of ours with a traceback."""
+    if getattr(record, "status_code", 500) < 500:
+        record.exc_info = None
+    return True
 
 
 def bound(log: Path, limit_bytes: int = LOG_BYTES) -> None:

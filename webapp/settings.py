@@ -9,6 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from webapp.admin_theme import unfold
 from webapp.environment import BASE_DIR, SettingError, WebSettings, read
+from webapp.logs import without_refusals
 from webapp.safety import unsafe
 
 try:
@@ -25,6 +26,7 @@ REDIS_URL = _given.redis_url.get_secret_value()
 REDIS_FOR_HOSTS = _given.redis_for_hosts.get_secret_value() if _given.redis_for_hosts else ""
 REDIS_ACCESS = _given.redis_access
 LEASE_S = float(_given.lease_s)
+SAVE_S = float(_given.save_s)
 ALLOWED_HOSTS = _given.allowed_hosts
 SLURM = _given.slurm()
 HISTORY_DIR = _given.history_dir or STATE_DIR / "history"
@@ -207,5 +209,6 @@ LOGGING = {
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["console"], "level": "INFO"},
-    "loggers": {"axes": {"level": "WARNING"}},
+    "filters": {"refusals": {"()": "django.utils.log.CallbackFilter", "callback": without_refusals}},
+    "loggers": {"axes": {"level": "WARNING"}, "django.request": {"filters": ["refusals"]}},
 }

@@ -13,6 +13,8 @@ from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
 from jobs.pages import compare, find, history, hosts, jobs, learn, listing, overview, queue, script
+from jobs.traces import pages as traces
+from jobs.traces.imports import pages as imports
 from webapp.admin_theme import MARK
 from webapp.login import limited
 
@@ -33,14 +35,22 @@ urlpatterns = [
     path("jobs/new/", jobs.job_new, name="job-new"),
     path("jobs/script/", script.script_new, name="script-new"),
     path("jobs/<str:job_id>/", jobs.job_page, name="job-detail"),
+    path("jobs/<str:job_id>/timeline/", traces.timeline, name="job-timeline"),
     path("jobs/<str:job_id>/cancel/", jobs.job_cancel, name="job-cancel"),
     path("jobs/<str:job_id>/give-up/", jobs.job_give_up, name="job-give-up"),
     path("jobs/<str:job_id>/smaller/", jobs.job_run_smaller, name="job-run-smaller"),
     path("jobs/<str:job_id>/requeue/", jobs.job_requeue, name="job-requeue"),
     path("jobs/<str:job_id>/history/", history.index, name="job-history"),
     path("jobs/<str:job_id>/history/snapshot/", history.snapshot, name="job-snapshot"),
-    path("jobs/<str:job_id>/history/steps/slow/", history.slow, name="job-slow-steps"),
+    path("jobs/<str:job_id>/history/steps/slow/", history.slow_steps, name="job-slow-steps"),
     path("jobs/<str:job_id>/history/<str:table>/", history.table, name="job-history-table"),
+    path("import/", imports.imports, name="imports"),
+    path("import/begin/", imports.begin, name="import-begin"),
+    path("import/<str:key>/", imports.imported, name="import"),
+    path("import/<str:key>/data/", imports.data, name="import-data"),
+    path("import/<str:key>/delete/", imports.delete, name="import-delete"),
+    path("import/<str:key>/files/<int:place>/", imports.part, name="import-part"),
+    path("import/<str:key>/read/", imports.finish, name="import-read"),
     path("plan/", jobs.plan, name="plan"),
     path("plan/search/", jobs.plan_search, name="plan-search"),
     path("plan/explain/", jobs.plan_explain, name="plan-explain"),

@@ -15,13 +15,13 @@ from jobs.api import schema
 from jobs.api.listing import BadParameterError
 from jobs.api.views import refusals, refuse
 from jobs.history import answers
-from jobs.history.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, Asked, asked
+from jobs.history.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, asked
 from jobs.history.compare import LEAST, MOST, comparison
 from jobs.history.folder import GoneError
-from jobs.history.slow import Slow, slow_steps
+from jobs.history.slow import NoStepsError, asked_steps, slow
 from jobs.history.snapshot import snapshot
 from jobs.history.tables import TABLES
-from jobs.models import Job, Member
+from jobs.models import Job
 from planner.facts.spec import Problem, SpecError
 
 RANGES = {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}
@@ -84,6 +84,37 @@ class HistoryTable(APIView):
             return refuse(404, "attempt", str(error))
 
 
+class SlowSteps(APIView):
+    """Some steps beside the others."""
+
+    @extend_schema(
+        operation_id="explainSlowSteps",
+        parameters=[
+            ATTEMPT,
+            *(
+                OpenApiParameter(
+                    name, {"type": "integer", "minimum": 1, "maximum": MOST_STEP}, required=True, description=words
+                )
+                for name, words in (("from", "the first step, from 1"), ("to", "the last, itself counted"))
+            ),
+        ],
+        responses={200: schema.of("Slow"), **refusals(404)},
+    )
+    def get(self, request: Request, job_id: str) -> Response:
+        """Which part of a step, axis, rank, host and collective took longer in these steps than in the others, and by
+        how much. 404 where there are no such steps, or no others."""
+        job = find_job(request.user, job_id)
+        try:
+            attempt, first, last = asked_steps(dict(request.query_params.lists()))
+            return Response(slow(job.id, attempt or job.attempt, first, last))
+        except SpecError as error:
+            raise BadParameterError(error.problems) from None
+        except NoStepsError as error:
+            return refuse(404, "from", str(error))
+        except GoneError as error:
+            return refuse(404, "attempt", str(error))
+
+
 class HistorySnapshot(APIView):
     """All that the job page shows."""
 
@@ -97,29 +128,6 @@ class HistorySnapshot(APIView):
         attempt = _asked("marks", request.query_params, "attempt").attempt or job.attempt
         try:
             return Response(snapshot(job.id, attempt))
-        except GoneError as error:
-            return refuse(404, "attempt", str(error))
-
-
-class SlowSteps(APIView):
-    """Why some steps took longer."""
-
-    @extend_schema(
-        operation_id="explainSlowSteps",
-        parameters=[
-            ATTEMPT,
-            OpenApiParameter("from", TIME, required=True, description="unix seconds"),
-            OpenApiParameter("to", TIME, required=True, description="unix seconds"),
-        ],
-        responses={200: schema.of("Slow"), **refusals(404, 422)},
-    )
-    def get(self, request: Request, job_id: str) -> Response:
-        """Steps that ended in a range beside all others of the run: which part, axis, rank, host and collective differ,
-        in seconds a step."""
-        job = find_job(request.user, job_id)
-        query = _asked("steps", request.query_params, "attempt", "from", "to")
-        try:
-            return Response(explained(job, query))
         except GoneError as error:
             return refuse(404, "attempt", str(error))
 
@@ -145,20 +153,6 @@ class Compare(APIView):
         if not LEAST <= len(ids) <= MOST or len(set(ids)) != len(ids) or len(request.query_params) != 1:
             raise BadParameterError([Problem("jobs", f"must be {LEAST} to {MOST} different ids, with commas between")])
         return Response(comparison([find_job(request.user, job) for job in ids]))
-
-
-def explained(job: Job, query: Asked) -> Slow:
-    """Raises SpecError, GoneError, BusyError."""
-    if query.since is None or query.until is None:
-        raise SpecError([Problem("from" if query.since is None else "to", "is needed: the range that is asked about")])
-    attempt = query.attempt or job.attempt
-    members = Member.objects.filter(attempt__job=job, attempt__number=attempt)
-    hosts = {
-        rank: member.host_name
-        for member in members
-        for rank in range(member.first_rank, member.first_rank + member.num_ranks)
-    }
-    return slow_steps(job.id, attempt, query.since, query.until, hosts)
 
 
 def as_file(job: Job, attempt: int, table: str, query: Asked) -> FileResponse:

@@ -1,237 +1,213 @@
-"""Some steps beside all the others of their run: which part, axis, rank, host and collective differ, and by how much.
-
-Every figure is a mean over steps, in and beside the range; `more_s` is their difference, seconds a step. The first
-steps of a run (`contracts.telemetry.FIRST_STEPS`) are no measure and left out of both.
-"""
+"""Which part, axis, rank and collective of some steps took longer than in the others: what dragging over them tells."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Annotated, Any
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.telemetry import FIRST_STEPS
+from jobs.history.asked import MOST_ATTEMPTS, MOST_STEP
 from jobs.history.query import Tables, ask, short
+from jobs.text import whole_number
 from planner.facts.spec import Problem, SpecError
 
-MOST_RANKS = 16
-MOST_COLLECTIVES = 16
+LEAST_SHARE = 0.02  # of a step: what differs by less is noise
+ALIKE = 0.7  # of the largest excess: ranks that have as much of it are alike
+MOST_FOUND = 8
+OTHER = "the rest: compute"
 
 
-class Beside(TypedDict):
-    """Seconds a step, in the range and beside it."""
+class Finding(TypedDict):
+    """A part of a step that took longer. Seconds are means over ranks and steps."""
 
-    name: str
-    in_s: float
-    beside_s: float
-    more_s: float
-
-
-class RankBeside(Beside):
-    """What a rank spent on its own: its step without standing still for collectives."""
-
-    rank: int
-    host: str
+    part: Annotated[str, Field(description="exposed, data, optimizer, or the rest: compute")]
+    axis: str | None
+    rank: Annotated[int | None, Field(description="on which it grew most; null where it grew on all alike")]
+    host: str | None
+    ranks_alike: Annotated[int, Field(description="further ranks on which it grew nearly as much")]
+    seconds: float
+    usual_s: float
 
 
-class CollectiveBeside(Beside):
-    """How long collectives of an axis and op took, summed over a step, mean of the ranks that issue them."""
+class SlowCall(TypedDict):
+    """A collective that took longer, in the steps that were told event by event."""
 
-    axis: str
     op: str
+    axis: str
+    ranks: list[int]
+    ended_s: Annotated[float, Field(description="from who came first to its end, the median of these steps")]
+    usual_s: Annotated[float, Field(description="of the others; 0 where none was told")]
+    last: Annotated[int | None, Field(description="who came last to most of them; null for no one in particular")]
+    host: str | None
 
 
 class Slow(TypedDict):
-    """`step.more_s` is what there is to explain: `parts` without `hidden` and optimizer add up to it."""
+    """Some steps beside all others."""
 
-    attempt: int
-    since: float
-    until: float
-    steps_in: Annotated[int, Field(description="steps that ended in the range")]
-    steps_beside: int
-    step: Beside
-    parts: Annotated[list[Beside], Field(description="data, compute, and by axis exposed; largest difference first")]
-    hidden: Annotated[list[Beside], Field(description="by axis, collectives that ran while ranks computed")]
-    optimizer: Beside
-    ranks: Annotated[list[RankBeside], Field(description=f"the {MOST_RANKS} that differ most")]
-    hosts: Annotated[list[Beside], Field(description="the mean of their ranks")]
-    collectives: Annotated[list[CollectiveBeside], Field(description=f"the {MOST_COLLECTIVES} that differ most")]
-
-
-class Row(NamedTuple):
-    """Means of one rank over its steps in the range or beside it."""
-
-    rank: int
-    inside: bool
+    steps: int
+    others: int
     step_s: float
-    data_s: float
-    optimizer_s: float
-    exposed: Mapping[str, float]
-    hidden: Mapping[str, float]
+    usual_s: float
+    findings: list[Finding]
+    calls: list[SlowCall]
 
 
-Moved = tuple[str, str, bool, float]  # axis, op, inside, seconds a step
+class NoStepsError(Exception):
+    """There is nothing on one of the two sides."""
 
 
-def slow_steps(job: str, attempt: int, since: float, until: float, hosts: Mapping[int, str]) -> Slow:
-    """`hosts` by rank.
-
-    Raises:
-        SpecError: no step ended in the range, or none beside it.
-        GoneError, BusyError
-    """
-
-    def work(tables: Tables) -> Slow:
-        values: list[object] = [since, until, FIRST_STEPS]
-        first = "SELECT min(step) FROM steps"
-        mine = "SELECT *, time BETWEEN ? AND ? AS inside FROM steps"
-        mine += f" WHERE data_s IS NOT NULL AND step - ({first}) >= ?"
-        counted = dict(tables.rows(f"SELECT inside, count(DISTINCT step) FROM ({mine}) GROUP BY inside", *values))
-        means = ", ".join(f"sum({name} * over) / sum(over)" for name in ("step_s", "data_s", "optimizer_s"))
-        rows = tables.rows(f"SELECT rank, inside, {means}, sum(over) FROM ({mine}) GROUP BY rank, inside", *values)
-        axes = {column: _by_axis(tables, column, mine, values) for column in ("exposed", "hidden")}
-        found = [
-            Row(rank, inside, *times, *(_mean_of(axes[column][rank, inside], over) for column in axes))
-            for rank, inside, *times, over in rows
-        ]
-        told = counted.get(True, 0), counted.get(False, 0)
-        return beside(attempt, (since, until), told, found, _moved(tables, since, until, told), hosts)
-
-    return ask(job, attempt, work)
-
-
-def _mean_of(seconds: Mapping[str, float], over: int) -> dict[str, float]:
-    return {axis: total / over for axis, total in seconds.items()}
-
-
-def _by_axis(tables: Tables, column: str, mine: str, values: list[object]) -> dict[tuple[int, bool], dict[str, float]]:
-    """Seconds summed over steps, by rank and whether they are inside."""
-    entries = f"SELECT rank, inside, over, unnest(map_entries({column})) AS entry FROM ({mine})"
-    sql = f"SELECT rank, inside, entry.key, sum(entry.value * over) FROM ({entries}) GROUP BY ALL"
-    found: dict[tuple[int, bool], dict[str, float]] = defaultdict(dict)
-    for rank, inside, axis, seconds in tables.rows(sql, *values):
-        found[rank, inside][axis] = seconds
-    return found
-
-
-def _moved(tables: Tables, since: float, until: float, steps: tuple[int, int]) -> list[Moved]:
-    sql = (
-        "SELECT axis, op, second BETWEEN floor(?) AND ? AS inside, sum(busy_s) / count(DISTINCT rank) FROM traffic"
-        " WHERE phase = 'step' GROUP BY ALL"
-    )
-    number = {True: steps[0], False: steps[1]}
-    return [
-        (axis, op, inside, seconds / number[inside])
-        for axis, op, inside, seconds in tables.rows(sql, since, until)
-        if number[inside]
-    ]
-
-
-def beside(
-    attempt: int,
-    span: tuple[float, float],
-    steps: tuple[int, int],
-    rows: list[Row],
-    moved: list[Moved],
-    hosts: Mapping[int, str],
-) -> Slow:
-    """The answer from means of each rank. Pure.
+def asked_steps(told: Mapping[str, Sequence[str]]) -> tuple[int | None, int, int]:
+    """Attempt (None: the current one), first and last step of an address.
 
     Raises:
-        SpecError: there is nothing to compare.
+        SpecError: naming each parameter that makes no sense.
     """
-    if not all(steps):
-        words = f"{steps[0]} steps ended in it and {steps[1]} beside it, without the first {FIRST_STEPS}; both need one"
-        raise SpecError([Problem("from", words)])
-    inside, outside = ([row for row in rows if row.inside is of] for of in (True, False))
-    axes = sorted({axis for row in rows for axis in row.exposed})
-    hidden = sorted({axis for row in rows for axis in row.hidden})
-
-    def compared(name: str, of: list[float], others: list[float]) -> Beside:
-        return _compared(name, _mean(of), _mean(others))
-
-    parts = [
-        compared("data", [row.data_s for row in inside], [row.data_s for row in outside]),
-        compared("compute", [_compute(row) for row in inside], [_compute(row) for row in outside]),
-        *(
-            compared(axis, [row.exposed.get(axis, 0.0) for row in inside], [r.exposed.get(axis, 0.0) for r in outside])
-            for axis in axes
-        ),
+    bounds = {"attempt": (1, MOST_ATTEMPTS), "from": (1, MOST_STEP), "to": (1, MOST_STEP)}
+    problems = [
+        Problem(name[:100], f"is no parameter of this; there are {', '.join(bounds)}")
+        for name in told
+        if name not in bounds
     ]
-    ranks = _ranks(inside, outside, hosts)
-    by_host: dict[str, list[RankBeside]] = defaultdict(list)
-    for one in ranks:
-        by_host[one["host"]].append(one)
+    found = {name: whole_number(told[name][0], *bounds[name]) for name in bounds if len(told.get(name, ())) == 1}
+    problems += [
+        Problem(name, f"must be one whole number from {least} to {most}")
+        for name, (least, most) in bounds.items()
+        if found.get(name) is None and (name in told or name != "attempt")
+    ]
+    first, last = found.get("from"), found.get("to")
+    if problems or first is None or last is None:
+        raise SpecError(problems)
+    return found.get("attempt"), first, last
+
+
+def slow(job: str, attempt: int, first: int, last: int) -> Slow:
+    """Steps `first` to `last` beside the others.
+
+    Raises:
+        NoStepsError: no step lies within, or none outside.
+        GoneError: there is no history.
+        BusyError: too much is asked at once.
+    """
+    return ask(job, attempt, lambda tables: _slow(tables, first, last))
+
+
+def _slow(tables: Tables, first: int, last: int) -> Slow:
+    within = "step BETWEEN ? AND ?"
+    # A host's first steps are none like the others: what is compared with is the median, which they do not move.
+    sides = {
+        chosen: (steps, step_s)
+        for chosen, steps, step_s in tables.rows(
+            f"SELECT {within} AS chosen, count(DISTINCT step), median(step_s) FROM steps GROUP BY chosen", first, last
+        )
+    }
+    if True not in sides or False not in sides:
+        raise NoStepsError("no step lies within" if True not in sides else "there are no other steps to compare with")
+    hosts = _hosts(tables)
+    found = _findings(_parts(tables, within, first, last), sides[False][1], hosts)
     return {
-        "attempt": attempt,
-        "since": span[0],
-        "until": span[1],
-        "steps_in": steps[0],
-        "steps_beside": steps[1],
-        "step": compared("step", [row.step_s for row in inside], [row.step_s for row in outside]),
-        "parts": sorted(parts, key=_most),
-        "hidden": [
-            compared(axis, [row.hidden.get(axis, 0.0) for row in inside], [r.hidden.get(axis, 0.0) for r in outside])
-            for axis in hidden
-        ],
-        "optimizer": compared("optimizer", [r.optimizer_s for r in inside], [r.optimizer_s for r in outside]),
-        "ranks": ranks[:MOST_RANKS],
-        "hosts": sorted(
-            (
-                compared(host, [one["in_s"] for one in mine], [one["beside_s"] for one in mine])
-                for host, mine in by_host.items()
-            ),
-            key=_most,
-        ),
-        "collectives": _collectives(moved),
+        "steps": sides[True][0],
+        "others": sides[False][0],
+        "step_s": short(sides[True][1]),
+        "usual_s": short(sides[False][1]),
+        "findings": found,
+        "calls": _calls(tables, first, last, hosts),
     }
 
 
-def _ranks(inside: list[Row], outside: list[Row], hosts: Mapping[int, str]) -> list[RankBeside]:
-    own = {row.rank: _own(row) for row in outside}
-    found: list[RankBeside] = [
-        {
-            **_compared(f"rank {row.rank}", _own(row), own[row.rank]),
-            "rank": row.rank,
-            "host": hosts.get(row.rank, ""),
-        }
-        for row in inside
-        if row.rank in own
-    ]
-    return sorted(found, key=_most)
+Key = tuple[str, str | None]  # part, axis
+ByRank = dict[int, tuple[float, float]]  # seconds in the chosen steps, and usually
 
 
-def _collectives(moved: list[Moved]) -> list[CollectiveBeside]:
-    seconds = {(axis, op, inside): s for axis, op, inside, s in moved}
-    found: list[CollectiveBeside] = [
-        {
-            **_compared(f"{axis} {op}", seconds.get((axis, op, True), 0.0), seconds.get((axis, op, False), 0.0)),
+def _parts(tables: Tables, within: str, first: int, last: int) -> dict[Key, ByRank]:
+    """Medians of every part by rank, on both sides."""
+    plain = "SELECT rank, step, '{part}' AS part, NULL AS axis, {column} AS seconds FROM steps WHERE data_s IS NOT NULL"
+    by_axis = (
+        "SELECT rank, step, 'exposed' AS part, entry.key AS axis, entry.value AS seconds"
+        " FROM (SELECT rank, step, unnest(map_entries(exposed)) AS entry FROM steps WHERE data_s IS NOT NULL)"
+    )
+    rest = "step_s - data_s - optimizer_s - list_sum(map_values(exposed))"
+    told = " UNION ALL ".join(
+        [
+            plain.format(part="data", column="data_s"),
+            plain.format(part="optimizer", column="optimizer_s"),
+            plain.format(part=OTHER, column=f"coalesce({rest}, step_s - data_s - optimizer_s)"),
+            by_axis,
+        ]
+    )
+    rows = tables.rows(
+        f"SELECT part, axis, rank, median(seconds) FILTER ({within}), median(seconds) FILTER (NOT ({within}))"
+        f" FROM ({told}) GROUP BY part, axis, rank",
+        *(first, last, first, last),
+    )
+    found: dict[Key, ByRank] = {}
+    for part, axis, rank, seconds, usual in rows:
+        found.setdefault((part, axis), {})[rank] = (seconds or 0.0, usual or 0.0)
+    return found
+
+
+def _findings(parts: dict[Key, ByRank], step_s: float, hosts: dict[int, str]) -> list[Finding]:
+    """Parts that grew, the most first. Where one rank was held up, what the others waited for it is told too."""
+    found: list[tuple[float, Finding]] = []
+    for (part, axis), ranks in parts.items():
+        grew = {rank: seconds - usual for rank, (seconds, usual) in ranks.items()}
+        most = max(grew, key=lambda rank: (grew[rank], -rank))
+        if grew[most] < LEAST_SHARE * step_s:
+            continue
+        alike = [rank for rank, excess in grew.items() if excess >= ALIKE * grew[most]]
+        everybody = len(alike) == len(ranks) and len(ranks) > 1
+        told = alike if everybody else [most]
+        finding: Finding = {
+            "part": part,
             "axis": axis,
-            "op": op,
+            "rank": None if everybody else most,
+            "host": None if everybody else hosts.get(most),
+            "ranks_alike": 0 if everybody else len(alike) - 1,
+            "seconds": short(sum(ranks[rank][0] for rank in told) / len(told)),
+            "usual_s": short(sum(ranks[rank][1] for rank in told) / len(told)),
         }
-        for axis, op in sorted({(axis, op) for axis, op, _, _ in moved})
-    ]
-    return sorted(found, key=_most)[:MOST_COLLECTIVES]
+        found.append((grew[most], finding))
+    found.sort(key=lambda each: -each[0])
+    return [finding for _, finding in found[:MOST_FOUND]]
 
 
-def _own(row: Row) -> float:
-    return row.step_s - sum(row.exposed.values())
+def _calls(tables: Tables, first: int, last: int, hosts: dict[int, str]) -> list[SlowCall]:
+    """By group and op, how long its calls took on each side, and who came last to them."""
+    rows = tables.rows(
+        "SELECT step BETWEEN ? AND ?, op, axis, ranks, max(ended) - min(issued), arg_max(rank, issued)"
+        " FROM calls WHERE peer < 0 GROUP BY step, op, axis, ranks, nth, sequence HAVING count(*) = len(ranks)",
+        *(first, last),
+    )
+    sides: dict[tuple[str, str, tuple[int, ...]], tuple[list[float], list[float], list[int]]] = {}
+    for chosen, op, axis, ranks, seconds, came_last in rows:
+        took, usual, who = sides.setdefault((op, axis, tuple(ranks)), ([], [], []))
+        (took if chosen else usual).append(seconds)
+        if chosen:
+            who.append(came_last)
+    found: list[tuple[float, SlowCall]] = []
+    for (op, axis, group), (took, usual, who) in sides.items():
+        if not took or not usual or median(took) < 1.1 * median(usual):
+            continue
+        (rank, times), *_ = Counter(who).most_common(1)
+        late = rank if times > len(who) / 2 else None
+        call: SlowCall = {
+            "op": op,
+            "axis": axis,
+            "ranks": list(group),
+            "ended_s": short(median(took)),
+            "usual_s": short(median(usual)),
+            "last": late,
+            "host": hosts.get(late) if late is not None else None,
+        }
+        found.append(((median(took) - median(usual)) * len(took), call))
+    found.sort(key=lambda each: -each[0])
+    return [call for _, call in found[:MOST_FOUND]]
 
 
-def _compute(row: Row) -> float:
-    return _own(row) - row.data_s
-
-
-def _compared(name: str, in_s: float, beside_s: float) -> Beside:
-    return {"name": name, "in_s": short(in_s), "beside_s": short(beside_s), "more_s": short(in_s - beside_s)}
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _most(one: Beside) -> float:
-    return -abs(one["more_s"])
+def _hosts(tables: Tables) -> dict[int, str]:
+    """The host of each rank, as far as its gauges or starts tell it."""
+    rows: list[tuple[Any, ...]] = tables.rows("SELECT rank, any_value(host) FROM gauges WHERE rank >= 0 GROUP BY rank")
+    return {rank: host for rank, host in rows if host}

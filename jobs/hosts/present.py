@@ -44,10 +44,14 @@ class HeldSlot(TypedDict):
 class HostDetail(HostBrief):
     """A host in full."""
 
-    address: Annotated[str, Field(description="where other hosts reach it; empty where it told none")]
+    address: Annotated[
+        str, Field(description="where other hosts reach it; empty where it told none, and for all but staff")
+    ]
     held: list[HeldSlot]
-    facts: Annotated[Facts | Older | None, Field(description="what it is, as it says")]
-    use: Annotated[Use | Older | None, Field(description="how it fares, as of its last heartbeat")]
+    facts: Annotated[
+        Facts | Older | None, Field(description="what it is, as it says; addresses and serial numbers for staff")
+    ]
+    use: Annotated[Use | Older | None, Field(description="how it fares, as of its last heartbeat; paths for staff")]
 
 
 class GivenUp(TypedDict):
@@ -100,7 +104,28 @@ def host_detail(host: Host, user: Any) -> HostDetail:
     held: list[HeldSlot] = [
         {"slot": slot, "job": job.id if job else None} for slot, job in held_slots([host], user)[host.pk]
     ]
-    return {**host_brief(host, len(held)), "address": host.address, "held": held, "facts": host.facts, "use": host.use}
+    inside = sees_inside(user)
+    return {
+        **host_brief(host, len(held)),
+        "address": host.address if inside else "",
+        "held": held,
+        "facts": host.facts if inside or not host.facts else _outside(host.facts),
+        "use": host.use if inside or not host.use else _without_paths(host.use),
+    }
+
+
+def sees_inside(user: Any) -> bool:
+    """Whether a user is told of a host's addresses, paths and serial numbers: what nobody needs to run a job there."""
+    return bool(user.is_active and user.is_staff)
+
+
+def _outside(facts: dict[str, Any]) -> dict[str, Any]:
+    nics = [{**nic, "addresses": []} for nic in facts.get("nics", [])]
+    return {**facts, "nics": nics, "gpus": [{**gpu, "uuid": ""} for gpu in facts.get("gpus", [])]}
+
+
+def _without_paths(use: dict[str, Any]) -> dict[str, Any]:
+    return {**use, "disks": [{**disk, "path": ""} for disk in use.get("disks", [])]}
 
 
 def token_told(token: JoinToken) -> Token:

@@ -78,9 +78,10 @@ def primitive(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def _drawn(shown: Shown) -> dict[str, Any]:
+    film = picture.film(shown.result, shown.step)
     if shown.step.primitive == "barrier":
-        return {"spans": picture.spans(shown.step), "track": picture.TRACK}
-    return {"picture": picture.tensors(shown.result, shown.step)}
+        return {"spans": picture.spans(shown.step), "track": picture.TRACK, "film": film}
+    return {"picture": picture.tensors(shown.result, shown.step), "film": film}
 
 
 def _running(user: Any) -> Job | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from jobs.lab.stages import Rows, moving
 from planner.facts.lab import LabHolding, LabResult, LabStep
 
 BOX, HEIGHT, ROW = 46, 30, 42  # of the viewBox; the page scales it
@@ -69,6 +70,63 @@ def tensors(result: LabResult, step: LabStep) -> Picture:
     if any(box.origin == COMBINED for row in rows for box in row.after):
         legend.append((COMBINED, "combined of several ranks"))
     return Picture(after_x + max(1, widest) * BOX + 2, TOP + len(rows) * ROW, after_x, rows, legend)
+
+
+def film(result: LabResult, step: LabStep) -> dict[str, Any] | None:
+    """What js/lab/film.js plays, None where there is nothing to see moving."""
+    told = _moments(step) if step.primitive == "barrier" else _stages(result, step)
+    return told and {"kind": step.primitive, "ranks": [holding.rank for holding in step.holdings], **told}
+
+
+def _stages(result: LabResult, step: LabStep) -> dict[str, Any] | None:
+    found = moving(result, step)
+    if found is None:
+        return None
+
+    def drawn(rows: Rows) -> list[list[list[str] | None]]:
+        return [
+            [None if value is None else [_value(value), _whose(result, step, place, value)] for value in row]
+            for place, row in enumerate(rows)
+        ]
+
+    given = any(stage.given for stage in found.stages)
+    return {
+        "algorithm": found.algorithm,
+        "agrees": found.agrees,
+        "given": drawn([list(holding.before or ()) for holding in step.holdings]) if given else None,
+        "start": drawn(found.start),
+        "stages": [
+            {
+                "words": stage.words,
+                "given": stage.given,
+                "moves": [[m.source, m.target, m.source_index, m.target_index] for m in stage.moves],
+                "rows": drawn(stage.rows),
+            }
+            for stage in found.stages
+        ],
+    }
+
+
+def _whose(result: LabResult, step: LabStep, place: int, value: float) -> str:
+    """The place in the group whose value it is, or COMBINED: of a sum under way a rank's own alone is told apart."""
+    if step.primitive in REDUCING and result.reduce_op == "sum":
+        return str(place % COLOURS) if value in (step.holdings[place].before or ()) else COMBINED
+    holders = [other for other in step.holdings if value in (other.before or ())]
+    return str(step.holdings.index(holders[0]) % COLOURS) if holders else COMBINED
+
+
+def _moments(step: LabStep) -> dict[str, Any]:
+    """A barrier's comings and goings in the order of time."""
+    known = spans(step)
+    moments = [(span.came_us, True, span.rank) for span in known] + [(span.left_us, False, span.rank) for span in known]
+    stages, inside = [], 0
+    for at, comes, rank in sorted(moments, key=lambda moment: (moment[0], not moment[1])):
+        inside += 1 if comes else -1
+        waiting = f"{inside} of {len(known)} inside" if inside else "all have gone on"
+        stages.append(
+            {"words": f"rank {rank} {'comes' if comes else 'goes on'} after {at:.1f} µs: {waiting}", "at": at}
+        )
+    return {"spans": [[span.came_us, span.left_us] for span in known], "stages": stages}
 
 
 def spans(step: LabStep) -> list[Span]:

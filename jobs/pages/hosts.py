@@ -17,6 +17,7 @@ from django.views.decorators.http import require_GET, require_POST
 from jobs.access import may_change_hosts, visible_jobs
 from jobs.hosts import tokens
 from jobs.hosts.grid import TONES, SlotShown, grid
+from jobs.hosts.present import sees_inside
 from jobs.hosts.state import state_of
 from jobs.hosts.versions import versions_of
 from jobs.models import LIVE, Host, Job, JoinToken
@@ -69,6 +70,7 @@ def host(request: HttpRequest, name: str) -> HttpResponse:
         "state": state,
         "tone": TONES[state],
         "gauges": shown.hosts[0].gauges,
+        "sees_inside": sees_inside(request.user),
     }
     if request.GET.get("part") == "live":
         return render(request, "hosts/live.html", context)

@@ -18,7 +18,7 @@ from jobs.access import find_job, find_job_to_change, may_change
 from jobs.api.errors import RETRY_AFTER_S, body, busy
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status
-from jobs.pages import spec_form, turn_form
+from jobs.pages import spec_form
 from jobs.planning import answers
 from jobs.planning.elastic import NoOfferError
 from jobs.planning.hardware import hardware
@@ -51,12 +51,13 @@ def job_new(request: HttpRequest) -> HttpResponse:
     data, broken = _posted_spec(request)
     if broken:
         return _form(request, FIRST_RUN, broken)
+    cluster = request.POST.get("cluster", "")
     try:
         job, _ = actions.submit(cast(User, request.user), data)
     except SpecError as error:
-        return _form(request, data, error.problems)
+        return _form(request, data, error.problems, cluster=cluster)
     except BusyError as error:
-        return _form(request, data, [Problem("layout", str(error))])
+        return _form(request, data, [Problem("layout", str(error))], cluster=cluster)
     return redirect("job-detail", job.id)
 
 
@@ -109,9 +110,8 @@ def _form(
         "templates": TEMPLATES,
         "hardware": hardware(),
         "cluster": cluster,
-        "more": spec_form.uses_more_options(values),
+        "folds": spec_form.folds(values, errors),
         "slurm": settings.SLURM is not None,
-        "turn": turn_form.is_told(values),
     }
     return render(request, "jobs/new.html", context, status=422 if problems else 200)
 

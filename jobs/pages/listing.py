@@ -39,7 +39,7 @@ COLUMNS = {
 }
 USUAL = ("owner", "layout", "status", "steps", "created")
 OF_ATTEMPTS = {"ended", "speed"}
-STAFFS_FIELDS = {"owner", "whose"}
+AS_LINKS = {"status", "whose"}  # rather than fields of the form
 DONE = {
     "cancel": "asked to end",
     "archive": "archived",
@@ -71,7 +71,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
     }
     if request.GET.get("part") == "rows":
         return render(request, "jobs/rows.html", context)
-    hidden = {"status"} if getattr(request.user, "is_staff", False) else {"status", *STAFFS_FIELDS}
+    hidden = AS_LINKS if getattr(request.user, "is_staff", False) else AS_LINKS | {"owner"}
     context |= {
         "filters": [field for field in filters.form if field.name not in hidden],
         "problems": [error for name in sorted(hidden) for error in filters.form.errors.get(name, ())],
@@ -152,8 +152,7 @@ def jobs_act(request: HttpRequest) -> HttpResponse:
         return redirect(f"{reverse('compare')}?{urlencode({'jobs': ','.join(ids)})}")
     tags = [name.strip() for name in request.POST.get("tags", "").split(",")]
     try:
-        asked = checked(Several, {"action": action, "jobs": ids, "tags": [name for name in tags if name]})
-        _check_tags(asked)
+        asked = _checked({"action": action, "jobs": ids, "tags": [name for name in tags if name]})
         if asked.action == "cancel" and "confirmed" not in request.POST:
             return _confirm(request, asked)
         done = carry_out(asked, request.user)
@@ -169,10 +168,11 @@ def jobs_act(request: HttpRequest) -> HttpResponse:
     return redirect(back)
 
 
-def _check_tags(asked: Several) -> None:
-    """Raises SpecError."""
+def _checked(data: dict[str, Any]) -> Several:
+    asked = checked(Several, data)
     if asked.action in ("tag", "untag") and not asked.tags:
         raise SpecError([Problem("tags", "are not written yet: write one beside the button")])
+    return asked
 
 
 def _confirm(request: HttpRequest, asked: Several) -> HttpResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.utils.datastructures import MultiValueDict
 
@@ -34,7 +34,7 @@ _SIZES = {name.removeprefix("model.") for name in _MODEL} - {"preset"}
 _DEGREES = {str(degree): str(degree) for degree in DEGREES}
 _WORDS: dict[str, Mapping[str, str]] = {
     **dict.fromkeys(("layout.dp", "layout.pp", "layout.tp", "layout.cp", "layout.ep"), _DEGREES),
-    "layout.zero": {"0": "0 · plain DDP", "1": "1", "2": "2", "3": "3"},
+    "layout.zero": {"0": "0 · DDP", "1": "1", "2": "2", "3": "3"},
     "layout.schedule": dict(SCHEDULE_NAMES),
     "layout.balance": {"layers": "by layers", "cost": "by cost"},
     "resources.stack": {name: stack.title for name, stack in STACKS.items()},
@@ -48,18 +48,35 @@ _WORDS: dict[str, Mapping[str, str]] = {
     "resources.engine": engines.WORDS,
     **turn_form.WORDS,
 }
-_MORE = (
-    "layout.cp",
-    "layout.ep",
-    "layout.dp_replicas",
-    "layout.regather",
-    "layout.scatter_gather",
-    "layout.balance",
-    "train.compile",
-    "train.attention",
-    "train.overlap",
-    "train.dropout",
-)
+# The folded parts of the form. What differs in the first from its default changes what is planned: it starts open.
+_FOLDS: dict[str, tuple[str, ...]] = {
+    "axes": (
+        *("layout.cp", "layout.cp_method", "layout.ep", "layout.balance", "layout.dp_replicas", "layout.regather"),
+        *("layout.scatter_gather", "train.attention", "train.overlap", "train.compile", "train.dropout"),
+        "resources.stack",
+    ),
+    "training": (
+        *("train.learning_rate", "train.warmup_steps", "train.weight_decay", "train.grad_clip", "train.eval_every"),
+        *("train.seed", "train.on_not_finite", "train.verify"),
+    ),
+    "data": (
+        *("train.data", "train.column", "train.tokenizer", "train.sampling", "train.checkpoint_every"),
+        *("train.keep_checkpoints", "train.resume"),
+    ),
+    "turn": (
+        *("resources.host", "resources.engine", *turn_form.FIELDS),
+        *(name for name in FIELDS if name.startswith("resources.slurm.")),
+    ),
+    "dry": ("dry_ranks",),
+}
+_STARTS_OPEN = ("axes",)
+
+
+class Folds(NamedTuple):
+    """Parts of the form by name: those that differ from their defaults, and those that are open."""
+
+    changed: list[str]
+    open: list[str]
 
 
 def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
@@ -103,10 +120,12 @@ def limits() -> dict[str, str]:
     return forms.limits_of(FIELDS | _DRY | _AUTO)
 
 
-def uses_more_options(values: Mapping[str, str]) -> bool:
-    """Whether a field of the folded part of the form differs from its default."""
+def folds(values: Mapping[str, str], errors: Mapping[str, str]) -> Folds:
+    """How the folded parts stand for these values; one with an error is open."""
     usual = values_from_spec(None)
-    return any(values[name] != usual[name] for name in _MORE)
+    changed = [fold for fold, names in _FOLDS.items() if any(values.get(name) != usual[name] for name in names)]
+    wrong = [fold for fold, names in _FOLDS.items() if any(errors.get(name) for name in names)]
+    return Folds(changed, [fold for fold in _FOLDS if fold in wrong or (fold in _STARTS_OPEN and fold in changed)])
 
 
 def errors_by_field(problems: list[Problem]) -> tuple[dict[str, str], list[str]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, ValidationError
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, ValidationError
 from typing_extensions import TypedDict
 
 from planner.facts.parse import problem_of
@@ -11,10 +13,15 @@ from planner.facts.spec import SpecError, Strict
 LARGEST_STEP = 2**53 - 1  # what JavaScript counts exactly
 
 
+def _whole(value: object) -> object:
+    """JSON knows one kind of number: 5.0 is 5."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class WantedStep(Strict):
     """A step whose events somebody wants to see."""
 
-    step: int = Field(ge=0, le=LARGEST_STEP)
+    step: Annotated[int, BeforeValidator(_whole)] = Field(ge=0, le=LARGEST_STEP)
 
 
 class WantedSteps(TypedDict):

@@ -319,6 +319,10 @@ def timeline() -> dict[str, Any]:
             "The last collective told of is broadcast number 5 of its world group "
             "(ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more), 2.00 KiB, in step 6.",
         ),
+        (
+            [{**TRAFFIC, "cells": [{**TRAFFIC["cells"][0], "completed": 9}]}],
+            "It was in no collective when it was last heard: the 9 that it had begun were over.",
+        ),
         ([], "Which collective it was in was not told."),
     ],
 )

@@ -21,7 +21,9 @@ from contracts.control import VERSION
 from contracts.names import events_stream
 from contracts.signing import entry
 from jobs.hosts.keys import signing_keys
-from jobs.models import Attempt, Host, Member
+from jobs.models import Attempt, Host, Job, Member
+from jobs.queue import actions
+from tests.planner.wrong_specs import GOOD
 from tests.support.processes import RedisServer, redis_server
 from tests.support.web import Site, site
 
@@ -70,6 +72,20 @@ def api() -> Callable[[User | None], APIClient]:
         return client
 
     return client_of
+
+
+@pytest.fixture
+def make_jobs(owner: User) -> Callable[..., list[Job]]:
+    """Copies of one submitted job."""
+
+    def made(count: int, **changed: Any) -> list[Job]:
+        first, _ = actions.submit(owner, GOOD)
+        values = {name: getattr(first, name) for name in ("spec", "kind", "device", "num_slots", "estimate")}
+        names = [f"run {number}" for number in range(count)]
+        first.delete()
+        return Job.objects.bulk_create([Job(**{**values, "owner": owner, "name": name, **changed}) for name in names])
+
+    return made
 
 
 @pytest.fixture

@@ -216,11 +216,11 @@ USE: dict[str, Any] = {
 
 
 def test_what_a_host_tells_of_itself_is_shown_as_told(
-    owner: User, client: Any, api: Callable[..., Any], live_redis: redis.Redis
+    staff: User, client: Any, api: Callable[..., Any], live_redis: redis.Redis
 ) -> None:
     say(live_redis, host_event(slots=1, facts=FACTS, use=USE, device="cuda"))
     drain(live_redis)
-    client.force_login(owner)
+    client.force_login(staff)
     page = client.get("/hosts/host-a/").content.decode()
     for words in (
         "73 %",
@@ -235,7 +235,7 @@ def test_what_a_host_tells_of_itself_is_shown_as_told(
         assert words in page, words
     assert "<img src=x>" not in page
     assert page.count(">differs<") == 2, "Python and Meshboard; torch is what the board asks for"
-    told = api(owner).get("/api/v1/hosts/host-a").json()
+    told = api(staff).get("/api/v1/hosts/host-a").json()
     assert (told["facts"], told["use"]) == (FACTS, USE)
     say(live_redis, host_event(slots=1, device="cuda"))
     drain(live_redis)
@@ -245,6 +245,21 @@ def test_what_a_host_tells_of_itself_is_shown_as_told(
     drain(live_redis)
     silent(host)
     assert "73 %" not in client.get("/hosts/host-a/").content.decode(), "a silent host's use is old"
+
+
+def test_addresses_paths_and_serial_numbers_are_staff_s_to_see(
+    owner: User, staff: User, client: Any, api: Callable[..., Any], live_redis: redis.Redis
+) -> None:
+    say(live_redis, host_event(slots=1, facts=FACTS, use=USE, device="cuda", address="10.0.0.7"))
+    drain(live_redis)
+    Host.objects.update(joined=timezone.now(), joined_from="10.9.9.9")
+    secrets = ("10.0.0.7", "10.9.9.9", "GPU-0", '"/x"')
+    for user, seen in ((staff, True), (owner, False)):
+        client.force_login(user)
+        page = client.get("/hosts/host-a/").content.decode() + client.get("/hosts/host-a/?part=live").content.decode()
+        told = api(user).get("/api/v1/hosts/host-a").content.decode()
+        assert {secret: secret in page + told for secret in secrets} == dict.fromkeys(secrets, seen)
+        assert "100,000" in page, "how fast an interface is tells everybody something"
 
 
 @pytest.mark.parametrize(

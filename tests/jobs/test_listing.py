@@ -18,7 +18,6 @@ from jobs.models import Attempt, Job, Status
 from jobs.pages import listing as pages
 from jobs.pages import progress
 from jobs.queue import actions
-from tests.planner.wrong_specs import GOOD
 
 Make = Callable[..., list[Job]]
 SCRIPT = {"kind": "script", "name": "a script", "layout": {"dp": 2}, "script": {"path": "x.py"}}
@@ -29,26 +28,12 @@ def _nothing_read_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_running", progress.RunningSteps())
 
 
-@pytest.fixture
-def make(owner: User) -> Make:
-    """Copies of one submitted job."""
-
-    def made(count: int, **changed: Any) -> list[Job]:
-        first, _ = actions.submit(owner, GOOD)
-        values = {name: getattr(first, name) for name in ("spec", "kind", "device", "num_slots", "estimate")}
-        names = [f"run {number}" for number in range(count)]
-        first.delete()
-        return Job.objects.bulk_create([Job(**{**values, "owner": owner, "name": name, **changed}) for name in names])
-
-    return made
-
-
 def names(client: Client, query: str) -> list[str]:
     return [row["name"] for row in client.get(f"/{query}").context["rows"]]
 
 
-def test_a_list_comes_in_pages_and_forgets_no_job(make: Make, owner: User, client: Client) -> None:
-    make(2 * pages.PAGE_SIZE + 1)
+def test_a_list_comes_in_pages_and_forgets_no_job(make_jobs: Make, owner: User, client: Client) -> None:
+    make_jobs(2 * pages.PAGE_SIZE + 1)
     client.force_login(owner)
     seen = [name for page in (1, 2, 3) for name in names(client, f"?page={page}")]
     assert len(seen) == len(set(seen)) == 2 * pages.PAGE_SIZE + 1
@@ -63,8 +48,8 @@ def test_a_list_comes_in_pages_and_forgets_no_job(make: Make, owner: User, clien
 
 
 @pytest.mark.parametrize("page", ["0", "-1", "x", "²", "9" * 5000, "\x00", "999999"])
-def test_a_senseless_page_is_some_page(make: Make, owner: User, client: Client, page: str) -> None:
-    make(1)
+def test_a_senseless_page_is_some_page(make_jobs: Make, owner: User, client: Client, page: str) -> None:
+    make_jobs(1)
     client.force_login(owner)
     answer = client.get("/", {"page": page})
     assert answer.status_code == 200
@@ -72,11 +57,11 @@ def test_a_senseless_page_is_some_page(make: Make, owner: User, client: Client, 
 
 
 def test_the_list_is_narrowed_by_state_kind_words_and_owner(
-    make: Make, owner: User, staff: User, client: Client
+    make_jobs: Make, owner: User, staff: User, client: Client
 ) -> None:
-    (mine,) = make(1, name="needle in hay")
-    make(1, name="ended", status=Status.FAILED)
-    make(1, name="theirs", owner=staff)
+    (mine,) = make_jobs(1, name="needle in hay")
+    make_jobs(1, name="ended", status=Status.FAILED)
+    make_jobs(1, name="theirs", owner=staff)
     actions.submit(owner, SCRIPT)
     client.force_login(owner)
     assert names(client, "?status=failed") == ["ended"]
@@ -89,8 +74,8 @@ def test_the_list_is_narrowed_by_state_kind_words_and_owner(
     assert "No job matches" in client.get("/?q=absent").content.decode()
 
 
-def test_a_filter_that_makes_no_sense_says_so(make: Make, owner: User, client: Client) -> None:
-    make(1)
+def test_a_filter_that_makes_no_sense_says_so(make_jobs: Make, owner: User, client: Client) -> None:
+    make_jobs(1)
     client.force_login(owner)
     for query in ({"status": "happy"}, {"q": "a\x00b"}, {"q": "x" * 101}, {"kind": "\x00"}):
         answer = client.get("/", query)
@@ -105,26 +90,28 @@ def test_an_empty_list_invites_and_has_nothing_to_narrow(owner: User, client: Cl
     assert 'class="filters"' not in page
 
 
-def test_a_page_asks_the_database_as_often_for_fifty_jobs_as_for_one(make: Make, owner: User, client: Client) -> None:
+def test_a_page_asks_the_database_as_often_for_fifty_jobs_as_for_one(
+    make_jobs: Make, owner: User, client: Client
+) -> None:
     client.force_login(owner)
-    make(1, status=Status.SUCCEEDED)
+    make_jobs(1, status=Status.SUCCEEDED)
     with CaptureQueriesContext(
         connection,
     ) as one:
         client.get("/")
-    make(49, status=Status.SUCCEEDED)
+    make_jobs(49, status=Status.SUCCEEDED)
     with CaptureQueriesContext(connection) as fifty:
         client.get("/")
     assert len(fifty) == len(one)
     assert not any('"jobs_job"."estimate"' in query["sql"] for query in fifty)
 
 
-def test_the_admins_list_asks_as_often_for_many_jobs_as_for_one(make: Make, client: Client, db: None) -> None:
+def test_the_admins_list_asks_as_often_for_many_jobs_as_for_one(make_jobs: Make, client: Client, db: None) -> None:
     client.force_login(User.objects.create_superuser("root", password="root-password"))
-    make(1)
+    make_jobs(1)
     with CaptureQueriesContext(connection) as one:
         client.get("/admin/jobs/job/")
-    make(60)
+    make_jobs(60)
     with CaptureQueriesContext(connection) as many:
         page = client.get("/admin/jobs/job/").content.decode()
     assert len(many) == len(one)
@@ -132,15 +119,17 @@ def test_the_admins_list_asks_as_often_for_many_jobs_as_for_one(make: Make, clie
     assert page.count('name="form-') < 120
 
 
-def test_newest_first_is_read_from_an_index(make: Make, owner: User, staff: User) -> None:
+def test_newest_first_is_read_from_an_index(make_jobs: Make, owner: User, staff: User) -> None:
     for user in (owner, staff):
         plan = pages.listed_jobs(user)[:50].explain()
         assert "USING INDEX job_newest" in plan
         assert "TEMP B-TREE" not in plan
 
 
-def test_redis_is_read_once_for_all_who_look(make: Make, owner: User, live_redis: redis.Redis, client: Client) -> None:
-    jobs = make(3, status=Status.RUNNING)
+def test_redis_is_read_once_for_all_who_look(
+    make_jobs: Make, owner: User, live_redis: redis.Redis, client: Client
+) -> None:
+    jobs = make_jobs(3, status=Status.RUNNING)
     Attempt.objects.bulk_create([Attempt(job=job, number=1) for job in jobs])
     for job in jobs:
         items = [{"kind": "step", "step": 7}, {"kind": "log"}]
@@ -157,9 +146,9 @@ def test_redis_is_read_once_for_all_who_look(make: Make, owner: User, live_redis
 
 
 def test_without_redis_the_list_goes_without_progress_and_asks_once(
-    make: Make, owner: User, client: Client, caplog: pytest.LogCaptureFixture
+    make_jobs: Make, owner: User, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make(1, status=Status.RUNNING)
+    make_jobs(1, status=Status.RUNNING)
     client.force_login(owner)
     for _ in range(3):
         assert "of 20" in client.get("/").content.decode()

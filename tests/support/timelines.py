@@ -53,3 +53,56 @@ def late(began: float = 1000.0, step: int = 8) -> list[TimelineItem]:
 def batch(job: str, *items: TimelineItem, attempt: int = 1, offset_s: float = 0.0) -> dict[str, Any]:
     clock = {"offset_s": offset_s, "within_s": 0.001}
     return {"v": 1, "job": job, "attempt": attempt, "time": 1001.0, "items": list(items), "host": "a", "clock": clock}
+
+
+def pipelined(
+    pp: int, dp: int, tp: int, *, micro_batches: int = 4, layers: int = 4, step: int = 8
+) -> list[TimelineItem]:
+    """A step of GPipe as every rank would tell it, rank 1 a third slower: micro-batches down the pipe and up again, a
+    reduce over tp in every layer, and one over dp at the end. Made up."""
+    forward, backward, shift = 2_000, 4_000, 300
+    items = []
+    for rank in range(pp * dp * tp):
+        stage, replica, shard = rank // (dp * tp), rank // tp % dp, rank % tp
+        slow = 4 / 3 if rank == 1 else 1.0
+        groups = [
+            {"axis": "dp", "ranks": [stage * dp * tp + r * tp + shard for r in range(dp)], "nth": 0},
+            {"axis": "tp", "ranks": [stage * dp * tp + replica * tp + s for s in range(tp)], "nth": 0},
+            {"axis": "pp", "ranks": [s * dp * tp + replica * tp + shard for s in range(pp)], "nth": 0},
+        ]
+        spans, calls, sequence = [], [], {0: 0, 1: 0, 2: 0}
+
+        def call(group: int, op: str, issued: float, ended: float, size: int, peer: int = -1) -> None:
+            sequence[group] += 1  # noqa: B023  # of this rank, as is what it is called for
+            at, end = int(issued), int(ended)
+            calls.append((group, op, sequence[group], at, end - at, end, size, peer))  # noqa: B023
+
+        def work(kind: str, micro: int, began: float, length: int) -> None:
+            spans.append((kind, stage, micro, int(began), int(began + length)))  # noqa: B023
+            for layer in range(layers if tp > 1 else 0):
+                whole = began + (layer + 1) * length / layers - shift
+                call(1, "all_reduce", whole - (0 if slow > 1 else shift), whole + shift / 2, 2**16)  # noqa: B023
+
+        for micro in range(micro_batches):
+            began = (stage + micro) * (forward + 2 * shift)
+            if stage > 0:
+                call(2, "recv", began - 2 * shift, began, 2**18, rank - dp * tp)
+            work("forward", micro, began, forward)
+            if stage < pp - 1:
+                call(2, "send", began + forward, began + forward + 2 * shift, 2**18, rank + dp * tp)
+        turn = (pp + micro_batches) * (forward + 2 * shift)
+        for micro in range(micro_batches):
+            began = turn + (pp - 1 - stage + micro) * (backward + 2 * shift)
+            if stage < pp - 1:
+                call(2, "recv", began - 2 * shift, began, 2**18, rank + dp * tp)
+            work("backward", micro, began, backward)
+            if stage > 0:
+                call(2, "send", began + backward, began + backward + 2 * shift, 2**18, rank - dp * tp)
+        done = turn + (pp + micro_batches) * (backward + 2 * shift)
+        mine = turn + (pp - 1 - stage + micro_batches) * (backward + 2 * shift) * (slow if stage == 0 else 1)
+        call(0, "all_reduce", mine, done + 4_000 * slow, 2**24)
+        spans.append(("optimizer", -1, -1, done + 4_000, done + 5_000))
+        items.append(
+            item(rank, step=step, began=1000.0, groups=groups, calls=calls, spans=spans, step_s=(done + 5_000) / 1e6)
+        )
+    return items

@@ -1,112 +1,116 @@
-"""Dragged over slow steps: what differs is named, with how much; and runs stand side by side."""
+"""Steps that somebody drags over: the part, axis, rank and collective that differ from the others, and by how much."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.test import Client
 from rest_framework.test import APIClient
 
-from jobs.history.slow import slow_steps
-from jobs.models import Attempt, Job
-from planner.facts.spec import SpecError
-from tests.jobs.history.told import BEGAN, batch, cell, keep, step
+from jobs.history.slow import NoStepsError, Slow, slow
+from jobs.models import Attempt
+from tests.jobs.history.told import BEGAN, batch, keep, step
 
 Api = Callable[[User | None], APIClient]
-HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}
+SLOW = range(21, 26)
 
 
-def record(root: Path, late: int | None = None, link: bool = False, job: str = "job", tokens: int = 4096) -> None:
-    """60 steps of 0.5 s on four ranks. In steps 30 to 39 rank `late` computes 0.2 s more, for which the others stand
-    still in tp; or every rank's dp takes 0.3 s more."""
-    busy, batches, time = 0.0, [], 0.0
-    for number in range(1, 61):
-        slow = 30 <= number < 40 and (late is not None or link)
-        more = (0.3 if link else 0.2) if slow else 0.0
-        time += 0.5 + more
-        busy += 0.1 + (more if link else 0.0)
+def timeline(rank: int, number: int, issued_s: float, ended_s: float) -> Any:
+    """A step in which the rank issued one all-reduce, seconds after the step began."""
+    microseconds = [round(1e6 * issued_s)], [round(1e6 * ended_s)]
+    return {
+        "kind": "timeline",
+        "rank": rank,
+        "time": BEGAN + number,
+        "step": number,
+        "began": BEGAN + number - 1,
+        "step_s": ended_s,
+        "groups": [{"axis": "dp", "ranks": [0, 1], "nth": 0}],
+        "calls": {
+            "group": [0],
+            "op": ["all_reduce"],
+            "sequence": [number],
+            "issued_us": microseconds[0],
+            "blocked_us": [0],
+            "ended_us": microseconds[1],
+            "payload_bytes": [1000],
+            "peer": [-1],
+        },
+        "spans": {"work": [], "chunk": [], "micro_batch": [], "from_us": [], "to_us": []},
+        "left_out": 0,
+    }
+
+
+def run(late: int | None, part: str = "data") -> Iterator[Any]:
+    """40 steps of two ranks, a second each; in the slow ones rank `late` took 0.3 s longer over `part`, and the other
+    waited; with None both did."""
+    hosts = [{"kind": "gauge", "rank": rank, "time": BEGAN, "resident_bytes": 1} for rank in (0, 1)]
+    yield batch(0, *hosts, host="anna")
+    for number in range(1, 41):
         items = []
-        for rank in range(4):
-            waits = more if late is not None and rank != late else 0.0
-            exposed = {"dp": 0.1 + (more if link else 0.0), "tp": 0.05 + waits}
-            parts = {"data": 0.01, "optimizer": 0.02, "exposed": exposed, "hidden": {"dp": 0.2}}
-            cells = [{**cell(number), "busy_s": busy}]
-            items.append(step(rank, number, time, *cells, parts=parts, step_s=0.5 + more, tokens=tokens))
-        batches.append(batch(time, *items))
-    keep(root, batches, job)
+        for rank in (0, 1):
+            parts: dict[str, Any] = {"data": 0.01, "optimizer": 0.02, "exposed": {"dp": 0.1}, "hidden": {"dp": 0.2}}
+            delayed = number in SLOW and late in (rank, None)
+            if delayed and part == "data":
+                parts["data"] = 0.31
+            if number in SLOW and not delayed:
+                parts["exposed"] = {"dp": 0.4}
+            items.append(step(rank, number, number, parts=parts, step_s=0.8 if number in SLOW else 0.5))
+            items.append(timeline(rank, number, 0.7 if delayed else 0.4, 0.8 if number in SLOW else 0.5))
+        yield batch(number, *items)
 
 
-def dragged() -> Any:
-    """Over steps 30 to 39 of `record`, which end from 14.5 s on."""
-    return slow_steps("job", 1, BEGAN + 14.6, BEGAN + 21.6, HOSTS)
+def told(root: Path, *batches: Any) -> Slow:
+    keep(root, list(*batches))
+    return slow("job", 1, SLOW.start, SLOW.stop - 1)
 
 
-def test_a_rank_that_computed_longer_is_named_with_its_host_and_the_axis_that_waited(root: Path) -> None:
-    record(root, late=2)
-    told = dragged()
-    assert (told["steps_in"], told["steps_beside"]) == (10, 47)
-    assert told["step"] == {"name": "step", "in_s": 0.7, "beside_s": 0.5, "more_s": 0.2}
-    assert (told["ranks"][0]["rank"], told["ranks"][0]["host"]) == (2, "b")
-    assert told["ranks"][0]["more_s"] == pytest.approx(0.2)
-    assert [one["more_s"] for one in told["ranks"][1:]] == pytest.approx([0, 0, 0], abs=1e-6)
-    assert told["hosts"][0]["name"] == "b"
-    assert told["hosts"][0]["more_s"] == pytest.approx(0.1)
-    assert told["parts"][0]["name"] == "tp"
-    assert told["parts"][0]["more_s"] == pytest.approx(0.15), "three of four ranks wait"
-    assert sum(part["more_s"] for part in told["parts"]) == pytest.approx(told["step"]["more_s"], abs=1e-6)
+def found(answer: Slow) -> list[tuple[str, str | None, int | None, float, float]]:
+    return [(f["part"], f["axis"], f["rank"], f["seconds"], f["usual_s"]) for f in answer["findings"]]
 
 
-def test_a_link_that_slowed_is_its_axis_and_collective_and_no_rank(root: Path) -> None:
-    record(root, link=True)
-    told = slow_steps("job", 1, BEGAN + 14.6, BEGAN + 22.6, HOSTS)
-    assert told["parts"][0]["name"] == "dp"
-    assert told["parts"][0]["more_s"] == pytest.approx(0.3)
-    first = told["collectives"][0]
-    assert (first["axis"], first["op"]) == ("dp", "all_reduce")
-    assert first["more_s"] == pytest.approx(0.3, rel=0.15), "counters are by second"
-    assert [one["more_s"] for one in told["ranks"]] == pytest.approx([0, 0, 0, 0], abs=1e-6)
+def test_a_rank_whose_loader_is_slow_is_named_with_who_waits_for_it(root: Path) -> None:
+    answer = told(root, run(late=1))
+    assert (answer["steps"], answer["others"], answer["step_s"], answer["usual_s"]) == (5, 35, 0.8, 0.5)
+    assert set(found(answer)) == {("data", None, 1, 0.31, 0.01), ("exposed", "dp", 0, 0.4, 0.1)}
+    (call,) = answer["calls"]
+    assert (call["op"], call["axis"], call["ranks"], call["last"]) == ("all_reduce", "dp", [0, 1], 1)
+    assert (round(call["ended_s"], 3), round(call["usual_s"], 3)) == (0.4, 0.1)
 
 
-def test_a_range_without_steps_is_refused_with_how_many_there_are(root: Path) -> None:
-    record(root)
-    with pytest.raises(SpecError, match="0 steps ended in it and 57 beside it"):
-        slow_steps("job", 1, BEGAN + 1000, BEGAN + 2000, HOSTS)
-    with pytest.raises(SpecError, match="57 steps ended in it and 0 beside it"):
-        slow_steps("job", 1, BEGAN, BEGAN + 2000, HOSTS)
+def test_a_slow_computation_is_what_no_part_is_told_of(root: Path) -> None:
+    answer = told(root, run(late=0, part="compute"))
+    assert ("the rest: compute", None, 0, 0.67, 0.37) in found(answer)
+    assert ("exposed", "dp", 1, 0.4, 0.1) in found(answer)
 
 
-def test_runs_are_compared_by_step_time_and_tokens(
-    attempt: Attempt, root: Path, owner: User, stranger: User, api: Api
+def test_what_grows_on_every_rank_is_laid_to_none(root: Path) -> None:
+    answer = told(root, run(late=None))
+    assert found(answer) == [("data", None, None, 0.31, 0.01)]
+
+
+def test_steps_without_others_and_no_steps_are_said_to_be_that(root: Path) -> None:
+    keep(root, list(run(late=1)))
+    for bounds in ((1, 40), (41, 50), (30, 20)):
+        with pytest.raises(NoStepsError):
+            slow("job", 1, *bounds)
+
+
+@pytest.mark.parametrize("query", ["", "from=1", "from=x&to=2", "from=1&from=1&to=2", "from=0&to=2", "from=1&to=2&z=1"])
+def test_a_senseless_question_names_its_parameter(
+    query: str, attempt: Attempt, root: Path, owner: User, client: Client, api: Api
 ) -> None:
-    one = attempt.job
-    spec = {**one.spec, "train": {**one.spec["train"], "learning_rate": 0.5}, "name": "other"}
-    other = Job.objects.create(
-        owner=owner, name="other", spec=spec, kind="train", num_slots=2, estimate=one.estimate, attempt=1
-    )
-    record(root, late=1, job=one.id)
-    record(root, job=other.id, tokens=8192)
-    client = api(owner)
-    told = client.get(f"/api/v1/compare?jobs={one.id},{other.id}").json()
-    assert [row["job"] for row in told["jobs"]] == [one.id, other.id]
-    [difference] = told["differences"]
-    assert difference["field"] == "train.learning_rate"
-    assert difference["values"][1] == 0.5
-    first, second = told["jobs"]
-    assert first["curve"]["step"] == second["curve"]["step"] == list(range(1, 61))
-    assert (first["curve"]["tokens"][-1], second["curve"]["tokens"][-1]) == (60 * 4096, 60 * 8192)
-    assert first["curve"]["elapsed_s"][-1] == pytest.approx(32)
-    assert second["curve"]["elapsed_s"][-1] == pytest.approx(30)
-    assert first["traffic"] == [
-        {"axis": "dp", "op": "all_reduce", "calls": 240, "payload_bytes": 240_000, "busy_s": pytest.approx(24)}
-    ]
-    assert second["parts"]["exposed"] == {"dp": 0.1, "tp": 0.05}
-    assert first["plan"]
-    assert api(stranger).get(f"/api/v1/compare?jobs={one.id},{other.id}").status_code == 404
-    for wrong in ("", one.id, f"{one.id},{one.id}", ",".join([one.id] * 7), f"{one.id},{other.id}&x=1"):
-        assert client.get(f"/api/v1/compare?jobs={wrong}").status_code == 400
-    third = Job.objects.create(owner=owner, name="not kept", spec=spec, kind="train", num_slots=2, estimate={})
-    told = client.get(f"/api/v1/compare?jobs={one.id},{third.id}").json()
-    assert [row["recorded"] for row in told["jobs"]] == [True, False]
+    client.force_login(owner)
+    assert client.get(f"/jobs/{attempt.job_id}/history/steps/slow/?{query}").status_code == 422
+    answer = api(owner).get(f"/api/v1/jobs/{attempt.job_id}/history/steps/slow?{query}")
+    assert answer.status_code == 400
+    assert {error["field"] for error in answer.json()["errors"]} <= {"from", "to", "z"}
+
+
+def test_only_who_may_see_the_job_is_told(attempt: Attempt, root: Path, stranger: User, client: Client) -> None:
+    client.force_login(stranger)
+    assert client.get(f"/jobs/{attempt.job_id}/history/steps/slow/?from=1&to=2").status_code == 404

@@ -222,10 +222,12 @@ def test_a_step_can_be_asked_for_while_the_run_lasts(
     path = f"/api/v1/jobs/{told.id}/trace"
     client = api(owner)
     assert client.post(path, {"step": 120}, format="json").json() == {"steps": [120]}
-    assert client.post(path, {"step": 7}, format="json").json() == {"steps": [7, 120]}
+    assert client.post(path, {"step": 7.0}, format="json").json() == {"steps": [7, 120]}, (
+        "7.0 is a whole number of JSON"
+    )
     assert live_redis.smembers(wanted_key(told.id, 1)) == {b"7", b"120"}
     assert 0 < live_redis.ttl(wanted_key(told.id, 1)) <= 3600
-    for body in ({"step": -1}, {"step": "7"}, {"step": True}, {}, {"step": 1, "more": 1}, [], 7):
+    for body in ({"step": -1}, {"step": "7"}, {"step": True}, {"step": 7.5}, {}, {"step": 1, "more": 1}, [], 7):
         answer = client.post(path, body, format="json")
         assert answer.status_code == 422, body
     assert api(stranger).post(path, {"step": 1}, format="json").status_code == 404

@@ -1,8 +1,10 @@
 // The submit page: asks the planner as one types, shows what the layout costs and what stands in its way.
+import { best, filled, query, why } from "./best.js";
 import { copyText, el, embedded } from "./dom.js";
 import { showEstimate } from "./estimate.js";
 import { explainButtons } from "./explain.js";
 import { parameters } from "./format.js";
+import { showHeadline } from "./headline.js";
 import { readRanks } from "./pictures/ranks.js";
 import { refused } from "./refusal.js";
 
@@ -17,6 +19,7 @@ compare.dataset.base = compare.getAttribute("href");
 let latest = null; // the newest request; older answers are dropped
 let again = null; // the timer of the next try
 let spec = null; // as the server understood the form
+let stepS = null; // predicted seconds of a step of it, null while it has a problem
 
 function showModel() {
   const name = form.elements["model.preset"].value;
@@ -57,6 +60,7 @@ function showProblems(problems, blocked) {
     }
     const place = holder.querySelector(".problem");
     place.textContent = [place.textContent, message].filter(Boolean).join("; ");
+    unfold(holder);
     for (const control of holder.querySelectorAll("input, select")) control.setAttribute("aria-invalid", "true");
   }
   for (const { field, message } of blocked) {
@@ -67,6 +71,12 @@ function showProblems(problems, blocked) {
   other.hidden = elsewhere.length === 0;
   other.textContent = elsewhere.join("\n");
   document.getElementById("submit").disabled = problems.length > 0 || blocked.length > 0;
+}
+
+/** What is wrong is not folded away. */
+function unfold(holder) {
+  const fold = holder.closest(".folds > details");
+  if (fold) fold.open = true;
 }
 
 /** A choice that cannot be is disabled and says why: as a tooltip, and in words below the choices. */
@@ -90,7 +100,16 @@ function showChoices(choices) {
       return line;
     });
     list?.replaceChildren(...lines);
+    const box = list?.closest(".why-not");
+    if (!box) continue;
+    box.toggleAttribute("data-empty", lines.length === 0);
+    box.firstElementChild.textContent = `Why not ${[...reasons.values()].flat().map(shown(holder)).join(", ")}?`;
   }
+}
+
+/** The words of a choice, by its value. */
+function shown(holder) {
+  return (value) => holder.querySelector(`input[value="${CSS.escape(value)}"] + span`)?.textContent ?? value;
 }
 
 async function ask(triesLeft = 3) {
@@ -115,7 +134,11 @@ async function ask(triesLeft = 3) {
     showProblems(plan.problems, plan.not_runnable);
     showChoices(plan.choices);
     panel.dataset.stale = String(!plan.estimate);
-    if (plan.estimate) showEstimate(panel, plan);
+    stepS = plan.estimate?.time.step_s ?? null;
+    if (plan.estimate) {
+      showEstimate(panel, plan);
+      showHeadline(document.getElementById("headline"), plan.estimate);
+    }
     compare.href = `${compare.dataset.base}#${encodeURIComponent(JSON.stringify({ spec, cluster: cluster.value }))}`;
     tellStatus(plan);
   } catch (error) {
@@ -156,6 +179,63 @@ function follow(event) {
   chosen.checked = true;
 }
 
+/** Fills in one field as a person would: a button where it has one, a degree without one typed. */
+function fill(name, value) {
+  const radios = [...form.querySelectorAll(`input[type=radio][name="${CSS.escape(name)}"]`)];
+  if (radios.length === 0) return setField(name, value);
+  const other = form.querySelector(`[data-other="${CSS.escape(name)}"]`);
+  const radio = radios.find((each) => each.value === String(value)) ?? (other && addedRadio(other, String(value)));
+  if (!radio) return;
+  radio.disabled = false;
+  radio.checked = true;
+}
+
+function valueOf(name) {
+  const control = form.elements[name];
+  return control.type === "checkbox" ? control.checked : control.value;
+}
+
+async function fillBest() {
+  const button = document.getElementById("best");
+  const told = document.getElementById("best-told");
+  const [words, undo] = told.children;
+  button.disabled = true;
+  told.hidden = false;
+  undo.hidden = true;
+  words.textContent = "Searching…";
+  try {
+    clearTimeout(timer);
+    await ask();
+    if (!spec) throw new Error("the form cannot be read yet");
+    const found = await best(form.dataset.searchUrl, form.elements.csrfmiddlewaretoken.value, query(spec, cluster.value));
+    const values = filled(found.best[0]);
+    const before = Object.fromEntries(Object.keys(values).map((name) => [name, valueOf(name)]));
+    words.textContent = why(found, stepS);
+    put(values);
+    undo.hidden = false;
+    undo.onclick = () => {
+      put(before);
+      told.hidden = true;
+      button.focus();
+    };
+  } catch (error) {
+    words.textContent = `Nothing was filled in: ${error.message}.`;
+  } finally {
+    button.disabled = false;
+  }
+}
+
+function put(values) {
+  for (const [name, value] of Object.entries(values)) fill(name, value);
+  showPipeline();
+  ask();
+}
+
+/** A schedule is for two stages or more. */
+function showPipeline() {
+  document.getElementById("pipeline").hidden = valueOf("layout.pp") === "1";
+}
+
 function addedRadio(target, value) {
   target.parentElement.querySelector("label.added")?.remove();
   const radio = el("input", { type: "radio", name: target.dataset.other, value });
@@ -183,6 +263,7 @@ function showAuto() {
   const chosen = form.elements.auto.checked;
   document.getElementById("auto-options").hidden = !chosen;
   document.getElementById("own-layout").hidden = chosen;
+  document.getElementById("best").hidden = chosen;
   const micro = form.elements["train.micro_batches"];
   const hint = document.getElementById("h-train.micro_batches");
   hint.dataset.own ??= hint.textContent;
@@ -193,6 +274,7 @@ function showAuto() {
 form.addEventListener("input", (event) => {
   if (event.target.name === "auto") showAuto();
   follow(event);
+  showPipeline();
   askSoon();
 });
 cluster.addEventListener("change", askSoon);
@@ -215,7 +297,9 @@ document.getElementById("copy-curl").addEventListener("click", async () => {
     ? "copied; it reads your API token from $MESHBOARD_TOKEN"
     : "the browser forbids copying: select the text below";
 });
+document.getElementById("best").addEventListener("click", fillBest);
 readRanks(panel);
+showPipeline();
 showAuto();
 showModel();
 ask();

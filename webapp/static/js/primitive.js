@@ -1,6 +1,7 @@
-// A primitive's page: figures with their units, and the copy button beside the call.
-import { copyText } from "./dom.js";
+// A primitive's page: figures with their units, the copy button beside the call, and the film.
+import { copyText, embedded } from "./dom.js";
 import { byteRate, bytes, duration } from "./format.js";
+import { playFilm } from "./lab/film.js";
 
 for (const [name, format] of Object.entries({ bytes, seconds: duration, rate: byteRate })) {
   for (const place of document.querySelectorAll(`[data-${name}]`)) place.textContent = format(Number(place.dataset[name]));
@@ -11,3 +12,5 @@ for (const button of document.querySelectorAll("[data-copies]")) {
     button.textContent = copied ? "Copied" : "The clipboard is closed";
   });
 }
+const film = embedded("film-data");
+if (film) playFilm(document.getElementById("film"), film);

@@ -1,6 +1,7 @@
-// What every page has: the menu of narrow screens, the palette on Ctrl-K, keys.
+// What every page has: the menu of narrow screens, the palette on Ctrl-K, keys, what scrolls.
 import "./keys.js";
 import { palette } from "./palette.js";
+import "./scrollers.js";
 
 const menu = document.getElementById("menu");
 const nav = document.getElementById("nav");

@@ -6,6 +6,7 @@ import { foldPhase, foldTraffic, markGap, memberState } from "./fold/traffic.js"
 import { foldLog } from "./logs/lines.js";
 import { foldPlace } from "./logs/places.js";
 import { Bins } from "./rates.js";
+import { alsoStoodStill, foldTimeline } from "./timeline/fold.js";
 
 export { secondsLeft } from "./fold/steps.js";
 export { foldSummary } from "./fold/summary.js";
@@ -51,7 +52,7 @@ export function resumeFrom(state) {
 
 const FOLD = {
   traffic: foldTraffic,
-  step: foldStep,
+  step: alsoStoodStill(foldStep),
   eval: foldEval,
   phase: foldPhase,
   log: (state, item, node) => foldLog(state.logs, item, node),
@@ -70,7 +71,10 @@ const FOLD = {
     foldStanding(state, item, node);
     foldPlace(state.places, item);
   },
-  timeline: (state, item) => foldPlace(state.places, item),
+  timeline(state, item, node) {
+    foldTimeline(state, item, node);
+    foldPlace(state.places, item);
+  },
   process: foldProcess,
   gap: (state, item, node) => markGap(state, memberState(state, node).time, item.time, node),
 };

@@ -36,7 +36,10 @@ export function lastCollective(rank, places, cells) {
     if (place.under) return `It was in ${what}${size}, where it had stood for ${duration(place.still)}.`;
     return `The last collective told of is ${what}${size}, in step ${integer(place.step)}.`;
   }
-  if (under.length === 0) return "";
+  if (under.length === 0) {
+    const ended = cells.reduce((sum, cell) => sum + cell.count, 0);
+    return ended > 0 ? `It was in no collective when it was last heard: the ${integer(ended)} that it had begun were over.` : "";
+  }
   const words = under.map((cell) => `${opName(cell.op)} of ${cell.axis} over ${integer(cell.group_size)} ranks (its call number ${integer(cell.count)})`);
   return `Begun and not ended when it was last heard: ${words.join("; ")}.`;
 }

@@ -25,7 +25,7 @@ export function collectiveTimes(steps) {
         if (!row.longest || took > row.longest.took) row.longest = { took, rank: call.rank, step: step.step };
         const wait = waited(call);
         if (wait !== null) row.waits.push(wait);
-        if (call.last !== null && call.last === call.rank) row.late.set(call.rank, (row.late.get(call.rank) ?? 0) + 1);
+        if (call.last === call.rank && call.lead > 0) row.late.set(call.rank, (row.late.get(call.rank) ?? 0) + 1);
       }
     }
   }

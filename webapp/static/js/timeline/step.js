@@ -108,8 +108,8 @@ function finished(made) {
 const PAIRED = new Set(["send", "recv"]);
 
 /**
- * Charges waiting to who came last: each call gets `whole` (when the last rank had come) and `last` (which that was);
- * null where some rank of its group told nothing. Mirrors jobs.traces.arrivals (a test compares them).
+ * Charges waiting to who came last: each call gets `whole` (when the last rank had come), `last` (which that was) and
+ * `lead`; null where some rank of its group told nothing. Mirrors jobs.traces.arrivals (a test compares them).
  */
 function meet(made) {
   const met = new Map();
@@ -130,9 +130,13 @@ function meet(made) {
   for (const together of met.values()) {
     const wanted = PAIRED.has(together[0].op) ? 2 : made.groups[together[0].group].ranks.length;
     const whole = new Set(together.map((call) => call.rank)).size >= wanted;
-    let last = together[0];
-    for (const call of together) if (call.from > last.from) last = call;
+    let [first, last] = [together[0], together[0]];
     for (const call of together) {
+      if (call.from > last.from) last = call;
+      if (call.from < first.from) first = call;
+    }
+    for (const call of together) {
+      call.lead = last.from - first.from; // between the first rank and the last
       call.whole = whole ? last.from : null;
       call.last = whole ? last.rank : null;
     }

@@ -1,0 +1,21 @@
+"""The page of a job's steps, event by event."""
+
+from __future__ import annotations
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_GET
+
+from jobs.access import find_job
+from jobs.kinds import layout_words
+from jobs.present import job_detail
+
+
+@require_GET
+@login_required
+def timeline(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Every rank's timeline with all the room there is, and the heat maps below it."""
+    job = find_job(request.user, job_id)
+    context = {"job": job, "data": job_detail(job), "layout": layout_words(job.spec), "alone": True}
+    return render(request, "timeline/page.html", context)

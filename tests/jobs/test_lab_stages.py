@@ -1,0 +1,148 @@
+"""Stages of a primitive: they end in what every rank must hold, and send what the algorithm's cost says."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from jobs.lab import picture
+from jobs.lab.stages import Moving, moving
+from planner.facts.collectives import algorithmic_bytes
+from planner.facts.lab import LabHolding, LabResult, LabStep, metered_op
+from planner.facts.spec import LAB_PRIMITIVES, LabPrimitive
+from tests.jobs.test_lab import RESULT
+
+SHOWN = [primitive for primitive in LAB_PRIMITIVES if primitive != "barrier"]
+
+
+def result(ranks: int, root: int, op: str) -> LabResult:
+    told = {**RESULT, "ranks": list(range(ranks)), "root": root, "reduce_op": op, "world_size": ranks}
+    return LabResult.model_validate_json(json.dumps(told))
+
+
+def captured(primitive: LabPrimitive, n: int, root: int, op: str, share: int = 2) -> LabStep:
+    """What every rank holds before and after, from what the primitive means and from no algorithm."""
+    full = share * n
+
+    def own(rank: int, count: int) -> list[float]:
+        return [100.0 * (rank + 1) + i for i in range(count)]
+
+    ranks = range(n)
+    combine = max if op == "max" else sum
+    reduced = [combine(own(rank, full)[i] for rank in ranks) for i in range(full)]
+    joined = [value for rank in ranks for value in own(rank, share)]
+    before: list[Any] = [own(rank, full) for rank in ranks]
+    after: list[Any]
+    match primitive:
+        case "broadcast":
+            after = [before[root]] * n
+        case "scatter":
+            after = [before[root][r * share : (r + 1) * share] for r in ranks]
+            before = [before[r] if r == root else None for r in ranks]
+        case "gather" | "all_gather":
+            before = [own(r, share) for r in ranks]
+            after = [joined if primitive == "all_gather" or r == root else None for r in ranks]
+        case "reduce":
+            after = [reduced if r == root else [0.0] * full for r in ranks]
+        case "all_reduce":
+            after = [reduced] * n
+        case "reduce_scatter":
+            after = [reduced[r * share : (r + 1) * share] for r in ranks]
+        case "all_to_all":
+            after = [[v for o in ranks for v in before[o][r * share : (r + 1) * share]] for r in ranks]
+        case _:
+            after = [before[r - 1] for r in ranks]
+    holdings = zip(ranks, before, after, strict=True)
+    return LabStep(
+        primitive=primitive,
+        holdings=tuple(LabHolding(rank=r, before=b and tuple(b), after=a and tuple(a)) for r, b, a in holdings),
+    )
+
+
+def shown(primitive: LabPrimitive, n: int, root: int = 0, op: str = "sum", share: int = 2) -> Moving:
+    found = moving(result(n, root, op), captured(primitive, n, root, op, share))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("primitive", SHOWN)
+@pytest.mark.parametrize(
+    ("n", "root", "op"), [(2, 1, "sum"), (3, 2, "max"), (4, 0, "sum"), (5, 3, "sum"), (8, 7, "max")]
+)
+def test_the_last_stage_is_what_was_captured(primitive: LabPrimitive, n: int, root: int, op: str) -> None:
+    found = shown(primitive, n, root, op)
+    assert found.agrees
+    assert found.stages[-1].rows[root]
+    assert None not in found.stages[-1].rows[root]
+
+
+@pytest.mark.parametrize("primitive", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
+@pytest.mark.parametrize("n", [2, 4, 5])
+def test_every_rank_sends_what_the_cost_says(primitive: LabPrimitive, n: int) -> None:
+    sent = Counter(
+        move.source for stage in shown(primitive, n).stages for move in stage.moves if move.source != move.target
+    )
+    elements = algorithmic_bytes(metered_op(primitive), 8 * 2 * n, n) // 8
+    assert sent == dict.fromkeys(range(n), elements)
+
+
+@pytest.mark.parametrize(
+    ("primitive", "n", "stages"),
+    [("broadcast", 8, 3), ("broadcast", 5, 3), ("reduce", 8, 3), ("all_reduce", 4, 6), ("reduce_scatter", 4, 4)],
+)
+def test_a_tree_takes_a_logarithm_of_rounds_and_a_ring_one_a_rank(primitive: LabPrimitive, n: int, stages: int) -> None:
+    assert len(shown(primitive, n).stages) == stages
+
+
+def test_nothing_moves_before_it_has_arrived() -> None:
+    """In a round all send at once: what a rank passes on is what it held when the round began."""
+    first = shown("all_gather", 4).stages[0]
+    assert sum(value is not None for row in first.rows for value in row) == 4 * 4
+    first = shown("broadcast", 8, root=3).stages[0]
+    assert [(move.source, move.target) for move in first.moves[:1]] == [(3, 4)]
+    assert len(first.moves) == 16
+
+
+def test_what_was_captured_otherwise_is_said_not_to_agree() -> None:
+    step = captured("all_reduce", 4, 0, "sum")
+    wrong = step.model_copy(
+        update={"holdings": (step.holdings[0].model_copy(update={"after": (1.0,) * 8}), *step.holdings[1:])}
+    )
+    found = moving(result(4, 0, "sum"), wrong)
+    assert found is not None
+    assert not found.agrees
+
+
+@pytest.mark.parametrize("primitive", SHOWN)
+def test_buffers_that_no_collective_has_are_not_played(primitive: LabPrimitive) -> None:
+    holdings = tuple(LabHolding(rank=r, before=(1.0,) * r or None, after=(9.0,)) for r in range(3))
+    found = moving(result(3, 0, "sum"), LabStep(primitive=primitive, holdings=holdings))
+    assert found is None or not found.agrees
+
+
+def test_a_film_colours_each_value_by_whose_it_is() -> None:
+    film = picture.film(result(4, 0, "sum"), captured("reduce_scatter", 4, 0, "sum"))
+    assert film is not None
+    assert film["start"][1][0] == ["200", "1"]
+    assert film["stages"][0]["rows"][1] != film["start"][1]
+    assert {whose for row in film["stages"][-1]["rows"] for _, whose in row} == {"combined"}
+    assert film["given"] is None
+    assert picture.film(result(4, 0, "sum"), captured("all_to_all", 4, 0, "sum"))["given"][2][0] == ["300", "2"]  # type: ignore[index]
+
+
+def test_a_barrier_is_played_in_the_order_of_time() -> None:
+    came = {0: (0.0, 41.0), 1: (12.5, 42.0), 2: (3.0, 40.0)}
+    holdings = tuple(LabHolding(rank=r, before=(a,), after=(b,)) for r, (a, b) in came.items())
+    film = picture.film(result(3, 0, "sum"), LabStep(primitive="barrier", holdings=holdings))
+    assert film is not None
+    assert [stage["words"] for stage in film["stages"]] == [
+        "rank 0 comes after 0.0 µs: 1 of 3 inside",
+        "rank 2 comes after 3.0 µs: 2 of 3 inside",
+        "rank 1 comes after 12.5 µs: 3 of 3 inside",
+        "rank 2 goes on after 40.0 µs: 2 of 3 inside",
+        "rank 0 goes on after 41.0 µs: 1 of 3 inside",
+        "rank 1 goes on after 42.0 µs: all have gone on",
+    ]

@@ -1,0 +1,205 @@
+"""Tags, the archive, and what is done to several jobs at once: over pages and REST, by who may, races included."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+from rest_framework.test import APIClient
+
+from jobs.models import AuditEntry, Job, JobTag, Status
+from jobs.queue import actions, lifecycle, shelf
+from planner.facts.spec import SpecError
+from tests.jobs.test_listing import names
+from tests.planner.wrong_specs import GOOD
+
+Api = Callable[[User | None], APIClient]
+Make = Callable[..., list[Job]]
+
+
+def tags(job: Job) -> list[str]:
+    return [tag.name for tag in job.tags.all()]
+
+
+def act(client: Client, action: str, *jobs: Job, **more: str) -> Any:
+    return client.post("/jobs/act/", {"action": action, "job": [job.id for job in jobs], **more}, follow=True)
+
+
+def test_tags_come_and_go_and_the_list_is_narrowed_by_them(make_jobs: Make, owner: User, client: Client) -> None:
+    first, second = make_jobs(2)
+    client.force_login(owner)
+    page = act(client, "tag", first, second, tags="ci, night run ,ci").content.decode()
+    assert tags(first) == tags(second) == ["ci", "night run"]
+    assert "2 of 2 jobs tagged." in page
+    assert 'href="/?tag=night+run"' in page
+    act(client, "untag", second, tags="ci")
+    assert names(client, "?tag=ci") == [first.name]
+    assert names(client, "?tag=absent") == []
+    assert "Write" not in act(client, "tag", first, tags=" , ").content.decode()
+    assert tags(first) == ["ci", "night run"]
+
+
+def test_an_action_is_undone_by_one_click(make_jobs: Make, owner: User, client: Client) -> None:
+    tagged, archived = make_jobs(2, status=Status.FAILED)
+    client.force_login(owner)
+    for action, job, back in (("archive", archived, "restore"), ("tag", tagged, "untag")):
+        page = act(client, action, job, tags="ci").content.decode()
+        assert f'name="action" value="{back}" data-key="u"' in page
+        act(client, back, job, tags="ci")
+        assert 'value="restore" data-key="u"' not in client.get("/").content.decode() or action == "tag"
+    archived.refresh_from_db()
+    assert not archived.archived
+    assert tags(tagged) == []
+
+
+def test_archived_jobs_are_left_out_until_they_are_asked_for_or_run_again(
+    make_jobs: Make,
+    owner: User,
+    client: Client,
+    api: Api,
+) -> None:
+    (gone,) = make_jobs(1, name="gone", status=Status.FAILED)
+    (stays,) = make_jobs(1, name="stays", status=Status.RUNNING)
+    client.force_login(owner)
+    assert "1 of 2 jobs archived." in act(client, "archive", gone, stays).content.decode()  # what lives stays in sight
+    assert names(client, "") == ["stays"]
+    assert names(client, "?archived=only") == ["gone"]
+    assert set(names(client, "?archived=too")) == {"gone", "stays"}
+    assert "Look in the archive too" in client.get("/?q=gone").content.decode()
+    assert [job["id"] for job in api(owner).get("/api/v1/jobs").json()] == [stays.id]
+    assert [job["id"] for job in api(owner).get("/api/v1/jobs?archived=only").json()] == [gone.id]
+    assert lifecycle.requeue(gone.id, "again")
+    assert names(client, "?status=queued") == ["gone"]
+
+
+def test_counts_are_links_and_count_what_the_other_filters_leave(make_jobs: Make, owner: User, client: Client) -> None:
+    make_jobs(2, status=Status.FAILED)
+    make_jobs(3, status=Status.RUNNING, name="needle")
+    make_jobs(1, status=Status.FAILED, archived=True)
+    client.force_login(owner)
+    page = client.get("/?status=failed")
+    assert dict(page.context["counts"]) == {"running": 3, "failed": 2}
+    assert (page.context["total"], page.context["page"].paginator.count) == (5, 2)
+    assert 'href="/?status=running"' in page.content.decode()
+    assert dict(client.get("/?q=needle").context["counts"]) == {"running": 3}
+
+
+def test_columns_are_those_of_the_address(make_jobs: Make, owner: User, staff: User, client: Client) -> None:
+    make_jobs(1)
+    client.force_login(owner)
+    page = client.get("/?col=project&col=slots&col=nonsense&col=owner").content.decode()
+    assert '<th scope="col">Project</th>' in page
+    assert '<th scope="col">Layout</th>' not in page
+    assert '<th scope="col">Owner</th>' not in page, "whose jobs they are is staff's to ask"
+    client.force_login(staff)
+    assert '<th scope="col">Owner</th>' in client.get("/?col=owner").content.decode()
+
+
+def test_more_columns_ask_the_database_once_more_and_not_once_a_row(
+    make_jobs: Make,
+    owner: User,
+    client: Client,
+    django_assert_num_queries: Any,
+) -> None:
+    made = make_jobs(30, status=Status.SUCCEEDED)
+    JobTag.objects.bulk_create(JobTag(job=job, name=name) for job in made for name in ("a", "b"))
+    client.force_login(owner)
+    with django_assert_num_queries(6):  # session, user, counts, page, its tags, its attempts
+        client.get("/")
+    with django_assert_num_queries(7):
+        client.get("/?col=speed&col=ended&col=status&tag=a")
+
+
+def test_several_jobs_are_cancelled_once_it_was_confirmed(owner: User, staff: User, client: Client) -> None:
+    jobs = [actions.submit(owner, GOOD)[0] for _ in range(3)]
+    ended = jobs.pop()
+    actions.cancel(ended, "owner")
+    client.force_login(owner)
+    asked = act(client, "cancel", *jobs, ended, back="status=queued&part=rows")
+    assert "Cancel 2 jobs?" in asked.content.decode()
+    assert Job.objects.filter(status=Status.QUEUED).count() == 2
+    done = act(client, "cancel", *jobs, confirmed="1", back="status=queued&part=rows")
+    assert done.redirect_chain == [("/?status=queued", 302)]
+    assert Job.objects.filter(status=Status.CANCELLED).count() == 3
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"action": "archive"},
+        {"action": "archive", "job": "no such job"},
+        {"action": "nonsense", "job": "aaaaaaaaaa"},
+        {"action": "tag", "job": "aaaaaaaaaa", "tags": "x" * 51},
+        {"action": "tag", "job": "aaaaaaaaaa", "tags": "a\x00b"},
+    ],
+)
+def test_a_senseless_action_says_so_and_changes_nothing(owner: User, client: Client, form: dict[str, str]) -> None:
+    client.force_login(owner)
+    page = client.post("/jobs/act/", form, follow=True)
+    assert page.status_code == 200
+    assert 'data-tone="bad"' in page.content.decode()
+    assert not JobTag.objects.exists()
+
+
+def test_nobody_changes_a_job_of_somebody_else(
+    owner: User, stranger: User, viewer: User, staff: User, client: Client, api: Api
+) -> None:
+    job, _ = actions.submit(owner, GOOD)
+    for user in (stranger, viewer):
+        client.force_login(user)
+        for action in ("tag", "untag", "archive", "cancel"):
+            act(client, action, job, tags="mine", confirmed="1")
+            told = api(user).post(
+                "/api/v1/jobs/actions", {"action": action, "jobs": [job.id], "tags": ["mine"]}, "json"
+            )
+            assert told.json() == {"changed": []}
+        assert api(user).patch(f"/api/v1/jobs/{job.id}", {"add_tags": ["mine"]}, "json").status_code in (403, 404)
+    job.refresh_from_db()
+    assert (tags(job), job.status, job.archived) == ([], Status.QUEUED, False)
+    told = api(staff).post("/api/v1/jobs/actions", {"action": "tag", "jobs": [job.id], "tags": ["checked"]}, "json")
+    assert told.json() == {"changed": [job.id]}
+    assert AuditEntry.objects.get(what="tag").who == "staff"
+
+
+def test_a_change_is_made_whole_or_not_at_all(owner: User, api: Api) -> None:
+    job, _ = actions.submit(owner, GOOD)
+    answer = api(owner).patch(f"/api/v1/jobs/{job.id}", {"add_tags": ["a"], "archived": True}, "json")
+    assert answer.status_code == 409
+    assert tags(job) == []
+    shelf.tag([job.id], [f"tag {number}" for number in range(shelf.MOST_TAGS)], "owner")
+    swapped = {"remove_tags": ["tag 0"], "add_tags": ["one more"]}
+    assert api(owner).patch(f"/api/v1/jobs/{job.id}", swapped, "json").status_code == 200
+    refused = api(owner).patch(f"/api/v1/jobs/{job.id}", {"add_tags": ["too many"]}, "json")
+    assert refused.status_code == 422
+    assert "20 tags; 1 more make 21 > 20" in refused.content.decode()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_who_tag_at_once_are_kept_within_the_bound(postgres: None) -> None:
+    """Each adds 15 of the 20 that a job may have: one of them is refused, and no tag is there twice."""
+    user = User.objects.create_user("owner", password="owner-password")
+    job, _ = actions.submit(user, GOOD)
+    both = threading.Barrier(2)
+    refused: list[str] = []
+
+    def tag(kind: str) -> None:
+        both.wait()
+        try:
+            shelf.tag([job.id], [f"{kind} {number}" for number in range(15)], kind)
+        except SpecError as error:
+            refused.append(error.problems[0].message)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=tag, args=(kind,)) for kind in ("one", "other")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 1
+    assert JobTag.objects.filter(job=job).count() == 15

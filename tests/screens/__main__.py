@@ -1,0 +1,84 @@
+"""Pictures of every page at two widths in both themes into var/screens, and what is wrong with any of them.
+
+    python -m tests.screens [--up var/up.json] [--only WORD]
+
+On a board of its own with real jobs, or on one that runs (`--up`), whose newest jobs are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import os
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from tests.screens.look import SIZES, THEMES, Look, Visitor
+from tests.screens.pages import Shown, pages
+from tests.screens.world import a_board
+
+ROOM = Path("var/screens")
+Seen = dict[str, dict[str, Look]]  # by page, by window
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser(prog="python -m tests.screens", description=__doc__.partition("\n")[0])
+    asked.add_argument("--up", type=Path, help="of a board that runs")
+    asked.add_argument("--only", default="", help="pages with this in their name")
+    asked.add_argument("--windows", default="", help="sizes and themes with this in their name")
+    told = asked.parse_args()
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    import django
+
+    django.setup()
+    ROOM.mkdir(parents=True, exist_ok=True)
+    with a_board(told.up) as (made, world):
+        wanted = [page for page in pages(world) if told.only in page.name]
+        seen = look_at(made.url, (made.up["username"], made.up["password"]), wanted, told.windows)
+    (ROOM / "index.html").write_text(index(seen))
+    bad = {(page, window): look.faults for page, by in seen.items() for window, look in by.items() if look.faults}
+    for (page, window), faults in sorted(bad.items()):
+        print(f"{page} ({window})")
+        for fault in faults:
+            print(f"  {fault}")
+    total = sum(len(by) for by in seen.values())
+    print(f"{ROOM / 'index.html'}: {len(seen)} pages")
+    print(f"{total - len(bad)} passed, {len(bad)} failed")
+    return 1 if bad else 0
+
+
+def look_at(url: str, login: tuple[str, str], wanted: list[Shown], windows: str) -> Seen:
+    """Every page in every window."""
+    seen: Seen = {}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        for window, size, theme in ((f"{s}-{t}", size, t) for s, size in SIZES.items() for t in THEMES):
+            if windows not in window:
+                continue
+            visitor = Visitor(browser, url, login, size, theme)
+            for page in wanted:
+                look = visitor.look(page, ROOM / f"{page.name}-{window}.png")
+                if look is not None:
+                    seen.setdefault(page.name, {})[window] = look
+            visitor.close()
+        browser.close()
+    return seen
+
+
+def index(seen: Seen) -> str:
+    """All pictures on one page."""
+    rows = []
+    for page, by in seen.items():
+        cells = "".join(
+            f'<td><a href="{look.picture}"><img loading="lazy" width="300" src="{look.picture}" alt="{window}"></a>'
+            f"<p>{window}</p><ul>{''.join(f'<li>{html.escape(fault)}</li>' for fault in look.faults)}</ul></td>"
+            for window, look in by.items()
+        )
+        rows.append(f"<tr><th>{html.escape(page)}</th>{cells}</tr>")
+    return f"<!doctype html><meta charset=utf-8><title>Screens</title><table>{''.join(rows)}</table>"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Opens pages, takes pictures, and reads off what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, Page
+
+from tests.screens.pages import Shown
+
+SIZES = {"1440x900": (1440, 900), "390x844": (390, 844)}
+THEMES = ("light", "dark")
+GRAVE = ("serious", "critical")
+FAULTS = (Path(__file__).parent / "faults.js").read_text()
+SETTLE_MS = 400  # for charts and what a socket brings first
+TALLEST = 6000
+
+
+class Look(NamedTuple):
+    """A page as it was seen: None where it is none (JSON, or nothing to GET)."""
+
+    picture: str
+    faults: list[str]
+
+
+class Visitor:
+    """A browser's window of one size and theme, logged in and not."""
+
+    def __init__(self, browser: Browser, url: str, login: tuple[str, str], size: tuple[int, int], theme: Any) -> None:
+        self._url, self._axe = url, Axe()
+        look = {"viewport": {"width": size[0], "height": size[1]}, "color_scheme": theme}
+        self._guest: BrowserContext = browser.new_context(**look)  # type: ignore[arg-type]
+        self._user: BrowserContext = browser.new_context(**look)  # type: ignore[arg-type]
+        page = self._user.new_page()
+        page.goto(f"{url}/login/")
+        page.fill("#id_username", login[0])
+        page.fill("#id_password", login[1])
+        page.click("main button.primary")
+        page.wait_for_url(f"{url}/")
+        page.close()
+
+    def close(self) -> None:
+        self._guest.close()
+        self._user.close()
+
+    def look(self, shown: Shown, picture: Path | None) -> Look | None:
+        """Raises playwright's errors where the page does not answer."""
+        context = self._user if shown.logged_in else self._guest
+        if not _is_page(context, self._url + shown.path):
+            return None
+        page = context.new_page()
+        said: list[str] = []
+        page.on(
+            "console", lambda m: said.append(f"console: {m.text[:200]}") if m.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: said.append(f"script: {error}"))
+        try:
+            answer = page.goto(self._url + shown.path, wait_until="load")
+            page.wait_for_timeout(SETTLE_MS)
+            if picture is not None:
+                _take(page, picture)
+            if answer is not None and answer.status >= 400:
+                said = [one for one in said if "the server responded with a status of" not in one]
+            return Look(picture.name if picture else "", [*said, *faults(page), *grave(page, self._axe)])
+        finally:
+            page.close()
+
+
+def faults(page: Page) -> list[str]:
+    """What overflows, is cut, or scrolls without a sign."""
+    found: list[str] = page.evaluate(f"({FAULTS})()")
+    return found
+
+
+def grave(page: Page, axe: Axe) -> list[str]:
+    """Serious and critical faults that axe-core finds."""
+    found = axe.run(page).response["violations"]
+    return [
+        f"axe {one['impact']}: {one['id']}: {one['help']}: "
+        + "; ".join(str(node["target"][-1])[:80] for node in one["nodes"][:3])
+        + (f" and {len(one['nodes']) - 3} more" if len(one["nodes"]) > 3 else "")
+        for one in found
+        if one["impact"] in GRAVE
+    ]
+
+
+def _is_page(context: BrowserContext, address: str) -> bool:
+    """Whether a GET brings HTML: what takes POST alone answers 405, and data are not looked at."""
+    answer = context.request.get(address, max_redirects=0)
+    return (
+        answer.status != 405 and answer.status < 600 and _says_html(answer.headers) and not 300 <= answer.status < 400
+    )
+
+
+def _says_html(headers: dict[str, str]) -> bool:
+    return headers.get("content-type", "").startswith("text/html")
+
+
+def _take(page: Page, picture: Path) -> None:
+    height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
+    width = page.viewport_size["width"] if page.viewport_size else 1440
+    page.screenshot(path=picture, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})

@@ -1,0 +1,101 @@
+"""Which pages there are: every named URL, read from Django's own table, with what its address needs filled in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from django.contrib import admin
+from django.urls import URLPattern, URLResolver, get_resolver, reverse
+
+# No pages, and what they would do if they were opened like one.
+EXEMPT = {"login-once": "its link logs in, once"}
+PROGRAMS = ("api/", "admin/")  # REST answers programs; the admin's own table has its pages
+# What an address may hold; a URL that needs anything else must be given it here or be exempt.
+PARAMETERS = {"job_id", "name", "slug", "key"}
+QUERIES = {
+    "job-list": ["", "?status=failed", "?q=nothing+is+called+so"],
+    "job-new": ["", "?from={trained}"],
+    "plan-explain": [],
+    "compare": ["?jobs={trained},{piped}"],
+}
+SLUGS = ("all-reduce", "all-gather", "broadcast", "barrier", "send-recv")
+LOGGED_OUT = ("login",)
+
+
+class World(NamedTuple):
+    """What was made on the board, by what it shows: ids of jobs, and a host."""
+
+    jobs: dict[str, str]
+    host: str
+
+
+class Shown(NamedTuple):
+    """A page and what its pictures are called."""
+
+    name: str
+    path: str
+    logged_in: bool = True
+
+
+def named_urls() -> dict[str, set[str]]:
+    """Every named URL outside PROGRAMS, with the parameters of its address."""
+    return {name: parameters for name, parameters, _ in _walk(get_resolver())}
+
+
+def unknown() -> dict[str, set[str]]:
+    """Named URLs that no page can be opened for: parameters that nobody has said how to fill in."""
+    return {
+        name: parameters - PARAMETERS
+        for name, parameters in named_urls().items()
+        if name not in EXEMPT and parameters - PARAMETERS
+    }
+
+
+def pages(world: World) -> list[Shown]:
+    """All of them; those that turn out to be JSON or to take no GET are left out by who opens them."""
+    found = [shown for name, parameters in named_urls().items() for shown in _of(name, parameters, world)]
+    return [*found, Shown("not-found", "/nothing/is/here/"), *_of_admin()]
+
+
+def _of(name: str, parameters: set[str], world: World) -> Iterator[Shown]:
+    if name in EXEMPT or parameters - PARAMETERS:
+        return
+    for label, arguments in _arguments(name, parameters, world):
+        for query in QUERIES.get(name, [""]):
+            words = "-".join(part for part in (name, label, _word(query)) if part)
+            yield Shown(words, reverse(name, kwargs=arguments) + query.format(**world.jobs), name not in LOGGED_OUT)
+
+
+def _arguments(name: str, parameters: set[str], world: World) -> list[tuple[str, dict[str, str]]]:
+    if parameters == {"job_id"}:
+        jobs = world.jobs if name == "job-detail" else {"trained": world.jobs["trained"]}
+        return [(label, {"job_id": job}) for label, job in jobs.items()]
+    if parameters == {"slug"}:
+        return [(slug, {"slug": slug}) for slug in SLUGS]
+    return [("", dict.fromkeys(parameters, world.host))]
+
+
+def _word(query: str) -> str:
+    """Of a query, what a file can be called."""
+    return "-".join(re.findall(r"[a-z]+", query))[:24]
+
+
+def _of_admin() -> Iterator[Shown]:
+    yield Shown("admin", reverse("admin:index"))
+    for model in admin.site._registry:
+        label = f"{model._meta.app_label}_{model._meta.model_name}"
+        yield Shown(f"admin-{label}", reverse(f"admin:{label}_changelist"))
+
+
+def _walk(resolver: Any, prefix: str = "", outer: frozenset[str] = frozenset()) -> Iterator[tuple[str, set[str], str]]:
+    for entry in resolver.url_patterns:
+        route = prefix + str(entry.pattern)
+        parameters = outer | set(entry.pattern.converters)
+        if route.startswith(PROGRAMS):
+            continue
+        if isinstance(entry, URLResolver):
+            yield from _walk(entry, route, frozenset(parameters))
+        elif isinstance(entry, URLPattern) and entry.name:
+            yield entry.name, set(parameters), route

@@ -1,0 +1,37 @@
+"""A refusal is told to who asked, and in one line to the log; a failure of ours with its traceback."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import path
+
+
+def fail(_: object) -> None:
+    raise ZeroDivisionError("ours")
+
+
+urlpatterns = [path("fail/", fail)]
+
+
+@pytest.mark.django_db
+def test_what_somebody_may_not_do_leaves_no_traceback(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    client.force_login(User.objects.create_user("owner"))
+    with caplog.at_level(logging.WARNING, "django.request"):
+        answer = client.post("/queue/pause/")
+    assert answer.status_code == 403
+    assert "The queue is staff&#x27;s to change." in answer.content.decode()
+    (line,) = [record for record in caplog.records if record.name == "django.request"]
+    assert "Forbidden" in line.getMessage()
+    assert line.exc_info is None
+
+
+def test_a_failure_of_ours_keeps_its_traceback(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    settings.ROOT_URLCONF, settings.MIDDLEWARE = __name__, []
+    with caplog.at_level(logging.WARNING, "django.request"):
+        assert Client(raise_request_exception=False).get("/fail/").status_code == 500
+    assert any(record.exc_info for record in caplog.records if record.name == "django.request")

@@ -1,0 +1,32 @@
+"""Every named URL is looked at by `python -m tests.screens`: a new page cannot be forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.urls import path
+
+from tests.screens.pages import EXEMPT, World, named_urls, pages, unknown
+
+WORLD = World({"trained": "a", "piped": "b", "failed": "c"}, "here")
+
+
+def test_every_named_url_can_be_opened_or_says_why_not() -> None:
+    assert unknown() == {}, "say in tests/screens/pages.py what these parameters are, or why it is no page"
+    assert set(named_urls()) >= set(EXEMPT)
+    shown = {page.path.partition("?")[0] for page in pages(WORLD)}
+    assert {"/", "/jobs/new/", "/jobs/a/", "/jobs/b/", "/jobs/c/", "/lab/barrier/", "/hosts/here/", "/login/"} <= shown
+    assert "/admin/jobs/job/" in shown
+    names = [page.name for page in pages(WORLD)]
+    assert len(names) == len(set(names)), "each has a picture of its own"
+
+
+urlpatterns = [
+    path("moon/<str:crater>/", lambda _: None, name="moon"),
+    path("jobs/<str:job_id>/mine/", lambda _: None, name="new"),
+]
+
+
+def test_a_new_page_is_looked_at_by_itself_and_one_that_cannot_be_is_named(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    assert unknown() == {"moon": {"crater"}}

@@ -1,0 +1,102 @@
+// A heat map on one canvas: a pixel a cell, stretched by the page; pointed at or walked with the arrow keys it tells.
+import { color } from "../charts/theme.js";
+import { el } from "../dom.js";
+import { atShare, channels, shadeOf, shades } from "./scale.js";
+
+/**
+ * `told(row, column)`: the words of a cell. Returns {show(cells, {rows, columns, most, borders, missing}), choose}:
+ * cells row by row, NaN where nothing is known; `borders` are row and column numbers before which a host begins.
+ */
+export function heatMap(container, { label, told, onTell, token = "--axis-dp", tall = false }) {
+  const canvas = el("canvas", { className: "heat-cells", role: "img", ariaLabel: label, tabIndex: 0 });
+  const lines = el("canvas", { className: "heat-lines", ariaHidden: "true" });
+  const mark = el("div", { className: "heat-mark", hidden: true });
+  const box = el("div", { className: tall ? "heat-box tall" : "heat-box" }, canvas, lines, mark);
+  container.replaceChildren(box);
+  const context = canvas.getContext("2d", { willReadFrequently: false });
+  let [shown, inks, image] = [null, null, null];
+  let at = null;
+
+  function colors() {
+    inks ??= { shades: shades(channels(color("--sunken")), channels(color(token))), missing: shades(channels(color("--surface")), channels(color("--surface")))[1] };
+    return inks;
+  }
+
+  function paint() {
+    if (!shown) return;
+    const { cells, rows, columns, most } = shown;
+    if (canvas.width !== columns || canvas.height !== rows) [canvas.width, canvas.height] = [columns, rows];
+    if (image?.width !== columns || image?.height !== rows) image = context.createImageData(columns, rows);
+    const ink = colors();
+    const pixels = new Uint32Array(image.data.buffer);
+    for (let i = 0; i < pixels.length; i += 1) pixels[i] = Number.isNaN(cells[i]) ? ink.missing : ink.shades[shadeOf(cells[i], most)];
+    context.putImageData(image, 0, 0);
+    paintLines();
+  }
+
+  /** Where a host begins: lines of one pixel on a canvas as large as the box is. */
+  function paintLines() {
+    const [width, height] = [box.clientWidth, box.clientHeight];
+    if (width === 0) return;
+    [lines.width, lines.height] = [width, height];
+    const drawn = lines.getContext("2d");
+    drawn.fillStyle = color("--line-strong");
+    for (const row of shown.borders?.rows ?? []) drawn.fillRect(0, Math.round((row * height) / shown.rows), width, 1);
+    for (const column of shown.borders?.columns ?? []) drawn.fillRect(Math.round((column * width) / shown.columns), 0, 1, height);
+  }
+
+  function choose(next) {
+    at = next && shown ? { row: Math.max(0, Math.min(shown.rows - 1, next.row)), column: Math.max(0, Math.min(shown.columns - 1, next.column)) } : null;
+    mark.hidden = !at;
+    if (!at) return onTell(null);
+    mark.style.left = `${(100 * at.column) / shown.columns}%`;
+    mark.style.top = `${(100 * at.row) / shown.rows}%`;
+    mark.style.width = `${100 / shown.columns}%`;
+    mark.style.height = `${100 / shown.rows}%`;
+    return onTell(told(at.row, at.column), at);
+  }
+
+  canvas.addEventListener("pointermove", (event) => {
+    if (!shown) return;
+    const edge = canvas.getBoundingClientRect();
+    choose({
+      row: Math.floor((shown.rows * (event.clientY - edge.top)) / edge.height),
+      column: Math.floor((shown.columns * (event.clientX - edge.left)) / edge.width),
+    });
+  });
+  canvas.addEventListener("pointerleave", () => document.activeElement !== canvas && choose(null));
+  const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+  canvas.addEventListener("keydown", (event) => {
+    const step = STEPS[event.key];
+    if (!step || !shown || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    const far = event.shiftKey ? 10 : 1;
+    choose(at ? { row: at.row + far * step[0], column: at.column + far * step[1] } : { row: 0, column: 0 });
+  });
+  canvas.addEventListener("focus", () => at ?? choose({ row: 0, column: 0 }));
+  canvas.addEventListener("blur", () => choose(null));
+  document.addEventListener("themechange", () => {
+    inks = null;
+    paint();
+  });
+  new ResizeObserver(() => shown && paintLines()).observe(box);
+  return {
+    show(cells, size) {
+      shown = { cells, ...size };
+      box.style.setProperty("--rows", String(size.rows));
+      box.style.setProperty("--columns", String(size.columns));
+      paint();
+      if (at) choose(at);
+    },
+    choose,
+    paint,
+  };
+}
+
+/** The scale in words: nothing, a quarter of the most (half way along), the most. */
+export function legend(place, most, words, token = "--axis-dp") {
+  const bar = el("span", { className: "heat-scale", ariaHidden: "true" });
+  bar.style.setProperty("--swatch", `var(${token})`);
+  const ends = [0, atShare(0.5, most), most].map((value) => el("span", {}, words(value)));
+  place.replaceChildren(el("div", { className: "heat-legend" }, bar, el("div", { className: "heat-ends" }, ...ends)));
+}

@@ -1,0 +1,119 @@
+// Who sends to whom: bytes of a rank's collectives, spread as the algorithm of each sends them. Mirrors
+// planner.cost.matrix (a test compares them). Pure.
+import { coordinates } from "../collectives.js";
+import { axisGroup } from "../hostsofrun.js";
+
+const SILENT = new Set(["recv", "barrier"]); // what the other end sends, and what carries nothing
+
+/** A square of bytes: [sender * ranks + receiver]. */
+export const square = (ranks) => ({ ranks, bytes: new Float64Array(ranks * ranks) });
+
+/** The ranks of a collective's group, by its size and stride. */
+function group(rank, size, stride) {
+  const span = size * stride;
+  const first = Math.floor(rank / span) * span + (rank % stride);
+  return Array.from({ length: size }, (_, i) => first + i * stride);
+}
+
+function pipe(rank, layout) {
+  const { size, stride } = axisGroup(layout, "pp");
+  return Array.from({ length: size }, (_, stage) => (rank % stride) + stage * stride);
+}
+
+const V_SCHEDULES = new Set(["zbv", "dualpipev"]);
+
+/** The stage of each chunk of the layers: in a loop, or down and up again (planner.facts.layout.chunk_indices). */
+function owners({ pp = 1, virtual_stages: rounds = 1, schedule }) {
+  if (V_SCHEDULES.has(schedule) && rounds === 2) return Array.from({ length: 2 * pp }, (_, chunk) => (chunk < pp ? chunk : 2 * pp - 1 - chunk));
+  return Array.from({ length: pp * rounds }, (_, chunk) => chunk % pp);
+}
+
+/** Ranks that a stage sends hidden states or gradients to, one for each message. */
+function stages(rank, layout) {
+  const { pp: stage } = coordinates(rank, layout);
+  const ranks = pipe(rank, layout);
+  const owner = owners(layout);
+  const near = owner.flatMap((held, chunk) => (held === stage ? [chunk + 1, chunk - 1] : []));
+  return near.filter((chunk) => chunk >= 0 && chunk < owner.length && owner[chunk] !== stage).map((chunk) => ranks[owner[chunk]]);
+}
+
+/** Adds what `rank` sends in one kind of collective: {op, axis, group_size, stride, algorithmic_bytes}. */
+export function spread(into, rank, row, layout) {
+  if (SILENT.has(row.op) || !(row.algorithmic_bytes > 0)) return;
+  const add = (to, bytes) => {
+    if (to < into.ranks) into.bytes[rank * into.ranks + to] += bytes;
+  };
+  if (row.op === "send" && row.axis === "pp") {
+    const receivers = stages(rank, layout);
+    for (const to of receivers) add(to, row.algorithmic_bytes / receivers.length);
+    return;
+  }
+  const members = row.axis === "pp" ? [pipe(rank, layout)[0], pipe(rank, layout).at(-1)] : group(rank, row.group_size, row.stride);
+  if (row.op === "all_to_all") {
+    const others = members.filter((member) => member !== rank);
+    for (const to of others) add(to, row.algorithmic_bytes / others.length);
+    return;
+  }
+  add(members[(members.indexOf(rank) + 1) % members.length], row.algorithmic_bytes);
+}
+
+/** As the plan has it, of one step; `accepts(axis)`. */
+export function predicted(estimate, layout, accepts) {
+  const made = square(estimate.world_size);
+  const perStage = estimate.world_size / estimate.stages.length;
+  for (let rank = 0; rank < made.ranks; rank += 1) {
+    const stage = estimate.stages[Math.floor(rank / perStage)];
+    const own = estimate.rank_bytes?.[rank]; // where a rank's payload differs from its stage's
+    for (const row of stage.traffic) {
+      if (!accepts(row.axis)) continue;
+      const part = own && stage.step_bytes[row.axis] > 0 ? own[row.axis] / stage.step_bytes[row.axis] : 1;
+      spread(made, rank, { ...row, algorithmic_bytes: row.algorithmic_bytes * part }, layout);
+    }
+  }
+  return made;
+}
+
+/** As the ranks counted, bytes of a step: the mean over their steps so far. Null before the first. */
+export function measured(ranks, layout, world, strideOf, accepts) {
+  const made = square(world);
+  let any = false;
+  for (const [rank, state] of ranks) {
+    if (!state.exactStep) continue;
+    any = true;
+    for (const cell of state.exactCells) {
+      if (!accepts(cell.axis)) continue;
+      const stride = strideOf(cell);
+      spread(made, rank, { ...cell, stride, algorithmic_bytes: cell.algorithmic_bytes / state.exactStep }, layout);
+    }
+  }
+  return any ? made : null;
+}
+
+/** How far apart the ranks of a counted collective's group are: as planned, else as the layout has its axis. */
+export function strides(estimate, layout) {
+  const known = new Map();
+  for (const stage of estimate?.stages ?? []) {
+    for (const row of stage.traffic) {
+      known.set(`${row.axis} ${row.group_size} ${row.op}`, row.stride);
+      known.set(`${row.axis} ${row.group_size}`, known.get(`${row.axis} ${row.group_size}`) ?? row.stride);
+    }
+  }
+  return (cell) =>
+    known.get(`${cell.axis} ${cell.group_size} ${cell.op}`) ?? known.get(`${cell.axis} ${cell.group_size}`) ?? axisGroup(layout, cell.axis)?.stride ?? 1;
+}
+
+/** As a step's events tell: exact groups and peers, for runs whose layout nobody planned. */
+export function ofStep(step, world, accepts, factor) {
+  const made = square(world);
+  for (const [rank, own] of step.ranks) {
+    for (const call of own.calls) {
+      const { axis, ranks } = step.groups[call.group];
+      if (SILENT.has(call.op) || !accepts(axis) || rank >= world) continue;
+      const sent = factor(call.op, call.peer >= 0 ? 2 : ranks.length) * call.bytes;
+      const others = ranks.filter((member) => member !== rank);
+      const to = call.peer >= 0 ? [call.peer] : call.op === "all_to_all" ? others : [ranks[(ranks.indexOf(rank) + 1) % ranks.length]];
+      for (const other of to) if (other < world && other !== rank) made.bytes[rank * world + other] += sent / to.length;
+    }
+  }
+  return made;
+}

@@ -1,0 +1,27 @@
+// What scrolls sideways can be reached by keys: it takes the focus while there is something to scroll to.
+const SELECTOR = ".scroll-x";
+
+const seen = new ResizeObserver((entries) => {
+  for (const box of new Set(entries.map(({ target }) => target.closest(SELECTOR)))) {
+    if (!box || box.hasAttribute("role")) continue; // those that have a name are stops anyway
+    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+    else box.removeAttribute("tabindex");
+  }
+});
+
+function watch(root) {
+  const boxes = [...root.querySelectorAll(SELECTOR)];
+  if (root.matches?.(SELECTOR)) boxes.push(root);
+  for (const box of boxes) for (const node of [box, ...box.children]) seen.observe(node);
+}
+
+watch(document.body);
+new MutationObserver((changes) => {
+  for (const { addedNodes, target } of changes) {
+    for (const node of addedNodes) {
+      if (node.nodeType !== Node.ELEMENT_NODE) continue;
+      watch(node);
+      if (target.matches?.(SELECTOR)) seen.observe(node);
+    }
+  }
+}).observe(document.body, { childList: true, subtree: true });

@@ -1,0 +1,31 @@
+// The full page of a job's steps: the same telemetry as the job page, and only these panels.
+import { embedded } from "../dom.js";
+import { connect } from "../socket.js";
+import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "../store.js";
+import { tracePanels } from "./panels.js";
+
+let job = embedded("job");
+let state = createState();
+const show = tracePanels();
+
+function redraw() {
+  if (job.finished) for (const place of document.querySelectorAll("[data-ended]")) place.textContent = place.dataset.ended;
+  show(job, state);
+}
+
+if (job.exit?.summary) foldSummary(state, job.exit.summary);
+redraw();
+connect(`/ws/jobs/${job.id}/`, {
+  resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),
+  onJob(next) {
+    if (next.attempt !== job.attempt) state = createState();
+    job = next;
+    redraw();
+  },
+  onGap: (node) => expectGap(state, node),
+  onBatch(id, batch, node) {
+    foldBatch(state, id, batch, node);
+    redraw();
+  },
+  onState() {},
+});

@@ -1,0 +1,46 @@
+// The panels that draw who sends to whom, every rank over time, and a step event by event: of the job page and its own.
+import { embedded } from "../dom.js";
+import { pairsPanel } from "../heat/pairs.js";
+import { timePanel } from "../heat/time.js";
+import { timelinePanel } from "./panel.js";
+
+const OFTEN_MS = 500; // pictures of whole steps need no more
+
+/** Returns show(job, state, range): draws what is in sight, at most so often. `range`: {from, to} unix seconds or nulls. */
+export function tracePanels() {
+  const place = (id, make) => (document.getElementById(id) ? { panel: document.getElementById(id), show: make(document.getElementById(id)) } : null);
+  const timeline = place("timeline-panel", (panel) => timelinePanel(panel, embedded("links")));
+  const pairs = place("heat-pairs", pairsPanel);
+  const time = place("heat-time", timePanel);
+  const all = [timeline, pairs, time].filter(Boolean);
+  const inSight = new Set();
+  let [newest, last, waiting] = [null, -Infinity, false];
+  const observer = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) inSight[isIntersecting ? "add" : "delete"](target);
+    if (newest) soon(0);
+  }, { rootMargin: "200px" });
+  for (const { panel } of all) {
+    observer.observe(panel);
+    panel.addEventListener("change", () => newest && soon(0));
+  }
+
+  function draw() {
+    waiting = false;
+    last = performance.now();
+    const [job, state, range] = newest;
+    const step = timeline && (inSight.has(timeline.panel) || pairs) ? timeline.show(job, state) : null;
+    if (pairs && inSight.has(pairs.panel)) pairs.show(job, state, step);
+    if (time && inSight.has(time.panel)) time.show(job, state, range);
+  }
+
+  function soon(after) {
+    if (waiting) return;
+    waiting = true;
+    setTimeout(() => requestAnimationFrame(draw), Math.max(0, after));
+  }
+
+  return (job, state, range = {}) => {
+    newest = [job, state, range];
+    if (all.length > 0) soon(last + OFTEN_MS - performance.now());
+  };
+}

@@ -1,0 +1,119 @@
+// The tables below a timeline: percentiles, bus bandwidths, hidden and exposed, the bubble.
+import { el, swatch } from "../dom.js";
+import { byteRate, duration, integer, opName } from "../format.js";
+import { axisToken } from "./colors.js";
+import { bubble, collectiveTimes, groupBandwidths, overlap } from "./stats.js";
+
+const MOST_OF_AXIS = 6;
+const others = [];
+const number = (text, title) => el("td", { className: "number", title }, text);
+const head = (axis) => el("th", { scope: "row" }, swatch(axisToken(axis, others)), axis);
+const percent = (share) => (share === null || !Number.isFinite(share) ? "–" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`);
+
+/** "0–7", "0, 4, 8": ranks in few characters. */
+export function rankWords(ranks) {
+  const step = ranks[1] - ranks[0];
+  const even = ranks.length > 2 && ranks.every((rank, i) => i === 0 || rank - ranks[i - 1] === step);
+  if (even) return step === 1 ? `${ranks[0]}–${ranks.at(-1)}` : `${ranks[0]}, ${ranks[1]}, … ${ranks.at(-1)}`;
+  return ranks.length > 8 ? `${ranks.slice(0, 7).join(", ")}, … ${ranks.at(-1)}` : ranks.join(", ");
+}
+
+/** The speed of a group's link: that of the network where it has ranks on several hosts. Null where nobody knows. */
+export function linkOf(ranks, links, members) {
+  if (!links) return null;
+  const hostOf = (rank) =>
+    members?.length > 0 ? members.findIndex((one) => rank >= one.first_rank && rank < one.first_rank + one.num_ranks) : Math.floor(rank / links.per_node);
+  const crosses = new Set(ranks.map(hostOf)).size > 1;
+  return { speed: crosses ? links.network_bytes_per_s : links.node_bytes_per_s, words: `${crosses ? "between hosts" : "inside a host"}, ${links.basis} of ${links.name}` };
+}
+
+export function showCollectiveTimes(body, steps) {
+  body.replaceChildren(
+    ...collectiveTimes(steps).map((row) =>
+      el(
+        "tr",
+        {},
+        head(row.axis),
+        el("td", {}, opName(row.op)),
+        number(integer(row.size)),
+        number(integer(row.calls)),
+        ...[row.p50, row.p90, row.p99].map((seconds) => number(duration(seconds))),
+        el("td", {}, `rank ${row.slowest}, ${duration(row.slowestTook)} in step ${integer(row.slowestStep)}`),
+        number(duration(row.wait50)),
+        el("td", {}, row.lastRank === null ? "not known" : `rank ${row.lastRank}, ${percent(row.lastShare)}`),
+      ),
+    ),
+  );
+}
+
+function slowest(rows) {
+  const axes = [...new Set(rows.map((row) => row.axis))];
+  return axes.flatMap((axis) =>
+    rows
+      .filter((row) => row.axis === axis)
+      .sort((a, b) => a.busbw - b.busbw)
+      .slice(0, MOST_OF_AXIS),
+  );
+}
+
+export function showGroups(body, steps, links, members) {
+  const rows = groupBandwidths(steps);
+  const shown = slowest(rows);
+  body.replaceChildren(
+    ...shown.map((row) => {
+      const link = linkOf(row.ranks, links, members);
+      return el(
+        "tr",
+        {},
+        head(row.axis),
+        el("td", {}, rankWords(row.ranks)),
+        number(integer(row.calls)),
+        number(byteRate(row.busbw)),
+        number(byteRate(row.best)),
+        number(link ? byteRate(link.speed) : "not known", link?.words),
+        number(link ? percent(row.busbw / link.speed) : "–"),
+      );
+    }),
+  );
+  if (rows.length > shown.length) {
+    body.append(el("tr", {}, el("td", { className: "note", colSpan: 7 }, `Of each axis the slowest ${MOST_OF_AXIS}; ${integer(rows.length - shown.length)} groups are faster.`)));
+  }
+}
+
+/** `planned`: the estimate's parts of a step, or null. */
+export function showOverlap(body, step, planned) {
+  const known = new Map((planned?.parts ?? []).map((part) => [part.name, part.seconds]));
+  body.replaceChildren(
+    ...overlap(step).map((row) => {
+      const all = row.exposed + row.hidden;
+      return el(
+        "tr",
+        {},
+        head(row.axis),
+        number(duration(row.exposed)),
+        number(duration(row.hidden)),
+        number(all > 0 ? percent(row.hidden / all) : "–"),
+        number(known.has(row.axis) ? duration(known.get(row.axis)) : "–"),
+      );
+    }),
+  );
+}
+
+/** The bubble as measured beside the plan's and the schedule's own. */
+export function bubbleWords(step, job) {
+  const found = bubble(step);
+  if (!found) return "";
+  const words = [`Bubble: ${percent(found.share)} of the pipeline's ${duration(found.seconds)}, measured (the mean over ranks of what was neither compute nor another axis).`];
+  const time = job?.estimate?.time;
+  const planned = time?.parts.find((part) => part.name === "bubble");
+  if (planned && time.step_s > 0) words.push(`As planned ${percent(planned.seconds / time.step_s)} of a step.`);
+  const { pp, virtual_stages: rounds = 1, schedule } = job?.spec?.layout ?? {};
+  const micro = job?.estimate?.micro_batches;
+  if (pp > 1 && micro > 0 && FILLS.has(schedule)) {
+    const ideal = (pp - 1) / (micro * rounds + pp - 1);
+    words.push(`In theory (pp − 1) / (micro-batches × chunks + pp − 1) = ${pp - 1} / ${micro * rounds + pp - 1} = ${percent(ideal)}, stages being equal.`);
+  }
+  return words.join(" ");
+}
+
+const FILLS = new Set(["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs"]);

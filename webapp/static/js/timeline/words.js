@@ -1,0 +1,29 @@
+// An event in words.
+import { byteRate, bytes, duration, opName } from "../format.js";
+import { busFactor } from "../collectives.js";
+import { transferred, waited } from "./step.js";
+
+export function told(event, step) {
+  const when = `rank ${event.rank} · ${duration(event.from)} into the step`;
+  if (event.work !== undefined) {
+    const part = event.micro >= 0 ? ` of micro-batch ${event.micro}` : "";
+    const chunk = event.chunk >= 0 ? `, chunk ${event.chunk}` : "";
+    return `${event.work}${part}${chunk} · ${duration(event.to - event.from)} · ${when}`;
+  }
+  const { axis, ranks } = step.groups[event.group];
+  const peer = event.peer >= 0 ? ` ${event.op === "send" ? "to" : "from"} rank ${event.peer}` : ` over ${ranks.length} ranks`;
+  const parts = [`${axis} ${opName(event.op)} ${event.sequence}${peer}`, bytes(event.bytes)];
+  const wait = waited(event);
+  if (event.open) parts.push("its end was not recorded");
+  else parts.push(duration(event.to - event.from));
+  if (wait === null) parts.push("when the others came is not known");
+  else if (event.last === event.rank) parts.push("came last");
+  else parts.push(`waited ${duration(wait)} for rank ${event.last}`);
+  const took = transferred(event);
+  if (took > 0) {
+    const factor = busFactor(event.op, event.op === "send" ? 2 : ranks.length);
+    parts.push(`transfer ${duration(took)}${factor > 0 ? ` at ${byteRate((factor * event.bytes) / took)} bus bandwidth` : ""}`);
+  }
+  if (!event.open) parts.push(`exposed ${duration(event.blocked)}`);
+  return [...parts, when].join(" · ");
+}
