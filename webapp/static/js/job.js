@@ -75,7 +75,7 @@ function draw() {
   if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
   if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null);
   showLogs(state, job);
-  showTraces(job, state);
+  showTraces(job, state, view.now);
   if ($("verdict-panel")) drawVerdicts();
   $("gap").hidden = !state.lost;
   if (state.lost) {
