@@ -20,6 +20,7 @@ import { labView } from "./lab.js";
 import { showBadge, showCollectives, showComparison, showVerdicts } from "./jobtables.js";
 import { showPlanned } from "./planned.js";
 import { showProof } from "./proof.js";
+import { slowStretch } from "./slowsteps.js";
 import { connect } from "./socket.js";
 import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "./store.js";
 import { tracePanels } from "./timeline/panels.js";
@@ -33,6 +34,7 @@ let replayed = false; // what the server kept has been asked for
 const openAxes = new Set();
 const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
 const page = { view, curve: { time: [], step: [] }, marks: [] }; // what all charts share
+if ($("slow-steps")) slowStretch($("slow-steps"), page, () => job);
 const redraw = eachFrame(draw);
 const redrawCharts = notMoreOftenThan(CHARTS_MS, drawCharts);
 const showHealth = whereItIs("health", (place) => healthView(place, showSteps));
@@ -75,7 +77,7 @@ function draw() {
   if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
   if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null);
   showLogs(state, job);
-  showTraces(job, state, view.now);
+  showTraces(job, state, shownRange());
   if ($("verdict-panel")) drawVerdicts();
   $("gap").hidden = !state.lost;
   if (state.lost) {
@@ -109,6 +111,13 @@ function showSteps(first, last) {
   const [from, to] = [step.findIndex((one) => one >= first - 1), step.findLastIndex((one) => one <= last)];
   if (from >= 0 && to > from) view.zoom(time[from], time[to]);
   $("training")?.scrollIntoView();
+}
+
+/** The stretch that the charts show; nulls for the whole run. */
+function shownRange() {
+  const { from, to, last } = view.now;
+  if (from !== null) return { from, to };
+  return last === null || state.time === null ? { from: null, to: null } : { from: state.time - last, to: null };
 }
 
 function drawVerdicts() {
