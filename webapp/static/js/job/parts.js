@@ -47,7 +47,8 @@ export function measuredParts(ranks) {
   const compute = Math.max(0, step_s - parts.reduce((sum, part) => sum + part.seconds, 0));
   parts.push({ name: "compute", kind: "compute", seconds: compute });
   parts.push(...axesOf("hidden").map((name) => ({ name, kind: "hidden", seconds: mean((line) => line.hidden[name]) })));
-  const steps = Math.max(...[...ranks.values()].map((rank) => rank.parts?.length ?? 0));
+  const most = Math.max(...[...ranks.values()].map((rank) => rank.parts?.length ?? 0));
+  const steps = most > 1 ? most : 0; // of a history there is one line, itself a mean of several steps
   return { step_s, sure: 0, steps, parts: parts.map((part) => ({ waiting_s: 0, ...part })) };
 }
 
