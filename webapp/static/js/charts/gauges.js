@@ -17,7 +17,7 @@ export const GAUGE_CHARTS = {
 
 export function gaugeChart(container, page) {
   const { label, value, size } = GAUGE_CHARTS[container.id];
-  return plot(container, page, { height: 170, label, value, values: value, size });
+  return plot(container, page, { height: 158, label, value, values: value, size });
 }
 
 /** Columns and lines of one gauge of hosts, or of ranks that tell it; `names`: host by node. */

@@ -1,10 +1,10 @@
 // A chart over time that shares its range, its cursor and its marks with all others of the page.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { notMoreOftenThan } from "../dom.js";
-import { exactTime, integer } from "../format.js";
+import { integer } from "../format.js";
 import { KINDS, drawMarks } from "./marks.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
-import { TIME_STEPS, clockTicks, stepAt, stepTicks } from "./ticks.js";
+import { TIME_STEPS, clockTicks, stepAt, stepTicks, timeOfDay } from "./ticks.js";
 
 const SYNC = uPlot.sync("page");
 const CLICK_PX = 4;
@@ -144,7 +144,7 @@ function xAxis(steps, page) {
 
 function moment(time, steps, curve) {
   if (time === null || time === undefined) return "–";
-  const clock = exactTime(new Date(time * 1000));
+  const clock = timeOfDay(time);
   const step = steps ? stepAt(curve, time) : null;
   return step === null ? clock : `${integer(step)} · ${clock}`;
 }

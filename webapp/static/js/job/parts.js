@@ -5,6 +5,8 @@ export const AXES = ["dp", "pp", "cp", "ep", "tp", "world"];
 const ORDER = ["compute", "recompute", "launch", "exposed", "waiting", "bubble", "data", "optimizer", "checkpoint", "hidden"];
 const PARTS = ["compute", "recompute", "launch", "bubble", "data", "optimizer", "checkpoint"];
 
+const LEAST = 1e-3; // of the step: less is no line of its own
+
 export const tokenOf = (part) => (PARTS.includes(part.name) ? `--part-${part.name}` : AXES.includes(part.name) ? `--axis-${part.name}` : "--axis-world");
 
 /** What a part is called: "tp" for what stands still for it, "tp hidden", "compute". */
@@ -45,7 +47,8 @@ export function measuredParts(ranks) {
   const compute = Math.max(0, step_s - parts.reduce((sum, part) => sum + part.seconds, 0));
   parts.push({ name: "compute", kind: "compute", seconds: compute });
   parts.push(...axesOf("hidden").map((name) => ({ name, kind: "hidden", seconds: mean((line) => line.hidden[name]) })));
-  const steps = Math.max(...[...ranks.values()].map((rank) => rank.parts?.length ?? 0));
+  const most = Math.max(...[...ranks.values()].map((rank) => rank.parts?.length ?? 0));
+  const steps = most > 1 ? most : 0; // of a history there is one line, itself a mean of several steps
   return { step_s, sure: 0, steps, parts: parts.map((part) => ({ waiting_s: 0, ...part })) };
 }
 
@@ -66,12 +69,12 @@ export function bars(planned, measured) {
   });
 }
 
-/** Every part that either tells, with both figures: [{part, planned, measured}], null where one does not tell it. */
+/** Every part worth a line that either tells, with both figures: [{part, planned, measured}], null where one does not tell it. */
 export function partRows(planned, measured) {
   const rows = new Map();
   for (const [side, told] of Object.entries({ planned, measured })) {
     for (const part of told?.parts ?? []) {
-      if (!(part.seconds > 0)) continue;
+      if (!(part.seconds > LEAST * told.step_s)) continue;
       const key = `${part.kind} ${part.name}`;
       if (!rows.has(key)) rows.set(key, { ...part, planned: null, measured: null });
       rows.get(key)[side] = part.seconds;

@@ -43,7 +43,7 @@ function plannedWords(told) {
 
 function measuredWords(told, finished) {
   if (!told) return finished ? "no step ended" : "no step yet";
-  return `${duration(told.step_s)} · ${told.steps} ${told.steps === 1 ? "step" : "steps"}`;
+  return `${duration(told.step_s)}${told.steps > 0 ? ` · ${told.steps} ${told.steps === 1 ? "step" : "steps"}` : ""}`;
 }
 
 function bar(name, told, words) {
