@@ -7,6 +7,7 @@ TASK_ACKNOWLEDGE = "workers.acknowledge"  # arguments: job, attempt; the exit re
 TASK_READ_LOG = "workers.read_log"  # argument: logs.LogOrder; one part of a log, answered at `log_key`
 
 OLD_EVENTS_STREAM = "meshboard:events"  # all hosts' once; heard for as long as some have an older version
+SAVE_FILE = "save"  # beside the telemetry socket: the run is to save a checkpoint and stop
 CANCEL_KEYS = "meshboard:cancel:"
 
 
@@ -46,6 +47,11 @@ def gang_key(job: str, attempt: int) -> str:
 def cancel_key(job: str, attempt: int) -> str:
     """Set by the controller while an attempt is CANCELLING; its supervisor polls it each second."""
     return f"{CANCEL_KEYS}{job}:{attempt}"
+
+
+def save_key(job: str, attempt: int) -> str:
+    """Set by the controller while an attempt is to save a checkpoint and stop; its supervisor polls it each second."""
+    return f"{cancel_key(job, attempt)}:save"
 
 
 def wanted_key(job: str, attempt: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Field, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from unfold.admin import ModelAdmin, TabularInline
@@ -132,6 +132,13 @@ class JobAdmin(OwnColumn):
 
     def layout(self, job: Job) -> str:
         return layout_words(job.spec)
+
+    def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
+        """A field of the list has no label that a reader of the screen hears: its column's name is one."""
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if field is not None and db_field.name in self.list_editable:
+            field.widget.attrs["aria-label"] = db_field.verbose_name
+        return field
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         jobs: QuerySet[Job] = super().get_queryset(request)

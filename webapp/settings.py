@@ -26,6 +26,7 @@ REDIS_URL = _given.redis_url.get_secret_value()
 REDIS_FOR_HOSTS = _given.redis_for_hosts.get_secret_value() if _given.redis_for_hosts else ""
 REDIS_ACCESS = _given.redis_access
 LEASE_S = float(_given.lease_s)
+SAVE_S = float(_given.save_s)
 ALLOWED_HOSTS = _given.allowed_hosts
 SLURM = _given.slurm()
 HISTORY_DIR = _given.history_dir or STATE_DIR / "history"

@@ -26,6 +26,7 @@ from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
 from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
 from jobs.traces.chrome import ChromeTrace
 from jobs.traces.requests import WantedStep, WantedSteps
+from jobs.traces.shapes import StepColumns, TracedSteps
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
@@ -41,7 +42,7 @@ TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow),
-    *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace),
+    *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
     *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, Errors, RunEnded),
 )
 TEMPLATE = "#/components/schemas/{model}"

@@ -10,6 +10,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/advice", views.Advice.as_view(), name="api-advice"),
     path("jobs/<str:job_id>/smaller", views.SmallerLayout.as_view(), name="api-smaller"),
     path("jobs/<str:job_id>/requeue", views.Requeue.as_view(), name="api-requeue"),
+    path("jobs/<str:job_id>/trace/steps", traces.TracedSteps.as_view(), name="api-traced-steps"),
     path("jobs/<str:job_id>/trace", traces.StepTrace.as_view(), name="api-trace"),
     path("jobs/<str:job_id>/logs/<str:rank>", logs.Log.as_view(), name="api-log"),
     path("jobs/<str:job_id>/history", history.History.as_view(), name="api-history"),

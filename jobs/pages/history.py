@@ -54,10 +54,13 @@ def index(request: HttpRequest, job_id: str) -> HttpResponse:
 @login_required
 @_refusing
 def snapshot(request: HttpRequest, job_id: str) -> HttpResponse:
-    """All that the job page shows of an attempt."""
+    """All that the job page shows of an attempt; 204 where nothing was kept, for the page asks before it knows."""
     job = find_job(request.user, job_id)
     attempt = asked("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
-    return JsonResponse(snapshot_of(job.id, attempt))
+    try:
+        return JsonResponse(snapshot_of(job.id, attempt))
+    except GoneError:
+        return HttpResponse(status=204)
 
 
 @require_GET

@@ -166,7 +166,9 @@ def traces(asked: Asked, user: APIClient, owner: User, client: redis.Redis) -> N
     client.xadd(stream, {"b": msgpack.packb(batch(run.job_id, *late())), "n": 0})
     path = asked.operations["getTrace"][0].format(job_id=run.job_id)
     asked.holds("getTrace", user.get(path, {"format": "chrome"}))
+    asked.holds("getTrace", user.get(path, {"format": "columns"}))
     asked.holds("getTrace", user.get(path, {"step": 99}), 404)
+    assert asked(user, "listTracedSteps", job_id=run.job_id) == {"steps": [8]}
     asked(user, "askForTrace", {"step": 5}, job_id=run.job_id, code=409)
     waiting = asked(user, "submitJob", GOOD, code=201)["id"]
     asked(user, "askForTrace", {"step": 5}, job_id=waiting, code=202)

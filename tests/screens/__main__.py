@@ -8,21 +8,16 @@ On a board of its own with real jobs, or on one that runs (`--up`), whose newest
 from __future__ import annotations
 
 import argparse
-import contextlib
 import html
-import json
 import os
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
 from tests.screens.look import SIZES, THEMES, Look, Visitor
-from tests.screens.pages import Shown, World, pages
-from tests.screens.world import empty, fill
-from tests.support.board import Board, board
+from tests.screens.pages import Shown, pages
+from tests.screens.world import a_board
 
 ROOM = Path("var/screens")
 Seen = dict[str, dict[str, Look]]  # by page, by window
@@ -39,8 +34,7 @@ def main() -> int:
 
     django.setup()
     ROOM.mkdir(parents=True, exist_ok=True)
-    with _board(told.up) as found:
-        made, world = found
+    with a_board(told.up) as (made, world):
         wanted = [page for page in pages(world) if told.only in page.name]
         seen = look_at(made.url, (made.up["username"], made.up["password"]), wanted, told.windows)
     (ROOM / "index.html").write_text(index(seen))
@@ -53,27 +47,6 @@ def main() -> int:
     print(f"{ROOM / 'index.html'}: {len(seen)} pages")
     print(f"{total - len(bad)} passed, {len(bad)} failed")
     return 1 if bad else 0
-
-
-@contextlib.contextmanager
-def _board(up: Path | None) -> Iterator[tuple[Board, World]]:
-    if up is not None:
-        yield _running(up)
-        return
-    with tempfile.TemporaryDirectory(prefix="meshboard-screens-") as folder, board(Path(folder)) as made:
-        yield made, fill(made)
-        empty(made)
-
-
-def _running(up: Path) -> tuple[Board, World]:
-    """A board that is there already: filled once, and what was made is remembered beside its up.json."""
-    made = Board(up.parent, None)  # type: ignore[arg-type]
-    known = up.parent / "screens.json"
-    if known.exists():
-        return made, World(**json.loads(known.read_text()))
-    world = fill(made)
-    known.write_text(json.dumps(world._asdict()))
-    return made, world
 
 
 def look_at(url: str, login: tuple[str, str], wanted: list[Shown], windows: str) -> Seen:

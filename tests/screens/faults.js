@@ -32,7 +32,7 @@
       const told = style.textOverflow === "ellipsis" && (node.title || node.closest("[title]"));
       if (!told && words(node)) found.push(`cut without an ellipsis and a title: ${name(node)} "${words(node)}"`);
     }
-    if (["auto", "scroll"].includes(style.overflowX) && over > 1 && node.clientWidth > 0 && !node.matches("textarea, select, pre, .log")) {
+    if (["auto", "scroll"].includes(style.overflowX) && over > 1 && node.clientWidth > 0 && !node.matches("textarea, select, pre, .log, .simplebar-content-wrapper")) {
       if (!style.backgroundAttachment.includes("local")) found.push(`scrolls sideways without a sign: ${name(node)}`);
     }
     if (text && node.matches("button, .button, .badge, label, th, td, dt, dd, h1, h2, h3, a, p, span, li, summary")) {

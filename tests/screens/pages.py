@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -77,7 +78,8 @@ def _arguments(name: str, parameters: set[str], world: World) -> list[tuple[str,
 
 
 def _word(query: str) -> str:
-    return query.strip("?").partition("=")[0] + ("-" + query.partition("=")[2][:12].strip("{}+") if query else "")
+    """Of a query, what a file can be called."""
+    return "-".join(re.findall(r"[a-z]+", query))[:24]
 
 
 def _of_admin() -> Iterator[Shown]:

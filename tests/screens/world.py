@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tests.screens.pages import World
-from tests.support.board import Board
+from tests.support.board import Board, board
 
 TRAIN = {"steps": 40, "global_batch": 8, "seq_len": 64, "eval_every": 10}
 BOOM = """
@@ -36,6 +41,21 @@ ENDING: dict[str, dict[str, Any]] = {
 }
 RUNNING = {"name": "runs while it is looked at", "layout": {"dp": 2}, "train": {**TRAIN, "steps": 100_000}}
 QUEUED = {"name": "waits for a slot", "layout": {"dp": 4}, "train": TRAIN}
+
+
+@contextlib.contextmanager
+def a_board(up: Path | None) -> Iterator[tuple[Board, World]]:
+    """One of its own, or the one whose up.json that is: filled once, and what was made is remembered beside it."""
+    if up is None:
+        with tempfile.TemporaryDirectory(prefix="meshboard-pages-") as folder, board(Path(folder)) as made:
+            yield made, fill(made)
+            empty(made)
+        return
+    running = Board(up.parent, None)  # type: ignore[arg-type]
+    known = up.parent / "screens.json"
+    world = World(**json.loads(known.read_text())) if known.exists() else fill(running)
+    known.write_text(json.dumps(world._asdict()))
+    yield running, world
 
 
 def fill(board: Board) -> World:

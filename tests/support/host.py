@@ -112,8 +112,11 @@ class Host:
         items: list[Item] = [item for batch in batches for item in batch["items"]]
         return [item for item in items if item["kind"] == kind]
 
-    def wait_for_steps(self, job: str, steps: int = 1) -> None:
-        wait_until(lambda: [i for i in self.items(job, "step") if i["step"] >= steps], f"{job} makes {steps} steps")
+    def wait_for_steps(self, job: str, steps: int = 1, attempt: int = 1) -> None:
+        wait_until(
+            lambda: [item for item in self.items(job, "step", attempt) if item["step"] >= steps],
+            f"{job} makes {steps} steps",
+        )
 
     def exit_of(self, job: str, timeout_s: float = 60.0) -> ExitReport:
         def exited() -> ExitReport | None:

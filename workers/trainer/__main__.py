@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from contracts.names import SAVE_FILE
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec, SpecError
 from workers.checkpoint.job import JobCheckpoints, Place, place_of
@@ -19,9 +20,10 @@ from workers.meter.ending import end_as, fail
 from workers.meter.start import Start
 from workers.timeouts import group_timeout
 from workers.trainer.allocator import return_large_tensors
+from workers.trainer.asked import Asked
 from workers.trainer.corpus.data import corpus_of
 from workers.trainer.errors import DivergedError, ProofError, UserError
-from workers.trainer.loop import Send, Trainer, train
+from workers.trainer.loop import Send, Stop, Trainer, train
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
 from workers.trainer.peak import Peak
@@ -47,7 +49,7 @@ def main() -> int:
         try:
             expected = (options.expect_checkpoint, options.checkpoint_host)
             place = place_of(spec, options.checkpoint_root, options.job, options.attempt, *expected)
-            run(spec, rank, options.data_root, recorder, exporter, place)
+            run(spec, rank, options.data_root, recorder, exporter, place, _stop(options.telemetry, rank, world))
         finally:
             if exporter is not None:
                 exporter.close()
@@ -59,7 +61,13 @@ def main() -> int:
 
 
 def run(
-    spec: JobSpec, rank: int, data_root: Path, recorder: Recorder, exporter: Exporter | None, place: Place | None
+    spec: JobSpec,
+    rank: int,
+    data_root: Path,
+    recorder: Recorder,
+    exporter: Exporter | None,
+    place: Place | None,
+    stop: Stop | None = None,
 ) -> None:
     """Set up this rank, train, and take the process group down."""
     send: Send = exporter.send if exporter else lambda _item: None
@@ -83,7 +91,7 @@ def run(
         try:
             done = checkpoints.resume()
             save = checkpoints.save if spec.train.checkpoint_every else None
-            train(trainer, send, _say, done, save, Proof(trainer, send, _say, done), peak, start)
+            train(trainer, send, _say, done, save, Proof(trainer, send, _say, done), peak, start, stop)
         finally:
             checkpoints.close()
     finally:
@@ -104,6 +112,11 @@ def _say(line: str) -> None:
     # One write: print would send the newline by itself, and lines of ranks that share a pipe would mix.
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
+
+
+def _stop(telemetry: str | None, rank: int, world: int) -> Stop | None:
+    """Where a supervisor may ask this rank to stop: beside the socket that it listens on."""
+    return None if telemetry is None else Asked(Path(telemetry).with_name(SAVE_FILE), rank, world)
 
 
 def _spec(path: Path, world: int) -> JobSpec:

@@ -175,6 +175,7 @@ class StageChunks:
 
 
 Save = Callable[[int], None]
+Stop = Callable[[int], bool]  # whether all ranks save and stop after so many steps
 
 
 class Watch(Protocol):
@@ -216,6 +217,7 @@ def train(
     watch: Watch | None = None,
     peak: Peak | None = None,
     start: Start | None = None,
+    stop: Stop | None = None,
 ) -> None:
     """Run the whole job: barrier, steps with validations between, verdict. `done` steps were done before.
 
@@ -271,9 +273,14 @@ def train(
             elif rank == 0:
                 send(EvalItem(kind="eval", rank=rank, time=time.time(), step=index + 1, loss=loss))
             enter("step")
-        if save is not None and _is_due(index + 1, spec.train.checkpoint_every, steps):
+        saves = save is not None and _is_due(index + 1, spec.train.checkpoint_every, steps)
+        lasts = save is not None and stop is not None and index + 1 < steps and stop(index + 1)
+        if save is not None and (saves or lasts):
             with recorder.doing("checkpoint"):
                 save(index + 1)
+        if lasts:
+            say(f"step {index + 1}/{steps} was the last for now: the run was asked to save and stop")
+            return
     enter("teardown")
     rows = verdict(spec, rank, recorder.cells(), received, done)
     item = VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows)

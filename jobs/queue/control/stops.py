@@ -1,19 +1,24 @@
 """Attempts that the board ends by rule, and what follows an attempt: another one, or nothing.
 
-An attempt is told to end as by a cancel. The trainer saves nothing on the way out: what it did since its newest
-checkpoint is lost, and a job that saves none begins anew.
+An attempt is told to end as by a cancel. A training run that gives way is asked to save a checkpoint first, where it
+saves any at all; of others, and where that takes too long, what was done since the newest checkpoint is lost.
 """
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Literal
 
+from django.conf import settings
 from django.db import transaction
+from django.db.models import Exists, OuterRef, Subquery
 
 from jobs.models import Job, StateChange, Status
 from jobs.queue import lifecycle
+from planner.facts.kinds import KINDS
 
 Why = Literal["preempted", "time limit", "idle"]
+TRAINING = [name for name, kind in KINDS.items() if kind.trains and not kind.one_slot]
 RUNS = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE)
 
 
@@ -36,6 +41,17 @@ def preempt(job_id: str, for_job: str, name: str) -> bool:
     if Job.objects.filter(id=job_id, owner__jobs__id=for_job).exists():
         text += f", {name}"
     return stop(job_id, attempt, "preempted", f"{text}; it is queued again and goes on from its newest checkpoint")
+
+
+def saving(now: datetime) -> dict[tuple[str, int], datetime]:
+    """Attempts that were told to give way and have time to save a checkpoint first: until when."""
+    changes = StateChange.objects.filter(job=OuterRef("pk"), attempt=OuterRef("attempt")).order_by("-id")
+    told = Subquery(changes.filter(status=Status.CANCELLING).values("at")[:1])
+    preempted = Job.objects.filter(status=Status.CANCELLING, stop="preempted", engine="hosts", kind__in=TRAINING)
+    able = preempted.filter(Exists(changes.filter(status=Status.RUNNING)), spec__train__checkpoint_every__gt=0)
+    rows = able.annotate(told=told).values_list("id", "attempt", "told")
+    lasts = timedelta(seconds=settings.SAVE_S)
+    return {(id, attempt): at + lasts for id, attempt, at in rows if at is not None and now < at + lasts}
 
 
 def end_as_asked(job_id: str, attempt: int, reason: str) -> bool:

@@ -12,9 +12,10 @@ import redis
 from django.db.models import F
 from django.utils import timezone
 
-from contracts.names import cancel_key
+from contracts.names import cancel_key, save_key
 from jobs.models import HOST_SILENT_AFTER, Host, Job, Member, Status
 from jobs.queue import ending, lifecycle
+from jobs.queue.control import stops
 from jobs.queue.control.outbox import ORDER_LASTS_S
 from jobs.queue.scheduling.scheduler import order_launch
 
@@ -34,17 +35,20 @@ def reconcile(client: redis.Redis, listening_since: datetime, trouble: str = "")
     now = timezone.now()
     unended = Member.objects.filter(ended__isnull=True, host__isnull=False).select_related("host", "attempt__job")
     bulky = ("exit", "attempt__exit", "host__profile", *(f"attempt__job__{name}" for name in BULKY))
+    saving, asked = stops.saving(now), list[tuple[str, int]]()
     flags = [*_given_up_and_held(), *_given_up_and_heard(now), *ending.doomed()]
     for member in unended.defer(*bulky).annotate(never_ran=lifecycle.NEVER_RAN):
         job, host = member.attempt.job, cast(Host, member.host)
+        key = (job.id, member.attempt.number)
         if job.status == Status.CANCELLING:
-            flags.append((job.id, member.attempt.number))
+            (asked if key in saving else flags).append(key)
         speaks = member.heard is not None and now - member.heard <= HOST_SILENT_AFTER
         if not speaks and now - max(host.last_seen, listening_since) > HOST_SILENT_AFTER:
             _tell_of_silence(job, member, host)
             continue
         if job.status == Status.CANCELLING:
-            _tell_the_cancelling(job, "" if host.last_seen >= now - HOST_SILENT_AFTER else trouble)
+            until = f"it saves a checkpoint first, until {saving[key]:%H:%M:%S} UTC at most" if key in saving else ""
+            _tell_the_cancelling(job, until if host.last_seen >= now - HOST_SILENT_AFTER else until or trouble)
         if speaks:
             continue  # its supervisor lives, whatever its host's worker knows or whether there is one
         if member.never_ran and job.status in (Status.STARTING, Status.UNREACHABLE):
@@ -53,16 +57,16 @@ def reconcile(client: redis.Redis, listening_since: datetime, trouble: str = "")
         elif member.missed >= MISSED_IN_A_ROW and now - member.ordered > ORDER_LASTS:
             # Not sooner: an order that has not expired may still be carried out.
             ending.lose(member, f"host {host.name} no longer knows this attempt")
-    raise_flags(client, flags)
+    raise_flags(client, [cancel_key(*key) for key in flags] + [save_key(*key) for key in asked])
 
 
-def raise_flags(client: redis.Redis, attempts: list[tuple[str, int]]) -> None:
-    """Tell the supervisors of these attempts to end."""
-    if not attempts:
+def raise_flags(client: redis.Redis, keys: list[str]) -> None:
+    """Tell supervisors that their attempts are to end, or to save and stop."""
+    if not keys:
         return
     with client.pipeline(transaction=False) as pipe:
-        for job_id, number in dict.fromkeys(attempts):
-            pipe.set(cancel_key(job_id, number), "1", ex=CANCEL_FLAG_S)
+        for key in dict.fromkeys(keys):
+            pipe.set(key, "1", ex=CANCEL_FLAG_S)
         pipe.execute()
 
 

@@ -18,6 +18,7 @@ from typing import Literal
 
 from contracts.control import AttemptReport, ExitReport, Outcome
 from contracts.gangs import node_of, ranks_here
+from contracts.names import SAVE_FILE
 from contracts.telemetry import GaugeItem, Item, StartItem
 from workers.host.apart.identity import user_of
 from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir
@@ -26,7 +27,7 @@ from workers.host.processes import process_id
 from workers.host.settings import HostSettings, host_settings
 from workers.host.supervisor.board import Board
 from workers.host.supervisor.clock import BoardClock
-from workers.host.supervisor.ending import Ended, exit_report, read_failure
+from workers.host.supervisor.ending import Ended, exit_report, read_failure, saved_words, steps_of
 from workers.host.supervisor.gang import NotReadyError, gathered, meet
 from workers.host.supervisor.gauges import HostGauge, slots_of
 from workers.host.supervisor.lease import Lease
@@ -70,6 +71,7 @@ class Supervisor:
         self.lease = Lease(self.order)
         self.ended_by: Outcome | None = None  # set when we, not the training, ended it
         self.reason = ""
+        self._save_first = False
         self._exit: ExitReport | None = None
         self._started = False
         self._over = asyncio.Event()
@@ -84,6 +86,8 @@ class Supervisor:
             code = await self._train()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
+        if code == 0 and self._save_first and self.ended_by is None and self.tally.steps < steps_of(self.order):
+            self.ended_by, self.reason = "cancelled", saved_words(self.tally)
         failure = read_failure(self.attempt, ranks_here(self.order))
         ended = Ended(code, failure, self.ended_by, self.reason, started, self.clock.offset_s)
         self._exit = exit_report(self.attempt, self.order, ended, self.tally, self.tail)
@@ -150,6 +154,11 @@ class Supervisor:
 
     def _shut_down(self) -> None:
         self._end("failed", "the host was stopped")
+
+    def _ask_to_save(self) -> None:
+        """Its ranks look for the file between steps; whoever saves nothing is ended when the board's patience is."""
+        (self.folder / SAVE_FILE).touch()
+        self._save_first = True
 
     def _end(self, outcome: Outcome, reason: str) -> None:
         if self.ended_by is None:
@@ -219,6 +228,8 @@ class Supervisor:
         with contextlib.suppress(LineError):
             if await self.line.cancelled():
                 self._end("cancelled", "cancelled on request")
+            elif not self._save_first and await self.line.asked_to_save():
+                self._ask_to_save()
             self.lease.renew()
         if self.lease.over():
             self._end("lost", self.lease.words())

@@ -99,6 +99,17 @@ def exit_report(attempt: AttemptDir, order: LaunchOrder, ended: Ended, tally: Ta
     return report
 
 
+def steps_of(order: LaunchOrder) -> int:
+    """How many a training run is to make; 0 of what makes none."""
+    return int(order["spec"].get("train", {}).get("steps", 0))
+
+
+def saved_words(tally: Tally) -> str:
+    """Of a run that saved and stopped because it was asked to."""
+    newest = f"its newest checkpoint is {tally.checkpoint}" if tally.checkpoint else "no checkpoint could be written"
+    return f"it stopped after step {tally.steps} to give way; {newest}"
+
+
 def _trouble(report: ExitReport) -> str:
     """Why a reader would refuse it; empty when none would."""
     try:

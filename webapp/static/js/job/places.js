@@ -56,11 +56,11 @@ export function placesView(section) {
     list.replaceChildren(
       ...places.map(({ host, ranks }) => {
         const own = ranks.map(({ rank }) => {
-          const square = el("li", { role: "img" }, String(rank));
+          const square = el("span", { role: "img" }, String(rank));
           squares.set(rank, square);
           return square;
         });
-        return el("div", { className: "place" }, el("h3", { title: host ?? "" }, host ?? "no host yet"), el("ol", {}, ...own));
+        return el("div", { className: "place" }, el("h3", { title: host ?? "" }, host ?? "no host yet"), el("div", { className: "squares" }, ...own));
       }),
     );
     list.classList.toggle("many", squares.size > MANY);

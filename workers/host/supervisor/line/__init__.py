@@ -51,6 +51,9 @@ class GangLine(Line, Protocol):
     async def now(self) -> float:
         """The board's clock, unix seconds."""
 
+    async def asked_to_save(self) -> bool:
+        """Is the run to save a checkpoint and stop?"""
+
     async def say_ready(self, node: int, ready: Ready) -> None:
         """Tell the other members."""
 

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from contracts.codec import encode_event
 from contracts.control import VERSION, AttemptEvent, AttemptReport
-from contracts.names import cancel_key, events_stream, gang_key, telemetry_stream, wanted_key
+from contracts.names import cancel_key, events_stream, gang_key, save_key, telemetry_stream, wanted_key
 from contracts.signing import entry
 from workers.host.attempts import AttemptDir
 from workers.host.reporter import EVENTS_KEPT
@@ -38,6 +38,7 @@ class RedisLine:
         self._events = events_stream(settings.name)
         self._gang = gang_key(attempt.job, attempt.attempt)
         self._cancel = cancel_key(attempt.job, attempt.attempt)
+        self._save = save_key(attempt.job, attempt.attempt)
         self._wanted = wanted_key(attempt.job, attempt.attempt)
         self._entries: deque[tuple[str, int]] = deque()  # what we put into the stream: id and bytes
         self._num_bytes = self._number = 0
@@ -68,6 +69,10 @@ class RedisLine:
         """Has the controller raised the flag?"""
         with _told():
             return bool(await self._redis.exists(self._cancel))
+
+    async def asked_to_save(self) -> bool:
+        with _told():
+            return bool(await self._redis.exists(self._save))
 
     async def wanted(self) -> frozenset[int]:
         with _told():

@@ -1,0 +1,83 @@
+"""A training job that gives way saves a checkpoint first, for as long as the board's patience lasts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from contracts.names import cancel_key, save_key
+from jobs.models import Host, Job, StateChange, Status
+from jobs.queue import actions
+from jobs.queue.control import stops
+from jobs.queue.heard.events import drain
+from jobs.queue.heard.reconcile import reconcile
+from jobs.queue.scheduling.scheduler import schedule
+from tests.jobs.conftest import attempt_event, host_event, report, say
+from tests.planner.wrong_specs import GOOD
+
+LONG_AGO = timezone.now() - timedelta(days=300)
+
+
+def preempted(client: redis.Redis, *, ran: bool = True, **changes: Any) -> Job:
+    told = {"slots": 4, "device": "cpu", "device_name": "test", "memory_bytes": 2**30, "boot_id": "b"}
+    Host.objects.create(name="host-a", **told, last_seen=timezone.now())
+    spec = {**GOOD, "train": {**GOOD["train"], "checkpoint_every": 50}, "run": {"preemptible": True}} | changes
+    job, _ = actions.submit(User.objects.create_user("owner"), spec)
+    schedule()
+    say(client, host_event(attempts=[report(job.id, 1, "running" if ran else "starting")]))
+    drain(client)
+    assert stops.preempt(job.id, "other", "other")
+    reconcile(client, LONG_AGO)
+    job.refresh_from_db()
+    assert job.status == Status.CANCELLING
+    return job
+
+
+def flags(client: redis.Redis, job: Job) -> tuple[bool, bool]:
+    """To save and stop; to end."""
+    return bool(client.exists(save_key(job.id, 1))), bool(client.exists(cancel_key(job.id, 1)))
+
+
+def test_it_is_asked_to_save_and_only_later_told_to_end(each_database: str, live_redis: redis.Redis) -> None:
+    job = preempted(live_redis)
+    assert flags(live_redis, job) == (True, False)
+    assert job.wait_reason.startswith("it saves a checkpoint first, until ")
+    StateChange.objects.filter(status=Status.CANCELLING).update(at=timezone.now() - timedelta(seconds=301))
+    reconcile(live_redis, LONG_AGO)
+    assert flags(live_redis, job) == (True, True)
+    job.refresh_from_db()
+    assert job.wait_reason == ""
+
+
+def test_where_it_saved_it_is_queued_again_and_goes_on_from_there(each_database: str, live_redis: redis.Redis) -> None:
+    job = preempted(live_redis)
+    ended = attempt_event(job.id, 1, "exited", "cancelled")
+    ended["report"]["checkpoint"] = f"{job.id}/1/step-00000007"
+    say(live_redis, ended)
+    drain(live_redis)
+    job.refresh_from_db()
+    assert (job.status, job.attempt) == (Status.QUEUED, 2)
+    assert job.attempts.get().checkpoint == f"{job.id}/1/step-00000007"
+
+
+@pytest.mark.usefixtures("db")
+def test_whoever_cancels_it_meanwhile_waits_for_no_checkpoint(live_redis: redis.Redis) -> None:
+    job = preempted(live_redis)
+    assert actions.cancel(job, "owner")
+    reconcile(live_redis, LONG_AGO)
+    assert flags(live_redis, job) == (True, True)
+
+
+@pytest.mark.usefixtures("db")
+@pytest.mark.parametrize(
+    "job",
+    [{"train": GOOD["train"]}, {"kind": "script", "script": {"path": "a.py"}, "layout": {"dp": 4}}, {"ran": False}],
+    ids=["no checkpoints", "a script", "not trained yet"],
+)
+def test_who_has_nothing_to_save_is_told_to_end_at_once(live_redis: redis.Redis, job: dict[str, Any]) -> None:
+    assert flags(live_redis, preempted(live_redis, **job)) == (False, True)
