@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0080_events_by_host'),
+        ('jobs', '0074_imported_traces'),
     ]
 
     operations = [

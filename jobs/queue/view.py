@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from django.db.models import OuterRef, Subquery
 from django.utils import timezone
@@ -16,6 +16,7 @@ from jobs.queue.scheduling.forecast import MOST_JOBS, Forecast, Running, forecas
 from jobs.queue.scheduling.placement import in_order, place
 from jobs.queue.scheduling.snapshot import Queued, hosts_now, queue_now, queue_paused, quotas_now
 from jobs.queue.scheduling.states import HostState, Quota, Share
+from planner.facts.spec import JobKind
 
 FEWEST_STEPS = 3  # timed, and a pace is one
 RUNS = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELLING)
@@ -106,7 +107,7 @@ def lasting(jobs: Any) -> dict[str, float | None]:
     )
     for id, kind, steps, step_s, limit_s, checkpoint in rows:
         known = [float(limit_s)] if limit_s else []
-        if KINDS[kind].steps == "asked" and steps and step_s:
+        if KINDS[cast(JobKind, kind)].steps == "asked" and steps and step_s:
             done = int(checkpoint.rpartition("-")[2]) if checkpoint else 0  # job/attempt/step-00000007
             known.append(max(0, steps - done) * step_s)
         found[id] = min(known, default=None)
@@ -151,7 +152,7 @@ def _paces(now: datetime, attempts: list[int]) -> dict[int, float]:
     return {
         pk: (steps - done) * step_s - (now.timestamp() - told)
         for pk, kind, steps, done, step_s, told in rows
-        if KINDS[kind].steps == "asked" and steps
+        if KINDS[cast(JobKind, kind)].steps == "asked" and steps
     }
 
 
