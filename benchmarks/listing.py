@@ -28,6 +28,12 @@ PAGES = {
     "page, failed": "/?status=failed",
     "page, lab": "/?kind=lab",
     "page, words": "/?q=nowhere",
+    "page, tag": "/?tag=nightly",
+    "page, archive": "/?archived=only",
+    "page, all columns": "/?col=owner&col=layout&col=status&col=steps&col=created&col=ended&col=speed&col=project",
+    "overview": "/overview/",
+    "overview, owner": "/overview/",
+    "palette": "/find/?q=run+9",
     "page of an owner": "/",
     "REST list": "/api/v1/jobs?limit=50",
     "admin list": "/admin/jobs/job/",
@@ -86,7 +92,7 @@ def fill(count: int, redis: Any) -> tuple[Any, Any]:
     from django.utils import timezone
 
     from contracts.names import telemetry_stream
-    from jobs.models import TERMINAL, Attempt, Host, Job, Member, Status
+    from jobs.models import TERMINAL, Attempt, Host, Job, JobTag, Member, Status
     from planner.cost.estimate import estimate
     from planner.facts.kinds import num_slots
     from planner.facts.parse import parse_spec
@@ -129,6 +135,9 @@ def fill(count: int, redis: Any) -> tuple[Any, Any]:
     exit_report = {"outcome": "succeeded", "reason": "ended", "log_tail": [], "summary": summary}
     attempts = [Attempt(job=job, number=1, exit=exit_report if job.status in TERMINAL else None) for job in jobs]
     Attempt.objects.bulk_create(attempts, batch_size=500)
+    tagged = (JobTag(job=job, name=name) for job in jobs[::10] for name in ("nightly", f"of {job.kind}"))
+    JobTag.objects.bulk_create(tagged, batch_size=500)
+    Job.objects.filter(id__in=[job.id for job in jobs[: count - RUNNING : 20]]).update(archived=True)
     members = [
         Member(
             attempt=attempt, node=0, host=host, host_name=host.name, first_rank=0,

@@ -90,8 +90,9 @@ class TrafficItem(TypedDict):
 
 class StepParts(TypedDict):
     """What one rank's training thread spent a step on, seconds. `exposed` is by axis what it stood still for a
-    collective, a receive's wait for a late stage included; `hidden` what collectives ran while it computed. With
-    `data`, `exposed` adds up to no more than the step; the rest of it is compute."""
+    collective, a receive's wait for a late stage included; `hidden` what collectives ran while it computed, without
+    receives, of which nobody knows when they began to travel. With `data`, `exposed` adds up to no more than the step;
+    the rest of it is compute."""
 
     data: Seconds
     optimizer: Seconds

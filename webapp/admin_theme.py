@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from django.http import HttpRequest
 from django.templatetags.static import static
+from django.urls import reverse_lazy
 
 TOKENS = Path(__file__).resolve().parent / "static" / "css" / "tokens.css"
 MARK = "img/mark.svg"
@@ -65,6 +67,43 @@ def _style(_request: HttpRequest) -> str:
     return static("css/admin.css")
 
 
+def _may(right: str) -> Callable[[HttpRequest], bool]:
+    return lambda request: bool(getattr(request, "user", None)) and request.user.has_perm(right)
+
+
+def _may_run_queue(request: HttpRequest) -> bool:
+    return _may("jobs.change_job")(request)
+
+
+def _navigation(_request: HttpRequest) -> list[dict[str, Any]]:
+    """The board's pages first, as its own bar has them; then what is kept, each for who may look at it."""
+
+    def model(name: str, title: str, icon: str, app: str = "jobs") -> dict[str, Any]:
+        link = reverse_lazy(f"admin:{app}_{name}_changelist")
+        return {"title": title, "icon": icon, "link": link, "permission": _may(f"{app}.view_{name}")}
+
+    board = [
+        {"title": "Overview", "icon": "dashboard", "link": reverse_lazy("overview")},
+        {"title": "Jobs", "icon": "list", "link": reverse_lazy("job-list")},
+        {"title": "Queue", "icon": "low_priority", "link": reverse_lazy("queue"), "permission": _may_run_queue},
+        {"title": "Who did what", "icon": "history", "link": reverse_lazy("audit"), "permission": _may_run_queue},
+    ]
+    kept = [
+        model("job", "Jobs", "work"),
+        model("host", "Hosts", "dns"),
+        model("project", "Projects", "folder"),
+        model("pool", "Pools", "workspaces"),
+        model("reservation", "Reservations", "event"),
+        model("deadletter", "Dead letters", "mail"),
+    ]
+    people = [model("user", "Users", "person", "auth"), model("group", "Groups", "group", "auth")]
+    return [
+        {"title": "Board", "separator": True, "items": board},
+        {"title": "Kept", "separator": True, "items": kept},
+        {"title": "People", "separator": True, "items": people},
+    ]
+
+
 def unfold() -> dict[str, Any]:
     """The setting UNFOLD."""
     return {
@@ -75,4 +114,6 @@ def unfold() -> dict[str, Any]:
         "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": _mark}],
         "STYLES": [_style],
         "COLORS": colors(),
+        "BORDER_RADIUS": "5px",
+        "SIDEBAR": {"show_all_applications": True, "navigation": _navigation},
     }

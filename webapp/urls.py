@@ -14,6 +14,7 @@ from sesame.views import LoginView as OnceView
 from jobs.lab import pages as lab
 from jobs.pages import compare, find, history, hosts, jobs, learn, listing, overview, queue, script
 from jobs.traces import pages as traces
+from jobs.traces.imports import pages as imports
 from webapp.admin_theme import MARK
 from webapp.login import limited
 
@@ -41,7 +42,15 @@ urlpatterns = [
     path("jobs/<str:job_id>/requeue/", jobs.job_requeue, name="job-requeue"),
     path("jobs/<str:job_id>/history/", history.index, name="job-history"),
     path("jobs/<str:job_id>/history/snapshot/", history.snapshot, name="job-snapshot"),
+    path("jobs/<str:job_id>/history/steps/slow/", history.slow_steps, name="job-slow-steps"),
     path("jobs/<str:job_id>/history/<str:table>/", history.table, name="job-history-table"),
+    path("import/", imports.imports, name="imports"),
+    path("import/begin/", imports.begin, name="import-begin"),
+    path("import/<str:key>/", imports.imported, name="import"),
+    path("import/<str:key>/data/", imports.data, name="import-data"),
+    path("import/<str:key>/delete/", imports.delete, name="import-delete"),
+    path("import/<str:key>/files/<int:place>/", imports.part, name="import-part"),
+    path("import/<str:key>/read/", imports.finish, name="import-read"),
     path("plan/", jobs.plan, name="plan"),
     path("plan/search/", jobs.plan_search, name="plan-search"),
     path("plan/explain/", jobs.plan_explain, name="plan-explain"),

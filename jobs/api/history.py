@@ -15,8 +15,9 @@ from jobs.api import schema
 from jobs.api.listing import BadParameterError
 from jobs.api.views import refusals, refuse
 from jobs.history import answers
-from jobs.history.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, Asked, asked
+from jobs.history.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, asked
 from jobs.history.folder import GoneError
+from jobs.history.slow import NoStepsError, asked_steps, slow
 from jobs.history.snapshot import snapshot
 from jobs.history.tables import TABLES
 from jobs.models import Job
@@ -78,6 +79,37 @@ class HistoryTable(APIView):
             if query.format == "json":
                 return Response(answers.rows(job.id, attempt, table, query))
             return as_file(job, attempt, table, query)
+        except GoneError as error:
+            return refuse(404, "attempt", str(error))
+
+
+class SlowSteps(APIView):
+    """Some steps beside the others."""
+
+    @extend_schema(
+        operation_id="explainSlowSteps",
+        parameters=[
+            ATTEMPT,
+            *(
+                OpenApiParameter(
+                    name, {"type": "integer", "minimum": 1, "maximum": MOST_STEP}, required=True, description=words
+                )
+                for name, words in (("from", "the first step, from 1"), ("to", "the last, itself counted"))
+            ),
+        ],
+        responses={200: schema.of("Slow"), **refusals(404)},
+    )
+    def get(self, request: Request, job_id: str) -> Response:
+        """Which part of a step, axis, rank, host and collective took longer in these steps than in the others, and by
+        how much. 404 where there are no such steps, or no others."""
+        job = find_job(request.user, job_id)
+        try:
+            attempt, first, last = asked_steps(dict(request.query_params.lists()))
+            return Response(slow(job.id, attempt or job.attempt, first, last))
+        except SpecError as error:
+            raise BadParameterError(error.problems) from None
+        except NoStepsError as error:
+            return refuse(404, "from", str(error))
         except GoneError as error:
             return refuse(404, "attempt", str(error))
 

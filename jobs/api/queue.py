@@ -18,7 +18,7 @@ from jobs.api.views import refusals, refuse, refuse_body
 from jobs.models import AuditEntry, Job, Pool, Status
 from jobs.planning.queries import checked
 from jobs.queue import staff
-from jobs.queue.bulk import Bulk, MoveTo, carry_out
+from jobs.queue.bulk import Bulk, MoveTo, carry_out, unchanged, why_unmoved
 from jobs.queue.view import rows, view
 from jobs.text import storable, whole_number
 from planner.facts.spec import Problem, SpecError
@@ -67,11 +67,12 @@ class Act(StaffView):
         responses={200: schema.of("Changed"), **refusals(403, 415, 422)},
     )
     def post(self, request: Request) -> Response:
-        """Hold, release, cancel, or set the priority of queued jobs; tells which of them it changed. Staff only."""
+        """Hold, release, cancel or prioritise queued jobs; tells which it changed, and why not others. Staff only."""
         asked = checked(Bulk, request.data)
         if asked.action == "priority" and asked.priority is None:
             raise SpecError([Problem("priority", "is required")])
-        return Response({"changed": carry_out(asked, request.user.get_username())})
+        changed = carry_out(asked, request.user.get_username())
+        return Response({"changed": changed, "unchanged": unchanged(asked, changed)})
 
 
 class Move(StaffView):
@@ -97,7 +98,7 @@ class Move(StaffView):
         else:
             assert asked.to is not None, "one of them was given"
             moved = staff.move(job_id, asked.to, by)
-        return Response({"moved": moved})
+        return Response({"moved": moved, "reason": "" if moved else why_unmoved(job_id, asked.before)})
 
 
 class Pause(StaffView):

@@ -39,6 +39,7 @@ from planner.facts.spec import Problem
 log = logging.getLogger(__name__)
 
 LARGEST_NUMBER = 2**53 - 1  # of a batch: what Redis' scripts count exactly
+OF_NODES = ("log", "gauge", "start")  # items that a node says of itself too, as rank -1
 NUMBER = OpenApiParameter(
     "n",
     {"type": "integer", "minimum": 0, "maximum": LARGEST_NUMBER},
@@ -242,7 +243,7 @@ def foreign(batch: Batch, member: Member) -> str:
         return f"it is of {batch['job']}/{batch['attempt']}"
     own = range(member.first_rank, member.first_rank + member.num_ranks)
     for item in batch["items"]:
-        if item["kind"] == "gap" or (item["kind"] == "log" and item["rank"] == -1):
+        if item["kind"] == "gap" or (item["kind"] in OF_NODES and item["rank"] == -1):
             continue
         if item["rank"] not in own:
             return f"rank {item['rank']} is not of node {member.node}, which has {own.start} to {own.stop - 1}"

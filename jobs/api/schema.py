@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from contracts.join import Joined, JoinRequest
 from jobs.api.errors import Errors, RunEnded
 from jobs.history.shapes import History, Rows, Snapshot
+from jobs.history.slow import Slow
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
 from jobs.planning.queries import ExplainQuery, SearchQuery
@@ -25,6 +26,7 @@ from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
 from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
 from jobs.traces.chrome import ChromeTrace
 from jobs.traces.requests import WantedStep, WantedSteps
+from jobs.traces.shapes import StepColumns, TracedSteps
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
@@ -39,8 +41,8 @@ READ = (
 TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
-    *(History, Rows, Snapshot),
-    *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace),
+    *(History, Rows, Snapshot, Slow),
+    *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
     *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, Errors, RunEnded),
 )
 TEMPLATE = "#/components/schemas/{model}"

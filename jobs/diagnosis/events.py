@@ -12,6 +12,7 @@ from jobs.diagnosis.clocks import Clocks
 MOST_HELD = 400_000  # events of steps that not all ranks told yet; the oldest step goes first
 US = 1e-6
 ENDS_AT_ONCE_S = 2e-3  # a span that ends so soon after a collective stood still for it
+OTHER = "other"
 PAIRED = ("send", "recv")
 
 
@@ -163,8 +164,13 @@ class Stood:
 
 
 def own_seconds(one: RankStep) -> dict[str, float]:
-    """By what the training thread did, the seconds in which it did not stand still for a collective."""
+    """By what the training thread did, the seconds in which it did not stand still for a collective; `OTHER`: those of
+    the step that are of no span."""
     still, found = Stood(one), dict[str, float]()
+    end, inside = one.began + one.step_s, 0.0
     for span in one.spans:
-        found[span.work] = found.get(span.work, 0.0) + still.rest(span.began, span.ended)
+        own = still.rest(span.began, span.ended)
+        found[span.work] = found.get(span.work, 0.0) + own
+        inside += own if span.ended <= end + ENDS_AT_ONCE_S else 0.0
+    found[OTHER] = max(0.0, still.rest(one.began, end) - inside)
     return found

@@ -13,6 +13,8 @@ from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.stages import head_layers, stage_of
 
+WORKS = ("forward", "backward", "weights")
+
 
 class Pipe(NamedTuple):
     """Of one step, seconds. `bubble_s`: what its schedule idles with stages that all take what they take on average;
@@ -69,12 +71,16 @@ def pipe_of(spec: JobSpec, step: Step) -> Pipe | None:
 
 
 def _works(one: RankStep) -> Works:
-    still = Stood(one)
-    took = {"forward": 0.0, "backward": 0.0, "weights": 0.0}
-    for span in one.spans:
-        if span.work in took and span.micro_batch >= 0:
-            took[span.work] += still.rest(span.began, span.ended)
-    return Works(**took)
+    """From its first action to its last. What it did between them belongs to them: forward, where nothing says more."""
+    actions = [span for span in one.spans if span.work in WORKS and span.micro_batch >= 0]
+    if not actions:
+        return Works(0.0, 0.0, 0.0)
+    still, took = Stood(one), dict.fromkeys(WORKS, 0.0)
+    for span in actions:
+        took[span.work] += still.rest(span.began, span.ended)
+    whole = still.rest(min(span.began for span in actions), max(span.ended for span in actions))
+    between = max(0.0, whole - sum(took.values()))
+    return Works(took["forward"] + between, took["backward"], took["weights"])
 
 
 def _bearer(found: Mapping[int, Works], layout: Layout, stage: int) -> int:

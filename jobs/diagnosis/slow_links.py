@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from jobs.diagnosis.findings import Finding, evidence, percent, ranks_words
-from jobs.diagnosis.links import Way
+from jobs.diagnosis.links import Way, between_hosts
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.window import FIRST, Window
 
@@ -18,13 +18,17 @@ EXTRA_SHARE = 0.25
 
 def slow_links(run: Run, window: Window) -> Iterator[Finding]:
     """Ways whose transfers, with all ranks there, take SLOWER times what they took when the run began, and EXTRA_SHARE
-    of the step more: the medians over the last steps."""
+    of the step more: the medians over the last steps. Inside a host without GPUs there is no link, but processors that
+    copy: what is slow there is no network's fault."""
     steps = window.steps[-RECENT:]
     if len(steps) < RECENT or window.sampled <= FIRST + RECENT:
         return
     step_s = median(step.step_s for step in steps)
     found: list[tuple[float, float, Way]] = []
+    on_gpus = run.cluster is not None and run.cluster.device == "cuda"
     for way, before in window.usual.items():
+        if not (on_gpus or between_hosts(run, way.ranks)):
+            continue
         told = [step.moved[way] for step in steps if way in step.moved]
         if len(told) < RECENT:
             continue

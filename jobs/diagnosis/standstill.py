@@ -64,7 +64,7 @@ def _blocked(item: StandingItem, issued: Mapping[tuple[int, Group], int]) -> Blo
     if op in PAIRED:
         missing = (one["peer"],) if "peer" in one else _neighbours(group, rank)
         return Blocked(rank, group, op, None, one.get("payload_bytes", 0), missing)
-    sequence = one["ended"] + 1
+    sequence = one.get("sequence", one["ended"] + 1)
     missing = tuple(other for other in group.ranks if issued.get((other, group), 0) < sequence and other != rank)
     return Blocked(rank, group, op, sequence, one.get("payload_bytes", 0), missing)
 

@@ -7,7 +7,9 @@ The rule. Of each step that was told event by event it is known what the others 
    step of N, and the chance of so many, times N ranks that could show it, is below CHANCE; and in MOST_STEPS of them;
 2. the others wait for it LEAST_SHARE of the step at least (the median over the steps), and LEAST_TIMES as long as for
    whoever they wait for second most;
-3. those are FEWEST steps and LEAST_S seconds at least, and in most of the last RECENT steps it still was.
+3. even in the quietest quarter of the steps they wait for it QUIETEST of the median: contention comes in bursts, a slow
+   rank is slow in every step;
+4. those are FEWEST steps and LEAST_S seconds at least, and in most of the last RECENT steps it still was.
 
 Of several such runs of last steps the longest counts; it began at the first of them in which it was waited for half as
 long as usual. Medians and counts are used, so that a few steps that were slow for another reason change nothing.
@@ -17,11 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from statistics import median
+from statistics import median, quantiles
 from typing import NamedTuple
 
 from jobs.diagnosis.charging import Charge
+from jobs.diagnosis.events import OTHER
 from jobs.diagnosis.findings import Finding, cut, evidence, percent, seconds
+from jobs.diagnosis.links import between_hosts
 from jobs.diagnosis.processes import Processes
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import MOST_STRAGGLERS, Cause, Straggler
@@ -32,12 +36,13 @@ CHANCE = 1e-3
 MOST_STEPS = 0.7
 LEAST_SHARE = 0.1
 LEAST_TIMES = 2.0
+QUIETEST = 1 / 3
 FEWEST = 6
-LEAST_S = 6.0
+LEAST_S = 8.0
 RECENT = 4
 LENGTHS = (KEPT, 48, 32, 24, 16, 12, 8, FEWEST)
 UNEVEN = 1.25  # times the others' bytes of all-to-alls: the router sends it more tokens
-COMPUTE = ("forward", "backward", "weights", "eval")
+COMPUTE = ("forward", "backward", "weights", "eval", OTHER)
 NEXT: dict[str, str] = {
     "compute": "look at what else runs on {host}, at its clocks and its temperature",
     "data": "look at what {host} reads its data from",
@@ -84,7 +89,8 @@ def _over(world: int, steps: Sequence[Found]) -> Iterator[Late]:
         wait_s = median(ranks.get(rank, 0.0) for ranks in waited)
         others = [max((s for other, s in ranks.items() if other != rank), default=0.0) for ranks in waited]
         share = median(ranks.get(rank, 0.0) / step.step_s for ranks, step in zip(waited, steps, strict=True))
-        if share >= LEAST_SHARE and wait_s >= LEAST_TIMES * median(others):
+        quiet = quantiles((ranks.get(rank, 0.0) for ranks in waited), n=4)[0]
+        if share >= LEAST_SHARE and wait_s >= LEAST_TIMES * median(others) and quiet >= QUIETEST * wait_s:
             began = next(i for i, ranks in enumerate(waited) if ranks.get(rank, 0.0) >= wait_s / 2)
             yield Late(rank, tuple(steps[began:]), most[began:].count(rank), wait_s, share)
 
@@ -126,13 +132,20 @@ def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
         if tokens > UNEVEN:
             return Why("experts", f"its experts get {tokens:.1f} times the tokens of the others: {more}")
         return Why("compute", f"its compute, not its link: {more}")
+    if name == "link" and not _has_links(run, late.rank, peers):
+        return Why("unknown", f"transfers inside its host take {more}: it gets too little of a processor")
     words = {
         "data": "it waits for its data",
         "checkpoint": "it saves a checkpoint",
         "optimizer": "its optimiser, not its link",
-        "link": "its link, not its compute: transfers take",
+        "link": "its link, not its compute",
     }
-    return Why("compute" if name == "optimizer" else _cause(name), f"{words[name]}, {more}")
+    return Why("compute" if name == "optimizer" else _cause(name), f"{words[name]}: {more}")
+
+
+def _has_links(run: Run, rank: int, peers: Sequence[int]) -> bool:
+    """Whether anything but a host's own processors moves its data."""
+    return between_hosts(run, [rank, *peers]) or (run.cluster is not None and run.cluster.device == "cuda")
 
 
 def _cause(name: str) -> Cause:

@@ -17,6 +17,7 @@ from django.db.models import Count
 from django.utils import timezone
 
 from jobs.connection import connect
+from jobs.history.diagnosing import Diagnoses
 from jobs.history.folder import GoneError, OvertakenError
 from jobs.history.forgetting import forget_old
 from jobs.history.recording import Recording
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 NAME = "recorder"
 LOOKED_EVERY_S = 2.0  # for attempts to record; while there are none, nothing else is done
 READ_EVERY_S = 0.5
+READ_FOR_S = 2.0  # at a time, however much there is: the lease has to be kept
+DIAGNOSED_EVERY_S = 2.0
 QUIET_S = 5.0  # of a stream after the end of its attempt, until its history is whole
 SET_BACK_EVERY_S = 10.0
 FORGET_EVERY_S = 600.0
@@ -56,8 +59,9 @@ class Recorder:
         self._client = connect()
         self._due: dict[Key, Due] = {}
         self._open: dict[Key, Recording] = {}
-        self._waiting = self._away = False
-        self._looked = self._checked = self._forgot = float("-inf")
+        self._diagnoses = Diagnoses(self._client, self._tell)
+        self._waiting = self._away = self._behind = False
+        self._diagnosed = self._looked = self._checked = self._forgot = float("-inf")
 
     def run(self, stop: threading.Event) -> None:
         """Until told to stop."""
@@ -67,7 +71,7 @@ class Recorder:
                 began, self._away = time.monotonic(), False
                 self.turn()
                 failures = failures + 1 if self._away else 0
-                pause = READ_EVERY_S if self._due else LOOKED_EVERY_S
+                pause = 0.0 if self._behind else READ_EVERY_S if self._due else LOOKED_EVERY_S
                 if self._away:
                     pause = min(LONGEST_PAUSE_S, READ_EVERY_S * 2 ** min(failures, 10))
                 stop.wait(max(0.05, pause - (time.monotonic() - began)))
@@ -90,6 +94,7 @@ class Recorder:
         went_well = [self._stage("attempts", self._look), self._stage("streams", self._read)]
         went_well += [self._of_one(key, "commit", self._commit) for key in list(self._open)]
         ended = [key for key, due in self._due.items() if due.ended is not None]
+        went_well.append(self._stage("diagnoses", self._diagnose))
         went_well += [self._of_one(key, "finish", self._finish_if_quiet) for key in ended]
         went_well.append(self._stage("forget", self._forget))
         if all(went_well):
@@ -118,6 +123,7 @@ class Recorder:
         self._looked = now
         for gone in set(self._open) - set(self._due):
             recording = self._open.pop(gone)
+            self._diagnoses.forget(gone)
             if not Job.objects.filter(id=gone[0]).exists():
                 recording.folder.forget()
 
@@ -130,8 +136,8 @@ class Recorder:
             for key, recording in self._open.items()
             for stream, node in recording.positions(self._due[key].nodes).items()
         }
-        some = bool(positions)
-        while some:
+        some, until = bool(positions), time.monotonic() + READ_FOR_S
+        while some and time.monotonic() < until:
             some = False
             for stream, entries in new_entries(self._client, positions):
                 some = True
@@ -141,6 +147,7 @@ class Recorder:
                 for key in list(self._open):
                     self._of_one(key, "commit", self._commit)
                 positions = {s: node for s, node in positions.items() if (s.job, s.attempt) in self._open}
+        self._behind = some
         now = time.monotonic()
         if positions and now - self._checked >= SET_BACK_EVERY_S:
             self._checked = now
@@ -153,7 +160,20 @@ class Recorder:
             recording.read_again(stream.node)
 
     def _begin(self, key: Key) -> None:
-        self._open[key] = Recording(self._root, *key)
+        recording = Recording(self._root, *key, also=partial(self._diagnoses.add, key))
+        due = self._due[key]
+        self._diagnoses.begin(key, due.key, due.nodes, recording.positions(due.nodes))
+        self._open[key] = recording
+
+    def _diagnose(self) -> None:
+        """Look at every attempt that runs, or has just ended."""
+        now = time.monotonic()
+        if now - self._diagnosed < DIAGNOSED_EVERY_S:
+            return
+        self._diagnosed = now
+        for key, recording in self._open.items():
+            due = self._due[key]
+            self._diagnoses.look(key, due.nodes, recording.positions(due.nodes), over=due.ended is not None)
 
     def _take(self, stream: Stream, entries: list[Heard], key: Key) -> None:
         if key in self._open:  # else it is opened anew, and reads them again
@@ -171,6 +191,8 @@ class Recorder:
             return
         attempt = Attempt.objects.only("exit").get(pk=due.key)
         report = attempt.exit or {}
+        self._diagnoses.look(key, due.nodes, {}, over=True)
+        self._diagnoses.forget(key)
         recording.finish(report.get("outcome"), report.get("reason", ""), due.ended.timestamp())
         Attempt.objects.filter(pk=due.key).update(recorded=timezone.now())
         del self._open[key], self._due[key]

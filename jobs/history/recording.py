@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from contracts.codec import BadMessageError, salvage_batch
+from contracts.telemetry import Batch
 from jobs.history import bounds
 from jobs.history.folder import Folder, Node
 from jobs.history.rows import Rows
@@ -22,7 +24,9 @@ START = "0-0"
 class Recording:
     """What was heard since the last commit is heard again where we are killed: positions move with the rows."""
 
-    def __init__(self, root: Path, job: str, attempt: int) -> None:
+    def __init__(self, root: Path, job: str, attempt: int, also: Callable[[Batch, int], None] | None = None) -> None:
+        """`also` is told every batch and its node, before it is written."""
+        self._also = also
         self.job, self.attempt = job, attempt
         self.folder = Folder(root, job, attempt)
         self.manifest = self.folder.open()
@@ -70,6 +74,8 @@ class Recording:
                 node, since, batch["time"], f"{entry.missing:,} entries were trimmed before they were read"
             )
         self.rows.add(batch, node, where["time"])
+        if self._also is not None:
+            self._also(batch, node)
         where["time"] = batch["time"]
         if "host" in batch:
             where["host"] = batch["host"]

@@ -24,7 +24,9 @@ from contracts.telemetry import (
     Item,
     LogItem,
     PhaseItem,
+    ProcessItem,
     ProofItem,
+    StandingItem,
     StartItem,
     StepItem,
     TimelineItem,
@@ -40,6 +42,8 @@ MOST_CELLS = 100_000  # counters of an attempt: a script names its own groups
 MOST_CHECKPOINTS = 100
 MOST_STEP_TIMES = 50
 MOST_STARTS = 10_000
+MOST_STANDING = 64  # ranks of which it is kept where they stand
+MOST_FRAMES = 20  # innermost, of their stacks
 SETTLED_S = 2.0  # after a gap, in which a counter that was not known before may have begun in it
 
 Told = dict[str, list[Any]]
@@ -92,6 +96,8 @@ class State(TypedDict):
     dry_runs: dict[int, DryRunItem]
     checkpoints: list[CheckpointItem]
     starts: list[Started]
+    standing: dict[int, StandingItem]  # ranks that stand still
+    processes: dict[int, ProcessItem]  # of ranks that do not speak
     resumed: bool
     faulty_step: int
     refused: int  # items that made no sense
@@ -109,6 +115,8 @@ def new_state() -> State:
         "dry_runs": {},
         "checkpoints": [],
         "starts": [],
+        "standing": {},
+        "processes": {},
         "resumed": False,
         "faulty_step": 0,
         "refused": 0,
@@ -143,6 +151,8 @@ class Rows:
             "timeline": self._add_timeline,
             "gauge": self._add_gauge,
             "start": self._add_start,
+            "standing": self._add_standing,
+            "process": self._add_process,
             "gap": self._add_gap,
         }
         self._node, self._host, self._offset_s, self._before = 0, "", 0.0, math.nan
@@ -272,6 +282,7 @@ class Rows:
 
     def _add_traffic(self, item: TrafficItem) -> None:
         self._rank(item["rank"])["dropped"] = item["dropped"]
+        self.state["processes"].pop(item["rank"], None)  # it speaks for itself again
         self._add_cells(item["rank"], item["time"], item["cells"])
 
     def _add_step(self, item: StepItem) -> None:
@@ -432,6 +443,18 @@ class Rows:
         told = Started(node=self._node, rank=item["rank"], stage=item["stage"], time=item["time"])
         self.state["starts"].append(told)
         self.mark("start", item["time"], rank=item["rank"], text=item["stage"])
+
+    def _add_standing(self, item: StandingItem) -> None:
+        known = self.state["standing"]
+        known.pop(item["rank"], None)
+        if item["still"] > 0 and len(known) < MOST_STANDING:
+            known[item["rank"]] = {**item, "stack": item["stack"][-MOST_FRAMES:]}
+
+    def _add_process(self, item: ProcessItem) -> None:
+        known = self.state["processes"]
+        known.pop(item["rank"], None)
+        if len(known) < MOST_STANDING:
+            known[item["rank"]] = {**item, "stack": item["stack"][-MOST_FRAMES:]}
 
     def _add_gap(self, item: GapItem) -> None:
         words = f"{item['items']:,} items were dropped while the board could not be reached"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.telemetry import CheckpointItem, DryRunItem, ProofItem, VerdictRow
+from contracts.telemetry import CheckpointItem, DryRunItem, ProcessItem, ProofItem, StandingItem, VerdictRow
 from jobs.history.rows import Progress, Started
 
 Columns = dict[str, list[Any]]
@@ -133,7 +133,9 @@ class Snapshot(TypedDict):
     dry_runs: list[DryRunItem]
     checkpoints: list[CheckpointItem]
     starts: list[Started]
+    standing: Annotated[list[StandingItem], Field(description="of ranks that stood still")]
+    processes: Annotated[list[ProcessItem], Field(description="of ranks that did not speak")]
     traffic: Traffic
     recent: Annotated[Columns, Field(description="the last minute's: second, rank, axis, op, bytes")]
     gauges: Annotated[Columns, Field(description="means by bin: node, rank, time and each gauge")]
-    logs: Annotated[Columns, Field(description="the last lines of each rank: node, rank, first, lines, skipped")]
+    logs: Annotated[Columns, Field(description="the last lines of each rank: node, rank, time, first, lines, skipped")]

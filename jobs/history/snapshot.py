@@ -75,6 +75,8 @@ def _snapshot(tables: Tables) -> Snapshot:
         "dry_runs": list(state["dry_runs"].values()),
         "checkpoints": state["checkpoints"],
         "starts": state["starts"],
+        "standing": list(state["standing"].values()),
+        "processes": list(state["processes"].values()),
         "traffic": _traffic(tables),
         "recent": _recent(tables),
         "gauges": _gauges(tables),
@@ -211,7 +213,7 @@ def _logs(tables: Tables) -> Columns:
     """Items that hold the last lines of each rank."""
     behind = "sum(len(lines)) OVER (PARTITION BY node, rank ORDER BY first DESC) - len(lines) AS behind"
     return tables.columns(
-        f"SELECT node, rank, first, lines, skipped FROM (SELECT *, {behind} FROM logs)"
+        f"SELECT node, rank, time, first, lines, skipped FROM (SELECT *, {behind} FROM logs)"
         " WHERE behind < ? ORDER BY time DESC LIMIT ?",
         MOST_LINES,
         MOST_ITEMS,

@@ -51,6 +51,21 @@ def new_entries(client: redis.Redis, positions: dict[Stream, Node]) -> Iterator[
             yield stream, list(_heard(entries, positions[stream]["number"]))
 
 
+def known_entries(client: redis.Redis, stream: Stream, until: str) -> Iterator[bytes]:
+    """Batches of a stream up to a position, as far as it still has them.
+
+    Raises:
+        RedisError
+    """
+    after = "-"
+    while True:
+        found: Any = client.xrange(stream.key, min=after, max=until, count=ENTRIES_AT_ONCE)
+        yield from (fields[b"b"] for _, fields in found if b"b" in fields)
+        if len(found) < ENTRIES_AT_ONCE:
+            return
+        after = f"({found[-1][0].decode()}"
+
+
 def _heard(entries: Any, before: int | None) -> Iterator[Heard]:
     """Numbers count on from 0 whatever happens to the stream; one that was seen before comes from an older dump."""
     for entry_id, fields in entries:

@@ -30,7 +30,7 @@ class TokenQuery(Strict):
     """What a join token may be asked to be."""
 
     hours: int = Field(default=24, ge=1, le=365 * 24, description="how long it lasts")
-    uses: int | None = Field(default=None, ge=1, le=MOST_USES, description="hosts that may join; null: any number")
+    uses: int | None = Field(default=1, ge=1, le=MOST_USES, description="hosts that may join; null: any number")
     labels: list[Label] = Field(
         default=[], max_length=MOST_LABELS, description="of hosts that join: pools ask for them"
     )

@@ -40,6 +40,7 @@ from jobs.models.policy import (
     QueueState,
     Reservation,
 )
+from jobs.models.traces import ImportedTrace
 
 __all__ = [
     "DEFAULT_PROJECT",
@@ -59,6 +60,7 @@ __all__ = [
     "HostQuerySet",
     "HostRun",
     "IdempotentRequest",
+    "ImportedTrace",
     "Job",
     "JobQuerySet",
     "JobTag",

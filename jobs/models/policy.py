@@ -93,9 +93,15 @@ class Reservation(models.Model):
         ordering = ["starts"]
         constraints = [
             models.CheckConstraint(
-                condition=models.Q(pool__isnull=True) ^ models.Q(host__isnull=True), name="reserves_a_pool_or_a_host"
+                condition=models.Q(pool__isnull=True) ^ models.Q(host__isnull=True),
+                name="reserves_a_pool_or_a_host",
+                violation_error_message="A reservation is of a pool or of a host: one of them, not both.",
             ),
-            models.CheckConstraint(condition=models.Q(ends__gt=models.F("starts")), name="reservation_ends_later"),
+            models.CheckConstraint(
+                condition=models.Q(ends__gt=models.F("starts")),
+                name="reservation_ends_later",
+                violation_error_message="A reservation ends after it starts.",
+            ),
         ]
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from jobs.access import visible_jobs
 from jobs.kinds import kind_of, layout_words
 from jobs.models import Attempt, Job
 from jobs.text import storable
+from planner.cost.learning import LEAST_TENSORS
 
 LEAST, MOST = 2, 6
 SAME_FOR_ALL = ("name",)  # of a spec: each has its own, which says nothing
@@ -138,7 +139,7 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Fig
         Figure(
             "memory of the fullest rank",
             "bytes",
-            [plan.get("peak_memory_bytes") for plan in plans],
+            [_tensors(job.estimate, job.device) for job in jobs],
             [max(summary["peak_bytes"].values()) if summary.get("peak_bytes") else None for summary in summaries],
         ),
     ]
@@ -171,6 +172,20 @@ def _by_axis(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     return sums
 
 
+def _tensors(plan: Mapping[str, Any], device: str) -> float | None:
+    """What the plan says of what is measured: the fullest rank's memory without the process' own. None where the plan
+    is an older one, or where the resident set of a CPU's rank would be mostly libraries' buffers."""
+    stages = plan.get("stages") or []
+    if not all("memory_bytes" in stage for stage in stages) or not stages:
+        return None
+    fullest = max(stages, key=lambda stage: int(stage["memory_bytes"]))
+    allowance = fullest["memory"].get("allowance", 0)
+    if device == "cpu" and fullest["memory_bytes"] - allowance < LEAST_TENSORS:
+        return None
+    own = min((plan.get("cluster") or {}).get("reserved_bytes", 0), allowance)
+    return float(fullest["memory_bytes"] - own)
+
+
 def _last(points: list[dict[str, Any]] | None) -> float | None:
     return points[-1]["loss"] if points else None
 
@@ -183,6 +198,7 @@ def _told(figure: Figure, baseline: int) -> dict[str, Any]:
             "planned": planned,
             "measured": measured,
             "apart": measured / base - 1 if place != baseline and measured is not None and base else None,
+            "same": measured == base,
         }
         for place, (planned, measured) in enumerate(zip(figure.planned, figure.measured, strict=True))
     ]

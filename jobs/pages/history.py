@@ -15,6 +15,7 @@ from jobs.api.history import as_file
 from jobs.history import answers
 from jobs.history.asked import asked
 from jobs.history.folder import GoneError
+from jobs.history.slow import NoStepsError, asked_steps, slow
 from jobs.history.snapshot import snapshot as snapshot_of
 from jobs.planning.planners import BusyError
 from planner.facts.spec import Problem, SpecError
@@ -33,6 +34,8 @@ def _refusing(view: Door) -> Door:
             return JsonResponse(body(error.problems), status=422)
         except GoneError as error:
             return JsonResponse(body([Problem("attempt", str(error))]), status=404)
+        except NoStepsError as error:
+            return JsonResponse(body([Problem("from", str(error))]), status=404)
         except BusyError as error:
             return JsonResponse(busy(error), status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
 
@@ -51,10 +54,23 @@ def index(request: HttpRequest, job_id: str) -> HttpResponse:
 @login_required
 @_refusing
 def snapshot(request: HttpRequest, job_id: str) -> HttpResponse:
-    """All that the job page shows of an attempt."""
+    """All that the job page shows of an attempt; 204 where nothing was kept, for the page asks before it knows."""
     job = find_job(request.user, job_id)
     attempt = asked("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
-    return JsonResponse(snapshot_of(job.id, attempt))
+    try:
+        return JsonResponse(snapshot_of(job.id, attempt))
+    except GoneError:
+        return HttpResponse(status=204)
+
+
+@require_GET
+@login_required
+@_refusing
+def slow_steps(request: HttpRequest, job_id: str) -> HttpResponse:
+    """What differs about the steps `from` to `to`."""
+    job = find_job(request.user, job_id)
+    attempt, first, last = asked_steps(dict(request.GET.lists()))
+    return JsonResponse(slow(job.id, attempt or job.attempt, first, last))
 
 
 @require_GET

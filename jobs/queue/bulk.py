@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from jobs.models import Job
+from jobs.models import TERMINAL, Job, Status
 from jobs.queue import actions, staff
+from jobs.queue.shapes import Unchanged
 from planner.facts.spec import JobId, Strict
 
 Action = Literal["hold", "release", "cancel", "priority"]
@@ -42,3 +43,37 @@ def carry_out(asked: Bulk, by: str) -> list[str]:
         return staff.prioritise(asked.jobs, asked.priority, by)
     jobs: Any = Job.objects.filter(id__in=asked.jobs).order_by("id")
     return [job.id for job in jobs if actions.cancel(job, by)]
+
+
+def unchanged(asked: Bulk, changed: list[str]) -> list[Unchanged]:
+    """Of the jobs that were asked for, those that the action did not change, and why."""
+    left = [job for job in dict.fromkeys(asked.jobs) if job not in set(changed)]
+    statuses = dict(Job.objects.filter(id__in=left).values_list("id", "status"))
+    return [Unchanged(job=job, reason=_why(asked, statuses.get(job))) for job in left]
+
+
+def why_unmoved(job: str, before: str | None) -> str:
+    """Why a queued job has the place that it had."""
+    if before is not None:
+        known = {
+            id: told for id, *told in Job.objects.filter(id__in=(job, before)).values_list("id", "status", "priority")
+        }
+        if before not in known:
+            return f"there is no job {before}"
+        status, priority = known[before]
+        if status != Status.QUEUED:
+            return f"job {before} is {status}, not queued"
+        if priority != known[job][1]:
+            return f"job {before} has priority {priority}, and this one {known[job][1]}"
+    return "it is there already"
+
+
+def _why(asked: Bulk, status: str | None) -> str:
+    if status is None:
+        return "there is no such job"
+    if asked.action == "cancel":
+        return f"it has ended: {status}" if status in TERMINAL else f"it is {status} already"
+    if status != Status.QUEUED:
+        return f"it is {status}, not queued"
+    already = {"hold": "held already", "release": "not held", "priority": "of that priority already"}
+    return f"it is {already[asked.action]}"

@@ -47,16 +47,25 @@ class QueueTold(TypedDict):
     jobs: list[QueuedRow]
 
 
+class Unchanged(TypedDict):
+    """A job that an action was asked for and did not change."""
+
+    job: str
+    reason: str
+
+
 class Changed(TypedDict):
-    """Jobs that an action changed."""
+    """Jobs that an action changed, and why it did not change the others."""
 
     changed: list[str]
+    unchanged: list[Unchanged]
 
 
 class Moved(TypedDict):
-    """Whether the job has another place now."""
+    """Whether the job has another place now; `reason`: why not, where it has not."""
 
     moved: bool
+    reason: str
 
 
 class Paused(TypedDict):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from django.db.models import OuterRef, Subquery
 from django.utils import timezone
 
 from jobs.access import visible_jobs
@@ -16,6 +17,7 @@ from jobs.queue.scheduling.placement import in_order, place
 from jobs.queue.scheduling.snapshot import Queued, hosts_now, queue_now, queue_paused, quotas_now
 from jobs.queue.scheduling.states import HostState, Quota, Share
 
+FEWEST_STEPS = 3  # timed, and a pace is one
 RUNS = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELLING)
 
 
@@ -90,21 +92,33 @@ def _forecasts(seen: View) -> dict[str, Forecast]:
 
 
 def lasting(jobs: Any) -> dict[str, float | None]:
-    """Predicted seconds of whole attempts: steps of the estimate, at most the time limit; None where neither is."""
+    """Predicted seconds of attempts that begin: the steps left from the newest checkpoint on, as the estimate times
+    them, at most the time limit; None where neither is.
+    """
     found: dict[str, float | None] = {}
-    rows = jobs.values_list("id", "kind", "spec__train__steps", "estimate__time__step_s", "time_limit_s")
-    for id, kind, steps, step_s, limit_s in rows:
+    saved = (
+        Attempt.objects.filter(job=OuterRef("pk"), number__lt=OuterRef("attempt"))
+        .exclude(checkpoint="")
+        .order_by("-number")
+    )
+    rows = jobs.annotate(saved=Subquery(saved.values("checkpoint")[:1])).values_list(
+        "id", "kind", "spec__train__steps", "estimate__time__step_s", "time_limit_s", "saved"
+    )
+    for id, kind, steps, step_s, limit_s, checkpoint in rows:
         known = [float(limit_s)] if limit_s else []
         if KINDS[kind].steps == "asked" and steps and step_s:
-            known.append(steps * step_s)
+            done = int(checkpoint.rpartition("-")[2]) if checkpoint else 0  # job/attempt/step-00000007
+            known.append(max(0, steps - done) * step_s)
         found[id] = min(known, default=None)
     return found
 
 
 def running(now: datetime) -> list[Running]:
-    """Attempts that hold slots, with the seconds they should still run."""
+    """Attempts that hold slots, with the seconds they should still run: by their measured pace where there is one."""
     attempts = Attempt.objects.filter(ended__isnull=True, job__status__in=RUNS).prefetch_related("members__allocations")
-    unended = list(attempts.select_related("job").only("number", "created", "job__id", "job__project"))
+    unended = list(
+        attempts.select_related("job").only("number", "created", "job__id", "job__project", "job__time_limit_s")
+    )
     durations = lasting(Job.objects.filter(id__in=[attempt.job_id for attempt in unended]))
     began = {
         (job, number): at
@@ -112,17 +126,33 @@ def running(now: datetime) -> list[Running]:
             job__in=[attempt.job_id for attempt in unended], status=Status.RUNNING
         ).values_list("job_id", "attempt", "at")
     }
+    paces = _paces(now, [attempt.pk for attempt in unended])
     found = []
     for attempt in unended:
         shares = tuple(
             Share(member.host_name, tuple(sorted(held.slot for held in member.allocations.all())))
             for member in attempt.members.all()
         )
-        lasts = durations.get(attempt.job_id)
         since = (now - began.get((attempt.job_id, attempt.number), now)).total_seconds()
-        left = None if lasts is None else max(0.0, lasts - since)
+        lasts, limit_s = durations.get(attempt.job_id), attempt.job.time_limit_s
+        known = [paces[attempt.pk]] if attempt.pk in paces else [] if lasts is None else [lasts - since]
+        known += [limit_s - since] if limit_s is not None else []
+        left = max(0.0, min(known)) if known else None
         found.append(Running(attempt.job_id, attempt.job.project, shares, left))
     return found
+
+
+def _paces(now: datetime, attempts: list[int]) -> dict[int, float]:
+    """Seconds that training attempts still need for their steps, as their steps were timed so far."""
+    rows = Attempt.objects.filter(pk__in=attempts, diagnosis__measured__steps__gte=FEWEST_STEPS).values_list(
+        "pk", "job__kind", "job__spec__train__steps",
+        "diagnosis__step", "diagnosis__measured__step_s", "diagnosis__time",
+    )  # fmt: skip
+    return {
+        pk: (steps - done) * step_s - (now.timestamp() - told)
+        for pk, kind, steps, done, step_s, told in rows
+        if KINDS[kind].steps == "asked" and steps
+    }
 
 
 def what_if(seen: View, *, slots: int = 0, pool: str = "", job: str = "", priority: int = 0) -> list[str]:

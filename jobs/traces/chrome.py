@@ -46,17 +46,17 @@ def write(trace: Trace, name: str) -> bytes:
         for event in found:
             of = event.of
             arrival = arrival_of(of, arrivals)
-            told = {"name": title(of), "cat": lane.name, **where}
+            slice_of = {"name": title(of), "cat": lane.name, **where}
             began, ended = ((time - origin) / 1e3 for time in event[:2])
-            events.append((event.began, BEGINS, {"ph": "B", "ts": began, **told, "args": said(of, arrival)}))
-            events.append((event.ended, ENDS, {"ph": "E", "ts": ended, **told}))
+            events.append((event.began, BEGINS, {"ph": "B", "ts": began, **slice_of, "args": said(of, arrival)}))
+            events.append((event.ended, ENDS, {"ph": "E", "ts": ended, **slice_of}))
             if arrival is not None:
-                flows[arrival.number].append((event.began, {"ts": began, **told}))
+                flows[arrival.number].append((event.began, {"ts": began, **slice_of}))
     for number, points in flows.items():
         points.sort(key=lambda point: point[0])
-        for place, (time, told) in enumerate(points):
+        for place, (time, at) in enumerate(points):
             phase = "s" if place == 0 else "f" if place == len(points) - 1 else "t"
-            events.append((time, FLOWS, {"ph": phase, "id": number, "bp": "e", **told}))
+            events.append((time, FLOWS, {"ph": phase, "id": number, "bp": "e", **at}))
     events.sort(key=lambda event: event[:2])
     written: ChromeTrace = {"displayTimeUnit": "ms", "traceEvents": [*head, *(event for _, _, event in events)]}
     return json.dumps(written).encode()

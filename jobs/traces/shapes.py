@@ -73,6 +73,18 @@ class Tables(TypedDict):
     left_out: int
 
 
+class StepColumns(Tables):
+    """A step in columns."""
+
+    step: int
+
+
+class TracedSteps(TypedDict):
+    """Steps that can be had event by event."""
+
+    steps: list[int]
+
+
 def tables(trace: Trace) -> Tables:
     """A trace in columns."""
     return {

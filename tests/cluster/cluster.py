@@ -15,7 +15,7 @@ import msgpack
 from contracts.names import telemetry_stream
 from tests.cluster.machine import Machine, powered
 from tests.cluster.network import inside, switched
-from tests.support.postgres import postgres_server
+from tests.support.postgres import Postgres, postgres
 from tests.support.processes import ROOT, RedisServer, running, wait_until
 from tests.support.told import ended
 from tests.support.web import Site, site
@@ -37,8 +37,16 @@ class Cluster:
 
     ended: ClassVar[set[tuple[str, int]]] = set()  # attempts that ended while a test ran
 
-    def __init__(self, board: Site, machines: dict[str, Machine], controller: subprocess.Popen[bytes]) -> None:
-        self.board, self.machines, self.controller = board, machines, controller
+    def __init__(
+        self,
+        board: Site,
+        database: Postgres,
+        machines: dict[str, Machine],
+        start_controller: Callable[[], subprocess.Popen[bytes]],
+    ) -> None:
+        self.board, self.database, self.machines = board, database, machines
+        self.start_controller = start_controller
+        self.controllers: list[subprocess.Popen[bytes]] = []
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         answer = self.board.call(method, f"/api/v1/{path}", body, headers=self.board.token("staff"))
@@ -138,7 +146,7 @@ def cluster(
     with contextlib.ExitStack() as stack:
         board_cable, *cables = stack.enter_context(switched(["board", *names]))
         stack.enter_context(inside(board_cable.namespace))
-        database = stack.enter_context(postgres_server())
+        database = stack.enter_context(postgres())
         redis = RedisServer(folder / "redis", board_cable.address)
         redis.start()
         stack.callback(redis.stop)
@@ -148,11 +156,14 @@ def cluster(
             "MESHBOARD_REDIS_FOR_HOSTS": redis.url_at(board_cable.address, password=False),
             **(board_settings or {}),
         }
-        board = stack.enter_context(site(database, redis, folder / "board", listen="0.0.0.0", **site_settings))
-        mint = [sys.executable, "manage.py", "join_token"]
+        board = stack.enter_context(site(database.url, redis, folder / "board", listen="0.0.0.0", **site_settings))
+        mint = [sys.executable, "manage.py", "join_token", "--uses", str(len(names))]
         token = subprocess.run(mint, env=board.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         argv = [sys.executable, "manage.py", "controller"]
-        controller = stack.enter_context(running(argv, board.environment, folder / "controller.log", ROOT))
+
+        def controller() -> subprocess.Popen[bytes]:
+            return stack.enter_context(running(argv, board.environment, folder / "controller.log", ROOT))
+
         machines = {}
         everybody = "\n".join(f"{cable.address} {name}" for name, cable in zip(names, cables, strict=True))
         for name, cable in zip(names, cables, strict=True):
@@ -172,6 +183,7 @@ def cluster(
             prepare(machine)
             machines[name] = stack.enter_context(powered(machine))
             machines[name].start_worker()
-        made = Cluster(board, machines, controller)
+        made = Cluster(board, database, machines, controller)
+        made.controllers = [made.start_controller()]
         made.wait_for_hosts(*names)
         yield made

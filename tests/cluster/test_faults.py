@@ -129,6 +129,33 @@ def test_a_host_given_up_that_comes_back_with_old_ranks_ends_them(hosts: Cluster
     assert hosts.processes(gang, 1) == []
 
 
+def test_on_what_a_dead_host_leaves_it_runs_smaller_from_its_checkpoint(hosts: Cluster) -> None:
+    job = hosts.submit(endless("elastic", {"dp": 4}, checkpoint_every=5, keep_checkpoints=1))
+    hosts.wait_for(job, "running")
+    wait_until(lambda: hosts.step(job) > 7, "it saves and goes on", 60, 0.3)
+    first, second = hosts.member_hosts(job)
+    third = next(machine for machine in hosts.machines.values() if machine not in (first, second))
+    hosts.call("POST", f"hosts/{third.name}/drain")
+    try:
+        second.power_off()
+        hosts.wait_for(job, "unreachable", timeout_s=60)
+        hosts.call("POST", f"hosts/{second.name}/give-up")
+        hosts.wait_for(job, "lost", timeout_s=END_S + 15)
+        offer = hosts.call("GET", f"jobs/{job}/smaller")
+        assert offer["ranks"] == 2
+        assert offer["checkpoint"]
+        hosts.call("POST", f"jobs/{job}/smaller")
+        hosts.wait_for(job, "running", timeout_s=LEASE_S + 120)  # once the lease of what was given up is over
+        wait_until(lambda: hosts.step(job, 2) > 5, "it goes on from where it was", 60, 0.3)
+        assert [member["host"] for member in hosts.job(job)["members"]] == [first.name]
+        hosts.cancel(job)
+    finally:
+        second.power_on()
+        second.start_worker()
+        hosts.call("POST", f"hosts/{third.name}/undrain")
+        wait_until(lambda: hosts.hosts()[second.name]["state"] == "connected", "it is back", 60, 0.3)
+
+
 def test_orders_delivered_again_and_late_start_nothing(hosts: Cluster, gang: str) -> None:
     before = hosts.processes(gang)
     machines = hosts.member_hosts(gang)

@@ -45,15 +45,15 @@ class Case(NamedTuple):
 
 
 CASES: dict[str, Case] = {
-    "slow compute in one rank": Case(SQUARE, "straggler", ("compute",), "slow_compute", seconds=0.1),
-    "slow compute under zero 3": Case({"dp": 4, "zero": 3}, "straggler", ("compute",), "slow_compute", seconds=0.15),
-    "slow loader in one rank": Case(SQUARE, "straggler", ("data",), "slow_loader", seconds=0.15),
+    "slow compute in one rank": Case(SQUARE, "straggler", ("compute",), "slow_compute", seconds=0.3),
+    "slow compute under zero 3": Case({"dp": 4, "zero": 3}, "straggler", ("compute",), "slow_compute", seconds=0.3),
+    "slow loader in one rank": Case(SQUARE, "straggler", ("data",), "slow_loader", seconds=0.3),
     "one slow pipeline stage": Case(
         {"pp": 4},
         "straggler",
         ("compute",),
         "slow_compute",
-        seconds=0.1,
+        seconds=0.2,
         train={"micro_batches": 4, "global_batch": 4},
     ),
     "a skewed router": Case(

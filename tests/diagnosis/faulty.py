@@ -44,7 +44,7 @@ class Now:
 
 def slow_compute(fault: Fault) -> None:
     """Each forward takes longer."""
-    _before(loop.StageChunks, "forward", lambda: time.sleep(fault["seconds"]), fault)
+    _before(loop.StageChunks, "_forward", lambda: time.sleep(fault["seconds"]), fault)
 
 
 def slow_loader(fault: Fault) -> None:
@@ -65,7 +65,7 @@ def stuck_code(fault: Fault) -> None:
         while time.monotonic() - began < FOREVER_S:
             sum(range(10_000))
 
-    _before(loop.StageChunks, "forward", never_ends, fault)
+    _before(loop.StageChunks, "_forward", never_ends, fault)
 
 
 def skipped_call(fault: Fault) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.cluster.network import Cable
 
-QUOTA = 0.3  # of a processor
+QUOTA = 0.05  # of a processor
 PERIOD_US = 100_000
 HALTED_S, RUNNING_S = 0.3, 0.2
 SLOW = "4mbit"

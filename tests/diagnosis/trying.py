@@ -26,6 +26,7 @@ PATIENCE_S = 75.0
 AFTER = 30  # steps that a fault comes after: how fast links are is known by then
 WARM_S = 8.0
 START_S = 240.0
+JOB = f"tried-{os.getpid()}"  # a host reaps by a job's name, whoever else runs one
 
 
 class Tried(NamedTuple):
@@ -61,13 +62,13 @@ def _on_one_host(case: Case, ranks: list[int]) -> Tried:
         folder = Path(stack.enter_context(_temporary()))
         machine = stack.enter_context(one_host(folder))
         plan(machine, case.kind, list(range(case.world)) if case.everywhere else ranks, case.seconds)
-        machine.order("tried", spec=case.spec())
-        watching = Watching(machine.server.client(), "tried", case.spec())
+        machine.order(JOB, spec=case.spec())
+        watching = Watching(machine.server.client(), JOB, case.spec())
         began = _reached(watching, AFTER, machine)
         if case.does == "kill":
             return _killed(machine, watching, ranks)
         if case.does:
-            pid = hands.rank_pid(machine.processes("tried"), ranks[0])
+            pid = hands.rank_pid(machine.processes(JOB), ranks[0])
             done = {"stop": hands.stopped, "quota": hands.quota, "halting": hands.halting}[case.does]
             stack.enter_context(done(pid))
             began = time.time()
@@ -85,7 +86,7 @@ def _reached(watching: Watching, step: int, machine: Host | None = None) -> floa
     for told in watching.looks(START_S):
         if told["step"] >= step:
             return told["time"]
-        ends = [report["exit"] for report in machine.reports("tried") if "exit" in report] if machine else []
+        ends = [report["exit"] for report in machine.reports(JOB) if "exit" in report] if machine else []
         assert not ends, f"it ended before step {step}: {ends[0]['reason']}"
     raise AssertionError(f"it did not come to step {step} in {START_S:.0f} s")
 
@@ -120,8 +121,8 @@ def _named(case: Case, told: Told) -> tuple[str, list[int], float] | None:
 
 def _killed(machine: Host, watching: Watching, ranks: list[int]) -> Tried:
     began = time.time()
-    os.kill(hands.rank_pid(machine.processes("tried"), ranks[0]), signal.SIGKILL)
-    exit = machine.exit_of("tried")
+    os.kill(hands.rank_pid(machine.processes(JOB), ranks[0]), signal.SIGKILL)
+    exit = machine.exit_of(JOB)
     watching.read()
     watching.diagnosis.ended(exit["outcome"], exit)
     told = watching.look()
@@ -165,8 +166,8 @@ def healthy(spec: dict[str, Any], seconds: float) -> Tried:
         folder = Path(stack.enter_context(_temporary()))
         machine = stack.enter_context(one_host(folder))
         plan(machine, "", [], 0.0)
-        machine.order("tried", spec=spec)
-        watching = Watching(machine.server.client(), "tried", spec)
+        machine.order(JOB, spec=spec)
+        watching = Watching(machine.server.client(), JOB, spec)
         _reached(watching, 1, machine)
         alarms: dict[str, int] = {}
         looks = 0

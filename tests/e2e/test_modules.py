@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -12,11 +11,9 @@ import pytest
 from playwright.sync_api import Page
 
 from contracts.telemetry import Op
-from jobs.history.snapshot import snapshot
 from planner.facts.collectives import bus_factor
 from planner.facts.layout import axis_group, coordinates, members
 from planner.facts.spec import Layout
-from tests.jobs.history import told
 from tests.support.modules import STATIC, call
 
 OPS = Op.__args__  # type: ignore[attr-defined]  # typing gives Literal no public attributes
@@ -434,45 +431,3 @@ def test_a_step_s_time_is_the_summary_s_once_there_is_one(modules: Page) -> None
         )
 
     assert (together(None), together({"steps": 9, "step_s": 0.03})) == ("40.0 ms", "30.0 ms")
-
-
-def test_a_state_made_of_history_goes_on_as_one_that_was_there_all_along(
-    modules: Page, tmp_path: Path, settings: Any
-) -> None:
-    settings.HISTORY_DIR = tmp_path
-    gauge = {"kind": "gauge", "rank": -1, "time": told.BEGAN + 3, "cpu": 2.5}
-    lines = {"kind": "log", "rank": 1, "time": told.BEGAN + 3, "first": 0, "lines": ["one", "two"]}
-    saved = {"kind": "checkpoint", "rank": 0, "time": told.BEGAN + 3, "step": 6, "name": "job/1/step-00000006"}
-    saved |= {"num_bytes": 5, "stall_s": 0.1, "save_s": 0.2, "problem": ""}
-    held_out = {"kind": "eval", "rank": 0, "time": told.BEGAN + 3, "step": 6, "loss": 4.5}
-    batches = list(told.run(2, 12))
-    batches.insert(6, told.batch(3.1, gauge, lines, saved, held_out))
-    told.keep(tmp_path, batches[:8])
-    body = """
-    const history = await import('/js/history.js');
-    const fresh = () => {
-      const s = m.createState();
-      for (const name of ['steps', 'evals', 'marks', 'gauges', 'starts']) s[name] ??= new Map();
-      return s;
-    };
-    const feed = (s, from) => x.batches.slice(from).forEach((b, i) => m.foldBatch(s, `${from + i + 1}-0`, b));
-    const live = fresh(), resumed = fresh();
-    feed(live, 0);
-    history.foldHistory(resumed, x.answer);
-    const begins = m.resumeFrom(resumed);
-    feed(resumed, 8);
-    const seen = (s) => ({
-      cells: [...s.ranks].map(([rank, r]) => [rank, [...r.cells].sort(), r.exactStep, r.exactCells, r.phase]),
-      bytes: [...s.whole.rows].map(([rank, keys]) => [rank, [...keys].map(([key, row]) =>
-        [key, row.reduce((sum, v) => sum + (v ?? 0), 0)]).sort()]),
-      progress: s.progress.step, follows: m.resumeFrom(s), checkpoints: [...s.checkpoints.keys()],
-      logs: [...s.logs].map(([key, log]) => [key, log.lines, log.next]), host: s.members.get(0).host,
-    });
-    return [begins, seen(live), seen(resumed), resumed.steps.get(3).loss, resumed.evals.get(6).loss,
-      resumed.gauges.get(-1).cpu, [...resumed.marks.keys()], resumed.ranks.get(0).parts[0].exposed];
-    """
-    answer = snapshot("job", 1)
-    begins, live, resumed, *told_of = call(modules, "store.js", body, {"batches": batches, "answer": answer})
-    assert begins == "0:8-0"
-    assert resumed == live
-    assert told_of == [4.97, 4.5, [2.5], ["checkpoint 6", "validation 6"], {"dp": 0.1}]

@@ -131,6 +131,10 @@ def test_projects_pools_and_reservations_are_made_here_and_written_down(admin: A
     admin.post(f"/admin/jobs/project/{project.pk}/change/", {"slots": "4", "weight": "2"}, follow=True)
     when = {"starts_0": "2026-12-01", "starts_1": "08:00", "ends_0": "2026-12-02", "ends_1": "08:00"}
     both = {"project": project.pk, "pool": pool.pk, "host": "", **when}
+    wrong = {**both, "ends_0": "2026-11-30"}
+    assert "A reservation ends after it starts." in admin.post("/admin/jobs/reservation/add/", wrong).content.decode()
+    neither = admin.post("/admin/jobs/reservation/add/", {**both, "pool": ""}).content.decode()
+    assert "A reservation is of a pool or of a host" in neither
     admin.post("/admin/jobs/reservation/add/", both, follow=True)
     assert Reservation.objects.get().pool == pool
     admin.post(f"/admin/jobs/pool/{pool.pk}/delete/", {"post": "yes"}, follow=True)

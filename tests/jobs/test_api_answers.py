@@ -166,7 +166,9 @@ def traces(asked: Asked, user: APIClient, owner: User, client: redis.Redis) -> N
     client.xadd(stream, {"b": msgpack.packb(batch(run.job_id, *late())), "n": 0})
     path = asked.operations["getTrace"][0].format(job_id=run.job_id)
     asked.holds("getTrace", user.get(path, {"format": "chrome"}))
+    asked.holds("getTrace", user.get(path, {"format": "columns"}))
     asked.holds("getTrace", user.get(path, {"step": 99}), 404)
+    assert asked(user, "listTracedSteps", job_id=run.job_id) == {"steps": [8]}
     asked(user, "askForTrace", {"step": 5}, job_id=run.job_id, code=409)
     waiting = asked(user, "submitJob", GOOD, code=201)["id"]
     asked(user, "askForTrace", {"step": 5}, job_id=waiting, code=202)
@@ -177,8 +179,12 @@ def histories(asked: Asked, user: APIClient, owner: User, folder: Path, settings
     settings.HISTORY_DIR = folder
     run = ended(owner, summary(0.3)).job_id
     asked(user, "getSnapshot", job_id=run, code=404)
+    slow = asked.operations["explainSlowSteps"][0].format(job_id=run)
+    asked.holds("explainSlowSteps", user.get(f"{slow}?from=1&to=2"), 404)
     keep(folder, list(told_run(2, 4)), run)
     assert asked(user, "getHistory", job_id=run)["attempts"]
+    asked.holds("explainSlowSteps", user.get(f"{slow}?from=1&to=1"))
+    asked.holds("explainSlowSteps", user.get(f"{slow}?from=0"), 400)
     assert asked(user, "getSnapshot", job_id=run)["ranks"]
     for table in TABLES:
         asked(user, "getHistoryTable", job_id=run, table=table)

@@ -48,7 +48,7 @@ def request(name: str = "gpu-7", identity: str = IDENTITIES[0], **changes: Any) 
 
 
 def token(**asked: Any) -> str:
-    return tokens.mint("staff", tokens.TokenQuery(**asked))[1]
+    return tokens.mint("staff", tokens.TokenQuery(**{"uses": None, **asked}))[1]
 
 
 def asked(api: Api, body: object, **headers: Any) -> Any:
@@ -278,6 +278,20 @@ def test_a_senseless_token_is_refused_by_its_field(api: Api, staff: User, wrong:
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == (next(iter(wrong)) if wrong else "request")
     assert not JoinToken.objects.exists()
+
+
+def test_one_machine_joins_with_a_token_of_which_no_more_was_asked(
+    api: Api, staff: User, live_redis: redis.Redis
+) -> None:
+    made = api(staff).post("/api/v1/join-tokens", {}, format="json").json()
+    out = StringIO()
+    call_command("join_token", stdout=out)
+    for number, text in enumerate((made["token"], out.getvalue().strip())):
+        assert asked(api, request(f"first-{number}", token=text)).status_code == 201
+        refused = asked(api, request(f"second-{number}", token=text))
+        assert "good for 1 uses" in refused.json()["errors"][0]["message"], refused.json()
+    every = api(staff).post("/api/v1/join-tokens", {"uses": None}, format="json").json()["token"]
+    assert [asked(api, request(f"any-{n}", token=every)).status_code for n in range(2)] == [201, 201]
 
 
 def test_the_command_prints_a_token_or_keeps_one_that_it_was_given(

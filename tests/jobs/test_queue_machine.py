@@ -5,6 +5,7 @@ The default suite plays a few short games; `make slow` plays many long ones.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -149,10 +150,24 @@ class QueueMachine(RuleBasedStateMachine):
     def host_speaks(self, name: str) -> None:
         self.speaks(name)
 
-    @rule(name=st.sampled_from(HOSTS), given_up=st.booleans())
-    def host_is_silent(self, name: str, given_up: bool) -> None:
-        Host.objects.filter(name=name).update(last_seen=timezone.now() - timedelta(seconds=90))
-        if given_up:
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def supervisor_speaks(self, data: st.DataObject) -> None:
+        """Whether or not its host does, and of an attempt that was given up too."""
+        host, job, number = data.draw(st.sampled_from(sorted(self.alive)))
+        say(self.client, attempt_event(job, number, "running", host=host))
+        drain(self.client)
+
+    @rule(name=st.sampled_from(HOSTS), given_up=st.booleans(), supervisors_too=st.booleans())
+    def host_is_silent(self, name: str, given_up: bool, supervisors_too: bool) -> None:
+        ago = timezone.now() - timedelta(seconds=90)
+        Host.objects.filter(name=name).update(last_seen=ago)
+        if supervisors_too:
+            Member.objects.filter(host__name=name).update(heard=ago)
+        if not given_up:
+            return
+        speaks = Member.objects.filter(host__name=name, ended=None, heard__gt=ago).exists()
+        with pytest.raises(actions.HostConnectedError) if speaks else contextlib.nullcontext():
             actions.give_up_host(Host.objects.get(name=name), "player")
 
     @precondition(lambda self: self.live())
@@ -234,5 +249,6 @@ def test_a_few_games(game: type[QueueMachine]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_many_games(game: type[QueueMachine]) -> None:
-    play(game, examples=100, steps=50)
+    play(game, examples=30, steps=40)

@@ -152,9 +152,23 @@ def test_a_job_is_moved_over_the_page_and_rest(
     client.force_login(staff)
     told = client.post("/queue/move/", {"job": c.id, "to": "up"}, content_type="application/json")
     assert (told.json(), order()) == ({"moved": True}, ["a", "c", "b"])
-    assert rest.post(f"/api/v1/queue/jobs/{b.id}/move", {"before": a.id}, format="json").json() == {"moved": True}
+    assert rest.post(f"/api/v1/queue/jobs/{b.id}/move", {"before": a.id}, format="json").json() == {
+        "moved": True,
+        "reason": "",
+    }
     assert order() == ["b", "a", "c"]
-    assert rest.post(f"/api/v1/queue/jobs/{b.id}/move", {"to": "up"}, format="json").json() == {"moved": False}
+    (raised,) = waiting(owner, "raised")
+    (ran,) = waiting(owner, "ran")
+    Job.objects.filter(id=raised.id).update(priority=2)
+    Job.objects.filter(id=ran.id).update(status=Status.RUNNING)
+    for asked, why in (
+        ({"to": "up"}, "it is there already"),
+        ({"before": "none"}, "there is no job none"),
+        ({"before": raised.id}, f"job {raised.id} has priority 2, and this one 0"),
+        ({"before": ran.id}, f"job {ran.id} is running, not queued"),
+    ):
+        answer = rest.post(f"/api/v1/queue/jobs/{b.id}/move", asked, format="json")
+        assert answer.json() == {"moved": False, "reason": why}
     for body, status in (({}, 422), ({"to": "up", "before": a.id}, 422), ({"to": "left"}, 422)):
         assert rest.post(f"/api/v1/queue/jobs/{b.id}/move", body, format="json").status_code == status
     assert rest.post("/api/v1/queue/jobs/none/move", {"to": "up"}, format="json").status_code == 404
@@ -175,8 +189,18 @@ def test_rest_runs_the_queue(owner: User, staff: User, api: Callable[[User], API
     assert rest.post("/api/v1/queue/resume").json() == {"paused": False, "changed": True}
     assert rest.post("/api/v1/pools/big/pause").json() == {"paused": True, "changed": True}
     assert rest.post("/api/v1/pools/none/pause").status_code == 404
-    told = rest.post("/api/v1/queue/actions", {"action": "hold", "jobs": [only.id, "none"]}, format="json")
-    assert told.json() == {"changed": [only.id]}
+    (ran,) = waiting(owner, "ran")
+    Job.objects.filter(id=ran.id).update(status=Status.SUCCEEDED)
+    for action, changed, whys in (
+        ({"action": "hold"}, [only.id], ["it is succeeded, not queued"]),
+        ({"action": "hold"}, [], ["it is held already", "it is succeeded, not queued"]),
+        ({"action": "priority", "priority": 0}, [], ["it is of that priority already", "it is succeeded, not queued"]),
+        ({"action": "cancel"}, None, ["it has ended: succeeded"]),
+    ):
+        named = [ran.id, "none"] if changed is None else [only.id, ran.id, "none"]
+        told = rest.post("/api/v1/queue/actions", {**action, "jobs": named}, format="json").json()
+        assert told["changed"] == (changed or [])
+        assert [each["reason"] for each in told["unchanged"]] == [*whys, "there is no such job"]
     assert (
         rest.post("/api/v1/queue/actions", {"action": "priority", "jobs": [only.id]}, format="json").status_code == 422
     )

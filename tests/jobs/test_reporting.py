@@ -146,6 +146,17 @@ def test_batches_lie_in_the_stream_that_pages_follow_each_number_once(node: Node
     assert 0 < live_redis.ttl(telemetry_stream(node.run, 1)) <= inflow.STREAM_KEPT_S
 
 
+def test_a_node_says_how_it_fares_and_speaks_for_no_other_s_ranks(node: Node) -> None:
+    of_the_node = [
+        {"kind": "gauge", "rank": -1, "time": 1.0, "cpu": 0.5},
+        {"kind": "start", "rank": -1, "time": 1.0, "stage": "spawned"},
+    ]
+    assert node.batch(0, items=of_the_node).status_code == 200
+    for kind in ("gauge", "start"):
+        others = [{**item, "rank": 2} for item in of_the_node if item["kind"] == kind]
+        assert node.batch(1, items=others).status_code >= 400
+
+
 def test_a_stream_keeps_its_newest_bytes(node: Node, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflow, "STREAM_BYTES", 300)
     for number in range(20):

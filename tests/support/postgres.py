@@ -24,9 +24,37 @@ from webapp.runner import free_port
 NAME = "meshboard"
 
 
+class Postgres:
+    """A private server that can be stopped and started again on the same port and data."""
+
+    def __init__(self, argv: list[str], folder: Path, port: int) -> None:
+        self._argv, self._folder, self._stack = argv, folder, contextlib.ExitStack()
+        self._admin = f"host=127.0.0.1 port={port} user={NAME} dbname=postgres"
+        self.url = f"postgres://{NAME}@127.0.0.1:{port}/{NAME}"
+
+    def start(self) -> None:
+        environment = {"PATH": os.environ["PATH"]}
+        self._stack.enter_context(running(self._argv, environment, self._folder / "log", self._folder))
+        wait_until(lambda: _answers(self._admin), f"PostgreSQL answers; its log:\n{self._folder / 'log'}", 30)
+
+    def stop(self) -> None:
+        self._stack.close()
+
+    def make(self) -> None:
+        with psycopg.connect(self._admin, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {NAME}")
+
+
 @contextlib.contextmanager
 def postgres_server() -> Iterator[str]:
     """The URL of an empty database on a cluster of its own, which forgets everything."""
+    with postgres() as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def postgres() -> Iterator[Postgres]:
+    """The same, as what can be stopped."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1]
     # pytest's own directory is closed to the postgres user, as whom root must start it.
     with tempfile.TemporaryDirectory(prefix="meshboard-postgres-") as name:
@@ -41,12 +69,13 @@ def postgres_server() -> Iterator[str]:
         initdb = [str(programs / "initdb"), "-D", str(data), "-U", NAME, "-A", "trust", "--no-sync", "-E", "UTF8"]
         subprocess.run([*as_user, *initdb], check=True, capture_output=True, cwd=folder)
         server = [str(programs / "postgres"), "-D", str(data), "-k", str(folder), "-p", str(port), "-F"]
-        with running([*as_user, *server], {"PATH": os.environ["PATH"]}, folder / "log", folder):
-            admin = f"host=127.0.0.1 port={port} user={NAME} dbname=postgres"
-            wait_until(lambda: _answers(admin), f"PostgreSQL answers; its log:\n{folder / 'log'}", 30)
-            with psycopg.connect(admin, autocommit=True) as server_connection:
-                server_connection.execute(f"CREATE DATABASE {NAME}")
-            yield f"postgres://{NAME}@127.0.0.1:{port}/{NAME}"
+        made = Postgres([*as_user, *server], folder, port)
+        try:
+            made.start()
+            made.make()
+            yield made
+        finally:
+            made.stop()
 
 
 def _answers(address: str) -> bool:

@@ -123,6 +123,8 @@ def _request(options: argparse.Namespace, environment: Mapping[str, str], launch
             raise WrongUseError(f"--spec {options.spec}: {error}") from None
     if key is not None and launch.nodes > 1:
         request["key"] = key
+    elif options.key:
+        say("--key is left out: it is for the nodes of one run to find each other, and this run has one node")
     return request
 
 

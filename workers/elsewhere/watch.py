@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
 from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder, Outcome
-from contracts.telemetry import Item
+from contracts.telemetry import GaugeItem, Item, StartItem
 from workers.elsewhere.command import Launch
 from workers.elsewhere.ending import first_failure, how_it_ended
 from workers.elsewhere.joining import Joining, RefusedError, Run
@@ -27,10 +27,12 @@ from workers.host.processes import COOKIE, sweep
 from workers.host.supervisor.board import Board as Waiting
 from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.ending import Ended, exit_report
+from workers.host.supervisor.gauges import HostGauge
 from workers.host.supervisor.line import LineError
 from workers.host.supervisor.line.https import Board
 from workers.host.supervisor.line.over_http import HttpLine
 from workers.host.supervisor.publish import Publisher
+from workers.host.supervisor.ranks import Ranks
 from workers.host.supervisor.serve import Telemetry
 from workers.host.supervisor.tail import LogTail
 from workers.host.supervisor.tally import Tally
@@ -42,6 +44,7 @@ TAIL_S = 0.25
 HEARTBEAT_S = 5.0
 SEE_CANCEL_S = 1.0
 CLOCK_S = 30.0
+LOOK_S = 1.0  # at the ranks' processes
 TERM_GRACE_S = 10.0
 FAREWELL_S = 30.0
 QUIET_S = 2.0  # of these before the user is told what is waited for
@@ -83,6 +86,7 @@ class Watch:
         )
         self._waiting, self._tally, self._clock = Waiting(), Tally(), BoardClock()
         self._timelines = Timelines((), self._waiting.add_step)
+        self._ranks = Ranks(self._add)
         self._node: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tail: LogTail | None = None
         self._line: HttpLine | None = None
@@ -99,10 +103,13 @@ class Watch:
         started = time.time()
         self._logs.mkdir()
         socket = self._folder / "telemetry"
-        server = await Telemetry(self._order, self._take, self._waiting.lose).start(socket, None)
+        telemetry = Telemetry(self._order, self._take, self._waiting.lose, self._ranks.heard)
+        server = await telemetry.start(socket, None)
+        HostGauge({}, with_gpus=False).start(self._add_all)
         self._command = Command(
             self._launch.argv, self._environment(socket), self._logs / "launcher.log", apart=self._launch.apart
         )
+        self._add(StartItem(kind="start", rank=-1, time=time.time(), stage="spawned"))
         on_signals(self._pass_on)
         if self._place.node is not None:
             self._is_node(self._place.node)
@@ -113,6 +120,7 @@ class Watch:
             (self._report, HEARTBEAT_S),
             (self._see_cancel, SEE_CANCEL_S),
             (self._set_clock, CLOCK_S),
+            (self._ranks.look, LOOK_S),
         )
         others = [asyncio.create_task(steadily(work, pause_s)) for work, pause_s in regular]
         code = await asyncio.to_thread(self._command.wait)
@@ -178,15 +186,25 @@ class Watch:
             if item["kind"] == "gap" or not self._is_ours(item["rank"]):
                 self._waiting.lose(1)
                 continue
-            item["time"] += self._clock.offset_s
             if item["kind"] == "timeline":
+                item["time"] += self._clock.offset_s
                 self._timelines.add(item)
                 continue
+            self._ranks.take(item)
             began = not self._tally.training
-            self._tally.add(item)
-            self._waiting.add(item)
+            self._add(item)
             if began and self._tally.training:
                 await self._report()
+
+    def _add(self, item: Item) -> None:
+        """Take an item whose time is ours."""
+        item["time"] += self._clock.offset_s
+        self._tally.add(item)
+        self._waiting.add(item)
+
+    def _add_all(self, items: list[GaugeItem]) -> None:
+        for item in items:
+            self._add(item)
 
     async def _tail_forever(self) -> None:
         over = False
@@ -196,8 +214,7 @@ class Watch:
             over = self._over.is_set()
             if self._tail is not None:
                 for item in await asyncio.to_thread(self._tail.read, final=over):
-                    item["time"] += self._clock.offset_s
-                    self._waiting.add(item)
+                    self._add(item)
 
     async def _set_clock(self) -> None:
         if self._line is not None:

@@ -167,6 +167,8 @@ class Recorder:
 
     def end_step(self, step: int) -> StepParts:
         """The step is over; what comes before the next is kept with it. Records of it are let go."""
+        for poll in self._pollers:
+            poll()
         with self._lock:
             parts = self._shares.end()
             self._records.clear()

@@ -62,7 +62,9 @@ def _of(recorder: Recorder, group: Group) -> Standing:
         waits_for = recorder.waits_for
         told["op"], told["payload_bytes"] = oldest.key[1], oldest.payload_bytes
         told["since"] = recorder.unix(oldest.started_s)
-        told["sequence"], told["peer"] = oldest.number, oldest.peer
+        told["sequence"] = oldest.number
+        if oldest.peer >= 0:
+            told["peer"] = oldest.peer
         told["blocking"] = waits_for is not None and waits_for.group is group
     return told
 

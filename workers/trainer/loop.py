@@ -274,11 +274,11 @@ def train(
                 send(EvalItem(kind="eval", rank=rank, time=time.time(), step=index + 1, loss=loss))
             enter("step")
         saves = save is not None and _is_due(index + 1, spec.train.checkpoint_every, steps)
-        stops = stop is not None and save is not None and index + 1 < steps and stop(index + 1)
-        if save is not None and (saves or stops):
+        lasts = save is not None and stop is not None and index + 1 < steps and stop(index + 1)
+        if save is not None and (saves or lasts):
             with recorder.doing("checkpoint"):
                 save(index + 1)
-        if stops:
+        if lasts:
             say(f"step {index + 1}/{steps} was the last for now: the run was asked to save and stop")
             return
     enter("teardown")

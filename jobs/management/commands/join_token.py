@@ -23,7 +23,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--hours", type=int, default=24, help="how long it lasts")
-        parser.add_argument("--uses", type=int, help="hosts that may join with it; any number if not given")
+        parser.add_argument("--uses", type=int, help="hosts that may join with it: 1, or with --given any number")
         parser.add_argument(
             "--label", action="append", default=[], help="of hosts that join with it: pools ask for them"
         )
@@ -32,7 +32,8 @@ class Command(BaseCommand):
         parser.add_argument("--given", action="store_true", help=f"keep the token in {GIVEN} instead of a new one")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        told = {"hours": options["hours"], "uses": options["uses"], "labels": options["label"], "note": options["note"]}
+        uses = options["uses"] or (None if options["given"] else 1)
+        told = {"hours": options["hours"], "uses": uses, "labels": options["label"], "note": options["note"]}
         try:
             asked = checked(tokens.TokenQuery, told)
             if options["given"]:

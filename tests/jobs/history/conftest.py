@@ -15,6 +15,7 @@ from jobs.history import recorder as recorder_module
 from jobs.history import recording
 from jobs.history.recorder import Recorder
 from jobs.models import Attempt, Host, Job
+from jobs.queue import actions
 from tests.jobs.conftest import member_of
 from tests.planner.wrong_specs import GOOD
 
@@ -28,9 +29,10 @@ def root(tmp_path: Path, settings: Any) -> Path:
 @pytest.fixture
 def attempt(owner: User, make_host: Callable[..., Host]) -> Attempt:
     """It runs, on one host."""
-    job = Job.objects.create(owner=owner, name="told", spec=GOOD, kind="train", device="cpu", num_slots=2, estimate={})
+    host = make_host()
+    job, _ = actions.submit(owner, {**GOOD, "layout": {"dp": 2}})
     made = Attempt.objects.create(job=job, number=1)
-    member_of(made, make_host())
+    member_of(made, host)
     Job.objects.filter(id=job.id).update(attempt=1, status="running")
     return made
 

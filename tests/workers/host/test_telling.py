@@ -41,13 +41,21 @@ def test_a_run_tells_its_start_its_steps_and_where_it_stands(machine: Host) -> N
         os.kill(stopped, signal.SIGSTOP)
         try:
             seen = wait_until(
-                lambda: (last("process", 1) or {"state": ""})["state"] == "stopped" and last("standing", 0),
+                lambda: (
+                    (process := last("process", 1))
+                    and process["state"] == "stopped"
+                    and process["stack"]
+                    and last("standing", 0)
+                ),
                 "the stopped rank and who waits for it are told",
             )
         finally:
             os.kill(stopped, signal.SIGCONT)
         machine.server.client().set(f"meshboard:cancel:{JOB}:1", 1)
         machine.exit_of(JOB)
+        assert any(line.endswith("in train") for line in last("process", 1)["stack"]), (
+            "read from outside, in its sandbox"
+        )
         (waits,) = [one for one in seen["groups"] if one.get("blocking")]
         assert waits["issued"] == waits["ended"] + 1
         assert waits["group"]["ranks"] == [0, 1]

@@ -101,6 +101,8 @@ def test_a_step_that_does_not_become_whole_is_told_only_when_asked_for_and_late(
     monkeypatch.setattr(timelines, "WHOLE_S", 0.0)
     kept.want([1])
     assert told.steps == [(1, [4])]
+    kept.add(item(5, 1))
+    assert told.steps == [(1, [4]), (1, [5])]
 
 
 def test_the_last_steps_are_told_at_the_end_whole_or_not() -> None:
@@ -114,6 +116,10 @@ def test_the_last_steps_are_told_at_the_end_whole_or_not() -> None:
     kept.want([17])
     kept.finish()
     assert told.steps == [(17, [4, 5]), (15, [4, 5]), (16, [4, 5]), (18, [4, 5]), (19, [4])]
+    kept.add(item(5, 19))
+    for rank in RANKS:
+        kept.add(item(rank, 20))
+    assert told.steps[5:] == [(19, [5]), (20, [4, 5])], "what was on its way when the last process ended"
     assert LAST_STEPS == 5
 
 

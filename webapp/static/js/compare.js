@@ -65,15 +65,15 @@ function drawCurves(runs, along) {
   const shown = CURVES.filter(({ name }) => runs.some((run) => run.columns[name].some((value) => value !== null)));
   const figures = shown.map(({ title, drag }) => {
     const hint = drag ? el("span", {}, "drag over slow steps: what differs") : null;
-    return el("figure", {}, el("figcaption", {}, el("b", {}, title), hint), el("div", { className: "plot" }));
+    return el("figure", {}, el("figcaption", {}, el("b", {}, title), hint), el("div", { className: "chart" }));
   });
   holder.replaceChildren(...figures);
-  shown.forEach(({ name, title, values, drag }, index) => {
+  shown.forEach(({ name, values, drag }, index) => {
     const lines = runs.map((run, place) => ({ letter: letter(place), place, xs: run.places(along), ys: run.columns[name] })).filter(({ ys }) => ys.some((y) => y !== null));
-    const place = figures[index].querySelector(".plot");
+    const place = figures[index].querySelector(".chart");
     const told = drag && along === "step" ? el("div", { className: "slow-steps" }) : null;
     const select = told && ((from, to) => tell(told, runs, from, to));
-    drawn.push(runsChart(place, lines, { along, title, values, select }));
+    drawn.push(runsChart(place, lines, { along, values, select }));
     if (told) figures[index].append(told);
   });
 }

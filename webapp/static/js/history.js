@@ -1,5 +1,10 @@
 // Folds what the server kept of an attempt (jobs/history/shapes.py, Snapshot) into a fresh state of store.js, as if the
 // page had been open all along; the socket goes on from its positions. Pure: no DOM, no clock.
+import { foldGauge, foldProcess, foldStanding, foldStart } from "./fold/gauges.js";
+import { keepStep, mark } from "./fold/steps.js";
+import { cellKey } from "./fold/traffic.js";
+import { foldLog } from "./logs/lines.js";
+import { foldPlace } from "./logs/places.js";
 
 const MARKS = new Set(["checkpoint", "validation", "resume", "fault"]);
 const PART_COLUMNS = ["step_s", "data_s", "optimizer_s", "exposed", "hidden"];
@@ -27,14 +32,16 @@ export function foldHistory(state, answer) {
   for (const [rank, rows] of Object.entries(answer.verdicts)) state.verdicts.set(Number(rank), rows);
   for (const [rank, peak] of Object.entries(answer.peaks)) state.peaks.set(Number(rank), peak);
   for (const item of answer.dry_runs) state.dryRuns.set(item.rank, item);
+  for (const item of answer.standing) {
+    foldStanding(state, item);
+    foldPlace(state.places, item);
+  }
+  for (const item of answer.processes) foldProcess(state, item);
   for (const item of answer.checkpoints) state.checkpoints.set(item.step, item);
   state.proof = answer.proof;
   state.progress = answer.progress;
   state.stepTimes = [...answer.step_times];
 }
-
-/** A host's key is -1 less its node, as logKey of store.js. */
-const keyOf = (rank, node) => (rank < 0 ? -1 - node : rank);
 
 function foldMembers(state, answer) {
   for (const { node, after, time, host, lost } of answer.followed) {
@@ -48,7 +55,7 @@ function foldRanks(state, answer) {
     state.ranks.set(rank, { node, phase, dropped, ...fresh });
   }
   for (const { rank, cell } of cellsOf(answer.cells)) {
-    state.ranks.get(rank).cells.set(`${cell.phase}/${cell.axis}/${cell.op}/${cell.group_size}`, cell);
+    state.ranks.get(rank).cells.set(cellKey(cell), cell);
   }
   for (const { rank, cell } of cellsOf(answer.exact)) state.ranks.get(rank).exactCells.push(cell);
   const parts = { rank: answer.parts.rank, ...Object.fromEntries(PART_COLUMNS.map((name) => [name, answer.parts[name]])) };
@@ -67,10 +74,7 @@ function* cellsOf({ keys, ...columns }) {
 
 function foldCurve(state, answer) {
   state.stride = answer.stride;
-  for (const { step, ...point } of rowsOf(answer.curve)) {
-    state.steps.set(step, point);
-    if (point.loss !== null) state.lastLoss = { step, loss: point.loss };
-  }
+  for (const { step, ...point } of rowsOf(answer.curve)) keepStep(state, step, point);
 }
 
 function foldMarks(state, answer) {
@@ -80,14 +84,9 @@ function foldMarks(state, answer) {
       state.gaps += 1;
       state.whole.hole(time, value);
     }
-    const key = `${kind} ${step}`;
-    if (MARKS.has(kind) && !state.marks.has(key)) state.marks.set(key, { kind, time, step, text });
+    if (MARKS.has(kind)) mark(state, { kind, time, step, text });
   }
-  for (const { node, rank, stage, time } of answer.starts) {
-    const key = keyOf(rank, node);
-    if (!state.starts.has(key)) state.starts.set(key, {});
-    state.starts.get(key)[stage] ??= time;
-  }
+  for (const { node, ...item } of answer.starts) foldStart(state, item, node);
 }
 
 function foldTraffic(state, answer) {
@@ -109,23 +108,10 @@ function foldTraffic(state, answer) {
 }
 
 function foldGauges(state, answer) {
-  for (const { node, rank, ...told } of rowsOf(answer.gauges)) {
-    const key = keyOf(rank, node);
-    if (!state.gauges.has(key)) state.gauges.set(key, Object.fromEntries(Object.keys(told).map((name) => [name, []])));
-    const columns = state.gauges.get(key);
-    for (const [name, value] of Object.entries(told)) columns[name].push(value);
-  }
+  for (const { node, ...item } of rowsOf(answer.gauges)) foldGauge(state, item, node);
 }
 
 function foldLogs(state, answer) {
   const items = [...rowsOf(answer.logs)].sort((one, other) => one.first - other.first);
-  for (const { node, rank, first, lines, skipped } of items) {
-    const key = keyOf(rank, node);
-    if (!state.logs.has(key)) state.logs.set(key, { node, lines: [], next: 0, total: 0 });
-    const log = state.logs.get(key);
-    const missing = Math.max(first - log.next, skipped);
-    if (missing > 0) log.lines.push({ skipped: missing });
-    log.lines.push(...lines.slice(Math.max(0, log.next - first)).map((text) => ({ text })));
-    log.next = log.total = Math.max(log.next, first + lines.length);
-  }
+  for (const { node, ...item } of items) foldLog(state.logs, item, node);
 }

@@ -9,6 +9,7 @@ import { showOff, showProgress, showStepsSeen } from "./job/figures.js";
 import { healthView } from "./job/health.js";
 import { jumpBar, rangeBar } from "./job/jump.js";
 import { placesView } from "./job/places.js";
+import { replay } from "./job/replay.js";
 import { startBar } from "./job/start.js";
 import { stepBar } from "./job/stepbar.js";
 import { trafficView } from "./job/traffic.js";
@@ -19,6 +20,7 @@ import { labView } from "./lab.js";
 import { showBadge, showCollectives, showComparison, showVerdicts } from "./jobtables.js";
 import { showPlanned } from "./planned.js";
 import { showProof } from "./proof.js";
+import { slowStretch } from "./slowsteps.js";
 import { connect } from "./socket.js";
 import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "./store.js";
 import { tracePanels } from "./timeline/panels.js";
@@ -28,9 +30,11 @@ const CHARTS_MS = 250; // charts of half-second bins need no more
 let job = embedded("job");
 let state = createState();
 let paused = false;
+let replayed = false; // what the server kept has been asked for
 const openAxes = new Set();
 const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
 const page = { view, curve: { time: [], step: [] }, marks: [] }; // what all charts share
+if ($("slow-steps")) slowStretch($("slow-steps"), page, () => job);
 const redraw = eachFrame(draw);
 const redrawCharts = notMoreOftenThan(CHARTS_MS, drawCharts);
 const showHealth = whereItIs("health", (place) => healthView(place, showSteps));
@@ -52,7 +56,7 @@ function whereItIs(id, make) {
 }
 
 function draw() {
-  if (job.finished) {
+  if (job.finished && replayed) {
     for (const place of document.querySelectorAll("[data-ended]")) {
       place.textContent = (state.fromSummary && place.dataset.gone) || place.dataset.ended;
     }
@@ -73,7 +77,7 @@ function draw() {
   if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
   if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null);
   showLogs(state, job);
-  showTraces(job, state);
+  showTraces(job, state, shownRange());
   if ($("verdict-panel")) drawVerdicts();
   $("gap").hidden = !state.lost;
   if (state.lost) {
@@ -107,6 +111,13 @@ function showSteps(first, last) {
   const [from, to] = [step.findIndex((one) => one >= first - 1), step.findLastIndex((one) => one <= last)];
   if (from >= 0 && to > from) view.zoom(time[from], time[to]);
   $("training")?.scrollIntoView();
+}
+
+/** The stretch that the charts show; nulls for the whole run. */
+function shownRange() {
+  const { from, to, last } = view.now;
+  if (from !== null) return { from, to };
+  return last === null || state.time === null ? { from: null, to: null } : { from: state.time - last, to: null };
 }
 
 function drawVerdicts() {
@@ -188,14 +199,21 @@ function listen() {
   dialog.querySelector("button.primary").addEventListener("click", () => $("cancel-form").submit());
 }
 
+function follow() {
+  connect(`/ws/jobs/${job.id}/`, {
+    resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),
+    onJob,
+    onGap: (node) => expectGap(state, node),
+    onBatch,
+    onState: onConnection,
+  });
+}
+
 listen();
 showHeader(job);
+redraw();
+await replay(state, job);
+replayed = true;
 seedFromSummary();
 redraw();
-connect(`/ws/jobs/${job.id}/`, {
-  resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),
-  onJob,
-  onGap: (node) => expectGap(state, node),
-  onBatch,
-  onState: onConnection,
-});
+follow();

@@ -16,7 +16,8 @@ export function matching(items, query) {
 /** Actions of the page at hand, then its pages. `copyJson`: copies the job at hand, where there is one. */
 export function ofPage() {
   const seen = new Set();
-  const actions = usable(".page-head .actions :is(a, button), [data-command]")
+  const found = usable(".page-head .actions :is(a, button), main [data-command]");
+  const actions = [...found, ...usable("header [data-command]")]
     .map((node) => ({ kind: "action", words: wordsOf(node), key: node.dataset.key ?? "", run: () => use(node) }))
     .filter(({ words }) => words && !seen.has(words) && seen.add(words));
   const job = document.getElementById("job");

@@ -7,7 +7,7 @@ const percent = (share) => `${share >= 0 ? "+" : "−"}${Math.abs(100 * share).t
 
 /** A finding in words. */
 export function words({ part, axis, rank, host, seconds, usual_s, ranks_alike }) {
-  const what = axis ? `${part === "exposed" ? "waiting for" : "hidden"} ${axis}` : part;
+  const what = axis ? `waiting for ${axis}` : part;
   const who = rank === null ? "on every rank alike" : `most on rank ${rank}${host ? ` (${host})` : ""}${ranks_alike ? `, and ${ranks_alike} more` : ""}`;
   const share = usual_s > 0 ? ` (${percent(seconds / usual_s - 1)})` : "";
   return `${what}: ${duration(seconds)} in place of ${duration(usual_s)}${share}, ${who}`;
@@ -29,10 +29,31 @@ export function slowSteps(job, from, to) {
   return box;
 }
 
+/** First and last of the steps whose ends lie from `from` to `to`, unix seconds; null where none do. `curve`: {step, time}. */
+export function stepsWithin(curve, from, to) {
+  const within = curve.step.filter((_, index) => curve.time[index] >= from && curve.time[index] <= to);
+  return within.length > 0 ? [within[0], within.at(-1)] : null;
+}
+
+/** Offers it of the stretch that the job page's charts show, once somebody dragged over one. */
+export function slowStretch(place, page, jobOf) {
+  const { view } = page;
+  view.subscribe(() => {
+    const { from, to } = view.now;
+    const steps = from === null ? null : stepsWithin(page.curve, from, to);
+    place.hidden = steps === null;
+    if (!steps) return;
+    const [first, last] = steps;
+    const button = el("button", { type: "button", className: "button small" }, `What differs about steps ${integer(first)} to ${integer(last)}?`);
+    button.addEventListener("click", () => place.replaceChildren(slowSteps(jobOf(), first, last)));
+    place.replaceChildren(button);
+  });
+}
+
 async function ask(job, from, to) {
   try {
     const query = new URLSearchParams({ from, to, attempt: job.attempt });
-    const answer = await fetch(`/jobs/${job.id}/steps/slow/?${query}`, { headers: { Accept: "application/json" } });
+    const answer = await fetch(`/jobs/${job.id}/history/steps/slow/?${query}`, { headers: { Accept: "application/json" } });
     const made = await answer.json();
     if (!answer.ok) throw new Error(made.errors.map(({ message }) => message).join("; "));
     return lines(made);

@@ -49,6 +49,7 @@ class Timelines:
         self._num_bytes = 0
         self._wanted: frozenset[int] = frozenset()
         self._thinning = Thinning(TOLD_BYTES_PER_S)
+        self._over = False
         self._sampled: tuple[int, float] | None = None  # the last step that was, and when it began
 
     def add(self, item: TimelineItem) -> None:
@@ -61,12 +62,9 @@ class Timelines:
             return
         self._num_bytes += step.add(item)
         self._let_go()
-        if step.items.keys() < self._ranks or step.told:
-            return
-        if self._thinning.tells(number):
-            self._sample(number, step, item["began"])
-            self._tell_step(step)
-        elif number in self._wanted:
+        if step.told:  # it was asked for and did not become whole in time
+            self._tell([item])
+        elif step.items.keys() >= self._ranks and self._tells(number, step):
             self._tell_step(step)
 
     def want(self, steps: Iterable[int]) -> None:
@@ -79,20 +77,25 @@ class Timelines:
                 self._tell_step(step)
 
     def finish(self) -> None:
-        """The attempt is over."""
+        """The attempt is over: what its ranks still say is of its last steps."""
+        self._over = True
         for number in sorted(self._steps)[-LAST_STEPS:]:
             if not self._steps[number].told:
                 self._tell_step(self._steps[number])
 
-    def _tell_step(self, step: Step) -> None:
-        step.told = True
-        self._tell([step.items[rank] for rank in sorted(step.items)])
-
-    def _sample(self, number: int, step: Step, began: float) -> None:
+    def _tells(self, number: int, step: Step) -> bool:
+        if not self._thinning.tells(number):
+            return self._over or number in self._wanted
+        began = max(item["began"] for item in step.items.values())
         if self._sampled is not None and number > self._sampled[0]:
             last, last_began = self._sampled
             self._thinning.told(step.num_bytes, (began - last_began) / (number - last))
         self._sampled = (number, began)
+        return True
+
+    def _tell_step(self, step: Step) -> None:
+        step.told = True
+        self._tell([step.items[rank] for rank in sorted(step.items)])
 
     def _let_go(self) -> None:
         while self._steps and (len(self._steps) > KEPT_STEPS or self._num_bytes > KEPT_BYTES):

@@ -47,6 +47,7 @@ export function plot(container, page, options) {
         series: [{ label: options.steps ? "optimiser step" : "time", value: (_, time) => moment(time, options.steps, page.curve) }, ...shown.lines.map(seriesOf)],
         bands: shown.lines.some((line) => line.fill) ? stackBands(shown.lines.length) : [],
         hooks: {
+          setScale: [(self, key) => key === "x" && tell(self)],
           setSelect: [(self) => zoomed(self, view)],
           draw: [(self) => drawMarks(self, page.marks, colors), (self) => drawPin(self, view.now.at, pin)],
           ready: [(self) => pinOnClick(self, view)],
@@ -74,6 +75,12 @@ export function plot(container, page, options) {
         return value === null || value === undefined ? "–" : options.value(value);
       },
     };
+  }
+
+  /** What is drawn, for whoever reads no pixels. */
+  function tell({ scales, data }) {
+    container.dataset.window = `${scales.x.min} ${scales.x.max}`;
+    container.dataset.points = data[0].length;
   }
 
   /** Where nobody points, the cursor stands where it was pinned. */

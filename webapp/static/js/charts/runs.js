@@ -30,7 +30,7 @@ export function told(xs, ys) {
  * `lines`: [{letter, place, xs, ys}]. Returns the chart, to be destroyed by who draws another in its stead.
  * `select(from, to)`, where given, takes what is dragged over instead of the zoom.
  */
-export function runsChart(container, lines, { along, title, values, select }) {
+export function runsChart(container, lines, { along, values, select }) {
   const data = uPlot.join(lines.map(({ xs, ys }) => told(xs, ys)));
   let chart = null;
   const build = () => {
@@ -42,7 +42,7 @@ export function runsChart(container, lines, { along, title, values, select }) {
         cursor: { drag: { x: true, y: false, setScale: !select } },
         legend: { markers: MARKERS },
         scales: { x: { time: false } },
-        axes: [axis(ALONG[along].label, (_, ticks) => ticks.map(ALONG[along].words), 36), axis(title, (_, ticks) => ticks.map(values), 70)],
+        axes: [axis(ALONG[along].label, (_, ticks) => ticks.map(ALONG[along].words), 36), axis(null, (_, ticks) => ticks.map(values), 70)],
         series: [
           { label: ALONG[along].label, value: (_, x) => (x === null ? "–" : ALONG[along].words(x)) },
           ...lines.map(({ letter, place }) => ({

@@ -1,7 +1,15 @@
 // Token colours as canvas can use them, and what all charts share.
 
+const resolved = new Map(); // of the theme that is on
+document.addEventListener("themechange", () => resolved.clear());
+
 /** The computed colour of a token: light-dark() has to be resolved by an element that uses it. */
 export function color(token) {
+  if (!resolved.has(token)) resolved.set(token, resolve(token));
+  return resolved.get(token);
+}
+
+function resolve(token) {
   const probe = document.createElement("span");
   probe.style.color = `var(${token})`;
   document.body.append(probe);

@@ -1,5 +1,5 @@
 // Progress: how far, how fast, how long still, and whether what is sent is as planned.
-import { duration, exactBytes, integer, loss, tokenRate } from "../format.js";
+import { bytes, duration, exactBytes, integer, loss, tokenRate } from "../format.js";
 import { secondsLeft } from "../store.js";
 
 const $ = (id) => document.getElementById(id);
@@ -33,9 +33,10 @@ export function showProgress(job, state) {
 export function showOff(off, exact) {
   const place = $("figure-off");
   if (!place || off === null) return;
-  const bytes = exact ? off.bytesOff : off.net;
-  place.textContent = exactBytes(bytes);
-  place.dataset.tone = bytes === 0 && off.callsOff === 0 ? "good" : "bad";
+  const amount = exact ? off.bytesOff : off.net;
+  place.textContent = amount < 1e7 ? exactBytes(amount) : bytes(amount);
+  place.title = exactBytes(amount);
+  place.dataset.tone = amount === 0 && off.callsOff === 0 ? "good" : "bad";
   $("figure-off-calls").textContent = `${integer(off.callsOff)} ${off.callsOff === 1 ? "call" : "calls"} off`;
 }
 

@@ -7,8 +7,8 @@ const PARTS = ["compute", "recompute", "launch", "bubble", "data", "optimizer", 
 
 export const tokenOf = (part) => (PARTS.includes(part.name) ? `--part-${part.name}` : AXES.includes(part.name) ? `--axis-${part.name}` : "--axis-world");
 
-/** What a part is called: "tp, exposed", "dp, hidden", "compute". */
-export const nameOf = (part) => (part.kind === "exposed" || part.kind === "hidden" ? `${part.name} ${part.kind}` : part.name);
+/** What a part is called: "tp" for what stands still for it, "tp hidden", "compute". */
+export const nameOf = (part) => (part.kind === "hidden" ? `${part.name} hidden` : part.name);
 
 const placeOf = (part) => {
   const place = ORDER.indexOf(ORDER.includes(part.name) ? part.name : part.kind);

@@ -18,7 +18,12 @@ export function stepBar(section) {
     const [above, below] = bars(planned, measured);
     rows.replaceChildren(bar("planned", above, plannedWords(above)), bar("measured", below, measuredWords(below, job.finished)));
     figures.replaceChildren(...partRows(planned, measured).slice(0, MOST_FIGURES).map((row) => figure(row, planned, measured)));
-    note.textContent = measured?.parts.some((part) => part.waiting_s > 0) ? "Hatched within an axis: waited for a rank that came late." : "";
+    const told = [...(planned?.parts ?? []), ...(measured?.parts ?? [])];
+    note.textContent = [
+      told.some((part) => part.kind === "exposed") ? "An axis: what nothing hides of it" : "",
+      told.some((part) => part.waiting_s > 0) ? "hatched, waiting for who came last" : "",
+      told.some((part) => part.kind === "hidden") ? "striped below, hidden behind compute" : "",
+    ].filter(Boolean).join("; ");
   };
 }
 
@@ -83,5 +88,5 @@ function figure(row, planned, measured) {
   const told = [planned, measured].map((side) => side?.parts.length > 0);
   const words = [row.planned, row.measured].map((value) => (value === null ? "–" : duration(value)));
   const [before, after] = [told[0] ? words[0] : null, told[1] ? el("b", {}, words[1]) : null];
-  return el("div", {}, el("dt", {}, mark, nameOf(row)), el("dd", {}, before, before && after ? " → " : null, after));
+  return el("div", {}, el("dt", {}, mark, nameOf(row)), el("dd", {}, before, before && after ? "\u2009→\u2009" : null, after));
 }

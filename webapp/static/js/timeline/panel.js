@@ -1,8 +1,8 @@
 // The panel (or page) of a step's timeline: which step, its picture, its tables, its downloads.
 import { el } from "../dom.js";
 import { integer } from "../format.js";
-import { stepsAtHand } from "./fold.js";
-import { stepOfItems } from "./step.js";
+import { MOST_STEPS, stepsAtHand } from "./fold.js";
+import { stepOfItems, stepOfTables } from "./step.js";
 import { bubbleWords, showCollectiveTimes, showGroups, showOverlap } from "./tables.js";
 import { timelineView } from "./view.js";
 
@@ -16,8 +16,37 @@ export function timelinePanel(panel, links) {
   let [shown, job, state] = ["", null, null];
   const made = new Map(); // step -> {told, step}: a step is put together once for as many ranks as told of it
 
+  const kept = { attempt: null, steps: [] }; // of the history: those that the page did not hear itself
+  const fetched = new Map(); // step -> it, null while it is on its way
+
+  async function listKept() {
+    if (kept.attempt === job.attempt) return;
+    Object.assign(kept, { attempt: job.attempt, steps: [] });
+    fetched.clear();
+    const answer = await fetch(`${panel.dataset.trace}/steps?attempt=${job.attempt}`);
+    if (!answer.ok) return;
+    kept.steps = (await answer.json()).steps;
+    draw();
+  }
+
+  async function fetchStep(number) {
+    if (fetched.has(number)) return;
+    fetched.set(number, null);
+    const answer = await fetch(`${panel.dataset.trace}?step=${number}&attempt=${job.attempt}&format=columns`);
+    if (!answer.ok) return;
+    const told = await answer.json();
+    fetched.set(number, stepOfTables(number, told.calls.columns, told.spans.columns));
+    while (fetched.size > MOST_STEPS) fetched.delete(fetched.keys().next().value);
+    draw();
+  }
+
+  /** A step at hand, or null while the history is asked for it. */
   function assembled(number) {
-    const told = state.timelines.get(number);
+    const told = state.timelines?.get(number);
+    if (!told) {
+      fetchStep(number);
+      return fetched.get(number) ?? null;
+    }
     const known = made.get(number);
     if (known?.told === told && known.ranks === told.size) return known.step;
     const step = stepOfItems(number, told, (node) => state.members.get(node)?.clock?.offset_s ?? 0);
@@ -28,7 +57,7 @@ export function timelinePanel(panel, links) {
 
   function listSteps(steps) {
     const known = [...select.options].slice(1).map((option) => option.textContent);
-    const words = steps.map(({ step, ranks }) => `step ${integer(step)}, ${integer(ranks)} ${ranks === 1 ? "rank" : "ranks"}`);
+    const words = steps.map(({ step, ranks }) => `step ${integer(step)}${ranks === null ? "" : `, ${integer(ranks)} ${ranks === 1 ? "rank" : "ranks"}`}`);
     if (known.join() === words.join()) return;
     const chosen = select.value;
     select.replaceChildren(select.options[0], ...steps.map(({ step }, i) => el("option", { value: String(step) }, words[i])));
@@ -36,21 +65,26 @@ export function timelinePanel(panel, links) {
   }
 
   function draw() {
-    const steps = stepsAtHand(state);
+    if (job.finished) listKept();
+    const heard = stepsAtHand(state);
+    const older = kept.steps.filter((step) => !state.timelines?.has(step)).map((step) => ({ step, ranks: null }));
+    const steps = [...heard, ...older].sort((a, b) => b.step - a.step);
     const running = !job.finished;
     $("timeline-ask").hidden = !running;
     panel.querySelector("[data-empty]").hidden = steps.length > 0;
     if (steps.length === 0) return null;
     listSteps(steps);
     // The newest that all ranks told of: one that is still coming in would jump.
-    const most = Math.max(...steps.map(({ ranks }) => ranks));
-    const wanted = select.value === NEWEST ? steps.find(({ ranks }) => ranks === most).step : Number(select.value);
+    const most = Math.max(...heard.map(({ ranks }) => ranks));
+    const newest = heard.find(({ ranks }) => ranks === most) ?? steps[0];
+    const wanted = select.value === NEWEST ? newest.step : Number(select.value);
     const step = assembled(wanted);
+    if (!step) return null;
     const key = `${wanted} ${step.ranks.size} ${steps.length} ${job.attempt}`;
     if (key === shown) return step;
     shown = key;
     view.show(step);
-    const all = steps.map((one) => assembled(one.step));
+    const all = [...new Set([...heard.map((one) => assembled(one.step)), step])];
     panel.querySelector(".timeline-tables").hidden = false;
     showCollectiveTimes($("timeline-collectives"), all);
     showGroups($("timeline-groups"), all, links, job.members);

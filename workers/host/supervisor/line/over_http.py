@@ -93,13 +93,13 @@ class HttpLine:
             raise LineError("the board has not answered lately")
         return self._cancel
 
-    async def wanted(self) -> frozenset[int]:
-        """Nobody can ask a run elsewhere: the board's answers do not tell."""
-        return frozenset()
-
     async def asked_to_save(self) -> bool:
         """Never by the board: what it launched through another engine gives way there."""
         return False
+
+    async def wanted(self) -> frozenset[int]:
+        """Nobody can ask a run elsewhere: the board's answers do not tell."""
+        return frozenset()
 
     async def renew(self) -> None:
         """Nothing published is on its way any more."""

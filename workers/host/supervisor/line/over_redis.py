@@ -38,8 +38,8 @@ class RedisLine:
         self._events = events_stream(settings.name)
         self._gang = gang_key(attempt.job, attempt.attempt)
         self._cancel = cancel_key(attempt.job, attempt.attempt)
-        self._wanted = wanted_key(attempt.job, attempt.attempt)
         self._save = save_key(attempt.job, attempt.attempt)
+        self._wanted = wanted_key(attempt.job, attempt.attempt)
         self._entries: deque[tuple[str, int]] = deque()  # what we put into the stream: id and bytes
         self._num_bytes = self._number = 0
         self._renew_at = 0.0
@@ -70,14 +70,14 @@ class RedisLine:
         with _told():
             return bool(await self._redis.exists(self._cancel))
 
+    async def asked_to_save(self) -> bool:
+        with _told():
+            return bool(await self._redis.exists(self._save))
+
     async def wanted(self) -> frozenset[int]:
         with _told():
             told: Any = await self._redis.smembers(self._wanted)
             return frozenset(int(step) for step in told if step.isdigit())
-
-    async def asked_to_save(self) -> bool:
-        with _told():
-            return bool(await self._redis.exists(self._save))
 
     async def renew(self) -> None:
         """A stream that was lost and begun anew since `_renew_in_time` expires too."""

@@ -1,0 +1,125 @@
+"""A dump of PyTorch's flight recorder: a pickle, or JSON (torch/csrc/distributed/c10d/FlightRecorder).
+
+It names each collective of a rank with its group and number, when it was issued, and on NCCL when it began and ended.
+gloo's has no ends, no sends, and does not say which ranks a group has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import ijson
+
+from jobs.traces.imports import unpickle
+from jobs.traces.imports.parts import (
+    ImportProblemError,
+    Part,
+    Source,
+    axis_of,
+    element_bytes,
+    op_of,
+    rank_in,
+    ranks_of,
+    whole,
+)
+from jobs.traces.shapes import Call
+
+KEYS = frozenset({"version", "entries", "pg_config", "pg_status", "comm_lib_version", "nccl_version", "rank"})
+PEER = re.compile(r"(?:send|recv) ([0-9]{1,5})(?:->|<-)([0-9]{1,5})")
+
+
+def read_pickle(source: Source) -> Part:
+    with source.open() as file:
+        data = file.read(unpickle.MOST_BYTES + 1)
+    try:
+        return _read(source.name, unpickle.load(data))
+    except unpickle.RefusedPickleError as error:
+        raise ImportProblemError(source.name, "pickle", str(error)) from error
+
+
+def read_json(source: Source) -> Part:
+    with source.open() as file:
+        found = next(ijson.items(file, "", use_float=True), None)
+    return _read(source.name, found)
+
+
+def _read(file: str, dump: Any) -> Part:
+    if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
+        raise ImportProblemError(file, "entries", "a flight recorder's dump has a list of them")
+    rank = rank_in(file)
+    if rank is None:
+        raise ImportProblemError(file, "name", "the dump does not say its rank: end the file's name with its number")
+    groups = dump.get("pg_config") if isinstance(dump.get("pg_config"), dict) else {}
+    calls = list(_calls(file, rank, dump["entries"], groups))
+    notes = []
+    if any(call.ended is None for call in calls):
+        notes.append("ends that the flight recorder did not see are drawn as moments")
+    return Part(file, calls, [], notes)
+
+
+def _calls(file: str, rank: int, entries: list[Any], groups: Any) -> Iterator[Call]:
+    for place, entry in enumerate(entries):
+        field = f"entries[{place}]"
+        if not isinstance(entry, dict):
+            raise ImportProblemError(file, field, "must be an object")
+        name = str(entry.get("profiling_name", ""))
+        op = op_of(name)
+        pair = entry.get("process_group")
+        group, description = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (entry.get("pg_id"), "")
+        told = groups.get(str(group))
+        ranks = ranks_of(told.get("ranks", ""), file, f"pg_config.{group}.ranks") if isinstance(told, dict) else ()
+        paired = bool(entry.get("is_p2p"))
+        number = whole(entry.get("p2p_seq_id" if paired else "collective_seq_id"), file, f"{field}.collective_seq_id")
+        created = whole(entry.get("time_created_ns"), file, f"{field}.time_created_ns")
+        began = _moment(entry, "time_discovered_started_ns", file, field) or created
+        ended = _moment(entry, "time_discovered_completed_ns", file, field)
+        yield Call(
+            step=0,
+            rank=rank,
+            axis=axis_of(group, description),
+            ranks=ranks,
+            nth=0,
+            sequence=number,
+            op=op,
+            issued=began / 1e9,
+            blocked_s=0.0,
+            ended=None if ended is None else max(began, ended) / 1e9,
+            payload_bytes=_payload(op, entry),
+            peer=_peer(name, ranks),
+        )
+
+
+def _moment(entry: dict[str, Any], key: str, file: str, field: str) -> int | None:
+    """None and 0 alike say that it was not seen."""
+    value = entry.get(key)
+    return None if not value else whole(value, file, f"{field}.{key}")
+
+
+def _peer(name: str, ranks: tuple[int, ...]) -> int:
+    """The other's rank, which a name tells by its place in the group."""
+    found = PEER.search(name)
+    if not found:
+        return -1
+    place = int(found[2])
+    return ranks[place] if place < len(ranks) else place
+
+
+def _payload(op: str, entry: dict[str, Any]) -> int:
+    """The full buffer: of what went in and what came out the larger."""
+    sizes = [
+        sum(_bytes(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=False))
+        for shapes, dtypes in ((entry.get(f"{way}_sizes"), entry.get(f"{way}_dtypes")) for way in ("input", "output"))
+        if isinstance(shapes, list) and isinstance(dtypes, list)
+    ]
+    return 0 if op == "barrier" else min(2**62, max(sizes, default=0))
+
+
+def _bytes(shape: object, dtype: object) -> int:
+    if not isinstance(shape, list):
+        return 0
+    count = 1
+    for size in shape[:16]:
+        count *= size if isinstance(size, int) and 0 <= size < 2**48 else 0
+    return min(2**62, count * element_bytes(dtype))

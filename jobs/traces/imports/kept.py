@@ -1,0 +1,172 @@
+"""Imports on disk: files as they are sent part by part, then their events in the history's layout, as Parquet."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from django.conf import settings
+from django.utils import timezone
+
+from jobs.models import ImportedTrace
+from jobs.traces.imports.parts import ImportProblemError, Source
+from jobs.traces.imports.reading import Read, read, source
+from jobs.traces.shapes import Call, Span, Trace, of_tables, tables
+
+log = logging.getLogger(__name__)
+
+PART_BYTES = 512 * 2**10  # of a file, in one request
+FILE_BYTES = 64 * 2**20
+IMPORT_BYTES = 256 * 2**20
+MOST_FILES = 64
+MOST_IMPORTS = 20  # of a user
+LASTS = timedelta(days=30)
+UNFINISHED_LASTS = timedelta(hours=1)
+CALLS = pa.schema(
+    [
+        *(pa.field(name, pa.int64()) for name in ("step", "rank")),
+        pa.field("axis", pa.string()),
+        pa.field("ranks", pa.list_(pa.int32())),
+        *(pa.field(name, pa.int64()) for name in ("nth", "sequence")),
+        pa.field("op", pa.string()),
+        *(pa.field(name, pa.float64()) for name in ("issued", "blocked_s", "ended")),
+        *(pa.field(name, pa.int64()) for name in ("payload_bytes", "peer")),
+    ]
+)
+SPANS = pa.schema(
+    [
+        *(pa.field(name, pa.int64()) for name in ("step", "rank")),
+        pa.field("work", pa.string()),
+        *(pa.field(name, pa.int64()) for name in ("chunk", "micro_batch")),
+        *(pa.field(name, pa.float64()) for name in ("began", "ended")),
+    ]
+)
+
+
+class TooManyError(RuntimeError):
+    """The user has as many imports as one may."""
+
+
+def folder(made: ImportedTrace) -> Path:
+    """Its own; nobody else's text is in the name."""
+    assert re.fullmatch(r"[a-z2-7]{1,16}", made.id)
+    return Path(settings.STATE_DIR) / "imports" / made.id
+
+
+def begin(owner: Any, name: str, files: list[tuple[str, int]]) -> ImportedTrace:
+    """A row that files can be sent to.
+
+    Raises:
+        TooManyError: MOST_IMPORTS are there.
+    """
+    forget_old()
+    if ImportedTrace.objects.filter(owner=owner).count() >= MOST_IMPORTS:
+        raise TooManyError(f"you have {MOST_IMPORTS} imports: delete one first")
+    made = ImportedTrace.objects.create(owner=owner, name=name, files=files, size=sum(size for _, size in files))
+    (folder(made) / "sent").mkdir(parents=True, mode=0o700)
+    return made
+
+
+def add(made: ImportedTrace, place: int, offset: int, part: bytes) -> int:
+    """Append to a file; the bytes that it has now.
+
+    Raises:
+        ImportProblemError: it does not go on where the file ends, or beyond the size that was told.
+    """
+    name, size = made.files[place]
+    path = folder(made) / "sent" / str(place)
+    with path.open("ab") as file:
+        if file.tell() != offset:
+            raise ImportProblemError(name, "offset", f"{offset} is not where the file ends: {file.tell()}")
+        if offset + len(part) > size:
+            raise ImportProblemError(name, "size", f"{offset + len(part)} bytes are more than the {size} announced")
+        file.write(part)
+    return offset + len(part)
+
+
+def finish(made: ImportedTrace) -> None:
+    """Read what was sent and keep its events; what was sent goes, and where it cannot be read the import with it.
+
+    Raises:
+        ImportProblemError: naming file and field.
+    """
+    try:
+        _write(made, read([_sent(made, place) for place in range(len(made.files))]))
+    except ImportProblemError:
+        delete(made)
+        raise
+    shutil.rmtree(folder(made) / "sent", ignore_errors=True)
+
+
+def _sent(made: ImportedTrace, place: int) -> Source:
+    name, size = made.files[place]
+    path = folder(made) / "sent" / str(place)
+    there = path.stat().st_size if path.exists() else 0
+    if there != size:
+        raise ImportProblemError(name, "size", f"{there} of {size} bytes arrived")
+    return source(name, path)
+
+
+def _write(made: ImportedTrace, found: Read) -> None:
+    told = tables(found.trace)
+    for name, schema, columns in (("calls", CALLS, told["calls"]), ("spans", SPANS, told["spans"])):
+        pq.write_table(pa.table(columns["columns"], schema=schema), folder(made) / f"{name}.parquet")
+    made.format, made.notes = found.format, found.notes
+    made.ranks = len(found.trace.ranks())
+    made.events = len(found.trace.calls) + len(found.trace.spans)
+    made.steps = sorted({call.step for call in found.trace.calls} | {span.step for span in found.trace.spans})[:10_000]
+    made.save(update_fields=["format", "notes", "ranks", "events", "steps"])
+
+
+def trace_of(made: ImportedTrace, step: int) -> Trace:
+    """The events of one of its steps."""
+    calls, spans = (_columns(folder(made) / f"{name}.parquet", step) for name in ("calls", "spans"))
+    return of_tables(calls, spans)
+
+
+def _columns(path: Path, step: int) -> dict[str, list[Any]]:
+    table = pq.read_table(path)
+    columns: dict[str, list[Any]] = table.filter(pc.equal(table["step"], step)).to_pydict()
+    return columns
+
+
+def delete(made: ImportedTrace) -> None:
+    """The row first: a folder that is left is found by `forget_old`."""
+    place = folder(made)
+    made.delete()
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def forget_old() -> int:
+    """Imports that are LASTS old, those never finished, and folders without one; how many imports went."""
+    now = timezone.now()
+    old = ImportedTrace.objects.filter(created__lt=now - LASTS)
+    unfinished = ImportedTrace.objects.filter(format="", created__lt=now - UNFINISHED_LASTS)
+    gone = [*old, *unfinished.exclude(pk__in=old.values("pk"))]
+    for made in gone:
+        delete(made)
+    for left in _orphans():
+        log.info("an import's folder is left over: %s", left.name)
+        shutil.rmtree(left, ignore_errors=True)
+    return len(gone)
+
+
+def _orphans() -> Iterator[Path]:
+    """Older than any upload that has just begun."""
+    root = Path(settings.STATE_DIR) / "imports"
+    found = {path.name: path for path in root.iterdir()} if root.is_dir() else {}
+    known = set(ImportedTrace.objects.filter(pk__in=list(found)).values_list("pk", flat=True))
+    young = timezone.now() - UNFINISHED_LASTS
+    return (path for name, path in found.items() if name not in known and path.stat().st_mtime < young.timestamp())
+
+
+assert tuple(CALLS.names) == Call._fields
+assert tuple(SPANS.names) == Span._fields

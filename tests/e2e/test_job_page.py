@@ -1,0 +1,203 @@
+"""The page one keeps open: its first screen, one range and one cursor for all charts, and the same page ever after."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import urllib.error
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from contracts.names import telemetry_stream
+from tests.support.board import Board
+from tests.support.processes import wait_until
+
+SPEC: dict[str, Any] = {
+    "name": "kept open " + "w" * 60,
+    "model": {"preset": "gpt-tiny"},
+    "layout": {"dp": 2, "tp": 2},
+    "train": {"steps": 5000, "global_batch": 4, "seq_len": 64, "eval_every": 20, "checkpoint_every": 25},
+}
+BLOCKS = ("h1", "#status", "#figures", "#health", "#places", "#parts", "#start", "#traffic", "#loss")
+SECONDS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
+SHIFTS = """() => new Promise((resolve) => {
+  let sum = 0;
+  new PerformanceObserver((list) => list.getEntries().forEach((e) => (sum += e.hadRecentInput ? 0 : e.value)))
+    .observe({ type: "layout-shift", buffered: true });
+  requestAnimationFrame(() => requestAnimationFrame(() => resolve(sum)));
+})"""
+
+
+@pytest.fixture(scope="module")
+def watched(running_board: Board) -> Iterator[str]:
+    """A run that goes on through all tests of this module but the last."""
+    job = running_board.submit(SPEC)
+    running_board.wait_for(job, "running", timeout_s=120)
+    yield job
+    if not running_board.job(job)["finished"]:
+        running_board.call("POST", f"jobs/{job}/cancel")
+
+
+@pytest.fixture
+def tab(page: Page, running_board: Board, watched: str) -> Page:
+    """The job's page at 1440 x 900, once steps have been told."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(f"{running_board.url}/jobs/{watched}/")
+    page.wait_for_selector("#loss-chart[data-points]", timeout=60_000)
+    page.wait_for_selector("#fidelity[data-difference]", timeout=60_000)
+    return page
+
+
+def box(locator: Locator) -> tuple[float, float, float, float]:
+    found = locator.bounding_box()
+    assert found, locator
+    return found["x"], found["y"], found["x"] + found["width"], found["y"] + found["height"]
+
+
+def window(page: Page, chart: str) -> list[float]:
+    told = page.get_attribute(f"#{chart}-chart", "data-window")
+    assert told
+    return [float(part) for part in told.split()]
+
+
+def test_the_first_screen_holds_all_that_one_asks_first_and_nothing_moves(tab: Page) -> None:
+    boxes = {name: box(tab.locator(name)) for name in BLOCKS}
+    for name, (left, top, right, bottom) in boxes.items():
+        assert left >= 0, name
+        assert top >= 0, name
+        assert right <= 1440, name
+        assert bottom <= 900, name
+    for one, other in itertools.combinations(BLOCKS[2:], 2):
+        a, b = boxes[one], boxes[other]
+        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], f"{one} lies over {other}"
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 1440
+    expect(tab.locator("#places li")).to_have_count(4)
+    expect(tab.locator("#places [data-legend]")).to_contain_text("4 ")
+    for part in ("queue", "spawn", "import", "rendezvous"):
+        expect(tab.locator("#start [data-figures]")).to_contain_text(part)
+    assert tab.evaluate(SHIFTS) < 0.02
+
+
+def test_the_verdict_is_the_one_that_is_kept_with_the_job(tab: Page, running_board: Board, watched: str) -> None:
+    expect(tab.locator("#health [data-state]")).to_be_visible(timeout=60_000)
+
+    def same() -> bool:
+        told = running_board.job(watched)["diagnosis"]
+        return bool(told and told["sentence"] == tab.locator("#health [data-sentence]").text_content())
+
+    wait_until(same, "page and REST tell the same sentence", 30)
+
+
+def test_the_bars_are_as_long_as_their_figures_say(tab: Page) -> None:
+    tab.wait_for_selector("#parts [data-side=measured] [data-part=compute]", timeout=60_000)
+    told = tab.eval_on_selector_all(
+        "#parts .parts:not(.hidden-lane) > span:not([data-part=rest])",
+        "spans => spans.map(s => [s.title, s.getBoundingClientRect().width, s.closest('.step-row').dataset.side])",
+    )
+    lane, _, end, _ = box(tab.locator("#parts [data-side=planned] .parts").first)
+    totals = tab.locator("#parts .total").all_text_contents()
+    longest = max(seconds(total) for total in totals)
+    assert {side for _, _, side in told} == {"planned", "measured"}
+    for title, width, _ in told:
+        assert width / (end - lane) == pytest.approx(seconds(title.split(": ")[1]) / longest, rel=0.02, abs=0.002), (
+            title
+        )
+
+
+def seconds(words: str) -> float:
+    number, unit = re.findall(r"([\d.]+) (µs|ms|s)\b", words)[0]
+    return float(number) * SECONDS[unit]
+
+
+def test_a_drag_zooms_every_chart_and_the_address_keeps_it(tab: Page) -> None:
+    wait_until(lambda: window(tab, "loss")[1] - window(tab, "loss")[0] > 3, "a stretch to zoom into", 60)
+    left, top, right, bottom = box(tab.locator("#loss-chart .u-over"))
+    whole = window(tab, "loss")
+    tab.mouse.move(left + 0.25 * (right - left), (top + bottom) / 2)
+    tab.mouse.down()
+    tab.mouse.move(left + 0.75 * (right - left), (top + bottom) / 2, steps=4)
+    tab.mouse.up()
+    tab.wait_for_url(re.compile(r"from=[\d.]+&to=[\d.]+"))
+    zoomed = window(tab, "loss")
+    assert zoomed[1] - zoomed[0] == pytest.approx((whole[1] - whole[0]) / 2, rel=0.25)
+    assert window(tab, "traffic") == pytest.approx(zoomed)
+    tab.reload()
+    tab.wait_for_selector("#traffic-chart[data-window]")
+    tab.wait_for_selector("#loss-chart[data-window]")
+    assert window(tab, "traffic") == pytest.approx(zoomed, abs=0.001)
+    assert window(tab, "loss") == pytest.approx(zoomed, abs=0.001)
+    tab.locator("#traffic-chart .u-over").dblclick()
+    tab.wait_for_url(re.compile(r"^[^?]*$"))
+    assert window(tab, "loss")[0] < zoomed[0]
+
+
+def test_what_happened_is_marked_and_told_where_the_cursor_is_pinned(
+    tab: Page, running_board: Board, watched: str
+) -> None:
+    def saved() -> float | None:
+        marks = running_board.call("GET", f"jobs/{watched}/history/marks")["columns"]
+        steps = zip(marks["kind"], marks["step"], marks["time"], strict=True)
+        return next((time for kind, step, time in steps if (kind, step) == ("checkpoint", 25)), None)
+
+    at = wait_until(saved, "the first checkpoint is in the history", 60)
+    tab.goto(f"{running_board.url}/jobs/{watched}/?from={at - 5}&to={at + 5}&at={at}")
+    expect(tab.locator("#ranges [data-told]")).to_contain_text("checkpoint after step 25", timeout=30_000)
+    tab.locator("#ranges [data-reset]").click()
+    expect(tab.locator("#ranges [data-told]")).to_have_text("")
+    assert "?" not in tab.url
+
+
+def test_a_web_that_died_comes_back_to_the_same_page(tab: Page, running_board: Board, watched: str) -> None:
+    before = steps_done(tab)
+    web = running_board.up["pids"]["web"]
+    os.kill(web, signal.SIGKILL)
+
+    def back() -> bool:
+        try:
+            return bool(running_board.up["pids"]["web"] != web and running_board.job(watched))
+        except urllib.error.URLError:
+            return False
+
+    wait_until(back, "the web is back", 60)
+    expect(tab.locator("#connection")).to_have_text("live", timeout=30_000)
+    wait_until(
+        lambda: int(tab.locator("#figure-step").inner_text().split(" ")[0].replace(",", "")) > before, "on it goes"
+    )
+    expect(tab.locator("#gap")).to_be_hidden()
+
+
+def steps_done(page: Page) -> int:
+    return int(page.locator("#figure-step").inner_text().split(" ")[0].replace(",", ""))
+
+
+def shown(page: Page) -> dict[str, Any]:
+    """What the page says of the run, in figures."""
+    texts = {name: page.locator(name).inner_text() for name in ("#figure-step", "#figure-loss", "#figure-off")}
+    texts |= {name: page.locator(name).inner_text() for name in ("#fidelity-rows", "#checkpoint-rows", "#collectives")}
+    texts["places"] = page.locator("#places [data-legend]").inner_text()
+    texts["start"] = page.locator("#start [data-figures]").inner_text()
+    return texts | {"points": page.get_attribute("#loss-chart", "data-points")}
+
+
+def test_a_run_that_ended_shows_the_same_page_when_its_stream_is_gone(
+    tab: Page, running_board: Board, watched: str
+) -> None:
+    running_board.call("POST", f"jobs/{watched}/cancel")
+    tab.wait_for_selector("#status[data-status=cancelled]", timeout=60_000)
+
+    def kept() -> bool:
+        (attempt,) = running_board.call("GET", f"jobs/{watched}/history")["attempts"]
+        return bool(attempt["ended"])
+
+    wait_until(kept, "the recorder has all of it", 60)
+    live = shown(tab)
+    running_board.redis().delete(telemetry_stream(watched, 1))
+    tab.reload()
+    tab.wait_for_selector("#loss-chart[data-points]")
+    wait_until(lambda: shown(tab) == live, f"the same figures from the history: {shown(tab)} beside {live}", 10)
+    expect(tab.locator("#traffic-note")).not_to_contain_text("summary")

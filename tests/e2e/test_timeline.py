@@ -1,0 +1,180 @@
+"""Heat maps, the timeline of a step and imports, as a reader meets them: pointed at, zoomed, walked with keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from contracts.names import wanted_key
+from tests.jobs.traces.test_imports import HOSTILE, gpu_trace
+from tests.jobs.traces.test_imports import recorded as recorded
+from tests.support.drawn import run_of
+from tests.support.inspected import collective, log
+from tests.support.processes import ROOT, redis_server
+from tests.support.web import Site, site
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    static = str(ROOT / "webapp" / "static")
+    with (
+        redis_server(folder / "redis") as redis,
+        site(f"sqlite:///{folder / 'db.sqlite3'}", redis, folder / "web", MESHBOARD_STATIC_ROOT=static) as made,
+    ):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def job(here: Site) -> str:
+    return run_of(here, 4)
+
+
+def visit(browser: Browser, here: Site, path: str, who: str = "owner") -> Page:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.add_cookies([{"name": "sessionid", "value": here.people[who]["session"], "url": here.url}])
+    page = context.new_page()
+    page.goto(f"{here.url}{path}")
+    return page
+
+
+def window_of(page: Page) -> tuple[float, float]:
+    found = page.locator(".timeline-canvas")
+    return float(found.get_attribute("data-from") or "nan"), float(found.get_attribute("data-to") or "nan")
+
+
+def test_a_timeline_is_zoomed_moved_and_told_by_mouse_and_keys(browser: Browser, here: Site, job: str) -> None:
+    page = visit(browser, here, f"/jobs/{job}/timeline/")
+    canvas = page.locator(".timeline-canvas")
+    expect(canvas).to_have_attribute("aria-label", re.compile(r"Timeline of step 16: 4 ranks, \d+ events"))
+    start, end = window_of(page)
+    assert start == 0
+    box = canvas.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + 64 + (box["width"] - 64) / 2, box["y"] + 40)
+    page.mouse.wheel(0, -300)
+    page.wait_for_function("() => Number(document.querySelector('.timeline-canvas').dataset.from) > 0")
+    near = window_of(page)
+    assert near[1] - near[0] == pytest.approx(end / 1.25)
+    assert (near[0] + near[1]) / 2 == pytest.approx(end / 2, rel=0.02), "what the pointer is on stays where it is"
+    canvas.focus()
+    page.keyboard.press("Home")
+    page.wait_for_function("() => document.querySelector('.timeline-canvas').dataset.from === '0'")
+    told = page.locator(".timeline-told")
+    page.keyboard.press(".")
+    expect(told).to_contain_text("forward of micro-batch 0")
+    page.keyboard.press("ArrowDown")
+    expect(told).to_contain_text("dp all-reduce")
+    page.keyboard.press("ArrowDown")
+    expect(told).to_contain_text("tp all-reduce")
+    expect(told).to_contain_text("for rank 1")
+    rows = page.locator("#timeline-collectives tr")
+    expect(rows).to_have_count(2)
+    expect(rows.last).to_contain_text("rank 1")
+    page.select_option("#timeline-step", "8")
+    expect(canvas).to_have_attribute("aria-label", re.compile("Timeline of step 8"))
+    link = page.locator("[data-format=chrome]").get_attribute("href")
+    assert link is not None
+    assert "step=8" in link
+    assert here.call("GET", link, headers=here.cookie("owner")).json()["traceEvents"]
+    page.context.close()
+
+
+def test_a_step_is_asked_for_from_the_page(browser: Browser, here: Site, job: str) -> None:
+    page = visit(browser, here, f"/jobs/{job}/timeline/")
+    page.fill("#timeline-wanted", "77")
+    page.click("#timeline-ask button")
+    expect(page.locator("#timeline-ask output")).to_contain_text("Asked for: 77")
+    assert here.redis.client().smembers(wanted_key(job, 1)) == {b"77"}
+    page.context.close()
+
+
+def test_a_heat_map_tells_both_ranks_bytes_and_units(browser: Browser, here: Site, job: str) -> None:
+    page = visit(browser, here, f"/jobs/{job}/timeline/")
+    cells = page.locator("#pairs-measured .heat-cells")
+    cells.scroll_into_view_if_needed()
+    expect(page.locator("#pairs-legend")).to_contain_text("MiB a step")
+    told = page.locator("#pairs-told")
+    box = cells.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.1)
+    expect(told).to_have_text(re.compile(r"rank 0 sends rank 2 [\d,]+ B measured, [\d,]+ B predicted a step"))
+    before = told.text_content()
+    cells.focus()
+    page.keyboard.press("ArrowRight")
+    expect(told).not_to_have_text(before or "")
+    expect(told).to_contain_text("sends rank 3")
+    page.select_option("#pairs-axis", "tp")
+    expect(page.locator("#pairs-told")).to_contain_text("rank 0 sends rank 3 0 B measured")
+    over_time = page.locator("#heat-time .heat-cells")
+    over_time.scroll_into_view_if_needed()
+    expect(page.locator("#heat-time-told")).to_contain_text("4 ranks from above")
+    over_time.focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#heat-time-told")).to_have_text(re.compile(r"rank 1 · .* B/s over 500 ms"))
+    page.select_option("#heat-what", "still")
+    expect(page.locator("#heat-time-legend")).to_contain_text("%")
+    page.context.close()
+
+
+def test_who_may_not_see_the_job_sees_no_timeline(browser: Browser, here: Site, job: str) -> None:
+    page = visit(browser, here, f"/jobs/{job}/timeline/", who="stranger")
+    expect(page.locator(".timeline-canvas")).to_have_count(0)
+    page.context.close()
+
+
+FILES: dict[str, tuple[list[tuple[str, bytes]], str]] = {
+    "kineto": ([(f"r{rank}.json", gpu_trace(rank)) for rank in (0, 1)], "Kineto · 2 ranks"),
+    "inspector": (
+        [(f"{rank}.log", log(rank, collective(1, 100 + 30 * rank, 50))) for rank in (0, 1)],
+        "NCCL Inspector · 2 ranks",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_are_imported_and_drawn(browser: Browser, here: Site, tmp_path: Path, name: str) -> None:
+    files, words = FILES[name]
+    drawn(browser, here, [_written(tmp_path, *file) for file in files], words)
+
+
+def test_a_flight_recorder_s_dump_is_imported_and_drawn(browser: Browser, here: Site, recorded: Path) -> None:
+    drawn(browser, here, [recorded / "fr_rank_0", recorded / "fr_rank_1"], "flight recorder · 2 ranks")
+
+
+def drawn(browser: Browser, here: Site, paths: list[Path], words: str) -> None:
+    page = visit(browser, here, "/import/")
+    page.set_input_files("#files", [str(path) for path in paths])
+    page.click("#upload button")
+    page.wait_for_url(re.compile(r"/import/i[a-z2-7]{11}/$"))
+    expect(page.locator(".page-head")).to_contain_text(words)
+    expect(page.locator(".timeline-canvas")).to_have_attribute("aria-label", re.compile("2 ranks"))
+    expect(page.locator("#timeline-collectives tr").first).to_be_visible() if "flight" not in words else None
+    canvas: Any = page.locator(".timeline-canvas")
+    canvas.focus()
+    page.keyboard.press(".")
+    expect(page.locator(".timeline-told")).to_contain_text("rank 0")
+    page.locator("#pairs-measured .heat-cells").focus()
+    expect(page.locator("#pairs-told")).to_contain_text("rank 0 sends rank 0")
+    page.context.close()
+
+
+def test_a_hostile_file_is_refused_by_name(browser: Browser, here: Site, tmp_path: Path) -> None:
+    page = visit(browser, here, "/import/")
+    path = _written(tmp_path, "nice_rank_0", HOSTILE["stack global"])
+    page.set_input_files("#files", str(path))
+    page.click("#upload button")
+    expect(page.locator("#upload-told")).to_contain_text("nice_rank_0: byte 14 is STACK_GLOBAL")
+    expect(page.locator("#upload-told")).to_contain_text("(pickle)")
+    page.context.close()
+
+
+def _written(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path

@@ -1,0 +1,113 @@
+"""A diagnosis goes with the recording: stored while the job runs, whole after a restart, harmless if broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+
+from jobs.diagnosis import Diagnosis
+from jobs.history import diagnosing
+from jobs.history import recorder as recorder_module
+from jobs.history.recorder import Recorder
+from jobs.models import Attempt
+from jobs.present import job_detail
+from jobs.queue import lifecycle
+from tests.jobs.history.conftest import end
+from tests.jobs.history.test_recorder import expected, totals
+from tests.jobs.history.told import Sender, run
+
+
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr(lifecycle, "announce", found.append)
+    monkeypatch.setattr(recorder_module, "DIAGNOSED_EVERY_S", 0.0)
+    return found
+
+
+def test_it_is_stored_as_it_changes_and_has_a_last_word(
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, announced: list[str], owner: User
+) -> None:
+    sender, told = Sender(live_redis, attempt.job_id), list(run(2, 12))
+    for some in told[:6]:
+        sender.send(some)
+    recorder.turn()
+    detail: Any = job_detail(attempt.job)
+    assert detail["diagnosis"]["step"] == 6
+    assert not detail["diagnosis"]["over"]
+    assert announced == [attempt.job_id]
+    recorder.turn()
+    assert announced == [attempt.job_id], "nothing new, nothing said"
+    for some in told[6:]:
+        sender.send(some)
+    end(attempt, "failed")
+    recorder.turn()
+    attempt.refresh_from_db()
+    assert attempt.diagnosis["step"] == 12
+    assert attempt.diagnosis["over"]
+    assert attempt.diagnosis["state"] == "failed"
+
+
+def test_a_new_recorder_diagnoses_the_whole_run(
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, announced: list[str]
+) -> None:
+    sender = Sender(live_redis, attempt.job_id)
+    for some in run(2, 12):
+        sender.send(some)
+    recorder.turn()
+    attempt.refresh_from_db()
+    before = attempt.diagnosis
+    recorder.close()
+    Attempt.objects.update(diagnosis=None)
+    other = Recorder()
+    other.turn()
+    other.close()
+    attempt.refresh_from_db()
+    assert {**attempt.diagnosis, "time": 0} == {**before, "time": 0}
+    assert totals(root, attempt.job_id) == expected(2, 12), "told again to the diagnosis alone"
+
+
+@pytest.mark.parametrize("broken", ["add", "look"])
+def test_one_that_breaks_holds_up_no_recording(
+    attempt: Attempt,
+    root: Path,
+    live_redis: redis.Redis,
+    recorder: Recorder,
+    announced: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a defect of ours")
+
+    monkeypatch.setattr(Diagnosis, broken, fail)
+    sender = Sender(live_redis, attempt.job_id)
+    for some in run(2, 6):
+        sender.send(some)
+        recorder.turn()
+    end(attempt)
+    recorder.turn()
+    attempt.refresh_from_db()
+    assert attempt.recorded is not None
+    assert attempt.diagnosis is None
+    assert totals(root, attempt.job_id) == expected(2, 6)
+
+
+def test_one_that_is_too_large_is_not_stored(
+    attempt: Attempt,
+    root: Path,
+    live_redis: redis.Redis,
+    recorder: Recorder,
+    announced: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(diagnosing, "MOST_BYTES", 100)
+    for some in run(1, 2):
+        Sender(live_redis, attempt.job_id).send(some)
+    recorder.turn()
+    attempt.refresh_from_db()
+    assert attempt.diagnosis is None

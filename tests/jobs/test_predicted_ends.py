@@ -1,0 +1,63 @@
+"""How long runs and queued jobs should still last: by the pace that was measured, and from the checkpoint on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from jobs.models import Attempt, Job, StateChange, Status
+from jobs.queue.view import lasting, running
+
+NOW = timezone.now()
+
+
+@pytest.fixture
+def attempt(each_database: str) -> Attempt:
+    """Of 1,000 steps at 6 s by its estimate, begun a minute ago."""
+    job = Job.objects.create(
+        owner=User.objects.create_user("owner"), name="runs", kind="train", device="cpu", num_slots=1,
+        spec={"train": {"steps": 1000}}, estimate={"time": {"step_s": 6.0}}, status=Status.RUNNING, attempt=2,
+    )  # fmt: skip
+    StateChange.objects.create(job=job, attempt=2, status=Status.RUNNING)
+    StateChange.objects.update(at=NOW - timedelta(seconds=60))
+    return Attempt.objects.create(job=job, number=2)
+
+
+def diagnosed(attempt: Attempt, *, step: int, step_s: float | None, steps: int = 10, ago_s: float = 0.0) -> None:
+    measured = None if step_s is None else {"step_s": step_s, "sure": 0.0, "steps": steps, "parts": []}
+    told = {"time": NOW.timestamp() - ago_s, "step": step, "measured": measured}
+    Attempt.objects.filter(pk=attempt.pk).update(diagnosis=told)
+
+
+def left() -> float | None:
+    (found,) = running(NOW)
+    return None if found.left_s is None else round(found.left_s)
+
+
+def test_a_run_lasts_as_long_as_its_steps_take_it(attempt: Attempt) -> None:
+    assert left() == 6000 - 60, "by its estimate"
+    diagnosed(attempt, step=100, step_s=None)
+    assert left() == 6000 - 60
+    diagnosed(attempt, step=100, step_s=2.0, steps=2)
+    assert left() == 6000 - 60, "two steps are no pace"
+    diagnosed(attempt, step=100, step_s=2.0)
+    assert left() == 1800
+    diagnosed(attempt, step=100, step_s=2.0, ago_s=30)
+    assert left() == 1770
+    diagnosed(attempt, step=1000, step_s=2.0, ago_s=30)
+    assert left() == 0
+    diagnosed(attempt, step=100, step_s=2.0)
+    Job.objects.update(time_limit_s=600)
+    assert left() == 540
+
+
+@pytest.mark.parametrize(("number", "seconds"), [(1, 3000.0), (2, 6000.0)])
+def test_what_goes_on_from_a_checkpoint_lasts_from_there(attempt: Attempt, number: int, seconds: float) -> None:
+    """One that the attempt itself wrote is none that it began from."""
+    told: dict[str, Any] = {"number": number, "checkpoint": f"{attempt.job_id}/{number}/step-00000500"}
+    Attempt.objects.update_or_create(job=attempt.job, number=number, defaults=told)
+    assert lasting(Job.objects.all()) == {attempt.job_id: seconds}

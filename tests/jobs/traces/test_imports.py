@@ -1,0 +1,435 @@
+"""Traces of runs that we did not launch: real ones of torch, hostile ones, and who may see them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+
+from jobs.models import ImportedTrace
+from jobs.traces.arrivals import meetings
+from jobs.traces.imports import kept, reading, unpickle
+from jobs.traces.imports.parts import ImportProblemError, axis_of, op_of, rank_in
+from jobs.traces.imports.reading import Read, read, source
+from tests.support.inspected import collective, header, log, log_of_dumps, metadata
+from tests.support.processes import ROOT, base_environment
+from webapp.runner import free_port
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What torch leaves of a real run of two ranks."""
+    folder = tmp_path_factory.mktemp("recorded")
+    environment = {**base_environment(), "TORCH_FR_BUFFER_SIZE": "2000", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "tests.jobs.traces.ranks", str(folder)]
+    ranks = [
+        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, cwd=ROOT, stderr=subprocess.PIPE)
+        for rank in (0, 1)
+    ]
+    try:
+        for rank in ranks:
+            _, said = rank.communicate(timeout=90)
+            assert rank.returncode == 0, said.decode()
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return folder
+
+
+def read_of(*paths: Path) -> Read:
+    return read([source(path.name, path) for path in paths])
+
+
+def written(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("ending", ["", ".json"])
+def test_a_real_flight_recorder_dump_is_read(recorded: Path, ending: str) -> None:
+    found = read_of(*(recorded / f"fr_rank_{rank}{ending}" for rank in (0, 1)))
+    assert found.format == "flight recorder"
+    told = Counter((call.rank, call.axis, call.op) for call in found.trace.calls)
+    for rank in (0, 1):
+        assert told[rank, "tp", "all_reduce"] == 3, "the group's description names its axis"
+        assert told[rank, "world", "all_gather"] == 3
+    assert {call.payload_bytes for call in found.trace.calls if call.op == "all_reduce"} == {4000}
+    assert {call.payload_bytes for call in found.trace.calls if call.op == "all_gather"} == {80}
+    assert {call.ranks for call in found.trace.calls} == {(0, 1)}
+    assert len(meetings(found.trace.calls)) == len(found.trace.calls), "every collective finds its other half"
+    assert found.notes == ["ends that the flight recorder did not see are drawn as moments"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_real_profiler_trace_is_read_packed_or_not(recorded: Path, tmp_path: Path, packed: bool) -> None:
+    paths = [recorded / f"kineto_{rank}.json" for rank in (0, 1)]
+    if packed:
+        paths = [written(tmp_path, f"{path.name}.gz", gzip.compress(path.read_bytes())) for path in paths]
+    found = read_of(*paths)
+    assert found.format == "Kineto"
+    assert Counter(call.op for call in found.trace.calls) == {"all_reduce": 12, "all_gather": 6}
+    assert all(call.ended is not None and call.ended > call.issued for call in found.trace.calls)
+    assert abs(found.trace.began - (recorded / "kineto_0.json").stat().st_mtime) < 600, "unix seconds"
+    assert {span.rank for span in found.trace.spans} == {0, 1}
+    assert found.notes
+
+
+def gpu_trace(rank: int) -> bytes:
+    """As torch notes a communication kernel on a GPU (torch/csrc/distributed/c10d/ParamCommsUtils); made up."""
+    noted = {
+        "Collective name": "_allgather_base",
+        "In msg nelems": 8,
+        "Out msg nelems": 16,
+        "Group size": 2,
+        "dtype": "BFloat16",
+        "Process Group Name": "3",
+        "Process Group Description": "mesh_dp",
+        "Process Group Ranks": "[0, 1]",
+    }
+    base = {"ph": "X", "pid": 0, "tid": 7}
+    events = [
+        {**base, "name": "ProfilerStep#11", "cat": "user_annotation", "ts": 100, "dur": 50},
+        {**base, "name": "ProfilerStep#12", "cat": "user_annotation", "ts": 150, "dur": 50},
+        {**base, "name": "ncclDevKernel_AllGather", "cat": "kernel", "ts": 110 + 5 * rank, "dur": 20, "args": noted},
+        {**base, "name": "record_param_comms", "cat": "cpu_op", "ts": 105, "dur": 1, "args": noted},
+        {**base, "name": "gemm", "cat": "kernel", "ts": 100, "dur": 8},
+        {**base, "name": "gemm", "cat": "kernel", "ts": 112, "dur": 8},
+        {**base, "name": "gemm", "cat": "kernel", "ts": 160, "dur": 8},
+    ]
+    told = {"distributedInfo": {"rank": rank, "pg_config": []}, "baseTimeNanoseconds": 10**18, "traceEvents": events}
+    return json.dumps(told).encode()
+
+
+def test_a_gpu_s_kernels_tell_group_bytes_step_and_who_waited(tmp_path: Path) -> None:
+    found = read_of(*(written(tmp_path, f"r{rank}.json", gpu_trace(rank)) for rank in (0, 1)))
+    first, second = found.trace.calls
+    assert (first.op, first.axis, first.ranks, first.payload_bytes) == ("all_gather", "dp", (0, 1), 32)
+    assert (first.step, first.issued) == (11, pytest.approx(1e9 + 110e-6))
+    assert {arrival.rank for arrival in meetings([first, second]).values()} == {1}
+    mine = [(span.step, round((span.began - 1e9) * 1e6)) for span in found.trace.spans if span.rank == 0]
+    assert mine == [(11, 100), (12, 160)], "8 and 8 microseconds with 4 between are one"
+    assert found.notes == []
+
+
+@pytest.mark.parametrize("form", [log, log_of_dumps])
+def test_an_inspector_s_log_is_read_in_both_forms(tmp_path: Path, form: Callable[..., bytes]) -> None:
+    paths = []
+    for rank in (0, 1):
+        told = [collective(1, 100 + 30 * rank, 50), collective(2, 300, 20, op="ReduceScatter", size=1000)]
+        paths.append(written(tmp_path, f"node-1-pid{100 + rank}.log", form(rank, *told)))
+    found = read_of(*paths)
+    assert found.format == "NCCL Inspector"
+    reduced = [call for call in found.trace.calls if call.op == "all_reduce"]
+    assert [(call.rank, call.ranks, call.payload_bytes) for call in reduced] == [(0, (0, 1), 4096), (1, (0, 1), 4096)]
+    assert reduced[1].issued - reduced[0].issued == pytest.approx(30e-6, abs=1e-6)
+    assert {call.payload_bytes for call in found.trace.calls if call.op == "reduce_scatter"} == {2000}
+    assert {arrival.rank for arrival in meetings(reduced).values()} == {1}
+    assert found.notes == []
+
+
+def test_a_log_without_times_says_so(tmp_path: Path) -> None:
+    told = {**collective(1, 0, 50), "event_trace_ts": None}
+    found = read_of(written(tmp_path, "a.log", log(0, told)))
+    assert found.trace.calls[0].ended == pytest.approx(1_752_867_230.0)
+    assert "NCCL_INSPECTOR_DUMP_VERBOSE" in found.notes[0]
+
+
+def test_a_rank_of_a_small_communicator_is_that_of_the_largest(tmp_path: Path) -> None:
+    def line(rank: int, comm: str, place: int, size: int, number: int) -> bytes:
+        told = {"header": header(place, comm, size), "metadata": metadata(rank), "coll_perf": collective(number, 0, 9)}
+        return json.dumps(told).encode() + b"\n"
+
+    paths = [
+        written(tmp_path, f"{rank}.log", line(rank, "0xaa", rank, 4, 1) + line(rank, f"0xb{rank % 2}", rank // 2, 2, 1))
+        for rank in range(4)
+    ]
+    groups = {(call.axis, call.ranks) for call in read_of(*paths).trace.calls}
+    assert groups == {("comm 0xaa", (0, 1, 2, 3)), ("comm 0xb0", (0, 2)), ("comm 0xb1", (1, 3))}
+
+
+class _Runs:
+    """A pickle that would run a command."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self._mark}",)
+
+
+MEMO = b"\x80\x02}r" + struct.pack("<I", 2**31 - 1) + b"."
+HOSTILE: dict[str, bytes] = {
+    "global": b"cos\nsystem\n(S'true'\ntR.",
+    "stack global": b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+    "inst": b"(S'true'\nios\nsystem\n.",
+    "obj": b"(cos\nsystem\nS'true'\no.",
+    "build": b"\x80\x02}}b.",
+    "extension": b"\x80\x02\x82\x01.",
+    "persistent": b"Pabc\n.",
+    "buffer": b"\x80\x05\x97.",
+    "memo that asks for 16 GB": MEMO,
+    "set": pickle.dumps({1, 2}, 4),
+    "no end": b"\x80\x02}",
+    "cut": pickle.dumps({"entries": [1] * 100})[:-20],
+    "a length beyond the end": b"\x80\x02X\xff\xff\xff\x7fabc.",
+    "empty stack": b"\x80\x02.",
+    "unhashable": b"\x80\x02}]]s.",
+    "nothing pops": b"\x80\x02a.",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_pickle_is_refused_and_runs_nothing(name: str) -> None:
+    with pytest.raises(unpickle.RefusedPickleError):
+        unpickle.load(HOSTILE[name])
+
+
+def test_a_pickle_that_would_run_a_command_is_refused_before_it_does(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(unpickle.RefusedPickleError):
+            unpickle.load(pickle.dumps({"entries": [_Runs(mark)]}, protocol))
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(_Runs(mark)))  # what the plain reader does with it
+    assert mark.exists()
+
+
+def test_either_fence_holds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpickle, "_check", lambda data: None)
+    with pytest.raises(unpickle.RefusedPickleError, match=r"os\.system|posix\.system"):
+        unpickle.load(pickle.dumps(os.system))
+
+
+def test_too_many_operations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpickle, "MOST_OPS", 1000)
+    with pytest.raises(unpickle.RefusedPickleError, match="more than 1,000 operations"):
+        unpickle.load(pickle.dumps(list(range(2000))))
+    monkeypatch.setattr(unpickle, "MOST_BYTES", 10)
+    with pytest.raises(unpickle.RefusedPickleError, match="bytes are more than 10"):
+        unpickle.load(b"x" * 11)
+
+
+def test_plain_data_of_every_protocol_is_read() -> None:
+    data = {"a": [1, 2.5, None, True, "é", b"x", (1,), (1, 2), (1, 2, 3, 4), 2**70], 3: {}, "twice": [[7]] * 2}
+    for protocol in range(3, pickle.HIGHEST_PROTOCOL + 1):
+        assert unpickle.load(pickle.dumps(data, protocol)) == data
+
+
+FR: dict[str, Any] = {"profiling_name": "gloo:all_reduce", "collective_seq_id": 1, "process_group": ["0", "x"]}
+BAD: list[tuple[str, bytes, str, str]] = [
+    ("a.json", b"", "file", "is empty"),
+    ("a.txt", b"hello", "format", "is no flight recorder dump"),
+    ("a.json", b'{"what": 1}', "format", "begins with 'what'"),
+    ("dump.json", b'{"entries": []}', "name", "end the file's name with its number"),
+    ("r0.json", b'{"entries": [7]}', "entries[0]", "must be an object"),
+    ("r0.json", json.dumps({"entries": [FR]}).encode(), "entries[0].time_created_ns", "whole number"),
+    ("r0.json", json.dumps({"entries": [{**FR, "time_created_ns": -5}]}).encode(), "entries[0].time_created_ns", "-5"),
+    ("r0.json", b'{"entries": [', "JSON", ""),
+    ("r0", HOSTILE["global"].replace(b"c", b"\x80\x02c", 1), "pickle", "GLOBAL"),
+    ("k.json", b'{"traceEvents": []}', "distributedInfo.rank", "is missing"),
+    ("k0.json", b'{"traceEvents": []}', "events", "no collective and no compute"),
+    ("k0.json", b'{"traceEvents": [3]}', "traceEvents[0]", "must be an object"),
+    ("k0.json", b'{"traceEvents": [{"ph": "X", "ts": "a"}]}', "traceEvents[0].ts", "microseconds"),
+    ("k0.json", b'{"traceEvents": [{"ph": "X", "ts": 1, "dur": -1}]}', "traceEvents[0].dur", "microseconds"),
+    ("k0.json", b'{"schemaVersion": 1, "traceEvents": [{"ph"', "JSON", ""),
+    ("k0.json.gz", gzip.compress(gpu_trace(0))[:-30], "gzip", "cannot be unpacked"),
+    ("i.log", b'{"header": {}}\n{"coll_perf": 3}\n', "line 2: header", "is missing"),
+    ("i.log", log(0, {"coll_sn": 1}), "line 1: coll_perf.coll_msg_size_bytes", "whole number"),
+    ("i.log", log(0, collective(1, 0, 5)) + b"nonsense\n", "line 2", "is no JSON"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "field", "words"), BAD, ids=[f"{name}: {field}" for name, _, field, _ in BAD])
+def test_what_cannot_be_read_is_told_with_file_and_field(
+    tmp_path: Path, name: str, data: bytes, field: str, words: str
+) -> None:
+    with pytest.raises(ImportProblemError) as told:
+        read_of(written(tmp_path, name, data))
+    assert (told.value.file, told.value.field) == (name, field)
+    assert words in told.value.message
+
+
+def test_two_files_of_one_rank_or_of_two_formats_are_refused(recorded: Path, tmp_path: Path) -> None:
+    again = written(tmp_path, "copy_rank_0", (recorded / "fr_rank_0").read_bytes())
+    with pytest.raises(ImportProblemError, match=r"copy_rank_0: rank: is 0, as that of fr_rank_0"):
+        read_of(recorded / "fr_rank_0", again)
+    with pytest.raises(ImportProblemError, match="format: is Kineto, and fr_rank_0 is flight recorder"):
+        read_of(recorded / "fr_rank_0", recorded / "kineto_1.json")
+
+
+def test_a_bomb_is_read_no_further_than_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_UNPACKED", 2**20)
+    bomb = written(tmp_path, "k0.json.gz", gzip.compress(b'{"schemaVersion": 1, "traceEvents": [' + b" " * 2**24))
+    assert bomb.stat().st_size < 2**16
+    with pytest.raises(ImportProblemError, match="unpacks to more than 1,048,576 bytes"):
+        read_of(bomb)
+
+
+@pytest.mark.parametrize(
+    ("text", "op"),
+    [
+        ("nccl:_all_gather_base", "all_gather"),
+        ("nccl:ALLTOALL_BASE", "all_to_all"),
+        ("nccl:send 0->1", "send"),
+        ("gloo:all_reduce", "all_reduce"),
+        ("_reduce_scatter_base", "reduce_scatter"),
+        ("AllReduce", "all_reduce"),
+        ("nccl:coalesced", "coalesced"),
+    ],
+)
+def test_names_of_collectives_are_ours(text: str, op: str) -> None:
+    assert op_of(text) == op
+
+
+def test_an_axis_is_told_by_a_group_s_description() -> None:
+    assert axis_of("4", "mesh_tp") == "tp"
+    assert axis_of("0", "default_pg") == "world"
+    assert axis_of("4", "updates") == "updates", "no dp is meant"
+    assert axis_of("4", "undefined") == "group 4"
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"), [("nccl_trace_rank_3", 3), ("run2_rank11.json.gz", 11), ("trace.json", None)]
+)
+def test_a_rank_is_the_last_number_of_a_name(name: str, rank: int | None) -> None:
+    assert rank_in(name) == rank
+
+
+@pytest.fixture
+def people(owner: User, stranger: User, viewer: User, settings: Any, tmp_path: Path) -> dict[str, Client]:
+    settings.STATE_DIR = tmp_path / "state"
+    found = {}
+    for user in (owner, stranger, viewer):
+        client = Client()
+        client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
+        found[user.username] = client
+    return found
+
+
+def send(client: Client, *paths: Path, part: int = 1000) -> Any:
+    """As the page does; the last answer."""
+    files = [{"name": path.name, "size": path.stat().st_size} for path in paths]
+    answer = client.post("/import/begin/", {"name": "a run", "files": files}, content_type="application/json")
+    if answer.status_code != 201:
+        return answer
+    url = answer.json()["url"]
+    for place, path in enumerate(paths):
+        data = path.read_bytes()
+        for offset in range(0, len(data), part):
+            told = {"content_type": "application/octet-stream"}
+            answer = client.post(f"{url}files/{place}/?offset={offset}", data[offset : offset + part], **told)
+            assert answer.status_code == 200, answer.content
+    return client.post(f"{url}read/")
+
+
+def test_an_import_is_sent_in_parts_kept_and_drawn_for_who_may_see_it(
+    people: dict[str, Client], recorded: Path, settings: Any
+) -> None:
+    answer = send(people["owner"], recorded / "kineto_0.json", recorded / "kineto_1.json")
+    assert answer.status_code == 200, answer.content
+    url = answer.json()["url"]
+    made = ImportedTrace.objects.get()
+    assert (made.format, made.ranks, made.steps) == ("Kineto", 2, [0])
+    assert {path.name for path in kept.folder(made).iterdir()} == {"calls.parquet", "spans.parquet"}
+    assert "Kineto · 2 ranks" in people["owner"].get(url).content.decode()
+    told = people["owner"].get(f"{url}data/").json()
+    assert len(told["calls"]["columns"]["op"]) == 18
+    assert people["owner"].get(f"{url}data/", {"format": "chrome"}).json()["traceEvents"]
+    assert people["owner"].get(f"{url}data/", {"step": 5}).status_code == 404
+    for path in (url, f"{url}data/", f"{url}delete/"):
+        assert people["stranger"].get(path).status_code == 404
+        assert Client().get(path).status_code == 302
+    assert people["viewer"].get(url).status_code == 200, "staff may look"
+    assert people["viewer"].post(f"{url}delete/").status_code == 404, "and not delete"
+    assert url in people["owner"].get("/import/").content.decode()
+    assert "/import/i" not in people["stranger"].get("/import/").content.decode()
+    assert b"Delete a run?" in people["owner"].get(f"{url}delete/").content
+    assert ImportedTrace.objects.exists(), "asking deletes nothing"
+    people["owner"].post(f"{url}delete/")
+    assert not ImportedTrace.objects.exists()
+    assert not kept.folder(made).exists()
+
+
+def test_what_cannot_be_read_leaves_nothing_behind(people: dict[str, Client], tmp_path: Path, settings: Any) -> None:
+    answer = send(people["owner"], written(tmp_path, "fr_0", HOSTILE["stack global"]))
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["field"] == "pickle"
+    assert error["message"].startswith("fr_0: byte 14 is STACK_GLOBAL")
+    assert not ImportedTrace.objects.exists()
+    assert list((settings.STATE_DIR / "imports").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ([], "1 to 64 files"),
+        ({"files": []}, "1 to 64 files"),
+        ({"files": [7]}, "1 to 255 characters"),
+        ({"files": [{"name": "a\x00", "size": 1}]}, "1 to 255 characters"),
+        ({"files": [{"name": "a", "size": 0}]}, "67,108,864 bytes, got 0"),
+        ({"files": [{"name": "a", "size": 2**26 + 1}]}, "67,108,864 bytes"),
+        ({"files": [{"name": "a", "size": 1}] * 2}, "same name"),
+        ({"files": [{"name": str(n), "size": 2**26} for n in range(5)]}, "are more than 268,435,456"),
+    ],
+)
+def test_a_senseless_upload_is_refused(people: dict[str, Client], body: Any, words: str) -> None:
+    answer = people["owner"].post("/import/begin/", json.dumps(body), content_type="application/json")
+    assert answer.status_code == 422
+    assert words in answer.json()["errors"][0]["message"]
+    assert not ImportedTrace.objects.exists()
+
+
+def test_parts_go_on_where_the_file_ends_and_no_further(people: dict[str, Client]) -> None:
+    client = people["owner"]
+    files = [{"name": "a_0", "size": 10}]
+    url = client.post("/import/begin/", {"files": files}, content_type="application/json").json()["url"]
+
+    def part(query: str, data: bytes, place: int = 0) -> Any:
+        return client.post(f"{url}files/{place}/{query}", data, content_type="application/octet-stream")
+
+    assert part("?offset=0", b"12345").json() == {"size": 5}
+    assert part("?offset=0", b"12345").status_code == 409
+    assert part("?offset=5", b"123456").status_code == 409, "more than announced"
+    assert part("?offset=x", b"1").status_code == 400
+    assert part("?offset=5", b"").status_code == 413
+    assert part("?offset=5", b"x" * (kept.PART_BYTES + 1)).status_code == 413
+    assert part("?offset=0", b"1", place=1).status_code == 409
+    assert people["stranger"].post(f"{url}files/0/?offset=5", b"1", content_type="a/b").status_code == 404
+    answer = client.post(f"{url}read/")
+    assert (answer.status_code, answer.json()["errors"][0]["message"]) == (422, "a_0: 5 of 10 bytes arrived")
+
+
+def test_imports_are_bounded_and_forgotten(
+    people: dict[str, Client], owner: User, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "MOST_IMPORTS", 2)
+    for _ in range(2):
+        assert send(people["owner"], recorded / "fr_rank_0").status_code == 200
+    assert send(people["owner"], recorded / "fr_rank_0").status_code == 409
+    old, young = ImportedTrace.objects.order_by("pk")
+    ImportedTrace.objects.filter(pk=old.pk).update(created=timezone.now() - kept.LASTS - timedelta(hours=1))
+    begun = ImportedTrace.objects.create(owner=owner, name="x", size=1, files=[["a", 1]])
+    ImportedTrace.objects.filter(pk=begun.pk).update(created=timezone.now() - timedelta(hours=2))
+    left = kept.folder(old).parent / "leftover"
+    left.mkdir()
+    os.utime(left, (0, 0))
+    assert kept.forget_old() == 2
+    assert [made.pk for made in ImportedTrace.objects.all()] == [young.pk]
+    assert {path.name for path in left.parent.iterdir()} == {young.pk}

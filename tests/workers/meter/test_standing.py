@@ -1,0 +1,80 @@
+"""When a rank says where it stands, and what of it."""
+
+from __future__ import annotations
+
+from workers.meter.recorder import Recorder
+from workers.meter.standing import MOST_FRAMES, MOST_GROUPS, STILL_S, Watch, standing
+
+
+def still(recorder: Recorder, seconds: float) -> None:
+    """So long nothing has moved."""
+    recorder.moved_s -= seconds
+
+
+def test_it_is_told_again_and_again_while_nothing_moves_and_once_when_something_does():
+    recorder = Recorder(rank=3)
+    watch = Watch(recorder)
+    assert watch.look() is None
+    still(recorder, STILL_S)
+    first = watch.look()
+    assert first is not None
+    assert STILL_S <= first["still"] < STILL_S + 10
+    assert watch.look() is None, "not twice within its period"
+    watch._told_s -= STILL_S
+    assert watch.look() is not None
+    recorder.issue("all_reduce", "0", 2, 8)
+    moved = watch.look()
+    assert moved is not None
+    assert moved["still"] == 0
+    assert watch.look() is None
+
+
+def test_whatever_is_issued_ends_or_begins_is_a_move():
+    recorder = Recorder(rank=0)
+    pending = recorder.issue("all_reduce", "0", 2, 8)
+    for move in (
+        pending,
+        lambda: recorder.set_phase("eval"),
+        lambda: recorder.begin_step(1),
+        lambda: recorder.issue("send", "0", 2, 8, peer=1),
+    ):
+        still(recorder, 1000)
+        before = recorder.moved_s
+        move()
+        assert recorder.moved_s > before + 500
+
+
+def test_of_each_group_it_tells_the_oldest_on_its_way_and_of_many_those_first():
+    recorder = Recorder(rank=0)
+    recorder.end_step(41)
+    for number in range(MOST_GROUPS + 5):
+        recorder.join(f"{number}", [0, 1])
+        recorder.issue("barrier", f"{number}", 2, 0)()
+    recorder.issue("all_gather", f"{MOST_GROUPS + 4}", 2, 64)
+    recorder.issue("all_reduce", f"{MOST_GROUPS + 4}", 2, 8)
+    recorder.waits_for = recorder.issue("recv", "0", 2, 4, peer=1)
+    told = standing(recorder, 5.0)
+    assert (told["step"], told["phase"], told["still"], len(told["groups"])) == (41, "setup", 5.0, MOST_GROUPS)
+    first, second, third, *_ = told["groups"]
+    assert (first["op"], first["peer"], first["sequence"], first["blocking"]) == ("recv", 1, 1, True)
+    assert (first["issued"], first["ended"]) == (1, 1), "a receive is no collective"
+    assert (second["op"], second["payload_bytes"], second["sequence"], second["blocking"]) == (
+        "all_gather",
+        64,
+        2,
+        False,
+    )
+    assert (second["issued"], second["ended"]) == (3, 1)
+    assert "op" not in third
+
+
+def test_of_a_deep_stack_the_innermost_frames_are_told():
+    recorder = Recorder(rank=0)
+
+    def deeper(levels: int) -> list[str]:
+        return deeper(levels - 1) if levels else standing(recorder, 0.0)["stack"]
+
+    stack = deeper(100)
+    assert len(stack) == MOST_FRAMES
+    assert stack[0].endswith("deeper")
+    assert stack[-1].rpartition(" in ")[2] == "standing"

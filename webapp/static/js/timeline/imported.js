@@ -1,0 +1,78 @@
+// An import, drawn by the same code as a run: its timeline, its tables and its heat maps.
+import { pairsPanel } from "../heat/pairs.js";
+import { timePanel } from "../heat/time.js";
+import { duration, integer } from "../format.js";
+import { Bins } from "../rates.js";
+import { stepOfTables } from "./step.js";
+import { showCollectiveTimes, showGroups, showOverlap } from "./tables.js";
+import { timelineView } from "./view.js";
+
+const COLUMNS = 300; // of the map over time
+const page = document.getElementById("imported");
+const $ = (id) => document.getElementById(id);
+const select = $("timeline-step");
+const view = timelineView($("step-timeline"));
+const pairs = pairsPanel($("heat-pairs"));
+const time = timePanel($("heat-time"));
+// What these panels read of a job: a run that somebody else launched was planned by nobody.
+const job = { spec: { layout: {} }, estimate: null, members: [], finished: true, attempt: 1 };
+let shown = null;
+
+/** Bytes by rank, axis and time, as the page of a run counts them. */
+export function binsOf(step) {
+  const bins = new Bins(Math.max(1e-6, step.seconds / COLUMNS), COLUMNS + 2, "whole");
+  for (const [rank, own] of step.ranks) {
+    for (const call of own.calls) {
+      bins.add(rank, `${step.groups[call.group].axis}/${call.op}`, step.began + call.from, call.bytes);
+    }
+  }
+  return bins;
+}
+
+/** Seconds that ranks waited for the last one, by rank, axis and time. */
+export function waitsOf(step) {
+  const bins = new Bins(Math.max(1e-6, step.seconds / COLUMNS), COLUMNS + 2, "whole");
+  for (const [rank, own] of step.ranks) {
+    for (const call of own.calls) {
+      const end = call.whole === null ? call.from : Math.min(call.whole, call.open ? call.whole : call.to);
+      const axis = step.groups[call.group].axis;
+      for (let at = call.from; at < end; at += bins.width) {
+        bins.add(rank, `${axis}/`, step.began + at, Math.min(bins.width, end - at));
+      }
+    }
+  }
+  return bins;
+}
+
+function draw() {
+  if (!shown) return;
+  const { step, bins, waits } = shown;
+  const empty = new Bins(1, 1, "recent");
+  pairs(job, { ranks: new Map() }, step);
+  time(job, { recent: empty, whole: bins, still: { recent: empty, whole: waits } });
+}
+
+async function load() {
+  const number = Number(select.value);
+  for (const link of page.querySelectorAll("[data-format]")) link.href = `${page.dataset.url}?step=${number}&format=${link.dataset.format}`;
+  const answer = await fetch(`${page.dataset.url}?step=${number}`);
+  if (!answer.ok) {
+    page.querySelector("[data-empty]").textContent = `The events could not be read: ${answer.status}.`;
+    return;
+  }
+  const told = await answer.json();
+  const step = stepOfTables(number, told.calls.columns, told.spans.columns);
+  shown = { step, bins: binsOf(step), waits: waitsOf(step) };
+  page.querySelector("#timeline-panel [data-empty]").hidden = true;
+  view.show(step);
+  page.querySelector(".timeline-tables").hidden = false;
+  showCollectiveTimes($("timeline-collectives"), [step]);
+  showGroups($("timeline-groups"), [step], null, []);
+  showOverlap($("timeline-overlap"), step, null);
+  $("timeline-note").textContent = `${integer(step.ranks.size)} ${step.ranks.size === 1 ? "rank" : "ranks"} over ${duration(step.seconds)}.`;
+  draw();
+}
+
+select.addEventListener("change", load);
+for (const id of ["heat-pairs", "heat-time"]) $(id).addEventListener("change", draw);
+load();

@@ -1,0 +1,89 @@
+// Sends files part by part, then has them read: what is wrong is told with the file and the field.
+import { embedded } from "../dom.js";
+import { bytes, integer } from "../format.js";
+
+const limits = embedded("limits");
+const form = document.getElementById("upload");
+const input = document.getElementById("files");
+const drop = document.getElementById("drop");
+const bar = document.getElementById("upload-progress");
+const told = document.getElementById("upload-told");
+const button = form.querySelector("button");
+
+function say(text, bad = false) {
+  told.textContent = text;
+  told.dataset.tone = bad ? "bad" : "";
+}
+
+/** What is wrong with a choice of files, before a byte is sent; "" where nothing is. */
+export function problemWith(files, { files: most, file_bytes: largest, import_bytes: together }) {
+  if (files.length === 0) return "choose a file first";
+  if (files.length > most) return `${integer(files.length)} files are more than ${integer(most)}`;
+  const large = files.find((file) => file.size > largest);
+  if (large) return `${large.name}: ${bytes(large.size)} are more than ${bytes(largest)}`;
+  const empty = files.find((file) => file.size === 0);
+  if (empty) return `${empty.name} is empty`;
+  const total = files.reduce((sum, file) => sum + file.size, 0);
+  return total > together ? `${bytes(total)} together are more than ${bytes(together)}` : "";
+}
+
+async function post(url, body, type) {
+  const headers = { "Content-Type": type, "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
+  const answer = await fetch(url, { method: "POST", headers, body });
+  const text = await answer.text();
+  const said = answer.headers.get("Content-Type")?.startsWith("application/json") ? JSON.parse(text) : null;
+  if (!answer.ok) throw new Error(said ? said.errors.map(({ field, message }) => `${message} (${field})`).join("; ") : `the server answered ${answer.status}`);
+  return said;
+}
+
+async function send(files) {
+  const wanted = { name: document.getElementById("import-name").value, files: files.map(({ name, size }) => ({ name, size })) };
+  const { url } = await post(form.dataset.begin, JSON.stringify(wanted), "application/json");
+  const total = files.reduce((sum, file) => sum + file.size, 0);
+  let sent = 0;
+  for (const [place, file] of files.entries()) {
+    for (let offset = 0; offset < file.size; offset += limits.part_bytes) {
+      const part = file.slice(offset, offset + limits.part_bytes);
+      await post(`${url}files/${place}/?offset=${offset}`, part, "application/octet-stream");
+      sent += part.size;
+      bar.value = sent / total;
+      say(`${bytes(sent)} of ${bytes(total)} sent`);
+    }
+  }
+  say("Reading.");
+  return (await post(`${url}read/`, "", "text/plain")).url;
+}
+
+async function start() {
+  const files = [...input.files];
+  const problem = problemWith(files, limits);
+  if (problem) {
+    say(problem, true);
+    return;
+  }
+  [button.disabled, bar.hidden, bar.value] = [true, false, 0];
+  try {
+    location.assign(await send(files));
+  } catch (error) {
+    say(`Not imported: ${error.message}`, true);
+    [button.disabled, bar.hidden] = [false, true];
+  }
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  start();
+});
+input.addEventListener("change", () => say([...input.files].map((file) => file.name).join(", ")));
+for (const kind of ["dragenter", "dragover"]) {
+  drop.addEventListener(kind, (event) => {
+    event.preventDefault();
+    drop.dataset.over = "true";
+  });
+}
+for (const kind of ["dragleave", "drop"]) drop.addEventListener(kind, () => delete drop.dataset.over);
+drop.addEventListener("drop", (event) => {
+  event.preventDefault();
+  input.files = event.dataTransfer.files;
+  input.dispatchEvent(new Event("change"));
+});
