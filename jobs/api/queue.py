@@ -64,7 +64,7 @@ class Act(StaffView):
     @extend_schema(
         operation_id="actOnQueue",
         request=schema.request_body(schema.ref("Bulk"), {"action": "hold", "jobs": ["abcdefghij"]}),
-        responses={200: schema.of("Changed"), **refusals(403, 415, 422)},
+        responses={200: schema.of("Acted"), **refusals(403, 415, 422)},
     )
     def post(self, request: Request) -> Response:
         """Hold, release, cancel or prioritise queued jobs; tells which it changed, and why not others. Staff only."""

@@ -21,7 +21,7 @@ from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Te
 from jobs.present import JobBrief, JobDetail
 from jobs.queue.bulk import Bulk, MoveTo
 from jobs.queue.several import JobChange, Several
-from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
+from jobs.queue.shapes import Acted, AuditRow, Changed, Moved, Paused, QueueTold
 from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
 from jobs.traces.chrome import ChromeTrace
 from jobs.traces.requests import WantedStep, WantedSteps
@@ -40,7 +40,7 @@ TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot),
-    *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace),
+    *(QueueTold, Acted, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace),
     *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, Errors, RunEnded),
 )
 TEMPLATE = "#/components/schemas/{model}"

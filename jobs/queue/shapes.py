@@ -55,7 +55,13 @@ class Unchanged(TypedDict):
 
 
 class Changed(TypedDict):
-    """Jobs that an action changed, and why it did not change the others."""
+    """Jobs that an action changed."""
+
+    changed: list[str]
+
+
+class Acted(TypedDict):
+    """Jobs of the queue that an action changed, and why it did not change the others."""
 
     changed: list[str]
     unchanged: list[Unchanged]

@@ -144,7 +144,7 @@ def running(now: datetime) -> list[Running]:
 
 def _paces(now: datetime, attempts: list[int]) -> dict[int, float]:
     """Seconds that training attempts still need for their steps, as their steps were timed so far."""
-    rows = Attempt.objects.filter(pk__in=attempts, diagnosis__measured__steps__gte=FEWEST_STEPS).values_list(
+    rows: Any = Attempt.objects.filter(pk__in=attempts, diagnosis__measured__steps__gte=FEWEST_STEPS).values_list(
         "pk", "job__kind", "job__spec__train__steps",
         "diagnosis__step", "diagnosis__measured__step_s", "diagnosis__time",
     )  # fmt: skip
