@@ -135,10 +135,11 @@ def test_on_what_a_dead_host_leaves_it_runs_smaller_from_its_checkpoint(hosts: C
     wait_until(lambda: hosts.step(job) > 7, "it saves and goes on", 60, 0.3)
     first, second = hosts.member_hosts(job)
     third = next(machine for machine in hosts.machines.values() if machine not in (first, second))
-    hosts.call("POST", f"hosts/{third.name}/drain")
     try:
+        third.power_off()
         second.power_off()
         hosts.wait_for(job, "unreachable", timeout_s=60)
+        wait_until(lambda: hosts.hosts()[third.name]["state"] == "silent", "the third host is missed too", 60, 0.3)
         hosts.call("POST", f"hosts/{second.name}/give-up")
         hosts.wait_for(job, "lost", timeout_s=END_S + 15)
         offer = hosts.call("GET", f"jobs/{job}/smaller")
@@ -150,10 +151,11 @@ def test_on_what_a_dead_host_leaves_it_runs_smaller_from_its_checkpoint(hosts: C
         assert [member["host"] for member in hosts.job(job)["members"]] == [first.name]
         hosts.cancel(job)
     finally:
-        second.power_on()
-        second.start_worker()
-        hosts.call("POST", f"hosts/{third.name}/undrain")
-        wait_until(lambda: hosts.hosts()[second.name]["state"] == "connected", "it is back", 60, 0.3)
+        for machine in (second, third):
+            machine.power_on()
+            machine.start_worker()
+        for name in (second.name, third.name):
+            wait_until(lambda name=name: hosts.hosts()[name]["state"] == "connected", f"{name} is back", 60, 0.3)
 
 
 def test_orders_delivered_again_and_late_start_nothing(hosts: Cluster, gang: str) -> None:
