@@ -16,12 +16,13 @@ from jobs.api.listing import BadParameterError
 from jobs.api.views import refusals, refuse
 from jobs.history import answers
 from jobs.history.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, asked
+from jobs.history.compare import LEAST, MOST, comparison
 from jobs.history.folder import GoneError
 from jobs.history.slow import NoStepsError, asked_steps, slow
 from jobs.history.snapshot import snapshot
 from jobs.history.tables import TABLES
 from jobs.models import Job
-from planner.facts.spec import SpecError
+from planner.facts.spec import Problem, SpecError
 
 RANGES = {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}
 TIME = {"type": "number", "minimum": 0, "exclusiveMaximum": 2**40}
@@ -129,6 +130,29 @@ class HistorySnapshot(APIView):
             return Response(snapshot(job.id, attempt))
         except GoneError as error:
             return refuse(404, "attempt", str(error))
+
+
+class Compare(APIView):
+    """Runs side by side."""
+
+    @extend_schema(
+        operation_id="compareJobs",
+        parameters=[
+            OpenApiParameter(
+                "jobs",
+                {"type": "string", "maxLength": 1000},
+                required=True,
+                description=f"{LEAST} to {MOST} ids with commas between",
+            )
+        ],
+        responses={200: schema.of("Comparison"), **refusals(404)},
+    )
+    def get(self, request: Request) -> Response:
+        """Where their specs differ; curves by step, time and tokens; traffic, step parts and plan of each."""
+        ids = request.query_params.get("jobs", "").split(",")
+        if not LEAST <= len(ids) <= MOST or len(set(ids)) != len(ids) or len(request.query_params) != 1:
+            raise BadParameterError([Problem("jobs", f"must be {LEAST} to {MOST} different ids, with commas between")])
+        return Response(comparison([find_job(request.user, job) for job in ids]))
 
 
 def as_file(job: Job, attempt: int, table: str, query: Asked) -> FileResponse:

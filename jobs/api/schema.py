@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from contracts.join import Joined, JoinRequest
 from jobs.api.errors import Errors, RunEnded
+from jobs.history.compare import Comparison
 from jobs.history.shapes import History, Rows, Snapshot
 from jobs.history.slow import Slow
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
@@ -41,7 +42,7 @@ READ = (
 TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
-    *(History, Rows, Snapshot, Slow),
+    *(History, Rows, Snapshot, Slow, Comparison),
     *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
     *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, Errors, RunEnded),
 )

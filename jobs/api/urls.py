@@ -17,6 +17,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/history/snapshot", history.HistorySnapshot.as_view(), name="api-snapshot"),
     path("jobs/<str:job_id>/history/steps/slow", history.SlowSteps.as_view(), name="api-slow-steps"),
     path("jobs/<str:job_id>/history/<str:table>", history.HistoryTable.as_view(), name="api-history-table"),
+    path("compare", history.Compare.as_view(), name="api-compare"),
     path("plan", views.Plan.as_view(), name="api-plan"),
     path("plan/search", views.PlanSearch.as_view(), name="api-plan-search"),
     path("plan/explain", views.PlanExplain.as_view(), name="api-plan-explain"),

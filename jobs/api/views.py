@@ -180,9 +180,11 @@ class ActOnJobs(APIView):
         responses={200: schema.of("Changed"), **refusals(403, 415, 422)},
     )
     def post(self, request: Request) -> Response:
-        """Cancel, archive, restore, tag or untag jobs; tells which of them it changed: those that are yours to change,
-        and were not so already. Only jobs that have ended are archived."""
-        return Response({"changed": several.carry_out(checked(several.Several, request.data), request.user)})
+        """Cancel, archive, restore, tag or untag jobs; tells which of them it changed, and why not the others: only
+        yours, and of those only what has ended is archived."""
+        asked = checked(several.Several, request.data)
+        changed = several.carry_out(asked, request.user)
+        return Response({"changed": changed, "unchanged": several.unchanged(asked, changed, request.user)})
 
 
 class Cancel(APIView):

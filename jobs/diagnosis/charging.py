@@ -34,8 +34,8 @@ class Charged(NamedTuple):
         return {charge: waited / max(1, world_size - 1) for charge, waited in total.items()}
 
 
-def charge(found: Iterable[Meeting], common: Callable[[Meeting, int], float]) -> Charged:
-    """`common`: of a wait for a message, what is due to no rank (`Messages.common`)."""
+def charge(found: Iterable[Meeting], messages: Messages) -> Charged:
+    """`messages`: what of a wait is a pipeline's, and due to no rank."""
     waits: dict[int, dict[Charge, float]] = {}
     came_last: dict[Charge, int] = {}
     calls: dict[Charge, int] = {}
@@ -50,7 +50,7 @@ def charge(found: Iterable[Meeting], common: Callable[[Meeting, int], float]) ->
                 calls[axis, rank] = calls.get((axis, rank), 0) + 1
         late = dict(owed.get(last, {}))
         for rank, seconds in meeting.waits.items():
-            waited = seconds - (common(meeting, rank) if meeting.sender >= 0 else 0.0)
+            waited = seconds - messages.common(meeting, rank)
             if waited <= 0:
                 continue
             own = owed.setdefault(rank, {})
@@ -75,8 +75,9 @@ def _due(
 
 
 class Messages:
-    """Waits for messages along a pipe. What all replicas of a stage wait alike is the schedule's or the stage's, and is
-    due to no single rank (`jobs.diagnosis.pipes` tells these two apart)."""
+    """What of the waits along a pipe is due to no single rank, but to the schedule or a stage as a whole, which
+    `jobs.diagnosis.pipes` tells apart: of a wait for a message, what all replicas of a stage waited alike; of one for a
+    rank of another stage, what all ranks of that stage came late by."""
 
     def __init__(self, found: Iterable[Meeting], stage_of: Callable[[int], int]) -> None:
         self._stage_of = stage_of
@@ -87,8 +88,15 @@ class Messages:
                 self._least[key] = min(waited, self._least.get(key, waited))
 
     def common(self, meeting: Meeting, rank: int) -> float:
-        """The least that any replica of the stage waited for the same message."""
-        return self._least[self._key(meeting, rank)]
+        """Of what a rank waited in a meeting, seconds."""
+        if meeting.sender >= 0:
+            return self._least[self._key(meeting, rank)]
+        assert meeting.last is not None
+        stage = self._stage_of(meeting.last)
+        if self._stage_of(rank) == stage:
+            return 0.0
+        first = min(arrival for other, arrival in meeting.arrivals.items() if self._stage_of(other) == stage)
+        return max(0.0, meeting.waits[rank] - (meeting.arrived - first))
 
     def _key(self, meeting: Meeting, rank: int) -> tuple[int, int, int, bool]:
         other = next(one for one in meeting.ranks if one != rank)

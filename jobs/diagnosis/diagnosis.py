@@ -8,7 +8,7 @@ from typing import Any
 from contracts.telemetry import Clock, Item
 from jobs.diagnosis.clocks import Clocks
 from jobs.diagnosis.ending import Ending
-from jobs.diagnosis.findings import cut, evidences, worst
+from jobs.diagnosis.findings import cut, evidences, fitted, worst
 from jobs.diagnosis.hangs import Hangs
 from jobs.diagnosis.idle import Idle
 from jobs.diagnosis.links import speeds
@@ -98,26 +98,28 @@ class Diagnosis:
         findings.append(healthy(self._run, self._steps, self._start, self._ending, self._planned, measured))
         first, *others = worst(findings)
         more = [e for finding in others if finding.state == first.state for e in finding.evidence]
-        return {
-            "v": 1,
-            "time": now,
-            "over": over,
-            "state": first.state,
-            "sentence": cut(first.sentence),
-            "reason": cut(first.reason),
-            "next": cut(first.next),
-            "evidence": evidences([*first.evidence, *more]),
-            "step": self._steps.last,
-            "sampled": self._window.sampled,
-            "planned": self._planned,
-            "measured": measured,
-            "waits": self._window.waits({one["rank"]: one["since_step"] for one, _ in late}),
-            "groups": speeds(self._run, self._window.moved()),
-            "start": self._start.parts(),
-            "hang": hang[0] if hang is not None else None,
-            "stragglers": [one for one, _ in late],
-            "training": self._training.told(),
-        }
+        return fitted(
+            {
+                "v": 1,
+                "time": now,
+                "over": over,
+                "state": first.state,
+                "sentence": cut(first.sentence),
+                "reason": cut(first.reason),
+                "next": cut(first.next),
+                "evidence": evidences([*first.evidence, *more]),
+                "step": self._steps.last,
+                "sampled": self._window.sampled,
+                "planned": self._planned,
+                "measured": measured,
+                "waits": self._window.waits({one["rank"]: one["since_step"] for one, _ in late}),
+                "groups": speeds(self._run, self._window.moved()),
+                "start": self._start.parts(),
+                "hang": hang[0] if hang is not None else None,
+                "stragglers": [one for one, _ in late],
+                "training": self._training.told(),
+            }
+        )
 
     def _measured(self) -> StepParts | None:
         window = self._window

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jobs.diagnosis.shapes import MOST_EVIDENCE, MOST_RANKS, MOST_TEXT, Evidence, State
+from jobs.diagnosis.shapes import MOST_BYTES, MOST_EVIDENCE, MOST_RANKS, MOST_TEXT, Evidence, State, Told
 
 WORSE: tuple[State, ...] = ("starting", "well", "notice", "slow", "hung", "failed")  # the worst last
 
@@ -32,6 +33,17 @@ def evidence(text: str, ranks: Iterable[int] = (), steps: tuple[int, ...] = ()) 
 
 def evidences(found: Iterable[Evidence]) -> list[Evidence]:
     return list(found)[:MOST_EVIDENCE]
+
+
+def fitted(told: Told) -> Told:
+    """Below MOST_BYTES: groups, waits and facts are cut to their worst halves until it is."""
+    while len(json.dumps(told)) > MOST_BYTES:
+        groups, waits, facts = told["groups"], told["waits"], told["evidence"]
+        if not (groups or waits or facts):
+            raise AssertionError("what is left is bounded well below")
+        told["groups"], told["waits"] = groups[: len(groups) // 2], waits[: len(waits) // 2]
+        told["evidence"] = facts[: len(facts) // 2]
+    return told
 
 
 def cut(text: str) -> str:

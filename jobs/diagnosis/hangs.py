@@ -18,7 +18,7 @@ from jobs.diagnosis.findings import Finding, cut, evidence, ranks_words, seconds
 from jobs.diagnosis.processes import THROTTLED, Processes
 from jobs.diagnosis.progress import Progress
 from jobs.diagnosis.run import Run
-from jobs.diagnosis.shapes import MOST_RANKS, MOST_STACK, Cause, Hang
+from jobs.diagnosis.shapes import MOST_LINE, MOST_RANKS, MOST_STACK, Cause, Hang
 from jobs.diagnosis.standstill import Knot, untie
 from jobs.diagnosis.steps import Steps
 
@@ -197,7 +197,7 @@ class Hangs:
             "group": None,
             "op": at.op if at is not None else "",
             "sequence": at.sequence if at is not None else None,
-            "stack": [cut(line) for line in stack[-MOST_STACK:]],
+            "stack": [line[-MOST_LINE:] for line in stack[-MOST_STACK:]],
             "text": "",
         }
         call = ""

@@ -13,8 +13,9 @@ from jobs.diagnosis.events import PAIRED, Call, Group, Step
 class Meeting(NamedTuple):
     """All ranks of a group in one collective, or `sender` and the one that receives; -1 in a collective.
 
-    `last`: who came last, None where clocks cannot tell. `arrived`: when. `waits`: by rank, what it stood still for
-    the last. `exposed`: by rank, what it stood still for the transfer, which took `transfer_s`: to the first end.
+    `last`: who came last, None where clocks cannot tell. `arrived`: when; `arrivals`: when each rank did. `waits`: by
+    rank, what it stood still for the last. `exposed`: by rank, what it stood still for the transfer, which took
+    `transfer_s`: to the first end.
     """
 
     group: Group
@@ -25,6 +26,7 @@ class Meeting(NamedTuple):
     payload_bytes: int
     last: int | None
     arrived: float
+    arrivals: dict[int, float]
     waits: dict[int, float]
     exposed: dict[int, float]
     transfer_s: float
@@ -74,6 +76,7 @@ def _meeting(calls: list[Call], nodes: dict[int, int], clocks: Clocks) -> Meetin
         payload_bytes=max(call.payload_bytes for call in calls),
         last=last.rank if known else None,
         arrived=last.issued,
+        arrivals={call.rank: call.issued for call in calls},
         waits=waits if known else {},
         exposed={call.rank: max(0.0, call.blocked_s - waits.get(call.rank, 0.0)) for call in calls},
         transfer_s=max(0.0, min(call.ended for call in calls) - last.issued),

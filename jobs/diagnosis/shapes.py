@@ -1,7 +1,7 @@
 """What a diagnosis tells of an attempt: JSON-able, bounded, the same for the page, REST and the recorder.
 
 Times are the board's, unix seconds; durations seconds; sizes bytes; shares from 0 to 1. Lists are cut at the most that
-stands beside them, the worst first, so that the whole stays below MOST_BYTES.
+stands here, the worst first, and where the whole is above MOST_BYTES all the same, in half.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ MOST_GROUPS = 64
 MOST_RANKS = 64  # named of a group or of those who wait; their number is told beside
 MOST_STRAGGLERS = 8
 MOST_STACK = 30  # innermost frames
+MOST_LINE = 300  # characters of one, its end
 MOST_TROUBLE = 12
 MOST_TEXT = 600  # characters of a sentence
 

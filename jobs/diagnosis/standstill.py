@@ -55,8 +55,9 @@ def _issued(standing: Mapping[int, StandingItem]) -> dict[tuple[int, Group], int
 
 
 def _blocked(item: StandingItem, issued: Mapping[tuple[int, Group], int]) -> Blocked | None:
-    """What the training thread waits for; where nobody saw it wait, the oldest that is on its way."""
-    flying = [one for one in item["groups"] if "op" in one]
+    """What the training thread waits for; where nobody saw it wait, the oldest collective that is on its way. A message
+    may be on its way long before anybody waits for it."""
+    flying = [one for one in item["groups"] if "op" in one and (one.get("blocking") or one["op"] not in PAIRED)]
     if not flying:
         return None
     one = min(flying, key=lambda one: (not one.get("blocking", False), one.get("since", 0.0)))

@@ -116,9 +116,11 @@ def _mean_parts(
     data, optimizer = fmean(parts["data"] for parts in told), fmean(parts["optimizer"] for parts in told)
     exposed = {axis: _mean(told, "exposed", axis) + inferred.get(axis, 0.0) for axis in _axes(told, inferred)}
     hidden = {axis: max(0.0, _mean(told, "hidden", axis) - inferred.get(axis, 0.0)) for axis in _axes(told, {})}
-    bubble = min(bubble_s or 0.0, exposed.get("pp", 0.0))
-    if bubble:
-        exposed["pp"] -= bubble
+    bubble = 0.0
+    for axis in ("pp", "world"):  # the last to drain the pipe is waited for at the step's end
+        idle = min((bubble_s or 0.0) - bubble, exposed.get(axis, 0.0))
+        if idle > 0:
+            bubble, exposed[axis] = bubble + idle, exposed[axis] - idle
     scale = min(1.0, max(0.0, step_s - data - bubble) / (sum(exposed.values()) or 1.0))
     exposed = {axis: s * scale for axis, s in exposed.items()}  # what was inferred is of other steps
     rest = step_s - data - optimizer - bubble - sum(exposed.values())

@@ -18,7 +18,7 @@ long as usual. Medians and counts are used, so that a few steps that were slow f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median, quantiles
 from typing import NamedTuple
 
@@ -68,30 +68,30 @@ class Late(NamedTuple):
 
 def stragglers(run: Run, steps: Sequence[Found]) -> list[Late]:
     """Those of now, the worst first."""
+    waited = [step.of_rank() for step in steps]
     found: dict[int, Late] = {}
     for length in LENGTHS:
-        for late in _over(run.world_size, steps[-length:]) if len(steps) >= min(length, FEWEST) else ():
+        for late in _over(run.world_size, steps[-length:], waited[-length:]):
             found.setdefault(late.rank, late)
     return sorted(found.values(), key=lambda late: -late.share)[:MOST_STRAGGLERS]
 
 
-def _over(world: int, steps: Sequence[Found]) -> Iterator[Late]:
+def _over(world: int, steps: Sequence[Found], waited: Sequence[Mapping[int, float]]) -> Iterator[Late]:
     if len(steps) < FEWEST or steps[-1].ended - steps[0].ended < LEAST_S:
         return
-    waited = [step.of_rank() for step in steps]
     most = [max(ranks, key=lambda rank: ranks[rank]) if ranks else -1 for ranks in waited]
     for rank in set(most) - {-1}:
         times = most.count(rank)
-        if times < MOST_STEPS * len(steps):
+        if times < MOST_STEPS * len(steps) or most[-RECENT:].count(rank) <= RECENT // 2:
             continue
-        if world * chance(len(steps), times, world) > CHANCE or most[-RECENT:].count(rank) <= RECENT // 2:
+        if world * chance(len(steps), times, world) > CHANCE:
             continue
-        wait_s = median(ranks.get(rank, 0.0) for ranks in waited)
+        waits = [ranks.get(rank, 0.0) for ranks in waited]
         others = [max((s for other, s in ranks.items() if other != rank), default=0.0) for ranks in waited]
-        share = median(ranks.get(rank, 0.0) / step.step_s for ranks, step in zip(waited, steps, strict=True))
-        quiet = quantiles((ranks.get(rank, 0.0) for ranks in waited), n=4)[0]
-        if share >= LEAST_SHARE and wait_s >= LEAST_TIMES * median(others) and quiet >= QUIETEST * wait_s:
-            began = next(i for i, ranks in enumerate(waited) if ranks.get(rank, 0.0) >= wait_s / 2)
+        share = median(wait / step.step_s for wait, step in zip(waits, steps, strict=True))
+        wait_s, quiet_s = median(waits), quantiles(waits, n=4)[0]
+        if share >= LEAST_SHARE and wait_s >= LEAST_TIMES * median(others) and quiet_s >= QUIETEST * wait_s:
+            began = next(i for i, wait in enumerate(waits) if wait >= wait_s / 2)
             yield Late(rank, tuple(steps[began:]), most[began:].count(rank), wait_s, share)
 
 
@@ -133,7 +133,8 @@ def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
             return Why("experts", f"its experts get {tokens:.1f} times the tokens of the others: {more}")
         return Why("compute", f"its compute, not its link: {more}")
     if name == "link" and not _has_links(run, late.rank, peers):
-        return Why("unknown", f"transfers inside its host take {more}: it gets too little of a processor")
+        starved = "it gets too little of a processor: a quota, its neighbours, or somebody stops it again and again"
+        return Why("quota", f"transfers inside its host take {more}; {starved}")
     words = {
         "data": "it waits for its data",
         "checkpoint": "it saves a checkpoint",

@@ -56,7 +56,7 @@ class Found(NamedTuple):
 
 def found_in(run: Run, step: Step, clocks: Clocks) -> Found:
     met, world = meetings(step, clocks), len(step.ranks)
-    charged = charge(met, Messages(met, _stages(run)).common)
+    charged = charge(met, Messages(met, _stages(run)))
     charges = charged.mean(world)
     pipe = pipe_of(run.spec, step) if run.spec is not None else None
     waiting = _by_axis(met, lambda meeting: sum(meeting.waits.values()) / world)
@@ -89,9 +89,9 @@ def found_in(run: Run, step: Step, clocks: Clocks) -> Found:
 
 
 def _stages(run: Run) -> Callable[[int], int]:
-    """The pipeline stage of a rank; of a script, which has none that are known, each rank is its own."""
+    """The pipeline stage of a rank; of a script, of which none are known, all are of one."""
     spec = run.spec
-    return (lambda rank: coordinates(rank, spec.layout).pp) if spec is not None else lambda rank: rank
+    return (lambda rank: coordinates(rank, spec.layout).pp) if spec is not None else lambda _rank: 0
 
 
 def _by_axis(met: Iterable[Meeting], of: Callable[[Meeting], float]) -> dict[str, float]:

@@ -210,39 +210,44 @@ class Folder:
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
 
-    def _joined(self, manifest: Manifest, table: str, parts: list[Part]) -> Part:
-        """The rows of several files in one, group by group: memory holds one group at a time."""
-        name = self.name_of(manifest, table)
-        rows, schema = 0, TABLES[table]
+    def rewritten(self, manifest: Manifest, table: str, batches: Iterator[pa.RecordBatch]) -> Part:
+        """A file of these rows for `replace`: memory holds one group of them at a time."""
+        name, schema = f"{table}-{manifest['generation'] + 1:08d}.parquet", TABLES[table]
         with (
             _synced(self.path / name) as draft,
             pq.ParquetWriter(draft, schema, compression=COMPRESSION) as writer,
         ):
             waiting: list[pa.RecordBatch] = []
-            for part in parts:
-                with pq.ParquetFile(self.path / part["file"]) as file:
-                    for batch in file.iter_batches(batch_size=GROUP_ROWS):
-                        waiting.append(batch)
-                        rows += batch.num_rows
-                        if sum(b.num_rows for b in waiting) >= GROUP_ROWS:
-                            writer.write_table(pa.Table.from_batches(waiting, schema))
-                            waiting = []
+            rows = 0
+            for batch in batches:
+                waiting.append(batch)
+                rows += batch.num_rows
+                if sum(b.num_rows for b in waiting) >= GROUP_ROWS:
+                    writer.write_table(pa.Table.from_batches(waiting, schema))
+                    waiting = []
             if waiting:
                 writer.write_table(pa.Table.from_batches(waiting, schema))
-        return self.part(name, rows, 1 + max(part["level"] for part in parts))
+        level = max((part["level"] for part in manifest["parts"].get(table, [])), default=0)
+        return self._part(name, rows, level)
 
-    def name_of(self, manifest: Manifest, table: str) -> str:
-        """For a file that the next commit will name."""
-        return f"{table}-{manifest['generation'] + 1:08d}.parquet"
+    def batches(self, parts: list[Part]) -> Iterator[pa.RecordBatch]:
+        """Rows of some files, in order."""
+        for part in parts:
+            with pq.ParquetFile(self.path / part["file"]) as file:
+                yield from file.iter_batches(batch_size=GROUP_ROWS)
 
-    def part(self, name: str, rows: int, level: int) -> Part:
+    def _joined(self, manifest: Manifest, table: str, parts: list[Part]) -> Part:
+        joined = self.rewritten(manifest, table, self.batches(parts))
+        return {**joined, "level": 1 + max(part["level"] for part in parts)}
+
+    def _part(self, name: str, rows: int, level: int) -> Part:
         return {"file": name, "rows": rows, "bytes": (self.path / name).stat().st_size, "level": level}
 
     def _write(self, table: str, rows: pa.Table, generation: int) -> Part:
         name = f"{table}-{generation:08d}.parquet"
         with _synced(self.path / name) as draft:
             pq.write_table(rows, draft, compression=COMPRESSION, row_group_size=GROUP_ROWS)
-        return self.part(name, rows.num_rows, 0)
+        return self._part(name, rows.num_rows, 0)
 
     def _still(self, manifest: Manifest) -> None:
         try:

@@ -104,14 +104,14 @@ def _cursor() -> Iterator[duckdb.DuckDBPyConnection]:
     if not _room.acquire(timeout=PATIENCE_S):
         raise BusyError("too many histories are read at once; try again in a few seconds")
     try:
-        with _engine().cursor() as cursor:
+        with engine().cursor() as cursor:
             yield cursor
     finally:
         _room.release()
 
 
 @cache
-def _engine() -> duckdb.DuckDBPyConnection:
+def engine() -> duckdb.DuckDBPyConnection:
     """It reads the files it is told of and nothing else: no extension is fetched, nothing written beside its spill."""
     spill = settings.HISTORY_DIR / "spill"
     return duckdb.connect(

@@ -89,7 +89,7 @@ class Counters(TypedDict):
     busy_s: list[float]
 
 
-class TrafficRow(TypedDict):
+class BinnedTraffic(TypedDict):
     """Payload bytes of a rank, axis and op by bin."""
 
     rank: int
@@ -104,7 +104,7 @@ class Traffic(TypedDict):
     width_s: float
     start: int
     length: int
-    rows: list[TrafficRow]
+    rows: list[BinnedTraffic]
 
 
 class Snapshot(TypedDict):

@@ -8,16 +8,16 @@ from typing import Any
 from contracts.telemetry import Cell
 from jobs.history.query import Tables, ask, short
 from jobs.history.rows import State, new_state
-from jobs.history.shapes import Columns, Counters, Followed, Snapshot, Traffic, TrafficRow
+from jobs.history.shapes import BinnedTraffic, Columns, Counters, Followed, Snapshot, Traffic
 from jobs.history.tables import GAUGES
 
 MOST_POINTS = 4000  # of a curve
 MOST_BINS, FEWEST_BINS = 600, 60  # of traffic
-MOST_SUMS = 200_000  # of all its bins, ranks and keys
+MOST_SUMS = 100_000  # of all its bins, ranks and keys
 RECENT_S = 61
 LAST_STEPS = 20  # whose parts are averaged
 MOST_MARKS = 2000
-MOST_GAUGES = 20_000  # points of all ranks and hosts
+MOST_GAUGES = 6000  # points of all ranks and hosts
 MOST_LINES, MOST_ITEMS = 200, 2000  # log lines of each rank; items of lines in all
 
 _GAUGES = [name for name in GAUGES.names if name not in ("rank", "node", "host", "time")]
@@ -183,7 +183,7 @@ def _traffic(tables: Tables) -> Traffic:
     return {"width_s": float(width), "start": start, "length": length, "rows": [_row(length, *row) for row in found]}
 
 
-def _row(length: int, rank: int, axis: str, op: str, bins: list[int], amounts: list[int]) -> TrafficRow:
+def _row(length: int, rank: int, axis: str, op: str, bins: list[int], amounts: list[int]) -> BinnedTraffic:
     sums = [0] * length
     for place, amount in zip(bins, amounts, strict=True):
         sums[place] = amount
@@ -201,7 +201,10 @@ def _recent(tables: Tables) -> Columns:
 def _gauges(tables: Tables) -> Columns:
     [(first, last, series)] = tables.rows("SELECT min(time), max(time), count(DISTINCT (node, rank)) FROM gauges")
     width = 1.0 if first is None else max(1.0, (last - first) / max(1, MOST_GAUGES // series))
-    means = ", ".join(f"round(avg({name}), 3) AS {name}" for name in _GAUGES)
+    [told] = tables.rows(f"SELECT {', '.join(f'count({name})' for name in _GAUGES)} FROM gauges")
+    means = ", ".join(f"round(avg({name}), 3) AS {name}" for name, count in zip(_GAUGES, told, strict=True) if count)
+    if not means:
+        return {}
     return tables.columns(
         f"SELECT node, rank, max(time) AS time, {means} FROM gauges"
         " GROUP BY node, rank, floor(time / ?) ORDER BY node, rank, time",

@@ -8,8 +8,10 @@ from django.db import transaction
 from pydantic import Field
 
 from jobs.access import changeable_jobs
+from jobs.models import TERMINAL
 from jobs.queue import actions, shelf
 from jobs.queue.bulk import MOST
+from jobs.queue.shapes import Unchanged
 from planner.facts.spec import JobId, Strict
 
 Action = Literal["cancel", "archive", "restore", "tag", "untag"]
@@ -47,6 +49,21 @@ def carry_out(asked: Several, user: Any) -> list[str]:
     if asked.action == "untag":
         return shelf.untag(ids, asked.tags, by)
     return (shelf.archive if asked.action == "archive" else shelf.restore)(ids, by)
+
+
+def unchanged(asked: Several, changed: list[str], user: Any) -> list[Unchanged]:
+    """Of the jobs that were asked for, those that the action did not change, and why."""
+    left = [job for job in dict.fromkeys(asked.jobs) if job not in set(changed)]
+    statuses = dict(changeable_jobs(user).filter(id__in=left).values_list("id", "status"))
+    return [Unchanged(job=job, reason=_why(asked.action, statuses.get(job))) for job in left]
+
+
+def _why(action: Action, status: str | None) -> str:
+    if status is None:
+        return "no such job, or not yours to change"
+    if action == "cancel" or (action == "archive" and status not in TERMINAL):
+        return f"a job that is {status} cannot be {'cancelled' if action == 'cancel' else 'archived'}"
+    return "it was so already"
 
 
 class NotEndedError(Exception):

@@ -19,7 +19,6 @@ from jobs.traces.written import said, title
 
 CONTENT_TYPE = "application/json"
 SUFFIX = "json"
-ENDS, BEGINS, FLOWS = range(3)  # at one moment: what ends, what begins, and what leaves from it
 
 
 class ChromeTrace(TypedDict):
@@ -34,7 +33,7 @@ def write(trace: Trace, name: str) -> bytes:
     origin = round(trace.began * 1e9)
     arrivals = meetings(trace.calls)
     head: list[dict[str, Any]] = []
-    events: list[tuple[int, int, dict[str, Any]]] = []
+    events: list[tuple[int, dict[str, Any]]] = []
     flows: dict[int, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for rank in trace.ranks():
         named = {"name": f"rank {rank} · {name}"}
@@ -48,15 +47,16 @@ def write(trace: Trace, name: str) -> bytes:
             arrival = arrival_of(of, arrivals)
             slice_of = {"name": title(of), "cat": lane.name, **where}
             began, ended = ((time - origin) / 1e3 for time in event[:2])
-            events.append((event.began, BEGINS, {"ph": "B", "ts": began, **slice_of, "args": said(of, arrival)}))
-            events.append((event.ended, ENDS, {"ph": "E", "ts": ended, **slice_of}))
+            events.append((event.began, {"ph": "B", "ts": began, **slice_of, "args": said(of, arrival)}))
+            events.append((event.ended, {"ph": "E", "ts": ended, **slice_of}))
             if arrival is not None:
                 flows[arrival.number].append((event.began, {"ts": began, **slice_of}))
     for number, points in flows.items():
         points.sort(key=lambda point: point[0])
         for place, (time, at) in enumerate(points):
             phase = "s" if place == 0 else "f" if place == len(points) - 1 else "t"
-            events.append((time, FLOWS, {"ph": phase, "id": number, "bp": "e", **at}))
-    events.sort(key=lambda event: event[:2])
-    written: ChromeTrace = {"displayTimeUnit": "ms", "traceEvents": [*head, *(event for _, _, event in events)]}
+            events.append((time, {"ph": phase, "id": number, "bp": "e", **at}))
+    # What is at one moment stays as it came: an end before the next begin of its lane, flows after both.
+    events.sort(key=lambda event: event[0])
+    written: ChromeTrace = {"displayTimeUnit": "ms", "traceEvents": [*head, *(event for _, event in events)]}
     return json.dumps(written).encode()

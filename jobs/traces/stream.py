@@ -94,10 +94,11 @@ def _spans(item: TimelineItem, began: float) -> Iterator[Span]:
 
 def _items(job: Job, attempt: int) -> Iterator[tuple[TimelineItem, float]]:
     """In the order of each member's stream."""
-    nodes = job.attempts.filter(number=attempt).values_list("members__node", flat=True)
+    told = job.attempts.filter(number=attempt).values_list("members__node", flat=True)
+    nodes = sorted({0, *(node for node in told if node is not None)})
     try:
         with closing(connect()) as client:
-            for node in sorted({node for node in nodes if node is not None}):
+            for node in nodes:
                 yield from _items_of(client, telemetry_stream(job.id, attempt, node))
     except (RedisError, OSError) as error:
         raise AwayError(str(error)) from error

@@ -54,7 +54,7 @@ def slow_loader(fault: Fault) -> None:
 
 def stuck_loader(fault: Fault) -> None:
     """A batch does not come."""
-    _before(Corpus, "train_batch", lambda: time.sleep(FOREVER_S), fault)
+    _before(Corpus, "_cut", lambda: time.sleep(FOREVER_S), fault)
 
 
 def stuck_code(fault: Fault) -> None:

@@ -40,10 +40,32 @@ def test_run_the_lab_read_its_points_and_see_who_held_what(page: Page, running_b
     assert re.fullmatch(r"broadcast,1024,[0-9.e-]+,[0-9.]+,[0-9.]+,0,1536,1024,1024", lines[1])
 
     rows.filter(has_text="all-to-all").first.locator("a").click()
-    picture = page.locator("svg.boxes")
+    picture = page.locator(".held svg.boxes")
     expect(picture.locator("text.rank")).to_have_text(["rank 1", "rank 3"])
     after = page.locator(".held tbody tr td:last-child")
     expect(after).to_have_text(["200, 201, 400, 401", "202, 203, 402, 403"])
+    film = page.locator("#film")
+    expect(film).to_contain_text("the last stage is what was captured")
+    film.locator("[data-film=place]").fill("2")
+    played = [
+        "200",
+        "201",
+        "202",
+        "203",
+        "400",
+        "401",
+        "402",
+        "403",
+        "200",
+        "201",
+        "400",
+        "401",
+        "202",
+        "203",
+        "402",
+        "403",
+    ]
+    assert sorted(film.locator("svg text:not(.head, .rank)").all_text_contents()) == sorted(played)
     page.locator("[data-copies=call]").focus()
     page.keyboard.press("Enter")
     expect(page.locator("[data-copies=call]")).to_have_text("Copied")

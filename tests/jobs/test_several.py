@@ -203,3 +203,20 @@ def test_two_who_tag_at_once_are_kept_within_the_bound(postgres: None) -> None:
         thread.join()
     assert len(refused) == 1
     assert JobTag.objects.filter(job=job).count() == 15
+
+
+def test_rest_tells_which_jobs_stayed_as_they_were_and_why(
+    make_jobs: Make, owner: User, stranger: User, api: Api
+) -> None:
+    live, ended = make_jobs(1)[0], make_jobs(1, status=Status.FAILED)[0]
+    theirs, _ = actions.submit(stranger, GOOD)
+    ids = [live.id, ended.id, theirs.id, "nobodys"]
+    told = api(owner).post("/api/v1/jobs/actions", {"action": "archive", "jobs": ids}, format="json").json()
+    assert told["changed"] == [ended.id]
+    assert {row["job"]: row["reason"] for row in told["unchanged"]} == {
+        live.id: "a job that is queued cannot be archived",
+        theirs.id: "no such job, or not yours to change",
+        "nobodys": "no such job, or not yours to change",
+    }
+    again = api(owner).post("/api/v1/jobs/actions", {"action": "archive", "jobs": [ended.id]}, format="json").json()
+    assert again["unchanged"] == [{"job": ended.id, "reason": "it was so already"}]

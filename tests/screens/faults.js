@@ -23,7 +23,7 @@
   for (const node of document.querySelectorAll("body *")) {
     const style = getComputedStyle(node);
     const box = node.getBoundingClientRect();
-    if (box.width < 2 || box.height < 2 || style.visibility === "hidden") continue;
+    if (box.width < 2 || box.height < 2 || !node.checkVisibility({ visibilityProperty: true })) continue;
     const hidden = node.closest(".visually-hidden, [aria-hidden=true], svg, canvas, .u-over");
     if (hidden) continue;
     const over = node.scrollWidth - node.clientWidth;

@@ -10,7 +10,14 @@ from django.contrib import admin
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
 # No pages, and what they would do if they were opened like one.
-EXEMPT = {"login-once": "its link logs in, once"}
+EXEMPT = {
+    "login-once": "its link logs in, once",
+    "job-history-table": "data, in columns",
+    **dict.fromkeys(
+        ("import", "import-data", "import-part", "import-read", "import-delete"),
+        "of an uploaded trace: none is uploaded here",
+    ),
+}
 PROGRAMS = ("api/", "admin/")  # REST answers programs; the admin's own table has its pages
 # What an address may hold; a URL that needs anything else must be given it here or be exempt.
 PARAMETERS = {"job_id", "name", "slug", "key"}

@@ -13,7 +13,7 @@ from workers.host.apart.identity import user_of
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.files import BadFileError
 from workers.host.settings import HostSettings
-from workers.host.supervisor.logfile import BLOCK, open_log, run_folder
+from workers.host.supervisor.logfile import open_log, run_folder
 from workers.host.supervisor.tail import LAUNCHER
 
 
@@ -47,7 +47,8 @@ def answer(order: LogOrder, settings: HostSettings) -> bytes:
 def read_part(descriptor: int, offset: int, size: int) -> Part:
     """At most PART_BYTES from the first data at or after `offset`; holes are passed over, however long.
 
-    A block that lies before a hole is filled up with zeros, which nobody wrote: they are left out.
+    A block that lies before a hole is filled up with zeros, which nobody wrote: they are left out. Parts begin and end
+    with blocks, so that one part has them all.
     """
     try:
         start = os.lseek(descriptor, offset, os.SEEK_DATA) if offset < size else size
@@ -58,10 +59,7 @@ def read_part(descriptor: int, offset: int, size: int) -> Part:
     if start >= size:
         return Part(b"", size)
     end = min(os.lseek(descriptor, start, os.SEEK_HOLE), size)
-    length = min(PART_BYTES, end - start)
-    if length < end - start < length + BLOCK:
-        length = end - start - BLOCK  # so that the zeros before a hole stay together
-    data = os.pread(descriptor, length, start)
+    data = os.pread(descriptor, min(PART_BYTES, end - start), start)
     if start + len(data) == end < size:
         return Part(data.rstrip(b"\0"), end)
     return Part(data, start + len(data) if data else size)

@@ -8,6 +8,7 @@ import pytest
 
 from jobs.diagnosis import Diagnosis
 from jobs.diagnosis.shapes import MOST_BYTES
+from tests.jobs.diagnosis.played import Act, Does, Meets, Player
 from tests.jobs.diagnosis.told import ITEM, NOW, diagnosis, look, step
 
 
@@ -105,8 +106,29 @@ def test_a_kind_without_steps_gets_no_verdict(kind: str) -> None:
 
 
 def test_what_is_told_of_many_ranks_is_bounded() -> None:
-    found = diagnosis({"dp": 64}, {"global_batch": 64})
-    for number in range(1, 20):
-        for rank in range(64):
-            found.add(step(rank, number), 0)
-    assert len(json.dumps(look(found))) < MOST_BYTES
+    """64 ranks in groups of all and of two, each late by another time, and then none of them goes on."""
+    world = tuple(range(64))
+    found, player = diagnosis({"dp": 64}, {"global_batch": 64}), Player(64)
+    acts: dict[int, list[Act]] = {
+        rank: [
+            Does("forward", 0.4 + rank / 1000),
+            *(Meets("tp", (rank // 2 * 2, rank // 2 * 2 + 1), op) for op in ("all_reduce", "all_gather", "broadcast")),
+            Meets("dp", world),
+        ]
+        for rank in world
+    }
+    for _ in range(20):
+        before = player.now
+        for rank, item in enumerate(player.play(acts)):
+            found.add(item, 0)
+            found.add(step(rank, player.step, player.now - before), 0)
+    late = NOW + player.now + 60
+    group = {"group": {"axis": "dp", "ranks": list(world), "nth": 0}, "issued": 21, "ended": 20, "op": "all_reduce"}
+    for rank in world[1:]:
+        still = {"rank": rank, "time": late, "step": player.step, "phase": "step", "still": 60.0, "groups": [group]}
+        found.add(ITEM.validate_python({"kind": "standing", **still, "stack": ["x" * 900] * 60}), 0)
+    told = look(found, late)
+    assert told["hang"] is not None
+    assert told["hang"]["ranks"] == [0]
+    assert told["waits"]
+    assert MOST_BYTES / 4 < len(json.dumps(told)) <= MOST_BYTES

@@ -219,7 +219,8 @@ def test_a_message_that_does_not_come_names_the_stage_that_stands_in_its_own_cod
     for rank in (0, 1, 3):
         waits = {"group": group("pp", ranks), "issued": 0, "ended": 0, "op": "recv", "blocking": True}
         found.add(stands(rank, now, [{**waits, "payload_bytes": 64, "since": STOPPED_AT}]), 0)
-    found.add(stands(2, now, [past("pp", ranks, 0)], ["stage.py:7 in forward"]), 0)
+    early = {**waits, "blocking": False, "payload_bytes": 64, "since": STOPPED_AT}  # it asked for its next message
+    found.add(stands(2, now, [early], ["stage.py:7 in forward"]), 0)
     hang = look(found, now)["hang"]
     assert hang is not None
     assert (hang["cause"], hang["ranks"], hang["sequence"]) == ("compute", [2], None)

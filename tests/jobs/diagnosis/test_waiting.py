@@ -73,6 +73,16 @@ def test_noise_makes_no_straggler(seed: int) -> None:
     assert told["waits"], "it is still charged"
 
 
+def test_contention_in_bursts_is_no_straggler() -> None:
+    """The rank waited for most in three steps of four, but for nothing in the fourth: it gets no processor at times."""
+    found, player = diagnosis({"dp": 2, "tp": 2}), Player(4)
+    for number in range(60):
+        feed(
+            found, player, [mesh(rank, 0.9 if rank == 2 and number % 10 not in (0, 3, 5) else 0.5) for rank in range(4)]
+        )
+    assert look(found, NOW + player.now)["stragglers"] == []
+
+
 def test_a_rank_that_is_late_for_a_moment_is_none() -> None:
     found, player = diagnosis({"dp": 2, "tp": 2}), Player(4)
     for number in range(40):
@@ -132,6 +142,16 @@ def pipe(rank: int, forward_s: float, micro_batches: int, stages: int) -> list[A
         acts.append(Does("backward", 2 * forward_s, i))
         acts += [Passes(rank, rank - 1, ranks)] if rank else []
     return acts
+
+
+def test_who_drains_the_pipe_last_is_no_straggler() -> None:
+    """All meet at the step's end, and the first stage comes last to that by the schedule."""
+    found, player = diagnosis(LAYOUT, TRAIN), Player(4)
+    for _ in range(20):
+        feed(found, player, [[*pipe(rank, 0.05, 4, 4), Meets("world", (0, 1, 2, 3))] for rank in range(4)])
+    told = look(found, NOW + player.now)
+    assert told["stragglers"] == []
+    assert "bubble" in told["sentence"]
 
 
 LAYOUT = {"pp": 4, "schedule": "gpipe"}

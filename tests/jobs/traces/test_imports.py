@@ -43,7 +43,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     try:
         for rank in ranks:
-            _, said = rank.communicate(timeout=90)
+            _, said = rank.communicate(timeout=240)
             assert rank.returncode == 0, said.decode()
     finally:
         for rank in ranks:

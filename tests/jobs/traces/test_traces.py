@@ -161,6 +161,12 @@ def test_chrome_s_rules_hold(made: Trace) -> None:
     assert len([event for event in timed if event["ph"] == "B"]) == len(made.calls) + len(made.spans)
 
 
+def test_chrome_ends_a_slice_before_the_next_begins_at_the_same_moment() -> None:
+    made = of([item(0, spans=[("forward", 0, 0, 0, 20), ("forward", 0, 1, 20, 40)], groups=[])])
+    events = json.loads(chrome.write(made, "a run"))["traceEvents"]
+    assert [event["ph"] for event in events if event["ph"] in "BE"] == ["B", "E", "B", "E"]
+
+
 def test_an_end_that_was_not_recorded_is_said_and_drawn_as_a_moment() -> None:
     call = Call(0, 0, "dp", (0, 1), 0, 1, "all_reduce", 5.0, 0.0, None, 8, -1)
     _, slices = read_perfetto(perfetto.write(Trace([call], []), "a run"))

@@ -1,5 +1,5 @@
 // What scrolls sideways can be reached by keys: it takes the focus while there is something to scroll to.
-const SELECTOR = ".scroll-x";
+const SELECTOR = ".scroll-x, .scrolls";
 
 const seen = new ResizeObserver((entries) => {
   for (const box of new Set(entries.map(({ target }) => target.closest(SELECTOR)))) {

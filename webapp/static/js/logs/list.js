@@ -110,22 +110,31 @@ export class LineList {
       this.rows.replaceChildren();
       return;
     }
+    const first = this.#place();
+    if (this.columns !== null && this.#correct(first)) this.#place();
+  }
+
+  /** Puts the lines in sight where they go; the first one's index. */
+  #place() {
     const { first, last, top } = this.layout.inSight(this.box.scrollTop, this.box.clientHeight, BEYOND);
     const drawn = [];
     for (let i = first; i <= last; i += 1) drawn.push(this.#row(i));
     this.rows.style.setProperty("transform", `translateY(${top}px)`);
     this.rows.replaceChildren(...drawn);
-    if (this.columns !== null) this.#correct(first, drawn);
+    return first;
   }
 
-  /** A character that is wider than others makes a line taller than it was taken for. */
-  #correct(first, drawn) {
-    let change = 0;
-    for (const [i, row] of drawn.entries()) {
-      const rows = Math.max(1, Math.round(row.getBoundingClientRect().height / this.layout.rowHeight));
-      change += this.layout.correct(first + i, rows) !== 0;
-    }
-    if (change > 0) this.space.style.setProperty("height", `${this.layout.height}px`);
+  /** A character that is wider than others makes a line taller than it was taken for. What is read stays in place. */
+  #correct(first) {
+    const { layout } = this;
+    const read = layout.inSight(this.box.scrollTop, 0, 0).first;
+    const before = layout.scrollTo(read);
+    const heights = [...this.rows.children].map((row) => Math.max(1, Math.round(row.getBoundingClientRect().height / layout.rowHeight)));
+    const changed = heights.map((rows, i) => layout.correct(first + i, rows)).some((change) => change !== 0);
+    if (!changed) return false;
+    this.space.style.setProperty("height", `${layout.height}px`);
+    this.#scroll(this.box.scrollTop + layout.scrollTo(read) - before);
+    return true;
   }
 
   #before(line) {

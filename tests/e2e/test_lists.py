@@ -1,0 +1,198 @@
+"""The list, the form on one screen, the comparison and the palette, by hand and by keyboard, in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.support.board import Board
+
+SPEC: dict[str, Any] = {
+    "name": "left run",
+    "model": {"preset": "gpt-tiny"},
+    "layout": {"dp": 2},
+    "train": {"steps": 12, "global_batch": 4, "seq_len": 64, "warmup_steps": 2, "eval_every": 6},
+}
+LONG = "w" * 60 + " and words " * 3
+
+
+@pytest.fixture(scope="module")
+def runs(running_board: Board) -> list[str]:
+    """Two runs that have ended, of different layouts."""
+    other = {**SPEC, "name": LONG, "layout": {"tp": 2}}
+    jobs = [running_board.submit(spec) for spec in (SPEC, other)]
+    for job in jobs:
+        running_board.wait_for(job, "succeeded", timeout_s=120)
+    return jobs
+
+
+def inside(page: Page, node: Locator) -> bool:
+    """Whether it is on the screen, whole, without scrolling."""
+    box, size = node.bounding_box(), page.viewport_size
+    assert box, node
+    assert size
+    return box["y"] >= 0 and box["y"] + box["height"] <= size["height"] and box["x"] + box["width"] <= size["width"]
+
+
+def test_what_decides_a_job_and_its_cost_is_on_one_screen(page: Page, running_board: Board) -> None:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(f"{running_board.url}/jobs/new/")
+    expect(page.locator("#plan-status")).to_have_text("This can run.")
+    assert page.evaluate("document.documentElement.scrollHeight") <= 900
+    for field in ("name", "model.preset", "layout.dp", "layout.pp", "layout.tp", "layout.zero", "train.global_batch"):
+        assert inside(page, page.locator(f"[data-for='{field}']").first), field
+    for figure in ("memory", "fits", "time", "traffic"):
+        assert inside(page, page.locator(f"[data-head='{figure}']")), figure
+    expect(page.locator("[data-head=fits]")).to_contain_text("fits")
+    assert inside(page, page.locator("#submit"))
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert inside(page, page.locator("#submit")), "Submit stays in sight"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_wrong_field_in_a_folded_part_opens_it(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/jobs/new/")
+    expect(page.locator("#plan-status")).to_have_text("This can run.")
+    hidden = page.locator("[data-for='train.warmup_steps']")
+    expect(hidden).to_be_hidden()
+    page.fill("[name='train.steps']", "5")  # fewer than the warm-up takes
+    expect(hidden.locator(".problem")).to_be_visible()
+
+
+def test_the_best_layout_is_filled_in_with_its_reason_and_taken_back(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/jobs/new/")
+    expect(page.locator("#plan-status")).to_have_text("This can run.")
+    chosen = "[...document.querySelectorAll('#own-layout :checked')].map((one) => one.name + one.value).join()"
+    before = page.evaluate(chosen)
+    page.locator("[data-for='layout.dp'] label", has_text="4").click()
+    page.locator("[data-for='layout.tp'] label", has_text="1").click()
+    asked = page.evaluate(chosen)
+    page.click("#best")
+    told = page.locator("#best-told [role=status]")
+    expect(told).to_contain_text(re.compile(r"a step, predicted: the fastest of [\d,]+ that fit"), timeout=30_000)
+    expect(page.locator("#plan-status")).to_have_text("This can run.")
+    expect(page.locator("[data-show=world]")).to_have_text("4 ranks")
+    filled = page.evaluate(chosen)
+    assert filled not in (before, asked)
+    page.locator("#best-told button").click()
+    assert page.evaluate(chosen) == asked
+
+
+def test_chosen_jobs_stay_chosen_while_the_list_is_drawn_anew(
+    page: Page, running_board: Board, runs: list[str]
+) -> None:
+    page.goto(running_board.url)
+    expect(page.locator("#chosen")).to_have_text("None chosen")
+    for key in ("j", "x", "j", "x"):
+        page.keyboard.press(key)
+    expect(page.locator("#chosen")).to_have_text("2 chosen")
+    with page.expect_response("**part=rows**"):
+        page.evaluate("document.getElementById('jobs').dispatchEvent(new CustomEvent('refresh'))")
+    expect(page.locator("tr[data-chosen]")).to_have_count(2)
+    assert page.evaluate("document.activeElement.className") == "job-name", "the keys go on from where they were"
+    page.keyboard.press("t")
+    page.keyboard.type("ci")
+    page.click("button[value=tag]")
+    expect(page.locator(".undo")).to_contain_text("2 of 2 jobs tagged.")
+    page.locator("a.tag", has_text="ci").first.click()
+    assert page.url.endswith("?tag=ci")
+    expect(page.locator("tr[data-job]")).to_have_count(2)
+
+
+def test_an_archived_job_comes_back_by_a_key(page: Page, running_board: Board, runs: list[str]) -> None:
+    page.goto(running_board.url)
+    row = page.locator(f"tr[data-job='{runs[0]}']")
+    row.locator("input").check()
+    page.keyboard.press("e")
+    expect(page.locator(".undo")).to_contain_text("1 of 1 jobs archived.")
+    expect(row).to_have_count(0)
+    page.keyboard.press("u")
+    expect(page.locator(".undo")).to_contain_text("1 of 1 jobs brought back.")
+    expect(row).to_have_count(1)
+
+
+def test_runs_stand_side_by_side(page: Page, running_board: Board, runs: list[str]) -> None:
+    for width in (1440, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(f"{running_board.url}/compare/?jobs={','.join(runs)}")
+        expect(page.locator("#charts canvas").first).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    specs = page.locator("section", has=page.locator("#spec-title"))
+    expect(specs.locator("tr", has_text="layout.dp").first.locator("td")).to_have_text(["2", "1"])
+    expect(page.locator(".run[data-baseline] .job-name")).to_have_text("left run")
+    page.locator(".pin").click()
+    expect(page.locator(".run[data-baseline] .job-name")).to_have_text(LONG.strip())
+    step = page.locator("section", has=page.locator("#figures-title")).locator("tr", has_text="a step").first
+    expect(step.locator("td").first).to_contain_text(re.compile(r"[+−]\d"))  # noqa: RUF001
+
+
+def test_steps_that_are_dragged_over_are_told_apart(page: Page, running_board: Board, runs: list[str]) -> None:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(f"{running_board.url}/compare/?jobs={','.join(runs)}")
+    chart = page.locator("#charts figure", has_text="drag over slow steps").locator(".u-over")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    assert box
+    at = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.4 * box["width"], at)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.8 * box["width"], at, steps=5)
+    page.mouse.up()
+    told = page.locator(".slow-steps")
+    expect(told).to_contain_text(re.compile(r"A: steps \d+ to \d+"))
+    expect(told.locator("p").first).to_contain_text("a step over")
+
+
+def test_the_palette_finds_jobs_hosts_pages_and_actions_by_keyboard_alone(
+    page: Page, running_board: Board, runs: list[str]
+) -> None:
+    page.goto(running_board.url)
+    page.keyboard.press("Control+k")
+    box = page.get_by_role("combobox", name="Find a job, host, page or action")
+    expect(box).to_be_focused()
+    expect(page.get_by_role("dialog").get_by_role("option", name="Show all keys")).to_be_visible()
+    page.keyboard.type("left")
+    options = page.get_by_role("dialog").get_by_role("option")
+    expect(options.first).to_contain_text("left run")
+    assert box.get_attribute("aria-activedescendant") == options.first.get_attribute("id")
+    expect(options.first).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/jobs/{runs[0]}/")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("copy as json")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message", has_text="Copied the job as JSON.")).to_be_visible()
+    assert json.loads(page.evaluate("navigator.clipboard.readText()"))["id"] == runs[0]
+    page.keyboard.press("Control+k")
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog[open]")).to_have_count(0)
+    page.keyboard.press("g")
+    page.keyboard.press("h")
+    page.wait_for_url("**/hosts/")
+
+
+def test_every_key_is_told_on_a_sheet(page: Page, running_board: Board, runs: list[str]) -> None:
+    page.goto(running_board.url)
+    expect(page.locator("#chosen")).to_have_text("None chosen")
+    page.keyboard.press("?")
+    sheet = page.get_by_role("dialog", name="Keys")
+    for words in ("Next job", "Find a job, host, page or action", "New job", "Overview"):
+        expect(sheet.get_by_text(words, exact=True).first).to_be_visible()
+    page.keyboard.press("Escape")
+    page.fill(".filters [name=q]", "")
+    page.locator(".filters [name=q]").press("?")
+    expect(page.locator("dialog[open]")).to_have_count(0), "what is typed is text"
+
+
+def test_the_menu_of_a_narrow_screen_holds_every_page(page: Page, running_board: Board) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{running_board.url}/overview/")
+    expect(page.locator("#nav")).to_be_hidden()
+    page.click("#menu")
+    for name in ("Overview", "Queue", "API", "Admin"):
+        assert inside(page, page.locator("#nav a", has_text=re.compile(f"^{name}$"))), name
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -1,0 +1,146 @@
+"""A history within its bytes: what goes first, and what never does."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jobs.history import bounds
+from jobs.history.folder import Folder, num_bytes
+from jobs.history.forgetting import forget_old
+from jobs.models import Attempt, Job
+from tests.jobs.history.test_recorder import expected, totals
+from tests.jobs.history.told import BEGAN, batch, keep, rows, run, step
+
+
+def timeline(rank: int, number: int) -> Any:
+    """One whose numbers do not compress."""
+    noise = [random.randrange(10**6) for _ in range(200)]
+    few = [0] * len(noise)
+    calls = {"group": few, "sequence": list(range(1, 201)), "issued_us": noise, "blocked_us": noise, "ended_us": noise}
+    calls |= {"op": ["all_reduce"] * len(noise), "payload_bytes": noise, "peer": [-1] * len(noise)}
+    return {
+        "kind": "timeline",
+        "rank": rank,
+        "time": BEGAN + number,
+        "step": number,
+        "began": BEGAN + number,
+        "step_s": 0.5,
+        "groups": [{"axis": "dp", "ranks": [0, 1], "nth": 0}],
+        "calls": calls,
+        "spans": {"work": ["forward"], "chunk": [0], "micro_batch": [0], "from_us": [0], "to_us": [10]},
+        "left_out": 0,
+    }
+
+
+def test_old_raw_steps_go_first_and_whole(root: Path, settings: Any) -> None:
+    recording = keep(root, [batch(n, timeline(0, n), timeline(1, n), step(0, n, n)) for n in range(1, 33)])
+    before = num_bytes(recording.manifest, bounds.RAW)
+    settings.HISTORY_RAW_BYTES = before // 2
+    bounds.keep(recording.folder, recording.manifest)
+    assert num_bytes(recording.manifest, bounds.RAW) <= before // 2
+    kept = sorted({row["step"] for row in rows(root, "job", "calls")})
+    assert 0 < len(kept) < 32
+    assert recording.manifest["raw_dropped"] == 32 - len(kept)
+    assert kept[-8:] == list(range(25, 33)), "the newest stay"
+    assert {row["step"] for row in rows(root, "job", "spans")} == set(kept)
+    assert len(rows(root, "job", "calls")) == 2 * 200 * len(kept), "of a step all ranks or none"
+    assert len(rows(root, "job", "steps")) == 32
+
+
+def test_merged_roll_ups_add_up_to_the_same_rank_by_rank(root: Path, settings: Any) -> None:
+    noise = [{"kind": "gauge", "rank": 0, "time": BEGAN + n / 10, "cpu": random.random()} for n in range(1000)]
+    recording = keep(root, [*run(2, 200), batch(100, *noise)])
+    before = num_bytes(recording.manifest, bounds.ROLLED_UP)
+    steps = rows(root, "job", "steps")
+    settings.HISTORY_ATTEMPT_BYTES = before * 2 // 3
+    bounds.keep(recording.folder, recording.manifest)
+    assert num_bytes(recording.manifest, bounds.ROLLED_UP) <= before * 2 // 3
+    assert totals(root, "job") == expected(2, 200)
+    merged = rows(root, "job", "steps")
+    assert recording.manifest["merged_s"] > 1
+    for rank in range(2):
+        assert sum(row["over"] for row in merged if row["rank"] == rank) == 200
+        mine = [row for row in merged if row["rank"] == rank]
+        assert max(row["over"] for row in mine) > 1
+        assert mine[-1] == [row for row in steps if row["rank"] == rank][-1], "the newest are as they were"
+        assert dict(mine[0]["exposed"]) == pytest.approx({"dp": 0.1})
+    losses = [row for row in merged if row["rank"] == 0]
+    mean = sum(row["loss"] * row["over"] for row in losses) / 200
+    assert mean == pytest.approx(sum(5 - n / 100 for n in range(1, 201)) / 200)
+
+
+def test_old_log_lines_go(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        {"kind": "log", "rank": 0, "time": BEGAN + n, "first": n, "lines": [random.randbytes(400).hex()]}
+        for n in range(40)
+    ]
+    recording = keep(root, [batch(n, line) for n, line in enumerate(lines)])
+    monkeypatch.setattr(bounds, "LOG_BYTES", num_bytes(recording.manifest, ("logs",)) - 1)
+    bounds.keep(recording.folder, recording.manifest)
+    assert [row["first"] for row in rows(root, "job", "logs")] == list(range(20, 40))
+
+
+def test_a_file_that_was_written_again_can_be_joined_with_a_new_one(root: Path, settings: Any) -> None:
+    """What DuckDB wrote and what we write is of one schema."""
+    recording = keep(root, list(run(2, 60)))
+    settings.HISTORY_ATTEMPT_BYTES = num_bytes(recording.manifest, bounds.ROLLED_UP) // 2
+    bounds.keep(recording.folder, recording.manifest)
+    recording.rows.add_item(step(0, 61, 31))
+    tables = recording.rows.take()
+    assert isinstance(tables["steps"], pa.Table)
+    recording.folder.commit(recording.manifest, tables, recording.rows.state)
+    recording.folder.compact(recording.manifest)
+    assert sum(row["over"] for row in rows(root, "job", "steps")) == 121
+
+
+def test_the_oldest_histories_go_and_their_raw_steps_before(
+    attempt: Attempt, root: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    made: dict[str, Folder] = {}
+    for place in range(3):
+        job = Job.objects.create(owner=attempt.job.owner, name="old", spec={}, kind="train", num_slots=1, estimate={})
+        recording = keep(root, [batch(n, timeline(0, n), step(0, n, n)) for n in range(1, 9)], job.id)
+        recording.finish("succeeded", "", now - 1000 + place)
+        made[job.id] = recording.folder
+    sizes = [num_bytes(folder.manifest()) for folder in made.values()]
+    raw = num_bytes(next(iter(made.values())).manifest(), bounds.RAW)
+    settings.HISTORY_BYTES = sum(sizes) - raw // 2
+    assert forget_old()["histories' raw steps"] == 1
+    oldest, *newer = made.values()
+    assert num_bytes(oldest.manifest(), bounds.RAW) == 0
+    assert [num_bytes(folder.manifest(), bounds.RAW) > 0 for folder in newer] == [True, True]
+    settings.HISTORY_BYTES = sum(num_bytes(folder.manifest(), (*bounds.ROLLED_UP, "marks")) for folder in newer)
+    assert forget_old()["histories"] == 1
+    assert not oldest.path.exists()
+    assert all(folder.path.exists() for folder in newer)
+
+
+def test_what_is_over_its_age_goes_and_what_still_runs_never_does(
+    attempt: Attempt, root: Path, settings: Any, make_old: Callable[[str, float | None], Path]
+) -> None:
+    settings.HISTORY_DAYS, settings.HISTORY_BYTES = 7, 0
+    old = make_old(attempt.job_id, time.time() - 8 * 24 * 3600)
+    assert forget_old()["histories over their age"] == 1
+    assert not old.exists()
+    running = make_old(attempt.job_id, None)
+    forget_old()
+    assert running.exists()
+
+
+@pytest.fixture
+def make_old(root: Path) -> Callable[[str, float | None], Path]:
+    def make(job: str, ended: float | None) -> Path:
+        recording = keep(root, list(run(1, 3)), job)
+        if ended is not None:
+            recording.finish("succeeded", "", ended)
+        return recording.folder.path
+
+    return make

@@ -1,0 +1,69 @@
+"""Runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+from rest_framework.test import APIClient
+
+from jobs.models import Attempt, Job
+from tests.jobs.history.told import batch, cell, keep, step
+
+Api = Callable[[User | None], APIClient]
+
+
+def record(root: Path, late: int | None = None, link: bool = False, job: str = "job", tokens: int = 4096) -> None:
+    """60 steps of 0.5 s on four ranks. In steps 30 to 39 rank `late` computes 0.2 s more, for which the others stand
+    still in tp; or every rank's dp takes 0.3 s more."""
+    busy, batches, time = 0.0, [], 0.0
+    for number in range(1, 61):
+        slow = 30 <= number < 40 and (late is not None or link)
+        more = (0.3 if link else 0.2) if slow else 0.0
+        time += 0.5 + more
+        busy += 0.1 + (more if link else 0.0)
+        items = []
+        for rank in range(4):
+            waits = more if late is not None and rank != late else 0.0
+            exposed = {"dp": 0.1 + (more if link else 0.0), "tp": 0.05 + waits}
+            parts = {"data": 0.01, "optimizer": 0.02, "exposed": exposed, "hidden": {"dp": 0.2}}
+            cells = [{**cell(number), "busy_s": busy}]
+            items.append(step(rank, number, time, *cells, parts=parts, step_s=0.5 + more, tokens=tokens))
+        batches.append(batch(time, *items))
+    keep(root, batches, job)
+
+
+def test_runs_are_compared_by_step_time_and_tokens(
+    attempt: Attempt, root: Path, owner: User, stranger: User, api: Api
+) -> None:
+    one = attempt.job
+    spec = {**one.spec, "train": {**one.spec["train"], "learning_rate": 0.5}, "name": "other"}
+    other = Job.objects.create(
+        owner=owner, name="other", spec=spec, kind="train", num_slots=2, estimate=one.estimate, attempt=1
+    )
+    record(root, late=1, job=one.id)
+    record(root, job=other.id, tokens=8192)
+    client = api(owner)
+    told = client.get(f"/api/v1/compare?jobs={one.id},{other.id}").json()
+    assert [row["job"] for row in told["jobs"]] == [one.id, other.id]
+    [difference] = told["differences"]
+    assert difference["field"] == "train.learning_rate"
+    assert difference["values"][1] == 0.5
+    first, second = told["jobs"]
+    assert first["curve"]["step"] == second["curve"]["step"] == list(range(1, 61))
+    assert (first["curve"]["tokens"][-1], second["curve"]["tokens"][-1]) == (60 * 4096, 60 * 8192)
+    assert first["curve"]["elapsed_s"][-1] == pytest.approx(32)
+    assert second["curve"]["elapsed_s"][-1] == pytest.approx(30)
+    assert first["traffic"] == [
+        {"axis": "dp", "op": "all_reduce", "calls": 240, "payload_bytes": 240_000, "busy_s": pytest.approx(24)}
+    ]
+    assert second["parts"]["exposed"] == {"dp": 0.1, "tp": 0.05}
+    assert first["plan"]
+    assert api(stranger).get(f"/api/v1/compare?jobs={one.id},{other.id}").status_code == 404
+    for wrong in ("", one.id, f"{one.id},{one.id}", ",".join([one.id] * 7), f"{one.id},{other.id}&x=1"):
+        assert client.get(f"/api/v1/compare?jobs={wrong}").status_code == 400
+    third = Job.objects.create(owner=owner, name="not kept", spec=spec, kind="train", num_slots=2, estimate={})
+    told = client.get(f"/api/v1/compare?jobs={one.id},{third.id}").json()
+    assert [row["recorded"] for row in told["jobs"]] == [True, False]
