@@ -36,7 +36,7 @@ export function plot(container, page, options) {
         height: options.height,
         padding: [14, 28, 0, 0], // room for the marks' letters, and for half of the last time
         cursor: {
-          sync: { key: SYNC.key },
+          sync: { key: SYNC.key, filters: { pub: moves } },
           drag: { x: true, y: false, setScale: false },
           bind: { dblclick: () => () => view.follow(null) },
           dataIdx: nearestTold,
@@ -116,6 +116,9 @@ export function plot(container, page, options) {
     else drawUnseen();
   };
 }
+
+/** Charts tell each other where the mouse is, not its presses: a drag would be taken by each of them in turn. */
+const moves = (type) => type === "mousemove" || type === "mouseleave";
 
 /** Lines told at times of their own share one column of times: the legend tells each line's nearest value. */
 function nearestTold(chart, line, index) {
