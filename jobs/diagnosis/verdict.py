@@ -43,6 +43,8 @@ def healthy(
 def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending, sure: float) -> Finding:
     off = measured["step_s"] / planned["step_s"] - 1
     slower = f"{percent(abs(off))} {'slower' if off > 0 else 'faster'} than predicted"
+    if off > 1:
+        slower = f"{1 + off:.1f} times as long as predicted"
     traffic = ""
     if ending.apart is not None:
         traffic = f"{apart_words(*ending.apart)}, "
@@ -58,6 +60,10 @@ def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending, sure: 
         if sure < 1:
             following += "; calibrate the host: its speed is a data sheet's"
         return Finding("notice", sure * off / (1 + off), sentence, reason, following, facts)
+    if planned["sure"] > 1:
+        sentence = f"Runs: {traffic}{seconds(measured['step_s'])} a step"
+        reason = f"the prediction may be {1 + planned['sure']:.1f} times off here, so that it says nothing of the speed"
+        return Finding("well", 0.0, sentence, reason, "calibrate the host, or let more runs end on it", facts)
     reason = f"within what the prediction may be off, {percent(planned['sure'])}"
     return Finding("well", 0.0, f"As planned: {traffic}{slower}{where}", reason, "", facts)
 

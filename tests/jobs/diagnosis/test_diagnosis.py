@@ -44,8 +44,23 @@ def test_parts_of_a_step_add_up_to_it_and_the_verdict_names_what_grew() -> None:
     assert measured is not None
     assert sum(part["seconds"] for part in measured["parts"] if part["kind"] != "hidden") == pytest.approx(took)
     assert told["state"] == "notice"
-    assert "200% slower than predicted" in told["sentence"]
+    assert "3.0 times as long as predicted" in told["sentence"]
     assert "exposed dp" in told["sentence"]
+
+
+def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
+    found = diagnosis({"dp": 2})
+    took = look(found)["planned"]["step_s"] * 3  # type: ignore[index]
+    found._planned["sure"] = 3.3  # type: ignore[index]
+    parts = {"data": 0.0, "optimizer": 0.0, "exposed": {}, "hidden": {}}
+    for number in range(1, 9):
+        for rank in (0, 1):
+            found.add(step(rank, number, took, parts), 0)  # type: ignore[arg-type]
+    told = look(found)
+    assert told["state"] == "well"
+    assert told["sentence"].startswith("Runs: ")
+    assert "may be 4.3 times off here" in told["reason"]
+    assert told["next"].startswith("calibrate")
 
 
 def test_a_run_as_planned_says_so_with_its_traffic() -> None:
