@@ -45,6 +45,7 @@ PARAMETERS = [
     OpenApiParameter("by", str, description="what bins are told apart by, with commas between"),
     OpenApiParameter("format", str, enum=list(FORMATS), default="json"),
 ]
+ID = "[a-z0-9-]{1,64}"
 FILES = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
 
 
@@ -72,9 +73,10 @@ class HistoryTable(APIView):
         },
     )
     def get(self, request: Request, job_id: str, table: str) -> HttpResponseBase:
-        """Its rows, or bins of them. 422 where they are too many for JSON: as a file all of them are told."""
+        """Its rows, or bins of them. 422 where a parameter makes no sense for the table, or the rows are too many for
+        JSON: as a file all of them are told."""
         job = find_job(request.user, job_id)
-        query = _asked(table, request.query_params)
+        query = asked(table, dict(request.query_params.lists()))
         attempt = query.attempt or job.attempt
         try:
             if query.format == "json":
@@ -140,18 +142,18 @@ class Compare(APIView):
         parameters=[
             OpenApiParameter(
                 "jobs",
-                {"type": "string", "maxLength": 1000},
+                {"type": "string", "pattern": f"^{ID}(,{ID}){{{LEAST - 1},{MOST - 1}}}$"},
                 required=True,
-                description=f"{LEAST} to {MOST} ids with commas between",
+                description=f"{LEAST} to {MOST} different ids with commas between",
             )
         ],
-        responses={200: schema.of("Comparison"), **refusals(404)},
+        responses={200: schema.of("Comparison"), **refusals(404, 422)},
     )
     def get(self, request: Request) -> Response:
         """Where their specs differ; curves by step, time and tokens; traffic, step parts and plan of each."""
         ids = request.query_params.get("jobs", "").split(",")
         if not LEAST <= len(ids) <= MOST or len(set(ids)) != len(ids) or len(request.query_params) != 1:
-            raise BadParameterError([Problem("jobs", f"must be {LEAST} to {MOST} different ids, with commas between")])
+            raise SpecError([Problem("jobs", f"must be {LEAST} to {MOST} different ids, with commas between")])
         return Response(comparison([find_job(request.user, job) for job in ids]))
 
 

@@ -48,6 +48,7 @@ def test_a_layout_no_host_can_hold_is_tried_dry_from_the_form(page: Page, runnin
     page.fill("[data-field='name']", "dry")
     page.locator("label", has=page.locator("[name='layout.dp'][value='8']")).click()
     page.fill("[data-field='train.global_batch']", "64")
+    page.click("summary:text-is('Dry run')")
     page.fill("[data-field='dry_ranks']", "0, 15")
     page.get_by_role("button", name="Dry run").click()
     page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)

@@ -109,7 +109,7 @@ def seconds(words: str) -> float:
 def test_a_drag_zooms_every_chart_and_the_address_keeps_it(tab: Page) -> None:
     wait_until(lambda: window(tab, "loss")[1] - window(tab, "loss")[0] > 3, "a stretch to zoom into", 60)
     tab.click("#pause")  # the charts stand still under the mouse
-    left, top, right, bottom = box(tab.locator("#loss-chart .u-over"))
+    left, top, right, bottom = box(tab.locator("#traffic-chart .u-over"))
     whole = window(tab, "loss")
     tab.mouse.move(left + 0.25 * (right - left), (top + bottom) / 2)
     tab.mouse.down()

@@ -141,7 +141,7 @@ def test_long_lines_wrapped_or_not_leave_nothing_between_or_over_each_other(pane
     }""")
     assert all(abs(far - 90) <= 2 for far in moved), moved
     page.uncheck("[name=log-wrap]")
-    assert page.evaluate("document.querySelector('#log').scrollWidth > document.querySelector('#log').clientWidth")
+    page.wait_for_function("document.querySelector('#log').scrollWidth > document.querySelector('#log').clientWidth")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 

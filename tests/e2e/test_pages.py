@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from typing import Any
 
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
 from contracts.names import telemetry_stream
+from jobs.history.folder import MANIFEST
 from tests.support.board import Board
+from tests.support.processes import wait_until
 
 SPEC: dict[str, Any] = {
     "name": "dropped line",
@@ -134,6 +138,9 @@ def test_a_run_whose_stream_has_expired_is_not_said_to_have_sent_nothing(page: P
     job = running_board.submit(SPEC)
     running_board.wait_for(job, "succeeded", timeout_s=90)
     running_board.redis().delete(telemetry_stream(job, 1))
+    kept = running_board.state / "history" / job / "1"
+    wait_until(lambda: json.loads((kept / MANIFEST).read_text())["ended"], "its history is whole")
+    wait_until(lambda: shutil.rmtree(kept, ignore_errors=True) or not kept.exists(), "it is gone")
     page.goto(f"{running_board.url}/jobs/{job}/")
     expect(page.locator("#traffic-chart")).to_contain_text("is no longer kept")
     expect(page.locator("#fidelity")).to_contain_text("0 B")

@@ -50,6 +50,7 @@ def test_submit_through_the_form_watch_it_move_and_the_difference_read_0(page: P
     )
     page.fill("[data-field='name']", "first dp2 x tp2")
     page.fill("[data-field='train.steps']", "120")
+    page.click("summary:text-is('Training')")
     page.fill("[data-field='train.eval_every']", "40")
     page.fill("[data-field='train.seq_len']", "999")
     expect(page.locator("[data-for='train.seq_len'] .problem")).to_contain_text("max_seq_len 512")

@@ -21,7 +21,7 @@ def test_a_script_runs_unchanged_and_its_groups_are_counted(page: Page, running_
     page.get_by_role("button", name="Run it").click()
     page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)
     expect(page.get_by_text("A script of your own")).to_be_visible()
-    expect(page.locator(".page-head")).to_contain_text("script · groups.py · 4 ranks")
+    expect(page.locator(".job-line")).to_contain_text("script · groups.py · 4 ranks")
     expect(page.locator("#script-steps")).to_have_text(
         re.compile("^(no optimiser step|optimiser steps|[0-9]+ .*) seen$")
     )

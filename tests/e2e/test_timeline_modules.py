@@ -14,7 +14,6 @@ from planner.cost.estimate import estimate
 from planner.cost.matrix import traffic_matrix
 from planner.facts.parse import parse_spec
 from tests.e2e.test_modules import batch, call
-from tests.e2e.test_modules import modules as modules
 from tests.support.timelines import item, late, pipelined
 
 MADE = """

@@ -95,7 +95,7 @@ def test_a_script_in_bubblewrap_reaches_its_own_folders_and_nothing_else(
         "MESHBOARD_SANDBOX": "bwrap",
     }
     with host(redis_service, tmp_path, **settings) as machine, machine.worker() as worker:
-        own = attempt_dir(machine.run_dir, "curious", 1).own
+        own = attempt_dir(machine.run_dir, "boxed", 1).own
         theirs = [*(state / name for name in SECRETS), own / "order.json", tmp_path / "home" / "key"]
         theirs += [tmp_path / "checkpoints" / "another" / "weights", Path(f"/proc/{worker.pid}/environ")]
         places = [own, machine.run_dir, machine.data_root, folder.parent, folder.parent / "theirs", Path("/etc")]
@@ -107,10 +107,10 @@ def test_a_script_in_bubblewrap_reaches_its_own_folders_and_nothing_else(
         }
         arguments = {"path": "mine/train.py", "args": [json.dumps(targets)]}
         spec: dict[str, Any] = {"kind": "script", "script": arguments, "layout": {"dp": 1}}
-        machine.order("curious", spec=spec)
-        report = machine.exit_of("curious")
+        machine.order("boxed", spec=spec)
+        report = machine.exit_of("boxed")
         assert report["outcome"] == "succeeded", "\n".join([report["reason"], *report["log_tail"]])
-        lines = [line for item in machine.items("curious", "log") for line in item["lines"]]
+        lines = [line for item in machine.items("boxed", "log") for line in item["lines"]]
         (said,) = [line for line in lines if line.startswith("seen ")]
         seen = json.loads(said.removeprefix("seen "))
         assert seen.pop("uid") == (OWNERS.uid + 1 if user == "auto" and os.geteuid() == 0 else os.geteuid())
@@ -120,4 +120,4 @@ def test_a_script_in_bubblewrap_reaches_its_own_folders_and_nothing_else(
         assert len(seen) == 1 + sum(len(paths) for paths in targets.values() if isinstance(paths, list))
         assert (folder / "out" / "model.bin").read_text() == "to be or not", "what it wrote where it works is kept"
         assert [path.read_text() for path in state.iterdir()] == ["secret"] * len(SECRETS)
-        assert machine.processes("curious") == []
+        assert machine.processes("boxed") == []
