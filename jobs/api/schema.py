@@ -132,7 +132,17 @@ def with_models(result: dict[str, Any], generator: Any, request: Any, public: bo
         models["Cluster"]["properties"].pop(measured)
     models["NamedCluster"] = _named(models.pop("Cluster"))
     result["components"].setdefault("schemas", {}).update(models)
+    _require_bodies(result["paths"], models)
     return result
+
+
+def _require_bodies(paths: dict[str, Any], models: dict[str, Any]) -> None:
+    """A body whose model has a field that must be there must be there itself."""
+    for operation in (operation for path in paths.values() for operation in path.values()):
+        told = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+        named = [part["$ref"].rpartition("/")[2] for part in (told, *told.get("allOf", ())) if "$ref" in part]
+        if any(models.get(name, {}).get("required") for name in named):
+            operation["requestBody"]["required"] = True
 
 
 def _model_or_preset(sized: dict[str, Any]) -> dict[str, Any]:
