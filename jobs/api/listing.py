@@ -90,7 +90,7 @@ def _schema(known: django_filters.Filter) -> dict[str, Any]:
         "type": "string",
         "minLength": 1,
         "maxLength": known.extra["max_length"],
-        "pattern": r"^[^\x00]*[^\s\x00-\x1f\x85][^\x00]*$",  # Python strips more than ECMA calls a space
+        "pattern": r"^[^\x00]*[^\s\x00\x1c-\x1f\x85][^\x00]*$",  # Python strips more than ECMA calls a space
     }
 
 
