@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.support.board import Board, board
 from tests.support.modules import static_files
+
+expect.set_options(timeout=30_000)  # of the two cores others have their share
 
 
 @pytest.fixture(scope="module")
