@@ -40,7 +40,8 @@ ROOMS = {
         "planning",
         "traces",
         # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself.
-        "queue engines reporting",
+        # People's changes stand in the queue's audit; the queue hands a job what its project says.
+        "queue engines reporting people",
         "history",
         "logs",
         "live",

@@ -13,6 +13,7 @@ from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
 from jobs.pages import compare, find, history, hosts, jobs, learn, listing, overview, queue, script
+from jobs.people import pages as people
 from jobs.traces import pages as traces
 from jobs.traces.imports import pages as imports
 from webapp.admin_theme import MARK
@@ -72,6 +73,10 @@ urlpatterns = [
     path("join-tokens/", hosts.make_token, name="join-token-new"),
     path("join-tokens/<str:key>/revoke/", hosts.revoke_token, name="join-token-revoke"),
     path("hosts/<path:name>/", hosts.host, name="host"),
+    path("account/", people.account, name="account"),
+    path("account/tokens/", people.make_token, name="account-token-new"),
+    path("account/tokens/<str:key>/revoke/", people.revoke_token, name="account-token-revoke"),
+    path("account/password/", people.change_password, name="account-password"),
     path("what-if/", jobs.what_if, name="what-if"),
     path("login/", limited(login), name="login"),
     path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),

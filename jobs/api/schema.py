@@ -18,6 +18,7 @@ from jobs.history.shapes import History, Rows, Snapshot
 from jobs.history.slow import Slow
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
+from jobs.people.tokens import ApiToken, NewApiToken, TokenWish
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
 from jobs.present import JobBrief, JobDetail
@@ -37,10 +38,23 @@ from planner.teaching.explain import Explanation
 
 READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
-    *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
+    *(
+        JoinRequest,
+        TokenQuery,
+        RunRequest,
+        NodeRequest,
+        MeetRequest,
+        Bulk,
+        MoveTo,
+        WantedStep,
+        Several,
+        JobChange,
+        TokenWish,
+    ),
 )
 TOLD = (
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
+    *(ApiToken, NewApiToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison),
     *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),

@@ -1,6 +1,6 @@
 from django.urls import path
 
-from jobs.api import history, hosts, logs, queue, runs, traces, views
+from jobs.api import history, hosts, logs, people, queue, runs, traces, views
 
 urlpatterns = [
     path("jobs", views.Jobs.as_view(), name="api-jobs"),
@@ -48,6 +48,8 @@ urlpatterns = [
     path("queue/resume", queue.Resume.as_view(), name="api-queue-resume"),
     path("pools/<str:name>/pause", queue.PausePool.as_view(), name="api-pool-pause"),
     path("pools/<str:name>/resume", queue.ResumePool.as_view(), name="api-pool-resume"),
+    path("tokens", people.Tokens.as_view(), name="api-tokens"),
+    path("tokens/<str:key>", people.Token.as_view(), name="api-token"),
     path("audit", queue.Audit.as_view(), name="api-audit"),
     path("schema", views.Schema.as_view(), name="api-schema"),
 ]

@@ -116,9 +116,18 @@ def test_every_answer_is_what_the_document_says(
     hosts(asked, api(owner), api(staff), api(None))
     runs(asked, api(owner))
     queue(asked, api(owner), api(staff))
+    people(asked, api(owner))
     asked(api(owner), "getSchema")
     asked(api(None), "listJobs", code=401)
     assert asked.unasked == set(), "what a new operation answers is asked here too"
+
+
+def people(asked: Asked, user: APIClient) -> None:
+    made = asked(user, "makeToken", {"name": "ci", "scopes": ["read"]}, code=201)
+    asked(user, "makeToken", {"name": "ci", "scopes": []}, code=422)
+    assert asked(user, "listTokens")[0]["key"] == made["key"]
+    asked(user, "revokeToken", key=made["key"], code=204)
+    asked(user, "revokeToken", key=made["key"], code=404)
 
 
 def plans(asked: Asked, user: APIClient) -> None:
