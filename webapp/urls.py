@@ -14,6 +14,7 @@ from sesame.views import LoginView as OnceView
 from jobs.lab import pages as lab
 from jobs.pages import compare, find, history, hosts, jobs, learn, listing, overview, queue, script
 from jobs.people import pages as people
+from jobs.people import project_pages
 from jobs.traces import pages as traces
 from jobs.traces.imports import pages as imports
 from webapp.admin_theme import MARK
@@ -77,6 +78,16 @@ urlpatterns = [
     path("account/tokens/", people.make_token, name="account-token-new"),
     path("account/tokens/<str:key>/revoke/", people.revoke_token, name="account-token-revoke"),
     path("account/password/", people.change_password, name="account-password"),
+    path("projects/", project_pages.index, name="projects"),
+    path("projects/<str:name>/", project_pages.project, name="project"),
+    path("projects/<str:name>/quota/", project_pages.keep_to, name="project-keep-to"),
+    path("projects/<str:name>/members/", project_pages.set_role, name="project-set-role"),
+    path("projects/<str:name>/members/remove/", project_pages.remove_member, name="project-remove-member"),
+    path("projects/<str:name>/invitations/", project_pages.invite, name="project-invite"),
+    path("projects/<str:name>/invitations/revoke/", project_pages.revoke_invitation, name="project-revoke-invitation"),
+    path("projects/<str:name>/variables/", project_pages.set_variable, name="project-set-variable"),
+    path("projects/<str:name>/variables/remove/", project_pages.remove_variable, name="project-remove-variable"),
+    path("invitations/<str:token>/", project_pages.invitation, name="invitation"),
     path("what-if/", jobs.what_if, name="what-if"),
     path("login/", limited(login), name="login"),
     path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),

@@ -18,7 +18,19 @@ from jobs.history.shapes import History, Rows, Snapshot
 from jobs.history.slow import Slow
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
+from jobs.people.projects import (
+    AcceptWish,
+    InvitationTold,
+    InvitationWish,
+    MemberTold,
+    NewInvitation,
+    ProjectChange,
+    ProjectTold,
+    ProjectWish,
+    RoleWish,
+)
 from jobs.people.tokens import ApiToken, NewApiToken, TokenWish
+from jobs.people.variables import Variable, VariableWish
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
 from jobs.present import JobBrief, JobDetail
@@ -51,8 +63,10 @@ READ = (
         JobChange,
         TokenWish,
     ),
+    *(ProjectWish, ProjectChange, RoleWish, InvitationWish, AcceptWish, VariableWish),
 )
 TOLD = (
+    *(ProjectTold, MemberTold, InvitationTold, NewInvitation, Variable),
     *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(ApiToken, NewApiToken),
     *(OpenedRun, NodeJoined, Heard, Met),
