@@ -83,5 +83,6 @@ urlpatterns = [
 ]
 
 handler400 = "webapp.errors.bad_request"
+handler403 = "webapp.errors.forbidden"
 handler404 = "webapp.errors.not_found"
 handler500 = "webapp.errors.server_error"

@@ -18,7 +18,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.access import find_job
-from jobs.api.errors import RETRY_AFTER_S
+from jobs.api.errors import LATER
 from jobs.api.views import refusals, refuse
 from jobs.logs import whole
 from jobs.logs.places import NOT_STARTED, NoLogError, place_of
@@ -72,10 +72,10 @@ class Log(APIView):
         told = request.query_params.get("attempt", str(job.attempt))
         number = whole_number(told, 1, MOST_ATTEMPTS)
         if number is None:
-            return refuse(400, "attempt", f"a whole number from 1, got {told[:40]!r}")
+            return refuse(400, "attempt", f"a whole number from 1, got {told[:40]!r}", "query")
         file = request.query_params.get("file")
         if file not in (None, "stdout", "stderr"):
-            return refuse(400, "file", f"stdout or stderr, got {file[:40]!r}")
+            return refuse(400, "file", f"stdout or stderr, got {file[:40]!r}", "query")
         wanted = _rank(rank)
         if wanted is None or number > job.attempt:
             missing = f"attempt {number}" if wanted is not None else f"rank {rank[:40]!r}"
@@ -87,12 +87,12 @@ class Log(APIView):
             place = place_of(attempt, wanted)
             begun = whole.begin(place, tuple(one for one in place.files if file in (None, one)))
         except NoLogError as error:
-            return _silent(refuse(error.status, "log", str(error)))
+            return refuse(error.status, "log", str(error), headers=LATER if error.status == 503 else None)
         except whole.BusyError as error:
-            return _silent(refuse(503, "log", str(error)))
+            return refuse(503, "log", str(error), headers=LATER)
         except (RedisError, OperationalError) as error:
             log.warning("a log cannot be asked for: %s", error)
-            return _silent(refuse(503, "log", "Redis does not answer just now: hosts cannot be asked"))
+            return refuse(503, "log", "Redis does not answer just now: hosts cannot be asked", headers=LATER)
         name = f"{job.id}-{number}-" + (f"rank{wanted}" if wanted >= 0 else f"launcher{-1 - wanted}")
         headers = {
             "Content-Disposition": f'attachment; filename="{name}.log"',
@@ -121,9 +121,3 @@ def _rank(text: str) -> int | None:
     if number is None or text == "-0":
         return None
     return -number if text.startswith("-") else number
-
-
-def _silent(answer: Response) -> Response:
-    if answer.status_code == 503:
-        answer["Retry-After"] = str(RETRY_AFTER_S)
-    return answer

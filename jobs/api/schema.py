@@ -12,7 +12,8 @@ from drf_spectacular.utils import OpenApiResponse
 from pydantic import TypeAdapter
 
 from contracts.join import Joined, JoinRequest
-from jobs.api.errors import Errors, RunEnded
+from jobs.api.errors import RunEnded
+from jobs.api.problems import ProblemDetails
 from jobs.history.compare import Comparison
 from jobs.history.shapes import History, Rows, Snapshot
 from jobs.history.slow import Slow
@@ -44,7 +45,7 @@ TOLD = (
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison),
     *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
-    *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, Errors, RunEnded),
+    *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, ProblemDetails, RunEnded),
 )
 TEMPLATE = "#/components/schemas/{model}"
 EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}

@@ -1,15 +1,15 @@
 from django.urls import path
 
-from jobs.api import history, hosts, logs, queue, runs, traces, views
+from jobs.api import history, hosts, jobs, logs, plans, queue, runs, traces, views
 
 urlpatterns = [
-    path("jobs", views.Jobs.as_view(), name="api-jobs"),
-    path("jobs/actions", views.ActOnJobs.as_view(), name="api-jobs-act"),
-    path("jobs/<str:job_id>", views.JobView.as_view(), name="api-job"),
-    path("jobs/<str:job_id>/cancel", views.Cancel.as_view(), name="api-cancel"),
-    path("jobs/<str:job_id>/advice", views.Advice.as_view(), name="api-advice"),
-    path("jobs/<str:job_id>/smaller", views.SmallerLayout.as_view(), name="api-smaller"),
-    path("jobs/<str:job_id>/requeue", views.Requeue.as_view(), name="api-requeue"),
+    path("jobs", jobs.Jobs.as_view(), name="api-jobs"),
+    path("jobs/actions", jobs.ActOnJobs.as_view(), name="api-jobs-act"),
+    path("jobs/<str:job_id>", jobs.JobView.as_view(), name="api-job"),
+    path("jobs/<str:job_id>/cancel", jobs.Cancel.as_view(), name="api-cancel"),
+    path("jobs/<str:job_id>/advice", jobs.Advice.as_view(), name="api-advice"),
+    path("jobs/<str:job_id>/smaller", jobs.SmallerLayout.as_view(), name="api-smaller"),
+    path("jobs/<str:job_id>/requeue", jobs.Requeue.as_view(), name="api-requeue"),
     path("jobs/<str:job_id>/trace/steps", traces.TracedSteps.as_view(), name="api-traced-steps"),
     path("jobs/<str:job_id>/trace", traces.StepTrace.as_view(), name="api-trace"),
     path("jobs/<str:job_id>/logs/<str:rank>", logs.Log.as_view(), name="api-log"),
@@ -18,12 +18,12 @@ urlpatterns = [
     path("jobs/<str:job_id>/history/steps/slow", history.SlowSteps.as_view(), name="api-slow-steps"),
     path("jobs/<str:job_id>/history/<str:table>", history.HistoryTable.as_view(), name="api-history-table"),
     path("compare", history.Compare.as_view(), name="api-compare"),
-    path("plan", views.Plan.as_view(), name="api-plan"),
-    path("plan/search", views.PlanSearch.as_view(), name="api-plan-search"),
-    path("plan/explain", views.PlanExplain.as_view(), name="api-plan-explain"),
-    path("clusters", views.Clusters.as_view(), name="api-clusters"),
-    path("templates", views.Templates.as_view(), name="api-templates"),
-    path("presets", views.Presets.as_view(), name="api-presets"),
+    path("plan", plans.Plan.as_view(), name="api-plan"),
+    path("plan/search", plans.PlanSearch.as_view(), name="api-plan-search"),
+    path("plan/explain", plans.PlanExplain.as_view(), name="api-plan-explain"),
+    path("clusters", plans.Clusters.as_view(), name="api-clusters"),
+    path("templates", plans.Templates.as_view(), name="api-templates"),
+    path("presets", plans.Presets.as_view(), name="api-presets"),
     path("hosts", hosts.Hosts.as_view(), name="api-hosts"),
     path("hosts/join", hosts.Join.as_view(), name="api-host-join"),
     path("hosts/<path:name>/calibrate", hosts.Calibrate.as_view(), name="api-host-calibrate"),

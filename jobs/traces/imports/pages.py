@@ -11,6 +11,8 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from jobs.api.errors import refused_page
+from jobs.api.problems import details
 from jobs.models import ImportedTrace
 from jobs.text import parse_json, storable, whole_number
 from jobs.traces import chrome, perfetto
@@ -18,6 +20,7 @@ from jobs.traces.imports import kept
 from jobs.traces.imports.parts import ImportProblemError
 from jobs.traces.requests import LARGEST_STEP
 from jobs.traces.shapes import tables
+from planner.facts.spec import Problem
 
 LONGEST_NAME = 100
 WRITERS = {"perfetto": perfetto, "chrome": chrome}
@@ -35,7 +38,7 @@ def _find(request: HttpRequest, key: str, *, change: bool = False) -> ImportedTr
 
 
 def _refused(status: int, field: str, message: str) -> JsonResponse:
-    return JsonResponse({"errors": [{"field": field, "message": message}]}, status=status)
+    return refused_page(details(status, [Problem(field, message)]))
 
 
 @require_GET

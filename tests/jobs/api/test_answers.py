@@ -89,7 +89,7 @@ class Asked:
         if "content" not in said:
             assert not answer.content
             return None
-        schema = closed(said["content"]["application/json"]["schema"])
+        schema = closed(said["content"][answer["Content-Type"]]["schema"])
         validator = Draft202012Validator({**schema, "components": self._components})
         wrong = [f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(answer.json())]
         assert wrong == [], operation
