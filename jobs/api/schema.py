@@ -21,7 +21,7 @@ from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
-from jobs.present import JobBrief, JobDetail
+from jobs.present import JobBrief, JobDetail, Waited
 from jobs.queue.bulk import Bulk, MoveTo
 from jobs.queue.several import JobChange, Several
 from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
@@ -41,7 +41,7 @@ READ = (
     *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
 )
 TOLD = (
-    *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
+    *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison),
     *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),

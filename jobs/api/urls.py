@@ -1,12 +1,14 @@
 from django.urls import path
 
-from jobs.api import history, hosts, jobs, logs, plans, queue, runs, traces, views
+from jobs.api import history, hosts, jobs, logs, plans, queue, runs, traces, views, wait
 
 urlpatterns = [
     path("jobs", jobs.Jobs.as_view(), name="api-jobs"),
     path("jobs/actions", jobs.ActOnJobs.as_view(), name="api-jobs-act"),
     path("jobs/<str:job_id>", jobs.JobView.as_view(), name="api-job"),
     path("jobs/<str:job_id>/cancel", jobs.Cancel.as_view(), name="api-cancel"),
+    path("jobs/<str:job_id>/wait", wait.Wait.as_view(), name="api-wait"),
+    path("jobs/<str:job_id>/events", wait.Events.as_view(), name="api-events"),
     path("jobs/<str:job_id>/advice", jobs.Advice.as_view(), name="api-advice"),
     path("jobs/<str:job_id>/smaller", jobs.SmallerLayout.as_view(), name="api-smaller"),
     path("jobs/<str:job_id>/requeue", jobs.Requeue.as_view(), name="api-requeue"),
