@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from meshboard import shown
 from meshboard.gate.judge import Row
+from meshboard.show import words
 
 HEAD = ("", "check", "measured", "baseline", "change", "limit", "")
 
@@ -33,7 +33,7 @@ def cells(row: Row) -> tuple[str, ...]:
 def table(rows: Sequence[Row]) -> str:
     """Plain text, failures first."""
     lines = [cells(row) for row in sorted(rows, key=lambda row: row.ok)]
-    return f"{shown.table(HEAD, lines)}\n{summary(rows)}"
+    return f"{words.table(HEAD, lines)}\n{summary(rows)}"
 
 
 def summary(rows: Sequence[Row]) -> str:
