@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404
 
-from jobs.models import Job
+from jobs.models import DEFAULT_PROJECT, Job
 from jobs.text import storable
 from planner.facts.spec import JobSpec, Problem
 
@@ -71,3 +72,23 @@ def may_change_hosts(user: Any) -> bool:
 def may_run_queue(user: Any) -> bool:
     """Staff with the right to change everybody's jobs."""
     return bool(user.is_active and user.is_staff and user.has_perm("jobs.change_job"))
+
+
+class Role(IntEnum):
+    """What a member may do in a project; each may all that those before it may."""
+
+    VIEWER = 10
+    SUBMITTER = 20
+    OPERATOR = 30
+    ADMIN = 40
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+def role_in(user: Any, project: str) -> Role | None:
+    """Staff administer every project; everybody submits to `default`."""
+    if may_run_queue(user):
+        return Role.ADMIN
+    return Role.SUBMITTER if user.is_active and project == DEFAULT_PROJECT else None

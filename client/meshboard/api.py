@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from meshboard.door import Door
 from meshboard.errors import AwayError, RefusedError, TimedOutError
@@ -45,7 +45,7 @@ class Client:
         return Job(self._ask("POST", "jobs", json=spec, headers={"Idempotency-Key": key} if key else {}))
 
     def job(self, job_id: str) -> Job:
-        return Job(self._ask("GET", f"jobs/{job_id}"))
+        return Job(self._ask("GET", f"jobs/{part(job_id)}"))
 
     def jobs(self, **filters: Any) -> Iterator[dict[str, Any]]:
         """Briefs of all jobs one may see, the newest first, page after page."""
@@ -60,14 +60,14 @@ class Client:
             query = {name: values[-1] for name, values in parse_qs(urlsplit(following["url"]).query).items()}
 
     def cancel(self, job_id: str) -> Job:
-        return Job(self._ask("POST", f"jobs/{job_id}/cancel"))
+        return Job(self._ask("POST", f"jobs/{part(job_id)}/cancel"))
 
     def requeue(self, job_id: str) -> Job:
-        return Job(self._ask("POST", f"jobs/{job_id}/requeue"))
+        return Job(self._ask("POST", f"jobs/{part(job_id)}/requeue"))
 
     def advice(self, job_id: str) -> dict[str, Any]:
         """What would have been faster where a finished run ran."""
-        found: dict[str, Any] = self._ask("GET", f"jobs/{job_id}/advice")
+        found: dict[str, Any] = self._ask("GET", f"jobs/{part(job_id)}/advice")
         return found
 
     def compare(self, job_ids: Sequence[str]) -> dict[str, Any]:
@@ -85,20 +85,38 @@ class Client:
         found: dict[str, Any] = self._ask("POST", "plan/search", json=query)
         return found
 
+    def baselines(self, project: str) -> list[dict[str, Any]]:
+        """Branches of a project that have a baseline, each with its newest run."""
+        found: list[dict[str, Any]] = self._ask("GET", f"projects/{part(project)}/baselines")
+        return found
+
+    def baseline(self, project: str, branch: str) -> dict[str, Any]:
+        """What the newest runs of a branch measured, the newest first."""
+        found: dict[str, Any] = self._ask("GET", _branch(project, branch))
+        return found
+
+    def set_baseline(self, project: str, branch: str, job_id: str) -> dict[str, Any]:
+        """Hold builds to a job's run too; the board keeps what it measured."""
+        found: dict[str, Any] = self._ask("PUT", _branch(project, branch), json={"job": job_id})
+        return found
+
+    def forget_baseline(self, project: str, branch: str) -> None:
+        self._door.send("DELETE", _branch(project, branch))
+
     def kept(self, job_id: str) -> list[dict[str, Any]]:
         """What is kept of each attempt's history, oldest attempt first."""
-        found: list[dict[str, Any]] = self._ask("GET", f"jobs/{job_id}/history")["attempts"]
+        found: list[dict[str, Any]] = self._ask("GET", f"jobs/{part(job_id)}/history")["attempts"]
         return found
 
     def table(self, job_id: str, table: str, **asked: Any) -> dict[str, list[Any]]:
         """Columns of a table of a job's history; docs/history.md says what may be asked."""
-        found: dict[str, list[Any]] = self._ask("GET", f"jobs/{job_id}/history/{table}", params=asked)["columns"]
+        found: dict[str, list[Any]] = self._ask("GET", f"jobs/{part(job_id)}/history/{table}", params=asked)["columns"]
         return found
 
     def log(self, job_id: str, rank: int, *, attempt: int | None = None) -> Iterator[bytes]:
         """A rank's whole log as its host keeps it, part by part; -1 is the launcher of the first host."""
         query = {} if attempt is None else {"attempt": attempt}
-        with self._door.stream(f"jobs/{job_id}/logs/{rank}", params=query) as response:
+        with self._door.stream(f"jobs/{part(job_id)}/logs/{rank}", params=query) as response:
             yield from response.iter_bytes()
 
     def wait(self, job_id: str, *, timeout_s: float | None = None, each: Callable[[Job], None] | None = None) -> Job:
@@ -115,7 +133,7 @@ class Client:
             if job.finished:
                 return job
             if time.monotonic() >= until:
-                raise TimedOutError(f"job {job_id} is still {job.status} after {timeout_s:g} s")
+                raise TimedOutError(f"job {job_id} is still {job.status} after {timeout_s:.3g} s")
             try:
                 job = self._look(job_id, min(LONGEST_WAIT_S if each is None else LOOK_S, until - time.monotonic()))
                 heard = time.monotonic()
@@ -130,7 +148,7 @@ class Client:
         if self._can_wait:
             query = {"for": "finished", "timeout": math.ceil(seconds)}
             try:
-                return Job(self._ask("GET", f"jobs/{job_id}/wait", params=query, patience_s=seconds)["job"])
+                return Job(self._ask("GET", f"jobs/{part(job_id)}/wait", params=query, patience_s=seconds)["job"])
             except RefusedError as error:
                 if error.status != 404:
                     raise
@@ -142,6 +160,15 @@ class Client:
 
     def _ask(self, method: str, path: str, **how: Any) -> Any:
         return self._door.send(method, path, **how).json()
+
+
+def part(name: str) -> str:
+    """A name as one part of a path, whatever is in it."""
+    return quote(name, safe="") or "-"
+
+
+def _branch(project: str, branch: str) -> str:
+    return f"projects/{part(project)}/baselines/{quote(branch, safe='/')}"
 
 
 def _passes(error: AwayError | RefusedError) -> bool:

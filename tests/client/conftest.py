@@ -69,7 +69,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saying]:
 
     listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     made = Saying(f"http://127.0.0.1:{listening.server_port}")
-    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True).start()
     yield made
     listening.shutdown()
     listening.server_close()

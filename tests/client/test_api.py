@@ -59,8 +59,9 @@ def test_a_board_that_knows_no_waiting_is_looked_at(server: Saying, board: Clien
     assert board.wait("j", each=lambda job: heard.append(job.status)).succeeded
     assert heard == ["running", "running", "running", "succeeded"]
     assert sum("/wait" in asked for asked in server.asked) == 1, "it is asked once whether it knows"
+    server.answers = []
     with pytest.raises(RefusedError, match="no such thing"):
-        board.wait("j/wait")
+        board.wait("nobodys")
 
 
 def test_a_board_that_goes_away_meanwhile_is_waited_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from itertools import islice
 from typing import Annotated
 
@@ -26,36 +27,46 @@ def submit(
     changes: Sets = [],  # noqa: B006
     wait: Annotated[bool, typer.Option("--wait", help="until it has ended; exit code 1 unless it succeeded")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="--wait, with its log on standard error")] = False,
+    runs: Annotated[int, typer.Option(min=1, max=20, help="so many jobs of it, for `gate` to tell the noise")] = 1,
     key: Annotated[str | None, typer.Option(help="the same key and spec give the same job: a build's id")] = None,
     timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> None:
-    """Queue a job; its id is all that goes to standard output."""
+    """Queue a job; its id is all that goes to standard output, a line for each of several."""
+    told = files.spec(spec, changes)
     with board() as client:
-        job = client.submit(files.spec(spec, changes), key=key)
-        print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/", file=sys.stderr)
-        if not as_json:
-            print(job.id, flush=True)  # a build that is cut off while it waits knows what it started
+        jobs = [client.submit(told, key=one) for one in _keys(key, runs)]
+        for job in jobs:
+            print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/", file=sys.stderr)
+            if not as_json:
+                print(job.id, flush=True)  # a build that is cut off while it waits knows what it started
         if wait or follow:
-            job = _waited(client, job.id, timeout, follow=follow)
+            until = None if timeout is None else time.monotonic() + timeout
+            jobs = [_waited(client, job.id, until, follow=follow) for job in jobs]
     if as_json:
-        print_json(job.told)
-    if (wait or follow) and not job.succeeded:
+        print_json(jobs[0].told if runs == 1 else [job.told for job in jobs])
+    if (wait or follow) and not all(job.succeeded for job in jobs):
         raise typer.Exit(Exit.FAILED)
+
+
+def _keys(key: str | None, runs: int) -> list[str | None]:
+    """One for each of several jobs, or they would be one."""
+    return [key] if runs == 1 else [key and f"{key}-{number}" for number in range(1, runs + 1)]
 
 
 @app.command()
 def wait(job_id: JobId, timeout: Timeout = None, as_json: AsJson = False) -> None:
     """Wait until a job has ended; exit code 1 unless it succeeded."""
     with board() as client:
-        job = _waited(client, job_id, timeout, follow=False)
+        until = None if timeout is None else time.monotonic() + timeout
+        job = _waited(client, job_id, until, follow=False)
     if as_json:
         print_json(job.told)
     if not job.succeeded:
         raise typer.Exit(Exit.FAILED)
 
 
-def _waited(client: Client, job_id: str, timeout_s: float | None, *, follow: bool) -> Job:
+def _waited(client: Client, job_id: str, until: float | None, *, follow: bool) -> Job:
     log = Log(client, job_id, rank=0)
     with Waiting(lambda job: look(client, job).step) as waiting:
 
@@ -63,7 +74,8 @@ def _waited(client: Client, job_id: str, timeout_s: float | None, *, follow: boo
             waiting.say(log.new(job) if follow else [])
             waiting(job)
 
-        job = client.wait(job_id, timeout_s=timeout_s, each=each)
+        left_s = None if until is None else max(0.0, until - time.monotonic())
+        job = client.wait(job_id, timeout_s=left_s, each=each)
         waiting.say(log.rest() if follow else [])
     return job
 
