@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from contracts.join import Joined, JoinRequest
 from jobs.api.errors import RunEnded
 from jobs.api.problems import ProblemDetails
+from jobs.baselines.kept import Baseline, BaselineWish, BranchBrief
 from jobs.history.compare import Comparison
 from jobs.history.shapes import History, Rows, Snapshot
 from jobs.history.slow import Slow
@@ -39,12 +40,14 @@ from planner.teaching.explain import Explanation
 READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
     *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
+    BaselineWish,
 )
 TOLD = (
     *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison),
     *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
+    *(Baseline, BranchBrief),
     *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, ProblemDetails, RunEnded),
 )
 TEMPLATE = "#/components/schemas/{model}"

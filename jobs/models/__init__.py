@@ -1,5 +1,6 @@
 """What the database remembers: jobs and hosts, and the rules that the queue goes by."""
 
+from jobs.models.baselines import BaselineRun
 from jobs.models.core import (
     ELSEWHERE,
     HOST_SILENT_AFTER,
@@ -54,6 +55,7 @@ __all__ = [
     "TERMINAL",
     "Attempt",
     "AuditEntry",
+    "BaselineRun",
     "Cursor",
     "DeadLetter",
     "Dependency",
