@@ -28,6 +28,7 @@ ROOMS = {
     "planner": ["facts", "hardware", "cost", "search", "teaching", "report", "__main__"],
     "jobs": [
         "diagnosis",
+        "reference",
         "text",
         "models",
         "connection",

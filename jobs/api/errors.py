@@ -16,6 +16,7 @@ from jobs.api.listing import BadParameterError
 from jobs.planning.planners import BusyError
 from jobs.planning.shapes import Error
 from jobs.planning.work import told
+from jobs.reference import current
 from planner.facts.spec import Problem, SpecError
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def body(problems: list[Problem]) -> Errors:
 
 def failure(path: str, error: BaseException | None = None) -> str:
     """Log a failure of ours under an id that its answer quotes; returns the id."""
-    reference = secrets.token_hex(4)
+    reference = current() or secrets.token_hex(16)
     log.error("error %s for %s", reference, path, exc_info=error)
     return reference
 
