@@ -63,10 +63,11 @@ def test_32_nor_does_the_controller(tmp_path: Path) -> None:
     ],
 )
 def test_32_a_database_that_others_reach_has_a_password(
-    settings: Any, host: str, more: dict[str, Any], refused: list[str]
+    settings: Any, monkeypatch: pytest.MonkeyPatch, host: str, more: dict[str, Any], refused: list[str]
 ) -> None:
     settings.ALLOWED_HOSTS, settings.SECRET_KEY = ["board.example"], KEY
-    settings.DATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", "HOST": host, **more}}
+    database = {"ENGINE": "django.db.backends.postgresql", "HOST": host, **more}
+    monkeypatch.setitem(settings.DATABASES, "default", database)
     assert [told.id for told in exposed(None)] == refused
     settings.ALLOWED_HOSTS = ["127.0.0.1"]
     assert exposed(None) == [], "the local demo"
