@@ -43,6 +43,7 @@ ROOMS = {
         # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself.
         "queue engines reporting",
         "history",
+        "backup",
         "logs",
         "live",
         "api",
