@@ -28,6 +28,7 @@ ROOMS = {
     "planner": ["facts", "hardware", "cost", "search", "teaching", "report", "__main__"],
     "jobs": [
         "diagnosis",
+        "reference",
         "text",
         "models",
         "connection",
@@ -43,6 +44,7 @@ ROOMS = {
         "queue engines reporting",
         "baselines",
         "history",
+        "backup",
         "logs",
         "live",
         "api",

@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from webapp.admin_theme import unfold
 from webapp.environment import BASE_DIR, SettingError, WebSettings, read
-from webapp.logs import without_refusals
+from webapp.logs import logging_settings
 from webapp.safety import unsafe
 
 try:
@@ -117,6 +117,7 @@ AGEING_PER_HOUR = _given.ageing_per_hour
 SHARE_POINTS = _given.share_points
 SHARE_HALF_LIFE_H = _given.share_half_life_h
 LOGINS_PER_MINUTE = _given.logins_per_minute
+TRUSTED_PROXIES = _given.trusted_proxies or []
 
 CACHES = {
     "default": {
@@ -205,12 +206,4 @@ SILENCED_SYSTEM_CHECKS = ["security.W008"]
 
 UNFOLD = unfold()
 
-LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "root": {"handlers": ["console"], "level": "INFO"},
-    "filters": {"refusals": {"()": "django.utils.log.CallbackFilter", "callback": without_refusals}},
-    "loggers": {"axes": {"level": "WARNING"}, "django.request": {"filters": ["refusals"]}},
-}
+LOGGING = logging_settings(_given.log_format)
