@@ -71,3 +71,13 @@ def may_change_hosts(user: Any) -> bool:
 def may_run_queue(user: Any) -> bool:
     """Staff with the right to change everybody's jobs."""
     return bool(user.is_active and user.is_staff and user.has_perm("jobs.change_job"))
+
+
+def may_submit_to(user: Any, project: str) -> bool:
+    """Whoever is logged in, until projects have roles."""
+    return bool(user.is_authenticated and user.is_active)
+
+
+def may_administer(user: Any, project: str) -> bool:
+    """Staff with the right to run the queue, until projects have roles."""
+    return may_run_queue(user)

@@ -40,6 +40,7 @@ from jobs.models.policy import (
     QueueState,
     Reservation,
 )
+from jobs.models.telling import Delivery, MailWish, Outcome, Webhook
 from jobs.models.traces import ImportedTrace
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "AuditEntry",
     "Cursor",
     "DeadLetter",
+    "Delivery",
     "Dependency",
     "Host",
     "HostQuerySet",
@@ -67,8 +69,10 @@ __all__ = [
     "JoinToken",
     "KeptHost",
     "Lease",
+    "MailWish",
     "Member",
     "Outbox",
+    "Outcome",
     "Pool",
     "Project",
     "QueueState",
@@ -78,6 +82,7 @@ __all__ = [
     "SlotAllocation",
     "StateChange",
     "Status",
+    "Webhook",
     "cursor_of",
     "new_job_id",
 ]
