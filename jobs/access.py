@@ -8,7 +8,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404
 
-from jobs.models import Job
+from jobs.models import Job, Project
 from jobs.text import storable
 from planner.facts.spec import JobSpec, Problem
 
@@ -81,3 +81,8 @@ def may_submit_to(user: Any, project: str) -> bool:
 def may_administer(user: Any, project: str) -> bool:
     """Staff with the right to run the queue, until projects have roles."""
     return may_run_queue(user)
+
+
+def visible_projects(user: Any) -> QuerySet[Project]:
+    """All of them for staff, until projects have members."""
+    return Project.objects.all() if user.is_active and user.is_staff else Project.objects.none()

@@ -12,7 +12,20 @@ from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
-from jobs.pages import compare, find, history, hosts, jobs, learn, listing, overview, queue, script, webhooks
+from jobs.pages import (
+    compare,
+    find,
+    history,
+    hosts,
+    jobs,
+    learn,
+    listing,
+    notifications,
+    overview,
+    queue,
+    script,
+    webhooks,
+)
 from jobs.traces import pages as traces
 from jobs.traces.imports import pages as imports
 from webapp.admin_theme import MARK
@@ -58,6 +71,7 @@ urlpatterns = [
     path("learn/numbers/", learn.numbers, name="learn-numbers"),
     path("lab/", lab.lab, name="lab"),
     path("lab/<slug:slug>/", lab.primitive, name="lab-primitive"),
+    path("notifications/", notifications.notifications, name="notifications"),
     path("projects/<str:project>/webhooks/", webhooks.webhooks, name="webhooks"),
     path("projects/<str:project>/webhooks/make/", webhooks.make, name="webhook-make"),
     path("projects/<str:project>/webhooks/<str:key>/", webhooks.webhook, name="webhook"),
