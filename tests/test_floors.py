@@ -40,8 +40,9 @@ ROOMS = {
         "hosts",
         "planning",
         "traces",
-        # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself.
-        "queue engines reporting",
+        # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself. What
+        # changes a state tells of it in the same transaction, and the controller sends it.
+        "queue engines reporting telling",
         "baselines",
         "history",
         "backup",

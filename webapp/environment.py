@@ -179,6 +179,29 @@ class WebSettings(BaseSettings):
     trusted_proxies: Networks | None = Field(
         None, description="addresses and networks of proxies whose `X-Forwarded-For` is believed, with commas between"
     )
+    board_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s?#@]+$",
+        description="where people reach the board: links in mails and webhooks begin with it",
+    )
+    email_host: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9.:-]{1,253}$",
+        description="the mail server that mails go out by; none are if not set",
+    )
+    email_port: int = Field(587, ge=1, le=65535, description="where it listens")
+    email_security: Literal["starttls", "tls", "none"] = Field(
+        "starttls", description="`starttls`; `tls` from the first byte, as on port 465; `none`: in the clear"
+    )
+    email_user: str | None = Field(None, description="who logs in to it; nobody if not set")
+    email_password: SecretStr | None = Field(None, description="and that user's password")
+    email_from: str = Field(
+        "meshboard@localhost", pattern=r"^[^\s<>@,;:]+@[A-Za-z0-9.-]+$", description="whom mails come from"
+    )
+    webhook_networks: Networks | None = Field(
+        None,
+        description="networks inside that webhooks may reach, also over plain HTTP; the public internet if not set",
+    )
     slurm_folder: str | None = Field(
         None,
         pattern=r"^/[^\x00-\x1f\x7f%]*$",

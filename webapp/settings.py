@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from ipaddress import ip_network
 
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
@@ -29,6 +30,13 @@ LEASE_S = float(_given.lease_s)
 SAVE_S = float(_given.save_s)
 ALLOWED_HOSTS = _given.allowed_hosts
 SLURM = _given.slurm()
+BOARD_URL = (_given.board_url or "").rstrip("/")
+EMAIL_HOST, EMAIL_PORT = _given.email_host or "", _given.email_port
+EMAIL_USE_TLS, EMAIL_USE_SSL = _given.email_security == "starttls", _given.email_security == "tls"
+EMAIL_HOST_USER = _given.email_user or ""
+EMAIL_HOST_PASSWORD = _given.email_password.get_secret_value() if _given.email_password else ""
+DEFAULT_FROM_EMAIL = SERVER_EMAIL = _given.email_from
+WEBHOOK_NETWORKS = [ip_network(network) for network in _given.webhook_networks or []]
 HISTORY_DIR = _given.history_dir or STATE_DIR / "history"
 HISTORY_BYTES = _given.history_bytes
 HISTORY_ATTEMPT_BYTES = _given.history_attempt_bytes
