@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis faults cluster diagnose slow mix slurm image-test bench bench-rivals gpu clean tools
+.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis faults cluster diagnose slow mix slurm image-test bench bench-rivals gpu docs clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ lint: $(VENV)/.dev ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_floors.py
+
+docs: $(VENV)/.dev ## the documentation as a site in docs/site, which a board serves under /docs; a warning fails
+	@$(BIN)/python -m manual
 
 lock: $(VENV)/.dev ## pin every package anew, at its newest allowed version
 	$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --no-annotate \
@@ -104,4 +107,4 @@ bench-%: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.$*
 
 clean: ## remove the environment and all state (asks nothing: jobs and logs under var/ go too)
-	rm -rf $(VENV) var build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) var build docs/site *.egg-info .mypy_cache .ruff_cache .pytest_cache

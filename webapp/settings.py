@@ -7,8 +7,9 @@ from datetime import timedelta
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
+from webapp import places
 from webapp.admin_theme import unfold
-from webapp.environment import BASE_DIR, SettingError, WebSettings, read
+from webapp.environment import SettingError, WebSettings, read
 from webapp.logs import without_refusals
 from webapp.safety import unsafe
 
@@ -78,7 +79,7 @@ ASGI_APPLICATION = "webapp.asgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [BASE_DIR / "templates"],
+        "DIRS": [places.templates()],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -171,7 +172,8 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "static/"
 STATIC_ROOT = _given.static_root or STATE_DIR / "static"
-STATICFILES_DIRS = [BASE_DIR / "webapp" / "static"]
+STATICFILES_DIRS = [places.PACKAGE / "static"]
+DOCS_ROOT = places.documentation()
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},

@@ -15,6 +15,7 @@ from jobs.lab import pages as lab
 from jobs.pages import compare, find, history, hosts, jobs, learn, listing, overview, queue, script
 from jobs.traces import pages as traces
 from jobs.traces.imports import pages as imports
+from webapp import documentation
 from webapp.admin_theme import MARK
 from webapp.login import limited
 
@@ -73,6 +74,8 @@ urlpatterns = [
     path("join-tokens/<str:key>/revoke/", hosts.revoke_token, name="join-token-revoke"),
     path("hosts/<path:name>/", hosts.host, name="host"),
     path("what-if/", jobs.what_if, name="what-if"),
+    path("docs/", documentation.page, name="docs"),
+    path("docs/<path:path>", documentation.page),
     path("login/", limited(login), name="login"),
     path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),
     path("logout/", LogoutView.as_view(), name="logout"),
