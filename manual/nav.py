@@ -8,14 +8,30 @@ from typing import Any
 
 # Part -> its folder, and its pages in order.
 PARTS: dict[str, tuple[str, list[str]]] = {
-    "Tutorial": ("tutorial", []),
+    "Tutorial": ("tutorial", ["tutorial/index.md"]),
     "How to": (
         "howto",
-        ["ci.md", "howto/elsewhere.md", "howto/slurm.md", "deploy.md", "people.md", "notifications.md", "security.md"],
+        [
+            "howto/choose-a-layout.md",
+            "howto/read-a-verdict.md",
+            "howto/own-script.md",
+            "howto/elsewhere.md",
+            "howto/gate-a-build.md",
+            "ci.md",
+            "howto/add-a-host.md",
+            "howto/slurm.md",
+            "deploy.md",
+            "upgrade.md",
+            "people.md",
+            "notifications.md",
+            "security.md",
+        ],
     ),
     "Explanation": (
         "explanation",
         [
+            "explanation/strategies.md",
+            "explanation/collectives.md",
             "explanation/architecture.md",
             "explanation/planner.md",
             "explanation/memory.md",
@@ -33,6 +49,7 @@ PARTS: dict[str, tuple[str, list[str]]] = {
     "Reference": (
         "reference",
         [
+            "reference/features.md",
             "reference/pages.md",
             "reference/spec.md",
             "api.md",
@@ -43,6 +60,7 @@ PARTS: dict[str, tuple[str, list[str]]] = {
             "metrics.md",
             "reference/formulas.md",
             "reference/bounds.md",
+            "reference/figures.md",
             "reference/measured.md",
             "reference/parity.md",
             "gpu.md",

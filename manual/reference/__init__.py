@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from manual.reference import command, formulas, rest, settings, spec
+from manual.reference import collectives, command, formulas, rest, settings, spec
 
 PAGES: dict[str, Callable[[], str]] = {
+    "explanation/collectives.md": collectives.page,
     "reference/spec.md": spec.page,
     "reference/rest.md": rest.page,
     "reference/command.md": command.page,

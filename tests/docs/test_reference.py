@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import ast
 import html
+import json
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User  # noqa: F401  # settings are read before the document is made
 from pydantic import BaseModel
 
 from jobs.api.schema import document
 from manual.nav import PARTS, nav
 from manual.reference import PAGES, command, formulas, words
+from planner.cost.traffic import step_traffic
 from planner.facts import spec
+from planner.facts.parse import parse_spec
 from planner.search.auto import AutoSpec
+from tests.screens.pictures import JOBS
 from tests.support.processes import ROOT
 from webapp.environment import RunnerSettings, WebSettings
 
@@ -104,3 +108,29 @@ def test_what_the_order_lists_is_there_or_will_be() -> None:
     listed = {page for _, order in PARTS.values() for page in order}
     there = {str(f.relative_to(ROOT / "docs")) for f in (ROOT / "docs").rglob("*.md")} | set(PAGES)
     assert {page for page in listed - there if "/" in page} == set()
+
+
+STRATEGIES = (ROOT / "docs/explanation/strategies.md").read_text()
+ROWS = re.findall(r"^\| `(\w+)` \| `(.*?)` \| (.*?) \|$", STRATEGIES, re.M)
+
+
+@pytest.mark.parametrize(("run", "layout", "told"), ROWS, ids=[row[0] for row in ROWS])
+def test_what_the_strategies_page_says_of_its_runs_is_what_the_planner_says(run: str, layout: str, told: str) -> None:
+    asked = JOBS[run]
+    assert asked["layout"] == json.loads(layout)
+    sent: Counter[str] = Counter()
+    for one in step_traffic(parse_spec(asked), 0):
+        sent[f"{one.axis} {one.op}"] += one.payload_bytes
+    assert sent.pop("world all_reduce") == 16
+    assert told.split("; ") == sorted((f"{what} {size:,}" for what, size in sent.items()), key=told.index)
+    assert f"../pictures/step-{run}.png" in STRATEGIES
+
+
+def test_each_strategy_has_its_row_and_the_tutorial_its_numbers() -> None:
+    assert [row[0] for row in ROWS] == ["dp", "zero", "tp", "sp", "pp", "cp", "ep"]
+    tutorial = (ROOT / "docs/tutorial/index.md").read_text()
+    sent = {(one.axis, one.op): 0 for one in step_traffic(parse_spec(JOBS["first"]), 0)}
+    for one in step_traffic(parse_spec(JOBS["first"]), 0):
+        sent[one.axis, one.op] += one.payload_bytes
+    rows = re.findall(r"^\| (\w+) \| ([a-z-]+) \| ([\d,]+) \|", tutorial, re.M)
+    assert {(axis, op.replace("-", "_")): int(size.replace(",", "")) for axis, op, size in rows} == sent

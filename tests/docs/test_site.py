@@ -111,7 +111,7 @@ def test_where_it_is_not_built_the_page_says_how(reader: Any, settings: Any, tmp
 
 
 def test_every_page_has_a_link_to_it_which_the_palette_finds(reader: Any) -> None:
-    assert re.search(r'<a href="/docs/" data-go="\w">Docs</a>', reader.get("/").content.decode())
+    assert re.search(r'<a href="/docs/" data-go="\w">Documentation</a>', reader.get("/").content.decode())
 
 
 @pytest.mark.parametrize("wrong", ["[a](nothing.md)", "[a](index.md#nothing)", "![a](nothing.png)", "[a](/queue/)"])
