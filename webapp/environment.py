@@ -17,8 +17,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from webapp import places
+
 PREFIX = "MESHBOARD_"
-BASE_DIR = Path(__file__).resolve().parent.parent
 DATABASE_FORM = (
     "it is postgres://user:password@host:port/name (with ?sslmode=require, say), or sqlite:////path; "
     "percent-encode what is special in a password"
@@ -106,7 +107,7 @@ class RunnerSettings(BaseSettings):
 
     model_config = CONFIG
 
-    state_dir: Folder = Field(BASE_DIR / "var", description="database, static files, secrets")
+    state_dir: Folder = Field(places.state(), description="database, static files, secrets")
     port: int | None = Field(None, ge=1, le=65535, description="where the web listens; 8000 or a free one if not set")
     redis_maxmemory: str = Field(
         "1gb",
@@ -132,7 +133,7 @@ class WebSettings(BaseSettings):
         """The environment, and files for what is secret."""
         return env_settings, SecretFiles(settings_cls)
 
-    state_dir: Folder = Field(BASE_DIR / "var", description="database, static files, secrets")
+    state_dir: Folder = Field(places.state(), description="database, static files, secrets")
     static_root: Folder | None = Field(None, description="static files as served; `STATE_DIR/static` if not set")
     secret_key: SecretStr = Field(description="signs sessions and tokens")
     secret_key_fallbacks: SecretNames | None = Field(

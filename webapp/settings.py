@@ -8,8 +8,9 @@ from ipaddress import ip_network
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
+from webapp import places
 from webapp.admin_theme import unfold
-from webapp.environment import BASE_DIR, SettingError, WebSettings, read
+from webapp.environment import SettingError, WebSettings, read
 from webapp.logs import logging_settings
 from webapp.safety import unsafe
 
@@ -86,7 +87,7 @@ ASGI_APPLICATION = "webapp.asgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [BASE_DIR / "templates"],
+        "DIRS": [places.templates()],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -182,7 +183,8 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "static/"
 STATIC_ROOT = _given.static_root or STATE_DIR / "static"
-STATICFILES_DIRS = [BASE_DIR / "webapp" / "static"]
+STATICFILES_DIRS = [places.PACKAGE / "static"]
+DOCS_ROOT = places.documentation()
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},

@@ -28,6 +28,7 @@ from jobs.pages import (
     webhooks,
 )
 from jobs.traces import pages as traces
+from webapp import documentation
 from webapp.admin_theme import MARK
 from webapp.login import limited
 
@@ -99,6 +100,8 @@ urlpatterns = [
     path("join-tokens/<str:key>/revoke/", hosts.revoke_token, name="join-token-revoke"),
     path("hosts/<path:name>/", hosts.host, name="host"),
     path("what-if/", jobs.what_if, name="what-if"),
+    path("docs/", documentation.page, name="docs"),
+    path("docs/<path:path>", documentation.page),
     path("login/", limited(login), name="login"),
     path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),
     path("logout/", LogoutView.as_view(), name="logout"),
