@@ -17,8 +17,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from webapp import places
+
 PREFIX = "MESHBOARD_"
-BASE_DIR = Path(__file__).resolve().parent.parent
 DATABASE_FORM = (
     "it is postgres://user:password@host:port/name (with ?sslmode=require, say), or sqlite:////path; "
     "percent-encode what is special in a password"
@@ -106,7 +107,7 @@ class RunnerSettings(BaseSettings):
 
     model_config = CONFIG
 
-    state_dir: Folder = Field(BASE_DIR / "var", description="database, static files, secrets")
+    state_dir: Folder = Field(places.state(), description="database, static files, secrets")
     port: int | None = Field(None, ge=1, le=65535, description="where the web listens; 8000 or a free one if not set")
     redis_maxmemory: str = Field(
         "1gb",
@@ -132,7 +133,7 @@ class WebSettings(BaseSettings):
         """The environment, and files for what is secret."""
         return env_settings, SecretFiles(settings_cls)
 
-    state_dir: Folder = Field(BASE_DIR / "var", description="database, static files, secrets")
+    state_dir: Folder = Field(places.state(), description="database, static files, secrets")
     static_root: Folder | None = Field(None, description="static files as served; `STATE_DIR/static` if not set")
     secret_key: SecretStr = Field(description="signs sessions and tokens")
     secret_key_fallbacks: SecretNames | None = Field(
@@ -178,6 +179,29 @@ class WebSettings(BaseSettings):
     token_days: int = Field(90, ge=1, le=36500, description="how long a REST token is good for")
     trusted_proxies: Networks | None = Field(
         None, description="addresses and networks of proxies whose `X-Forwarded-For` is believed, with commas between"
+    )
+    board_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s?#@]+$",
+        description="where people reach the board: links in mails and webhooks begin with it",
+    )
+    email_host: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9.:-]{1,253}$",
+        description="the mail server that mails go out by; none are if not set",
+    )
+    email_port: int = Field(587, ge=1, le=65535, description="where it listens")
+    email_security: Literal["starttls", "tls", "none"] = Field(
+        "starttls", description="`starttls`; `tls` from the first byte, as on port 465; `none`: in the clear"
+    )
+    email_user: str | None = Field(None, description="who logs in to it; nobody if not set")
+    email_password: SecretStr | None = Field(None, description="and that user's password")
+    email_from: str = Field(
+        "meshboard@localhost", pattern=r"^[^\s<>@,;:]+@[A-Za-z0-9.-]+$", description="whom mails come from"
+    )
+    webhook_networks: Networks | None = Field(
+        None,
+        description="networks inside that webhooks may reach, also over plain HTTP; the public internet if not set",
     )
     slurm_folder: str | None = Field(
         None,

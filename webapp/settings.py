@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from ipaddress import ip_network
 
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
+from webapp import places
 from webapp.admin_theme import unfold
-from webapp.environment import BASE_DIR, SettingError, WebSettings, read
+from webapp.environment import SettingError, WebSettings, read
 from webapp.logs import logging_settings
 from webapp.safety import unsafe
 
@@ -29,6 +31,13 @@ LEASE_S = float(_given.lease_s)
 SAVE_S = float(_given.save_s)
 ALLOWED_HOSTS = _given.allowed_hosts
 SLURM = _given.slurm()
+BOARD_URL = (_given.board_url or "").rstrip("/")
+EMAIL_HOST, EMAIL_PORT = _given.email_host or "", _given.email_port
+EMAIL_USE_TLS, EMAIL_USE_SSL = _given.email_security == "starttls", _given.email_security == "tls"
+EMAIL_HOST_USER = _given.email_user or ""
+EMAIL_HOST_PASSWORD = _given.email_password.get_secret_value() if _given.email_password else ""
+DEFAULT_FROM_EMAIL = SERVER_EMAIL = _given.email_from
+WEBHOOK_NETWORKS = [ip_network(network) for network in _given.webhook_networks or []]
 HISTORY_DIR = _given.history_dir or STATE_DIR / "history"
 HISTORY_BYTES = _given.history_bytes
 HISTORY_ATTEMPT_BYTES = _given.history_attempt_bytes
@@ -78,7 +87,7 @@ ASGI_APPLICATION = "webapp.asgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [BASE_DIR / "templates"],
+        "DIRS": [places.templates()],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -99,6 +108,7 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
+CSRF_FAILURE_VIEW = "webapp.errors.forged"
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "job-list"
 LOGOUT_REDIRECT_URL = "login"
@@ -153,6 +163,7 @@ REST_FRAMEWORK = {
     "DEFAULT_THROTTLE_RATES": {"submit": f"{_given.submits_per_minute}/min"},
     "EXCEPTION_HANDLER": "jobs.api.errors.handle",
 }
+KNOX_TOKEN_MODEL = "knox.AuthToken"  # noqa: S105 - a model; its own default, which migrations ask for by name
 REST_KNOX = {"TOKEN_TTL": timedelta(days=_given.token_days), "AUTH_HEADER_PREFIX": "Token"}
 SPECTACULAR_SETTINGS = {
     "TITLE": "Meshboard",
@@ -172,7 +183,8 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "static/"
 STATIC_ROOT = _given.static_root or STATE_DIR / "static"
-STATICFILES_DIRS = [BASE_DIR / "webapp" / "static"]
+STATICFILES_DIRS = [places.PACKAGE / "static"]
+DOCS_ROOT = places.documentation()
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},

@@ -1,5 +1,6 @@
 """What the database remembers: jobs and hosts, and the rules that the queue goes by."""
 
+from jobs.models.baselines import BaselineRun
 from jobs.models.core import (
     ELSEWHERE,
     HOST_SILENT_AFTER,
@@ -30,6 +31,7 @@ from jobs.models.core import (
     cursor_of,
     new_job_id,
 )
+from jobs.models.people import Invitation, Membership, ProjectVariable, Role, Scope, TokenGrant
 from jobs.models.policy import (
     DEFAULT_PROJECT,
     AuditEntry,
@@ -40,6 +42,7 @@ from jobs.models.policy import (
     QueueState,
     Reservation,
 )
+from jobs.models.telling import Delivery, MailWish, Outcome, Webhook
 from jobs.models.traces import ImportedTrace
 
 __all__ = [
@@ -53,31 +56,42 @@ __all__ = [
     "TERMINAL",
     "Attempt",
     "AuditEntry",
+    "BaselineRun",
     "Cursor",
     "DeadLetter",
+    "Delivery",
     "Dependency",
     "Host",
     "HostQuerySet",
     "HostRun",
     "IdempotentRequest",
     "ImportedTrace",
+    "Invitation",
     "Job",
     "JobQuerySet",
     "JobTag",
     "JoinToken",
     "KeptHost",
     "Lease",
+    "MailWish",
     "Member",
+    "Membership",
     "Outbox",
+    "Outcome",
     "Pool",
     "Project",
+    "ProjectVariable",
     "QueueState",
     "ReportedRun",
     "Reservation",
+    "Role",
     "RunToken",
+    "Scope",
     "SlotAllocation",
     "StateChange",
     "Status",
+    "TokenGrant",
+    "Webhook",
     "cursor_of",
     "new_job_id",
 ]
