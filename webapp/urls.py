@@ -12,11 +12,25 @@ from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
-from jobs.pages import compare, find, history, hosts, jobs, learn, listing, overview, queue, script
+from jobs.pages import (
+    compare,
+    find,
+    history,
+    hosts,
+    imports,
+    jobs,
+    learn,
+    listing,
+    notifications,
+    overview,
+    queue,
+    script,
+    webhooks,
+)
 from jobs.people import pages as people
 from jobs.people import project_pages
 from jobs.traces import pages as traces
-from jobs.traces.imports import pages as imports
+from webapp import documentation
 from webapp.admin_theme import MARK
 from webapp.login import limited
 
@@ -60,6 +74,19 @@ urlpatterns = [
     path("learn/numbers/", learn.numbers, name="learn-numbers"),
     path("lab/", lab.lab, name="lab"),
     path("lab/<slug:slug>/", lab.primitive, name="lab-primitive"),
+    path("notifications/", notifications.notifications, name="notifications"),
+    path("projects/<str:project>/webhooks/", webhooks.webhooks, name="webhooks"),
+    path("projects/<str:project>/webhooks/make/", webhooks.make, name="webhook-make"),
+    path("projects/<str:project>/webhooks/<str:key>/", webhooks.webhook, name="webhook"),
+    path("projects/<str:project>/webhooks/<str:key>/change/", webhooks.change, name="webhook-change"),
+    path("projects/<str:project>/webhooks/<str:key>/delete/", webhooks.delete, name="webhook-delete"),
+    path("projects/<str:project>/webhooks/<str:key>/ping/", webhooks.ping, name="webhook-ping"),
+    path("projects/<str:project>/webhooks/<str:key>/rotate/", webhooks.rotate, name="webhook-rotate"),
+    path(
+        "projects/<str:project>/webhooks/<str:key>/deliveries/<str:delivery>/again/",
+        webhooks.redeliver,
+        name="webhook-redeliver",
+    ),
     path("queue/", queue.queue, name="queue"),
     path("queue/act/", queue.act, name="queue-act"),
     path("queue/move/", queue.move, name="queue-move"),
@@ -89,6 +116,8 @@ urlpatterns = [
     path("projects/<str:name>/variables/remove/", project_pages.remove_variable, name="project-remove-variable"),
     path("invitations/<str:token>/", project_pages.invitation, name="invitation"),
     path("what-if/", jobs.what_if, name="what-if"),
+    path("docs/", documentation.page, name="docs"),
+    path("docs/<path:path>", documentation.page),
     path("login/", limited(login), name="login"),
     path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),
     path("logout/", LogoutView.as_view(), name="logout"),
@@ -99,5 +128,6 @@ urlpatterns = [
 ]
 
 handler400 = "webapp.errors.bad_request"
+handler403 = "webapp.errors.forbidden"
 handler404 = "webapp.errors.not_found"
 handler500 = "webapp.errors.server_error"
