@@ -1,6 +1,21 @@
 from django.urls import path
 
-from jobs.api import baselines, history, hosts, jobs, logs, plans, queue, runs, traces, views, wait, webhooks
+from jobs.api import (
+    baselines,
+    history,
+    hosts,
+    jobs,
+    logs,
+    people,
+    plans,
+    projects,
+    queue,
+    runs,
+    traces,
+    views,
+    wait,
+    webhooks,
+)
 
 urlpatterns = [
     path("jobs", jobs.Jobs.as_view(), name="api-jobs"),
@@ -52,6 +67,17 @@ urlpatterns = [
     path("queue/resume", queue.Resume.as_view(), name="api-queue-resume"),
     path("pools/<str:name>/pause", queue.PausePool.as_view(), name="api-pool-pause"),
     path("pools/<str:name>/resume", queue.ResumePool.as_view(), name="api-pool-resume"),
+    path("projects", projects.Projects.as_view(), name="api-projects"),
+    path("projects/<str:project>", projects.ProjectView.as_view(), name="api-project"),
+    path("projects/<str:project>/members", projects.Members.as_view(), name="api-members"),
+    path("projects/<str:project>/members/<str:user>", projects.MemberView.as_view(), name="api-member"),
+    path("projects/<str:project>/invitations", projects.Invitations.as_view(), name="api-invitations"),
+    path("projects/<str:project>/invitations/<str:key>", projects.InvitationView.as_view(), name="api-invitation"),
+    path("projects/<str:project>/variables", projects.Variables.as_view(), name="api-variables"),
+    path("projects/<str:project>/variables/<str:variable>", projects.VariableView.as_view(), name="api-variable"),
+    path("invitations/accept", projects.Accept.as_view(), name="api-accept"),
+    path("tokens", people.Tokens.as_view(), name="api-tokens"),
+    path("tokens/<str:key>", people.Token.as_view(), name="api-token"),
     path("projects/<str:project>/webhooks", webhooks.Webhooks.as_view(), name="api-webhooks"),
     path("projects/<str:project>/webhooks/<str:key>", webhooks.WebhookView.as_view(), name="api-webhook"),
     path("projects/<str:project>/webhooks/<str:key>/rotate", webhooks.Rotate.as_view(), name="api-webhook-rotate"),
