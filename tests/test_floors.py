@@ -41,6 +41,7 @@ ROOMS = {
         "traces",
         # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself.
         "queue engines reporting",
+        "baselines",
         "history",
         "logs",
         "live",

@@ -7,7 +7,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from jobs.access import find_job, find_job_to_change
+from jobs.access import find_job, find_job_to_change, find_job_to_run
 from jobs.api import schema
 from jobs.api.keys import KEY, key_of
 from jobs.api.listing import PARAMETERS, narrowed
@@ -157,7 +157,7 @@ class SmallerLayout(APIView):
     )
     def post(self, request: Request, job_id: str) -> Response:
         """Queue it again in that layout: it goes on from its newest checkpoint, resharded."""
-        job = find_job_to_change(request.user, job_id)
+        job = find_job_to_run(request.user, job_id)
         refuse_body(request)
         try:
             if not actions.run_smaller(job, request.user.get_username()):
@@ -177,7 +177,7 @@ class Requeue(APIView):
     )
     def post(self, request: Request, job_id: str) -> Response:
         """A new attempt of a job that failed, was lost or cancelled."""
-        job = find_job_to_change(request.user, job_id)
+        job = find_job_to_run(request.user, job_id)
         refuse_body(request)
         if not actions.requeue(job, request.user.get_username()):
             return refuse(409, "status", f"a job that is {job.status} cannot be queued again")

@@ -15,6 +15,7 @@ from contracts.join import Joined, JoinRequest
 from jobs.api.errors import RunEnded
 from jobs.api.lab_shapes import LabQuery, PrimitiveShown, PrimitiveTold
 from jobs.api.problems import ProblemDetails
+from jobs.baselines.kept import Baseline, BaselineWish, BranchBrief
 from jobs.history.checkpoints import CheckpointTold
 from jobs.history.compare import Comparison
 from jobs.history.results import Results
@@ -43,13 +44,14 @@ from planner.teaching.explain import Explanation
 READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
     *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
-    *(ResumeQuery, LabQuery),
+    *(ResumeQuery, LabQuery, BaselineWish),
 )
 TOLD = (
     *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison, CheckpointTold, Results, PrimitiveTold, PrimitiveShown),
     *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
+    *(Baseline, BranchBrief),
     *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, ProblemDetails, RunEnded),
 )
 TEMPLATE = "#/components/schemas/{model}"

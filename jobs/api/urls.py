@@ -1,6 +1,6 @@
 from django.urls import path
 
-from jobs.api import again, history, hosts, jobs, logs, metrics, plans, queue, runs, traces, views, wait
+from jobs.api import again, baselines, history, hosts, jobs, logs, metrics, plans, queue, runs, traces, views, wait
 
 urlpatterns = [
     path("jobs", jobs.Jobs.as_view(), name="api-jobs"),
@@ -49,6 +49,8 @@ urlpatterns = [
     path("runs/<str:run>/<int:attempt>/members/<int:node>/batches", runs.Batches.as_view(), name="api-run-batches"),
     path("runs/<str:run>/<int:attempt>/members/<int:node>/meet", runs.Meet.as_view(), name="api-run-meet"),
     path("runs/<str:run>/<int:attempt>/members/<int:node>/report", runs.Report.as_view(), name="api-run-report"),
+    path("projects/<str:project>/baselines", baselines.Baselines.as_view(), name="api-baselines"),
+    path("projects/<str:project>/baselines/<path:branch>", baselines.BaselineView.as_view(), name="api-baseline"),
     path("queue", queue.Queue.as_view(), name="api-queue"),
     path("queue/actions", queue.Act.as_view(), name="api-queue-act"),
     path("queue/jobs/<str:job_id>/move", queue.Move.as_view(), name="api-queue-move"),

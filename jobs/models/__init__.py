@@ -1,5 +1,6 @@
 """What the database remembers: jobs and hosts, and the rules that the queue goes by."""
 
+from jobs.models.baselines import BaselineRun
 from jobs.models.core import (
     ELSEWHERE,
     HOST_SILENT_AFTER,
@@ -30,6 +31,7 @@ from jobs.models.core import (
     cursor_of,
     new_job_id,
 )
+from jobs.models.people import Invitation, Membership, ProjectVariable, Role, Scope, TokenGrant
 from jobs.models.policy import (
     DEFAULT_PROJECT,
     AuditEntry,
@@ -53,6 +55,7 @@ __all__ = [
     "TERMINAL",
     "Attempt",
     "AuditEntry",
+    "BaselineRun",
     "Cursor",
     "DeadLetter",
     "Dependency",
@@ -61,6 +64,7 @@ __all__ = [
     "HostRun",
     "IdempotentRequest",
     "ImportedTrace",
+    "Invitation",
     "Job",
     "JobQuerySet",
     "JobTag",
@@ -68,16 +72,21 @@ __all__ = [
     "KeptHost",
     "Lease",
     "Member",
+    "Membership",
     "Outbox",
     "Pool",
     "Project",
+    "ProjectVariable",
     "QueueState",
     "ReportedRun",
     "Reservation",
+    "Role",
     "RunToken",
+    "Scope",
     "SlotAllocation",
     "StateChange",
     "Status",
+    "TokenGrant",
     "cursor_of",
     "new_job_id",
 ]

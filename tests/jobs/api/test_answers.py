@@ -122,6 +122,7 @@ def test_every_answer_is_what_the_document_says(
     Host.objects.update(profile=PROFILE, profiled=timezone.now())
     plans(asked, api(owner))
     jobs(asked, api(owner), owner)
+    baselines(asked, api(owner), owner)
     smaller(asked, api(owner))
     traces(asked, api(owner), owner, live_redis)
     histories(asked, api(owner), owner, tmp_path, settings)
@@ -172,6 +173,16 @@ def jobs(asked: Asked, user: APIClient, owner: User) -> None:
     asked(user, "readLog", job_id=chosen["id"], rank="0", code=409)
     assert asked(user, "waitForJob", job_id=run.job_id)["job"]["finished"]
     asked(user, "followJob", job_id="nobodys", code=404)
+
+
+def baselines(asked: Asked, user: APIClient, owner: User) -> None:
+    run, main = ended(owner, summary(0.3)).job_id, {"project": "default", "branch": "main"}
+    assert asked(user, "setBaseline", {"job": run}, **main)["runs"][0]["facts"]["sent"]
+    asked(user, "setBaseline", {"job": "none"}, code=422, **main)
+    asked(user, "getBaseline", **main)
+    assert asked(user, "listBaselines", project="default")
+    asked(user, "forgetBaseline", code=204, **main)
+    asked(user, "getBaseline", code=404, **main)
 
 
 def traces(asked: Asked, user: APIClient, owner: User, client: redis.Redis) -> None:
