@@ -64,6 +64,9 @@ witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network names
 schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI document; prints what failed
 	$(BIN)/python -m tests.fuzz_api
 
+openapi: $(VENV)/.dev ## write docs/openapi.json anew; refuses what takes back something that version 1 promised
+	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python manage.py openapi
+
 faults: $(VENV)/.dev tools ## kill things and watch; prints the table
 	$(BIN)/python -m tests.faults
 

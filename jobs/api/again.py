@@ -13,7 +13,8 @@ from jobs.access import find_job
 from jobs.api import schema
 from jobs.api.keys import KEY, key_of
 from jobs.api.plans import INSIDE
-from jobs.api.views import SubmitThrottle, refusals, refuse, user_of
+from jobs.api.throttling import SubmitThrottle
+from jobs.api.views import refusals, refuse, user_of
 from jobs.history.checkpoints import checkpoints
 from jobs.models import Job
 from jobs.planning.queries import checked

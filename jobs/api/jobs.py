@@ -9,10 +9,12 @@ from rest_framework.views import APIView
 
 from jobs.access import find_job, find_job_to_change, find_job_to_run
 from jobs.api import schema
+from jobs.api.deprecation import OFFSET, mark
 from jobs.api.keys import KEY, key_of
 from jobs.api.listing import PARAMETERS, narrowed
 from jobs.api.tagged import IF_NONE_MATCH, UNCHANGED, tagged
-from jobs.api.views import SubmitThrottle, refusals, refuse, refuse_body, user_of
+from jobs.api.throttling import SubmitThrottle
+from jobs.api.views import refusals, refuse, refuse_body, user_of
 from jobs.planning.elastic import NoOfferError, smaller
 from jobs.planning.hindsight import NoAdviceError, advice
 from jobs.planning.queries import checked
@@ -36,6 +38,8 @@ class Jobs(APIView):
         answer = tagged(request, [job_brief(job) for job in listed.jobs])
         if listed.next_query is not None:
             answer["Link"] = f'<{request.build_absolute_uri(request.path)}?{listed.next_query}>; rel="next"'
+        if "offset" in request.query_params:
+            mark(answer, OFFSET)
         return answer
 
     @extend_schema(

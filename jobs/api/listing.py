@@ -14,6 +14,7 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 
 from jobs.access import listed_jobs
+from jobs.api.deprecation import OFFSET
 from jobs.api.problems import Where
 from jobs.filters import JobFilter
 from jobs.models import Job
@@ -130,7 +131,8 @@ PARAMETERS = [
     OpenApiParameter(
         "offset",
         {"type": "integer", "minimum": 0, "maximum": MOST_SKIPPED, "default": 0},
-        description="how many of the newest to leave out",
+        description=f"how many of the newest to leave out; {OFFSET.words}",
+        deprecated=True,
     ),
     OpenApiParameter(
         "cursor",

@@ -13,7 +13,8 @@ from rest_framework.views import APIView
 from jobs.access import visible_jobs
 from jobs.api import schema
 from jobs.api.lab_shapes import LabQuery, PrimitiveTold
-from jobs.api.views import SubmitThrottle, refusals, refuse, user_of
+from jobs.api.throttling import SubmitThrottle
+from jobs.api.views import refusals, refuse, user_of
 from jobs.lab.form import USUAL_RANKS
 from jobs.lab.results import newest_shown
 from jobs.lab.words import BY_NAME, PRIMITIVES, Words
