@@ -136,7 +136,7 @@ PARAMETERS = [
     ),
     OpenApiParameter(
         "cursor",
-        {"type": "string"},
+        {"type": "string", "pattern": f"^{CURSOR.pattern}$"},
         description='a page as the Link header, rel="next", of the one before it has it; to be taken as it is',
     ),
     *(OpenApiParameter(name, _schema(known), description=HELP[name]) for name, known in JobFilter.base_filters.items()),

@@ -31,6 +31,8 @@ from jobs.queue.bulk import Bulk, MoveTo
 from jobs.queue.several import JobChange, Several
 from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
 from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
+from jobs.telling.hooks import WebhookChange, WebhookQuery
+from jobs.telling.shapes import DeliveryTold, NewWebhook, WebhookTold
 from jobs.traces.chrome import ChromeTrace
 from jobs.traces.requests import WantedStep, WantedSteps
 from jobs.traces.shapes import StepColumns, TracedSteps
@@ -44,12 +46,13 @@ from planner.teaching.explain import Explanation
 READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
     *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
-    *(ResumeQuery, LabQuery, BaselineWish),
+    *(ResumeQuery, LabQuery, BaselineWish, WebhookQuery, WebhookChange),
 )
 TOLD = (
     *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison, CheckpointTold, Results, PrimitiveTold, PrimitiveShown),
+    *(WebhookTold, NewWebhook, DeliveryTold),
     *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
     *(Baseline, BranchBrief),
     *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, ProblemDetails, RunEnded),
@@ -99,6 +102,8 @@ JOIN_EXAMPLE = {
 }
 JOIN = request_body({"allOf": [ref("JoinRequest")]}, JOIN_EXAMPLE)
 TOKEN = request_body({"allOf": [ref("TokenQuery")]}, {"hours": 24, "uses": 1, "note": "gpu-7"})
+HOOK_EXAMPLE = {"name": "chat", "url": "https://chat.example/hooks/7", "states": ["failed", "lost"]}
+WEBHOOK = request_body({"allOf": [ref("WebhookQuery")]}, HOOK_EXAMPLE)
 WANTED_STEP = request_body({"allOf": [ref("WantedStep")]}, {"step": 120})
 EXPLAIN = request_body({"allOf": [ref("ExplainQuery")]}, {"spec": EXAMPLE})
 

@@ -1,6 +1,21 @@
 from django.urls import path
 
-from jobs.api import again, baselines, history, hosts, jobs, logs, metrics, plans, queue, runs, traces, views, wait
+from jobs.api import (
+    again,
+    baselines,
+    history,
+    hosts,
+    jobs,
+    logs,
+    metrics,
+    plans,
+    queue,
+    runs,
+    traces,
+    views,
+    wait,
+    webhooks,
+)
 
 urlpatterns = [
     path("jobs", jobs.Jobs.as_view(), name="api-jobs"),
@@ -58,6 +73,16 @@ urlpatterns = [
     path("queue/resume", queue.Resume.as_view(), name="api-queue-resume"),
     path("pools/<str:name>/pause", queue.PausePool.as_view(), name="api-pool-pause"),
     path("pools/<str:name>/resume", queue.ResumePool.as_view(), name="api-pool-resume"),
+    path("projects/<str:project>/webhooks", webhooks.Webhooks.as_view(), name="api-webhooks"),
+    path("projects/<str:project>/webhooks/<str:key>", webhooks.WebhookView.as_view(), name="api-webhook"),
+    path("projects/<str:project>/webhooks/<str:key>/rotate", webhooks.Rotate.as_view(), name="api-webhook-rotate"),
+    path("projects/<str:project>/webhooks/<str:key>/ping", webhooks.Ping.as_view(), name="api-webhook-ping"),
+    path("projects/<str:project>/webhooks/<str:key>/deliveries", webhooks.Deliveries.as_view(), name="api-deliveries"),
+    path(
+        "projects/<str:project>/webhooks/<str:key>/deliveries/<str:delivery>/redeliver",
+        webhooks.Redeliver.as_view(),
+        name="api-redeliver",
+    ),
     path("audit", queue.Audit.as_view(), name="api-audit"),
     path("schema", views.Schema.as_view(), name="api-schema"),
 ]

@@ -19,7 +19,7 @@ from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream
 from jobs.history.tables import TABLES
-from jobs.models import Attempt, Host, Job, Pool, Status
+from jobs.models import Attempt, Delivery, Host, Job, Pool, Status
 from jobs.queue import lifecycle
 from jobs.queue.heard.silence import tell_of_silence
 from tests.jobs.history.told import keep
@@ -130,6 +130,7 @@ def test_every_answer_is_what_the_document_says(
     hosts(asked, api(owner), api(staff), api(None))
     runs(asked, api(owner))
     queue(asked, api(owner), api(staff))
+    webhooks(asked, api(owner))
     asked(api(owner), "getSchema")
     asked(api(None), "listJobs", code=401)
     assert asked.unasked == set(), "what a new operation answers is asked here too"
@@ -308,6 +309,25 @@ def runs(asked: Asked, user: APIClient) -> None:
     tell_of_silence()
     asked(user, "giveUpRun", job_id=node.run)
     asked.holds("reportRun", node.report(), 410)
+
+
+def webhooks(asked: Asked, user: APIClient) -> None:
+    wanted = {"name": "chat", "url": "https://chat.example/7", "states": ["failed"]}
+    made = asked(user, "makeWebhook", wanted, code=201, project="default")
+    names = {"project": "default", "key": made["id"]}
+    asked(user, "makeWebhook", {**wanted, "url": "http://2130706433/"}, code=422, project="default")
+    assert asked(user, "listWebhooks", project="default")
+    assert "secret" not in asked(user, "getWebhook", **names)
+    asked(user, "changeWebhook", {"active": False}, **names)
+    assert asked(user, "rotateWebhook", **names)["secret"] != made["secret"]
+    sent = asked(user, "pingWebhook", code=202, **names)
+    asked(user, "pingWebhook", code=409, **names)
+    asked(user, "redeliver", code=409, **names, delivery=sent["id"])
+    Delivery.objects.update(due=None, outcome="delivered")
+    asked(user, "redeliver", code=202, **names, delivery=sent["id"])
+    assert asked(user, "listDeliveries", **names)
+    asked(user, "deleteWebhook", code=204, **names)
+    asked(user, "getWebhook", code=404, **names)
 
 
 def test_a_job_that_an_older_version_stored_is_described_too(
