@@ -12,6 +12,7 @@ from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
+from jobs.lab import rest
 from jobs.pages import (
     compare,
     find,
@@ -121,6 +122,8 @@ urlpatterns = [
     path("login/", limited(login), name="login"),
     path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),
     path("logout/", LogoutView.as_view(), name="logout"),
+    path("api/v1/lab/primitives", rest.Primitives.as_view(), name="api-primitives"),
+    path("api/v1/lab/primitives/<str:name>", rest.Primitive.as_view(), name="api-primitive"),
     path("api/v1/", include("jobs.api.urls")),
     path("admin/login/", limited(admin.site.login)),
     path("admin/", admin.site.urls),
