@@ -14,7 +14,7 @@ from rest_framework.response import Response
 from rest_framework.throttling import UserRateThrottle
 from rest_framework.views import APIView
 
-from jobs.access import find_job, find_job_to_change, may_change_hosts
+from jobs.access import find_job, find_job_to_change, find_job_to_run, may_change_hosts
 from jobs.api import schema
 from jobs.api.errors import body
 from jobs.api.listing import PARAMETERS, narrowed
@@ -241,7 +241,7 @@ class SmallerLayout(APIView):
     )
     def post(self, request: Request, job_id: str) -> Response:
         """Queue it again in that layout: it goes on from its newest checkpoint, resharded."""
-        job = find_job_to_change(request.user, job_id)
+        job = find_job_to_run(request.user, job_id)
         refuse_body(request)
         try:
             if not actions.run_smaller(job, request.user.get_username()):
@@ -261,7 +261,7 @@ class Requeue(APIView):
     )
     def post(self, request: Request, job_id: str) -> Response:
         """A new attempt of a job that failed, was lost or cancelled."""
-        job = find_job_to_change(request.user, job_id)
+        job = find_job_to_run(request.user, job_id)
         refuse_body(request)
         if not actions.requeue(job, request.user.get_username()):
             return refuse(409, "status", f"a job that is {job.status} cannot be queued again")

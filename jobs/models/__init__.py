@@ -31,6 +31,7 @@ from jobs.models.core import (
     cursor_of,
     new_job_id,
 )
+from jobs.models.people import Invitation, Membership, ProjectVariable, Role, Scope, TokenGrant
 from jobs.models.policy import (
     DEFAULT_PROJECT,
     AuditEntry,
@@ -63,6 +64,7 @@ __all__ = [
     "HostRun",
     "IdempotentRequest",
     "ImportedTrace",
+    "Invitation",
     "Job",
     "JobQuerySet",
     "JobTag",
@@ -70,16 +72,21 @@ __all__ = [
     "KeptHost",
     "Lease",
     "Member",
+    "Membership",
     "Outbox",
     "Pool",
     "Project",
+    "ProjectVariable",
     "QueueState",
     "ReportedRun",
     "Reservation",
+    "Role",
     "RunToken",
+    "Scope",
     "SlotAllocation",
     "StateChange",
     "Status",
+    "TokenGrant",
     "cursor_of",
     "new_job_id",
 ]

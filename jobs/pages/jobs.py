@@ -14,7 +14,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.access import find_job, find_job_to_change, may_change
+from jobs.access import find_job, find_job_to_change, find_job_to_run, may_change, may_submit_to
 from jobs.api.errors import RETRY_AFTER_S, body, busy
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status
@@ -206,6 +206,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "elsewhere": elsewhere,
         "again": job.status in AGAIN and not elsewhere,
         "may_change": may_change(request.user, job),
+        "may_run": may_change(request.user, job) and may_submit_to(request.user, job.project),
     }
     return render(request, "jobs/detail.html", context)
 
@@ -236,7 +237,7 @@ def job_give_up(request: HttpRequest, job_id: str) -> HttpResponse:
 @login_required
 def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue the job again in the layout that fits the hosts that are left."""
-    job = find_job_to_change(request.user, job_id)
+    job = find_job_to_run(request.user, job_id)
     try:
         if not actions.run_smaller(job, request.user.get_username()):
             messages.info(request, f"A job that is {job.status} cannot be queued again.")
@@ -251,7 +252,7 @@ def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
 @login_required
 def job_requeue(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue the same job again as a new attempt."""
-    job = find_job_to_change(request.user, job_id)
+    job = find_job_to_run(request.user, job_id)
     if not actions.requeue(job, request.user.get_username()):
         messages.info(request, f"A job that is {job.status} cannot be queued again.")
     return redirect("job-detail", job_id)
