@@ -109,7 +109,7 @@ class Client:
         return found
 
     def table(self, job_id: str, table: str, **asked: Any) -> dict[str, list[Any]]:
-        """Columns of a table of a job's history; docs/history.md says what may be asked."""
+        """Columns of a table of a job's history; docs/explanation/history.md says what may be asked."""
         found: dict[str, list[Any]] = self._ask("GET", f"jobs/{part(job_id)}/history/{table}", params=asked)["columns"]
         return found
 

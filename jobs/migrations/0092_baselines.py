@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0090_people'),
+        ('jobs', '0091_telling'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

@@ -42,6 +42,7 @@ from jobs.models.policy import (
     QueueState,
     Reservation,
 )
+from jobs.models.telling import Delivery, MailWish, Outcome, Webhook
 from jobs.models.traces import ImportedTrace
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "BaselineRun",
     "Cursor",
     "DeadLetter",
+    "Delivery",
     "Dependency",
     "Host",
     "HostQuerySet",
@@ -71,9 +73,11 @@ __all__ = [
     "JoinToken",
     "KeptHost",
     "Lease",
+    "MailWish",
     "Member",
     "Membership",
     "Outbox",
+    "Outcome",
     "Pool",
     "Project",
     "ProjectVariable",
@@ -87,6 +91,7 @@ __all__ = [
     "StateChange",
     "Status",
     "TokenGrant",
+    "Webhook",
     "cursor_of",
     "new_job_id",
 ]

@@ -13,7 +13,8 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
 from jobs.access import may_operate, may_run_queue, operated_jobs, sees_others, visible_jobs
-from jobs.api.errors import body
+from jobs.api.errors import refused_page
+from jobs.api.problems import details
 from jobs.models import AuditEntry, Pool, Project
 from jobs.planning.queries import checked
 from jobs.queue import staff
@@ -137,9 +138,9 @@ def move(request: HttpRequest) -> HttpResponse:
         asked = checked(MoveTo, data)
     except ValueError as error:
         problems = error.problems if isinstance(error, SpecError) else [Problem("request", f"not JSON: {error}")]
-        return JsonResponse(body(problems), status=400)
+        return refused_page(details(400, problems, "body"))
     if not storable(job):
-        return JsonResponse(body([Problem("job", "is no job's id")]), status=400)
+        return refused_page(details(400, [Problem("job", "is no job's id")], "body"))
     if asked.before is not None:
         return JsonResponse({"moved": staff.move_before(job, asked.before, by)})
     return JsonResponse({"moved": staff.move(job, asked.to or "top", by)})

@@ -25,7 +25,7 @@ def meter(context: typer.Context) -> None:
     """Report a run launched here: `meshboard meter -- torchrun ...` hands over to meshboard-meter, which hosts have."""
     program = shutil.which("meshboard-meter")
     if program is None:
-        raise files.FileError("meshboard-meter is not here: it comes with a host's packages (docs/elsewhere.md)")
+        raise files.FileError("meshboard-meter is not here: it comes with a host's packages (docs/howto/elsewhere.md)")
     found = access.find()
     environment = {**os.environ, "MESHBOARD_URL": found.url, "MESHBOARD_TOKEN": found.token}
     os.execve(program, [program, *context.args], environment)  # noqa: S606
