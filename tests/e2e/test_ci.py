@@ -15,6 +15,7 @@ import yaml
 
 from tests.support import pipelines
 from tests.support.board import Board
+from tests.support.processes import ROOT
 
 STEPS = 5
 SPEC = {
@@ -28,10 +29,22 @@ Meshboard = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def environment(running_board: Board) -> dict[str, str]:
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """First on a build's PATH."""
+    made = tmp_path_factory.mktemp("bin")
+    file = made / "meshboard"
+    file.write_text(f'#!/bin/sh\nexec {sys.executable} -m meshboard "$@"\n')
+    file.chmod(0o755)
+    return made
+
+
+@pytest.fixture(scope="module")
+def environment(running_board: Board, commands: Path) -> dict[str, str]:
     """Of a build: whose token it has, and the command on its PATH."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "MESHBOARD_URL": running_board.url, "MESHBOARD_TOKEN": token(running_board)}
+    path = f"{commands}:{os.environ['PATH']}"
+    libraries = f"{ROOT / 'client'}:{ROOT}"
+    own = {"PATH": path, "PYTHONPATH": libraries}
+    return {**os.environ, **own, "MESHBOARD_URL": running_board.url, "MESHBOARD_TOKEN": token(running_board)}
 
 
 def token(board: Board) -> str:
@@ -100,7 +113,7 @@ def test_a_build_on_github_fails_by_axis_and_bytes(
     limits = ["--max", "bytes.tp.all_reduce=+0%", "--max", "bytes.tp=+0%", "--max", "loss=+50%"]
     ran = meshboard("gate", without, "--baseline", "main", *limits)
     (row,) = [line for line in ran.stdout.splitlines() if line.startswith("FAIL")]
-    assert f"tp all_reduce +{sent(running_board, without, 'all_reduce') - reduced} B" in row
+    assert f"tp all_reduce +{sent(running_board, without, 'all_reduce') - reduced:,} B" in row
     assert (ran.returncode, ran.stdout.splitlines()[-1]) == (1, "2 passed, 1 failed")
 
 
@@ -137,7 +150,11 @@ def test_a_run_is_looked_at_from_a_shell(meshboard: Meshboard, folder: Path, bas
     assert (wrong.returncode, "layout.tp: num_heads 4 is not divisible by tp 3" in wrong.stderr) == (2, True)
 
 
-def test_a_command_launched_here_is_reported(running_board: Board, meshboard: Meshboard) -> None:
+def test_a_command_launched_here_is_reported(running_board: Board, meshboard: Meshboard, commands: Path) -> None:
+    """`commands` is where a host's packages would have put the meter."""
+    meter = commands / "meshboard-meter"
+    meter.write_text(f'#!/bin/sh\nexec {sys.executable} -m workers.elsewhere "$@"\n')
+    meter.chmod(0o755)
     words = ["--name", "by hand", "--", sys.executable, "-c", "print('--help')", "--", "-x"]
     ran = meshboard("meter", *words)
     assert (ran.returncode, "--help" in ran.stdout) == (0, True), ran.stderr
