@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what the tests drive from outside Python: a browser, docker-compose (to check the file), PostgreSQL, ip and
+# Installs what the tests drive from outside Python: a browser, Prometheus, docker-compose (to check the file), PostgreSQL, ip and
 # ss (hosts of one machine, and what their kernels count), and bubblewrap, which keeps jobs apart.
 set -eu
 missing=""
@@ -8,12 +8,19 @@ command -v docker-compose >/dev/null 2>&1 || missing="$missing docker-compose"
 ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$missing postgresql"
 command -v ss >/dev/null 2>&1 || missing="$missing iproute2"
 command -v bwrap >/dev/null 2>&1 || missing="$missing bubblewrap"
-[ -n "$missing" ] || exit 0
+command -v promtool >/dev/null 2>&1 || programs=yes
+[ -n "$missing${programs:-}" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-  echo "The tests need:$missing. As root: apt-get install --no-install-recommends$missing" >&2
+  echo "The tests need:$missing ${programs:+prometheus}. As root: apt-get install --no-install-recommends$missing" >&2
   exit 1
 fi
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 # shellcheck disable=SC2086
-apt-get install -y -qq --no-install-recommends $missing >/dev/null
+[ -z "$missing" ] || apt-get install -y -qq --no-install-recommends $missing >/dev/null
+# Its two programs alone: the package would start a server of its own.
+[ -z "${programs:-}" ] || (
+  cd "$(mktemp -d)"
+  apt-get download -qq prometheus >/dev/null
+  dpkg-deb --fsys-tarfile prometheus_*.deb | tar x --strip-components=3 -C /usr/local/bin ./usr/bin/prometheus ./usr/bin/promtool
+)

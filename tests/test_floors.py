@@ -41,7 +41,7 @@ ROOMS = {
         "traces",
         # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself. What
         # changes a state tells of it in the same transaction, and the controller sends it.
-        "queue engines reporting telling",
+        "queue engines reporting telling metrics",
         "history",
         "logs",
         "live",
