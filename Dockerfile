@@ -4,7 +4,7 @@ FROM python:3.11.14-slim-bookworm AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1
 WORKDIR /app
 RUN useradd --create-home meshboard && install -d -o meshboard /var/lib/meshboard
-COPY pyproject.toml requirements.lock README.md LICENSE ./
+COPY pyproject.toml setup.py VERSION requirements.lock README.md LICENSE ./
 COPY contracts contracts
 COPY planner planner
 

@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis faults cluster diagnose slow mix slurm image-test bench bench-rivals gpu clean tools
+.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis security faults cluster diagnose slow mix slurm image-test bench bench-rivals gpu docs pictures release clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -41,6 +41,14 @@ lint: $(VENV)/.dev ## lint, format and types
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_floors.py
 
+docs: $(VENV)/.dev ## the documentation as a site in docs/site, which a board serves under /docs; a warning fails
+	@$(BIN)/python -m manual
+
+release: docs ## sdists and wheels of server and client, the documentation inside, into dist/
+	rm -rf dist build
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m build --no-isolation --outdir dist client
+
 lock: $(VENV)/.dev ## pin every package anew, at its newest allowed version
 	$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --no-annotate \
 	  --custom-compile-command 'make lock' --output-file $(LOCK) pyproject.toml
@@ -64,11 +72,17 @@ witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network names
 schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI document; prints what failed
 	$(BIN)/python -m tests.fuzz_api
 
+security: $(VENV)/.dev ## bandit, pip-audit, licences and var/sbom.cdx.json; what could not be looked at is no pass
+	$(BIN)/python -m tests.security
+
 faults: $(VENV)/.dev tools ## kill things and watch; prints the table
 	$(BIN)/python -m tests.faults
 
 screens: $(VENV)/.dev tools ## pictures of every page at two widths in both themes into var/screens, and what is wrong with any
 	$(BIN)/python -m tests.screens
+
+pictures: $(VENV)/.dev tools ## the pictures of the documentation, of real runs on a board of its own, into docs/pictures
+	$(BIN)/python -m tests.screens.pictures
 
 cluster: $(VENV)/.dev tools ## gangs over hosts in network namespaces, and their faults; prints the table; needs root
 	$(BIN)/python -m tests.cluster
@@ -104,4 +118,4 @@ bench-%: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.$*
 
 clean: ## remove the environment and all state (asks nothing: jobs and logs under var/ go too)
-	rm -rf $(VENV) var build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) var build dist docs/site *.egg-info .mypy_cache .ruff_cache .pytest_cache

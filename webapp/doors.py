@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from jobs import reference
+from jobs.api.problems import CONTENT_TYPE, WHOLE, details
+from planner.facts.spec import Problem
 from webapp import limits
+from webapp.logs import REQUESTS
+
+log = logging.getLogger(REQUESTS)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -32,9 +40,9 @@ class RefusedError(Exception):
         self.status = status
 
 
-def problem(words: str) -> str:
+def problem(status: int, words: str) -> str:
     """A refusal's body, in the API's shape."""
-    return json.dumps({"errors": [{"field": "request", "message": words}]})
+    return json.dumps(details(status, [Problem(WHOLE, words)]))
 
 
 class DisconnectedError(Exception):
@@ -48,12 +56,14 @@ class Doors:
         self._application = application
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._application(scope, receive, send)
+            return
+        known = reference.begin(next((value for name, value in scope["headers"] if name == reference.HEADER), None))
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._request(scope, receive, send)
         else:
-            await self._application(scope, receive, send)
+            await self._request(scope, receive, _told(scope, send, known))
 
     async def _socket(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if _malformed(scope):
@@ -75,6 +85,20 @@ class Doors:
             await _refuse(scope, receive, send, error.status, str(error))
             return
         await self._application(scope, _replay(body, receive), _patient(send))
+
+
+def _told(scope: MutableMapping[str, Any], send: Send, known: str) -> Send:
+    """The answer names the request's id, and the log the answer: never what stood behind the `?`."""
+    began = time.monotonic()
+
+    async def telling(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", []), (reference.HEADER, known.encode())]}
+            answered = {"method": scope["method"], "path": scope["path"], "status": message["status"]}
+            log.info("answered", extra={**answered, "seconds": round(time.monotonic() - began, 4)})
+        await send(message)
+
+    return telling
 
 
 def _malformed(scope: MutableMapping[str, Any]) -> str | None:
@@ -146,8 +170,8 @@ def _patient(send: Send) -> Send:
 async def _refuse(scope: MutableMapping[str, Any], receive: Receive, send: Send, status: int, words: str) -> None:
     """Answer, then throw away some of what is still coming: a reset connection would lose the answer."""
     in_json = is_api(scope["path"])
-    text = problem(words) if in_json else words
-    content_type = b"application/json" if in_json else b"text/plain; charset=utf-8"
+    text = problem(status, words) if in_json else words
+    content_type = CONTENT_TYPE.encode() if in_json else b"text/plain; charset=utf-8"
     headers = [
         (b"content-type", content_type),
         (b"content-length", str(len(text)).encode()),

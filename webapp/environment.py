@@ -6,6 +6,7 @@ docs/deploy.md shows the same table, and a test holds it against this one. A hos
 
 from __future__ import annotations
 
+import os
 import sys
 from ipaddress import ip_network
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import dj_database_url
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from webapp import places
 
 PREFIX = "MESHBOARD_"
-BASE_DIR = Path(__file__).resolve().parent.parent
 DATABASE_FORM = (
     "it is postgres://user:password@host:port/name (with ?sslmode=require, say), or sqlite:////path; "
     "percent-encode what is special in a password"
@@ -73,12 +76,38 @@ class SettingError(RuntimeError):
     """A MESHBOARD_ variable is missing or senseless; one line for each."""
 
 
+class SecretFiles(PydanticBaseSettingsSource):
+    """`MESHBOARD_SECRET_KEY_FILE` names the file that holds a secret: no `docker inspect` or `ps e` shows that."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Raises SettingError."""
+        name = f"{PREFIX}{field_name.upper()}"
+        path = os.environ.get(f"{name}_FILE", "")
+        if not path or not _is_secret(field):
+            return None, field_name, False
+        if os.environ.get(name):
+            raise SettingError(f"{name} and {name}_FILE are both set; take one of them away")
+        try:
+            text = Path(path).read_text("utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise SettingError(
+                f"{name}_FILE: {path!r} cannot be read: {getattr(error, 'strerror', 'no text')}"
+            ) from None
+        if not text:
+            raise SettingError(f"{name}_FILE: {path!r} is empty")
+        return text, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        found = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}
+        return {name: text for name, text in found.items() if text is not None}
+
+
 class RunnerSettings(BaseSettings):
     """What only `make up` reads."""
 
     model_config = CONFIG
 
-    state_dir: Folder = Field(BASE_DIR / "var", description="database, static files, secrets")
+    state_dir: Folder = Field(places.state(), description="database, static files, secrets")
     port: int | None = Field(None, ge=1, le=65535, description="where the web listens; 8000 or a free one if not set")
     redis_maxmemory: str = Field(
         "1gb",
@@ -92,7 +121,19 @@ class WebSettings(BaseSettings):
 
     model_config = CONFIG
 
-    state_dir: Folder = Field(BASE_DIR / "var", description="database, static files, secrets")
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment, and files for what is secret."""
+        return env_settings, SecretFiles(settings_cls)
+
+    state_dir: Folder = Field(places.state(), description="database, static files, secrets")
     static_root: Folder | None = Field(None, description="static files as served; `STATE_DIR/static` if not set")
     secret_key: SecretStr = Field(description="signs sessions and tokens")
     secret_key_fallbacks: SecretNames | None = Field(
@@ -122,6 +163,9 @@ class WebSettings(BaseSettings):
     )
     share_half_life_h: float = Field(
         24.0, gt=0, le=8760, description="hours in which half of a project's use is forgotten"
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="`json`: one object a line, with the id of the request, and a line for each request"
     )
     logins_per_minute: int = Field(30, ge=1, description="logins that may be tried in a minute from one address")
     lease_s: int = Field(
@@ -252,5 +296,9 @@ def _told(table: type[BaseSettings], error: Any) -> str:
         return f"{PREFIX}{name.upper()} is not set"
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    secret = "Secret" in str(table.model_fields[name].annotation)
-    return f"{PREFIX}{name.upper()}: {message}" + ("" if secret else f", got {error['input']!r}")
+    shown = "" if _is_secret(table.model_fields[name]) else f", got {error['input']!r}"
+    return f"{PREFIX}{name.upper()}: {message}{shown}"
+
+
+def _is_secret(field: FieldInfo) -> bool:
+    return "Secret" in str(field.annotation)

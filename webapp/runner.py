@@ -118,8 +118,8 @@ def services(environment: dict[str, str], host_env: dict[str, str], port: int) -
     host = f"workers.host.join http://127.0.0.1:{port}"
     return [
         Child("web", [sys.executable, "-m", *web.split()], environment, ROOT),
-        Child("controller", [sys.executable, "manage.py", "controller"], environment, ROOT),
-        Child("recorder", [sys.executable, "manage.py", "recorder"], environment, ROOT),
+        Child("controller", [sys.executable, "-m", "webapp.manage", "controller"], environment, ROOT),
+        Child("recorder", [sys.executable, "-m", "webapp.manage", "recorder"], environment, ROOT),
         Child("host", [sys.executable, "-m", *host.split()], host_env, ROOT),
     ]
 
@@ -285,7 +285,7 @@ def manage(environment: dict[str, str], *arguments: str) -> str:
     Raises:
         StartError: with the command's own last words.
     """
-    argv = [sys.executable, "manage.py", *arguments]
+    argv = [sys.executable, "-m", "webapp.manage", *arguments]
     done = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise StartError(f"manage.py {arguments[0]} failed:\n{done.stderr.strip()[-2000:]}")

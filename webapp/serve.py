@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Sequence
+from importlib import import_module
 
 import uvicorn
+from django.core.exceptions import ImproperlyConfigured
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from jobs.api.problems import CONTENT_TYPE
 from webapp import limits
 from webapp.doors import problem
 from webapp.environment import SettingError, WebSettings, read
@@ -48,8 +51,12 @@ class BoundedHeads(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """In the API's shape: browsers send nothing that a parser chokes on, programs do."""
-        body = problem(msg).encode()
-        head = [STATUS_LINE[400], b"content-type: application/json\r\n", b"content-length: %d\r\n" % len(body)]
+        body = problem(400, msg).encode()
+        head = [
+            STATUS_LINE[400],
+            b"content-type: %s\r\n" % CONTENT_TYPE.encode(),
+            b"content-length: %d\r\n" % len(body),
+        ]
         self.transport.write(b"".join([*head, b"connection: close\r\n\r\n", body]))
         self.transport.close()
 
@@ -76,6 +83,7 @@ def config(host: str, port: int, trusted_proxies: Sequence[str] = ()) -> uvicorn
         port=port,
         http=BoundedHeads,
         access_log=False,
+        log_config=None,  # Django's own, which tell of which request a line is
         proxy_headers=bool(trusted_proxies),
         forwarded_allow_ips=list(trusted_proxies),
         server_header=False,
@@ -95,7 +103,8 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         proxies = read(WebSettings).trusted_proxies or ()
-    except SettingError as error:
+        import_module("webapp.asgi")  # uvicorn would show what refuses to start as a traceback
+    except (SettingError, ImproperlyConfigured) as error:
         parser.error(str(error))
     uvicorn.Server(config(arguments.host, arguments.port, proxies)).run()
 

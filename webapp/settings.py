@@ -8,9 +8,10 @@ from ipaddress import ip_network
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
+from webapp import places
 from webapp.admin_theme import unfold
-from webapp.environment import BASE_DIR, SettingError, WebSettings, read
-from webapp.logs import without_refusals
+from webapp.environment import SettingError, WebSettings, read
+from webapp.logs import logging_settings
 from webapp.safety import unsafe
 
 try:
@@ -89,7 +90,7 @@ ASGI_APPLICATION = "webapp.asgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [BASE_DIR / "templates"],
+        "DIRS": [places.templates()],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -110,6 +111,7 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
+CSRF_FAILURE_VIEW = "webapp.errors.forged"
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "job-list"
 LOGOUT_REDIRECT_URL = "login"
@@ -127,6 +129,7 @@ AGEING_PER_HOUR = _given.ageing_per_hour
 SHARE_POINTS = _given.share_points
 SHARE_HALF_LIFE_H = _given.share_half_life_h
 LOGINS_PER_MINUTE = _given.logins_per_minute
+TRUSTED_PROXIES = _given.trusted_proxies or []
 
 CACHES = {
     "default": {
@@ -163,6 +166,7 @@ REST_FRAMEWORK = {
     "DEFAULT_THROTTLE_RATES": {"submit": f"{_given.submits_per_minute}/min"},
     "EXCEPTION_HANDLER": "jobs.api.errors.handle",
 }
+KNOX_TOKEN_MODEL = "knox.AuthToken"  # noqa: S105 - a model; its own default, which migrations ask for by name
 REST_KNOX = {"TOKEN_TTL": timedelta(days=_given.token_days), "AUTH_HEADER_PREFIX": "Token"}
 SPECTACULAR_SETTINGS = {
     "TITLE": "Meshboard",
@@ -182,7 +186,8 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "static/"
 STATIC_ROOT = _given.static_root or STATE_DIR / "static"
-STATICFILES_DIRS = [BASE_DIR / "webapp" / "static"]
+STATICFILES_DIRS = [places.PACKAGE / "static"]
+DOCS_ROOT = places.documentation()
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
@@ -214,12 +219,4 @@ SILENCED_SYSTEM_CHECKS = ["security.W008"]
 
 UNFOLD = unfold()
 
-LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "root": {"handlers": ["console"], "level": "INFO"},
-    "filters": {"refusals": {"()": "django.utils.log.CallbackFilter", "callback": without_refusals}},
-    "loggers": {"axes": {"level": "WARNING"}, "django.request": {"filters": ["refusals"]}},
-}
+LOGGING = logging_settings(_given.log_format)

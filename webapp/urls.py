@@ -17,6 +17,7 @@ from jobs.pages import (
     find,
     history,
     hosts,
+    imports,
     jobs,
     learn,
     listing,
@@ -28,7 +29,7 @@ from jobs.pages import (
     webhooks,
 )
 from jobs.traces import pages as traces
-from jobs.traces.imports import pages as imports
+from webapp import documentation
 from webapp.admin_theme import MARK
 from webapp.login import limited
 
@@ -101,6 +102,8 @@ urlpatterns = [
     path("join-tokens/<str:key>/revoke/", hosts.revoke_token, name="join-token-revoke"),
     path("hosts/<path:name>/", hosts.host, name="host"),
     path("what-if/", jobs.what_if, name="what-if"),
+    path("docs/", documentation.page, name="docs"),
+    path("docs/<path:path>", documentation.page),
     path("login/", limited(login), name="login"),
     path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),
     path("logout/", LogoutView.as_view(), name="logout"),
@@ -111,5 +114,6 @@ urlpatterns = [
 ]
 
 handler400 = "webapp.errors.bad_request"
+handler403 = "webapp.errors.forbidden"
 handler404 = "webapp.errors.not_found"
 handler500 = "webapp.errors.server_error"

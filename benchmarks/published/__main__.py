@@ -2,9 +2,9 @@
 
     python -m benchmarks.published --rows FILE [--worst N]
 
-FILE holds the columns of the open rows (docs/planner.md names them). Every figure comes from constants in `planner/`:
-nothing is fitted here. Rows are also told apart by a hash of their configuration: constants were chosen on the fit
-half, so that the report half is nearer the truth (docs/planner.md says what of it was in sight).
+FILE holds the columns of the open rows (docs/explanation/planner.md names them). Every figure comes from constants in
+`planner/`: nothing is fitted here. Rows are also told apart by a hash of their configuration: constants were chosen on
+the fit half, so that the report half is nearer the truth (docs/explanation/planner.md says what of it was in sight).
 """
 
 from __future__ import annotations

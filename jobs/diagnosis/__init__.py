@@ -1,6 +1,6 @@
 """Reads what all members of an attempt tell, and says what is wrong, who waits for whom, what it costs and what to do.
 
-Pure: no database, no clock of its own, no torch. docs/diagnosis.md has the definitions and the thresholds.
+Pure: no database, no clock of its own, no torch. docs/explanation/diagnosis.md has the definitions and the thresholds.
 """
 
 from jobs.diagnosis.diagnosis import Diagnosis

@@ -1,6 +1,7 @@
-"""What an attempt's history may take; beyond it raw steps go first, then roll-ups are merged (docs/bounds.md).
+"""What an attempt's history may take; beyond it raw steps go first, then roll-ups are merged.
 
-Totals stay exact: merged traffic adds up to the same counters, rank by rank. A merged step is a mean.
+docs/reference/bounds.md has the figures. Totals stay exact: merged traffic adds up to the same counters, rank by
+rank. A merged step is a mean.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0081_reservations_words'),
+        ('jobs', '0090_people'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

@@ -1,5 +1,6 @@
 """What the database remembers: jobs and hosts, and the rules that the queue goes by."""
 
+from jobs.models.baselines import BaselineRun
 from jobs.models.core import (
     ELSEWHERE,
     HOST_SILENT_AFTER,
@@ -30,6 +31,7 @@ from jobs.models.core import (
     cursor_of,
     new_job_id,
 )
+from jobs.models.people import Invitation, Membership, ProjectVariable, Role, Scope, TokenGrant
 from jobs.models.policy import (
     DEFAULT_PROJECT,
     AuditEntry,
@@ -54,6 +56,7 @@ __all__ = [
     "TERMINAL",
     "Attempt",
     "AuditEntry",
+    "BaselineRun",
     "Cursor",
     "DeadLetter",
     "Delivery",
@@ -63,6 +66,7 @@ __all__ = [
     "HostRun",
     "IdempotentRequest",
     "ImportedTrace",
+    "Invitation",
     "Job",
     "JobQuerySet",
     "JobTag",
@@ -71,17 +75,22 @@ __all__ = [
     "Lease",
     "MailWish",
     "Member",
+    "Membership",
     "Outbox",
     "Outcome",
     "Pool",
     "Project",
+    "ProjectVariable",
     "QueueState",
     "ReportedRun",
     "Reservation",
+    "Role",
     "RunToken",
+    "Scope",
     "SlotAllocation",
     "StateChange",
     "Status",
+    "TokenGrant",
     "Webhook",
     "cursor_of",
     "new_job_id",

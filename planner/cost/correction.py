@@ -20,7 +20,7 @@ SURE = 0.9  # share of later runs that lies within an interval
 # The worst of a few runs is not the worst of ten: by how much it is widened for SURE to hold, found by drawing runs at
 # random from a lognormal distribution (its width does not matter; tests/planner/test_learning.py draws again).
 WIDER = {3: 2.1, 4: 1.5, 5: 1.33, 6: 1.17, 7: 1.08}
-# Of a step's time on a calibrated host where no run tells: the worst of 60 layouts (docs/measured.md).
+# Of a step's time on a calibrated host where no run tells: the worst of 60 layouts (docs/reference/measured.md).
 CALIBRATED = 0.31
 
 

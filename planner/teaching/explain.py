@@ -84,7 +84,7 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     numel, own, when = held_parameters(spec, stage), held(spec, stage), fullest(spec, stage).when
     each = layer_bytes(spec, moe=own.num_moe_layers == own.num_layers)
     zero = "ZeRO 1910.02054 section 5, table 1"
-    fsdp = "FSDP2 of torch 2.13, held against dry runs (docs/memory.md)" if is_taped(spec) else "2205.05198 section 4"
+    fsdp = "FSDP2 of torch 2.13, held against dry runs (make memory)" if is_taped(spec) else "2205.05198 section 4"
     shards = layout.shard_ranks if layout.zero else 1
     columns, weight = vocab_rows(spec), FP32_BYTES if layout.zero and is_taped(spec) else mix.compute
     said = {

@@ -25,7 +25,7 @@ from tests.support.processes import wait_until
 from workers.host.files import read_json
 
 TERMINAL = {"succeeded", "failed", "lost", "cancelled"}
-# What may follow what within an attempt, as docs/architecture.md has it.
+# What may follow what within an attempt, as docs/explanation/architecture.md has it.
 LEGAL = {
     "queued": {"starting", "cancelling"},
     "starting": {"running", "succeeded", "failed", "lost", "unreachable", "cancelling"},

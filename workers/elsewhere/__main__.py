@@ -1,6 +1,6 @@
 """`meshboard-meter [OPTIONS] -- torchrun --nproc-per-node 4 train.py`: the command as it is, and a board that shows it.
 
-MESHBOARD_URL and MESHBOARD_TOKEN say where and by whose leave; docs/elsewhere.md tells more.
+MESHBOARD_URL and MESHBOARD_TOKEN say where and by whose leave; docs/howto/elsewhere.md tells more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forgets what nobody needs any more, as the controller and the recorder do by themselves (docs/bounds.md)."""
+"""Forgets what nobody needs any more, as controller and recorder do by themselves (docs/reference/bounds.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forgets what nobody needs any more. docs/bounds.md lists what is kept, and for how long."""
+"""Forgets what nobody needs any more. docs/reference/bounds.md lists what is kept, and for how long."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Makes the documentation site from docs/ and from the code itself; `make docs`."""

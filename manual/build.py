@@ -1,0 +1,55 @@
+"""Builds the site aside and puts it in its place whole: nobody is ever served half of one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import django
+from mkdocs.commands.build import build as mkdocs_build
+from mkdocs.config import load_config
+
+ROOT = Path(__file__).resolve().parents[1]
+SITE = ROOT / "docs" / "site"
+CONFIG = ROOT / "manual" / "mkdocs.yml"
+# What the pages' generators import asks for settings; no database and no Redis is spoken to.
+UNUSED = {
+    "DJANGO_SETTINGS_MODULE": "webapp.settings",
+    "MESHBOARD_SECRET_KEY": "only-to-read-the-code-0123456789-0123456789-0123456789",
+    "MESHBOARD_REDIS_URL": "redis://127.0.0.1",
+}
+
+
+def build(into: Path = SITE) -> int:
+    """The number of pages. A warning is an error.
+
+    Raises:
+        mkdocs.exceptions.Abort: what is wrong has been logged; `into` is as it was.
+    """
+    sys.path.insert(0, str(ROOT / "client"))  # this checkout's, whichever is installed
+    for name, value in UNUSED.items():
+        os.environ.setdefault(name, value)
+    django.setup()
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="meshboard-docs-") as folder:
+        made = Path(folder) / "site"
+        mkdocs_build(load_config(str(CONFIG), site_dir=str(made), strict=True))
+        for unserved in (made / "sitemap.xml.gz", made / "sitemap.xml"):
+            unserved.unlink(missing_ok=True)  # of addresses that nobody knows before a board has one
+        replace(into, made)
+    return sum(1 for _ in into.rglob("*.html"))
+
+
+def replace(into: Path, made: Path) -> None:
+    """Put `made` where `into` is, by two renames on one file system."""
+    draft, old = into.with_name(into.name + ".new"), into.with_name(into.name + ".old")
+    for leftover in (draft, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.copytree(made, draft)
+    if into.exists():
+        into.rename(old)
+    draft.rename(into)
+    shutil.rmtree(old, ignore_errors=True)

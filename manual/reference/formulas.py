@@ -1,0 +1,88 @@
+"""What the planner computes and from which source, from its own docstrings and from the terms of an example."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from manual.reference.words import code, plain, table
+from planner.facts.parse import parse_spec
+from planner.teaching.explain import explain
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("planner/cost", "planner/teaching", "planner/search")
+EXAMPLE = {
+    "model": {"preset": "llama3-8b"},
+    "layout": {"dp": 4, "pp": 2, "tp": 4, "cp": 2, "zero": 1, "sequence_parallel": True},
+    "train": {"global_batch": 64, "micro_batches": 8, "seq_len": 8192, "precision": "bf16"},
+    "resources": {"device": "cuda"},
+}
+HEAD = """# Formulas
+
+First the terms of every figure of one layout, as “Explain” shows them for any; then each function that computes one,
+by the module it stands in, in its own words.
+"""
+LAYOUT = (
+    "llama3-8b over dp 4, pp 2, tp 4 with sequence parallel, cp 2, ZeRO-1; "
+    "64 sequences of 8,192 tokens in 8 micro-batches, bf16"
+)
+
+
+def page() -> str:
+    parts = [HEAD, f"## The terms of an example\n\n{LAYOUT}.\n"]
+    for figure in explain(parse_spec(EXAMPLE)):
+        rows = (
+            [
+                term["name"],
+                code(term["formula"]),
+                plain(term["numbers"]),
+                _value(term["value"], term["unit"]),
+                plain(term["source"]),
+            ]
+            for term in figure["terms"]
+        )
+        parts += [f"### {figure['figure'].capitalize()} ({figure['kind']})\n"]
+        parts.append(table(["term", "formula", "numbers", "value", "source"], rows))
+    for path in modules():
+        parts += [f"## {'.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')}\n"]
+        parts += _module(path)
+    return "\n".join(parts)
+
+
+def modules() -> list[Path]:
+    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+def public(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
+    """Functions and classes that a module shows, and that say what they are."""
+    for node in tree.body:
+        if (
+            isinstance(node, ast.FunctionDef | ast.ClassDef)
+            and not node.name.startswith("_")
+            and ast.get_docstring(node)
+        ):
+            yield node
+
+
+def _module(path: Path) -> Iterator[str]:
+    tree = ast.parse(path.read_text())
+    yield _paragraphs(ast.get_docstring(tree) or "")
+    for node in public(tree):
+        yield f"### {code(_signature(node))}\n"
+        yield _paragraphs(ast.get_docstring(node) or "")
+
+
+def _signature(node: ast.FunctionDef | ast.ClassDef) -> str:
+    if isinstance(node, ast.ClassDef):
+        return node.name
+    names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    return f"{node.name}({', '.join(names)})"
+
+
+def _paragraphs(text: str) -> str:
+    return "\n\n".join(plain(part) for part in text.split("\n\n")) + "\n"
+
+
+def _value(value: float, unit: str) -> str:
+    return f"{value:,.0f} {unit}" if value >= 1000 or value == int(value) else f"{value:.4g} {unit}"

@@ -1,0 +1,32 @@
+"""The spec, from the models that read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manual.reference.words import kind, plain, shape
+from planner.facts.presets import PRESETS
+from planner.facts.spec import JobSpec
+from planner.search.auto import AutoSpec
+
+HEAD = """# The spec
+
+What a job asks for, as JSON or YAML: the form, REST, the command and the trainer all read this. A field that is not
+here is refused by its name. Written from `planner/facts/spec.py`.
+
+A job needs `model` (all sizes, or a `preset` and the sizes that differ) unless it is a script or a lab. `layout` may be
+`"auto"`, or `{"auto": {..}}` with constraints ([AutoSpec](#autospec)).
+"""
+
+
+def page() -> str:
+    schema = JobSpec.model_json_schema()
+    auto = AutoSpec.model_json_schema()
+    models: dict[str, Any] = {**schema.pop("$defs"), **auto.pop("$defs", {}), "AutoSpec": auto}
+    parts = [HEAD, "## JobSpec\n", plain(schema.get("description", "")) + "\n", shape(schema)]
+    for name in sorted(models, key=lambda name: name == "AutoSpec"):
+        model = models[name]
+        body = shape(model) if "properties" in model else kind(model) + "\n"
+        parts += [f"## {name}\n", plain(model.get("description", "")) + "\n", body]
+    parts += ["## Presets\n", ", ".join(f"`{name}`" for name in PRESETS) + "\n"]
+    return "\n".join(parts)

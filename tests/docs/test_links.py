@@ -1,0 +1,97 @@
+"""No link of ours is dead: between Markdown files, to headings, to pictures, and docs/ files that the code names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from manual.reference import PAGES
+from manual.reference.words import anchor
+from tests.support.processes import ROOT
+
+LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
+NAMED = re.compile(r"(?<![\w./-])docs/[\w/.-]+\.(?:md|png|svg)\b")
+MADE = {"docs/gpu.md"}  # `make gpu GPU=--docs` writes it, on a machine that has one
+FENCE = re.compile(r"^```.*?^```", re.M | re.S)
+SOURCES = (".py", ".md", ".html", ".yml", ".toml", ".js", ".sh", "Makefile", "Dockerfile")
+
+
+@cache
+def files() -> list[Path]:
+    """What is or will be in git."""
+    argv = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    told = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / line for line in told.splitlines() if (ROOT / line).is_file()]
+
+
+def pages() -> list[Path]:
+    return [f for f in files() if f.suffix == ".md" and "vendor" not in f.parts]
+
+
+def dead(text: str, here: Path) -> list[str]:
+    """Links in Markdown that stands in the folder `here` which lead nowhere."""
+    return [target for target in LINK.findall(FENCE.sub("", text)) if not _leads(target, here)]
+
+
+def _leads(target: str, here: Path) -> bool:
+    if re.match(r"[a-z]+:", target):
+        return True
+    path, _, heading = target.partition("#")
+    found = (here / path).resolve()
+    if (
+        found.is_relative_to(ROOT)
+        and str(found.relative_to(ROOT / "docs" if found.is_relative_to(ROOT / "docs") else ROOT)) in PAGES
+    ):
+        return True  # the code writes it; `make docs` knows its headings
+    if not found.exists():
+        return False
+    return not heading or found.suffix != ".md" or heading in headings(found)
+
+
+@cache
+def headings(path: Path) -> set[str]:
+    lines = re.findall(r"^#{1,6} (.*)$", FENCE.sub("", path.read_text()), re.M)
+    return {anchor(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line)) for line in lines}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    here = ROOT if page.name == "README.md" and page.parent == ROOT else page.parent
+    assert dead(page.read_text(), here) == []
+
+
+def test_every_page_that_the_code_names_is_there() -> None:
+    named = {
+        (str(file.relative_to(ROOT)), name)
+        for file in files()
+        if file.name.endswith(SOURCES) and "vendor" not in file.parts and file != Path(__file__)
+        for name in NAMED.findall(file.read_text(errors="replace"))
+    }
+    assert len(named) > 40
+    there = {f"docs/{page}" for page in PAGES} | MADE
+    assert sorted((file, name) for file, name in named if name not in there and not (ROOT / name).exists()) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "[a](nothing.md)",
+        "![a](pictures/nothing.png)",
+        "[a](../nothing.py)",
+        "[a](deploy.md#nothing)",
+        "[`a` [b]](nothing.md)",
+    ],
+)
+def test_a_dead_link_is_seen(wrong: str) -> None:
+    assert len(dead(f"# Start\n\n{wrong}\n", ROOT / "docs")) == 1
+    assert (
+        dead(
+            "```\n[a](nothing.md)\n```\n[b](deploy.md#hosts) [c](reference/spec.md) [d](https://a.example)",
+            ROOT / "docs",
+        )
+        == []
+    )

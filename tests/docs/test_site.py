@@ -1,0 +1,163 @@
+"""`make docs` and /docs: built without a warning, behind the login, under the board's CSP, and no way out of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mkdocs.exceptions import Abort
+
+from manual import build
+
+CODE = re.compile(r"<code>.*?</code>|<pre>.*?</pre>", re.S)
+# What the CSP forbids, or would fetch from elsewhere: none of it may be in a page.
+FORBIDDEN = {
+    "a script in the page": re.compile(r"<script(?![^>]*\bsrc=)"),
+    "a style in the page": re.compile(r"<style|<[^>]*\sstyle="),
+    "a handler in the page": re.compile(r"<[^>]*\son[a-z]+="),
+    "something from elsewhere": re.compile(r"<(?:script|img|iframe|source)[^>]*\bsrc=\"(?:https?:)?//"),
+    "a style sheet from elsewhere": re.compile(r"<link[^>]*\bhref=\"(?:https?:)?//"),
+    "a javascript: address": re.compile(r"<[^>]*javascript:", re.I),
+}
+
+
+@pytest.fixture
+def reader(db: None, client: Any, django_user_model: Any, site: Path, settings: Any) -> Any:
+    settings.DOCS_ROOT = site
+    user = django_user_model.objects.create_user("reader", password="reader-password")
+    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
+    return client
+
+
+def test_no_page_holds_what_the_csp_forbids_or_comes_from_elsewhere(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 20
+    found = {
+        (str(page.relative_to(site)), words)
+        for page in pages
+        for words, pattern in FORBIDDEN.items()
+        if pattern.search(CODE.sub("", page.read_text()))
+    }
+    assert found == set()
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"@import|url\((?!['\"]?data:)", sheet.read_text()), sheet
+
+
+def test_a_page_is_served_with_the_board_s_csp(reader: Any) -> None:
+    answer = reader.get("/docs/explanation/architecture/")
+    assert answer.status_code == 200
+    assert answer["Content-Type"] == "text/html; charset=utf-8"
+    assert "script-src 'self'" in answer["Content-Security-Policy"]
+    assert "Architecture on one page" in answer.content.decode()
+    again = reader.get(answer.request["PATH_INFO"], headers={"If-Modified-Since": answer["Last-Modified"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_every_page_of_the_site_and_what_it_needs_is_served(reader: Any, site: Path) -> None:
+    for file in (f for f in site.rglob("*") if f.is_file()):
+        path = str(file.relative_to(site)).removesuffix("index.html")
+        assert reader.get(f"/docs/{path}").content == file.read_bytes(), path
+    assert reader.get("/docs/reference/spec")["Location"] == "/docs/reference/spec/"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../mkdocs.yml",
+        "%2e%2e/secret.html",
+        "%252e%252e/secret.html",
+        "..%5csecret.html",
+        "reference/../../secret.html",
+        "/etc/passwd",
+        "%2fetc%2fpasswd",
+        "index.html%00.png",
+        "leads-out/secret.html",
+        "leads-out.html",
+        "of-no-type.txt",
+        "reference",
+        "nothing/",
+        "x" * 5000,
+    ],
+)
+def test_no_path_leads_out_of_the_site(reader: Any, settings: Any, tmp_path: Path, path: str) -> None:
+    root = tmp_path / "site"
+    (root / "reference").mkdir(parents=True)
+    (tmp_path / "secret.html").write_text("secret")
+    for name in ("index.html", "of-no-type.txt"):
+        (root / name).write_text("open")
+    (root / "leads-out").symlink_to(tmp_path)
+    (root / "leads-out.html").symlink_to(tmp_path / "secret.html")
+    settings.DOCS_ROOT = root
+    answer = reader.get(f"/docs/{path}")
+    assert answer.status_code == 404
+    assert b"secret" not in answer.content
+
+
+def test_it_is_behind_the_login_and_takes_no_post(client: Any, reader: Any) -> None:
+    assert reader.post("/docs/").status_code == 405
+    reader.logout()
+    for path in ("/docs/", "/docs/reference/spec/", "/docs/search/search_index.json"):
+        assert client.get(path)["Location"].startswith("/login/?next=")
+
+
+def test_where_it_is_not_built_the_page_says_how(reader: Any, settings: Any, tmp_path: Path) -> None:
+    settings.DOCS_ROOT = tmp_path / "none"
+    for path in ("/docs/", "/docs/reference/spec/"):
+        answer = reader.get(path)
+        assert answer.status_code == 404
+        assert "make docs" in answer.content.decode()
+
+
+def test_every_page_has_a_link_to_it_which_the_palette_finds(reader: Any) -> None:
+    assert re.search(r'<a href="/docs/" data-go="\w">Documentation</a>', reader.get("/").content.decode())
+
+
+@pytest.mark.parametrize("wrong", ["[a](nothing.md)", "[a](index.md#nothing)", "![a](nothing.png)", "[a](/queue/)"])
+def test_a_dead_link_fails_the_build_and_leaves_the_site_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    into, docs = tmp_path / "site", tmp_path / "docs"
+    for folder in (into, docs):
+        folder.mkdir()
+    (into / "index.html").write_text("as it was")
+    (docs / "index.md").write_text(f"# Start\n\n{wrong}\n")
+    config = tmp_path / "mkdocs.yml"
+    kept = (
+        build.CONFIG.read_text()
+        .replace("../docs", str(docs))
+        .replace("custom_dir: theme", f"custom_dir: {build.CONFIG.parent}/theme")
+    )
+    config.write_text(kept.replace("hooks:\n  - hooks.py\n", ""))
+    monkeypatch.setattr(build, "CONFIG", config)
+    monkeypatch.setattr(build, "UNUSED", {})
+    with pytest.raises(Abort):
+        build.build(into)
+    assert [f.name for f in into.iterdir()] == ["index.html"]
+    (docs / "index.md").write_text("# Start\n")
+    assert build.build(into) == 1
+    assert "as it was" not in (into / "index.html").read_text()
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["docs", "mkdocs.yml", "site"]
+
+
+@pytest.mark.slow
+def test_a_browser_shows_it_and_searches_it_under_the_csp(csp_server: str) -> None:
+    from playwright.sync_api import sync_playwright
+
+    said: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("console", lambda m: said.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(f"{csp_server}/reference/spec/")
+        page.press("body", "/")
+        page.keyboard.type("micro_batches")
+        page.keyboard.press("Enter")
+        found = page.locator("#mkdocs-search-results a[href*='/spec/#']").first
+        found.wait_for()
+        found.click()
+        page.wait_for_url(f"{csp_server}/reference/spec/**")
+        browser.close()
+    assert said == []

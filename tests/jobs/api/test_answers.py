@@ -1,0 +1,309 @@
+"""Every answer of the API is what the document says of it: no field missing, of another type, or left unsaid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.core.cache import cache
+from django.utils import timezone
+from jsonschema import Draft202012Validator
+from rest_framework.test import APIClient
+
+from contracts.names import telemetry_stream
+from jobs.history.tables import TABLES
+from jobs.models import Attempt, Delivery, Host, Job, Pool, Status
+from jobs.queue import lifecycle
+from jobs.queue.heard.silence import tell_of_silence
+from tests.jobs.history.told import keep
+from tests.jobs.history.told import run as told_run
+from tests.jobs.test_calibration import PROFILE
+from tests.jobs.test_host_join import request as machine
+from tests.jobs.test_learned import ended, summary
+from tests.jobs.test_reporting import Node, fall_silent
+from tests.planner.wrong_specs import GOOD
+from tests.support.timelines import batch, late
+
+Api = Callable[[User | None], APIClient]
+
+PIPELINE = {"pp": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2}
+TOO_LARGE: dict[str, Any] = {
+    "model": {"preset": "llama3-8b"},
+    "layout": {"dp": 8},
+    "train": {"global_batch": 64, "micro_batches": 8, "seq_len": 4096, "precision": "bf16"},
+    "resources": {"device": "cuda"},
+}
+SEARCH = {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 4, "cluster": "h100"}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_throttle() -> None:
+    cache.clear()
+
+
+def closed(part: Any) -> Any:
+    """A schema in which objects have the fields that are told of and no others, and what is stored is not older."""
+    if isinstance(part, list):
+        return [closed(inner) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    told = {name: closed(inner) for name, inner in part.items()}
+    if isinstance(told.get("properties"), dict):
+        told.setdefault("additionalProperties", False)
+    if any("$ref" in choice for choice in told.get("anyOf", [])):
+        told["anyOf"] = [
+            choice for choice in told["anyOf"] if choice != {"type": "object", "additionalProperties": True}
+        ]
+    return told
+
+
+class Asked:
+    """Asks as the document says one may, and holds each answer against it. `operations`: where each is asked."""
+
+    def __init__(self, document: Any) -> None:
+        self._components = closed(document["components"])
+        self._paths = document["paths"]
+        self.operations = {
+            operation["operationId"]: (path, method)
+            for path, methods in self._paths.items()
+            for method, operation in methods.items()
+        }
+        self.unasked = set(self.operations)
+
+    def __call__(self, client: APIClient, operation: str, body: object = None, *, code: int = 200, **names: str) -> Any:
+        path, method = self.operations[operation]
+        return self.holds(operation, getattr(client, method)(path.format(**names), body, format="json"), code)
+
+    def holds(self, operation: str, answer: Any, code: int = 200) -> Any:
+        """What was answered, which is what the document says of it."""
+        assert answer.status_code == code, answer.content
+        path, method = self.operations[operation]
+        said = self._paths[path][method]["responses"][str(code)]
+        self.unasked -= {operation}
+        if "content" not in said:
+            assert not answer.content
+            return None
+        schema = closed(said["content"][answer["Content-Type"]]["schema"])
+        validator = Draft202012Validator({**schema, "components": self._components})
+        wrong = [f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(answer.json())]
+        assert wrong == [], operation
+        return answer.json()
+
+
+def test_every_answer_is_what_the_document_says(
+    owner: User,
+    staff: User,
+    api: Api,
+    make_host: Callable[..., Host],
+    live_redis: redis.Redis,
+    tmp_path: Path,
+    settings: Any,
+) -> None:
+    asked = Asked(api(owner).get("/api/v1/schema").json())
+    make_host()
+    Host.objects.update(profile=PROFILE, profiled=timezone.now())
+    plans(asked, api(owner))
+    jobs(asked, api(owner), owner)
+    baselines(asked, api(owner), owner)
+    smaller(asked, api(owner))
+    traces(asked, api(owner), owner, live_redis)
+    histories(asked, api(owner), owner, tmp_path, settings)
+    hosts(asked, api(owner), api(staff), api(None))
+    runs(asked, api(owner))
+    queue(asked, api(owner), api(staff))
+    webhooks(asked, api(owner))
+    asked(api(owner), "getSchema")
+    asked(api(None), "listJobs", code=401)
+    assert asked.unasked == set(), "what a new operation answers is asked here too"
+
+
+def plans(asked: Asked, user: APIClient) -> None:
+    for layout in (GOOD["layout"], {"dp": 3}, PIPELINE, "auto"):
+        asked(user, "plan", {**GOOD, "layout": layout})
+    assert asked(user, "plan", TOO_LARGE)["suggestions"], "a plan that does not fit is among them"
+    assert asked(user, "searchPlans", SEARCH)["neighbours"]
+    asked(user, "searchPlans", {"spec": []}, code=422)
+    asked(user, "explainPlan", {"spec": GOOD})
+    asked(user, "listClusters")
+    asked(user, "listTemplates")
+    asked(user, "listPresets")
+
+
+def jobs(asked: Asked, user: APIClient, owner: User) -> None:
+    chosen = asked(user, "submitJob", {**GOOD, "layout": "auto"}, code=201)
+    assert chosen["chosen"]["runners_up"]
+    asked(user, "submitJob", {**GOOD, "layout": {"dp": 3}}, code=422)
+    asked(user, "cancelJob", job_id=chosen["id"])
+    asked(user, "cancelJob", job_id=chosen["id"], code=409)
+    asked(user, "requeueJob", job_id=chosen["id"])
+    asked(user, "changeJob", {"archived": True}, job_id=chosen["id"], code=409)
+    asked(user, "cancelJob", job_id=chosen["id"])
+    kept = asked(user, "changeJob", {"archived": True, "add_tags": ["ci", "nightly"]}, job_id=chosen["id"])
+    assert (kept["archived"], kept["tags"]) == (True, ["ci", "nightly"])
+    asked(user, "changeJob", {"colour": "red"}, job_id=chosen["id"], code=422)
+    assert asked(user, "actOnJobs", {"action": "restore", "jobs": [chosen["id"]]})["changed"] == [chosen["id"]]
+    asked(user, "actOnJobs", {"action": "tag", "jobs": []}, code=422)
+    run = ended(owner, {**summary(0.3), "losses": [{"step": 1, "loss": 4.0, "time": 1.0}]}, layout={"tp": 4})
+    detail = asked(user, "getJob", job_id=run.job_id)
+    assert detail["exit"]["summary"]["cells"]
+    assert detail["members"]
+    assert len(asked(user, "listJobs")) == 2
+    advice = asked(user, "adviseJob", job_id=run.job_id)
+    assert advice["options"] or advice["unsure"]
+    asked(user, "adviseJob", job_id=chosen["id"], code=409)
+    asked(user, "getJob", job_id="nobodys", code=404)
+    asked(user, "readLog", job_id=chosen["id"], rank="0", code=409)
+    assert asked(user, "waitForJob", job_id=run.job_id)["job"]["finished"]
+    asked(user, "followJob", job_id="nobodys", code=404)
+
+
+def baselines(asked: Asked, user: APIClient, owner: User) -> None:
+    run, main = ended(owner, summary(0.3)).job_id, {"project": "default", "branch": "main"}
+    assert asked(user, "setBaseline", {"job": run}, **main)["runs"][0]["facts"]["sent"]
+    asked(user, "setBaseline", {"job": "none"}, code=422, **main)
+    asked(user, "getBaseline", **main)
+    assert asked(user, "listBaselines", project="default")
+    asked(user, "forgetBaseline", code=204, **main)
+    asked(user, "getBaseline", code=404, **main)
+
+
+def traces(asked: Asked, user: APIClient, owner: User, client: redis.Redis) -> None:
+    """A step that its ranks told of, and one that is asked for."""
+    run = ended(owner, summary(0.3), layout={"tp": 2})
+    stream = telemetry_stream(run.job_id, run.number)
+    client.xadd(stream, {"b": msgpack.packb(batch(run.job_id, *late())), "n": 0})
+    path = asked.operations["getTrace"][0].format(job_id=run.job_id)
+    asked.holds("getTrace", user.get(path, {"format": "chrome"}))
+    asked.holds("getTrace", user.get(path, {"format": "columns"}))
+    asked.holds("getTrace", user.get(path, {"step": 99}), 404)
+    assert asked(user, "listTracedSteps", job_id=run.job_id) == {"steps": [8]}
+    asked(user, "askForTrace", {"step": 5}, job_id=run.job_id, code=409)
+    waiting = asked(user, "submitJob", GOOD, code=201)["id"]
+    asked(user, "askForTrace", {"step": 5}, job_id=waiting, code=202)
+    asked(user, "cancelJob", job_id=waiting)
+
+
+def histories(asked: Asked, user: APIClient, owner: User, folder: Path, settings: Any) -> None:
+    settings.HISTORY_DIR = folder
+    run = ended(owner, summary(0.3)).job_id
+    asked(user, "getSnapshot", job_id=run, code=404)
+    slow = asked.operations["explainSlowSteps"][0].format(job_id=run)
+    asked.holds("explainSlowSteps", user.get(f"{slow}?from=1&to=2"), 404)
+    keep(folder, list(told_run(2, 4)), run)
+    other = ended(owner, summary(0.3), layout={"tp": 2}).job_id
+    asked.holds("compareJobs", user.get("/api/v1/compare", {"jobs": f"{run},{other}"}))
+    asked.holds("compareJobs", user.get("/api/v1/compare", {"jobs": run}), 422)
+    assert asked(user, "getHistory", job_id=run)["attempts"]
+    asked.holds("explainSlowSteps", user.get(f"{slow}?from=1&to=1"))
+    asked.holds("explainSlowSteps", user.get(f"{slow}?from=0"), 400)
+    assert asked(user, "getSnapshot", job_id=run)["ranks"]
+    for table in TABLES:
+        asked(user, "getHistoryTable", job_id=run, table=table)
+
+
+def smaller(asked: Asked, user: APIClient) -> None:
+    """A job that was lost, with more ranks than what is left has slots."""
+    large = {**GOOD, "layout": {"dp": 2, "tp": 2, "pp": 2}, "train": {"global_batch": 8, "micro_batches": 2}}
+    Host.objects.update(slots=8)
+    job = asked(user, "submitJob", large, code=201)["id"]
+    Attempt.objects.create(job_id=job, number=1, checkpoint=f"{job}/1/step-00000020", ended=timezone.now())
+    assert lifecycle.start({job: (1, "placed")})
+    assert lifecycle.change(job, 1, Status.LOST, "its host was given up")
+    asked(user, "offerSmaller", job_id=job, code=409)
+    Host.objects.update(slots=4)
+    assert asked(user, "offerSmaller", job_id=job)["ranks"] <= 4
+    asked(user, "runSmaller", job_id=job)
+    asked(user, "cancelJob", job_id=job)
+
+
+def hosts(asked: Asked, user: APIClient, staff: APIClient, nobody: APIClient) -> None:
+    made = asked(staff, "makeJoinToken", {"uses": 1, "note": "the new rack"}, code=201)
+    asked(nobody, "joinHost", machine("gpu-7", token=made["token"]), code=201)
+    asked(nobody, "joinHost", machine("gpu-7"))
+    asked(nobody, "joinHost", machine("gpu-8"), code=401)
+    (kept,) = asked(staff, "listJoinTokens")
+    asked(staff, "revokeJoinToken", key=kept["id"])
+    assert len(asked(user, "listHosts")) == 2
+    for client in (user, staff):
+        asked(client, "getHost", name="host-a")
+    asked(user, "getHostProfile", name="host-a")
+    asked(staff, "drainHost", name="host-a")
+    asked(staff, "undrainHost", name="host-a")
+    asked(user, "calibrateHost", name="host-a", code=403)
+    asked(staff, "calibrateHost", name="host-a", code=201)
+    asked(staff, "giveUpHost", name="host-a", code=409)
+    Host.objects.update(last_seen=timezone.now() - timedelta(hours=1))
+    asked(staff, "giveUpHost", name="host-a")
+    asked(staff, "removeHost", name="gpu-7", code=204)
+
+
+def queue(asked: Asked, user: APIClient, staff: APIClient) -> None:
+    first, second = (asked(user, "submitJob", GOOD, code=201)["id"] for _ in range(2))
+    assert asked(user, "getQueue")["jobs"]
+    asked(user, "pauseQueue", code=403)
+    asked(staff, "pauseQueue")
+    asked(staff, "resumeQueue")
+    Pool.objects.create(name="racks")
+    asked(staff, "pausePool", name="racks")
+    asked(staff, "resumePool", name="racks")
+    asked(staff, "moveInQueue", {"before": first}, job_id=second)
+    asked(staff, "actOnQueue", {"action": "cancel", "jobs": [first]})
+    assert asked(staff, "listAudit")
+    asked(staff, "moveInQueue", {"to": "top"}, job_id=first, code=409)
+
+
+def runs(asked: Asked, user: APIClient) -> None:
+    opened = asked(user, "openRun", {"world_size": 2, "name": "by hand"}, code=201)
+    node = Node(opened["run"], opened["token"])
+    asked.holds("joinRun", node.join("gpu-7"))
+    asked.holds("reportRun", node.report())
+    where = asked.operations["meetRun"][0].format(run=node.run, attempt=1, node=0)
+    asked.holds("meetRun", node.client.post(where, {}, format="json", **node.headers))
+    asked.holds("sendBatch", node.batch())
+    asked.holds("sendBatch", node.batch(1, told=b"no batch"), 422)
+    asked(user, "giveUpRun", job_id=node.run, code=409)
+    fall_silent(node)
+    tell_of_silence()
+    asked(user, "giveUpRun", job_id=node.run)
+    asked.holds("reportRun", node.report(), 410)
+
+
+def webhooks(asked: Asked, user: APIClient) -> None:
+    wanted = {"name": "chat", "url": "https://chat.example/7", "states": ["failed"]}
+    made = asked(user, "makeWebhook", wanted, code=201, project="default")
+    names = {"project": "default", "key": made["id"]}
+    asked(user, "makeWebhook", {**wanted, "url": "http://2130706433/"}, code=422, project="default")
+    assert asked(user, "listWebhooks", project="default")
+    assert "secret" not in asked(user, "getWebhook", **names)
+    asked(user, "changeWebhook", {"active": False}, **names)
+    assert asked(user, "rotateWebhook", **names)["secret"] != made["secret"]
+    sent = asked(user, "pingWebhook", code=202, **names)
+    asked(user, "pingWebhook", code=409, **names)
+    asked(user, "redeliver", code=409, **names, delivery=sent["id"])
+    Delivery.objects.update(due=None, outcome="delivered")
+    asked(user, "redeliver", code=202, **names, delivery=sent["id"])
+    assert asked(user, "listDeliveries", **names)
+    asked(user, "deleteWebhook", code=204, **names)
+    asked(user, "getWebhook", code=404, **names)
+
+
+def test_a_job_that_an_older_version_stored_is_described_too(
+    owner: User, api: Api, make_host: Callable[..., Host]
+) -> None:
+    """Fields that came later are missing from it: a client that trusts the document must not fall over."""
+    client = api(owner)
+    document = client.get("/api/v1/schema").json()
+    make_host()
+    run = ended(owner, summary(0.3))
+    run.exit = {"outcome": "succeeded", "summary": None}
+    run.save()
+    Job.objects.update(estimate={"world_size": 4})
+    answer = client.get(f"/api/v1/jobs/{run.job_id}").json()
+    described = {"$ref": "#/components/schemas/JobDetail", "components": document["components"]}
+    assert [error.message for error in Draft202012Validator(described).iter_errors(answer)] == []

@@ -1,0 +1,60 @@
+"""The documentation under /docs: files of the site that `make docs` has built, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from django.conf import settings
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.utils.http import http_date
+from django.views.decorators.http import require_safe
+from django.views.static import was_modified_since
+
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+}
+
+
+@require_safe
+def page(request: HttpRequest, path: str = "") -> HttpResponseBase:
+    """The page or file at `path`; words on how to build the site where there is none."""
+    root = Path(settings.DOCS_ROOT)
+    if not (root / "index.html").is_file():
+        return render(request, "docs_missing.html", status=404)
+    found = _inside(root.resolve(), path)
+    if found is None:
+        raise Http404
+    if found.is_dir():
+        if not (found / "index.html").is_file():
+            raise Http404
+        if path and not path.endswith("/"):
+            return redirect(f"{request.path}/")
+        found /= "index.html"
+    if not found.is_file() or found.suffix not in TYPES:
+        raise Http404
+    changed = found.stat().st_mtime
+    if not was_modified_since(request.headers.get("If-Modified-Since"), changed):
+        return HttpResponse(status=304)
+    return HttpResponse(
+        found.read_bytes(),
+        content_type=TYPES[found.suffix],
+        headers={"Last-Modified": http_date(changed), "Cache-Control": "private, no-cache"},
+    )
+
+
+def _inside(root: Path, path: str) -> Path | None:
+    """What there is at `path` below `root`, links followed; None where there is nothing, or it leads out."""
+    parts = PurePosixPath(path).parts
+    if "\0" in path or "\\" in path or ".." in parts or path.startswith("/"):
+        return None
+    try:
+        found = root.joinpath(*parts).resolve(strict=True)
+    except OSError:  # nothing there, or a name that no file system takes
+        return None
+    return found if found.is_relative_to(root) else None
