@@ -106,6 +106,7 @@ def test_a_secret_may_lie_in_a_file(only: pytest.MonkeyPatch, tmp_path: Path) ->
         (b"\xff\xfe", {}, "SECRET_KEY_FILE: '.*/key' cannot be read: no text"),
         (KEY.encode(), {"MESHBOARD_SECRET_KEY": KEY}, "SECRET_KEY and MESHBOARD_SECRET_KEY_FILE are both set"),
     ],
+    ids=["none", "empty", "no text", "both"],
 )
 def test_a_file_that_holds_none_is_named_and_what_it_holds_is_not(
     only: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None, more: dict[str, Any], words: str
