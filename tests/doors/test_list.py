@@ -54,7 +54,9 @@ def test_26_nothing_here_unpickles() -> None:
     rooms = ("contracts", "planner", "jobs", "webapp", "workers", "client")
     files: list[Path] = [path for room in rooms for path in (ROOT / room).rglob("*.py") if path != THE_ONE]
     assert len(files) > 300
-    assert {str(path): found for path in files if (found := list(unpicklings(path.read_text())))} == {}
+    worth_parsing = re.compile("|".join([*UNPICKLERS, r"torch\.load", "allow_pickle"]))
+    named = [(path, source) for path in files if worth_parsing.search(source := path.read_text())]
+    assert {str(path): found for path, source in named if (found := list(unpicklings(source)))} == {}
 
 
 @pytest.mark.parametrize(
