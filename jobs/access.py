@@ -1,20 +1,27 @@
-"""Who may see which job: the one rule that REST, pages, sockets and every text that names a job go through."""
+"""Who may see and change which job and project: the one rule that REST, pages, sockets and every text that names a job
+go through.
+
+Staff see everything and change what their rights say. Of a project other than `default`, a member sees every job; a
+submitter also submits to it; an operator also changes any job of it; an admin also says who its members are, and what
+its jobs are handed. `default` is everybody's to submit to, and shows nobody another's job.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import Http404
 
-from jobs.models import Job
+from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role
+from jobs.models.people import projects_of
 from jobs.text import storable
 from planner.facts.spec import JobSpec, Problem
 
 
 def visible_jobs(user: Any) -> QuerySet[Job]:
-    """A job is its owner's and the staff's."""
+    """As `JobQuerySet.visible_to` says it."""
     return Job.objects.visible_to(user).select_related("owner")
 
 
@@ -26,7 +33,22 @@ def listed_jobs(user: Any) -> QuerySet[Job]:
 def changeable_jobs(user: Any) -> QuerySet[Job]:
     """Those of `visible_jobs` that the user may change, as `may_change` says it."""
     jobs = visible_jobs(user)
-    return jobs if user.is_staff and user.has_perm("jobs.change_job") else jobs.filter(owner=user)
+    if may_run_queue(user):
+        return jobs
+    return jobs.filter(Q(owner=user) | Q(project__in=projects_of(user, Role.OPERATOR)))
+
+
+def operated_jobs(user: Any) -> QuerySet[Job]:
+    """Jobs whose turn in the queue the user may change: all for staff with the right, else those of the projects that
+    they operate, their own in others left out.
+    """
+    jobs = visible_jobs(user)
+    return jobs if may_run_queue(user) else jobs.filter(project__in=projects_of(user, Role.OPERATOR))
+
+
+def sees_others(user: Any) -> bool:
+    """Whether there may be jobs of others in what the user sees."""
+    return bool(user.is_staff or projects_of(user))
 
 
 def visible_job(user: Any, job_id: str) -> Job | None:
@@ -50,9 +72,48 @@ def find_job(user: Any, job_id: str) -> Job:
     return job
 
 
+def role_in(user: Any, project: str) -> Role | None:
+    """What the user may do in a project, None where nothing. Staff count as admin with the right to change projects,
+    as operator with the right to change jobs, else as viewer.
+    """
+    if not (user.is_authenticated and user.is_active):
+        return None
+    if project == DEFAULT_PROJECT:
+        member: Role | None = Role.SUBMITTER
+    else:
+        found = Membership.objects.filter(user=user, project__name=project).values_list("role", flat=True).first()
+        member = Role(found) if found is not None else None
+    return max((role for role in (member, _staff_role(user)) if role is not None), default=None)
+
+
+def _staff_role(user: Any) -> Role | None:
+    if not user.is_staff:
+        return None
+    if user.has_perm("jobs.change_project"):
+        return Role.ADMIN
+    return Role.OPERATOR if user.has_perm("jobs.change_job") else Role.VIEWER
+
+
+def may_submit_to(user: Any, project: str) -> bool:
+    """Whether the user may have jobs started that count to the project."""
+    role = role_in(user, project)
+    return role is not None and role >= Role.SUBMITTER
+
+
+def may_administer(user: Any, project: str) -> bool:
+    """Whether the user may say who belongs to the project, and what its jobs are handed."""
+    return role_in(user, project) == Role.ADMIN
+
+
 def may_change(user: Any, job: Job) -> bool:
-    """Whether the user may cancel it or run it again: its owner, and staff with the right, which viewers lack."""
-    return job.owner_id == user.pk or bool(user.is_staff and user.has_perm("jobs.change_job"))
+    """Whether the user may cancel it, tag it and so on: its owner, operators of its project, and staff with the right,
+    which viewers lack.
+    """
+    if not (user.is_authenticated and user.is_active):
+        return False
+    if job.owner_id == user.pk or may_run_queue(user):
+        return True
+    return job.project != DEFAULT_PROJECT and (role_in(user, job.project) or Role.VIEWER) >= Role.OPERATOR
 
 
 def find_job_to_change(user: Any, job_id: str) -> Job:
@@ -63,6 +124,41 @@ def find_job_to_change(user: Any, job_id: str) -> Job:
     return job
 
 
+def find_job_to_run(user: Any, job_id: str) -> Job:
+    """The job, to be started again; as `find_job_to_change`, and 403 where the user may not submit to its project."""
+    job = find_job_to_change(user, job_id)
+    if not may_submit_to(user, job.project):
+        raise PermissionDenied(f"you may not submit to project {job.project}")
+    return job
+
+
+def visible_projects(user: Any) -> QuerySet[Project]:
+    """`default`, those that one is a member of, and all for staff."""
+    if not (user.is_authenticated and user.is_active):
+        return Project.objects.none()
+    return (
+        Project.objects.all()
+        if user.is_staff
+        else Project.objects.filter(name__in=[DEFAULT_PROJECT, *projects_of(user)])
+    )
+
+
+def find_project(user: Any, name: str) -> Project:
+    """The project, or 404 alike for what is not there and what is not theirs."""
+    found = visible_projects(user).filter(name=name).first() if storable(name) else None
+    if found is None:
+        raise Http404("no such project")
+    return found
+
+
+def find_project_to_administer(user: Any, name: str) -> Project:
+    """The project; 404 as `find_project` says it, and 403 where the user may only look."""
+    project = find_project(user, name)
+    if not may_administer(user, project.name):
+        raise PermissionDenied(f"you are no admin of project {project.name}")
+    return project
+
+
 def may_change_hosts(user: Any) -> bool:
     """Staff with the right."""
     return bool(user.is_active and user.is_staff and user.has_perm("jobs.change_host"))
@@ -71,3 +167,10 @@ def may_change_hosts(user: Any) -> bool:
 def may_run_queue(user: Any) -> bool:
     """Staff with the right to change everybody's jobs."""
     return bool(user.is_active and user.is_staff and user.has_perm("jobs.change_job"))
+
+
+def may_operate(user: Any) -> bool:
+    """Whether there are projects whose queued jobs the user may hold, release and cancel; staff with the right may for
+    all.
+    """
+    return may_run_queue(user) or bool(user.is_active and projects_of(user, Role.OPERATOR))

@@ -85,6 +85,13 @@ class JobDetail(JobBrief):
     reported: Annotated[Reported | None, Field(description="of a run from elsewhere; null of others")]
 
 
+class Waited(TypedDict):
+    """`reached`: whether the current attempt came into the state; false where the time was up, or it no longer can."""
+
+    reached: bool
+    job: JobDetail
+
+
 def job_brief(job: Job) -> JobBrief:
     """One line of a list."""
     return {

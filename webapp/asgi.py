@@ -14,6 +14,7 @@ from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E40
 from channels.sessions import SessionMiddlewareStack  # noqa: E402
 from django.urls import path, re_path  # noqa: E402
 
+from jobs.api.patient import Patient  # noqa: E402
 from jobs.live.consumers import JobConsumer, no_such_socket  # noqa: E402
 from webapp.doors import Doors  # noqa: E402
 
@@ -27,7 +28,7 @@ sockets = URLRouter(
 application = Doors(
     ProtocolTypeRouter(
         {
-            "http": django_application,
+            "http": Patient(django_application),
             # Who is asking is read by the consumer itself, again and again.
             "websocket": AllowedHostsOriginValidator(SessionMiddlewareStack(sockets)),
         }

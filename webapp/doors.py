@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from jobs.api.problems import CONTENT_TYPE, WHOLE, details
+from planner.facts.spec import Problem
 from webapp import limits
 
 Message = MutableMapping[str, Any]
@@ -32,9 +34,9 @@ class RefusedError(Exception):
         self.status = status
 
 
-def problem(words: str) -> str:
+def problem(status: int, words: str) -> str:
     """A refusal's body, in the API's shape."""
-    return json.dumps({"errors": [{"field": "request", "message": words}]})
+    return json.dumps(details(status, [Problem(WHOLE, words)]))
 
 
 class DisconnectedError(Exception):
@@ -146,8 +148,8 @@ def _patient(send: Send) -> Send:
 async def _refuse(scope: MutableMapping[str, Any], receive: Receive, send: Send, status: int, words: str) -> None:
     """Answer, then throw away some of what is still coming: a reset connection would lose the answer."""
     in_json = is_api(scope["path"])
-    text = problem(words) if in_json else words
-    content_type = b"application/json" if in_json else b"text/plain; charset=utf-8"
+    text = problem(status, words) if in_json else words
+    content_type = CONTENT_TYPE.encode() if in_json else b"text/plain; charset=utf-8"
     headers = [
         (b"content-type", content_type),
         (b"content-length", str(len(text)).encode()),

@@ -1,13 +1,12 @@
-"""What is answered where no view answers: JSON in the API's shape at and below /api, else a page."""
+"""What is answered where no view answers: problem details at and below /api, else a page."""
 
 from __future__ import annotations
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.views import defaults
+from django.views import csrf, defaults
 
-from jobs.api.errors import body, failed, failure
-from planner.facts.spec import Problem
+from jobs.api.errors import failed, failure, of_request, refused_page
 from webapp.doors import is_api
 
 
@@ -15,14 +14,28 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """A host name, path or form that Django refuses."""
     if not is_api(request.path):
         return defaults.bad_request(request, exception)
-    return _refused(400, "the request is malformed")
+    return refused_page(of_request(400, "the request is malformed"))
+
+
+def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """What the user may not."""
+    if not is_api(request.path):
+        return defaults.permission_denied(request, exception)
+    return refused_page(of_request(403, "you may not do this"))
+
+
+def forged(request: HttpRequest, reason: str = "") -> HttpResponse:
+    """A form without its CSRF token."""
+    if not is_api(request.path):
+        return csrf.csrf_failure(request, reason)
+    return refused_page(of_request(403, f"CSRF: {reason}"))
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """No such route."""
     if not is_api(request.path):
         return defaults.page_not_found(request, exception)
-    return _refused(404, "no such path")
+    return refused_page(of_request(404, "no such path"))
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
@@ -30,8 +43,4 @@ def server_error(request: HttpRequest) -> HttpResponse:
     reference = failure(request.path)
     if not is_api(request.path):
         return render(request, "500.html", {"reference": reference}, status=500)
-    return JsonResponse(failed(reference), status=500)
-
-
-def _refused(status: int, message: str) -> HttpResponse:
-    return JsonResponse(body([Problem("request", message)]), status=status)
+    return refused_page(failed(reference))

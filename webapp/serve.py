@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from jobs.api.problems import CONTENT_TYPE
 from webapp import limits
 from webapp.doors import problem
 from webapp.environment import SettingError, WebSettings, read
@@ -48,8 +49,12 @@ class BoundedHeads(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """In the API's shape: browsers send nothing that a parser chokes on, programs do."""
-        body = problem(msg).encode()
-        head = [STATUS_LINE[400], b"content-type: application/json\r\n", b"content-length: %d\r\n" % len(body)]
+        body = problem(400, msg).encode()
+        head = [
+            STATUS_LINE[400],
+            b"content-type: %s\r\n" % CONTENT_TYPE.encode(),
+            b"content-length: %d\r\n" % len(body),
+        ]
         self.transport.write(b"".join([*head, b"connection: close\r\n\r\n", body]))
         self.transport.close()
 

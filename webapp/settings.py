@@ -100,6 +100,7 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
+CSRF_FAILURE_VIEW = "webapp.errors.forged"
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "job-list"
 LOGOUT_REDIRECT_URL = "login"
@@ -153,6 +154,7 @@ REST_FRAMEWORK = {
     "DEFAULT_THROTTLE_RATES": {"submit": f"{_given.submits_per_minute}/min"},
     "EXCEPTION_HANDLER": "jobs.api.errors.handle",
 }
+KNOX_TOKEN_MODEL = "knox.AuthToken"  # noqa: S105 - a model; its own default, which migrations ask for by name
 REST_KNOX = {"TOKEN_TTL": timedelta(days=_given.token_days), "AUTH_HEADER_PREFIX": "Token"}
 SPECTACULAR_SETTINGS = {
     "TITLE": "Meshboard",

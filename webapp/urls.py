@@ -12,9 +12,8 @@ from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
-from jobs.pages import compare, find, history, hosts, jobs, learn, listing, overview, queue, script
+from jobs.pages import compare, find, history, hosts, imports, jobs, learn, listing, overview, queue, script
 from jobs.traces import pages as traces
-from jobs.traces.imports import pages as imports
 from webapp import documentation
 from webapp.admin_theme import MARK
 from webapp.login import limited
@@ -86,5 +85,6 @@ urlpatterns = [
 ]
 
 handler400 = "webapp.errors.bad_request"
+handler403 = "webapp.errors.forbidden"
 handler404 = "webapp.errors.not_found"
 handler500 = "webapp.errors.server_error"

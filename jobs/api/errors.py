@@ -1,42 +1,52 @@
-"""Every refusal, and every failure, has one shape: {"errors": [{"field", "message"}]}."""
+"""How a view refuses, and what becomes of an exception in one: problem details, whoever asks and whatever broke."""
 
 from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import SuspiciousOperation
 from django.db import InterfaceError, OperationalError
+from django.http import JsonResponse
 from rest_framework.response import Response
 from rest_framework.views import exception_handler, set_rollback
-from typing_extensions import TypedDict
 
 from jobs.api.listing import BadParameterError
+from jobs.api.problems import CONTENT_TYPE, WHOLE, ProblemDetails, Where, details
 from jobs.planning.planners import BusyError
-from jobs.planning.shapes import Error
-from jobs.planning.work import told
 from planner.facts.spec import Problem, SpecError
 
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5
+LATER: Mapping[str, str] = {"Retry-After": str(RETRY_AFTER_S)}
+READS = ("GET", "HEAD")  # what they ask is in the address
 
 
-class Errors(TypedDict):
-    """Every refusal."""
-
-    errors: list[Error]
-
-
-class RunEnded(Errors):
+class RunEnded(ProblemDetails):
     """A refusal to hear a run that is over. `cancel`: whether its ranks are to end."""
 
     cancel: bool
 
 
-def body(problems: list[Problem]) -> Errors:
-    return {"errors": told(problems)}
+def refused(body: ProblemDetails, headers: Mapping[str, str] | None = None) -> Response:
+    """REST's answer of a refusal."""
+    answer = Response(body, status=body["status"], content_type=CONTENT_TYPE)
+    for name, value in (headers or {}).items():
+        answer[name] = value
+    return answer
+
+
+def refused_page(body: ProblemDetails, headers: Mapping[str, str] | None = None) -> JsonResponse:
+    """The same where no view of REST answers: scripts of pages read it."""
+    return JsonResponse(body, status=body["status"], content_type=CONTENT_TYPE, headers=dict(headers or {}))
+
+
+def of_request(status: int, words: str) -> ProblemDetails:
+    """Of a request as a whole."""
+    return details(status, [Problem(WHOLE, words)])
 
 
 def failure(path: str, error: BaseException | None = None) -> str:
@@ -46,35 +56,33 @@ def failure(path: str, error: BaseException | None = None) -> str:
     return reference
 
 
-def failed(reference: str) -> Errors:
-    """The body of a 500."""
-    return body([Problem("request", f"something broke on our side; it is in the log under {reference}")])
-
-
-def busy(error: BusyError) -> Errors:
-    """The body of a 503."""
-    return body([Problem("request", str(error))])
+def failed(reference: str) -> ProblemDetails:
+    """Of a 500."""
+    return of_request(500, f"something broke on our side; it is in the log under {reference}")
 
 
 def handle(error: Exception, context: dict[str, Any]) -> Response:
-    """DRF's exception handler: a SpecError is 422, a database that is away 503, what nobody expected 500."""
+    """DRF's exception handler: a SpecError is 422, a database that is away 503, what nobody expected 500.
+
+    A view's `places` say where in the body fields stand that do not stand under their own name.
+    """
+    request, view = context["request"], context["view"]
     if isinstance(error, SpecError):
-        return Response(body(error.problems), status=422)
+        where: Where = "query" if request.method in READS else "body"
+        return refused(details(422, error.problems, where, getattr(view, "places", None)))
     if isinstance(error, BadParameterError):
-        return Response(body(error.problems), status=400)
+        return refused(details(400, error.problems, "query"))
     if isinstance(error, BusyError):
-        return Response(busy(error), status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
-    path = context["request"].path
+        return refused(of_request(503, str(error)), LATER)
     if isinstance(error, OperationalError | InterfaceError):
-        log.warning("the database did not answer for %s: %s", path, error)
-        away = [Problem("request", "the database does not answer just now; nothing was changed")]
-        return Response(body(away), status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
+        log.warning("the database did not answer for %s: %s", request.path, error)
+        return refused(of_request(503, "the database does not answer just now; nothing was changed"), LATER)
     if isinstance(error, SuspiciousOperation):  # more fields than are read, say
-        return Response(body([Problem("request", str(error))]), status=400)
+        return refused(of_request(400, str(error)))
     response = exception_handler(error, context)
     if response is None:
         set_rollback()
-        return Response(failed(failure(path, error)), status=500)
+        return refused(failed(failure(request.path, error)))
     detail = response.data.get("detail", response.data) if isinstance(response.data, dict) else response.data
-    response.data = body([Problem("request", str(detail))])
+    response.data, response.content_type = of_request(response.status_code, str(detail)), CONTENT_TYPE
     return response

@@ -83,7 +83,7 @@ class HistoryTable(APIView):
                 return Response(answers.rows(job.id, attempt, table, query))
             return as_file(job, attempt, table, query)
         except GoneError as error:
-            return refuse(404, "attempt", str(error))
+            return refuse(404, "attempt", str(error), "query")
 
 
 class SlowSteps(APIView):
@@ -112,9 +112,9 @@ class SlowSteps(APIView):
         except SpecError as error:
             raise BadParameterError(error.problems) from None
         except NoStepsError as error:
-            return refuse(404, "from", str(error))
+            return refuse(404, "from", str(error), "query")
         except GoneError as error:
-            return refuse(404, "attempt", str(error))
+            return refuse(404, "attempt", str(error), "query")
 
 
 class HistorySnapshot(APIView):
@@ -131,7 +131,7 @@ class HistorySnapshot(APIView):
         try:
             return Response(snapshot(job.id, attempt))
         except GoneError as error:
-            return refuse(404, "attempt", str(error))
+            return refuse(404, "attempt", str(error), "query")
 
 
 class Compare(APIView):

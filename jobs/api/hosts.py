@@ -16,7 +16,7 @@ from rest_framework.views import APIView
 
 from contracts.codec import BadMessageError, checked_join
 from jobs.api import schema
-from jobs.api.errors import RETRY_AFTER_S
+from jobs.api.errors import LATER
 from jobs.api.views import MayChangeHosts, refusals, refuse, refuse_body, user_of
 from jobs.hosts import joining, tokens
 from jobs.hosts.access import NoRightsError
@@ -93,23 +93,21 @@ class Join(APIView):
             told = checked_join(request.data)
         except BadMessageError as error:
             field, _, message = str(error).partition(": ")
-            return refuse(422, field, message)
+            return refuse(422, field, message, "body")
         if told["name"] == RESERVED:
-            return refuse(422, "name", f"{RESERVED} is no host's name")
+            return refuse(422, "name", f"{RESERVED} is no host's name", "body")
         try:
             joined, new = staff.join(told, request.META["REMOTE_ADDR"])
         except tokens.TokenError as error:
-            return refuse(401, "token", str(error))
+            return refuse(401, "token", str(error), "body")
         except joining.NameTakenError as error:
-            return refuse(409, "name", str(error))
+            return refuse(409, "name", str(error), "body")
         except joining.UnreachableRedisError as error:
             return refuse(409, "request", str(error))
         except (RedisError, NoRightsError) as error:
             log.warning("%s cannot be given its Redis user: %s", told["name"], error)
             words = str(error) if isinstance(error, NoRightsError) else "Redis does not answer the board just now"
-            answer = refuse(503, "request", words)
-            answer["Retry-After"] = str(RETRY_AFTER_S)
-            return answer
+            return refuse(503, "request", words, headers=LATER)
         return Response(joined, status=201 if new else 200)
 
 

@@ -11,7 +11,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from jobs.access import may_run_queue, visible_jobs
+from jobs.access import may_operate, may_run_queue, visible_jobs
 from jobs.api import schema
 from jobs.api.listing import BadParameterError
 from jobs.api.views import refusals, refuse, refuse_body
@@ -38,7 +38,7 @@ class Queue(APIView):
     @extend_schema(operation_id="getQueue", responses={200: schema.of("QueueTold"), **refusals()})
     def get(self, request: Request) -> Response:
         """Your queued jobs in the order in which they start, at most 200, each with its place in the whole queue, its
-        points, why it waits and when it should start (an estimate); staff see everybody's."""
+        points, why it waits and when it should start (an estimate); members see their projects', staff everybody's."""
         seen = view()
         ids = [queued.job.id for queued in seen.queue]
         mine = set(visible_jobs(request.user).filter(id__in=ids).values_list("id", flat=True))
@@ -58,8 +58,15 @@ class StaffView(APIView):
     permission_classes = [IsAuthenticated, MayRunQueue]
 
 
-class Act(StaffView):
+class MayOperate(BasePermission):
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        return may_operate(request.user)
+
+
+class Act(APIView):
     """Several jobs at once."""
+
+    permission_classes = [IsAuthenticated, MayOperate]
 
     @extend_schema(
         operation_id="actOnQueue",
@@ -67,12 +74,13 @@ class Act(StaffView):
         responses={200: schema.of("Changed"), **refusals(403, 415, 422)},
     )
     def post(self, request: Request) -> Response:
-        """Hold, release, cancel or prioritise queued jobs; tells which it changed, and why not others. Staff only."""
+        """Hold, release, cancel or prioritise queued jobs; tells which it changed, and why not others. Staff, and
+        operators of a project on its jobs, who set no priority."""
         asked = checked(Bulk, request.data)
         if asked.action == "priority" and asked.priority is None:
             raise SpecError([Problem("priority", "is required")])
-        changed = carry_out(asked, request.user.get_username())
-        return Response({"changed": changed, "unchanged": unchanged(asked, changed)})
+        changed = carry_out(asked, request.user)
+        return Response({"changed": changed, "unchanged": unchanged(asked, changed, request.user)})
 
 
 class Move(StaffView):

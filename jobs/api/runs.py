@@ -22,7 +22,8 @@ from contracts.codec import BATCH_BYTES, BadMessageError, decode_batch, decode_r
 from contracts.telemetry import Batch
 from jobs.access import find_job, find_job_to_change
 from jobs.api import run_shapes as shapes
-from jobs.api.errors import RETRY_AFTER_S, RunEnded, body
+from jobs.api.errors import LATER, RunEnded, of_request, refused
+from jobs.api.problems import details
 from jobs.api.schema import of, ref, request_body
 from jobs.api.views import SubmitThrottle, refusals, refuse, refuse_body, user_of
 from jobs.models import Member, RunToken
@@ -98,19 +99,18 @@ class OfRun(APIView):
 
     def handle_exception(self, exc: Exception) -> Response:
         if isinstance(exc, runs.EndedError):
-            ended: RunEnded = {**body([Problem("run", str(exc))]), "cancel": exc.cancel}
-            return Response(ended, status=410)
+            ended: RunEnded = {**details(410, [Problem("run", str(exc))]), "cancel": exc.cancel}
+            return refused(ended)
         if isinstance(exc, runs.TakenError):
-            return refuse(409, "node", str(exc))
+            return refuse(409, "node", str(exc), "body")
         if isinstance(exc, BadMessageError):
             return refuse(422, "message", str(exc))
         if isinstance(exc, TooFastError):
-            problem = Problem("request", f"more than a node may send; wait {exc.wait_s:.1f} s")
-            return Response(body([problem]), status=429, headers={"Retry-After": str(math.ceil(exc.wait_s))})
+            words = f"more than a node may send; wait {exc.wait_s:.1f} s"
+            return refused(of_request(429, words), {"Retry-After": str(math.ceil(exc.wait_s))})
         if isinstance(exc, RedisError):
             log.warning("telemetry cannot be taken: %s", exc)
-            problem = Problem("request", "Redis does not answer just now; it was not taken")
-            return Response(body([problem]), status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
+            return refused(of_request(503, "Redis does not answer just now; it was not taken"), LATER)
         return super().handle_exception(exc)
 
     def run(self, run: str, attempt: int) -> RunToken:

@@ -12,7 +12,8 @@ from drf_spectacular.utils import OpenApiResponse
 from pydantic import TypeAdapter
 
 from contracts.join import Joined, JoinRequest
-from jobs.api.errors import Errors, RunEnded
+from jobs.api.errors import RunEnded
+from jobs.api.problems import ProblemDetails
 from jobs.history.compare import Comparison
 from jobs.history.shapes import History, Rows, Snapshot
 from jobs.history.slow import Slow
@@ -20,7 +21,7 @@ from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
-from jobs.present import JobBrief, JobDetail
+from jobs.present import JobBrief, JobDetail, Waited
 from jobs.queue.bulk import Bulk, MoveTo
 from jobs.queue.several import JobChange, Several
 from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
@@ -40,11 +41,11 @@ READ = (
     *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
 )
 TOLD = (
-    *(JobBrief, JobDetail, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
+    *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison),
     *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
-    *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, Errors, RunEnded),
+    *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, ProblemDetails, RunEnded),
 )
 TEMPLATE = "#/components/schemas/{model}"
 EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}

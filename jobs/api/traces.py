@@ -10,7 +10,7 @@ from rest_framework.views import APIView
 
 from jobs.access import find_job
 from jobs.api import schema
-from jobs.api.errors import RETRY_AFTER_S, body
+from jobs.api.errors import LATER, of_request, refused
 from jobs.api.listing import BadParameterError
 from jobs.api.views import refusals, refuse
 from jobs.history.steps import step_kept, steps_kept
@@ -87,7 +87,7 @@ class StepTrace(APIView):
             return _away()
         if found is None:
             words = "no step was told event by event" if step is None else f"step {step} was not told event by event"
-            return refuse(404, "step", f"attempt {attempt}: {words}; ask for one while it runs")
+            return refuse(404, "step", f"attempt {attempt}: {words}; ask for one while it runs", "query")
         told, trace = found
         if chosen == COLUMNS:
             return JsonResponse({"step": told, **tables(trace)})
@@ -110,7 +110,7 @@ class StepTrace(APIView):
         try:
             return Response({"steps": ask(job, step)}, status=202)
         except FullError as error:
-            return refuse(409, "step", str(error))
+            return refuse(409, "step", str(error), "body")
         except AwayError:
             return _away()
 
@@ -126,8 +126,7 @@ def _find(job: Job, attempt: int, step: int | None) -> tuple[int, Trace] | None:
 
 
 def _away() -> Response:
-    told = body([Problem("request", "Redis cannot be reached just now")])
-    return Response(told, status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
+    return refused(of_request(503, "Redis cannot be reached just now"), LATER)
 
 
 def _number(request: Request, name: str, least: int, most: int) -> int | None:

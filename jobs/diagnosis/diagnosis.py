@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from contracts.telemetry import Clock, Item
@@ -15,7 +15,7 @@ from jobs.diagnosis.links import speeds
 from jobs.diagnosis.plan import planned
 from jobs.diagnosis.processes import Processes
 from jobs.diagnosis.progress import Progress
-from jobs.diagnosis.run import Member, Run
+from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import StepParts, Told
 from jobs.diagnosis.slow_links import slow_links
 from jobs.diagnosis.start import Start
@@ -29,21 +29,8 @@ from jobs.diagnosis.window import Window
 class Diagnosis:
     """Of one attempt. Not for use by several threads."""
 
-    def __init__(
-        self,
-        spec: Mapping[str, Any],
-        estimate: Mapping[str, Any],
-        world_size: int,
-        *,
-        hardware: Mapping[str, Any] | None = None,
-        members: Sequence[Member] = (),
-        submitted: float | None = None,
-        ordered: float | None = None,
-    ) -> None:
-        """`spec`, `estimate` and `hardware` as they are stored with the job; `submitted` and `ordered` as in `Run`."""
-        self._run = Run(
-            spec, estimate, world_size, hardware=hardware, members=members, submitted=submitted, ordered=ordered
-        )
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._clocks, self._start, self._training = Clocks(), Start(self._run), Training()
         self._steps, self._ending = Steps(self._run), Ending(self._run)
         self._planned, self._idle = planned(self._run), Idle(self._run)

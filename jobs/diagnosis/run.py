@@ -22,7 +22,10 @@ class Member(NamedTuple):
 
 
 class Run:
-    """An attempt. `submitted`, `ordered`: when it was, unix seconds by the board's clock; None where nobody knows."""
+    """An attempt. `submitted`, `ordered`: when it was, unix seconds by the board's clock; None where nobody knows.
+
+    `spec`, `estimate` and `hardware` as they are stored with the job.
+    """
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from contracts.codec import BadMessageError, salvage_batch
 from contracts.telemetry import Batch
-from jobs.diagnosis import Diagnosis, Member
+from jobs.diagnosis import Diagnosis, Member, Run
 from jobs.diagnosis.shapes import MOST_BYTES
 from jobs.history.folder import Node
 from jobs.history.streams import Stream, known_entries
@@ -32,7 +32,7 @@ class Diagnoser:
         job, members = attempt.job, list(attempt.members.all())
         ours = job.engine != ELSEWHERE
         self.row, self._job, self.nodes = key, job.id, nodes
-        self._diagnosis = Diagnosis(
+        run = Run(
             job.spec,
             job.estimate,
             job.world_size,
@@ -41,6 +41,7 @@ class Diagnoser:
             submitted=_queued(attempt) if ours else None,
             ordered=min((member.ordered.timestamp() for member in members), default=None) if ours else None,
         )
+        self._diagnosis = Diagnosis(run)
         self._stored: dict[str, Any] | None = None
         self._over = False
 

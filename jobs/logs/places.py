@@ -40,13 +40,7 @@ def place_of(attempt: Attempt, rank: int) -> Place:
     """
     if attempt.job.engine != HOSTS:
         raise NoLogError(409, _kept_by_others(attempt))
-    members = list(attempt.members.select_related("host"))
-    if not members:
-        raise NoLogError(409, NOT_STARTED)
-    member = next((member for member in members if _has(member, rank)), None)
-    if member is None:
-        last = max(member.first_rank + member.num_ranks for member in members) - 1
-        raise NoLogError(404, f"rank {rank}: this attempt has ranks 0 to {last}, and launchers -1 to {-len(members)}")
+    member = member_of(attempt, rank)
     host = member.host
     if host is None or host.removed is not None:
         raise NoLogError(409, f"{member.host_name}, which has the log, was removed from the board")
@@ -55,6 +49,22 @@ def place_of(attempt: Attempt, rank: int) -> Place:
         raise NoLogError(503, f"{host.name} has the log, and was not heard of for {seconds:,.0f} s")
     files: tuple[LogFile, ...] = ("launcher",) if rank <= LAUNCHER else ("stdout", "stderr")
     return Place(attempt.job_id, attempt.number, host, max(rank, LAUNCHER), files)
+
+
+def member_of(attempt: Attempt, rank: int) -> Member:
+    """Who has the log of a rank, numbered as for `place_of`.
+
+    Raises:
+        NoLogError: nobody yet, or no such rank.
+    """
+    members = list(attempt.members.select_related("host"))
+    if not members:
+        raise NoLogError(409, NOT_STARTED)
+    member = next((member for member in members if _has(member, rank)), None)
+    if member is None:
+        last = max(member.first_rank + member.num_ranks for member in members) - 1
+        raise NoLogError(404, f"rank {rank}: this attempt has ranks 0 to {last}, and launchers -1 to {-len(members)}")
+    return member
 
 
 def _has(member: Member, rank: int) -> bool:

@@ -31,18 +31,27 @@ class Begun(NamedTuple):
 _slots = threading.BoundedSemaphore(AT_ONCE)
 
 
-def begin(place: Place, files: tuple[LogFile, ...]) -> list[Begun]:
-    """The first part of each file: what goes wrong at once can still be refused. It blocks.
+def begin(place: Place, files: tuple[LogFile, ...], offset: int = 0) -> list[Begun]:
+    """The first part of each file, from a byte on: what goes wrong at once can still be refused. It blocks.
 
     Raises:
         NoLogError, BusyError, redis.RedisError, kombu.exceptions.OperationalError.
     """
-    return [Begun(file, _part(place, file, 0)) for file in files]
+    return [Begun(file, _part(place, file, offset)) for file in files]
 
 
 def num_bytes(begun: list[Begun]) -> int:
     """About how many will be told: a log that is written goes on growing, a hole is not told."""
     return sum(one.part["kept"] for one in begun)
+
+
+async def first_bytes(told: AsyncIterator[bytes], most: int) -> AsyncIterator[bytes]:
+    """At most so many of them."""
+    async for part in told:
+        yield part[:most]
+        most -= len(part)
+        if most <= 0:
+            return
 
 
 async def parts(place: Place, begun: list[Begun]) -> AsyncIterator[bytes]:

@@ -30,6 +30,7 @@ from jobs.models.core import (
     cursor_of,
     new_job_id,
 )
+from jobs.models.people import Invitation, Membership, ProjectVariable, Role, Scope, TokenGrant
 from jobs.models.policy import (
     DEFAULT_PROJECT,
     AuditEntry,
@@ -61,6 +62,7 @@ __all__ = [
     "HostRun",
     "IdempotentRequest",
     "ImportedTrace",
+    "Invitation",
     "Job",
     "JobQuerySet",
     "JobTag",
@@ -68,16 +70,21 @@ __all__ = [
     "KeptHost",
     "Lease",
     "Member",
+    "Membership",
     "Outbox",
     "Pool",
     "Project",
+    "ProjectVariable",
     "QueueState",
     "ReportedRun",
     "Reservation",
+    "Role",
     "RunToken",
+    "Scope",
     "SlotAllocation",
     "StateChange",
     "Status",
+    "TokenGrant",
     "cursor_of",
     "new_job_id",
 ]

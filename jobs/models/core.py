@@ -10,6 +10,7 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
+from jobs.models.people import projects_of
 from jobs.models.policy import DEFAULT_PROJECT, checked_labels
 
 HOST_SILENT_AFTER = timedelta(seconds=30)
@@ -117,10 +118,13 @@ class JoinToken(models.Model):
 
 class JobQuerySet(models.QuerySet["Job"]):
     def visible_to(self, user: Any) -> JobQuerySet:
-        """A job is its owner's and the staff's; nobody else learns that it exists."""
+        """A job is its owner's, its project's members' and the staff's; nobody else learns that it exists."""
         if not (user.is_authenticated and user.is_active):
             return self.none()
-        return self if user.is_staff else self.filter(owner=user)
+        if user.is_staff:
+            return self
+        mine, projects = models.Q(owner=user), projects_of(user)
+        return self.filter(mine | models.Q(project__in=projects) if projects else mine)
 
 
 class Job(models.Model):

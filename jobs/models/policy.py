@@ -31,6 +31,9 @@ class Project(models.Model):
 
     name = models.CharField(max_length=100, unique=True, validators=[NAME])
     slots = models.PositiveIntegerField(null=True, blank=True, help_text="that its jobs may hold at once; empty: any")
+    own_slots = models.PositiveIntegerField(
+        null=True, editable=False, help_text="what its admins keep it to, where that is less than `slots`"
+    )
     weight = models.FloatField(
         default=1.0,
         validators=[MinValueValidator(LEAST_WEIGHT), MaxValueValidator(MOST_WEIGHT)],
@@ -45,6 +48,11 @@ class Project(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def most_slots(self) -> int | None:
+        """That its jobs may hold at once, None for any number."""
+        return min((slots for slots in (self.slots, self.own_slots) if slots is not None), default=None)
 
     @property
     def hours(self) -> float:

@@ -10,8 +10,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonRespons
 from django.views.decorators.http import require_GET
 
 from jobs.access import find_job
-from jobs.api.errors import RETRY_AFTER_S, body, busy
+from jobs.api.errors import LATER, of_request, refused_page
 from jobs.api.history import as_file
+from jobs.api.problems import details
 from jobs.history import answers
 from jobs.history.asked import asked
 from jobs.history.folder import GoneError
@@ -31,13 +32,13 @@ def _refusing(view: Door) -> Door:
         try:
             return view(request, job_id, **names)
         except SpecError as error:
-            return JsonResponse(body(error.problems), status=422)
+            return refused_page(details(422, error.problems, "query"))
         except GoneError as error:
-            return JsonResponse(body([Problem("attempt", str(error))]), status=404)
+            return refused_page(details(404, [Problem("attempt", str(error))], "query"))
         except NoStepsError as error:
-            return JsonResponse(body([Problem("from", str(error))]), status=404)
+            return refused_page(details(404, [Problem("from", str(error))], "query"))
         except BusyError as error:
-            return JsonResponse(busy(error), status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
+            return refused_page(of_request(503, str(error)), LATER)
 
     return answered
 

@@ -14,8 +14,8 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.access import find_job, find_job_to_change, may_change
-from jobs.api.errors import RETRY_AFTER_S, body, busy
+from jobs.access import find_job, find_job_to_change, find_job_to_run, may_change, may_submit_to
+from jobs.api.errors import LATER, of_request, refused_page
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status
 from jobs.pages import spec_form
@@ -23,6 +23,7 @@ from jobs.planning import answers
 from jobs.planning.elastic import NoOfferError
 from jobs.planning.hardware import hardware
 from jobs.planning.planners import BusyError
+from jobs.planning.work import told
 from jobs.present import job_detail
 from jobs.queue import actions
 from jobs.queue.heard.silence import HeardError, give_up
@@ -124,7 +125,7 @@ def _or_busy(view: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpReque
         try:
             return view(request)
         except BusyError as error:
-            return JsonResponse(busy(error), status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
+            return refused_page(of_request(503, str(error)), LATER)
 
     return answered
 
@@ -169,14 +170,16 @@ def _answered(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpRespons
     try:
         return JsonResponse(answer(data), safe=False)
     except SpecError as error:
-        return JsonResponse(body(error.problems))  # an answer, not a failure: the page shows it beside the field
+        return JsonResponse(
+            {"errors": told(error.problems)}
+        )  # an answer, not a failure: the page shows it beside the field
 
 
 def _json_body(request: HttpRequest) -> tuple[Any, HttpResponse | None]:
     try:
         return parse_json(request.body), None
     except ValueError as error:
-        return None, JsonResponse(body([Problem("request", f"not JSON: {error}")]), status=400)
+        return None, refused_page(of_request(400, f"not JSON: {error}"))
 
 
 @require_GET
@@ -206,6 +209,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "elsewhere": elsewhere,
         "again": job.status in AGAIN and not elsewhere,
         "may_change": may_change(request.user, job),
+        "may_run": may_change(request.user, job) and may_submit_to(request.user, job.project),
     }
     return render(request, "jobs/detail.html", context)
 
@@ -236,7 +240,7 @@ def job_give_up(request: HttpRequest, job_id: str) -> HttpResponse:
 @login_required
 def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue the job again in the layout that fits the hosts that are left."""
-    job = find_job_to_change(request.user, job_id)
+    job = find_job_to_run(request.user, job_id)
     try:
         if not actions.run_smaller(job, request.user.get_username()):
             messages.info(request, f"A job that is {job.status} cannot be queued again.")
@@ -251,7 +255,7 @@ def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
 @login_required
 def job_requeue(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue the same job again as a new attempt."""
-    job = find_job_to_change(request.user, job_id)
+    job = find_job_to_run(request.user, job_id)
     if not actions.requeue(job, request.user.get_username()):
         messages.info(request, f"A job that is {job.status} cannot be queued again.")
     return redirect("job-detail", job_id)

@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from jobs.api.errors import body
+from jobs.planning.work import told
 from jobs.text import whole_number
 from planner.facts.spec import SpecError
 from planner.teaching.growth import RANGES, Setting, check, curves, lesson
@@ -46,7 +46,9 @@ def numbers(request: HttpRequest) -> HttpResponse:
         setting = _asked(request)
         grown = curves(setting, request.GET.get("over", "b"))
     except SpecError as error:
-        return JsonResponse(body(error.problems))  # an answer, not a failure: the page shows it beside the slider
+        return JsonResponse(
+            {"errors": told(error.problems)}
+        )  # an answer, not a failure: the page shows it beside the slider
     return JsonResponse({"lesson": lesson(setting), "curves": grown})
 
 

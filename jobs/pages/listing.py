@@ -14,7 +14,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
-from jobs.access import changeable_jobs, listed_jobs
+from jobs.access import changeable_jobs, listed_jobs, sees_others
 from jobs.filters import JobFilter
 from jobs.kinds import kind_of, layout_words
 from jobs.models import TERMINAL, Attempt, Job, Status
@@ -59,7 +59,8 @@ def job_list(request: HttpRequest) -> HttpResponse:
     filters = JobFilter(request.GET, user=request.user, queryset=listed_jobs(request.user))
     counts = _counts(filters)
     page = _CountedPages(filters, counts).get_page(request.GET.get("page"))
-    columns = columns_of(request)
+    others = sees_others(request.user)
+    columns = columns_of(request, others)
     context = {
         "rows": list_rows(list(page), columns),
         "page": page,
@@ -71,8 +72,9 @@ def job_list(request: HttpRequest) -> HttpResponse:
     }
     if request.GET.get("part") == "rows":
         return render(request, "jobs/rows.html", context)
-    hidden = AS_LINKS if getattr(request.user, "is_staff", False) else AS_LINKS | {"owner"}
+    hidden = AS_LINKS if others else AS_LINKS | {"owner"}
     context |= {
+        "sees_others": others,
         "filters": [field for field in filters.form if field.name not in hidden],
         "problems": [error for name in sorted(hidden) for error in filters.form.errors.get(name, ())],
         "all_columns": COLUMNS,
@@ -81,11 +83,12 @@ def job_list(request: HttpRequest) -> HttpResponse:
     return render(request, "jobs/list.html", context)
 
 
-def columns_of(request: HttpRequest) -> list[str]:
-    """Those asked for that there are, the usual ones where none is; in the order of COLUMNS."""
+def columns_of(request: HttpRequest, others: bool) -> list[str]:
+    """Those asked for that there are, the usual ones where none is; in the order of COLUMNS. Whose a job is only where
+    there may be jobs of others.
+    """
     asked = [name for name in request.GET.getlist("col") if name in COLUMNS] or list(USUAL)
-    staff = getattr(request.user, "is_staff", False)
-    return [name for name in COLUMNS if name in asked and (staff or name != "owner")]
+    return [name for name in COLUMNS if name in asked and (others or name != "owner")]
 
 
 def _counts(filters: JobFilter) -> dict[str, int]:

@@ -12,7 +12,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from jobs.access import listed_jobs, may_change_hosts, visible_jobs
+from jobs.access import listed_jobs, may_change_hosts, sees_others, visible_jobs
 from jobs.hosts.grid import TONES
 from jobs.hosts.state import state_of
 from jobs.models import ON_A_HOST, Host, Job, SlotAllocation, StateChange, Status
@@ -44,6 +44,7 @@ def overview(request: HttpRequest) -> HttpResponse:
         "num_hosts": len(hosts),
         "any_job": visible_jobs(user).exists(),
         "may_change_hosts": may_change_hosts(user),
+        "sees_others": sees_others(user),
     }
     return render(
         request, "overview/live.html" if request.GET.get("part") == "live" else "overview/index.html", context

@@ -12,8 +12,9 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
-from jobs.access import may_run_queue, visible_jobs
-from jobs.api.errors import body
+from jobs.access import may_operate, may_run_queue, operated_jobs, sees_others, visible_jobs
+from jobs.api.errors import refused_page
+from jobs.api.problems import details
 from jobs.models import AuditEntry, Pool, Project
 from jobs.planning.queries import checked
 from jobs.queue import staff
@@ -26,6 +27,11 @@ PAGE_SIZE = 100
 AUDIT_PAGE = 100
 
 
+def _operators_only(request: HttpRequest) -> None:
+    if not may_operate(request.user):
+        raise PermissionDenied("the queue is for staff, and operators of projects, to change")
+
+
 def _staff_only(request: HttpRequest) -> str:
     if not may_run_queue(request.user):
         raise PermissionDenied("the queue is staff's to change")
@@ -35,10 +41,13 @@ def _staff_only(request: HttpRequest) -> str:
 @require_GET
 @login_required
 def queue(request: HttpRequest) -> HttpResponse:
-    """Everybody's jobs for staff, for others their own with their places. `?part=rows` gives the table alone."""
+    """Everybody's jobs for staff, for others their own and their projects' with their places. `?part=rows` gives the
+    table alone."""
     seen = view()
     mine = set(visible_jobs(request.user).filter(id__in=[q.job.id for q in seen.queue]).values_list("id", flat=True))
     page = Paginator([q for q in seen.queue if q.job.id in mine], PAGE_SIZE).get_page(request.GET.get("page"))
+    shown = [queued.job.id for queued in page]
+    operated = set(operated_jobs(request.user).filter(id__in=shown).values_list("id", flat=True))
     context = {
         "rows": rows(seen, request.user, list(page)),
         "page": page,
@@ -47,6 +56,9 @@ def queue(request: HttpRequest) -> HttpResponse:
         "pools": Pool.objects.all(),
         "projects": _projects(seen),
         "may_run": may_run_queue(request.user),
+        "may_operate": may_operate(request.user),
+        "operated": operated,
+        "sees_others": sees_others(request.user),
     }
     if request.GET.get("part") == "rows":
         return render(request, "queue/rows.html", context)
@@ -84,7 +96,7 @@ def _what_if(request: HttpRequest, seen: View) -> dict[str, Any]:
 @login_required
 def act(request: HttpRequest) -> HttpResponse:
     """Ask first, showing whom it hits; with `confirmed`, do it and go back."""
-    by = _staff_only(request)
+    _operators_only(request)
     data: dict[str, Any] = {"action": request.POST.get("action", ""), "jobs": request.POST.getlist("job")}
     if data["action"] == "priority":
         text = request.POST.get("priority", "").strip()
@@ -96,9 +108,9 @@ def act(request: HttpRequest) -> HttpResponse:
         messages.error(request, _refusal(error))
         return redirect("queue")
     if "confirmed" not in request.POST:
-        named = visible_jobs(request.user).filter(id__in=asked.jobs).only("id", "name", "owner__username")
+        named = operated_jobs(request.user).filter(id__in=asked.jobs).only("id", "name", "owner__username")
         return render(request, "queue/confirm.html", {"asked": asked, "jobs": named})
-    done = carry_out(asked, by)
+    done = carry_out(asked, request.user)
     words = {"hold": "held", "release": "released", "cancel": "cancelled", "priority": "given their priority"}
     messages.success(request, f"{len(done)} of {len(asked.jobs)} jobs {words[asked.action]}.")
     return redirect("queue")
@@ -126,9 +138,9 @@ def move(request: HttpRequest) -> HttpResponse:
         asked = checked(MoveTo, data)
     except ValueError as error:
         problems = error.problems if isinstance(error, SpecError) else [Problem("request", f"not JSON: {error}")]
-        return JsonResponse(body(problems), status=400)
+        return refused_page(details(400, problems, "body"))
     if not storable(job):
-        return JsonResponse(body([Problem("job", "is no job's id")]), status=400)
+        return refused_page(details(400, [Problem("job", "is no job's id")], "body"))
     if asked.before is not None:
         return JsonResponse({"moved": staff.move_before(job, asked.before, by)})
     return JsonResponse({"moved": staff.move(job, asked.to or "top", by)})

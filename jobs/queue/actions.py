@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from jobs.access import foreign_checkpoint, visible_jobs
+from jobs.access import foreign_checkpoint, role_in, visible_jobs
 from jobs.models import (
     DEFAULT_PROJECT,
     HOST_SILENT_AFTER,
@@ -26,6 +26,7 @@ from jobs.models import (
     Member,
     Pool,
     Project,
+    Role,
     StateChange,
     Status,
 )
@@ -76,10 +77,14 @@ def _queue_problems(owner: User, spec: JobSpec) -> list[Problem]:
     """What the spec says of its turn, against the projects, pools and jobs that there are."""
     found = []
     project = Project.objects.filter(name=spec.project).first()
-    if project is None and spec.project != DEFAULT_PROJECT:
-        found.append(Problem("project", f"there is no project {spec.project!r}"))
-    elif project is not None and project.slots is not None and num_slots(spec) > project.slots:
-        text = f"{product_words(spec.layout)}, and project {project.name} may hold {project.slots} slots"
+    role = role_in(owner, spec.project)
+    if role is None or (project is None and spec.project != DEFAULT_PROJECT):
+        found.append(Problem("project", f"there is no project {spec.project!r}, or you are no member of it"))
+    elif role < Role.SUBMITTER:
+        text = f"you are a {role.label} of {spec.project!r}; its submitters, operators and admins submit to it"
+        found.append(Problem("project", text))
+    elif project is not None and project.most_slots is not None and num_slots(spec) > project.most_slots:
+        text = f"{product_words(spec.layout)}, and project {project.name} may hold {project.most_slots} slots"
         found.append(Problem("layout", text))
     pool = spec.resources.pool
     if pool is not None and not Pool.objects.filter(name=pool).exists():

@@ -1,11 +1,13 @@
-"""One action on several queued jobs, as staff ask for it over pages and REST."""
+"""One action on several queued jobs, as staff and those who operate their projects ask for it over pages and REST."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from django.core.exceptions import PermissionDenied
 from pydantic import Field
 
+from jobs.access import may_run_queue, operated_jobs
 from jobs.models import TERMINAL, Job, Status
 from jobs.queue import actions, staff
 from jobs.queue.shapes import Unchanged
@@ -32,23 +34,30 @@ class MoveTo(Strict):
     before: JobId | None = None
 
 
-def carry_out(asked: Bulk, by: str) -> list[str]:
-    """Do it; returns the jobs that it changed, of those that are queued."""
+def carry_out(asked: Bulk, user: Any) -> list[str]:
+    """Do it to those whose turn the user may change; returns the jobs that it changed, of those that are queued.
+
+    Raises:
+        PermissionDenied: it changes who goes before whom, also before the jobs of other projects, and that is staff's.
+    """
+    by, jobs = user.get_username(), operated_jobs(user).filter(id__in=asked.jobs).order_by("id")
+    if asked.action == "cancel":
+        return [job.id for job in jobs if actions.cancel(job, by)]
+    ids = list(jobs.values_list("id", flat=True))
     if asked.action == "hold":
-        return staff.hold(asked.jobs, by)
+        return staff.hold(ids, by)
     if asked.action == "release":
-        return staff.release(asked.jobs, by)
-    if asked.action == "priority":
-        assert asked.priority is not None, "checked by who asks"
-        return staff.prioritise(asked.jobs, asked.priority, by)
-    jobs: Any = Job.objects.filter(id__in=asked.jobs).order_by("id")
-    return [job.id for job in jobs if actions.cancel(job, by)]
+        return staff.release(ids, by)
+    if not may_run_queue(user):
+        raise PermissionDenied("who goes before whom is staff's to change")
+    assert asked.priority is not None, "checked by who asks"
+    return staff.prioritise(ids, asked.priority, by)
 
 
-def unchanged(asked: Bulk, changed: list[str]) -> list[Unchanged]:
+def unchanged(asked: Bulk, changed: list[str], user: Any) -> list[Unchanged]:
     """Of the jobs that were asked for, those that the action did not change, and why."""
     left = [job for job in dict.fromkeys(asked.jobs) if job not in set(changed)]
-    statuses = dict(Job.objects.filter(id__in=left).values_list("id", "status"))
+    statuses = dict(operated_jobs(user).filter(id__in=left).values_list("id", "status"))
     return [Unchanged(job=job, reason=_why(asked, statuses.get(job))) for job in left]
 
 

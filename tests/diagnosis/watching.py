@@ -10,7 +10,7 @@ import msgpack
 
 from contracts.names import telemetry_stream
 from contracts.telemetry import Batch
-from jobs.diagnosis import Diagnosis, Member, Told
+from jobs.diagnosis import Diagnosis, Member, Run, Told
 from planner.cost.estimate import estimate
 from planner.facts.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
@@ -25,13 +25,14 @@ class Watching:
         self._client, self._stream, self._cursor = client, telemetry_stream(job, 1), "-"
         parsed, cpu = parse_spec(spec), CLUSTERS[DEFAULT_CLUSTER["cpu"]]
         self._nodes = {member.host: node for node, member in enumerate(members)}
-        self.diagnosis = Diagnosis(
+        run = Run(
             parsed.model_dump(mode="json"),
             dict(estimate(parsed, cpu)),
             parsed.layout.world_size,
             hardware=cpu.model_dump(mode="json"),
             members=members,
         )
+        self.diagnosis = Diagnosis(run)
         self.items = 0
 
     def read(self) -> None:

@@ -1,4 +1,4 @@
-"""One installation and one browser for all browser tests."""
+"""One installation for all browser tests of a process, one browser for those of a module."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from tests.support.modules import static_files
 expect.set_options(timeout=30_000)  # of the two cores others have their share
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def running_board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+    """Of all browser tests of this process: what others left on it stays there."""
     with board(tmp_path_factory.mktemp("board")) as made:
         yield made
 

@@ -56,8 +56,9 @@ def tab(page: Page, running_board: Board, watched: str) -> Page:
 
 
 def box(locator: Locator) -> tuple[float, float, float, float]:
-    found = locator.bounding_box()
-    assert found, locator
+    # While a run goes on a figure is drawn anew: what was found may be gone when it is measured.
+    found = wait_until(locator.bounding_box, f"{locator} has a place on the screen")
+    assert found
     return found["x"], found["y"], found["x"] + found["width"], found["y"] + found["height"]
 
 

@@ -343,9 +343,11 @@ def test_the_process_checks_itself_waits_its_turn_survives_redis_and_ends_at_onc
     redis_service.stop(signal.SIGKILL)
     wait_until(lambda: "events waits" in log("second"), "it says that Redis is away", STARTS_S)
     redis_service.start()
-    client = redis_service.client()
-    say(client, host_event())
-    wait_until(lambda: found(tmp_path, "SELECT count(*) FROM jobs_host") == 1, "it hears again, by itself", STARTS_S)
+    heartbeat = "import redis; from tests.jobs.conftest import host_event, say"
+    heartbeat += f"; say(redis.Redis.from_url({redis_service.url!r}), host_event(slots=7))"
+    said = manage(environment, "shell", "--no-imports", "-c", heartbeat)  # by a host that has joined that installation
+    assert said.returncode == 0, said.stderr
+    wait_until(lambda: found(tmp_path, "SELECT slots FROM jobs_host") == 7, "it hears again, by itself", STARTS_S)
     began = time.monotonic()
     second.send_signal(signal.SIGTERM)
     assert second.wait(5) == 0

@@ -117,8 +117,8 @@ def test_an_order_that_nobody_waits_for_is_not_answered(
         ({}, "..%2f..%2fetc%2fpasswd", 404, ""),
         ({}, "stdout.log", 404, "this job has no rank 'stdout.log'"),
         ({}, "0?attempt=2", 404, "this job has no attempt 2"),
-        ({}, "0?attempt=x", 400, "a whole number from 1, got 'x'"),
-        ({}, "0?file=/etc/passwd", 400, "stdout or stderr, got '/etc/passwd'"),
+        ({}, "0?attempt=x", 400, "must be a whole number from 1 to 2147483647"),
+        ({}, "0?file=/etc/passwd", 400, "must be one of stdout, stderr"),
     ],
 )
 def test_where_no_log_can_be_had_it_says_why(

@@ -197,7 +197,7 @@ def test_what_a_spec_says_of_its_turn_is_checked(owner: User, stranger: User) ->
     with pytest.raises(SpecError) as told:
         actions.submit(owner, wrong)
     assert [(p.field, p.message) for p in told.value.problems] == [
-        ("project", "there is no project 'none'"),
+        ("project", "there is no project 'none', or you are no member of it"),
         ("resources.pool", "there is no pool 'none'"),
         *(("after", f"there is no job {job!r}, or it is not yours") for job in sorted(["absent", theirs.id])),
     ]

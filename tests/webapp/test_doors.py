@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import uvicorn
 
+from jobs.api.problems import ProblemDetails, details
+from planner.facts.spec import Problem
 from tests.support.processes import wait_until
 from webapp import limits, serve
 from webapp.doors import Doors
@@ -22,6 +24,10 @@ from webapp.runner import free_port
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 PATIENCE_S = 0.3
 LONGEST_S = 10.0  # until a test gives up on the server's patience; far above it, for a busy machine
+
+
+def refusal(status: int, words: str) -> ProblemDetails:
+    return details(status, [Problem("request", words)])
 
 
 class Behind:
@@ -168,9 +174,8 @@ def test_a_head_without_end_is_refused(behind: Behind) -> None:
 def test_a_program_is_refused_in_json_however_it_writes_the_path(behind: Behind, path: bytes) -> None:
     answer = behind.answer(b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\nExpect: y\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 413")
-    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {
-        "errors": [{"field": "request", "message": "the body is larger than 1 MB"}]
-    }
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == refusal(413, "the body is larger than 1 MB")
+    assert b"content-type: application/problem+json" in answer
 
 
 def test_a_page_is_refused_in_words(behind: Behind) -> None:
@@ -184,8 +189,8 @@ def test_a_page_is_refused_in_words(behind: Behind) -> None:
 def test_what_is_no_http_is_refused_in_the_shape_of_every_refusal(behind: Behind, sent: bytes) -> None:
     head, _, body = behind.answer(sent).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400")
-    assert b"content-type: application/json" in head
-    assert json.loads(body) == {"errors": [{"field": "request", "message": "Invalid HTTP request received."}]}
+    assert b"content-type: application/problem+json" in head
+    assert json.loads(body) == refusal(400, "Invalid HTTP request received.")
     assert behind.bodies == []
 
 

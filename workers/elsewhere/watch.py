@@ -27,6 +27,7 @@ from workers.host.processes import COOKIE, sweep
 from workers.host.supervisor.board import Board as Waiting
 from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.ending import Ended, exit_report
+from workers.host.supervisor.follow import follow
 from workers.host.supervisor.gauges import HostGauge
 from workers.host.supervisor.line import LineError
 from workers.host.supervisor.line.https import Board
@@ -40,7 +41,6 @@ from workers.host.supervisor.tasks import cancelled, steadily
 from workers.host.supervisor.timelines import Timelines
 
 BATCH_S = 0.5  # a request of its own each
-TAIL_S = 0.25
 HEARTBEAT_S = 5.0
 SEE_CANCEL_S = 1.0
 CLOCK_S = 30.0
@@ -114,7 +114,7 @@ class Watch:
         if self._place.node is not None:
             self._is_node(self._place.node)
         connecting = asyncio.create_task(self._connect())
-        tail = asyncio.create_task(self._tail_forever())
+        tail = asyncio.create_task(follow(lambda: self._tail, self._add, self._over))
         regular = (
             (self._send, BATCH_S),
             (self._report, HEARTBEAT_S),
@@ -205,16 +205,6 @@ class Watch:
     def _add_all(self, items: list[GaugeItem]) -> None:
         for item in items:
             self._add(item)
-
-    async def _tail_forever(self) -> None:
-        over = False
-        while not over:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), TAIL_S)
-            over = self._over.is_set()
-            if self._tail is not None:
-                for item in await asyncio.to_thread(self._tail.read, final=over):
-                    self._add(item)
 
     async def _set_clock(self) -> None:
         if self._line is not None:

@@ -179,7 +179,8 @@ def _occupants() -> dict[int, list[Occupant]]:
 
 def quotas_now() -> dict[str, Quota]:
     """By project that has one: what its attempts hold until they have ended."""
-    limited = dict(Project.objects.filter(slots__isnull=False).values_list("name", "slots"))
+    most = {project.name: project.most_slots for project in Project.objects.only("name", "slots", "own_slots")}
+    limited = {name: slots for name, slots in most.items() if slots is not None}
     used = held_slots(limited) if limited else {}
     return {name: Quota(slots, used.get(name, 0)) for name, slots in limited.items()}
 

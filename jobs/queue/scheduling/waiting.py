@@ -1,5 +1,6 @@
 """Why a job waits, in words that are true, that stay the same while nothing that matters changes, and that name no job
-but those of its own owner. Hosts are open to a job if they take jobs and are not kept for another.
+but those of its own owner in its own project: whoever sees this job sees those. Hosts are open to a job if they take
+jobs and are not kept for another.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _anywhere(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> st
         return f"{needs}; {none}; at least {_about(ahead)} jobs are ahead"
     if first is None:
         return f"{needs}; {_most_free(job, pool)}"
-    name = f" ({first.name})" if first.owner == job.owner else ""
+    name = f" ({first.name})" if (first.owner, first.project) == (job.owner, job.project) else ""
     before = f"1 job{name} is ahead and" if ahead == 1 else f"{ahead} jobs are ahead, the first{name}"
     return f"{needs}; {_most_free(job, pool)}; {before} needs {_slots(first.num_slots)}"
 

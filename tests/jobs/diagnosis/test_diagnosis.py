@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jobs.diagnosis import Diagnosis
+from jobs.diagnosis import Diagnosis, Run
 from jobs.diagnosis.shapes import MOST_BYTES
 from tests.jobs.diagnosis.played import Act, Does, Meets, Player
 from tests.jobs.diagnosis.told import ITEM, NOW, diagnosis, look, step
@@ -116,8 +116,8 @@ def test_a_noisy_loss_is_not_diverging() -> None:
 
 @pytest.mark.parametrize("kind", ["lab", "calibrate", "dry_run"])
 def test_a_kind_without_steps_gets_no_verdict(kind: str) -> None:
-    assert not Diagnosis({"kind": kind}, {}, 2).tells
-    assert Diagnosis({"kind": "script"}, {}, 2).tells
+    assert not Diagnosis(Run({"kind": kind}, {}, 2)).tells
+    assert Diagnosis(Run({"kind": "script"}, {}, 2)).tells
 
 
 def test_what_is_told_of_many_ranks_is_bounded() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from contracts.telemetry import Item, StepItem, StepParts
-from jobs.diagnosis import Diagnosis, Member, Told
+from jobs.diagnosis import Diagnosis, Member, Run, Told
 from planner.cost.estimate import estimate
 from planner.facts.parse import parse_spec
 from planner.hardware.cluster import Cluster
@@ -26,14 +26,8 @@ def diagnosis(
     spec = parse_spec({"model": {"preset": "gpt-tiny"}, "layout": layout, "train": train or {}})
     stored = spec.model_dump(mode="json")
     told = estimate(spec, CPU)
-    return Diagnosis(
-        stored,
-        dict(told),
-        spec.layout.world_size,
-        hardware=CPU.model_dump(mode="json"),
-        members=members,
-        **how,
-    )
+    hardware = CPU.model_dump(mode="json")
+    return Diagnosis(Run(stored, dict(told), spec.layout.world_size, hardware=hardware, members=members, **how))
 
 
 def look(found: Diagnosis, now: float = NOW) -> Told:

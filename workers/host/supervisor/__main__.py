@@ -28,6 +28,7 @@ from workers.host.settings import HostSettings, host_settings
 from workers.host.supervisor.board import Board
 from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.ending import Ended, exit_report, read_failure, saved_words, steps_of
+from workers.host.supervisor.follow import follow
 from workers.host.supervisor.gang import NotReadyError, gathered, meet
 from workers.host.supervisor.gauges import HostGauge, slots_of
 from workers.host.supervisor.lease import Lease
@@ -45,7 +46,6 @@ from workers.host.supervisor.training import Training
 log = logging.getLogger(__name__)
 
 BATCH_S = 0.15
-TAIL_S = 0.25
 POLL_S = 1.0
 HEARTBEAT_S = 5.0
 CLOCK_S = 30.0
@@ -110,7 +110,7 @@ class Supervisor:
         self._started = True
         if self.ended_by is not None:
             self._stop()
-        tail = asyncio.create_task(self._tail_forever())
+        tail = asyncio.create_task(follow(lambda: self.tail, self._add, self._over))
         spawned = time.time()
         await self._set_clock()  # before anything is told
         self._add(StartItem(kind="start", rank=-1, time=self._claimed, stage="claimed"))
@@ -192,19 +192,6 @@ class Supervisor:
     def _add_all(self, items: list[GaugeItem]) -> None:
         for item in items:
             self._add(item)
-
-    async def _tail_forever(self) -> None:
-        """In a thread: a disk may block, and the ranks' records and the cancel flag must not wait for it."""
-        over = False
-        while not over:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), TAIL_S)
-            over = self._over.is_set()
-            try:
-                for item in await asyncio.to_thread(self.tail.read, final=over):
-                    self._add(item)
-            except OSError as error:
-                log.warning("cannot read the logs: %s", error)
 
     async def _report(self) -> None:
         """Told from memory: whatever the job did to our files, its state is told."""

@@ -45,7 +45,10 @@ export function pairsPanel(panel) {
       : step
         ? ofStep(step, world, accepts, busFactor)
         : null;
-    if (!squares.measured && !squares.predicted) return;
+    if (!squares.measured && !squares.predicted) {
+      panel.querySelector("[data-empty]").textContent = job.finished ? "No step was counted." : "Waiting for the first optimiser step.";
+      return;
+    }
     drawn = key;
     fill($("pairs-axis"), planned ? job.estimate.stages.flatMap((stage) => stage.traffic.map((row) => row.axis)) : step.groups.map((group) => group.axis));
     panel.querySelector(".heat-pair").hidden = false;

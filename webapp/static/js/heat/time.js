@@ -35,6 +35,11 @@ export function cellsOf(bins, ranks, accepts, { from = null, to = null, filling 
   return { cells, columns, most, times: times.slice(first, last) };
 }
 
+function nothing(job, state) {
+  if (!job.finished) return "Waiting for the first collective.";
+  return state.fromSummary ? "When each rank sent what is no longer kept." : "The run ended without a collective.";
+}
+
 /** Returns show(job, state, range): `range` {from, to} in unix seconds, nulls for the whole run. */
 export function timePanel(panel) {
   const $ = (id) => panel.querySelector(`#${id}`);
@@ -65,7 +70,7 @@ export function timePanel(panel) {
     const empty = panel.querySelector("[data-empty]");
     empty.hidden = known;
     if (!known) {
-      if (what === "still") empty.textContent = "No step has told what its ranks stood still for.";
+      empty.textContent = what === "still" ? "No step has told what its ranks stood still for." : nothing(job, state);
       return;
     }
     ranks = [...bins.rows.keys()].sort((a, b) => a - b);

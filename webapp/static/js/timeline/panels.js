@@ -23,6 +23,10 @@ export function tracePanels() {
     observer.observe(panel);
     panel.addEventListener("change", () => newest && soon(0));
   }
+  addEventListener("beforeprint", () => {
+    for (const { panel } of all) inSight.add(panel);
+    if (newest) draw();
+  });
 
   function draw() {
     waiting = false;

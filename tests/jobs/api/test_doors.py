@@ -11,6 +11,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from jobs.api.problems import CONTENT_TYPE
 from tests.planner.wrong_specs import GOOD
 from tests.support.web import Site
 
@@ -20,10 +21,12 @@ NUL = "a\x00b"
 
 def errors(answer: Any) -> list[dict[str, str]]:
     """Every refusal has the promised shape."""
-    told = answer.json()["errors"]
-    assert told
-    assert all(set(error) == {"field", "message"} for error in told)
-    return list(told)
+    assert answer.headers["Content-Type"] == CONTENT_TYPE
+    told = answer.json()
+    assert (set(told), told["status"]) == ({"type", "title", "status", "detail", "errors"}, answer.status)
+    assert told["errors"]
+    assert all(set(error) - {"in"} == {"field", "pointer", "message"} for error in told["errors"])
+    return list(told["errors"])
 
 
 @pytest.mark.parametrize("limit", [HUGE, "²", "٣", "0", "201", "-1", "1.0", "007", ""])
@@ -134,7 +137,7 @@ def test_json_nested_too_deep_is_400(postgres_site: Site, depth: int, status: in
 def test_more_fields_than_are_read_are_400(postgres_site: Site) -> None:
     answer = postgres_site.call("GET", "/api/v1/jobs?" + "a=b&" * 3000, headers=postgres_site.token("owner"))
     assert answer.status == 400
-    assert "errors" in answer.json()
+    errors(answer)
 
 
 def test_four_submits_at_once_with_one_key_are_one_job(postgres_site: Site) -> None:

@@ -89,7 +89,7 @@ class Asked:
         if "content" not in said:
             assert not answer.content
             return None
-        schema = closed(said["content"]["application/json"]["schema"])
+        schema = closed(said["content"][answer["Content-Type"]]["schema"])
         validator = Draft202012Validator({**schema, "components": self._components})
         wrong = [f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(answer.json())]
         assert wrong == [], operation
@@ -157,6 +157,8 @@ def jobs(asked: Asked, user: APIClient, owner: User) -> None:
     asked(user, "adviseJob", job_id=chosen["id"], code=409)
     asked(user, "getJob", job_id="nobodys", code=404)
     asked(user, "readLog", job_id=chosen["id"], rank="0", code=409)
+    assert asked(user, "waitForJob", job_id=run.job_id)["job"]["finished"]
+    asked(user, "followJob", job_id="nobodys", code=404)
 
 
 def traces(asked: Asked, user: APIClient, owner: User, client: redis.Redis) -> None:

@@ -300,7 +300,8 @@ def test_a_plan_tells_what_a_submit_would_of_a_checkpoint_that_is_not_there(
         (blocked,) = api(owner).post("/api/v1/plan", draft, format="json").json()["not_runnable"]
         assert blocked["field"] == "train.resume"
         assert "no such job, or not yours" in blocked["message"]
-        assert api(owner).post("/api/v1/jobs", draft, format="json").json()["errors"] == [blocked]
+        (refused,) = api(owner).post("/api/v1/jobs", draft, format="json").json()["errors"]
+        assert refused == {**blocked, "pointer": "/train/resume", "in": "body"}
 
 
 def test_a_plan_tells_of_verify_what_a_submit_would(owner: User, api: Api) -> None:
@@ -310,4 +311,5 @@ def test_a_plan_tells_of_verify_what_a_submit_would(owner: User, api: Api) -> No
         told = api(owner).post("/api/v1/plan", draft, format="json").json()["problems"]
         assert "train.verify" in {problem["field"] for problem in told}
         refused = api(owner).post("/api/v1/jobs", draft, format="json").json()["errors"]
-        assert next(problem for problem in told if problem["field"] == "train.verify") in refused
+        wrong = next(problem for problem in told if problem["field"] == "train.verify")
+        assert {**wrong, "pointer": "/train/verify", "in": "body"} in refused

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
@@ -11,15 +11,18 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from jobs.api.errors import refused_page
+from jobs.api.problems import details
 from jobs.models import ImportedTrace
 from jobs.text import parse_json, storable, whole_number
 from jobs.traces import chrome, perfetto
 from jobs.traces.imports import kept
 from jobs.traces.imports.parts import ImportProblemError
+from jobs.traces.imports.wanted import wanted
 from jobs.traces.requests import LARGEST_STEP
 from jobs.traces.shapes import tables
+from planner.facts.spec import Problem
 
-LONGEST_NAME = 100
 WRITERS = {"perfetto": perfetto, "chrome": chrome}
 
 
@@ -35,7 +38,7 @@ def _find(request: HttpRequest, key: str, *, change: bool = False) -> ImportedTr
 
 
 def _refused(status: int, field: str, message: str) -> JsonResponse:
-    return JsonResponse({"errors": [{"field": field, "message": message}]}, status=status)
+    return refused_page(details(status, [Problem(field, message)]))
 
 
 @require_GET
@@ -58,8 +61,7 @@ def imports(request: HttpRequest) -> HttpResponse:
 def begin(request: HttpRequest) -> HttpResponse:
     """{"name", "files": [{"name", "size"}]}: opens an import that files are sent to."""
     try:
-        asked = parse_json(request.body)
-        name, files = _asked(asked)
+        name, files = wanted(parse_json(request.body))
     except ImportProblemError as error:
         return _refused(422, error.field, f"{error.file}: {error.message}")
     except ValueError as error:
@@ -69,28 +71,6 @@ def begin(request: HttpRequest) -> HttpResponse:
     except kept.TooManyError as error:
         return _refused(409, "import", str(error))
     return JsonResponse({"id": made.id, "url": reverse("import", args=[made.id])}, status=201)
-
-
-def _asked(asked: Any) -> tuple[str, list[tuple[str, int]]]:
-    rows = asked.get("files") if isinstance(asked, dict) else None
-    if not isinstance(rows, list) or not 1 <= len(rows) <= kept.MOST_FILES:
-        raise ImportProblemError("import", "files", f"must be a list of 1 to {kept.MOST_FILES} files")
-    files = []
-    for row in rows:
-        name, size = (row.get("name"), row.get("size")) if isinstance(row, dict) else (None, None)
-        if not isinstance(name, str) or not storable(name) or not 1 <= len(name) <= 255:
-            raise ImportProblemError("import", "files", "each has a name of 1 to 255 characters")
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= kept.FILE_BYTES:
-            raise ImportProblemError(name, "size", f"must be 1 to {kept.FILE_BYTES:,} bytes, got {str(size)[:30]}")
-        files.append((name, size))
-    if len({name for name, _ in files}) < len(files):
-        raise ImportProblemError("import", "files", "two have the same name")
-    total = sum(size for _, size in files)
-    if total > kept.IMPORT_BYTES:
-        raise ImportProblemError("import", "files", f"{total:,} bytes together are more than {kept.IMPORT_BYTES:,}")
-    told = asked.get("name")
-    title = told if isinstance(told, str) and told.strip() and storable(told) else files[0][0]
-    return title.strip()[:LONGEST_NAME], files
 
 
 @require_POST

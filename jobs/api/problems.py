@@ -1,0 +1,102 @@
+"""What every refusal and failure says: problem details (RFC 9457), with each thing that is wrong and where it stands.
+
+Without Django, because the server's outermost doors say it too. docs/errors.md has a heading for each type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final, Literal, NamedTuple, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from planner.facts.spec import Problem
+
+CONTENT_TYPE: Final = "application/problem+json"
+TYPE: Final = "/docs/errors/#{slug}"
+LONGEST_DETAIL: Final = 1000
+WHOLE: Final = "request"  # the field of what concerns the request as a whole
+Where = Literal["body", "query", "header", "path"]
+
+
+class Kind(NamedTuple):
+    """A type of problem: the heading of its explanation, a title, and what the OpenAPI document says of it."""
+
+    slug: str
+    title: str
+    words: str
+
+
+KINDS: Final[Mapping[int, Kind]] = {
+    400: Kind("malformed", "Malformed request", "not JSON, a senseless parameter, or a malformed request"),
+    401: Kind("not-logged-in", "Not logged in", "no token, or a wrong one"),
+    403: Kind("forbidden", "Forbidden", "the session lacks its CSRF token, or the user the right"),
+    404: Kind("not-found", "Not found", "no such thing, or not yours"),
+    405: Kind("method", "Method not allowed", "the path knows other methods; see Allow"),
+    406: Kind("not-acceptable", "Not acceptable", "only JSON is written"),
+    408: Kind("too-slow", "Request too slow", "the body did not arrive in time"),
+    409: Kind("conflict", "Not in this state", "the job's state does not allow it"),
+    410: Kind("ended", "The run has ended", "the run has ended"),
+    413: Kind("too-large", "Body too large", "the body is larger than 1 MB"),
+    415: Kind("media-type", "Unsupported media type", "the body is not application/json"),
+    422: Kind(
+        "senseless",
+        "Cannot be carried out",
+        "the spec cannot run, or a field is senseless: every problem with its field and the arithmetic",
+    ),
+    429: Kind("too-many", "Too many requests", "too many requests; see Retry-After"),
+    500: Kind("ours", "A failure of ours", "something broke on our side; it quotes an id that the log has too"),
+    503: Kind("away", "Not available now", "the database is away, or too much is asked at once; see Retry-After"),
+}
+
+FieldProblem = TypedDict(
+    "FieldProblem",
+    {
+        "field": Annotated[str, Field(description="dotted field, parameter or header; 'request' is all of it")],
+        "pointer": Annotated[str, Field(description="JSON pointer into the body; '' where that has no such place")],
+        "in": NotRequired[Annotated[Where, Field(description="left out where it is no part of the request")]],
+        "message": str,
+    },
+)
+FieldProblem.__doc__ = "One thing that is wrong, and where."
+
+
+class ProblemDetails(TypedDict):
+    """Why a request was refused or failed, as RFC 9457 has it; `errors` is our own member of it."""
+
+    type: Annotated[str, Field(description="a reference to what this kind of problem means, relative to the board")]
+    title: str
+    status: int
+    detail: Annotated[str, Field(description="every message, for people")]
+    errors: list[FieldProblem]
+
+
+def details(
+    status: int, problems: Iterable[Problem], where: Where | None = None, places: Mapping[str, str] | None = None
+) -> ProblemDetails:
+    """A refusal's body. `where` is the part of the request that all fields are of, None where they are of none.
+    `places`: pointers of fields whose place in the body is not their own name."""
+    kind = KINDS[status]
+    errors = [_located(problem, where, places or {}) for problem in problems]
+    words = (e["message"] if e["field"] == WHOLE else f"{e['field']}: {e['message']}" for e in errors)
+    return {
+        "type": TYPE.format(slug=kind.slug),
+        "title": kind.title,
+        "status": status,
+        "detail": "; ".join(words)[:LONGEST_DETAIL],
+        "errors": errors,
+    }
+
+
+def _located(problem: Problem, where: Where | None, places: Mapping[str, str]) -> FieldProblem:
+    if where is None or problem.field == WHOLE:
+        return {"field": problem.field, "pointer": "", "message": problem.message}
+    pointer = _pointer(problem.field, places) if where == "body" else ""
+    return {"field": problem.field, "pointer": pointer, "in": where, "message": problem.message}
+
+
+def _pointer(field: str, places: Mapping[str, str]) -> str:
+    """RFC 6901 of a dotted field."""
+    first, *rest = (part.replace("~", "~0").replace("/", "~1") for part in field.split("."))
+    return "/".join([places.get(first, f"/{first}"), *rest])

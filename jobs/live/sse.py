@@ -1,0 +1,82 @@
+"""Server-sent events: how they are written, what of a batch is one, and the ids that a reader goes on from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+
+from contracts.telemetry import LogItem, StepItem
+from jobs.live.consumers import positions
+from jobs.live.held import OneLog, Position
+
+RETRY = b"retry: 3000\n\n"  # milliseconds until a reader whose line broke comes again
+BEAT = b": still here\n\n"
+AWAY = b": telemetry cannot be read just now\n\n"
+ID_PATTERN = r"^([0-9]{1,18})\.([0-9]{1,9})\.([0-9]{1,15})\.([0-9:,-]*)$"
+_ID = re.compile(ID_PATTERN)
+_TOLD: dict[str, TypeAdapter[Any]] = {"log": TypeAdapter(LogItem), "step": TypeAdapter(StepItem)}
+_OF_STEP = ("rank", "time", "step", "steps", "step_s", "tokens", "loss", "grad_norm", "learning_rate")
+
+
+def event(name: str, data: Any, position: Position | None = None) -> bytes:
+    """One event; `position`: where to go on behind it."""
+    head = "" if position is None else f"id: {written(position)}\n"
+    return f"{head}event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+def written(position: Position) -> str:
+    streams = ",".join(f"{node}:{entry}" for node, entry in position.streams)
+    return f"{position.change}.{position.attempt}.{position.step}.{streams}"
+
+
+def read(text: str) -> Position | None:
+    """A position as `written`; None for what is none."""
+    found = _ID.fullmatch(text)
+    if found is None:
+        return None
+    change, attempt, step = (int(number) for number in found.groups()[:3])
+    streams = positions(found[4]) if found[4] else {}
+    return None if streams is None else Position(change, attempt, step, tuple(sorted(streams.items())))
+
+
+def items(batch: bytes) -> Iterator[LogItem | StepItem]:
+    """Log lines and steps of a batch as Redis has it; what is malformed is left out."""
+    try:
+        told = msgpack.unpackb(batch)
+        found = told["items"] if isinstance(told, dict) else []
+    except (ValueError, KeyError, msgpack.UnpackException):
+        return
+    for item in found if isinstance(found, list) else []:
+        adapter = _TOLD.get(item.get("kind", "")) if isinstance(item, dict) else None
+        if adapter is None:
+            continue
+        try:
+            yield adapter.validate_python(item)
+        except ValidationError:
+            continue
+
+
+def of_steps(found: list[StepItem], after: int) -> list[dict[str, Any]]:
+    """One of each step that comes after `after`, in order: of a rank that knows the loss, where one does."""
+    best: dict[int, StepItem] = {}
+    for item in found:
+        kept = best.get(item["step"])
+        if item["step"] > after and (kept is None or (kept["loss"] is None and item["loss"] is not None)):
+            best[item["step"]] = item
+    return [{name: best[step][name] for name in _OF_STEP} for step in sorted(best)]  # type: ignore[literal-required]
+
+
+def of_log(item: LogItem, node: int) -> dict[str, Any]:
+    names = ("rank", "time", "first", "lines")
+    told = {name: item[name] for name in names}  # type: ignore[literal-required]
+    return {"node": node, **told, "skipped": item.get("skipped", 0)}
+
+
+def is_of(item: LogItem, node: int, log: OneLog | None) -> bool:
+    """Whether a follower of `log`, or of everything, is told of it."""
+    return log is None or (node, item["rank"]) == (log.node, log.rank)

@@ -1,0 +1,133 @@
+"""Every refusal is problem details (RFC 9457): a type that is explained, and each wrong thing with where it stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.cache import cache
+from django.core.exceptions import PermissionDenied
+from django.test import Client, RequestFactory
+from rest_framework.test import APIClient
+
+from jobs.api.problems import CONTENT_TYPE, KINDS, details
+from planner.facts.spec import Problem
+from tests.planner.wrong_specs import GOOD, WRONG_SPECS
+from tests.support.processes import ROOT
+from webapp.errors import forbidden, forged
+
+Api = Callable[[User | None], APIClient]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_throttle() -> None:
+    cache.clear()
+
+
+def problem(answer: Any, status: int) -> dict[str, Any]:
+    assert (answer.status_code, answer["Content-Type"]) == (status, CONTENT_TYPE)
+    told: dict[str, Any] = answer.json()
+    slug, title, _ = KINDS[status]
+    assert told["type"] == f"/docs/errors/#{slug}"
+    assert (told["title"], told["status"]) == (title, status)
+    assert told["detail"]
+    return told
+
+
+def resolved(body: Any, pointer: str) -> Any:
+    """RFC 6901."""
+    for part in pointer.split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        body = body[int(part)] if isinstance(body, list) else body[part]
+    return body
+
+
+def stands(body: Any, pointer: str) -> bool:
+    """Whether what it names is there, or is missing from something that is."""
+    parent, _, name = pointer.rpartition("/")
+    try:
+        found = resolved(body, parent)
+    except (KeyError, IndexError):
+        return False
+    return not name or isinstance(found, dict) or (isinstance(found, list) and name.isdigit())
+
+
+def test_each_refusal_of_a_view_is_a_problem(owner: User, api: Api, settings: Any) -> None:
+    client = api(owner)
+    nobody, wrong = APIClient(), APIClient(headers={"Authorization": "Token wrong"})
+    problem(nobody.get("/api/v1/jobs"), 401)
+    problem(wrong.get("/api/v1/jobs"), 401)
+    assert "WWW-Authenticate" in wrong.get("/api/v1/jobs")
+    problem(client.get("/api/v1/jobs/nosuchjob"), 404)
+    problem(client.get("/api/v1/nowhere"), 404)
+    assert problem(client.get("/api/v1/jobs?limit=x"), 400)["errors"] == [
+        {"field": "limit", "pointer": "", "in": "query", "message": "must be a whole number from 1 to 200"}
+    ]
+    not_allowed = client.delete("/api/v1/presets")
+    assert problem(not_allowed, 405)["errors"][0]["pointer"] == ""
+    assert "GET" in not_allowed["Allow"]
+    problem(client.get("/api/v1/jobs", headers={"Accept": "text/html"}), 406)
+    problem(client.post("/api/v1/jobs", b" " * 2**21, content_type="application/json"), 413)
+    problem(client.post("/api/v1/jobs", "a=b", content_type="application/x-www-form-urlencoded"), 415)
+    problem(client.post("/api/v1/queue/pause"), 403)
+    key = client.post("/api/v1/jobs", GOOD, format="json", headers={"Idempotency-Key": "a b"})
+    assert (problem(key, 400)["errors"][0]["in"], key.json()["errors"][0]["pointer"]) == ("header", "")
+    job = client.post("/api/v1/jobs", GOOD, format="json").json()["id"]
+    client.post(f"/api/v1/jobs/{job}/cancel")
+    (error,) = problem(client.post(f"/api/v1/jobs/{job}/cancel"), 409)["errors"]
+    assert "in" not in error, "a job's state is no part of the request"
+
+
+def test_a_session_without_its_csrf_token_is_a_problem(owner: User) -> None:
+    client = APIClient(enforce_csrf_checks=True)
+    client.force_login(owner)
+    assert "CSRF" in problem(client.post("/api/v1/jobs", GOOD, format="json"), 403)["detail"]
+
+
+def test_what_no_view_answers_is_a_problem_below_api_and_a_page_elsewhere() -> None:
+    for path, is_problem in (("/api/v1/jobs", True), ("/jobs/new/", False)):
+        request = RequestFactory().post(path)
+        for answer in (forbidden(request, PermissionDenied()), forged(request, "no cookie")):
+            assert answer.status_code == 403
+            assert (answer["Content-Type"] == CONTENT_TYPE) is is_problem
+    assert b"<html" in Client().get("/nowhere/").content
+
+
+@pytest.mark.parametrize("wrong", WRONG_SPECS, ids=lambda w: w.label)
+def test_a_pointer_leads_to_what_is_wrong(owner: User, api: Api, wrong: Any) -> None:
+    told = problem(api(owner).post("/api/v1/jobs", wrong.spec, format="json"), 422)
+    for error in told["errors"]:
+        assert error["in"] == "body"
+        assert error["pointer"] == "/" + error["field"].replace(".", "/")
+        assert stands(wrong.spec, error["pointer"]), error
+
+
+def test_a_spec_inside_a_body_is_pointed_into(owner: User, api: Api) -> None:
+    client, inner = api(owner), {**GOOD, "train": {"steps": 0}}
+    for path, body, pointers in (
+        ("plan/explain", {"spec": inner}, {"/spec/train/steps"}),
+        ("plan/explain", {"spec": GOOD, "stage": 7}, {"/stage"}),
+        ("plan/search", {"spec": inner, "ranks": 4}, {"/spec/train/steps"}),
+        ("plan/search", {"spec": GOOD, "ranks": 0}, {"/ranks"}),
+        ("plan/search", {"spec": GOOD, "ranks": 4, "fixed": {"tp": 0}}, {"/fixed/tp"}),
+        ("plan/search", {"spec": [], "ranks": 4}, {"/spec"}),
+    ):
+        told = problem(client.post(f"/api/v1/{path}", body, format="json"), 422)
+        assert {error["pointer"] for error in told["errors"]} == pointers
+
+
+def test_a_name_with_a_slash_or_a_tilde_is_escaped() -> None:
+    assert details(422, [Problem("train.a/b~c", "no")], "body")["errors"][0]["pointer"] == "/train/a~1b~0c"
+
+
+def test_many_words_are_cut_in_the_detail_alone() -> None:
+    told = details(422, [Problem(f"field{number}", "x" * 100) for number in range(50)], "body")
+    assert (len(told["detail"]), len(told["errors"])) == (1000, 50)
+
+
+def test_each_type_is_explained_under_its_own_heading() -> None:
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    assert headings == [kind.slug for kind in KINDS.values()]

@@ -1,0 +1,375 @@
+"""Waiting for a job and following it, on the server as it is deployed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgpack
+import psycopg
+import pytest
+from channels.db import database_sync_to_async
+from django.contrib.auth.models import User
+from django.core.asgi import get_asgi_application
+from knox.models import AuthToken
+from redis import Redis
+
+from contracts.names import telemetry_stream
+from jobs.api import patient
+from jobs.queue import actions
+from tests.planner.wrong_specs import GOOD
+from tests.support.processes import wait_until
+from tests.support.web import Site
+
+PATIENCE_S = 30.0
+Event = dict[str, Any]  # "event", "data", and "id" of some
+
+
+def submit(site: Site, who: str = "owner") -> str:
+    return str(site.call("POST", "/api/v1/jobs", GOOD, headers=site.token(who)).json()["id"])
+
+
+def move(site: Site, job: str, *statuses: str, attempt: int = 1) -> None:
+    """As the controller would."""
+    with psycopg.connect(site.database_url, autocommit=True) as database:
+        for status in statuses:
+            database.execute("UPDATE jobs_job SET status = %s, attempt = %s WHERE id = %s", (status, attempt, job))
+            database.execute(
+                "INSERT INTO jobs_statechange (job_id, attempt, status, reason, at) VALUES (%s, %s, %s, %s, now())",
+                (job, attempt, status, f"it is {status}"),
+            )
+
+
+def put(site: Site, job: str, *items: dict[str, Any], number: int = 0) -> str:
+    batch = {"v": 1, "job": job, "attempt": 1, "time": 0.0, "items": list(items)}
+    entry: Any = site.redis.client().xadd(telemetry_stream(job, 1), {"b": msgpack.packb(batch), "n": number})
+    return str(entry.decode())
+
+
+def lines(first: int, *words: str, rank: int = 0) -> dict[str, Any]:
+    return {"kind": "log", "rank": rank, "time": 1.0, "first": first, "lines": list(words)}
+
+
+def step(number: int, loss: float | None = 4.0, rank: int = 0) -> dict[str, Any]:
+    told = {"kind": "step", "rank": rank, "time": 1.0, "step": number, "ran": number, "steps": 50, "step_s": 0.1}
+    return {**told, "tokens": 8, "loss": loss, "grad_norm": 1.0, "learning_rate": 0.1, "cells": []}
+
+
+@contextlib.asynccontextmanager
+async def asking(site: Site, who: str = "owner", **headers: str) -> AsyncIterator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=None)
+    given = {**site.token(who), **headers}
+    async with httpx.AsyncClient(base_url=site.url, headers=given, timeout=PATIENCE_S, limits=limits) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def followed(
+    site: Site, address: str, after: str | None = None, who: str = "owner"
+) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+    """The events: {"event", "data", "id"}."""
+    headers = {} if after is None else {"Last-Event-ID": after}
+    async with asking(site, who, **headers) as client, client.stream("GET", address) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        assert answer.headers["X-Content-Type-Options"] == "nosniff", "as every other answer"
+        yield _events(answer)
+
+
+async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    told: dict[str, Any] = {}
+    async for line in answer.aiter_lines():
+        name, _, value = line.partition(": ")
+        if line and name:
+            told[name] = json.loads(value) if name == "data" else value
+        elif "event" in told:
+            yield told
+            told = {}
+        else:
+            told = {}
+
+
+async def until(
+    events: AsyncIterator[dict[str, Any]], wanted: Callable[[dict[str, Any]], bool]
+) -> list[dict[str, Any]]:
+    """All up to the first that is wanted, itself too."""
+    found = []
+    async with asyncio.timeout(PATIENCE_S):
+        async for event in events:
+            found.append(event)
+            if wanted(event):
+                return found
+    raise AssertionError(f"it never came; there were {found}")
+
+
+def is_a(name: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda event: bool(event["event"] == name)
+
+
+def threads(site: Site) -> int:
+    return len(list(Path(f"/proc/{site.process.pid}/task").iterdir()))
+
+
+@pytest.fixture
+def job(postgres_site: Site) -> Iterator[str]:
+    made = submit(postgres_site)
+    yield made
+    postgres_site.call("POST", f"/api/v1/jobs/{made}/cancel", headers=postgres_site.token("owner"))
+
+
+def test_a_wait_ends_when_the_job_has_come_into_the_state(postgres_site: Site, job: str) -> None:
+    async def wait() -> list[dict[str, Any]]:
+        async with asking(postgres_site) as client:
+            names = ("started", "running", "failed", "finished")
+            asked = [
+                asyncio.create_task(client.get(f"/api/v1/jobs/{job}/wait?for={name}&timeout=30")) for name in names
+            ]
+            done, _ = await asyncio.wait(asked, timeout=1.5)
+            assert not done, "nothing happened yet"
+            await asyncio.to_thread(move, postgres_site, job, "starting")
+            first = (await asked[0]).json()
+            assert not any(task.done() for task in asked[1:])
+            await asyncio.to_thread(move, postgres_site, job, "running", "succeeded")
+            return [first, *[(await task).json() for task in asked[1:]]]
+
+    started, running, failed, finished = asyncio.run(wait())
+    assert (started["reached"], started["job"]["status"]) == (True, "starting")
+    assert (running["reached"], running["job"]["status"]) == (True, "succeeded"), "it was, for less than a look"
+    assert (failed["reached"], failed["job"]["finished"]) == (False, True), "it no longer can"
+    assert (finished["reached"], finished["job"]["status"]) == (True, "succeeded")
+
+
+def test_a_wait_answers_when_its_time_is_up_or_it_makes_no_sense(postgres_site: Site, job: str) -> None:
+    headers = postgres_site.token("owner")
+    for query in ("?timeout=0", "?timeout=1"):
+        told = postgres_site.call("GET", f"/api/v1/jobs/{job}/wait{query}", headers=headers)
+        assert (told.status, told.json()["reached"], told.json()["job"]["status"]) == (200, False, "queued")
+    for query, field in (("for=done", "for"), ("timeout=301", "timeout"), ("timeout=-1", "timeout"), ("x=1", "x")):
+        wrong = postgres_site.call("GET", f"/api/v1/jobs/{job}/wait?{query}", headers=headers)
+        assert (wrong.status, wrong.json()["errors"][0]["field"]) == (400, field)
+    for path in ("wait", "events"):
+        for given, status in (({}, 401), (postgres_site.token("stranger"), 404)):
+            assert postgres_site.call("GET", f"/api/v1/jobs/{job}/{path}", headers=given).status == status
+
+
+def test_two_hundred_who_wait_cost_no_thread_one_more_is_429_until_one_leaves(postgres_site: Site) -> None:
+    job = submit(postgres_site)
+    address = f"/api/v1/jobs/{job}/wait?timeout=60"
+
+    async def wait() -> tuple[Any, Any, Any, set[int]]:
+        async with asking(postgres_site) as client, asking(postgres_site, "staff") as other:
+            before = threads(postgres_site)
+            asked = [asyncio.create_task(client.get(address)) for _ in range(201)]
+            (refused, *more), held = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            assert not more
+            of_another = await other.get(f"/api/v1/jobs/{job}/wait?timeout=1")
+            await asyncio.to_thread(wait_until, lambda: threads(postgres_site) <= before + 8, "the views' threads end")
+            assert not any(task.done() for task in held)
+            held.pop().cancel()
+            async with asyncio.timeout(PATIENCE_S):
+                while (after := await client.get(f"/api/v1/jobs/{job}/wait?timeout=1")).status_code == 429:
+                    pass
+            await asyncio.to_thread(move, postgres_site, job, "starting", "running", "succeeded")
+            return refused.result(), of_another, after, {(await task).status_code for task in held}
+
+    refused, of_another, after, codes = asyncio.run(wait())
+    assert codes == {200}
+    assert (of_another.status_code, after.status_code) == (200, 200)
+    assert (refused.status_code, refused.headers["Content-Type"]) == (429, "application/problem+json")
+    assert int(refused.headers["Retry-After"]) > 0
+    assert refused.json()["errors"][0]["message"] == "you have 200 requests held at once already"
+
+
+def test_events_tell_what_happened_then_what_happens_until_the_end(postgres_site: Site, job: str) -> None:
+    site = postgres_site
+    move(site, job, "starting", "running")
+    put(site, job, lines(0, "hello"), step(1, None), step(1, 4.0, rank=1))
+
+    async def follow() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        async with followed(site, f"/api/v1/jobs/{job}/events") as events:
+            first = await until(events, is_a("step"))
+            await asyncio.to_thread(put, site, job, step(2, 3.5), lines(1, "bye"), number=1)
+            await asyncio.to_thread(move, site, job, "succeeded")
+            rest = await until(events, is_a("end"))
+        after = next(event["id"] for event in reversed(first) if "id" in event)
+        async with followed(site, f"/api/v1/jobs/{job}/events", after) as events:
+            return first + rest, await until(events, is_a("end"))
+
+    everything, resumed = asyncio.run(follow())
+    states = [event["data"]["status"] for event in everything if event["event"] == "state"]
+    assert states == ["queued", "starting", "running", "succeeded"]
+    assert [event["data"]["lines"] for event in everything if event["event"] == "log"] == [["hello"], ["bye"]]
+    steps = [(event["data"]["step"], event["data"]["loss"]) for event in everything if event["event"] == "step"]
+    assert steps == [(1, 4.0), (2, 3.5)], "one of each, of a rank that knows the loss"
+    assert everything[-1]["data"] == {"status": "succeeded", "attempt": 1}
+    again = [(e["event"], e["data"]) for e in resumed if e["event"] != "verdict"]
+    known = [(e["event"], e["data"]) for e in everything if e["event"] != "verdict"]
+    assert sorted(map(str, again)) == sorted(map(str, known[-len(again) :])), "what came after, once, and no more"
+    assert len(again) == 4, "step 2, its line, succeeded, end"
+
+
+def test_an_id_that_is_none_is_400(postgres_site: Site, job: str) -> None:
+    for text in ("x", "1.1.1", "1.1.1.0:99999999999999999999-0", "-1.0.0.", "1.1.1.a"):
+        headers = {**postgres_site.token("owner"), "Last-Event-ID": text}
+        answer = postgres_site.call("GET", f"/api/v1/jobs/{job}/events", headers=headers)
+        (error,) = answer.json()["errors"]
+        assert (answer.status, error["field"], error["in"]) == (400, "Last-Event-ID", "header")
+
+
+def test_one_log_is_followed_line_by_line(postgres_site: Site, job: str) -> None:
+    site = postgres_site
+    address = f"/api/v1/jobs/{job}/logs/1?follow=1"
+    assert site.call("GET", address, headers=site.token("owner")).status == 409, "nothing has logged yet"
+    move(site, job, "starting", "running")
+    with psycopg.connect(site.database_url, autocommit=True) as database:
+        attempt: Any = database.execute(
+            "INSERT INTO jobs_attempt (job_id, number, created, checkpoint, engine_id, engine_told)"
+            " VALUES (%s, 1, now(), '', '', '{}') RETURNING id",
+            (job,),
+        ).fetchone()
+        database.execute(
+            "INSERT INTO jobs_member (attempt_id, node, host_name, first_rank, num_ranks, ordered, outcome, reason,"
+            " missed, note, claim) VALUES (%s, 0, 'h', 0, 4, now(), '', '', 0, '', '')",
+            (attempt[0],),
+        )
+    put(site, job, lines(0, "of rank 0"), lines(0, "of rank 1", rank=1), step(1))
+    assert site.call("GET", address.replace("/1?", "/7?"), headers=site.token("owner")).status == 404
+
+    async def follow() -> list[dict[str, Any]]:
+        async with followed(site, address) as events:
+            first = await until(events, is_a("log"))
+            await asyncio.to_thread(put, site, job, lines(1, "more", rank=1), lines(1, "not mine"), number=1)
+            return first + await until(events, is_a("log"))
+
+    told = asyncio.run(follow())
+    assert [(event["event"], event["data"]["lines"]) for event in told] == [("log", ["of rank 1"]), ("log", ["more"])]
+
+
+def test_what_was_trimmed_is_told_as_a_gap(postgres_site: Site, job: str) -> None:
+    move(postgres_site, job, "starting", "running")
+    put(postgres_site, job, lines(500, "late"), number=40)
+
+    async def follow() -> list[dict[str, Any]]:
+        async with followed(postgres_site, f"/api/v1/jobs/{job}/events") as events:
+            return await until(events, is_a("log"))
+
+    told = [event["event"] for event in asyncio.run(follow())]
+    assert told[-2:] == ["gap", "log"]
+
+
+def test_a_deleted_job_ends_the_wait_and_the_events(postgres_site: Site) -> None:
+    job = submit(postgres_site)
+
+    async def both() -> tuple[int, dict[str, Any]]:
+        async with asking(postgres_site) as client, followed(postgres_site, f"/api/v1/jobs/{job}/events") as events:
+            waiting = asyncio.create_task(client.get(f"/api/v1/jobs/{job}/wait?timeout=60"))
+            await until(events, is_a("state"))
+            await asyncio.to_thread(_delete, postgres_site, job)
+            told = await until(events, is_a("error"))
+            return (await waiting).status_code, told[-1]["data"]
+
+    code, error = asyncio.run(both())
+    assert (code, error["status"]) == (404, 404)
+
+
+def _delete(site: Site, job: str) -> None:
+    with psycopg.connect(site.database_url, autocommit=True) as database:
+        database.execute("DELETE FROM jobs_statechange WHERE job_id = %s", (job,))
+        database.execute("DELETE FROM jobs_job WHERE id = %s", (job,))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_revoked_token_ends_the_wait_and_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the layer itself, which asks again after 10 s where it is deployed."""
+    monkeypatch.setattr(patient, "ASK_AGAIN_S", 0.2)
+    owner = User.objects.create_user("owner")
+    made, _ = actions.submit(owner, GOOD)
+    revoked, token = AuthToken.objects.create(owner)
+    board = patient.Patient(get_asgi_application())
+    headers = [(b"host", b"localhost"), (b"authorization", f"Token {token}".encode())]
+
+    async def ask(what: str, told: asyncio.Queue[Any]) -> None:
+        scope = {"type": "http", "method": "GET", "headers": headers, "path": f"/api/v1/jobs/{made.id}/{what}"}
+        pending = [{"type": "http.request", "body": b""}]
+
+        async def receive() -> Any:
+            return pending.pop() if pending else await asyncio.Event().wait()
+
+        await board({**scope, "query_string": b"", "asgi": {"version": "3.0"}}, receive, told.put)
+
+    async def both() -> tuple[Any, bytes]:
+        waited: asyncio.Queue[Any] = asyncio.Queue()
+        events: asyncio.Queue[Any] = asyncio.Queue()
+        asking = [asyncio.create_task(ask("wait", waited)), asyncio.create_task(ask("events", events))]
+        async with asyncio.timeout(PATIENCE_S):
+            while b"event: state" not in (await events.get()).get("body", b""):
+                pass
+            await database_sync_to_async(revoked.delete)()
+            await asyncio.gather(*asking)
+        text = b""
+        while not events.empty():
+            text += events.get_nowait()["body"]
+        return await waited.get(), text
+
+    start, text = asyncio.run(both())
+    assert start["status"] == 401
+    assert b'event: error\ndata: {"type":"/docs/errors/#not-logged-in"' in text
+
+
+def test_states_come_and_waits_end_while_redis_does_not_answer(postgres_site: Site, job: str) -> None:
+    site = postgres_site
+    redis, redis_again = site.redis.client(), Redis.from_url(site.redis.url, socket_timeout=PATIENCE_S)
+
+    async def both() -> tuple[dict[str, Any], list[dict[str, Any]], float]:
+        async with asking(site) as client, followed(site, f"/api/v1/jobs/{job}/events") as events:
+            waiting = asyncio.create_task(client.get(f"/api/v1/jobs/{job}/wait?for=running&timeout=30"))
+            await until(events, is_a("state"))
+            await asyncio.to_thread(redis.execute_command, "CLIENT", "PAUSE", "5000", "ALL")
+            began = time.monotonic()
+            await asyncio.to_thread(move, site, job, "starting", "running")
+            told = await until(events, lambda event: event.get("data", {}).get("status") == "running")
+            return (await waiting).json(), told, time.monotonic() - began
+
+    try:
+        waited, told, took_s = asyncio.run(both())
+    finally:
+        redis_again.ping()
+    assert took_s < 5, "it was still away"
+    assert waited["reached"] is True
+    assert [event["data"]["status"] for event in told] == ["starting", "running"]
+
+
+def test_a_slow_reader_misses_nothing_and_costs_no_memory(postgres_site: Site, job: str) -> None:
+    """What it does not read yet stays in Redis."""
+    site, count = postgres_site, 80
+    move(site, job, "starting", "running")
+    filler = "x" * 2000
+    for number in range(count):
+        put(site, job, lines(100 * number, *[filler] * 100), number=number)
+    before = largest = site.memory_bytes
+    token = site.token("owner")["Authorization"]
+    head = f"GET /api/v1/jobs/{job}/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {token}"
+    found = b""
+    with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE_S) as line:
+        line.sendall(f"{head}\r\n\r\n".encode())
+        for _ in range(10):  # in which the server could read ahead
+            site.call("GET", f"/api/v1/jobs/{job}", headers=site.token("owner"))
+            largest = max(largest, site.memory_bytes)
+        while found.count(b"event: log") < count:
+            largest = max(largest, site.memory_bytes)
+            part = line.recv(64 * 2**10)
+            assert part, found[-1000:]
+            found += part
+    site.redis.client().delete(telemetry_stream(job, 1))
+    assert len(found) > (count - 1) * 200_000
+    firsts = [int(number) for number in re.findall(rb'"first":([0-9]+)', found)]
+    assert firsts == [100 * number for number in range(count)]
+    assert largest - before < 8 * 2**20, "of 16 MB"

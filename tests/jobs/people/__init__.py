@@ -1,0 +1,1 @@
+"""Projects, roles, tokens and what a project hands its jobs."""
