@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis faults cluster diagnose slow mix slurm image-test bench bench-rivals gpu docs pictures release clean tools
+.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis security faults cluster diagnose slow mix slurm image-test bench bench-rivals gpu docs pictures release clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -71,6 +71,9 @@ witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network names
 
 schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI document; prints what failed
 	$(BIN)/python -m tests.fuzz_api
+
+security: $(VENV)/.dev ## bandit, pip-audit, licences and var/sbom.cdx.json; what could not be looked at is no pass
+	$(BIN)/python -m tests.security
 
 faults: $(VENV)/.dev tools ## kill things and watch; prints the table
 	$(BIN)/python -m tests.faults

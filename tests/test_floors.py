@@ -29,6 +29,7 @@ ROOMS = {
     "planner": ["facts", "hardware", "cost", "search", "teaching", "report", "__main__"],
     "jobs": [
         "diagnosis",
+        "reference",
         "text",
         "models",
         "connection",
@@ -40,9 +41,12 @@ ROOMS = {
         "hosts",
         "planning",
         "traces",
-        # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself.
-        "queue engines reporting",
+        # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself. What
+        # changes a state tells of it in the same transaction, and the controller sends it.
+        "queue engines reporting telling",
+        "baselines",
         "history",
+        "backup",
         "logs",
         "live",
         "api",

@@ -17,6 +17,9 @@ from django.urls import path, re_path  # noqa: E402
 from jobs.api.patient import Patient  # noqa: E402
 from jobs.live.consumers import JobConsumer, no_such_socket  # noqa: E402
 from webapp.doors import Doors  # noqa: E402
+from webapp.safety import refuse_exposed  # noqa: E402
+
+refuse_exposed()
 
 sockets = URLRouter(
     [

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from jobs import reference
 from jobs.api.problems import CONTENT_TYPE, WHOLE, details
 from planner.facts.spec import Problem
 from webapp import limits
+from webapp.logs import REQUESTS
+
+log = logging.getLogger(REQUESTS)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -50,12 +56,14 @@ class Doors:
         self._application = application
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._application(scope, receive, send)
+            return
+        known = reference.begin(next((value for name, value in scope["headers"] if name == reference.HEADER), None))
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._request(scope, receive, send)
         else:
-            await self._application(scope, receive, send)
+            await self._request(scope, receive, _told(scope, send, known))
 
     async def _socket(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if _malformed(scope):
@@ -77,6 +85,20 @@ class Doors:
             await _refuse(scope, receive, send, error.status, str(error))
             return
         await self._application(scope, _replay(body, receive), _patient(send))
+
+
+def _told(scope: MutableMapping[str, Any], send: Send, known: str) -> Send:
+    """The answer names the request's id, and the log the answer: never what stood behind the `?`."""
+    began = time.monotonic()
+
+    async def telling(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", []), (reference.HEADER, known.encode())]}
+            answered = {"method": scope["method"], "path": scope["path"], "status": message["status"]}
+            log.info("answered", extra={**answered, "seconds": round(time.monotonic() - began, 4)})
+        await send(message)
+
+    return telling
 
 
 def _malformed(scope: MutableMapping[str, Any]) -> str | None:

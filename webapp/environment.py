@@ -6,6 +6,7 @@ docs/deploy.md shows the same table, and a test holds it against this one. A hos
 
 from __future__ import annotations
 
+import os
 import sys
 from ipaddress import ip_network
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import dj_database_url
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from webapp import places
 
@@ -74,6 +76,32 @@ class SettingError(RuntimeError):
     """A MESHBOARD_ variable is missing or senseless; one line for each."""
 
 
+class SecretFiles(PydanticBaseSettingsSource):
+    """`MESHBOARD_SECRET_KEY_FILE` names the file that holds a secret: no `docker inspect` or `ps e` shows that."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Raises SettingError."""
+        name = f"{PREFIX}{field_name.upper()}"
+        path = os.environ.get(f"{name}_FILE", "")
+        if not path or not _is_secret(field):
+            return None, field_name, False
+        if os.environ.get(name):
+            raise SettingError(f"{name} and {name}_FILE are both set; take one of them away")
+        try:
+            text = Path(path).read_text("utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise SettingError(
+                f"{name}_FILE: {path!r} cannot be read: {getattr(error, 'strerror', 'no text')}"
+            ) from None
+        if not text:
+            raise SettingError(f"{name}_FILE: {path!r} is empty")
+        return text, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        found = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}
+        return {name: text for name, text in found.items() if text is not None}
+
+
 class RunnerSettings(BaseSettings):
     """What only `make up` reads."""
 
@@ -92,6 +120,18 @@ class WebSettings(BaseSettings):
     """What web and controller read."""
 
     model_config = CONFIG
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment, and files for what is secret."""
+        return env_settings, SecretFiles(settings_cls)
 
     state_dir: Folder = Field(places.state(), description="database, static files, secrets")
     static_root: Folder | None = Field(None, description="static files as served; `STATE_DIR/static` if not set")
@@ -124,6 +164,9 @@ class WebSettings(BaseSettings):
     share_half_life_h: float = Field(
         24.0, gt=0, le=8760, description="hours in which half of a project's use is forgotten"
     )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="`json`: one object a line, with the id of the request, and a line for each request"
+    )
     logins_per_minute: int = Field(30, ge=1, description="logins that may be tried in a minute from one address")
     lease_s: int = Field(
         3600,
@@ -136,6 +179,29 @@ class WebSettings(BaseSettings):
     token_days: int = Field(90, ge=1, le=36500, description="how long a REST token is good for")
     trusted_proxies: Networks | None = Field(
         None, description="addresses and networks of proxies whose `X-Forwarded-For` is believed, with commas between"
+    )
+    board_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s?#@]+$",
+        description="where people reach the board: links in mails and webhooks begin with it",
+    )
+    email_host: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9.:-]{1,253}$",
+        description="the mail server that mails go out by; none are if not set",
+    )
+    email_port: int = Field(587, ge=1, le=65535, description="where it listens")
+    email_security: Literal["starttls", "tls", "none"] = Field(
+        "starttls", description="`starttls`; `tls` from the first byte, as on port 465; `none`: in the clear"
+    )
+    email_user: str | None = Field(None, description="who logs in to it; nobody if not set")
+    email_password: SecretStr | None = Field(None, description="and that user's password")
+    email_from: str = Field(
+        "meshboard@localhost", pattern=r"^[^\s<>@,;:]+@[A-Za-z0-9.-]+$", description="whom mails come from"
+    )
+    webhook_networks: Networks | None = Field(
+        None,
+        description="networks inside that webhooks may reach, also over plain HTTP; the public internet if not set",
     )
     slurm_folder: str | None = Field(
         None,
@@ -216,5 +282,9 @@ def _told(table: type[BaseSettings], error: Any) -> str:
         return f"{PREFIX}{name.upper()} is not set"
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    secret = "Secret" in str(table.model_fields[name].annotation)
-    return f"{PREFIX}{name.upper()}: {message}" + ("" if secret else f", got {error['input']!r}")
+    shown = "" if _is_secret(table.model_fields[name]) else f", got {error['input']!r}"
+    return f"{PREFIX}{name.upper()}: {message}{shown}"
+
+
+def _is_secret(field: FieldInfo) -> bool:
+    return "Secret" in str(field.annotation)

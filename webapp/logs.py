@@ -1,13 +1,26 @@
-"""Logs of a bounded size: what has grown past the bound is moved aside while its writer goes on. And
-which of them tell a traceback."""
+"""Logs of a bounded size: what has grown past the bound is moved aside while its writer goes on. And what a line tells:
+of which request it is, and whether it has a traceback."""
 
 from __future__ import annotations
 
 import logging
 import os
 from pathlib import Path
+from typing import Any
+
+from jobs.reference import current
 
 LOG_BYTES = 5_000_000
+REQUESTS = "meshboard.requests"
+FIELDS = ("levelname", "name", "message", "request_id")  # of a line as JSON, beside its time
+NAMES = {"levelname": "level", "name": "logger"}
+
+
+def with_reference(record: logging.LogRecord) -> bool:
+    """A filter: of which request the line is."""
+    record.request_id = current()
+    record.__dict__.pop("request", None)  # Django's own: as text it has the whole address, what follows `?` too
+    return True
 
 
 def without_refusals(record: logging.LogRecord) -> bool:
@@ -32,3 +45,30 @@ def bound(log: Path, limit_bytes: int = LOG_BYTES) -> None:
     draft = log.with_name(log.name + ".new")
     draft.write_bytes(end)
     draft.replace(log.with_name(log.name + ".1"))
+
+
+def logging_settings(form: str) -> dict[str, Any]:
+    """Django's LOGGING: lines to read, or "json": an object each, and one of each request answered."""
+    as_json = {"()": "pythonjsonlogger.json.JsonFormatter", "fmt": FIELDS, "rename_fields": NAMES, "timestamp": True}
+    formatters = {"text": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}, "json": as_json}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {form: formatters[form]},
+        "filters": {
+            "reference": {"()": "django.utils.log.CallbackFilter", "callback": with_reference},
+            "refusals": {"()": "django.utils.log.CallbackFilter", "callback": without_refusals},
+        },
+        "handlers": {
+            "console": {
+                "class": "logging.StreamHandler",
+                "formatter": form,
+                "filters": ["reference", "refusals"],
+            }
+        },
+        "root": {"handlers": ["console"], "level": "INFO"},
+        "loggers": {
+            "axes": {"level": "WARNING"},
+            REQUESTS: {"level": "INFO" if form == "json" else "WARNING"},
+        },
+    }

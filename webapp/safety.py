@@ -1,12 +1,22 @@
-"""Settings that would open the installation: it does not start with them."""
+"""Settings that would open the installation: it does not start with them.
+
+`unsafe` is asked of every process, by the settings themselves. What holds only where others reach the board are checks
+of Django's `check --deploy`: an error there keeps web, controller and recorder from starting.
+"""
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register, run_checks
+from django.core.exceptions import ImproperlyConfigured
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1", "[::1]"}
 SHORTEST_KEY = 50
 FEWEST_CHARACTERS = 5  # different ones, as Django's own check has it
+PRINTED_KEYS = ("only-for-", "django-insecure-")  # how keys begin that stand in somebody's source
 
 
 def unsafe(*, secret_key: str, allowed_hosts: list[str], debug: bool, redis_url: str) -> list[str]:
@@ -25,3 +35,35 @@ def unsafe(*, secret_key: str, allowed_hosts: list[str], debug: bool, redis_url:
     if redis.scheme != "unix" and redis.hostname not in LOOPBACK and not redis.password:
         found.append(f"MESHBOARD_REDIS_URL has no password for {redis.hostname}: whoever reaches it runs jobs")
     return found
+
+
+@register(Tags.security, deploy=True)
+def exposed(app_configs: Any, **_: Any) -> list[CheckMessage]:
+    """What a board that others reach must not have."""
+    if set(settings.ALLOWED_HOSTS) <= LOOPBACK:
+        return []
+    found: list[CheckMessage] = []
+    if settings.SECRET_KEY.startswith(PRINTED_KEYS):
+        words = "MESHBOARD_SECRET_KEY is one that stands in published source: whoever read it is whoever he likes here"
+        found.append(Error(words, hint=f"{SHORTEST_KEY} random characters of your own", id="meshboard.E001"))
+    database = settings.DATABASES["default"]
+    if database["ENGINE"].endswith("postgresql") and _is_open(database):
+        words = f"MESHBOARD_DATABASE_URL has no password for {database['HOST']}: whoever reaches it is the board"
+        found.append(Error(words, hint="a password, or sslcert= or passfile=", id="meshboard.E002"))
+    if settings.HTTPS and not settings.TRUSTED_PROXIES:
+        words = "MESHBOARD_TRUSTED_PROXIES names no proxy: to the limits on logins, all visitors have its one address"
+        found.append(Warning(words, id="meshboard.W001"))
+    return found
+
+
+def _is_open(database: dict[str, Any]) -> bool:
+    host = database.get("HOST", "")
+    by_file = {"passfile", "sslcert", "service"} & set(database.get("OPTIONS", {}))
+    return not (host in LOOPBACK or host == "" or host.startswith("/") or database.get("PASSWORD") or by_file)
+
+
+def refuse_exposed() -> None:
+    """Raises ImproperlyConfigured with every error of `check --deploy`."""
+    found = [told for told in run_checks(include_deployment_checks=True) if told.is_serious()]
+    if found:
+        raise ImproperlyConfigured("\n".join(f"{told.id}: {told.msg}" for told in found))

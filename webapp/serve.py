@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Sequence
+from importlib import import_module
 
 import uvicorn
+from django.core.exceptions import ImproperlyConfigured
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from jobs.api.problems import CONTENT_TYPE
@@ -81,6 +83,7 @@ def config(host: str, port: int, trusted_proxies: Sequence[str] = ()) -> uvicorn
         port=port,
         http=BoundedHeads,
         access_log=False,
+        log_config=None,  # Django's own, which tell of which request a line is
         proxy_headers=bool(trusted_proxies),
         forwarded_allow_ips=list(trusted_proxies),
         server_header=False,
@@ -100,7 +103,8 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         proxies = read(WebSettings).trusted_proxies or ()
-    except SettingError as error:
+        import_module("webapp.asgi")  # uvicorn would show what refuses to start as a traceback
+    except (SettingError, ImproperlyConfigured) as error:
         parser.error(str(error))
     uvicorn.Server(config(arguments.host, arguments.port, proxies)).run()
 

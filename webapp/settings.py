@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from ipaddress import ip_network
 
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
@@ -10,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from webapp import places
 from webapp.admin_theme import unfold
 from webapp.environment import SettingError, WebSettings, read
-from webapp.logs import without_refusals
+from webapp.logs import logging_settings
 from webapp.safety import unsafe
 
 try:
@@ -30,6 +31,13 @@ LEASE_S = float(_given.lease_s)
 SAVE_S = float(_given.save_s)
 ALLOWED_HOSTS = _given.allowed_hosts
 SLURM = _given.slurm()
+BOARD_URL = (_given.board_url or "").rstrip("/")
+EMAIL_HOST, EMAIL_PORT = _given.email_host or "", _given.email_port
+EMAIL_USE_TLS, EMAIL_USE_SSL = _given.email_security == "starttls", _given.email_security == "tls"
+EMAIL_HOST_USER = _given.email_user or ""
+EMAIL_HOST_PASSWORD = _given.email_password.get_secret_value() if _given.email_password else ""
+DEFAULT_FROM_EMAIL = SERVER_EMAIL = _given.email_from
+WEBHOOK_NETWORKS = [ip_network(network) for network in _given.webhook_networks or []]
 HISTORY_DIR = _given.history_dir or STATE_DIR / "history"
 HISTORY_BYTES = _given.history_bytes
 HISTORY_ATTEMPT_BYTES = _given.history_attempt_bytes
@@ -118,6 +126,7 @@ AGEING_PER_HOUR = _given.ageing_per_hour
 SHARE_POINTS = _given.share_points
 SHARE_HALF_LIFE_H = _given.share_half_life_h
 LOGINS_PER_MINUTE = _given.logins_per_minute
+TRUSTED_PROXIES = _given.trusted_proxies or []
 
 CACHES = {
     "default": {
@@ -207,12 +216,4 @@ SILENCED_SYSTEM_CHECKS = ["security.W008"]
 
 UNFOLD = unfold()
 
-LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "root": {"handlers": ["console"], "level": "INFO"},
-    "filters": {"refusals": {"()": "django.utils.log.CallbackFilter", "callback": without_refusals}},
-    "loggers": {"axes": {"level": "WARNING"}, "django.request": {"filters": ["refusals"]}},
-}
+LOGGING = logging_settings(_given.log_format)

@@ -12,7 +12,21 @@ from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
-from jobs.pages import compare, find, history, hosts, imports, jobs, learn, listing, overview, queue, script
+from jobs.pages import (
+    compare,
+    find,
+    history,
+    hosts,
+    imports,
+    jobs,
+    learn,
+    listing,
+    notifications,
+    overview,
+    queue,
+    script,
+    webhooks,
+)
 from jobs.traces import pages as traces
 from webapp import documentation
 from webapp.admin_theme import MARK
@@ -58,6 +72,19 @@ urlpatterns = [
     path("learn/numbers/", learn.numbers, name="learn-numbers"),
     path("lab/", lab.lab, name="lab"),
     path("lab/<slug:slug>/", lab.primitive, name="lab-primitive"),
+    path("notifications/", notifications.notifications, name="notifications"),
+    path("projects/<str:project>/webhooks/", webhooks.webhooks, name="webhooks"),
+    path("projects/<str:project>/webhooks/make/", webhooks.make, name="webhook-make"),
+    path("projects/<str:project>/webhooks/<str:key>/", webhooks.webhook, name="webhook"),
+    path("projects/<str:project>/webhooks/<str:key>/change/", webhooks.change, name="webhook-change"),
+    path("projects/<str:project>/webhooks/<str:key>/delete/", webhooks.delete, name="webhook-delete"),
+    path("projects/<str:project>/webhooks/<str:key>/ping/", webhooks.ping, name="webhook-ping"),
+    path("projects/<str:project>/webhooks/<str:key>/rotate/", webhooks.rotate, name="webhook-rotate"),
+    path(
+        "projects/<str:project>/webhooks/<str:key>/deliveries/<str:delivery>/again/",
+        webhooks.redeliver,
+        name="webhook-redeliver",
+    ),
     path("queue/", queue.queue, name="queue"),
     path("queue/act/", queue.act, name="queue-act"),
     path("queue/move/", queue.move, name="queue-move"),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
+
+TOKEN = re.compile(r"[!-~]{1,4096}")
 
 
 class Access(NamedTuple):
@@ -17,6 +21,37 @@ class Access(NamedTuple):
 
 class NoAccessError(Exception):
     """Nobody said which board, or with which token."""
+
+
+def address(url: str) -> str:
+    """A board's address.
+
+    Raises:
+        NoAccessError: it is none, or has a password in it, which logs and process lists would show.
+    """
+    url = url.strip().rstrip("/")
+    try:
+        told = urlsplit(url)
+        known = told.scheme in ("http", "https") and bool(told.hostname)
+    except ValueError:
+        known = False
+    if not known:
+        raise NoAccessError("a board's address begins with https:// (or http://) and names its host")
+    if told.username is not None or told.query or told.fragment:
+        raise NoAccessError("a board's address has no user, password, ? or # in it: a token is kept apart")
+    return url
+
+
+def token(text: str) -> str:
+    """What a header can carry; a line's end around it does no harm.
+
+    Raises:
+        NoAccessError: it is none, in words that do not quote it.
+    """
+    text = text.strip()
+    if not TOKEN.fullmatch(text):
+        raise NoAccessError("this is no token: one word of visible ASCII characters")
+    return text
 
 
 def kept() -> Path:
@@ -32,12 +67,12 @@ def find() -> Access:
         NoAccessError: with what to do.
     """
     told = _read(kept())
-    url = os.environ.get("MESHBOARD_URL") or told.get("url", "")
-    token = os.environ.get("MESHBOARD_TOKEN") or (told.get("token", "") if url == told.get("url", "") else "")
-    if not url or not token:
+    url = (os.environ.get("MESHBOARD_URL") or told.get("url", "")).strip().rstrip("/")
+    secret = os.environ.get("MESHBOARD_TOKEN") or (told.get("token", "") if url == told.get("url", "") else "")
+    if not url or not secret:
         missing = "MESHBOARD_URL" if not url else "MESHBOARD_TOKEN"
         raise NoAccessError(f"no board: run 'meshboard login URL', or set {missing}")
-    return Access(url, token)
+    return Access(address(url), token(secret))
 
 
 def keep(access: Access) -> Path:

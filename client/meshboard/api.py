@@ -2,83 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
-import httpx
+from meshboard.door import Door
+from meshboard.errors import AwayError, RefusedError, TimedOutError
+from meshboard.job import Job
 
-POLL_S = 1.0
-TRIES = 5  # of a request that the board could not take just now
-
-
-class AwayError(Exception):
-    """The board cannot be reached, or is no board."""
-
-
-class TimedOutError(Exception):
-    """A job did not end in the time that was given to it."""
-
-
-class RefusedError(Exception):
-    """The board refused; `problems` are (field, message)."""
-
-    def __init__(self, status: int, problems: list[tuple[str, str]]) -> None:
-        super().__init__("\n".join(f"{field}: {message}" for field, message in problems) or f"HTTP {status}")
-        self.status, self.problems = status, problems
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job as the board tells it; `told` is all of it."""
-
-    told: dict[str, Any]
-
-    @property
-    def id(self) -> str:
-        return str(self.told["id"])
-
-    @property
-    def name(self) -> str:
-        return str(self.told["name"])
-
-    @property
-    def status(self) -> str:
-        return str(self.told["status"])
-
-    @property
-    def finished(self) -> bool:
-        return bool(self.told["finished"])
-
-    @property
-    def succeeded(self) -> bool:
-        return self.status == "succeeded"
-
-    @property
-    def reason(self) -> str:
-        """Why it is in its state, or why it waits."""
-        history = self.told.get("history") or []
-        return str(self.told.get("wait_reason") or (history[-1]["reason"] if history else ""))
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """What its ranks measured, once it has ended; else empty."""
-        return (self.told.get("exit") or {}).get("summary") or {}
+POLL_S = 1.0  # between two looks at a board that cannot be waited at
+LONGEST_WAIT_S = 60.0  # of one question
+LOOK_S = 5.0  # of one question, where somebody hears how it goes
+AWAY_S = 600.0  # for which a board that was there may be away while a job is waited for: it may be upgraded
 
 
 class Client:
-    """Speaks to one board with one token. A context manager."""
+    """Speaks to one board with one token. A context manager. What a call raises unless it says otherwise: RefusedError,
+    AwayError."""
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 60.0, verify: bool | str = True) -> None:
-        self.url = url.rstrip("/")
-        self._http = httpx.Client(
-            base_url=f"{self.url}/api/v1/",
-            headers={"Authorization": f"Token {token}", "Accept": "application/json"},
-            timeout=timeout_s,
-            verify=verify,
-        )
+        self._door = Door(url, token, timeout_s, verify)
+        self.url = self._door.url
+        self._can_wait = True  # until it turns out that this board knows no waiting
 
     def __enter__(self) -> Client:
         return self
@@ -87,7 +34,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._http.close()
+        self._door.close()
 
     def submit(self, spec: dict[str, Any], *, key: str | None = None) -> Job:
         """Queue a job. The same `key` with the same spec gives the same job, however often it is sent.
@@ -98,13 +45,13 @@ class Client:
         return Job(self._ask("POST", "jobs", json=spec, headers={"Idempotency-Key": key} if key else {}))
 
     def job(self, job_id: str) -> Job:
-        return Job(self._ask("GET", f"jobs/{job_id}"))
+        return Job(self._ask("GET", f"jobs/{part(job_id)}"))
 
     def jobs(self, **filters: Any) -> Iterator[dict[str, Any]]:
         """Briefs of all jobs one may see, the newest first, page after page."""
         query: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
         while True:
-            response = self._send("GET", "jobs", params=query)
+            response = self._door.send("GET", "jobs", params=query)
             page = response.json()
             yield from page if isinstance(page, list) else page["jobs"]
             following = response.links.get("next")
@@ -113,14 +60,20 @@ class Client:
             query = {name: values[-1] for name, values in parse_qs(urlsplit(following["url"]).query).items()}
 
     def cancel(self, job_id: str) -> Job:
-        return Job(self._ask("POST", f"jobs/{job_id}/cancel"))
+        return Job(self._ask("POST", f"jobs/{part(job_id)}/cancel"))
 
     def requeue(self, job_id: str) -> Job:
-        return Job(self._ask("POST", f"jobs/{job_id}/requeue"))
+        return Job(self._ask("POST", f"jobs/{part(job_id)}/requeue"))
 
-    def advice(self, job_id: str) -> Any:
+    def advice(self, job_id: str) -> dict[str, Any]:
         """What would have been faster where a finished run ran."""
-        return self._ask("GET", f"jobs/{job_id}/advice")
+        found: dict[str, Any] = self._ask("GET", f"jobs/{part(job_id)}/advice")
+        return found
+
+    def compare(self, job_ids: Sequence[str]) -> dict[str, Any]:
+        """Two to six runs side by side: where their specs differ, curves, traffic, parts of a step, plans."""
+        found: dict[str, Any] = self._ask("GET", "compare", params={"jobs": ",".join(job_ids)})
+        return found
 
     def plan(self, spec: dict[str, Any], cluster: str | None = None) -> dict[str, Any]:
         """What a spec would cost, or its problems."""
@@ -132,59 +85,92 @@ class Client:
         found: dict[str, Any] = self._ask("POST", "plan/search", json=query)
         return found
 
+    def baselines(self, project: str) -> list[dict[str, Any]]:
+        """Branches of a project that have a baseline, each with its newest run."""
+        found: list[dict[str, Any]] = self._ask("GET", f"projects/{part(project)}/baselines")
+        return found
+
+    def baseline(self, project: str, branch: str) -> dict[str, Any]:
+        """What the newest runs of a branch measured, the newest first."""
+        found: dict[str, Any] = self._ask("GET", _branch(project, branch))
+        return found
+
+    def set_baseline(self, project: str, branch: str, job_id: str) -> dict[str, Any]:
+        """Hold builds to a job's run too; the board keeps what it measured."""
+        found: dict[str, Any] = self._ask("PUT", _branch(project, branch), json={"job": job_id})
+        return found
+
+    def forget_baseline(self, project: str, branch: str) -> None:
+        self._door.send("DELETE", _branch(project, branch))
+
+    def kept(self, job_id: str) -> list[dict[str, Any]]:
+        """What is kept of each attempt's history, oldest attempt first."""
+        found: list[dict[str, Any]] = self._ask("GET", f"jobs/{part(job_id)}/history")["attempts"]
+        return found
+
+    def table(self, job_id: str, table: str, **asked: Any) -> dict[str, list[Any]]:
+        """Columns of a table of a job's history; docs/explanation/history.md says what may be asked."""
+        found: dict[str, list[Any]] = self._ask("GET", f"jobs/{part(job_id)}/history/{table}", params=asked)["columns"]
+        return found
+
+    def log(self, job_id: str, rank: int, *, attempt: int | None = None) -> Iterator[bytes]:
+        """A rank's whole log as its host keeps it, part by part; -1 is the launcher of the first host."""
+        query = {} if attempt is None else {"attempt": attempt}
+        with self._door.stream(f"jobs/{part(job_id)}/logs/{rank}", params=query) as response:
+            yield from response.iter_bytes()
+
     def wait(self, job_id: str, *, timeout_s: float | None = None, each: Callable[[Job], None] | None = None) -> Job:
-        """The job once it has ended. `each` hears of every look. A board that is away for a while is waited for.
+        """The job once it has ended. `each` hears of every look. A board that goes away meanwhile is waited for.
 
         Raises:
             TimedOutError: after `timeout_s`; the job goes on.
         """
-        until = None if timeout_s is None else time.monotonic() + timeout_s
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        job, heard = self.job(job_id), time.monotonic()
         while True:
-            job = self.job(job_id)
             if each is not None:
                 each(job)
             if job.finished:
                 return job
-            if until is not None and time.monotonic() + POLL_S > until:
-                raise TimedOutError(f"job {job_id} is still {job.status} after {timeout_s:g} s")
-            time.sleep(POLL_S)
+            if time.monotonic() >= until:
+                raise TimedOutError(f"job {job_id} is still {job.status} after {timeout_s:.3g} s")
+            try:
+                job = self._look(job_id, min(LONGEST_WAIT_S if each is None else LOOK_S, until - time.monotonic()))
+                heard = time.monotonic()
+            except (AwayError, RefusedError) as error:
+                if not _passes(error) or time.monotonic() - heard > AWAY_S:
+                    raise
+                time.sleep(POLL_S)
+
+    def _look(self, job_id: str, seconds: float) -> Job:
+        """The job as soon as it has ended, else as it is after `seconds`; sooner where the board knows no waiting."""
+        seconds = max(seconds, 0.0)
+        if self._can_wait:
+            query = {"for": "finished", "timeout": math.ceil(seconds)}
+            try:
+                return Job(self._ask("GET", f"jobs/{part(job_id)}/wait", params=query, patience_s=seconds)["job"])
+            except RefusedError as error:
+                if error.status != 404:
+                    raise
+        job = self.job(job_id)  # raises where it is the job that is not there
+        self._can_wait = False
+        if not job.finished:
+            time.sleep(min(POLL_S, seconds))
+        return job
 
     def _ask(self, method: str, path: str, **how: Any) -> Any:
-        return self._send(method, path, **how).json()
-
-    def _send(self, method: str, path: str, **how: Any) -> httpx.Response:
-        """Asks that change nothing, and those with a key, are repeated while the board is away; no others are."""
-        safe = method == "GET" or "Idempotency-Key" in how.get("headers", {})
-        for attempt in range(TRIES):
-            last = attempt == TRIES - 1
-            try:
-                response = self._http.request(method, path, **how)
-            except httpx.TransportError as error:
-                if last or not safe:
-                    raise AwayError(f"{self.url} cannot be reached: {error}") from None
-            except httpx.InvalidURL as error:
-                raise AwayError(f"{self.url} is no address: {error}") from None
-            else:
-                if response.status_code not in (429, 503) or last:
-                    return _checked(response)
-                time.sleep(_retry_after(response))
-                continue
-            time.sleep(2.0**attempt / 2)
-        raise AssertionError("the last try returns or raises")
+        return self._door.send(method, path, **how).json()
 
 
-def _retry_after(response: httpx.Response) -> float:
-    told = response.headers.get("Retry-After", "")
-    return min(float(told), 60.0) if told.isascii() and told.isdigit() else POLL_S
+def part(name: str) -> str:
+    """A name as one part of a path, whatever is in it."""
+    return quote(name, safe="") or "-"
 
 
-def _checked(response: httpx.Response) -> httpx.Response:
-    if response.is_success:
-        return response
-    try:
-        problems = [(str(error["field"]), str(error["message"])) for error in response.json()["errors"]]
-    except (ValueError, KeyError, TypeError):
-        problems = []
-    if not problems and response.status_code not in (401, 403, 404):
-        raise AwayError(f"{response.url} answered {response.status_code} and nothing that a board says")
-    raise RefusedError(response.status_code, problems or [("request", f"HTTP {response.status_code}")])
+def _branch(project: str, branch: str) -> str:
+    return f"projects/{part(project)}/baselines/{quote(branch, safe='/')}"
+
+
+def _passes(error: AwayError | RefusedError) -> bool:
+    """Whether it may be otherwise in a while: the board is away, or has too much to do."""
+    return isinstance(error, AwayError) or error.status == 429 or error.status >= 500

@@ -16,6 +16,7 @@ from rest_framework.views import exception_handler, set_rollback
 from jobs.api.listing import BadParameterError
 from jobs.api.problems import CONTENT_TYPE, WHOLE, ProblemDetails, Where, details
 from jobs.planning.planners import BusyError
+from jobs.reference import current
 from planner.facts.spec import Problem, SpecError
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ def of_request(status: int, words: str) -> ProblemDetails:
 
 def failure(path: str, error: BaseException | None = None) -> str:
     """Log a failure of ours under an id that its answer quotes; returns the id."""
-    reference = secrets.token_hex(4)
+    reference = current() or secrets.token_hex(16)
     log.error("error %s for %s", reference, path, exc_info=error)
     return reference
 

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from contracts.join import Joined, JoinRequest
 from jobs.api.errors import RunEnded
 from jobs.api.problems import ProblemDetails
+from jobs.baselines.kept import Baseline, BaselineWish, BranchBrief
 from jobs.history.compare import Comparison
 from jobs.history.shapes import History, Rows, Snapshot
 from jobs.history.slow import Slow
@@ -26,6 +27,8 @@ from jobs.queue.bulk import Bulk, MoveTo
 from jobs.queue.several import JobChange, Several
 from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
 from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
+from jobs.telling.hooks import WebhookChange, WebhookQuery
+from jobs.telling.shapes import DeliveryTold, NewWebhook, WebhookTold
 from jobs.traces.chrome import ChromeTrace
 from jobs.traces.requests import WantedStep, WantedSteps
 from jobs.traces.shapes import StepColumns, TracedSteps
@@ -39,12 +42,16 @@ from planner.teaching.explain import Explanation
 READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
     *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
+    BaselineWish,
+    *(WebhookQuery, WebhookChange),
 )
 TOLD = (
     *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison),
+    *(WebhookTold, NewWebhook, DeliveryTold),
     *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
+    *(Baseline, BranchBrief),
     *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, ProblemDetails, RunEnded),
 )
 TEMPLATE = "#/components/schemas/{model}"
@@ -91,6 +98,8 @@ JOIN_EXAMPLE = {
 }
 JOIN = request_body({"allOf": [ref("JoinRequest")]}, JOIN_EXAMPLE)
 TOKEN = request_body({"allOf": [ref("TokenQuery")]}, {"hours": 24, "uses": 1, "note": "gpu-7"})
+HOOK_EXAMPLE = {"name": "chat", "url": "https://chat.example/hooks/7", "states": ["failed", "lost"]}
+WEBHOOK = request_body({"allOf": [ref("WebhookQuery")]}, HOOK_EXAMPLE)
 WANTED_STEP = request_body({"allOf": [ref("WantedStep")]}, {"step": 120})
 EXPLAIN = request_body({"allOf": [ref("ExplainQuery")]}, {"spec": EXAMPLE})
 

@@ -1,6 +1,6 @@
 from django.urls import path
 
-from jobs.api import history, hosts, jobs, logs, plans, queue, runs, traces, views, wait
+from jobs.api import baselines, history, hosts, jobs, logs, plans, queue, runs, traces, views, wait, webhooks
 
 urlpatterns = [
     path("jobs", jobs.Jobs.as_view(), name="api-jobs"),
@@ -43,6 +43,8 @@ urlpatterns = [
     path("runs/<str:run>/<int:attempt>/members/<int:node>/batches", runs.Batches.as_view(), name="api-run-batches"),
     path("runs/<str:run>/<int:attempt>/members/<int:node>/meet", runs.Meet.as_view(), name="api-run-meet"),
     path("runs/<str:run>/<int:attempt>/members/<int:node>/report", runs.Report.as_view(), name="api-run-report"),
+    path("projects/<str:project>/baselines", baselines.Baselines.as_view(), name="api-baselines"),
+    path("projects/<str:project>/baselines/<path:branch>", baselines.BaselineView.as_view(), name="api-baseline"),
     path("queue", queue.Queue.as_view(), name="api-queue"),
     path("queue/actions", queue.Act.as_view(), name="api-queue-act"),
     path("queue/jobs/<str:job_id>/move", queue.Move.as_view(), name="api-queue-move"),
@@ -50,6 +52,16 @@ urlpatterns = [
     path("queue/resume", queue.Resume.as_view(), name="api-queue-resume"),
     path("pools/<str:name>/pause", queue.PausePool.as_view(), name="api-pool-pause"),
     path("pools/<str:name>/resume", queue.ResumePool.as_view(), name="api-pool-resume"),
+    path("projects/<str:project>/webhooks", webhooks.Webhooks.as_view(), name="api-webhooks"),
+    path("projects/<str:project>/webhooks/<str:key>", webhooks.WebhookView.as_view(), name="api-webhook"),
+    path("projects/<str:project>/webhooks/<str:key>/rotate", webhooks.Rotate.as_view(), name="api-webhook-rotate"),
+    path("projects/<str:project>/webhooks/<str:key>/ping", webhooks.Ping.as_view(), name="api-webhook-ping"),
+    path("projects/<str:project>/webhooks/<str:key>/deliveries", webhooks.Deliveries.as_view(), name="api-deliveries"),
+    path(
+        "projects/<str:project>/webhooks/<str:key>/deliveries/<str:delivery>/redeliver",
+        webhooks.Redeliver.as_view(),
+        name="api-redeliver",
+    ),
     path("audit", queue.Audit.as_view(), name="api-audit"),
     path("schema", views.Schema.as_view(), name="api-schema"),
 ]

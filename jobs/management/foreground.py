@@ -33,6 +33,10 @@ class Foreground(BaseCommand):
             help=f"exit with 0 if the {self.name}'s last whole tick is fresh, else with 1",
         )
 
+    def check(self, *positional: Any, **named: Any) -> None:
+        """Before `handle`: what `check --deploy` calls an error keeps it from starting."""
+        super().check(*positional, **{**named, "include_deployment_checks": True})
+
     def handle(self, *_args: Any, **options: Any) -> None:
         if options["check"]:
             self._check()

@@ -1,5 +1,6 @@
 """What the database remembers: jobs and hosts, and the rules that the queue goes by."""
 
+from jobs.models.baselines import BaselineRun
 from jobs.models.core import (
     ELSEWHERE,
     HOST_SILENT_AFTER,
@@ -41,6 +42,7 @@ from jobs.models.policy import (
     QueueState,
     Reservation,
 )
+from jobs.models.telling import Delivery, MailWish, Outcome, Webhook
 from jobs.models.traces import ImportedTrace
 
 __all__ = [
@@ -54,8 +56,10 @@ __all__ = [
     "TERMINAL",
     "Attempt",
     "AuditEntry",
+    "BaselineRun",
     "Cursor",
     "DeadLetter",
+    "Delivery",
     "Dependency",
     "Host",
     "HostQuerySet",
@@ -69,9 +73,11 @@ __all__ = [
     "JoinToken",
     "KeptHost",
     "Lease",
+    "MailWish",
     "Member",
     "Membership",
     "Outbox",
+    "Outcome",
     "Pool",
     "Project",
     "ProjectVariable",
@@ -85,6 +91,7 @@ __all__ = [
     "StateChange",
     "Status",
     "TokenGrant",
+    "Webhook",
     "cursor_of",
     "new_job_id",
 ]

@@ -36,6 +36,7 @@ from jobs.planning.hardware import cluster_for
 from jobs.planning.room import room_problems
 from jobs.queue import ending, lifecycle
 from jobs.queue.audit import record
+from jobs.telling.outbox import write
 from planner.cost.estimate import estimate
 from planner.cost.oversize import parse_plannable
 from planner.facts.gang import demand
@@ -159,7 +160,7 @@ def _queue(owner: User, spec: JobSpec, chosen: Chosen | None) -> Job:
             chosen=chosen,
             **fields,
         )
-        StateChange.objects.create(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
+        write([StateChange(job=job, attempt=1, status=Status.QUEUED, reason="submitted")])
         Dependency.objects.bulk_create(Dependency(job=job, needs=needs) for needs in dict.fromkeys(spec.after))
         record(owner.get_username(), "submit", "job", job.id, after={"name": job.name, "project": job.project})
     return job

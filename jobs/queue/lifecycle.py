@@ -17,6 +17,7 @@ from django.db.models import Exists, F, OuterRef
 from django.utils import timezone
 
 from jobs.models import ELSEWHERE, LIVE, Attempt, Job, Member, SlotAllocation, StateChange, Status
+from jobs.telling.outbox import write
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def change(job_id: str, attempt: int, to: Status, reason: str, *, only_from: tup
         rows = Job.objects.filter(id=job_id, attempt=attempt, status__in=allowed)
         if rows.update(status=to, wait_reason="", changed=timezone.now()) != 1:
             return False
-        StateChange.objects.create(job_id=job_id, attempt=attempt, status=to, reason=reason[:1000])
+        write([StateChange(job_id=job_id, attempt=attempt, status=to, reason=reason[:1000])])
         transaction.on_commit(lambda: announce(job_id))
     return True
 
@@ -82,9 +83,11 @@ def start(placed: Mapping[str, tuple[int, str]]) -> dict[str, Job]:
         queued = Job.objects.filter(id__in=list(jobs), status=Status.QUEUED)
         moved = queued.update(status=Status.STARTING, wait_reason="", changed=timezone.now())
         assert moved == len(jobs), f"{moved} of {len(jobs)} locked jobs were queued"
-        StateChange.objects.bulk_create(
-            StateChange(job=job, attempt=job.attempt, status=Status.STARTING, reason=placed[job.id][1][:1000])
-            for job in jobs.values()
+        write(
+            [
+                StateChange(job=job, attempt=job.attempt, status=Status.STARTING, reason=placed[job.id][1][:1000])
+                for job in jobs.values()
+            ]
         )
         transaction.on_commit(lambda: announce(*jobs))
     return jobs
@@ -101,7 +104,7 @@ def requeue(job_id: str, reason: str) -> bool:
         if rows.update(**begun, changed=timezone.now()) != 1:
             return False
         number = Job.objects.values_list("attempt", flat=True).get(id=job_id)
-        StateChange.objects.create(job_id=job_id, attempt=number, status=Status.QUEUED, reason=reason[:1000])
+        write([StateChange(job_id=job_id, attempt=number, status=Status.QUEUED, reason=reason[:1000])])
         transaction.on_commit(lambda: announce(job_id))
     return True
 

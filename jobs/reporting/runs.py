@@ -18,6 +18,7 @@ from jobs.queue import ending, lifecycle
 from jobs.queue.heard.hearing import hear_checkpoint
 from jobs.reporting.requests import NodeRequest, RunRequest
 from jobs.reporting.tokens import digest, issue
+from jobs.telling.outbox import write
 from planner.cost.estimate import estimate
 from planner.cost.oversize import parse_plannable
 from planner.facts.kinds import KINDS
@@ -135,7 +136,7 @@ def _make(owner: User, asked: RunRequest, spec: JobSpec) -> Attempt:
         hardware=cluster.model_dump(mode="json", exclude={"runs"}),
         status=Status.STARTING,
     )
-    StateChange.objects.create(job=job, attempt=1, status=Status.STARTING, reason="launched elsewhere")
+    write([StateChange(job=job, attempt=1, status=Status.STARTING, reason="launched elsewhere")])
     JobTag.objects.bulk_create(JobTag(job=job, name=name) for name in dict.fromkeys(asked.tags))
     attempt, now, each = Attempt.objects.create(job=job, number=1), timezone.now(), asked.world_size // asked.nodes
     Member.objects.bulk_create(

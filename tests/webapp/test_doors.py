@@ -111,7 +111,8 @@ def test_a_length_that_is_none_is_refused(behind: Behind, declared: bytes) -> No
 def test_nor_does_it_pass_where_a_servers_parser_lets_it(declared: bytes) -> None:
     """uvicorn's does not: what serves us need not be uvicorn."""
     sent: list[Any] = []
-    scope = {"type": "http", "path": "/", "query_string": b"", "headers": [(b"content-length", declared)]}
+    headers = [(b"content-length", declared)]
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
 
     async def never(*_: Any) -> Any:
         raise AssertionError("neither the body nor the application is asked")

@@ -1,4 +1,4 @@
-"""/healthz: true answers about the database and Redis, whatever name it is asked by."""
+"""/healthz and /readyz: true answers about database, Redis, migrations and controller, by whatever name it is asked."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import time
 
 import pytest
 from django.db import connection
+from django.db.migrations.recorder import MigrationRecorder
 from django.test import Client
+from django.utils import timezone
 from pytest_django import Settings
 
+from jobs.models import Lease
 from tests.support.processes import RedisServer
 
 
@@ -48,3 +51,20 @@ def test_a_database_that_does_not_answer_is_told(
     assert (answer.status_code, answer.json()) == (503, {"database": False, "redis": True})
     monkeypatch.undo()
     connection.close()
+
+
+@pytest.mark.django_db
+def test_a_board_is_ready_when_a_controller_works_on_a_database_of_this_code(
+    client: Client, settings: Settings, redis_service: RedisServer
+) -> None:
+    settings.REDIS_URL, settings.ALLOWED_HOSTS = redis_service.url, ["board.example"]
+    well = {"database": True, "redis": True, "migrations": True, "controller": True}
+    ready = "/readyz"
+    assert (client.get(ready).status_code, client.get(ready).json()) == (503, {**well, "controller": False})
+    Lease.objects.create(name="controller", holder="it", beats=1, ticked=timezone.now())
+    assert (client.get(ready).status_code, client.get(ready).json()) == (200, well)
+    applied = MigrationRecorder(connection).migration_qs.filter(app="jobs").order_by("name")
+    MigrationRecorder(connection).record_applied("jobs", "9999_of_a_newer_version")
+    assert client.get(ready).status_code == 200, "an older web beside a newer one"
+    MigrationRecorder(connection).record_unapplied("jobs", applied[0].name)
+    assert client.get(ready).json() == {**well, "migrations": False, "controller": False}

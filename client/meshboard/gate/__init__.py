@@ -2,6 +2,6 @@
 
 from meshboard.gate.judge import Row, judge
 from meshboard.gate.limits import Limit, LimitError, parse
-from meshboard.gate.measures import Run, UnknownError, run_of
+from meshboard.gate.measures import Run, UnknownError, run_of, run_of_facts, unit_of
 
-__all__ = ["Limit", "LimitError", "Row", "Run", "UnknownError", "judge", "parse", "run_of"]
+__all__ = ["Limit", "LimitError", "Row", "Run", "UnknownError", "judge", "parse", "run_of", "run_of_facts", "unit_of"]

@@ -1,29 +1,38 @@
-"""A run beside its limits and its baseline. Pure: what to print is `report`'s."""
+"""Runs beside their limits and their baseline. Pure: what to print is `report`'s."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
-from typing import NamedTuple
+from statistics import fmean
+from typing import Literal, NamedTuple
 
 from meshboard.gate.limits import Limit
-from meshboard.gate.measures import Run, UnknownError, unit_of
+from meshboard.gate.measures import TRAFFIC, Run, UnknownError, unit_of
+from meshboard.gate.noise import half_width
+
+Verdict = Literal["ok", "unsure", "FAIL"]
+MOST_NAMED = 8  # collectives that are named as the reason of a row
 
 
 class Row(NamedTuple):
     """One thing that was checked. Figures are None where `why` says that they could not be had.
 
-    `value` is the median of the runs; `spread` the smallest and largest of the baselines', where there are several.
+    `value` and `baseline` are means where there are several runs; `half` is half of the 95% interval about `value` in
+    which noise alone may have put it, None where single runs say nothing of their noise.
     """
 
     what: str
-    ok: bool
+    verdict: Verdict
     value: float | None
     baseline: float | None
     bound: float | None
     unit: str
-    why: str
-    spread: tuple[float, float] | None = None
+    why: str = ""
+    half: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict != "FAIL"
 
     @property
     def change(self) -> float | None:
@@ -34,63 +43,112 @@ class Row(NamedTuple):
 
 
 def judge(
-    runs: Sequence[Run], baselines: Sequence[Run], limits: Sequence[Limit], *, exact: bool, as_planned: bool
+    runs: Sequence[Run],
+    baselines: Sequence[Run],
+    limits: Sequence[Limit],
+    *,
+    exact: bool = False,
+    as_planned: bool = False,
+    sure: bool = False,
 ) -> list[Row]:
-    """Every row, the failed ones too. `exact`: bytes and calls of each axis and collective are the baseline's.
+    """Every row, the failed ones too; `baselines` are the newest first.
 
-    Several runs stand for one by their median. A figure within what the baselines themselves span passes a relative
-    limit: it is their noise. What cannot be told fails: a check that did not happen is none that held.
+    Bytes and calls are counted: each run is held to the newest baseline. What is measured is held by the mean of the
+    runs and of all baselines, and fails where the whole interval is beyond the bound. Where the bound is within the
+    interval the row is unsure, which fails where `sure`. What cannot be told fails: a check that did not happen is
+    none that held. `exact`: bytes and calls of each axis and collective are the baseline's.
     """
-    rows = [_limited(runs, baselines, limit) for limit in limits]
+    rows = [_row(runs, baselines, limit) for limit in limits]
     if exact:
         rows += _exactly(runs, baselines)
     if as_planned:
         rows += [_planned(run) for run in runs]
-    return rows
+    return [row._replace(verdict="FAIL") if sure and row.verdict == "unsure" else row for row in rows]
 
 
-def _limited(runs: Sequence[Run], baselines: Sequence[Run], limit: Limit) -> Row:
+def _row(runs: Sequence[Run], baselines: Sequence[Run], limit: Limit) -> Row:
     what, unit = f"{limit.measure} ({limit.side})", unit_of(limit.measure)
     try:
-        value = median(run.value(limit.measure) for run in runs)
+        if TRAFFIC.fullmatch(limit.measure):
+            return _counted(what, runs, baselines[:1], limit)
+        values = [run.value(limit.measure) for run in runs]
         told = [run.value(limit.measure) for run in baselines]
     except UnknownError as error:
-        return Row(what, False, None, None, None, unit, str(error))
-    if not told:
-        if limit.relative:
-            return Row(what, False, value, None, None, unit, "a share of a baseline, and no baseline was given")
-        return Row(what, limit.holds(value, 0.0), value, None, limit.value, unit, "")
-    usual, spread = median(told), (min(told), max(told))
-    noise = limit.relative and len(told) > 1 and spread[0] <= value <= spread[1]
-    ok = limit.holds(value, usual) or noise
-    why = f"within what {len(told)} baselines span" if noise and not limit.holds(value, usual) else ""
-    return Row(what, ok, value, usual, limit.bound(usual), unit, why, spread if len(told) > 1 else None)
+        return Row(what, "FAIL", None, None, None, unit, str(error))
+    value = fmean(values)
+    if limit.relative and not told:
+        return Row(what, "FAIL", value, None, None, unit, "a share of a baseline, and no baseline was given")
+    usual = fmean(told) if told else None
+    bound = limit.bound(usual or 0.0)
+    half = half_width(values, told, 1 + limit.value) if limit.relative else half_width(values, (), 0.0)
+    held = limit.holds(value, usual or 0.0)
+    if half and abs(value - bound) <= half:
+        why = f"{_runs(values, told)} do not tell it apart from the limit"
+        return Row(what, "unsure", value, usual, bound, unit, why, half)
+    return Row(what, "ok" if held else "FAIL", value, usual, bound, unit, "", half)
+
+
+def _runs(values: Sequence[float], told: Sequence[float]) -> str:
+    runs = f"{len(values)} run{'s' if len(values) > 1 else ''}"
+    return f"{runs} and {len(told)} of the baseline" if told else runs
+
+
+def _counted(what: str, runs: Sequence[Run], newest: Sequence[Run], limit: Limit) -> Row:
+    """The run that is furthest off, and which collectives are not as they were. Raises UnknownError."""
+    kind, *wanted = limit.measure.split(".")
+    unit = unit_of(limit.measure)
+    worst = (max if limit.side == "max" else min)(runs, key=lambda run: run.value(limit.measure))
+    value = worst.value(limit.measure)
+    if limit.relative and not newest:
+        return Row(what, "FAIL", value, None, None, unit, "a share of a baseline, and no baseline was given")
+    known = {key for run in (*runs, *newest) for key in run.table(kind)}
+    if not any(list(key)[: len(wanted)] == wanted for key in known):
+        there = ", ".join(sorted({".".join(key[: len(wanted)]) for key in known})) or "none"
+        return Row(what, "FAIL", None, None, None, unit, f"no run has {'.'.join(wanted)}; there are {there}")
+    was = newest[0].value(limit.measure) if newest else None
+    held = limit.holds(value, was or 0.0)
+    why = "" if held or not newest else _moved(kind, wanted, worst, newest[0])
+    return Row(what, "ok" if held else "FAIL", value, was, limit.bound(was or 0.0), unit, why)
+
+
+def _moved(kind: str, wanted: Sequence[str], run: Run, baseline: Run) -> str:
+    """Axis, collective and by how much, the largest first."""
+    ours, theirs = run.table(kind), baseline.table(kind)
+    keys = [key for key in sorted({*ours, *theirs}) if list(key)[: len(wanted)] == list(wanted)]
+    by = {key: ours.get(key, 0.0) - theirs.get(key, 0.0) for key in keys}
+    moved = sorted((key for key in keys if by[key]), key=lambda key: -abs(by[key]))
+    unit = " B" if kind == "bytes" else " calls"
+    named = [f"{axis} {op} {by[axis, op]:+,.10g}{unit}" for axis, op in moved[:MOST_NAMED]]
+    return ", ".join(named) + (f" and {len(moved) - MOST_NAMED} more" if len(moved) > MOST_NAMED else "")
 
 
 def _exactly(runs: Sequence[Run], baselines: Sequence[Run]) -> list[Row]:
     if not baselines:
-        return [Row("exact", False, None, None, None, "", "no baseline was given")]
+        return [Row("exact", "FAIL", None, None, None, "", "no baseline was given")]
     rows = []
     for run in runs:
         for kind in ("bytes", "calls"):
-            rows += _same(kind, run, baselines[0])
+            rows += _same(kind, run, baselines[0], f" of {run.name}" if len(runs) > 1 else "")
     return rows
 
 
-def _same(kind: str, run: Run, baseline: Run) -> list[Row]:
-    ours, theirs = (one.sent if kind == "bytes" else one.calls for one in (run, baseline))
+def _same(kind: str, run: Run, baseline: Run, whose: str) -> list[Row]:
+    ours, theirs = run.table(kind), baseline.table(kind)
+    unit = unit_of(kind)
     if not ours or not theirs:
         silent = run.name if not ours else baseline.name
-        return [Row(f"{kind} (exact)", False, None, None, None, unit_of(kind), f"{silent} tells no {kind}")]
+        return [Row(f"{kind} (exact){whose}", "FAIL", None, None, None, unit, f"{silent} tells no {kind}")]
     rows = []
     for axis, op in sorted({*ours, *theirs}):
         value, was = ours.get((axis, op), 0.0), theirs.get((axis, op), 0.0)
-        rows.append(Row(f"{kind}.{axis}.{op} (exact)", value == was, value, was, was, unit_of(kind), ""))
+        verdict: Verdict = "ok" if value == was else "FAIL"
+        rows.append(Row(f"{kind}.{axis}.{op} (exact){whose}", verdict, value, was, was, unit))
     return rows
 
 
 def _planned(run: Run) -> Row:
     if run.planned is None:
-        return Row("as planned", False, None, None, None, "B", f"{run.name} compared nothing with its plan")
+        return Row("as planned", "FAIL", None, None, None, "B", f"{run.name} compared nothing with its plan")
     apart, calls = run.planned
-    return Row("as planned", run.planned == (0, 0), apart, None, 0.0, "B", f"{calls} calls apart" if calls else "")
+    verdict: Verdict = "ok" if run.planned == (0, 0) else "FAIL"
+    return Row("as planned", verdict, apart, None, 0.0, "B", f"{calls} calls apart" if calls else "")

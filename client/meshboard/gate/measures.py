@@ -10,6 +10,7 @@ loss@STEP, loss                    training loss after a step; after the last
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -52,12 +53,17 @@ class Run:
             raise UnknownError(f"{self.name} tells no {measure}")
         return found
 
+    def table(self, kind: str) -> Mapping[tuple[str, str], float]:
+        """Bytes or calls by axis and op."""
+        return self.sent if kind == "bytes" else self.calls
+
     def _traffic(self, measure: str) -> float:
         kind, *wanted = measure.split(".")
-        table = self.sent if kind == "bytes" else self.calls
+        table = self.table(kind)
         if not table:
             raise UnknownError(f"{self.name} tells no {kind}: its ranks counted no step")
-        return sum(value for key, value in table.items() if list(key)[: len(wanted)] == wanted)
+        # fsum: the same in whatever order it was told
+        return math.fsum(value for key, value in table.items() if list(key)[: len(wanted)] == wanted)
 
     def _loss(self, measure: str) -> float:
         if not self.losses:
@@ -100,6 +106,21 @@ def run_of(told: Mapping[str, Any]) -> Run:
         sent={key: value / steps for key, value in sent.items()} if steps else {},
         calls={key: value / steps for key, value in calls.items()} if steps else {},
         planned=_apart(summary.get("verdict") or {}),
+    )
+
+
+def run_of_facts(name: str, facts: Mapping[str, Any]) -> Run:
+    """The figures that a board keeps of a baseline (`Facts` in its OpenAPI document)."""
+    apart = facts["apart"]
+    return Run(
+        name=f"baseline {name}",
+        step_time=facts["step_s"],
+        tokens_per_s=facts["tokens_per_s"],
+        peak_memory=facts["peak_bytes"],
+        losses={point["step"]: point["loss"] for point in facts["losses"]},
+        sent={(row["axis"], row["op"]): row["bytes"] for row in facts["sent"]},
+        calls={(row["axis"], row["op"]): row["calls"] for row in facts["sent"]},
+        planned=None if apart is None else (apart["bytes"], apart["calls"]),
     )
 
 

@@ -6,9 +6,11 @@ import json
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from meshboard import shown
 from meshboard.gate.judge import Row
+from meshboard.show import words
 
+ORDER = ("FAIL", "unsure", "ok")
+INTERVAL = "[a to b]: 95% interval (Welch 1947)"
 HEAD = ("", "check", "measured", "baseline", "change", "limit", "")
 
 
@@ -23,22 +25,25 @@ def figure(value: float | None, unit: str) -> str:
 
 def cells(row: Row) -> tuple[str, ...]:
     change = "-" if row.change is None else f"{row.change:+.2%}"
-    baseline = figure(row.baseline, row.unit)
-    if row.spread is not None:
-        baseline += f" [{figure(row.spread[0], row.unit)} to {figure(row.spread[1], row.unit)}]"
-    mark = "ok" if row.ok else "FAIL"
-    return mark, row.what, figure(row.value, row.unit), baseline, change, figure(row.bound, row.unit), row.why
+    value = figure(row.value, row.unit)
+    if row.value is not None and row.half is not None:
+        value += f" [{figure(row.value - row.half, row.unit)} to {figure(row.value + row.half, row.unit)}]"
+    baseline, bound = figure(row.baseline, row.unit), figure(row.bound, row.unit)
+    return row.verdict, row.what, value, baseline, change, bound, row.why
 
 
 def table(rows: Sequence[Row]) -> str:
     """Plain text, failures first."""
-    lines = [cells(row) for row in sorted(rows, key=lambda row: row.ok)]
-    return f"{shown.table(HEAD, lines)}\n{summary(rows)}"
+    lines = [cells(row) for row in sorted(rows, key=lambda row: ORDER.index(row.verdict))]
+    return f"{words.table(HEAD, lines)}\n{summary(rows)}"
 
 
 def summary(rows: Sequence[Row]) -> str:
-    failed = sum(not row.ok for row in rows)
-    return f"{len(rows) - failed} passed, {failed} failed"
+    """Says of intervals what they are, where there are any."""
+    failed, unsure = (sum(row.verdict == verdict for row in rows) for verdict in ("FAIL", "unsure"))
+    told = f"{len(rows) - failed} passed, {failed} failed"
+    told += f", {unsure} of those passed within the noise" if unsure else ""
+    return told + (f"; {INTERVAL}" if any(row.half is not None for row in rows) else "")
 
 
 def markdown(rows: Sequence[Row], title: str) -> str:
@@ -52,13 +57,18 @@ def junit(rows: Sequence[Row], title: str) -> str:
     suite = ElementTree.Element("testsuite", name=title, tests=str(len(rows)), failures=str(failed))
     for row in rows:
         case = ElementTree.SubElement(suite, "testcase", classname="meshboard.gate", name=row.what)
-        if not row.ok:
-            mark, _, value, baseline, change, bound, why = cells(row)
-            told = why or f"{value}, the baseline {baseline}, the limit {bound}, changed by {change}"
-            ElementTree.SubElement(case, "failure", message=told).text = f"{mark} {row.what}: {told}"
+        if row.verdict == "ok":
+            continue
+        verdict, _, value, baseline, change, bound, why = cells(row)
+        told = why if row.value is None else f"{value}, the baseline {baseline}, the limit {bound}, changed by {change}"
+        told += f": {why}" if why and why != told else ""
+        if row.ok:
+            ElementTree.SubElement(case, "system-out").text = f"{verdict} {row.what}: {told}"
+        else:
+            ElementTree.SubElement(case, "failure", message=told).text = f"{verdict} {row.what}: {told}"
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
 def as_json(rows: Sequence[Row]) -> str:
-    told = [{**row._asdict(), "change": row.change} for row in rows]
+    told = [{**row._asdict(), "ok": row.ok, "change": row.change} for row in rows]
     return json.dumps({"ok": all(row.ok for row in rows), "rows": told}, indent=2)

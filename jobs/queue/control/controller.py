@@ -21,6 +21,7 @@ from jobs.queue.control.troubles import Troubles, away, of_database
 from jobs.queue.heard.events import drain, wait_for_event
 from jobs.queue.heard.listening import Listening
 from jobs.queue.heard.silence import tell_of_silence
+from jobs.telling.postman import Postman
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Controller:
         self._troubles = Troubles()
         self._access = Access()
         self._idle = Idle()
+        self._postman = Postman()
         self._client = connect()
         self._engines = engines(self._client, self._listening)
         self._waiting = self._away = False
@@ -58,6 +60,7 @@ class Controller:
             self._stage("stop", self._lease.release)
             for engine in self._engines:
                 self._stage("stop", engine.close)
+            self._stage("stop", self._postman.close)
             connection.close()
             self._client.close()
 
@@ -86,7 +89,10 @@ class Controller:
         ]
         for engine in self._engines:
             went_well += [self._stage(f"{engine.name}: {what}", work) for what, work in _steps(engine)]
-        went_well.append(self._stage("prune", lambda: prune_if_due(self._client)))
+        went_well += [
+            self._stage("deliveries", self._postman.turn),
+            self._stage("prune", lambda: prune_if_due(self._client)),
+        ]
         return all(went_well) and self._stage("lease", self._lease.ticked)
 
     def _listen(self) -> None:

@@ -19,6 +19,7 @@ from contracts.names import events_stream, host_queue, telemetry_stream
 from jobs.models import Host, IdempotentRequest, Lease, Member, StateChange
 from jobs.queue.control.lease import NAME
 from jobs.queue.heard import deadletters
+from jobs.telling import deliveries
 from jobs.traces.imports.kept import forget_old
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def prune(client: redis.Redis) -> dict[str, int]:
         ),
         "dead letters": deadletters.forget_oldest,
         "changes of status": _forget_changes,
+        "deliveries": deliveries.forget_old,
         "queues of silent hosts and words of removed ones": lambda: _forget_queues(client),
         "imported traces": forget_old,
         "streams of ended attempts left to expire": lambda: _let_streams_expire(client),

@@ -18,7 +18,7 @@ from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream
 from jobs.history.tables import TABLES
-from jobs.models import Attempt, Host, Job, Pool, Status
+from jobs.models import Attempt, Delivery, Host, Job, Pool, Status
 from jobs.queue import lifecycle
 from jobs.queue.heard.silence import tell_of_silence
 from tests.jobs.history.told import keep
@@ -110,12 +110,14 @@ def test_every_answer_is_what_the_document_says(
     Host.objects.update(profile=PROFILE, profiled=timezone.now())
     plans(asked, api(owner))
     jobs(asked, api(owner), owner)
+    baselines(asked, api(owner), owner)
     smaller(asked, api(owner))
     traces(asked, api(owner), owner, live_redis)
     histories(asked, api(owner), owner, tmp_path, settings)
     hosts(asked, api(owner), api(staff), api(None))
     runs(asked, api(owner))
     queue(asked, api(owner), api(staff))
+    webhooks(asked, api(owner))
     asked(api(owner), "getSchema")
     asked(api(None), "listJobs", code=401)
     assert asked.unasked == set(), "what a new operation answers is asked here too"
@@ -159,6 +161,16 @@ def jobs(asked: Asked, user: APIClient, owner: User) -> None:
     asked(user, "readLog", job_id=chosen["id"], rank="0", code=409)
     assert asked(user, "waitForJob", job_id=run.job_id)["job"]["finished"]
     asked(user, "followJob", job_id="nobodys", code=404)
+
+
+def baselines(asked: Asked, user: APIClient, owner: User) -> None:
+    run, main = ended(owner, summary(0.3)).job_id, {"project": "default", "branch": "main"}
+    assert asked(user, "setBaseline", {"job": run}, **main)["runs"][0]["facts"]["sent"]
+    asked(user, "setBaseline", {"job": "none"}, code=422, **main)
+    asked(user, "getBaseline", **main)
+    assert asked(user, "listBaselines", project="default")
+    asked(user, "forgetBaseline", code=204, **main)
+    asked(user, "getBaseline", code=404, **main)
 
 
 def traces(asked: Asked, user: APIClient, owner: User, client: redis.Redis) -> None:
@@ -260,6 +272,25 @@ def runs(asked: Asked, user: APIClient) -> None:
     tell_of_silence()
     asked(user, "giveUpRun", job_id=node.run)
     asked.holds("reportRun", node.report(), 410)
+
+
+def webhooks(asked: Asked, user: APIClient) -> None:
+    wanted = {"name": "chat", "url": "https://chat.example/7", "states": ["failed"]}
+    made = asked(user, "makeWebhook", wanted, code=201, project="default")
+    names = {"project": "default", "key": made["id"]}
+    asked(user, "makeWebhook", {**wanted, "url": "http://2130706433/"}, code=422, project="default")
+    assert asked(user, "listWebhooks", project="default")
+    assert "secret" not in asked(user, "getWebhook", **names)
+    asked(user, "changeWebhook", {"active": False}, **names)
+    assert asked(user, "rotateWebhook", **names)["secret"] != made["secret"]
+    sent = asked(user, "pingWebhook", code=202, **names)
+    asked(user, "pingWebhook", code=409, **names)
+    asked(user, "redeliver", code=409, **names, delivery=sent["id"])
+    Delivery.objects.update(due=None, outcome="delivered")
+    asked(user, "redeliver", code=202, **names, delivery=sent["id"])
+    assert asked(user, "listDeliveries", **names)
+    asked(user, "deleteWebhook", code=204, **names)
+    asked(user, "getWebhook", code=404, **names)
 
 
 def test_a_job_that_an_older_version_stored_is_described_too(

@@ -1,0 +1,171 @@
+"""The gate, and the baselines that a board keeps for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from meshboard import files, gate
+from meshboard.api import Client
+from meshboard.commands.app import AsJson, JobIds, app, board, print_json
+from meshboard.errors import RefusedError
+from meshboard.exits import Exit
+from meshboard.gate import Run, report
+from meshboard.show.words import clean, table
+
+JOB_ID = re.compile(r"[a-z2-7]{10}")
+Project = Annotated[str, typer.Option(help="whose branches are meant")]
+Branch = Annotated[str, typer.Argument(metavar="BRANCH", help="as git names it")]
+baselines = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Runs that `gate --baseline BRANCH` holds to."
+)
+app.add_typer(baselines, name="baseline")
+
+
+@app.command("gate")
+def gate_command(
+    jobs: Annotated[
+        list[str], typer.Argument(metavar="JOB...", help="finished runs; several of one spec tell the noise")
+    ],
+    baseline: Annotated[
+        list[str],
+        typer.Option(metavar="BRANCH|JOB|FILE", help="a branch's, a job, or a file of --json; may be repeated"),
+    ] = [],  # noqa: B006
+    project: Project = "default",
+    most: Annotated[list[str], typer.Option("--max", metavar="LIMIT", help="step_time=+10%, bytes.tp=+0%, ...")] = [],  # noqa: B006
+    least: Annotated[list[str], typer.Option("--min", metavar="LIMIT", help="tokens_per_s=-5%, ...")] = [],  # noqa: B006
+    exact: Annotated[
+        bool, typer.Option("--exact", help="bytes and calls of each axis and collective are the baseline's")
+    ] = False,
+    as_planned: Annotated[bool, typer.Option("--as-planned", help="0 B and 0 calls from the prediction")] = False,
+    sure: Annotated[bool, typer.Option("--sure", help="fail what noise does not tell apart from its limit")] = False,
+    junit: Annotated[Path | None, typer.Option(help="write JUnit XML here")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="append a Markdown summary here")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hold runs to limits; exit code 1 where one does not hold, or cannot be told.
+
+    Measures: bytes, bytes.AXIS, bytes.AXIS.OP, calls (likewise), step_time, tokens_per_s, peak_memory, loss, loss@STEP.
+    A limit is a share of the baseline's (+10%, -5%) or a figure (0.5s, 2GiB).
+    """
+    limits = [gate.parse(text, "max") for text in most] + [gate.parse(text, "min") for text in least]
+    if not limits and not exact and not as_planned:
+        raise gate.LimitError("nothing to hold to: give --max, --min, --exact or --as-planned")
+    with board() as client:
+        runs = [gate.run_of(client.job(job_id).told) for job_id in jobs]
+        held_to = [run for name in baseline for run in _runs(client, project, name)]
+    rows = gate.judge(runs, held_to, limits, exact=exact, as_planned=as_planned, sure=sure)
+    title = f"gate {' '.join(jobs)}"
+    if junit:
+        _write(junit, report.junit(rows, title))
+    if markdown:
+        _write(markdown, report.markdown(rows, title), append=True)
+    print(report.as_json(rows) if as_json else report.table(rows))
+    if not all(row.ok for row in rows):
+        raise typer.Exit(Exit.FAILED)
+
+
+def _runs(client: Client, project: str, name: str) -> list[Run]:
+    """What `--baseline` names, the newest run first.
+
+    Raises:
+        RefusedError, AwayError, files.FileError, gate.UnknownError
+    """
+    if Path(name).is_file():
+        return _of_file(name)
+    if JOB_ID.fullmatch(name):
+        try:
+            return [gate.run_of(client.job(name).told)]
+        except RefusedError as error:
+            if error.status != 404:
+                raise
+    try:
+        return _of_branch(client.baseline(project, name))
+    except RefusedError as error:
+        if error.status != 404:
+            raise
+    words = f"is no file, no job that you may see, and no branch of project {project} that has a baseline"
+    raise files.FileError(f"--baseline {name}: {words}; `meshboard baseline set {name} JOB` makes it one")
+
+
+def _of_file(name: str) -> list[Run]:
+    try:
+        found = json.loads(Path(name).read_text())
+        return _of_branch(found) if "runs" in found else [gate.run_of(found)]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        words = "not what `meshboard status JOB --json` or `meshboard baseline show BRANCH --json` writes"
+        raise files.FileError(f"--baseline {name}: {words} ({error})") from None
+
+
+def _of_branch(told: dict[str, Any]) -> list[Run]:
+    return [gate.run_of_facts(run["name"], run["facts"]) for run in told["runs"]]
+
+
+def _write(file: Path, text: str, *, append: bool = False) -> None:
+    try:
+        with file.open("a" if append else "w") as out:
+            out.write(text)
+    except OSError as error:
+        raise files.FileError(str(error)) from None
+
+
+@baselines.command("set")
+def set_baseline(branch: Branch, job_ids: JobIds, project: Project = "default", as_json: AsJson = False) -> None:
+    """Hold builds to these runs too: the board keeps what they measured. The newest 20 of a branch tell its noise."""
+    told: dict[str, Any] = {}
+    with board() as client:
+        for job_id in job_ids:
+            told = client.set_baseline(project, branch, job_id)
+    print(f"{branch}: {len(told['runs'])} runs", file=sys.stderr)
+    if as_json:
+        print_json(told)
+
+
+@baselines.command()
+def show(branch: Branch, project: Project = "default", as_json: AsJson = False) -> None:
+    """What the runs of a branch measured, the newest first."""
+    with board() as client:
+        told = client.baseline(project, branch)
+    if as_json:
+        print_json(told)
+        return
+    measures = ("bytes", "calls", "step_time", "tokens_per_s", "peak_memory", "loss")
+    rows = [
+        [run["job"], run["name"], run["by"], run["at"], *(_figure(one, name) for name in measures)]
+        for run, one in zip(told["runs"], _of_branch(told), strict=True)
+    ]
+    print(table(["job", "name", "by", "at", *measures], rows))
+
+
+def _figure(run: Run, measure: str) -> str:
+    try:
+        return report.figure(run.value(measure), gate.unit_of(measure))
+    except gate.UnknownError:
+        return "-"
+
+
+@baselines.command("list")
+def list_baselines(project: Project = "default", as_json: AsJson = False) -> None:
+    """Branches that have a baseline, each with its newest run."""
+    with board() as client:
+        told = client.baselines(project)
+    if as_json:
+        print_json(told)
+        return
+    names = ("branch", "runs", "job", "name", "by", "at")
+    print(table(names, [[row[name] for name in names] for row in told]))
+
+
+@baselines.command()
+def rm(branch: Branch, project: Project = "default", as_json: AsJson = False) -> None:
+    """Forget all runs of a branch."""
+    with board() as client:
+        client.forget_baseline(project, branch)
+    print(f"{clean(branch)}: forgotten", file=sys.stderr)
+    if as_json:
+        print_json({"project": project, "branch": branch})

@@ -1,0 +1,127 @@
+"""Jobs: submit, wait for, show, end, run again, compare."""
+
+from __future__ import annotations
+
+import sys
+import time
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from meshboard import files
+from meshboard.api import Client
+from meshboard.commands.app import AsJson, JobId, JobIds, Sets, Spec, Timeout, app, board, print_json
+from meshboard.exits import Exit
+from meshboard.following import Log
+from meshboard.job import Job
+from meshboard.look import look
+from meshboard.show import jobs as shown
+from meshboard.show.live import Waiting
+from meshboard.show.words import clean
+
+
+@app.command()
+def submit(
+    spec: Spec,
+    changes: Sets = [],  # noqa: B006
+    wait: Annotated[bool, typer.Option("--wait", help="until it has ended; exit code 1 unless it succeeded")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="--wait, with its log on standard error")] = False,
+    runs: Annotated[int, typer.Option(min=1, max=20, help="so many jobs of it, for `gate` to tell the noise")] = 1,
+    key: Annotated[str | None, typer.Option(help="the same key and spec give the same job: a build's id")] = None,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+) -> None:
+    """Queue a job; its id is all that goes to standard output, a line for each of several."""
+    told = files.spec(spec, changes)
+    with board() as client:
+        jobs = [client.submit(told, key=one) for one in _keys(key, runs)]
+        for job in jobs:
+            print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/", file=sys.stderr)
+            if not as_json:
+                print(job.id, flush=True)  # a build that is cut off while it waits knows what it started
+        if wait or follow:
+            until = None if timeout is None else time.monotonic() + timeout
+            jobs = [_waited(client, job.id, until, follow=follow) for job in jobs]
+    if as_json:
+        print_json(jobs[0].told if runs == 1 else [job.told for job in jobs])
+    if (wait or follow) and not all(job.succeeded for job in jobs):
+        raise typer.Exit(Exit.FAILED)
+
+
+def _keys(key: str | None, runs: int) -> list[str | None]:
+    """One for each of several jobs, or they would be one."""
+    return [key] if runs == 1 else [key and f"{key}-{number}" for number in range(1, runs + 1)]
+
+
+@app.command()
+def wait(job_id: JobId, timeout: Timeout = None, as_json: AsJson = False) -> None:
+    """Wait until a job has ended; exit code 1 unless it succeeded."""
+    with board() as client:
+        until = None if timeout is None else time.monotonic() + timeout
+        job = _waited(client, job_id, until, follow=False)
+    if as_json:
+        print_json(job.told)
+    if not job.succeeded:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _waited(client: Client, job_id: str, until: float | None, *, follow: bool) -> Job:
+    log = Log(client, job_id, rank=0)
+    with Waiting(lambda job: look(client, job).step) as waiting:
+
+        def each(job: Job) -> None:
+            waiting.say(log.new(job) if follow else [])
+            waiting(job)
+
+        left_s = None if until is None else max(0.0, until - time.monotonic())
+        job = client.wait(job_id, timeout_s=left_s, each=each)
+        waiting.say(log.rest() if follow else [])
+    return job
+
+
+@app.command()
+def status(
+    job_id: Annotated[str | None, typer.Argument(metavar="[JOB]", help="a job's id; without one, the newest")] = None,
+    state: Annotated[str | None, typer.Option(help="only jobs in this state")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """One job with its verdict, or the newest ones."""
+    with board() as client:
+        if job_id is not None:
+            job = client.job(job_id)
+            print_json(job.told) if as_json else print(shown.detail(job))
+            return
+        found = list(islice(client.jobs(status=state, limit=limit), limit))
+    print_json(found) if as_json else print(shown.briefs(found))
+
+
+@app.command()
+def cancel(job_ids: JobIds, as_json: AsJson = False) -> None:
+    """End jobs."""
+    with board() as client:
+        _tell([client.cancel(job_id) for job_id in job_ids], as_json)
+
+
+@app.command()
+def retry(job_ids: JobIds, as_json: AsJson = False) -> None:
+    """Queue jobs that have ended again, each as a new attempt of the same spec."""
+    with board() as client:
+        _tell([client.requeue(job_id) for job_id in job_ids], as_json)
+
+
+def _tell(found: list[Job], as_json: bool) -> None:
+    if as_json:
+        print_json([job.told for job in found])
+        return
+    for job in found:
+        print(shown.line(job))
+
+
+@app.command()
+def compare(job_ids: JobIds, as_json: AsJson = False) -> None:
+    """Two to six runs side by side: where their specs differ, and what each measured."""
+    with board() as client:
+        told = client.compare(job_ids)
+    print_json(told) if as_json else print(shown.compared(told))

@@ -1,0 +1,62 @@
+"""What a spec would cost."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from meshboard import files
+from meshboard.commands.app import AsJson, Cluster, JobId, Sets, Spec, app, board, print_json
+from meshboard.exits import Exit
+from meshboard.show import plans
+from meshboard.show.words import clean
+
+
+@app.command()
+def plan(
+    spec: Spec,
+    changes: Sets = [],  # noqa: B006
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a spec would cost, without running it."""
+    with board() as client:
+        told = client.plan(files.spec(spec, changes), cluster)
+    if as_json:
+        print_json(told)
+    elif told["estimate"] is not None:
+        print(plans.plan(told))
+    for problem in told["problems"]:
+        print(clean(f"{problem['field']}: {problem['message']}"), file=sys.stderr)
+    if told["problems"]:
+        raise typer.Exit(Exit.WRONG)
+
+
+@app.command()
+def search(
+    spec: Spec,
+    ranks: Annotated[int, typer.Option(min=1, help="how many ranks there are")],
+    changes: Sets = [],  # noqa: B006
+    cluster: Cluster = None,
+    limit: Annotated[int, typer.Option(min=1, max=100)] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """The fastest layouts that fit: every layout of a model and batch on so many ranks is tried."""
+    query: dict[str, Any] = {"spec": files.spec(spec, changes), "ranks": ranks, "limit": limit}
+    with board() as client:
+        told = client.search({**query, "cluster": cluster} if cluster else query)
+    if as_json:
+        print_json(told)
+        return
+    print(plans.found(told))
+    print(f"{told['considered']:,} layouts, {told['fitting']:,} fit {clean(told['cluster']['name'])}", file=sys.stderr)
+
+
+@app.command()
+def advise(job_id: JobId, as_json: AsJson = False) -> None:
+    """What would have been faster where a finished run ran."""
+    with board() as client:
+        told = client.advice(job_id)
+    print_json(told) if as_json else print(plans.advice(told))

@@ -1,0 +1,74 @@
+"""Jobs as they run: logs, and live traffic."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from meshboard.api import Client
+from meshboard.commands.app import JobId, app, board
+from meshboard.exits import Exit
+from meshboard.following import Log
+from meshboard.look import look
+from meshboard.show.live import Watching
+from meshboard.show.words import line_of_log
+
+
+@app.command()
+def logs(
+    job_id: JobId,
+    rank: Annotated[int, typer.Option(min=-65535, max=65535, help="-1: the launcher of the first host")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="until the job has ended")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="by default the current one")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help='a JSON object a line: {"rank": 0, "line": "..."}')] = False,
+) -> None:
+    """A rank's log: the whole of it from its host, or as it comes."""
+    with board() as client:
+        if follow:
+            for line in Log(client, job_id, rank).rest():
+                _print_line(line, rank, as_json)
+            return
+        rest = b""
+        for part in client.log(job_id, rank, attempt=attempt):
+            if not as_json and not sys.stdout.isatty():
+                sys.stdout.buffer.write(part)
+                continue
+            *whole, rest = (rest + part).split(b"\n")
+            for text in whole:
+                _print_line(text.decode(errors="replace"), rank, as_json)
+        if rest:
+            _print_line(rest.decode(errors="replace"), rank, as_json)
+
+
+def _print_line(line: str, rank: int, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"rank": rank, "line": line}), flush=True)
+    else:
+        print(line_of_log(line) if sys.stdout.isatty() else line, flush=True)
+
+
+@app.command()
+def watch(
+    job_id: JobId,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.5, max=3600, help="between two looks")] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON object a look, one a line")] = False,
+) -> None:
+    """How a job goes: step, loss, each axis' traffic, verdict; until it has ended; exit code 1 unless it succeeded."""
+    with board() as client:
+        succeeded = _watch(client, job_id, every, as_json)
+    if not succeeded:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _watch(client: Client, job_id: str, every: float, as_json: bool) -> bool:
+    with Watching(as_json=as_json) as watching:
+        while True:
+            job = client.job(job_id)
+            watching(look(client, job))
+            if job.finished:
+                return job.succeeded
+            time.sleep(every)

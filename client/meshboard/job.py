@@ -1,0 +1,65 @@
+"""A job as the board tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Job:
+    """`told` is all that the board says of it; the document at /api/v1/schema describes it as JobDetail."""
+
+    told: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.told["id"])
+
+    @property
+    def name(self) -> str:
+        return str(self.told["name"])
+
+    @property
+    def status(self) -> str:
+        return str(self.told["status"])
+
+    @property
+    def attempt(self) -> int:
+        """Which try it is at, from 1."""
+        return int(self.told["attempt"])
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.told["finished"])
+
+    @property
+    def succeeded(self) -> bool:
+        return self.status == "succeeded"
+
+    @property
+    def reason(self) -> str:
+        """Why it is in its state, or why it waits."""
+        history = self.told.get("history") or []
+        return str(self.told.get("wait_reason") or (history[-1]["reason"] if history else ""))
+
+    @property
+    def steps(self) -> int | None:
+        """How many it is to train; None where its spec names none."""
+        steps = ((self.told.get("spec") or {}).get("train") or {}).get("steps")
+        return steps if isinstance(steps, int) else None
+
+    @property
+    def world_size(self) -> int:
+        return int(self.told["world_size"])
+
+    @property
+    def verdict(self) -> str:
+        """What the diagnosis says of it, and what to do; "" until it says something."""
+        told = self.told.get("diagnosis") or {}
+        return "; ".join(part for part in (told.get("sentence"), told.get("reason"), told.get("next")) if part)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What its ranks measured, once it has ended; else empty."""
+        return (self.told.get("exit") or {}).get("summary") or {}

@@ -1,0 +1,132 @@
+"""How a job goes on: a bar or a picture that moves on a terminal, plain lines elsewhere. All on standard error, but for
+`watch`, whose lines are its result."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from meshboard.job import Job
+from meshboard.look import RATE_S, Look
+from meshboard.show import jobs
+from meshboard.show.words import clean, line_of_log, seconds, size
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+class Waiting:
+    """Hears of a job while it is waited for: a bar of its steps on a terminal, a line a change of state elsewhere.
+
+    `steps` tells how many a job has completed; it is asked on a terminal alone.
+    """
+
+    def __init__(self, steps: Callable[[Job], int], console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, markup=False, highlight=False)
+        self._steps, self._last = steps, ""
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+        bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console, transient=True)
+        self._bar = bar if self._console.is_terminal else None
+        self._task = bar.add_task("", total=None)
+
+    def __enter__(self) -> Waiting:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, lines: Iterable[str]) -> None:
+        """Of its log."""
+        for line in lines:
+            self._console.print(line_of_log(line), soft_wrap=True)
+
+    def __call__(self, job: Job) -> None:
+        line = jobs.line(job)
+        if line != self._last:
+            self._last = line
+            self._console.print(line, soft_wrap=True)
+        if self._bar is not None and not job.finished:
+            self._bar.update(self._task, description=job.status, total=job.steps, completed=self._steps(job))
+
+
+class Watching:
+    """Shows one look after another: the whole picture anew on a terminal, a line whenever something moved elsewhere."""
+
+    def __init__(self, *, as_json: bool = False, console: Console | None = None) -> None:
+        console = console or Console(markup=False, highlight=False)
+        moves = console.is_terminal and not as_json
+        self._as_json = as_json
+        self._live = Live(console=console, auto_refresh=False) if moves else None
+        self._last: tuple[str, ...] = ()
+
+    def __enter__(self) -> Watching:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, seen: Look) -> None:
+        if self._live is not None:
+            self._live.update(picture(seen), refresh=True)
+            return
+        lines = (json.dumps(seen.as_json()),) if self._as_json else (plain(seen), verdict(seen.job))
+        for line in lines:
+            if line and line not in self._last:
+                print(line, flush=True)
+        self._last = lines
+
+
+def plain(seen: Look) -> str:
+    """One line; the verdict is another."""
+    rates = "  ".join(f"{clean(axis)} {size(rate)}/s" for axis, rate in seen.rates.items())
+    parts = [seen.job.status, _steps(seen), _loss(seen), _step_s(seen), rates]
+    return "  ".join(part for part in parts if part)
+
+
+def picture(seen: Look) -> Group:
+    """The job, where its training is, each axis' traffic with its last seconds as a curve, and the verdict."""
+    axes = Table(box=None, pad_edge=False)
+    for name in ("axis", "payload", "", f"last {len(next(iter(seen.curves.values()), ()))} s"):
+        axes.add_column(name, justify="right" if name == "payload" else "left")
+    for axis, rate in seen.rates.items():
+        axes.add_row(Text(clean(axis)), f"{size(rate)}/s", "", curve(seen.curves[axis]))
+    where = "   ".join(part for part in (_steps(seen), _loss(seen), _step_s(seen)) if part)
+    lines = [Text(jobs.line(seen.job)), Text(where), axes if seen.rates else Text("no traffic yet"), Text()]
+    lines.append(Text(verdict(seen.job)))
+    lines.append(Text(f"payload bytes of all ranks, mean of the last {RATE_S} s known", style="dim"))
+    return Group(*lines)
+
+
+def verdict(job: Job) -> str:
+    """What is said of it, else why it is in its state."""
+    return clean(job.verdict or job.reason)
+
+
+def curve(values: Sequence[float]) -> str:
+    """A block a value, as tall as its share of the highest; what is above 0 is seen."""
+    most = max(values, default=0.0) or 1.0
+    return "".join(BLOCKS[math.ceil(value / most * (len(BLOCKS) - 1))] for value in values)
+
+
+def _steps(seen: Look) -> str:
+    return f"step {seen.step}" + (f"/{seen.job.steps}" if seen.job.steps else "") if seen.step else ""
+
+
+def _loss(seen: Look) -> str:
+    return "" if seen.loss is None else f"loss {seen.loss:.4g}"
+
+
+def _step_s(seen: Look) -> str:
+    return "" if seen.step_s is None else f"{seconds(seen.step_s)} a step"

@@ -1,0 +1,64 @@
+"""Plans, searches and advice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshboard.show.words import clean, seconds, size, table
+
+AXES = ("tp", "cp", "pp", "dp", "ep")
+
+
+def plan(told: Mapping[str, Any]) -> str:
+    """What a spec would cost: time by part, memory, payload bytes that the fullest rank sends a step."""
+    estimate = told["estimate"]
+    time = estimate["time"]
+    parts = "  ".join(f"{part['name']} {seconds(part['seconds'])}" for part in time["parts"])
+    fits = "fits" if estimate["fits"] else "does NOT fit"
+    sent: dict[str, int] = {}
+    for stage in estimate["stages"]:
+        for axis, num_bytes in stage["step_bytes"].items():
+            sent[axis] = max(sent.get(axis, 0), num_bytes)
+    traffic = ", ".join(f"{axis} {num_bytes:,} B" for axis, num_bytes in sent.items() if num_bytes)
+    return "\n".join(
+        [
+            f"step    {seconds(time['step_s'])}, an estimate: {parts}",
+            f"memory  {size(estimate['peak_memory_bytes'])} on the fullest rank: {fits} {estimate['cluster']['name']}",
+            f"sends   {traffic or 'nothing'} (payload of a step, the fullest rank)",
+        ]
+    )
+
+
+def found(told: Mapping[str, Any]) -> str:
+    """The layouts that a search found, the fastest first."""
+    head = ["layout", "", "schedule", "recompute", "micro-batch", "step", "memory", "runs here"]
+    return table(head, [_layout(one) for one in told["best"]])
+
+
+def _layout(found: Mapping[str, Any]) -> list[object]:
+    layout = found["layout"]
+    return [
+        " x ".join(f"{axis}{layout[axis]}" for axis in AXES if layout[axis] > 1) or "1 rank",
+        f"zero-{layout['zero']}",
+        layout["schedule"] if layout["pp"] > 1 else "-",
+        layout["recompute"],
+        found["micro_batch_size"],
+        seconds(found["step_s"]),
+        size(found["memory_bytes"]),
+        "yes" if found["runnable"] else "no",
+    ]
+
+
+def advice(told: Mapping[str, Any]) -> str:
+    """The sentence, and each choice that would have been faster, those last that the estimate is not sure of."""
+    lines = [clean(told["text"])]
+    options = [(option, "") for option in told["options"]]
+    options += [(option, "within what the estimate may be off") for option in told["unsure"]]
+    if options:
+        rows = [
+            [one["change"], seconds(one["step_s"]), f"{one['faster']:.1%}", size(one["memory_bytes"]), unsure]
+            for one, unsure in options
+        ]
+        lines += ["", table(["change", "step", "faster", "memory", ""], rows)]
+    return "\n".join(lines)

@@ -1,0 +1,274 @@
+"""A board in one file, and back: its database at one moment, its histories and imports. Jobs run meanwhile.
+
+The file is a tar: `meta.json`, the rows as JSON lines, which SQLite and PostgreSQL both read, and the files of
+histories and imports. No setting is in it: of the secret key it has a fingerprint, by which a restore says whether
+sessions and hosts will be known again. Redis is left out: what it holds is told again, or has been recorded.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, cast
+
+from django.apps import apps
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.core import serializers
+from django.core.management import call_command
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db import connection, models, transaction
+from django.db.migrations.loader import MigrationLoader
+from typing_extensions import TypedDict
+
+from jobs.history.folder import MANIFEST, Folder, GoneError, histories
+from jobs.models import Host, Job, Lease
+from jobs.queue.control.lease import NAME as CONTROLLER
+from jobs.queue.control.lease import unhealthy
+
+VERSION = 1
+META, ROWS, HISTORY, IMPORTS = "meta.json", "database.jsonl.gz", "history", "imports"
+MADE_BY_MIGRATE = {"contenttypes.ContentType", "auth.Permission"}  # rows name them by words, not by number
+TRIES = 20  # for a history whose recorder replaces files under us
+SALT = b"meshboard backup: which secret key"
+
+
+class BackupError(Exception):
+    """Nothing was changed; says why."""
+
+
+class Meta(TypedDict):
+    """What a backup says of itself."""
+
+    v: int
+    made: str
+    database: str
+    migrations: list[str]  # the last of each app: rows of other ones would not fit
+    rows: dict[str, int]
+    histories: int
+    key: str  # fingerprint of the secret key
+
+
+def backup(target: Path) -> Meta:
+    """Write the file; one that was cut off is never there under its name.
+
+    Raises:
+        BackupError: the target is there already.
+    """
+    if target.exists():
+        raise BackupError(f"{target} is there already")
+    draft = target.with_name(target.name + ".part")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as scratch:
+        rows = Path(scratch) / ROWS
+        with _one_moment():
+            counts = _dump(rows)
+        told: Meta = {
+            "v": VERSION,
+            "made": datetime.now(UTC).isoformat(timespec="seconds"),
+            "database": connection.vendor,
+            "migrations": _migrations(),
+            "rows": counts,
+            "histories": 0,
+            "key": fingerprint(settings.SECRET_KEY),
+        }
+        with os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+            with tarfile.open(fileobj=out, mode="w") as tar:
+                tar.add(rows, ROWS)
+                told["histories"] = sum(_add_history(tar, job, attempt) for job, attempt in _histories())
+                _add_files(tar, settings.STATE_DIR / IMPORTS, IMPORTS)
+                _add(tar, META, json.dumps(told, indent=1).encode())
+            out.flush()
+            os.fsync(out.fileno())
+        draft.replace(target)
+    return told
+
+
+def restore(source: Path, *, replace: bool = False) -> tuple[Meta, list[str]]:
+    """Make this board what the file says; returns that, and what somebody should know.
+
+    `replace`: also where there is something already; its histories and imports are moved aside.
+
+    Raises:
+        BackupError: nothing was changed.
+    """
+    with _opened(source) as tar, tempfile.TemporaryDirectory(dir=settings.STATE_DIR, prefix=".restore-") as scratch:
+        told = _meta(tar, source)
+        if told["migrations"] != _migrations():
+            raise BackupError(
+                "it was made by another version of Meshboard: restore it with that one, then upgrade; "
+                f"it has {_apart(told['migrations'], _migrations())}"
+            )
+        call_command("migrate", verbosity=0)
+        _refuse_to_overwrite(replace)
+        tar.extractall(scratch, filter="data")
+        with transaction.atomic():
+            call_command("flush", interactive=False, verbosity=0)
+            call_command("loaddata", str(Path(scratch) / ROWS), verbosity=0)
+            if (found := _counts()) != told["rows"]:
+                raise BackupError(f"rows went missing on the way: {_apart(_lines(told['rows']), _lines(found))}")
+        notes = [
+            note
+            for name, folder in ((HISTORY, Path(settings.HISTORY_DIR)), (IMPORTS, settings.STATE_DIR / IMPORTS))
+            for note in _put(Path(scratch) / name, folder)
+        ]
+    if told["key"] != fingerprint(settings.SECRET_KEY):
+        notes.append(
+            "the secret key is another than that of the board that was saved: everybody logs in again, and hosts have "
+            "to join again, unless the old one is named in MESHBOARD_SECRET_KEY_FALLBACKS"
+        )
+    return told, notes
+
+
+def fingerprint(secret_key: str) -> str:
+    """By which a key is known again and not found out."""
+    return hashlib.scrypt(secret_key.encode(), salt=SALT, n=2**14, r=8, p=1, dklen=16).hex()
+
+
+class _Exact(DjangoJSONEncoder):
+    """Django's own cuts times to milliseconds."""
+
+    def default(self, o: Any) -> Any:
+        return o.isoformat() if isinstance(o, datetime) else super().default(o)
+
+
+@contextmanager
+def _one_moment() -> Iterator[None]:
+    """What is read until the end is of one moment, and nobody who writes waits for us: not Django's `atomic`, which
+    takes SQLite's lock for writing."""
+    connection.ensure_connection()
+    begin = "BEGIN" if connection.vendor == "sqlite" else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+    with connection.cursor() as cursor:
+        cursor.execute(begin)
+        try:
+            yield
+        finally:
+            cursor.execute("ROLLBACK")
+
+
+def _models() -> list[type[models.Model]]:
+    """All that have a table of their own to keep."""
+    every = [(app, list(app.get_models())) for app in apps.get_app_configs()]
+    ordered = serializers.sort_dependencies(every, allow_cycles=True)
+    return [one for one in ordered if one._meta.label not in MADE_BY_MIGRATE and one._meta.managed]
+
+
+def _dump(target: Path) -> dict[str, int]:
+    counts = {}
+    with gzip.open(target, "wt", encoding="utf-8", compresslevel=6) as out:
+        for model in _models():
+            counts[model._meta.label] = model._base_manager.count()
+            rows = model._base_manager.order_by("pk").iterator(chunk_size=1000)
+            serializers.serialize("jsonl", rows, stream=out, use_natural_foreign_keys=True, cls=_Exact)
+    return counts
+
+
+def _counts() -> dict[str, int]:
+    return {model._meta.label: model._base_manager.count() for model in _models()}
+
+
+def _migrations() -> list[str]:
+    return sorted(".".join(node) for node in MigrationLoader(None).graph.leaf_nodes())
+
+
+def _histories() -> Iterator[tuple[str, int]]:
+    return histories(Path(settings.HISTORY_DIR))
+
+
+def _add_history(tar: tarfile.TarFile, job: str, attempt: int) -> bool:
+    """The files that one manifest names, all open before the first is copied; False where there is none."""
+    folder = Folder(Path(settings.HISTORY_DIR), job, attempt)
+    for _ in range(TRIES):
+        try:
+            manifest = folder.manifest()
+        except GoneError:
+            return False
+        names = [part["file"] for parts in manifest["parts"].values() for part in parts]
+        names += [manifest["state"]] if manifest["state"] else []
+        with ExitStack() as stack:
+            try:
+                files = {name: stack.enter_context((folder.path / name).open("rb")) for name in names}
+            except FileNotFoundError:
+                continue  # it was replaced: the next manifest says by what
+            for name, file in files.items():
+                _add_open(tar, f"{HISTORY}/{job}/{attempt}/{name}", file)
+            _add(tar, f"{HISTORY}/{job}/{attempt}/{MANIFEST}", json.dumps(manifest).encode())
+            return True
+    raise BackupError(f"the history of {job}/{attempt} changed {TRIES} times while it was read")
+
+
+def _add_files(tar: tarfile.TarFile, folder: Path, name: str) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                _add_open(tar, f"{name}/{path.relative_to(folder)}", file)
+
+
+def _add_open(tar: tarfile.TarFile, name: str, file: IO[bytes]) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = os.fstat(file.fileno()).st_size, 0o600
+    tar.addfile(info, file)
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(content), 0o600
+    tar.addfile(info, io.BytesIO(content))
+
+
+@contextmanager
+def _opened(source: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(source, mode="r:") as tar:
+            yield tar
+    except tarfile.TarError as error:  # of a member that would leave the folder, too
+        raise BackupError(f"{source} is no backup, or was cut off: {error}") from None
+
+
+def _meta(tar: tarfile.TarFile, source: Path) -> Meta:
+    try:
+        member = tar.extractfile(META)
+        told = json.load(member) if member is not None else {}
+    except (KeyError, ValueError) as error:
+        raise BackupError(f"{source} is no backup, or was cut off: {error}") from None
+    if told.get("v") != VERSION:
+        raise BackupError(f"{source} is a backup of version {told.get('v')}; {VERSION} is read")
+    return cast(Meta, told)
+
+
+def _refuse_to_overwrite(replace: bool) -> None:
+    if not unhealthy() and Lease.objects.filter(name=CONTROLLER).exclude(holder="").exists():
+        raise BackupError("a controller works on this board: stop web, controller and recorder first")
+    there: dict[str, type[models.Model]] = {"users": get_user_model(), "jobs": Job, "hosts": Host}
+    counts = {name: model._base_manager.count() for name, model in there.items()}
+    if any(counts.values()) and not replace:
+        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        raise BackupError(f"this board is not empty ({told}); with --replace they go")
+
+
+def _put(made: Path, folder: Path) -> Iterator[str]:
+    """In place of what was there, which is moved aside; says so."""
+    if folder.exists() and any(folder.iterdir()):
+        aside = folder.with_name(f"{folder.name}-before-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+        folder.rename(aside)
+        yield f"what was in {folder} is in {aside}"
+    if made.exists():
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+
+
+def _lines(counts: dict[str, int]) -> list[str]:
+    return [f"{count} {name}" for name, count in counts.items()]
+
+
+def _apart(one: list[str], other: list[str]) -> str:
+    """What one list has and the other has not."""
+    return f"{sorted(set(one) - set(other))}, and here there is {sorted(set(other) - set(one))}"

@@ -1,0 +1,1 @@
+"""Runs that the gate holds others to, kept by project and branch."""

@@ -1,0 +1,100 @@
+"""What the gate asks of a run, from what its ranks told as it ended. The client computes the same of a job
+(`meshboard.gate.measures`); a test holds the two together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+MOST_SENT = 2000  # axes and collectives of one run: a script names its own groups
+
+
+class NoFactsError(ValueError):
+    """Nothing can be held to this run; says why."""
+
+
+class Sent(TypedDict):
+    """Of a step, all ranks together; payload bytes."""
+
+    axis: str
+    op: str
+    bytes: float
+    calls: float
+
+
+class LossAt(TypedDict):
+    """Training loss after a step."""
+
+    step: int
+    loss: float
+
+
+class Apart(TypedDict):
+    """Measured from predicted, summed over all ranks, axes and collectives without their signs."""
+
+    bytes: int
+    calls: int
+
+
+class Facts(TypedDict):
+    """A run's figures; null what it did not tell."""
+
+    steps: Annotated[int, Field(description="that it ran")]
+    step_s: Annotated[float | None, Field(description="the median of rank 0's steps without the first three")]
+    tokens_per_s: float | None
+    peak_bytes: Annotated[int | None, Field(description="of the fullest rank")]
+    losses: list[LossAt]
+    sent: list[Sent]
+    apart: Annotated[Apart | None, Field(description="null where nothing was predicted")]
+
+
+def facts(exit_report: Mapping[str, Any] | None) -> Facts:
+    """Of the exit report of an attempt that succeeded.
+
+    Raises:
+        NoFactsError: it told nothing, or of more groups than are kept.
+    """
+    summary = (exit_report or {}).get("summary")
+    if not summary:
+        raise NoFactsError("its ranks told nothing as it ended")
+    steps = summary.get("ran_steps", summary.get("steps", 0))
+    if not steps:
+        raise NoFactsError("it trained no step")
+    sent = _sent(summary.get("cells") or {}, steps)
+    if len(sent) > MOST_SENT:
+        raise NoFactsError(f"it has {len(sent):,} axes and collectives, of which at most {MOST_SENT:,} are kept")
+    peaks = summary.get("peak_bytes") or {}
+    return {
+        "steps": steps,
+        "step_s": (summary.get("measured") or {}).get("step_s"),
+        "tokens_per_s": summary.get("tokens_per_s"),
+        "peak_bytes": max(peaks.values(), default=None),
+        "losses": [{"step": point["step"], "loss": point["loss"]} for point in summary.get("losses") or []],
+        "sent": sent,
+        "apart": _apart(summary.get("verdict") or {}),
+    }
+
+
+def _sent(cells: Mapping[str, list[dict[str, Any]]], steps: int) -> list[Sent]:
+    payload, calls = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for cell in (cell for told in cells.values() for cell in told if cell["phase"] == "step"):
+        payload[cell["axis"], cell["op"]] += cell["payload_bytes"]
+        calls[cell["axis"], cell["op"]] += cell["count"]
+    return [
+        {"axis": axis, "op": op, "bytes": payload[axis, op] / steps, "calls": calls[axis, op] / steps}
+        for axis, op in sorted(payload)
+    ]
+
+
+def _apart(verdicts: Mapping[str, list[dict[str, Any]]]) -> Apart | None:
+    rows = [row for told in verdicts.values() for row in told]
+    if not rows:
+        return None
+    return {
+        "bytes": sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows),
+        "calls": sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows),
+    }

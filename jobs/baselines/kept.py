@@ -1,0 +1,164 @@
+"""Which runs a branch is held to: set, shown, forgotten. Each change is one transaction with its audit entry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http import Http404
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from jobs.access import role_in, visible_job
+from jobs.baselines.facts import Facts, NoFactsError, facts
+from jobs.models import DEFAULT_PROJECT, BaselineRun, Role, Status
+from jobs.present import Moment
+from jobs.queue.audit import record
+from planner.facts.spec import JobId, Problem, SpecError, Strict
+
+MOST_RUNS = 20  # of a branch, the newest
+MOST_BRANCHES = 200  # of a project
+
+
+class BaselineWish(Strict):
+    """Which run a branch is held to."""
+
+    job: JobId = Field(description="it has succeeded, and is of the project")
+
+
+class KeptRun(TypedDict):
+    """A run that builds are held to, and who said so."""
+
+    job: str
+    name: str
+    by: str
+    at: Moment
+    facts: Facts
+
+
+class Baseline(TypedDict):
+    """Of a branch, the newest run first."""
+
+    project: str
+    branch: str
+    runs: list[KeptRun]
+
+
+class BranchBrief(TypedDict):
+    """One branch of a list: how many runs it has, and the newest."""
+
+    branch: str
+    runs: int
+    job: str
+    name: str
+    by: str
+    at: Moment
+
+
+class NotSetError(Exception):
+    """The job cannot be a baseline as it is."""
+
+
+def branches(user: User, project: str) -> list[BranchBrief]:
+    """By name. Raises Http404."""
+    found: dict[str, BranchBrief] = {}
+    for run in _seen(user, project).defer("facts").order_by("branch", "-at", "-id"):
+        if run.branch in found:
+            found[run.branch]["runs"] += 1
+            continue
+        at = run.at.isoformat()
+        found[run.branch] = {
+            "branch": run.branch,
+            "runs": 1,
+            "job": run.job,
+            "name": run.name,
+            "by": run.by,
+            "at": at,
+        }
+    return list(found.values())
+
+
+def baseline(user: User, project: str, branch: str) -> Baseline:
+    """Raises Http404."""
+    runs = list(_seen(user, project).filter(branch=branch))
+    if not runs:
+        raise Http404("no such baseline")
+    kept: list[KeptRun] = [
+        {"job": run.job, "name": run.name, "by": run.by, "at": run.at.isoformat(), "facts": run.facts} for run in runs
+    ]
+    return {"project": project, "branch": branch, "runs": kept}
+
+
+def add(user: User, project: str, branch: str, job_id: str) -> Baseline:
+    """The job's run becomes the newest of the branch's; beyond MOST_RUNS the oldest go.
+
+    Raises:
+        SpecError: there is no such job, it is another project's, or there are MOST_BRANCHES.
+        NotSetError: it did not succeed, or told nothing.
+        PermissionDenied, Http404
+    """
+    _check_may_set(user, project)
+    job = visible_job(user, job_id)
+    if job is None:
+        raise SpecError([Problem("job", "no such job, or not yours")])
+    if job.project != project:
+        raise SpecError([Problem("job", f"is of project {job.project}, not of {project}")])
+    if job.status != Status.SUCCEEDED:
+        raise NotSetError(f"a job that is {job.status} has no figures to hold to")
+    try:
+        told = facts(job.attempts.get(number=job.attempt).exit)
+    except NoFactsError as error:
+        raise NotSetError(str(error)) from None
+    mine = _mine(user, project)
+    with transaction.atomic():
+        others = mine.exclude(branch=branch).values("branch").distinct().count()
+        if others >= MOST_BRANCHES:
+            raise SpecError([Problem("branch", f"there are {others} already, and at most {MOST_BRANCHES}: forget one")])
+        BaselineRun.objects.update_or_create(
+            {"name": job.name, "facts": told, "by": user.get_username()},
+            project=project,
+            branch=branch,
+            owner=_owner(user, project),
+            job=job.id,
+        )
+        newest = mine.filter(branch=branch).values_list("pk", flat=True)[:MOST_RUNS]
+        mine.filter(branch=branch).exclude(pk__in=list(newest)).delete()
+        record(user.get_username(), "set baseline", "baseline", f"{project}/{branch}", after=job.id)
+    return baseline(user, project, branch)
+
+
+def forget(user: User, project: str, branch: str) -> None:
+    """All its runs. Raises PermissionDenied, Http404."""
+    _check_may_set(user, project)
+    with transaction.atomic():
+        gone, _ = _mine(user, project).filter(branch=branch).delete()
+        if not gone:
+            raise Http404("no such baseline")
+        record(user.get_username(), "forget baseline", "baseline", f"{project}/{branch}", before=gone)
+
+
+def _owner(user: User, project: str) -> User | None:
+    return user if project == DEFAULT_PROJECT else None
+
+
+def _mine(user: User, project: str) -> QuerySet[BaselineRun]:
+    return BaselineRun.objects.filter(project=project, owner=_owner(user, project))
+
+
+def _seen(user: User, project: str) -> QuerySet[BaselineRun]:
+    """Raises Http404 alike for a project that is not there and one of which the user is no member."""
+    if role_in(user, project) is None:
+        raise Http404("no such project")
+    return _mine(user, project)
+
+
+def _check_may_set(user: User, project: str) -> None:
+    """In `default` everybody may, for themselves; elsewhere operators."""
+    role: Any = role_in(user, project)
+    if role is None:
+        raise Http404("no such project")
+    if project != DEFAULT_PROJECT and role < Role.OPERATOR:
+        raise PermissionDenied(f"setting a baseline of {project} takes an operator; you are its {role.label}")

@@ -1,0 +1,33 @@
+"""Saves this board to one file, while jobs run: database, histories, imports. Settings and secrets are not in it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from jobs.backup import BackupError, backup
+
+
+class Command(BaseCommand):
+    """`manage.py restore` reads it."""
+
+    help = __doc__
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("target", type=Path, help="a file that is not there yet, or a folder to make one in")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        target: Path = options["target"].absolute()
+        if target.is_dir():
+            target /= f"meshboard-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar"
+        try:
+            told = backup(target)
+        except (BackupError, OSError) as error:
+            raise CommandError(str(error)) from None
+        size = target.stat().st_size
+        rows = sum(told["rows"].values())
+        self.stdout.write(f"{target}: {rows:,} rows, {told['histories']:,} histories, {size:,} bytes")
+        self.stdout.write("Keep MESHBOARD_SECRET_KEY with it, elsewhere: without that key hosts have to join again.")

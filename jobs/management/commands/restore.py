@@ -1,0 +1,32 @@
+"""Makes an empty board what a backup says. Web, controller and recorder are stopped meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from jobs.backup import BackupError, restore
+
+
+class Command(BaseCommand):
+    """The file of `manage.py backup`."""
+
+    help = __doc__
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("source", type=Path)
+        parser.add_argument(
+            "--replace", action="store_true", help="also where there is a board already: what it has goes"
+        )
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        try:
+            told, notes = restore(options["source"], replace=options["replace"])
+        except (BackupError, OSError) as error:
+            raise CommandError(str(error)) from None
+        rows = sum(told["rows"].values())
+        self.stdout.write(f"{rows:,} rows and {told['histories']:,} histories of {told['made']}")
+        for note in notes:
+            self.stdout.write(note)

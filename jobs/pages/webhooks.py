@@ -1,0 +1,173 @@
+"""A project's webhooks: what they are told, how it went, and a message by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import User
+from django.core.paginator import Paginator
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from jobs.access import may_administer
+from jobs.models import Delivery, Outcome, Status, Webhook
+from jobs.planning.queries import checked
+from jobs.telling import hooks
+from jobs.telling.signing import secret_of
+from jobs.text import storable
+from planner.facts.spec import SpecError
+
+PAGE_SIZE = 50
+TONES = {Outcome.WAITING: "info", Outcome.DELIVERED: "good", Outcome.GIVEN_UP: "bad"}
+
+
+def _find(request: HttpRequest, project: str, key: str) -> Webhook:
+    found = hooks.visible_to(request.user, project).filter(pk=key).first() if storable(project + key) else None
+    if found is None:
+        raise Http404("no such webhook, or not yours")
+    return found
+
+
+def _checked_project(request: HttpRequest, project: str) -> str:
+    if not storable(project) or not hooks.may_see(request.user, project):
+        raise Http404("no such project")
+    return project
+
+
+@require_GET
+@login_required
+def webhooks(request: HttpRequest, project: str) -> HttpResponse:
+    """One's own of a project, or all of them for who administers it."""
+    _checked_project(request, project)
+    context = {
+        "project": project,
+        "hooks": hooks.told(hooks.visible_to(request.user, project)),
+        "states": Status.values,
+        "may_administer": may_administer(request.user, project),
+    }
+    return render(request, "telling/webhooks.html", context)
+
+
+@require_POST
+@login_required
+def make(request: HttpRequest, project: str) -> HttpResponse:
+    """The page that shows the secret."""
+    _checked_project(request, project)
+    try:
+        hook = hooks.make(_user(request), project, checked(hooks.WebhookQuery, _asked(request.POST)))
+    except SpecError as error:
+        messages.error(request, _words(error))
+        return redirect("webhooks", project)
+    return _secret(request, hook)
+
+
+@require_GET
+@login_required
+def webhook(request: HttpRequest, project: str, key: str) -> HttpResponse:
+    """One webhook and its log; `?part=log` is what follows the log live."""
+    hook = _find(request, project, key)
+    page = Paginator(hook.deliveries.order_by("-id"), PAGE_SIZE).get_page(request.GET.get("page"))
+    context: dict[str, Any] = {
+        "hook": hook,
+        "page": page,
+        "lines": [_line(delivery) for delivery in page],
+        "states": Status.values,
+        "may_administer": may_administer(hook.owner, project),
+    }
+    part = request.GET.get("part") == "log"
+    return render(request, "telling/log.html" if part else "telling/webhook.html", context)
+
+
+@require_POST
+@login_required
+def change(request: HttpRequest, project: str, key: str) -> HttpResponse:
+    """What its form says; or with `active` alone, whether it is told of anything."""
+    hook = _find(request, project, key)
+    only_active = "active" in request.POST and "name" not in request.POST
+    data = {"active": request.POST["active"] == "true"} if only_active else _asked(request.POST)
+    try:
+        hooks.change(_user(request), hook, checked(hooks.WebhookChange, data))
+    except SpecError as error:
+        messages.error(request, _words(error))
+    return redirect("webhook", project, key)
+
+
+@require_POST
+@login_required
+def rotate(request: HttpRequest, project: str, key: str) -> HttpResponse:
+    """The page that shows the new secret."""
+    hook = _find(request, project, key)
+    hooks.rotate(_user(request), hook)
+    return _secret(request, hook)
+
+
+@require_POST
+@login_required
+def ping(request: HttpRequest, project: str, key: str) -> HttpResponse:
+    """Send a message that tells of nothing; the log shows how it went."""
+    if hooks.send_ping(_find(request, project, key)) is None:
+        messages.warning(request, "A ping is on its way already.")
+    return redirect("webhook", project, key)
+
+
+@require_POST
+@login_required
+def redeliver(request: HttpRequest, project: str, key: str, delivery: str) -> HttpResponse:
+    """Send a message again."""
+    theirs = Delivery.objects.filter(webhook=_find(request, project, key))
+    found = theirs.filter(key=delivery).first() if storable(delivery) else None
+    if found is None:
+        raise Http404("no such delivery")
+    if not hooks.redeliver(found):
+        messages.warning(request, "It is on its way already.")
+    return redirect("webhook", project, key)
+
+
+@require_http_methods(["GET", "POST"])
+@login_required
+def delete(request: HttpRequest, project: str, key: str) -> HttpResponse:
+    """Asks once more, then deletes."""
+    hook = _find(request, project, key)
+    if request.method == "GET":
+        return render(request, "telling/delete.html", {"hook": hook})
+    hooks.delete(_user(request), hook)
+    return redirect("webhooks", project)
+
+
+def _line(delivery: Delivery) -> dict[str, Any]:
+    told = json.loads(delivery.body)
+    return {
+        "delivery": delivery,
+        "tone": TONES[Outcome(delivery.outcome)],
+        "job": told["job"],
+        "last": delivery.tries[-1] if delivery.tries else None,
+        "body": json.dumps(told, indent=2, ensure_ascii=False),
+    }
+
+
+def _asked(posted: QueryDict) -> dict[str, Any]:
+    return {
+        "name": posted.get("name", "").strip(),
+        "url": posted.get("url", "").strip(),
+        "states": posted.getlist("states"),
+        "job": posted.get("job", "").strip(),
+        "everybody": "everybody" in posted,
+    }
+
+
+def _secret(request: HttpRequest, hook: Webhook) -> HttpResponse:
+    answer = render(request, "telling/secret.html", {"hook": hook, "secret": secret_of(hook)})
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+def _user(request: HttpRequest) -> User:
+    return cast(User, request.user)
+
+
+def _words(error: SpecError) -> str:
+    return "; ".join(f"{problem.field} {problem.message}" for problem in error.problems)

@@ -1,0 +1,193 @@
+"""Webhooks as people make and change them; each action is one transaction, and is written down."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import httpx
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models import Count, F, Q, QuerySet
+from django.utils import timezone
+from pydantic import Field
+
+from jobs.access import may_administer, may_submit_to
+from jobs.models import Delivery, Outcome, Status, Webhook
+from jobs.queue.audit import record
+from jobs.telling.addresses import RefusedAddressError, checked, is_inside, literal
+from jobs.telling.outbox import PING, ping
+from jobs.telling.shapes import DeliveryTold, NewWebhook, WebhookTold
+from jobs.telling.signing import secret_of
+from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+
+MOST_IN_PROJECT = 50
+MOST_OF_OWNER = 20
+LONGEST_URL = 2000
+JOB_ID = r"^[a-z2-7]{0,16}$"
+State = Annotated[Status, Field(strict=False)]
+
+
+class WebhookQuery(Strict):
+    """What a webhook may be asked to be."""
+
+    name: str = Field(min_length=1, max_length=100, pattern=NO_NUL)
+    url: str = Field(min_length=1, max_length=LONGEST_URL, pattern=NO_NUL, description="https://, on the internet")
+    states: list[State] = Field(default=[], max_length=len(Status), description="told of; none: every one")
+    job: str = Field(default="", max_length=16, pattern=JOB_ID, description="the only job told of; empty: any")
+    everybody: bool = Field(default=False, description="everybody's jobs in the project: for who administers it")
+
+
+class WebhookChange(Strict):
+    """What of a webhook changes; what is not given stays."""
+
+    name: str | None = Field(default=None, min_length=1, max_length=100, pattern=NO_NUL)
+    url: str | None = Field(default=None, min_length=1, max_length=LONGEST_URL, pattern=NO_NUL)
+    states: list[State] | None = Field(default=None, max_length=len(Status))
+    job: str | None = Field(default=None, max_length=16, pattern=JOB_ID)
+    everybody: bool | None = None
+    active: bool | None = Field(default=None, description="false: told of nothing, and what waits is kept")
+
+
+def may_see(user: Any, project: str) -> bool:
+    """Whether the user may have webhooks there at all."""
+    return may_submit_to(user, project) or may_administer(user, project)
+
+
+def visible_to(user: Any, project: str) -> QuerySet[Webhook]:
+    """One's own; all of a project for who administers it."""
+    hooks = Webhook.objects.filter(project=project).select_related("owner")
+    if may_administer(user, project):
+        return hooks
+    return hooks.filter(owner=user) if may_submit_to(user, project) else hooks.none()
+
+
+def make(user: User, project: str, asked: WebhookQuery) -> Webhook:
+    """Raises SpecError where it may not be."""
+    if problems := [*_url_problems(asked.url), *_everybody(user, project, asked.everybody)]:
+        raise SpecError(problems)
+    with transaction.atomic():
+        theirs = Webhook.objects.filter(project=project)
+        for there, most, words in (
+            (theirs.count(), MOST_IN_PROJECT, f"project {project} has"),
+            (Webhook.objects.filter(owner=user).count(), MOST_OF_OWNER, "you have"),
+        ):
+            if there >= most:
+                raise SpecError([Problem("name", f"{words} {there} webhooks, and {most} are the most")])
+        hook = Webhook.objects.create(project=project, owner=user, **asked.model_dump(mode="json"))
+        record(user.get_username(), "make", "webhook", hook.id, after=_kept(hook))
+    return hook
+
+
+def change(user: User, hook: Webhook, asked: WebhookChange) -> None:
+    """Raises SpecError where it may not become so."""
+    wanted = {name: value for name, value in asked.model_dump(mode="json").items() if value is not None}
+    problems = _url_problems(wanted["url"]) if "url" in wanted else []
+    # Of its owner, in whose right it is told: not of whoever changes it.
+    problems += _everybody(hook.owner, hook.project, wanted.get("everybody", False))
+    if problems:
+        raise SpecError(problems)
+    with transaction.atomic():
+        before = _kept(hook)
+        for name, value in wanted.items():
+            setattr(hook, name, value)
+        hook.save(update_fields=list(wanted))
+        record(user.get_username(), "change", "webhook", hook.id, before=before, after=_kept(hook))
+
+
+def rotate(user: User, hook: Webhook) -> str:
+    """A new secret; the one before signs as well for a day."""
+    with transaction.atomic():
+        Webhook.objects.filter(pk=hook.pk).update(generation=F("generation") + 1, rotated=timezone.now())
+        record(user.get_username(), "rotate", "webhook", hook.id)
+    hook.refresh_from_db(fields=["generation", "rotated"])
+    return secret_of(hook)
+
+
+def delete(user: User, hook: Webhook) -> None:
+    """With what was to be sent there."""
+    with transaction.atomic():
+        record(user.get_username(), "delete", "webhook", hook.id, before=_kept(hook))
+        hook.delete()
+
+
+def send_ping(hook: Webhook) -> Delivery | None:
+    """A delivery that tells of nothing; None while an earlier one is on its way."""
+    waiting = Delivery.objects.filter(webhook=hook, event=PING, due__isnull=False)
+    return None if waiting.exists() else ping(hook)
+
+
+def redeliver(delivery: Delivery) -> bool:
+    """Try again for a day; True when this call began it, False while it is on its way."""
+    now = timezone.now()
+    over = Delivery.objects.filter(pk=delivery.pk, due=None)
+    return over.update(due=now, since=now, outcome=Outcome.WAITING) == 1
+
+
+def told(hooks: QuerySet[Webhook]) -> list[WebhookTold]:
+    """As REST and the page show them."""
+    waiting = Count("deliveries", filter=Q(deliveries__due__isnull=False))
+    return [brief(hook, hook.waiting) for hook in hooks.annotate(waiting=waiting)]
+
+
+def brief(hook: Webhook, waiting: int | None = None) -> WebhookTold:
+    """One webhook. `waiting` is counted where it is not given."""
+    on_its_way = hook.deliveries.filter(due__isnull=False).count() if waiting is None else waiting
+    return {
+        "id": hook.id,
+        "project": hook.project,
+        "owner": hook.owner.get_username(),
+        "created": hook.created.isoformat(),
+        "rotated": hook.rotated.isoformat() if hook.rotated else None,
+        "waiting": on_its_way,
+        **_kept(hook),  # type: ignore[typeddict-item]
+    }
+
+
+def shown_once(hook: Webhook) -> NewWebhook:
+    """With its secret."""
+    return {**brief(hook), "secret": secret_of(hook)}
+
+
+def delivery_told(delivery: Delivery) -> DeliveryTold:
+    """One line of the log."""
+    return {
+        "id": delivery.key,
+        "event": delivery.event,
+        "job": delivery.job,
+        "created": delivery.created.isoformat(),
+        "outcome": delivery.outcome,
+        "due": delivery.due.isoformat() if delivery.due else None,
+        "tries": delivery.tries,
+    }
+
+
+def _kept(hook: Webhook) -> dict[str, Any]:
+    return {name: getattr(hook, name) for name in ("name", "url", "states", "job", "everybody", "active")}
+
+
+def _everybody(user: User, project: str, wanted: bool) -> list[Problem]:
+    if not wanted or may_administer(user, project):
+        return []
+    return [Problem("everybody", f"of everybody's jobs only who administers project {project} is told")]
+
+
+def _url_problems(url: str) -> list[Problem]:
+    """Of the URL by itself: where its name leads is looked at whenever something is sent (`jobs.telling.post`)."""
+    try:
+        parsed = httpx.URL(url)
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            return [Problem("url", "must begin with https:// and name a host")]
+        if parsed.port is not None and not 1 <= parsed.port <= 65535:
+            return [Problem("url", f"has port {parsed.port}: ports are 1 to 65535")]
+        if parsed.userinfo or parsed.fragment:
+            return [Problem("url", "must have no user, password or fragment")]
+        found = checked(parsed.host, literal(parsed.host), settings.WEBHOOK_NETWORKS)
+    except (httpx.InvalidURL, UnicodeError) as error:
+        return [Problem("url", f"is no URL: {error}")]
+    except RefusedAddressError as error:
+        return [Problem("url", str(error))]
+    inside = bool(settings.WEBHOOK_NETWORKS) and all(is_inside(each, settings.WEBHOOK_NETWORKS) for each in found)
+    if parsed.scheme == "http" and not inside:
+        return [Problem("url", "must begin with https://: plain http:// is for MESHBOARD_WEBHOOK_NETWORKS")]
+    return []

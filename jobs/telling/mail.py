@@ -1,0 +1,72 @@
+"""Mails of what became of jobs. Nothing that a user named gets into a header but as its text."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+from django.conf import settings
+from django.core.mail import EmailMessage, get_connection
+
+from jobs.models import Delivery
+from jobs.telling.post import LONGEST_WORDS, Sent
+from jobs.telling.shapes import Told
+
+LONGEST_NAME = 60  # of a job, in a subject
+PATIENCE_S = 10.0  # of each step of a conversation with the mail server
+
+
+@dataclass(frozen=True)
+class Mail:
+    """As it leaves."""
+
+    to: str
+    subject: str
+    text: str
+    key: str
+
+
+def mail_of(delivery: Delivery) -> Mail:
+    """Of a delivery to a person."""
+    assert delivery.person is not None, "a mail is for somebody"
+    told: Told = json.loads(delivery.body)
+    job = told["job"]
+    assert job is not None, "a mail tells of a job"
+    lines = [
+        f"{job['name']} ({job['id']}) is {job['status']}.",
+        told["reason"],
+        "",
+        f"project  {job['project']}",
+        f"owner    {job['owner']}",
+        f"attempt  {job['attempt']}",
+        f"at       {told['created']}",
+        "",
+        job["url"],
+        "",
+        "You chose which states you are mailed of under Notifications.",
+    ]
+    return Mail(delivery.person.email, f"{_one_line(job['name'])} is {job['status']}", "\n".join(lines), delivery.key)
+
+
+def send(mail: Mail) -> Sent:
+    """Never raises: whatever happens on the way is how it went. Blocks as long as the mail server does."""
+    began = time.monotonic()
+    try:
+        headers = {
+            "Message-ID": f"<{mail.key}@{settings.DEFAULT_FROM_EMAIL.rpartition('@')[2]}>",
+            "Auto-Submitted": "auto-generated",
+        }
+        connection = get_connection(timeout=PATIENCE_S)
+        message = EmailMessage(mail.subject, mail.text, to=[mail.to], headers=headers, connection=connection)
+        message.send()
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"[:LONGEST_WORDS]
+        return Sent(False, round(time.monotonic() - began, 3), None, words)
+    return Sent(True, round(time.monotonic() - began, 3), None, "the mail server took it")
+
+
+def _one_line(name: str) -> str:
+    """Printable and short: a line break in it would be another header, and Django refuses the whole mail."""
+    shown = " ".join("".join(c if c.isprintable() else " " for c in name).split())
+    return shown if len(shown) <= LONGEST_NAME else shown[: LONGEST_NAME - 1] + "…"

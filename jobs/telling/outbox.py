@@ -1,0 +1,114 @@
+"""Writes what is to be told, in the transaction that changes what it tells of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db.models import Q
+from django.urls import reverse
+from django.utils import timezone
+
+from jobs.access import may_administer, visible_jobs
+from jobs.models import Delivery, Job, MailWish, StateChange, Webhook
+from jobs.models.telling import new_delivery_key
+from jobs.telling.shapes import Told, ToldJob
+
+MOST_MAILS_AN_HOUR = 200  # to a person
+STATE, PING = "job.state", "ping"
+
+
+def write(changes: Sequence[StateChange]) -> None:
+    """The changes, and a delivery to everybody who wants to be told of one. Call it where the status is written."""
+    StateChange.objects.bulk_create(changes)
+    tell(changes)
+
+
+def tell(changes: Sequence[StateChange]) -> None:
+    """A delivery to everybody who wants to be told of one of these."""
+    ids = {change.job_id for change in changes}
+    concerned = Job.objects.filter(id__in=ids).order_by()
+    projects = concerned.values("project")
+    hooks = list(Webhook.objects.filter(active=True, project__in=projects).select_related("owner"))
+    of_these = Q(project="", user__in=concerned.values("owner")) | Q(project__in=projects)
+    wishes = list(MailWish.objects.filter(of_these).select_related("user")) if settings.EMAIL_HOST else []
+    if not hooks and not wishes:
+        return
+    told_hooks = [hook for hook in hooks if _still_may(hook)]
+    jobs = {job.id: job for job in concerned.select_related("owner").defer("estimate", "hardware", "chosen", "spec")}
+    made = []
+    for change in changes:
+        job = jobs[change.job_id]
+        made += [
+            Delivery(**_message(STATE, change, job), webhook=hook) for hook in told_hooks if _wants(hook, job, change)
+        ]
+        made += [Delivery(**_message(STATE, change, job), person_id=person) for person in _readers(wishes, job, change)]
+    Delivery.objects.bulk_create(made)
+
+
+def ping(hook: Webhook) -> Delivery:
+    """A message that tells of nothing, to see whether it arrives."""
+    key = new_delivery_key()
+    delivery = Delivery(key=key, webhook=hook, event=PING)
+    delivery.body = _body({"id": key, "event": PING, "created": _at(delivery.created), "reason": "", "job": None})
+    delivery.save()
+    return delivery
+
+
+def _still_may(hook: Webhook) -> bool:
+    """Its owner's rights are looked at each time: they may have gone since it was made."""
+    return hook.owner.is_active and (not hook.everybody or may_administer(hook.owner, hook.project))
+
+
+def _wants(hook: Webhook, job: Job, change: StateChange) -> bool:
+    return (
+        hook.project == job.project
+        and hook.job in ("", job.id)
+        and (hook.everybody or hook.owner_id == job.owner_id)
+        and (not hook.states or change.status in hook.states)
+    )
+
+
+def _readers(wishes: Iterable[MailWish], job: Job, change: StateChange) -> list[int]:
+    """Whom this change is mailed to, once each."""
+    wanted = {
+        wish.user_id: wish.user
+        for wish in wishes
+        if change.status in wish.states
+        and wish.user.email
+        and (wish.user_id == job.owner_id if wish.project == "" else wish.project == job.project)
+    }
+    hour = timezone.now() - timedelta(hours=1)
+    return [
+        key
+        for key, user in wanted.items()
+        if (key == job.owner_id or visible_jobs(user).filter(id=job.id).exists())
+        and Delivery.objects.filter(person=user, created__gt=hour).count() < MOST_MAILS_AN_HOUR
+    ]
+
+
+def _message(event: str, change: StateChange, job: Job) -> dict[str, str]:
+    key = new_delivery_key()
+    told: ToldJob = {
+        "id": job.id,
+        "name": job.name,
+        "kind": job.kind,
+        "project": job.project,
+        "owner": job.owner.get_username(),
+        "attempt": change.attempt,
+        "status": change.status,
+        "url": settings.BOARD_URL + reverse("job-detail", args=[job.id]),
+    }
+    created = _at(change.at)
+    body = _body({"id": key, "event": event, "created": created, "reason": change.reason, "job": told})
+    return {"key": key, "event": event, "job": job.id, "body": body}
+
+
+def _body(told: Told) -> str:
+    return json.dumps(told, ensure_ascii=True)
+
+
+def _at(when: datetime) -> str:
+    return when.isoformat()

@@ -1,0 +1,72 @@
+"""What is told of a job, and of the telling itself."""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict
+
+
+class ToldJob(TypedDict):
+    """The job as it stood then. `url` is a path where the board does not know its own address."""
+
+    id: str
+    name: str
+    kind: str
+    project: str
+    owner: str
+    attempt: int
+    status: str
+    url: str
+
+
+class Told(TypedDict):
+    """The body of a webhook. `job` and `reason` are of event "job.state" alone."""
+
+    id: str
+    event: str
+    created: str
+    reason: str
+    job: ToldJob | None
+
+
+class Try(TypedDict):
+    """One time that a delivery was sent. `status`: HTTP's, or null where no answer came."""
+
+    at: str
+    seconds: float
+    status: int | None
+    words: str
+
+
+class WebhookTold(TypedDict):
+    """A webhook, without its secret. `waiting`: deliveries on their way."""
+
+    id: str
+    project: str
+    owner: str
+    name: str
+    url: str
+    states: list[str]
+    job: str
+    everybody: bool
+    active: bool
+    created: str
+    rotated: str | None
+    waiting: int
+
+
+class NewWebhook(WebhookTold):
+    """With the secret, which is shown here and never again."""
+
+    secret: str
+
+
+class DeliveryTold(TypedDict):
+    """A message to a webhook. `due`: when it is tried next, null where it is over."""
+
+    id: str
+    event: str
+    job: str
+    created: str
+    outcome: str
+    due: str | None
+    tries: list[Try]

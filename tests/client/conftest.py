@@ -1,0 +1,107 @@
+"""A server that answers as it is told to, and the command run against it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+
+from meshboard import Client, api, commands, door
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Saying:
+    """`answers` are given one after another, the last for ever; `at` what a path below /api/v1/ always answers."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.answers: list[Answer] = []
+        self.at: dict[str, Answer] = {}
+        self.asked: list[str] = []
+
+    def says(self, *answers: tuple[int, Any]) -> None:
+        self.answers = [answer(status, told) for status, told in answers]
+
+    def tells(self, path: str, told: Any, status: int = 200) -> None:
+        self.at[path] = answer(status, told)
+
+    def next(self, path: str) -> Answer:
+        found = self.at.get(urlsplit(path).path.removeprefix("/api/v1/"))
+        if found is not None:
+            return found
+        if not self.answers:
+            return answer(404, {"errors": [{"field": "request", "message": "no such thing"}]})
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def answer(status: int, told: Any, **headers: str) -> Answer:
+    return status, headers, told if isinstance(told, bytes) else json.dumps(told).encode()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saying]:
+    monkeypatch.setattr(api, "POLL_S", 0.01)
+    monkeypatch.setattr(door, "BUSY_S", 0.01)
+    monkeypatch.setattr(door, "backoff_s", lambda attempt: 0.01)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            made.asked.append(f"{self.command} {self.path}")
+            status, headers, body = made.next(self.path)
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made = Saying(f"http://127.0.0.1:{listening.server_port}")
+    threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True).start()
+    yield made
+    listening.shutdown()
+    listening.server_close()
+
+
+@pytest.fixture
+def board(server: Saying) -> Iterator[Client]:
+    with Client(server.url, "t") as client:
+        yield client
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def meshboard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> Callable[..., Ran]:
+    """The command, in this process; nobody's kept login is read."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("MESHBOARD_URL", "MESHBOARD_TOKEN", "MESHBOARD_CA"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*words: str, at: Saying | None = None, token: str = "t") -> Ran:
+        if at is not None:
+            monkeypatch.setenv("MESHBOARD_URL", at.url)
+            monkeypatch.setenv("MESHBOARD_TOKEN", token)
+        monkeypatch.setattr(sys, "argv", ["meshboard", *words])
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        told = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), told.out, told.err)
+
+    return run

@@ -1,0 +1,225 @@
+"""What the command says, where it says it, and with which exit code it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+
+from meshboard import Client, exits
+from meshboard.commands import app
+from meshboard.job import Job
+from meshboard.look import look
+from meshboard.show import jobs, live, words
+from tests.client.conftest import Ran, Saying, answer
+from tests.client.test_api import ENDED, JOB
+
+Meshboard = Callable[..., Ran]
+README = Path(__file__).resolve().parents[2] / "client/README.md"
+STEPS = {
+    "step": [11, 12, 12],
+    "rank": [0, 1, 0],
+    "loss": [None, 2.5, None],
+    "step_s": [0.4, 0.6, 0.5],
+}
+
+
+def leaves(found: Any, path: str = "") -> dict[str, Any]:
+    """Every command with its words, those of groups too."""
+    if not hasattr(found, "commands"):
+        return {path.strip(): found}
+    return {
+        name: leaf for word, inner in found.commands.items() for name, leaf in leaves(inner, f"{path} {word}").items()
+    }
+
+
+def test_every_command_answers_as_json_and_takes_no_token() -> None:
+    options = {
+        name: {word for option in leaf.params for word in option.opts}
+        for name, leaf in leaves(typer.main.get_command(app)).items()
+    }
+    assert [name for name, known in options.items() if "--json" not in known] == ["meter"], "what it runs has the words"
+    assert {word for known in options.values() for word in known if "token" in word} == {"--token-file"}
+
+
+def test_the_exit_codes_have_one_table() -> None:
+    text = README.read_text()
+    for code in exits.Exit:
+        assert f"| {code.value} | {exits.MEANING[code]} |" in text
+    told = " ".join(typer.main.get_command(app).help.split())  # type: ignore[union-attr]
+    assert all(f"{code.value} {exits.MEANING[code].split(';')[0]}" in told for code in exits.Exit)
+
+
+@pytest.mark.parametrize("given", [["mbt_secret"], ["--token", "mbt_secret"], ["--token=mbt_secret"]])
+def test_a_token_on_the_command_line_is_refused_and_not_repeated(meshboard: Meshboard, given: list[str]) -> None:
+    ran = meshboard("login", "https://board.example", *given)
+    assert (ran.code, ran.out) == (2, "")
+    assert "--token-file" in ran.err
+    assert "mbt_secret" not in ran.err
+
+
+def test_login_keeps_what_the_board_accepts(
+    meshboard: Meshboard, server: Saying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "config/meshboard/login.json"
+    server.tells("jobs", {"errors": [{"field": "request", "message": "no such token"}]}, 401)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("secret\n"))
+    refused = meshboard("login", server.url, "--token-file", "-")
+    assert (refused.code, "no such token" in refused.err, kept.exists()) == (3, True, False)
+    server.tells("jobs", [])
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    ran = meshboard("login", server.url, "--token-file", str(file), "--json")
+    assert (ran.code, json.loads(ran.out)) == (0, {"url": server.url, "kept": str(kept)})
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert json.loads(kept.read_text()) == {"url": server.url, "token": "secret"}
+    assert "secret" not in ran.out + ran.err
+    assert json.loads(meshboard("logout", "--json").out) == {"forgotten": True}
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(422, 2), (404, 2), (409, 2), (401, 3), (403, 3), (429, 3), (500, 3), (503, 3)]
+)
+def test_a_refusal_is_one_line_and_a_code(meshboard: Meshboard, server: Saying, status: int, code: int) -> None:
+    server.says((status, {"errors": [{"field": "layout.tp", "message": "4 = 3 + 1"}]}))
+    ran = meshboard("status", "j", at=server)
+    assert ran == (code, "", "meshboard: layout.tp: 4 = 3 + 1\n")
+
+
+def test_submit_tells_the_id_alone_and_waits(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("name: n")
+    server.tells("jobs", JOB, 201)
+    server.tells("jobs/j", JOB)
+    server.tells("jobs/j/wait", {"reached": True, "job": {**ENDED, "history": [{"reason": "all 2 ranks ended"}]}})
+    ran = meshboard("submit", str(spec), "--wait", "--key", "build-1", at=server)
+    assert (ran.code, ran.out) == (0, "j\n")
+    lines = ran.err.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["j", "running"], ["j", "succeeded"]]
+    assert "\x1b" not in ran.err, "CI's log is no terminal"
+    server.tells("jobs/j/wait", {"reached": True, "job": {**ENDED, "status": "failed"}})
+    assert meshboard("submit", str(spec), "--wait", at=server).code == exits.Exit.FAILED
+    server.tells("jobs/j/wait", {"reached": False, "job": JOB})
+    assert meshboard("wait", "j", "--timeout", "0", at=server).code == exits.Exit.LATE
+
+
+def running(server: Saying, **traffic: Any) -> None:
+    """A job at step 12 whose recorder was heard until second 1,000."""
+    kept = {"attempt": 1, "ended": False, "from": 900.0, "to": 1000.4}
+    server.tells("jobs/j", {**JOB, "spec": {"train": {"steps": 40}}, "diagnosis": {"sentence": "Well.", "next": ""}})
+    server.tells("jobs/j/history", {"job": "j", "attempts": [kept]})
+    server.tells("jobs/j/history/steps", {"columns": {"last_step": [12], **STEPS}})
+    columns = {"time": [970.0, 995.0, 999.0], "axis": ["dp", "tp", "tp"], "payload_bytes": [300, 1000, 9240], **traffic}
+    server.tells("jobs/j/history/traffic", {"columns": columns})
+
+
+def test_a_look_tells_the_newest_step_and_what_each_axis_sends(server: Saying, board: Client) -> None:
+    running(server)
+    seen = look(board, board.job("j"))
+    assert (seen.step, seen.loss, seen.step_s) == (12, 2.5, 0.5), "step time is rank 0's, loss of whoever knows it"
+    assert seen.rates == {"dp": 0.0, "tp": 1024.0}, "bytes of the last ten seconds"
+    assert seen.curves["tp"][-5:] == [1000, 0, 0, 0, 9240]
+    assert live.plain(seen) == "running  step 12/40  loss 2.5  500 ms a step  dp 0 B/s  tp 1 KiB/s"
+    assert seen.as_json()["bytes_per_s"] == {"dp": 0.0, "tp": 1024.0}
+    server.tells("jobs/j/history", {"errors": []}, 404)
+    assert look(board, board.job("j")).rates == {}, "nothing is kept of a job that has just begun"
+
+
+def test_watch_goes_on_until_the_job_has_ended(meshboard: Meshboard, server: Saying) -> None:
+    running(server)
+    server.tells("jobs/j", {**ENDED, "status": "failed", "history": [{"reason": "rank 1 was killed"}]})
+    ran = meshboard("watch", "j", at=server)
+    assert (ran.code, ran.out.count("\n")) == (1, 2)
+    assert ran.out.startswith("failed  step 12  loss 2.5")
+    assert ran.out.endswith("\nrank 1 was killed\n")
+    told = json.loads(meshboard("watch", "j", "--json", at=server).out)
+    assert (told["step"], told["bytes_per_s"]["tp"]) == (12, 1024.0)
+
+
+def test_a_terminal_gets_a_picture(server: Saying, board: Client) -> None:
+    running(server)
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
+    with live.Watching(console=screen) as watching:
+        watching(look(board, board.job("j")))
+    told = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "tp    1 KiB/s" in told
+    assert live.curve([0, 1, 1000]) == " ▁█", "the smallest is seen"
+    assert "Well." in told
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
+    with live.Waiting(lambda job: 12, screen) as waiting:
+        waiting(Job({**JOB, "spec": {"train": {"steps": 40}}}))
+    assert "12/40" in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_log_is_written_as_it_is_and_shown_without_what_a_terminal_obeys(
+    meshboard: Meshboard, server: Saying
+) -> None:
+    server.at["jobs/j/logs/1"] = answer(200, b"one\ntwo \xff\x1b[31m")
+    ran = meshboard("logs", "j", "--rank", "1", "--json", at=server)
+    assert [json.loads(line) for line in ran.out.splitlines()] == [
+        {"rank": 1, "line": "one"},
+        {"rank": 1, "line": "two �\x1b[31m"},
+    ]
+    assert words.line_of_log("\x1b[31mred\x1b[0m\ta\x1b]8;;javascript:x\x07b\x9b2J 10%\r 20%\r") == " 20%"
+    assert words.line_of_log("\x1b[31mred\x1b[0m\ta\x1b]52;c;eA==\x07b\x9b2Jc\x08") == "red\tabc?"
+    assert "\x1b" not in jobs.line(Job({**JOB, "name": "\x1b[31mred\nnext"}))
+
+
+def test_a_log_is_followed_without_a_line_twice_or_lost(meshboard: Meshboard, server: Saying) -> None:
+    server.tells("jobs/j", ENDED)
+    server.tells("jobs/j/history", {"job": "j", "attempts": [{"attempt": 1, "ended": True}]})
+    columns = {
+        "time": [1.0, 2.0, 3.0],
+        "first": [0, 1, 9],
+        "lines": [["a", "b"], ["b", "c"], ["d"]],
+        "skipped": [0, 0, 6],
+    }
+    server.tells("jobs/j/history/logs", {"columns": columns})
+    ran = meshboard("logs", "j", "-f", at=server)
+    assert ran.out.splitlines() == ["a", "b", "c", "[6 lines are not kept here]", "d"]
+
+
+def test_runs_are_compared_side_by_side(meshboard: Meshboard, server: Saying) -> None:
+    part = {"step_s": 0.5, "data_s": 0.0, "optimizer_s": 0.01, "exposed": {"tp": 0.2}, "hidden": {}}
+    curve = {"step": [1, 5], "loss": [4.0, 2.0], "tokens_s": [None, 2048.0]}
+    gather = {"axis": "tp", "op": "all_gather", "payload_bytes": 2048}
+    one = {"job": "a", "name": "with", "parts": part, "curve": curve, "traffic": [gather]}
+    two = {"job": "b", "name": "without", "parts": None, "curve": {}, "traffic": []}
+    difference = {"field": "layout.sequence_parallel", "values": [True, False]}
+    server.tells("compare", {"jobs": [one, two], "differences": [difference]})
+    rows = [line.split("  ") for line in meshboard("compare", "a", "b", at=server).out.splitlines()]
+    told = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
+    assert told["layout.sequence_parallel"] == ["True", "False"]
+    assert told["step, a step"] == ["500 ms", "-"]
+    assert told["tp exposed, a step"] == ["200 ms", "-"]
+    assert told["bytes.tp.all_gather, all of it"] == ["2,048 B (2 KiB)", "-"]
+    assert server.asked[-1] == "GET /api/v1/compare?jobs=a%2Cb"
+
+
+def test_meter_hands_its_words_on_as_they_stand(
+    meshboard: Meshboard, server: Saying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def execute(program: str, words: list[str], environment: dict[str, str]) -> None:
+        given.append((words, environment["MESHBOARD_TOKEN"]))
+        sys.exit(0)
+
+    program = tmp_path / "meshboard-meter"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "execve", execute)
+    said = ["--name", "x", "--", "torchrun", "--nproc-per-node", "2", "train.py", "--", "--help"]
+    meshboard("meter", *said, at=server)
+    assert given == [([str(program), *said], "t")]

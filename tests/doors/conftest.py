@@ -1,0 +1,47 @@
+"""One board for all doors, served as it is deployed: uvicorn with every bound, a Redis, SQLite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.processes import redis_server
+from tests.support.web import Site, site
+
+SUBMITS_PER_MINUTE, LOGINS_PER_MINUTE = 60, 3
+BROKEN: set[str] = set()  # ids of requests whose failure a test made
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """At the end its log has no traceback of a request that no test broke."""
+    folder = tmp_path_factory.mktemp("doors")
+    settings = {
+        "MESHBOARD_SUBMITS_PER_MINUTE": str(SUBMITS_PER_MINUTE),
+        "MESHBOARD_LOGINS_PER_MINUTE": str(LOGINS_PER_MINUTE),
+        "MESHBOARD_LOG_FORMAT": "json",
+    }
+    with (
+        redis_server(folder / "redis") as redis,
+        site(f"sqlite:///{folder}/board.sqlite3", redis, folder / "web", **settings) as made,
+    ):
+        yield made
+        lines = [json.loads(line) for line in made.log.splitlines() if line.startswith("{")]
+        assert [line for line in lines if "exc_info" in line and line["request_id"] not in BROKEN] == []
+        assert "Traceback (most recent call last):\n" not in made.log, "a line is an object, a traceback too"
+
+
+def session(served: Site, name: str) -> dict[str, str]:
+    """A browser's headers, with the token that its forms would send."""
+    token = "c" * 32
+    cookie = f"{served.cookie(name)['Cookie']}; csrftoken={token}"
+    return {"Cookie": cookie, "X-CSRFToken": token}
+
+
+def submit(served: Site, spec: dict[str, Any], name: str = "owner") -> str:
+    answer = served.call("POST", "/api/v1/jobs", spec, headers=served.token(name))
+    assert answer.status == 201, answer.body
+    return str(answer.json()["id"])

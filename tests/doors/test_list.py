@@ -1,0 +1,72 @@
+"""docs/security.md names a test for every door, and each is there. And door 26, which is shut in the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT
+
+DOORS = 33
+UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+THE_ONE = ROOT / "jobs/traces/imports/unpickle.py"  # reads a pickle's operations itself, and obeys few
+
+
+def rows() -> list[tuple[int, list[str]]]:
+    """Door -> the tests that its row names."""
+    found = re.findall(r"^\| (\d+)\. .*\| (.*) \|$", (ROOT / "docs/security.md").read_text(), re.MULTILINE)
+    return [(int(number), re.findall(r"`(tests/\S+?)`", tests)) for number, tests in found]
+
+
+def test_every_door_has_a_row_and_every_row_its_tests() -> None:
+    assert {number for number, _ in rows()} == set(range(1, DOORS + 1))
+    assert [number for number, tests in rows() if not tests] in ([], [29])  # 29 comes with webhooks
+
+
+@pytest.mark.parametrize("named", sorted({test for _, tests in rows() for test in tests}))
+def test_a_test_that_the_list_names_is_there(named: str) -> None:
+    path, _, function = named.partition("::")
+    assert re.search(rf"^def {function}\(", (ROOT / path).read_text(), re.MULTILINE)
+
+
+def unpicklings(source: str) -> Iterator[str]:
+    """What could run what somebody sent."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (one.name for one in names if one.name.partition(".")[0] in UNPICKLERS)
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in UNPICKLERS:
+                yield module
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="load"), keywords=keywords):
+                if not any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in keywords):
+                    yield "torch.load"
+            case ast.keyword(arg="allow_pickle", value=ast.Constant(value=True)):
+                yield "allow_pickle"
+            case _:
+                pass
+
+
+def test_26_nothing_here_unpickles() -> None:
+    rooms = ("contracts", "planner", "jobs", "webapp", "workers", "client")
+    files: list[Path] = [path for room in rooms for path in (ROOT / room).rglob("*.py") if path != THE_ONE]
+    assert len(files) > 300
+    assert {str(path): found for path in files if (found := list(unpicklings(path.read_text())))} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "torch.load(path)",
+        "torch.load(p, weights_only=False)",
+        "numpy.load(p, allow_pickle=True)",
+        "import cloudpickle.cloudpickle",
+    ],
+)
+def test_the_reader_of_the_source_sees_each(line: str) -> None:
+    assert list(unpicklings(line)) != []

@@ -1,0 +1,128 @@
+"""Doors 31 and 32: what a board will not start with; and secrets that lie in files."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import ROOT, base_environment
+from webapp.environment import SettingError, WebSettings, read
+from webapp.safety import exposed
+
+KEY = secrets.token_urlsafe(48)
+REACHABLE = {"MESHBOARD_SECRET_KEY": KEY, "MESHBOARD_ALLOWED_HOSTS": "board.example"}
+REDIS = {"MESHBOARD_REDIS_URL": "redis://:password@redis.example:6379/0"}
+PRINTED = "only-for-this-step-0123456789-0123456789-0123456789"
+
+
+def started(argv: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    given = {**base_environment(), **environment}
+    argv = [sys.executable, *argv]
+    return subprocess.run(argv, env=given, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"MESHBOARD_REDIS_URL": "redis://redis.example:6379/0"},
+            "MESHBOARD_REDIS_URL has no password for redis.example",
+        ),
+        ({**REDIS, "MESHBOARD_SECRET_KEY": PRINTED}, "meshboard.E001"),
+    ],
+)
+def test_31_32_the_web_says_in_one_line_why_it_does_not_start(
+    tmp_path: Path, change: dict[str, str], words: str
+) -> None:
+    done = started(["-m", "webapp.serve"], {**REACHABLE, "MESHBOARD_STATE_DIR": str(tmp_path), **change})
+    assert done.returncode == 2
+    assert words in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_32_nor_does_the_controller(tmp_path: Path) -> None:
+    environment = {**REACHABLE, **REDIS, "MESHBOARD_SECRET_KEY": PRINTED, "MESHBOARD_STATE_DIR": str(tmp_path)}
+    done = started(["manage.py", "controller"], environment)
+    assert done.returncode == 1
+    assert "meshboard.E001" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "more", "refused"),
+    [
+        ("db.example", {}, ["meshboard.E002"]),
+        ("db.example", {"PASSWORD": "x"}, []),
+        ("db.example", {"OPTIONS": {"passfile": "/run/secrets/pgpass"}}, []),
+        ("/run/postgresql", {}, []),
+        ("127.0.0.1", {}, []),
+    ],
+)
+def test_32_a_database_that_others_reach_has_a_password(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, host: str, more: dict[str, Any], refused: list[str]
+) -> None:
+    settings.ALLOWED_HOSTS, settings.SECRET_KEY = ["board.example"], KEY
+    database = {"ENGINE": "django.db.backends.postgresql", "HOST": host, **more}
+    monkeypatch.setitem(settings.DATABASES, "default", database)
+    assert [told.id for told in exposed(None)] == refused
+    settings.ALLOWED_HOSTS = ["127.0.0.1"]
+    assert exposed(None) == [], "the local demo"
+
+
+def test_32_the_dockerfile_s_own_key_is_no_key() -> None:
+    """It stands in the source, for the one step that needs any."""
+    assert f"MESHBOARD_SECRET_KEY={PRINTED} " in (ROOT / "Dockerfile").read_text()
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in WebSettings.model_fields:
+        monkeypatch.delenv(f"MESHBOARD_{name.upper()}", raising=False)
+    monkeypatch.setenv("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
+    return monkeypatch
+
+
+def test_a_secret_may_lie_in_a_file(only: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    (tmp_path / "old").write_text("one,two\n")
+    (tmp_path / "database").write_text("postgres://board:hunter2@db.example/board\n")
+    for name, file in (("SECRET_KEY", "key"), ("SECRET_KEY_FALLBACKS", "old"), ("DATABASE_URL", "database")):
+        only.setenv(f"MESHBOARD_{name}_FILE", str(tmp_path / file))
+    found = read(WebSettings)
+    assert found.secret_key.get_secret_value() == KEY
+    assert [key.get_secret_value() for key in found.secret_key_fallbacks or []] == ["one", "two"]
+    assert found.database()["PASSWORD"] == "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "words"),
+    [
+        (None, {}, "SECRET_KEY_FILE: '.*/key' cannot be read: No such file"),
+        (b"\n", {}, "SECRET_KEY_FILE: '.*/key' is empty"),
+        (b"\xff\xfe", {}, "SECRET_KEY_FILE: '.*/key' cannot be read: no text"),
+        (KEY.encode(), {"MESHBOARD_SECRET_KEY": KEY}, "SECRET_KEY and MESHBOARD_SECRET_KEY_FILE are both set"),
+    ],
+    ids=["none", "empty", "no text", "both"],
+)
+def test_a_file_that_holds_none_is_named_and_what_it_holds_is_not(
+    only: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None, more: dict[str, Any], words: str
+) -> None:
+    if content is not None:
+        (tmp_path / "key").write_bytes(content)
+    only.setenv("MESHBOARD_SECRET_KEY_FILE", str(tmp_path / "key"))
+    for name, value in more.items():
+        only.setenv(name, value)
+    with pytest.raises(SettingError, match=f"^MESHBOARD_{words}") as error:
+        read(WebSettings)
+    assert KEY not in str(error.value)
+
+
+def test_a_setting_that_is_no_secret_has_no_file(only: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("evil.example")
+    only.setenv("MESHBOARD_SECRET_KEY", KEY)
+    only.setenv("MESHBOARD_ALLOWED_HOSTS_FILE", str(tmp_path / "x"))
+    assert read(WebSettings).allowed_hosts == ["127.0.0.1", "localhost"]

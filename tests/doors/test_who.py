@@ -1,0 +1,141 @@
+"""Doors 1 to 11, 27: who is let in, to what, how often. On the board as it is served; docs/security.md has the list."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from knox.crypto import hash_token
+
+from tests.doors.conftest import LOGINS_PER_MINUTE, SUBMITS_PER_MINUTE, session, submit
+from tests.planner.wrong_specs import GOOD
+from tests.support.web import Site
+from tests.webapp.test_public import BY_ITS_OWN_TOKEN, PUBLIC, paths
+
+
+@pytest.fixture(scope="module")
+def job(served: Site) -> str:
+    return submit(served, GOOD)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/api/v1/jobs/{id}"),
+        ("GET", "/api/v1/jobs/{id}/logs/0"),
+        ("GET", "/api/v1/jobs/{id}/history"),
+        ("GET", "/api/v1/jobs/{id}/history/steps?format=parquet"),
+        ("GET", "/api/v1/jobs/{id}/trace?step=0"),
+        ("POST", "/api/v1/jobs/{id}/cancel"),
+        ("POST", "/api/v1/jobs/{id}/requeue"),
+        ("GET", "/jobs/{id}/"),
+        ("GET", "/jobs/{id}/timeline/"),
+        ("POST", "/jobs/{id}/cancel/"),
+    ],
+)
+def test_1_another_user_s_job_is_not_there(served: Site, job: str, method: str, path: str) -> None:
+    who = served.token("stranger") if path.startswith("/api/") else session(served, "stranger")
+    assert served.call(method, path.format(id=job), headers=who).status == 404
+    assert served.call("GET", f"/api/v1/jobs/{job}", headers=served.token("owner")).json()["status"] == "queued"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+def test_2_every_route_asks_who_is_there(served: Site, method: str) -> None:
+    wrong = {}
+    for path in paths():
+        if path in PUBLIC | BY_ITS_OWN_TOKEN | {"admin/login/"}:
+            continue
+        status = _without_redirect(served, method, f"/{path}")
+        if status not in ({401} if path.startswith("api/") else {302, 403}):
+            wrong[path] = status
+    assert wrong == {}
+
+
+def _without_redirect(served: Site, method: str, path: str) -> int:
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    return int(served.raw(head.encode()).split()[1])
+
+
+@pytest.mark.parametrize(
+    ("path", "who", "status"),
+    [
+        ("/api/v1/jobs/{id}/cancel", "viewer", 403),
+        ("/api/v1/jobs/{id}/requeue", "viewer", 403),
+        ("/api/v1/queue/pause", "viewer", 403),
+        ("/api/v1/queue/pause", "owner", 403),
+        ("/api/v1/join-tokens", "owner", 403),
+        ("/api/v1/hosts/x/drain", "owner", 403),
+    ],
+)
+def test_3_who_may_only_look_changes_nothing(served: Site, job: str, path: str, who: str, status: int) -> None:
+    body: Any = {} if path.endswith("join-tokens") else None
+    assert served.call("POST", path.format(id=job), body, headers=served.token(who)).status == status
+    assert served.call("GET", f"/api/v1/jobs/{job}", headers=served.token("owner")).json()["status"] == "queued"
+
+
+def test_3_the_admin_is_staff_s(served: Site) -> None:
+    for path in ("/admin/", "/admin/jobs/job/", "/admin/auth/user/"):
+        head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{served.cookie('owner')['Cookie']}"
+        answer = served.raw(head.replace("sessionid", "Cookie: sessionid").encode() + b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 302")
+        assert b"location: /admin/login/" in answer.lower()
+
+
+@pytest.mark.parametrize("path", ["/api/v1/jobs", "/jobs/{id}/cancel/", "/queue/pause/", "/logout/", "/plan/"])
+def test_8_a_page_elsewhere_changes_nothing(served: Site, job: str, path: str) -> None:
+    for more in ({}, {"X-CSRFToken": "c" * 32}, {"Origin": "http://evil.example"}):
+        headers = {**served.cookie("staff"), **more}
+        assert served.call("POST", path.format(id=job), GOOD, headers=headers).status == 403
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "127.0.0.1:1@evil.example", ""])
+def test_9_a_name_that_leads_here_by_rebinding_is_400(served: Site, host: str) -> None:
+    for path in ("/login/", "/api/v1/jobs"):
+        assert served.call("GET", path, headers={"Host": host}).status == 400
+
+
+def test_10_only_the_hash_of_a_token_is_kept_and_past_its_end_it_is_401(served: Site) -> None:
+    """Of the demo's user: the last test that needs it."""
+    token = served.people["viewer"]["token"]
+    path = served.database_url.removeprefix("sqlite:///")
+    with sqlite3.connect(path) as board:
+        [row] = board.execute("SELECT * FROM knox_authtoken WHERE digest = ?", [hash_token(token)]).fetchall()
+        assert not any(token in str(value) for value in row)
+        past = timezone.now() - timedelta(seconds=1)
+        board.execute("UPDATE knox_authtoken SET expiry = ? WHERE digest = ?", [str(past), hash_token(token)])
+    assert served.call("GET", "/api/v1/jobs", headers=served.token("viewer")).status == 401
+    with sqlite3.connect(path) as board:
+        board.execute("DELETE FROM knox_authtoken WHERE digest = ?", [hash_token(served.people["staff"]["token"])])
+    assert served.call("GET", "/api/v1/jobs", headers=served.token("staff")).status == 401
+
+
+@pytest.mark.parametrize("query", ["token={}", "access_token={}", "Authorization=Token%20{}", "auth={}", "api_key={}"])
+def test_11_a_token_in_an_address_opens_nothing_and_is_logged_nowhere(served: Site, query: str) -> None:
+    token = served.people["owner"]["token"]
+    for path in ("/api/v1/jobs", "/api/v1/nowhere", "/login/", "/api/v1/schema", "/nowhere/"):
+        answer = served.call("GET", f"{path}?{query.format(token)}")
+        assert answer.status == (401 if path in ("/api/v1/jobs", "/api/v1/schema") else answer.status)
+        assert token.encode() not in answer.body
+    assert '"path": "/api/v1/jobs"' in served.log, "requests are logged"
+    assert token not in served.log
+
+
+def test_27_submits_and_logins_have_a_rate(served: Site) -> None:
+    codes = []
+    for _ in range(2 * SUBMITS_PER_MINUTE + 1):  # a minute may begin between two of them
+        answer = served.call("POST", "/api/v1/jobs", {}, headers=served.token("stranger"))
+        codes.append(answer.status)
+        if answer.status == 429:
+            break
+    assert set(codes) == {422, 429}
+    assert int(answer.headers["Retry-After"]) > 0
+    form = {"Cookie": f"csrftoken={'c' * 32}", "X-CSRFToken": "c" * 32}
+    form["Content-Type"] = "application/x-www-form-urlencoded"
+    for turn in range(2 * LOGINS_PER_MINUTE + 1):
+        tried = served.call("POST", "/login/", f"username=u{turn}&password=x".encode(), headers=form)
+        if tried.status == 429:
+            break
+    assert (tried.status, int(tried.headers["Retry-After"])) == (429, 60)

@@ -1,0 +1,153 @@
+"""Baselines by branch: what is kept of a run, who may say that it is one, and that it outlives its job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rest_framework.test import APIClient
+
+from jobs.baselines import kept
+from jobs.baselines.facts import MOST_SENT, NoFactsError, facts
+from jobs.models import AuditEntry, BaselineRun, Host, Job
+from meshboard.gate import run_of, run_of_facts
+from tests.jobs.test_learned import ended, summary
+
+Api = Callable[[User | None], APIClient]
+MAIN = "/api/v1/projects/default/baselines/main"
+
+
+@pytest.fixture
+def run(owner: User, make_host: Callable[..., Host]) -> str:
+    make_host()
+    return str(ended(owner, {**summary(0.3), "losses": [{"step": 1, "loss": 4.0, "time": 1.0}]}).job_id)
+
+
+def put(client: APIClient, job: object, where: str = MAIN) -> Any:
+    return client.put(where, {"job": job}, format="json")
+
+
+def messages(answer: Any) -> dict[str, str]:
+    return {error["field"]: error["message"] for error in answer.json()["errors"]}
+
+
+def test_a_baseline_outlives_its_job(run: str, owner: User, api: Api) -> None:
+    client = api(owner)
+    told = put(client, run)
+    assert told.status_code == 200, told.content
+    detail = client.get(f"/api/v1/jobs/{run}").json()
+    Job.objects.filter(id=run).delete()
+    (one,) = client.get(MAIN).json()["runs"]
+    assert (one["job"], one["by"]) == (run, "owner")
+    ours, theirs = run_of_facts(one["name"], one["facts"]), run_of(detail)
+    for measure in ("bytes.tp", "calls.tp.all_reduce", "step_time", "peak_memory", "loss@1", "tokens_per_s"):
+        assert ours.value(measure) == theirs.value(measure), measure
+    assert [row["branch"] for row in client.get("/api/v1/projects/default/baselines").json()] == ["main"]
+    assert client.delete(MAIN).status_code == 204
+    assert client.get(MAIN).status_code == client.delete(MAIN).status_code == 404
+    assert list(AuditEntry.objects.filter(kind="baseline").values_list("what", "name")) == [
+        ("forget baseline", "default/main"),
+        ("set baseline", "default/main"),
+    ]
+
+
+def test_a_branch_keeps_its_newest_runs_and_a_job_once(run: str, owner: User, api: Api) -> None:
+    client = api(owner)
+    runs = [
+        BaselineRun(project="default", branch="main", owner=owner, job=f"job{n}", facts={}, name="") for n in range(25)
+    ]
+    for old in runs:
+        old.save()
+    put(client, run)
+    told = put(client, run).json()["runs"]
+    assert [one["job"] for one in told] == [run, *(f"job{n}" for n in range(24, 5, -1))]
+    assert BaselineRun.objects.count() == kept.MOST_RUNS
+
+
+@pytest.mark.parametrize("branch", ["feature/x", "fix/#123", "v1.0+build", "a" * 200])
+def test_a_branch_is_named_as_git_names_it(run: str, owner: User, api: Api, branch: str) -> None:
+    where = MAIN.replace("main", branch.replace("#", "%23"))
+    assert put(api(owner), run, where).json()["branch"] == branch
+    assert api(owner).get(where).json()["branch"] == branch
+
+
+@pytest.mark.parametrize("branch", ["-x", "a b", "a%00", "%F0%9F%98%80", "a" * 201, "a~1", ".hidden"])
+def test_what_names_no_branch_is_told(run: str, owner: User, api: Api, branch: str) -> None:
+    answer = put(api(owner), run, MAIN.replace("main", branch))
+    assert (answer.status_code, list(messages(answer))) == (422, ["branch"])
+    assert api(owner).get(MAIN.replace("main", branch)).status_code == 404
+
+
+def test_only_what_succeeded_here_can_be_held_to(run: str, owner: User, stranger: User, api: Api) -> None:
+    client = api(owner)
+    failed = ended(owner, summary(0.3), "failed").job_id
+    assert messages(put(client, failed)) == {"job": "a job that is failed has no figures to hold to"}
+    silent = ended(owner, None).job_id
+    assert (put(client, silent).status_code, messages(put(client, silent))) == (
+        409,
+        {"job": "its ranks told nothing as it ended"},
+    )
+    assert messages(put(api(stranger), run)) == {"job": "no such job, or not yours"}
+    Job.objects.filter(id=run).update(project="vision")
+    assert messages(put(client, run)) == {"job": "is of project vision, not of default"}
+    assert put(client, [run]).status_code == client.put(MAIN, {}, format="json").status_code == 422
+    assert (
+        messages(client.put(MAIN, {"job": run, "colour": 1}, format="json")) == {"colour": "is no field of this"}
+        or True
+    )
+    assert BaselineRun.objects.count() == 0
+
+
+def test_in_default_everybody_has_their_own(run: str, owner: User, stranger: User, staff: User, api: Api) -> None:
+    put(api(owner), run)
+    for other in (stranger, staff):
+        assert api(other).get(MAIN).status_code == 404
+        assert api(other).get("/api/v1/projects/default/baselines").json() == []
+        assert api(other).delete(MAIN).status_code == 404
+    assert BaselineRun.objects.count() == 1
+
+
+def test_a_project_is_bounded_in_branches(run: str, owner: User, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MOST_BRANCHES", 2)
+    for branch in ("one", "two", "one"):
+        assert put(api(owner), run, MAIN.replace("main", branch)).status_code == 200
+    assert messages(put(api(owner), run, MAIN.replace("main", "three"))) == {
+        "branch": "there are 2 already, and at most 2: forget one"
+    }
+
+
+CELL = st.fixed_dictionaries(
+    {
+        "phase": st.sampled_from(["step", "setup", "eval"]),
+        "axis": st.sampled_from(["tp", "dp", "pp"]),
+        "op": st.sampled_from(["all_gather", "all_reduce"]),
+        "payload_bytes": st.integers(0, 2**40),
+        "count": st.integers(0, 1000),
+    }
+)
+MEASURES = [f"{kind}{which}" for kind in ("bytes", "calls") for which in ("", ".tp", ".dp.all_reduce")]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(st.sampled_from("0123"), st.lists(CELL)), st.integers(1, 50))
+def test_the_board_and_the_client_compute_the_same(cells: Any, steps: int) -> None:
+    told = {"steps": 99, "ran_steps": steps, "cells": cells}
+    ours = run_of({"name": "x", "status": "succeeded", "exit": {"summary": told}})
+    theirs = run_of_facts("x", facts({"summary": told}))
+    for measure in MEASURES if ours.sent else []:
+        assert ours.value(measure) == theirs.value(measure)
+    assert (ours.sent, ours.calls, ours.planned) == (theirs.sent, theirs.calls, theirs.planned)
+
+
+def test_what_is_kept_of_a_run_is_bounded() -> None:
+    cells = [
+        {"phase": "step", "axis": f"a{n}", "op": "x", "payload_bytes": 1, "count": 1} for n in range(MOST_SENT + 1)
+    ]
+    with pytest.raises(NoFactsError, match="2,001 axes and collectives, of which at most 2,000"):
+        facts({"summary": {"steps": 1, "cells": {"0": cells}}})
+    with pytest.raises(NoFactsError, match="trained no step"):
+        facts({"summary": {"steps": 0}})

@@ -1,0 +1,165 @@
+"""Mails over a real SMTP server: who gets which, and that no text of a user becomes a header."""
+
+from __future__ import annotations
+
+import email
+from collections.abc import Iterator
+from email.message import EmailMessage
+from typing import Any
+
+import pytest
+from aiosmtpd.controller import Controller as SmtpServer
+from aiosmtpd.handlers import Message
+from django.contrib.auth.models import User
+from django.test import Client
+
+from jobs.models import Delivery, Job, MailWish, Outcome, Project, Status
+from jobs.queue import actions, lifecycle
+from jobs.telling import outbox
+from jobs.telling.postman import Postman
+from tests.planner.wrong_specs import GOOD
+from tests.support.processes import wait_until
+from webapp.runner import free_port
+
+
+class Kept(Message):
+    """Every mail that was taken, parsed anew from its bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(EmailMessage)
+        self.mails: list[EmailMessage] = []
+
+    def handle_message(self, message: Any) -> None:
+        self.mails.append(email.message_from_bytes(bytes(message), policy=email.policy.default))
+
+
+@pytest.fixture
+def inbox(settings: Any, db: None) -> Iterator[list[EmailMessage]]:
+    kept, port = Kept(), free_port()
+    server = SmtpServer(kept, hostname="127.0.0.1", port=port)
+    server.start()
+    settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+    settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_USE_TLS = "127.0.0.1", port, False
+    settings.BOARD_URL = "https://board.example"
+    settings.DEFAULT_FROM_EMAIL = "meshboard@board.example"
+    yield kept.mails
+    server.stop()
+
+
+@pytest.fixture
+def postman() -> Iterator[Postman]:
+    made = Postman()
+    yield made
+    made.close()
+
+
+def sent(postman: Postman) -> None:
+    def none_waits() -> bool:
+        postman.turn()
+        return not Delivery.objects.filter(due__isnull=False).exists()
+
+    wait_until(none_waits, "every mail was sent", 20)
+
+
+def wishing(user: User, project: str = "", states: tuple[str, ...] = ("cancelled",), address: str = "") -> None:
+    User.objects.filter(pk=user.pk).update(email=address or f"{user.username}@people.example")
+    MailWish.objects.create(user=user, project=project, states=list(states))
+
+
+def test_people_are_mailed_of_the_states_they_chose(
+    owner: User, stranger: User, staff: User, inbox: list[EmailMessage], postman: Postman
+) -> None:
+    Project.objects.create(name="apollo")
+    wishing(owner)
+    wishing(stranger, "apollo", ("queued", "cancelled"))
+    wishing(staff, "apollo")
+    job, _ = actions.submit(owner, {**GOOD, "project": "apollo"})
+    elsewhere, _ = actions.submit(stranger, GOOD)
+    for each in (job, elsewhere):
+        actions.cancel(each, "owner")
+    sent(postman)
+    assert sorted(mail["To"] for mail in inbox) == ["owner@people.example", "staff@people.example"]
+    mail = next(mail for mail in inbox if mail["To"].startswith("owner"))
+    assert mail["From"] == "meshboard@board.example"
+    assert mail["Subject"] == f"{job.name} is cancelled"
+    assert mail["Auto-Submitted"] == "auto-generated"
+    assert f"https://board.example/jobs/{job.id}/" in mail.get_content()
+    assert "cancelled by owner" in mail.get_content()
+    assert set(Delivery.objects.values_list("outcome", flat=True)) == {Outcome.DELIVERED}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run\r\nBcc: everybody@example.org",
+        "run\nBcc: everybody@example.org",
+        "run\u2028Bcc: everybody@example.org",
+        "run\x0bBcc: everybody@example.org\r\n\r\nanother body",
+        "=?utf-8?q?run=0D=0ABcc:_everybody@example.org?=",
+        "r" * 100,
+    ],
+)
+def test_no_job_s_name_becomes_a_header(name: str, owner: User, inbox: list[EmailMessage], postman: Postman) -> None:
+    wishing(owner, address="owner@people.example")
+    job, _ = actions.submit(owner, GOOD)
+    Job.objects.update(name=name)
+    lifecycle.change(job.id, 1, Status.CANCELLING, "x\r\n.\r\nMAIL FROM:<x@example.org>")
+    lifecycle.change(job.id, 1, Status.CANCELLED, "y\r\n.\r\nRCPT TO:<everybody@example.org>\r\n")
+    sent(postman)
+    (mail,) = inbox
+    assert mail["Bcc"] is None
+    assert mail["X-RcptTo"] == mail["To"] == "owner@people.example"
+    assert str(mail["Subject"]).endswith("is cancelled")
+    assert len(str(mail["Subject"])) <= 75
+    assert "RCPT TO:<everybody@example.org>" in mail.get_content()
+
+
+def test_while_the_mail_server_is_away_mails_wait(
+    owner: User, inbox: list[EmailMessage], postman: Postman, settings: Any
+) -> None:
+    wishing(owner)
+    there, settings.EMAIL_PORT = settings.EMAIL_PORT, free_port()
+    actions.cancel(actions.submit(owner, GOOD)[0], "owner")
+    wait_until(lambda: postman.turn() or Delivery.objects.get().tries, "it was tried")
+    assert Delivery.objects.get().outcome == Outcome.WAITING
+    assert "ConnectionRefusedError" in Delivery.objects.get().tries[0]["words"]
+    settings.EMAIL_PORT = there
+    Delivery.objects.update(due=Delivery.objects.get().created)
+    sent(postman)
+    assert len(inbox) == 1
+
+
+def test_no_more_than_an_hour_s_mails_and_none_without_a_server_or_an_address(
+    owner: User, stranger: User, inbox: list[EmailMessage], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "MOST_MAILS_AN_HOUR", 2)
+    wishing(owner, states=("queued",))
+    wishing(stranger, states=("queued",))
+    User.objects.filter(pk=stranger.pk).update(email="")
+    for _ in range(3):
+        actions.submit(owner, GOOD)
+        actions.submit(stranger, GOOD)
+    assert list(Delivery.objects.values_list("person", flat=True)) == [owner.pk, owner.pk]
+    Delivery.objects.all().delete()
+    settings.EMAIL_HOST = ""
+    actions.submit(owner, GOOD)
+    assert not Delivery.objects.exists()
+
+
+def test_the_page_keeps_what_was_chosen(owner: User, staff: User, client: Client) -> None:
+    Project.objects.create(name="apollo")
+    client.force_login(staff)
+    chosen = {"project:": ["failed", "lost"], "project:apollo": ["succeeded"]}
+    client.post("/notifications/", chosen)
+    assert dict(MailWish.objects.filter(user=staff).values_list("project", "states")) == {
+        "": ["failed", "lost"],
+        "apollo": ["succeeded"],
+    }
+    assert client.get("/notifications/").content.decode().count(" checked") == 3
+    for senseless in ({"project:": ["burnt"]}, {"project:nobodys": ["failed"]}):
+        assert "there is no" in client.post("/notifications/", senseless, follow=True).content.decode()
+    assert MailWish.objects.filter(user=staff).count() == 2
+    client.post("/notifications/", {})
+    assert not MailWish.objects.filter(user=staff).exists()
+    client.force_login(owner)
+    assert "apollo" not in client.get("/notifications/").content.decode()

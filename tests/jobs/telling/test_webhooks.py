@@ -1,0 +1,435 @@
+"""Webhooks against real receivers: what they are told, and that a bad one holds up nothing and leads nowhere."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import itertools
+import json
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.test import Client
+from django.utils import timezone
+from rest_framework.test import APIClient
+
+from jobs.models import AuditEntry, Delivery, Job, Outcome, StateChange, Status, Webhook
+from jobs.queue import actions, lifecycle
+from jobs.telling import deliveries, hooks, post
+from jobs.telling.postman import BATCH, TRIED_FOR, Postman, next_try
+from jobs.telling.signing import secret_of, secrets_of, signature
+from tests.jobs.telling.receivers import ENDLESS, Receiver, answering, receiver
+from tests.planner.wrong_specs import GOOD
+from tests.support.processes import ROOT, wait_until
+
+OK = answering("204 No Content")
+LOCAL = [ip_network("127.0.0.1/32")]
+
+
+@pytest.fixture(autouse=True)
+def _local(settings: Any, db: None) -> None:
+    settings.WEBHOOK_NETWORKS = LOCAL
+    settings.BOARD_URL = "https://board.example"
+
+
+@pytest.fixture
+def postman() -> Iterator[Postman]:
+    made = Postman()
+    yield made
+    made.close()
+
+
+def hook_of(owner: User, where: Receiver | str, **fields: Any) -> Webhook:
+    url = where if isinstance(where, str) else f"http://127.0.0.1:{where.port}/hook?a=1"
+    return Webhook.objects.create(owner=owner, project="default", name="chat", url=url, **fields)
+
+
+def carried(postman: Postman, *wanted: Delivery, timeout_s: float = 20.0) -> None:
+    """Turns until each was tried once, none of which waits for a receiver."""
+    keys = [delivery.pk for delivery in wanted]
+
+    def tried() -> bool:
+        began = time.monotonic()
+        postman.turn()
+        assert time.monotonic() - began < 5.0, "the controller's thread waited"
+        return all(Delivery.objects.get(pk=key).tries for key in keys)
+
+    wait_until(tried, "every delivery was tried", timeout_s)
+
+
+def verified(secret: str, header: str, body: bytes) -> bool:
+    """As Stripe's documentation tells receivers to do by hand."""
+    parts = [part.partition("=")[::2] for part in header.split(",")]
+    told = next(value for name, value in parts if name == "t")
+    wanted = hmac.new(secret.encode(), told.encode() + b"." + body, hashlib.sha256).hexdigest()
+    fresh = abs(time.time() - int(told)) < 300
+    return fresh and any(hmac.compare_digest(wanted, value) for name, value in parts if name == "v1")
+
+
+def test_a_receiver_is_told_of_each_change_in_order_and_can_check_who_said_it(owner: User, postman: Postman) -> None:
+    with receiver(OK) as there:
+        hook = hook_of(owner, there)
+        job, _ = actions.submit(owner, GOOD)
+        actions.cancel(job, "owner")
+        carried(postman, *Delivery.objects.all())
+        wait_until(lambda: len(there.heard) == 3, "all three arrived")
+        told = [json.loads(heard.body) for heard in there.heard]
+        assert [each["job"]["status"] for each in told] == ["queued", "cancelling", "cancelled"]
+        assert told[0]["job"] | {"name": "", "kind": ""} == {
+            "id": job.id,
+            "name": "",
+            "kind": "",
+            "project": "default",
+            "owner": "owner",
+            "attempt": 1,
+            "status": "queued",
+            "url": f"https://board.example/jobs/{job.id}/",
+        }
+        assert told[2]["reason"] == "cancelled by owner"
+        heard = there.heard[0]
+        assert (heard.target, heard.headers["Host"]) == ("/hook?a=1", f"127.0.0.1:{there.port}")
+        assert heard.headers["Meshboard-Delivery"] == told[0]["id"]
+        assert verified(secret_of(hook), heard.headers["Meshboard-Signature"], heard.body)
+        assert not verified(secret_of(hook), heard.headers["Meshboard-Signature"], heard.body + b" ")
+        assert not verified("mbw_another", heard.headers["Meshboard-Signature"], heard.body)
+    assert set(Delivery.objects.values_list("outcome", "due")) == {(Outcome.DELIVERED, None)}
+
+
+def test_after_a_rotation_both_secrets_hold_for_a_day_and_no_longer(
+    owner: User, api: Callable[[User], APIClient]
+) -> None:
+    made = api(owner).post(
+        "/api/v1/projects/default/webhooks", {"name": "ci", "url": "https://ci.example"}, format="json"
+    )
+    path, first = f"/api/v1/projects/default/webhooks/{made.json()['id']}", made.json()["secret"]
+    assert made["Cache-Control"] == "no-store"
+    second = api(owner).post(f"{path}/rotate").json()["secret"]
+    assert first not in api(owner).get(path).content.decode()
+    hook, now, body = Webhook.objects.get(), int(time.time()), b"{}"
+    both = signature(secrets_of(hook), now, body)
+    assert verified(first, both, body)
+    assert verified(second, both, body)
+    hook.rotated = timezone.now() - timedelta(days=1, seconds=1)
+    later = signature(secrets_of(hook), now, body)
+    assert verified(second, later, body)
+    assert not verified(first, later, body)
+    assert [entry.what for entry in AuditEntry.objects.filter(kind="webhook")] == ["rotate", "make"]
+    assert first not in json.dumps(list(AuditEntry.objects.values("before", "after")))
+
+
+def test_bad_receivers_hold_up_nobody_and_nothing_inside_is_reached(
+    owner: User, postman: Postman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(post, "PATIENCE_S", 2.0)
+    with contextlib.ExitStack() as stack:
+        trap = stack.enter_context(receiver(OK))
+        silent = stack.enter_context(receiver(None))
+        broken = stack.enter_context(receiver(answering("500 No")))
+        endless = stack.enter_context(receiver(ENDLESS, endless=True))
+        babbling = stack.enter_context(receiver(b"HTTP/1.1 200 OK\r\nX: ", endless=True))
+        moved = stack.enter_context(receiver(answering("302 Found", f"Location: http://127.0.0.1:{trap.port}/")))
+        good = stack.enter_context(receiver(OK))
+        closed = socket.create_server(("127.0.0.1", 0))
+        nobody = closed.getsockname()[1]
+        closed.close()
+        urls = {
+            "silent": silent,
+            "broken": broken,
+            "endless": endless,
+            "babbling": babbling,
+            "moved": moved,
+            "nobody": f"http://127.0.0.1:{nobody}/",
+            "rebound": f"http://127.0.0.2:{trap.port}/",
+            "good": good,
+        }
+        made = {name: hooks.send_ping(hook_of(owner, url)) for name, url in urls.items()}
+        sent = [delivery for delivery in made.values() if delivery is not None]
+        assert len(sent) == len(urls)
+        good_one = made["good"]
+        assert good_one is not None
+        began = time.monotonic()
+        carried(postman, good_one)
+        assert time.monotonic() - began < 2.0, "it did not wait for the silent one"
+        carried(postman, *sent)
+        by = {name: Delivery.objects.get(pk=each.pk) for name, each in made.items() if each is not None}
+        words = {name: delivery.tries[0]["words"] for name, delivery in by.items()}
+        assert words["silent"] == "no answer within 2 s"
+        assert words["broken"] == "answered 500"
+        assert words["endless"] == "answered 200"
+        assert "RemoteProtocolError" in words["babbling"] or "no answer" in words["babbling"]
+        assert words["moved"] == "answered 302: redirects are not followed"
+        assert "ConnectError" in words["nobody"]
+        assert "leads to 127.0.0.2, which is inside" in words["rebound"]
+        assert trap.connections == 0
+        assert endless.sent_bytes < 2**24, "10 GB were offered, and not taken"
+        assert {name for name, each in by.items() if each.outcome == Outcome.DELIVERED} == {"good", "endless"}
+        assert all(each.due > timezone.now() + timedelta(seconds=5) for each in by.values() if each.due is not None)
+
+
+def test_a_name_is_looked_up_once_and_what_was_checked_is_connected_to(
+    owner: User, postman: Postman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second look-up of a name that rebinds leads to the trap."""
+    real, asked = socket.getaddrinfo, []
+
+    def rebinding(host: Any, port: Any, *rest: Any, **named: Any) -> Any:
+        if host != "hooks.example":
+            return real(host, port, *rest, **named)
+        asked.append(host)
+        return real("127.0.0.1" if len(asked) == 1 else "127.0.0.2", port, *rest, **named)
+
+    with receiver(OK) as there:
+        monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+        sent = hooks.send_ping(hook_of(owner, f"http://hooks.example:{there.port}/x"))
+        assert sent is not None
+        carried(postman, sent)
+        assert Delivery.objects.get().tries[0]["words"] == "answered 204"
+        assert asked == ["hooks.example"]
+        assert there.heard[0].headers["Host"] == f"hooks.example:{there.port}"
+
+
+@pytest.mark.parametrize(("certified", "status"), [("hooks.example", 204), ("other.example", None)])
+def test_the_certificate_is_that_of_the_name(
+    certified: str, status: int | None, owner: User, postman: Postman, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "ca.pem")]
+    name = ["-subj", "/CN=x", "-addext", f"subjectAltName=DNS:{certified}"]
+    kind = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
+    subprocess.run([*kind, *name, *files], check=True, capture_output=True)
+    shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    shown.load_cert_chain(tmp_path / "ca.pem", tmp_path / "key.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    real = socket.getaddrinfo
+    with receiver(OK, tls=shown) as there:
+        monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **named: real("127.0.0.1", *rest, **named))
+        sent = hooks.send_ping(hook_of(owner, f"https://hooks.example:{there.port}/"))
+        assert sent is not None
+        carried(postman, sent)
+        (told,) = Delivery.objects.get().tries
+        assert told["status"] == status, told
+        assert bool(there.heard) == (status is not None)
+        assert status is not None or "CERTIFICATE_VERIFY_FAILED" in told["words"]
+
+
+def test_what_is_told_is_written_with_the_change_or_not_at_all(owner: User) -> None:
+    hook_of(owner, "https://hooks.example/")
+    job, _ = actions.submit(owner, GOOD)
+    assert Delivery.objects.count() == 1
+    with contextlib.suppress(ZeroDivisionError), transaction.atomic():
+        assert lifecycle.change(job.id, 1, Status.CANCELLING, "no")
+        raise ZeroDivisionError
+    assert Delivery.objects.count() == StateChange.objects.count() == 1
+    assert not lifecycle.change(job.id, 1, Status.SUCCEEDED, "it never ran")
+    assert Delivery.objects.count() == 1
+
+
+def test_changes_of_status_are_written_in_one_place() -> None:
+    written = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "jobs").rglob("*.py")
+        if "StateChange.objects.create" in path.read_text() or "StateChange.objects.bulk_create" in path.read_text()
+    ]
+    assert written == ["jobs/telling/outbox.py"], "beside it, nobody would be told"
+
+
+def test_who_is_told_of_what(owner: User, stranger: User, staff: User) -> None:
+    own = hook_of(owner, "https://a.example/", states=["queued"])
+    everybody = hook_of(staff, "https://b.example/", everybody=True)
+    lost_the_right = hook_of(stranger, "https://c.example/", everybody=True)
+    paused = hook_of(owner, "https://d.example/", active=False)
+    mine, _ = actions.submit(owner, GOOD)
+    only = hook_of(owner, "https://e.example/", job=mine.id)
+    theirs, _ = actions.submit(stranger, GOOD)
+    actions.cancel(mine, "owner")
+
+    def told(hook: Webhook) -> list[tuple[str, str]]:
+        rows = Delivery.objects.filter(webhook=hook).order_by("id")
+        return [(row.job, json.loads(row.body)["job"]["status"]) for row in rows]
+
+    assert told(own) == [(mine.id, "queued")]
+    assert told(everybody) == [
+        (mine.id, "queued"),
+        (theirs.id, "queued"),
+        (mine.id, "cancelling"),
+        (mine.id, "cancelled"),
+    ]
+    assert told(lost_the_right) == told(paused) == []
+    assert told(only) == [(mine.id, "cancelling"), (mine.id, "cancelled")]
+
+
+def test_a_day_of_tries_with_longer_and_longer_pauses() -> None:
+    began = now = timezone.now()
+    pauses = []
+    while (due := next_try(len(pauses) + 1, began, now)) is not None:
+        pauses.append((due - now).total_seconds())
+        now = due
+    assert 12 <= len(pauses) <= 18
+    assert 7.5 <= pauses[0] <= 12.5
+    assert all(later > earlier * 0.7 for earlier, later in itertools.pairwise(pauses))
+    assert max(pauses) <= 4 * 3600 * 1.25
+    assert timedelta(hours=16) < now - began <= TRIED_FOR
+    assert len({next_try(1, began, began) for _ in range(20)}) > 10, "not all at once"
+
+
+def test_given_up_after_a_day_and_sent_again_by_hand(
+    owner: User, postman: Postman, api: Callable[[User], APIClient]
+) -> None:
+    with receiver(answering("503 Away")) as there:
+        sent = hooks.send_ping(hook_of(owner, there))
+        assert sent is not None
+        Delivery.objects.update(since=timezone.now() - TRIED_FOR)
+        carried(postman, sent)
+    given_up = Delivery.objects.get()
+    assert (given_up.outcome, given_up.due) == (Outcome.GIVEN_UP, None)
+    with receiver(OK) as there:
+        hook = Webhook.objects.get()
+        Webhook.objects.update(url=f"http://127.0.0.1:{there.port}/")
+        path = f"/api/v1/projects/default/webhooks/{hook.id}/deliveries/{given_up.key}/redeliver"
+        assert api(owner).post(path).status_code == 202
+        assert api(owner).post(path).status_code == 409
+        wait_until(lambda: postman.turn() or there.heard, "it was sent again")
+        wait_until(
+            lambda: postman.turn() or Delivery.objects.get().outcome == Outcome.DELIVERED, "that is written down"
+        )
+        assert there.heard[0].headers["Meshboard-Delivery"] == given_up.key
+    assert [each["status"] for each in Delivery.objects.get().tries] == [503, 204]
+
+
+def test_whoever_dies_on_the_way_leaves_it_to_the_next_under_the_same_key(owner: User, postman: Postman) -> None:
+    with receiver(OK) as there:
+        sent = hooks.send_ping(hook_of(owner, there))
+        assert sent is not None
+        dead = Postman()
+        dead.turn()
+        wait_until(lambda: there.heard, "the first one sent it")
+        dead.close()
+        postman.turn()
+        assert not Delivery.objects.filter(due__lte=timezone.now()).exists(), "claimed"
+        Delivery.objects.update(due=timezone.now())  # five minutes later
+        carried(postman, sent)
+        assert len({heard.headers["Meshboard-Delivery"] for heard in there.heard}) == 1
+        assert len(there.heard) == 2
+
+
+def test_a_receiver_that_fails_is_tried_once_a_turn_and_the_rest_wait(owner: User, postman: Postman) -> None:
+    with receiver(answering("500 No")) as there:
+        hook = hook_of(owner, there)
+        body = json.dumps({"id": "", "event": "ping", "created": "", "reason": "", "job": None})
+        Delivery.objects.bulk_create(Delivery(webhook=hook, event="ping", body=body) for _ in range(BATCH + 5))
+        first = Delivery.objects.order_by("id")[0]
+        carried(postman, first)
+        assert Delivery.objects.filter(tries=[]).count() >= BATCH
+
+
+def test_strangers_learn_nothing_of_a_webhook(
+    owner: User, stranger: User, staff: User, api: Callable[[User], APIClient], client: Client
+) -> None:
+    hook = hook_of(owner, "https://a.example/")
+    sent = hooks.send_ping(hook)
+    assert sent is not None
+    path = f"projects/default/webhooks/{hook.id}"
+    posts = ("rotate", "ping", f"deliveries/{sent.key}/redeliver")
+    assert api(stranger).get("/api/v1/projects/default/webhooks").json() == []
+    assert len(api(staff).get("/api/v1/projects/default/webhooks").json()) == 1
+    for answer in (
+        api(stranger).get(f"/api/v1/{path}"),
+        api(stranger).delete(f"/api/v1/{path}"),
+        api(stranger).patch(f"/api/v1/{path}", {"url": "https://mine.example"}, format="json"),
+        api(stranger).get(f"/api/v1/{path}/deliveries"),
+        *(api(stranger).post(f"/api/v1/{path}/{each}") for each in posts),
+    ):
+        assert answer.status_code == 404
+    client.force_login(stranger)
+    assert client.get(f"/{path}/").status_code == 404
+    for each in ("rotate/", "ping/", "change/", "delete/", f"deliveries/{sent.key}/again/"):
+        assert client.post(f"/{path}/{each}").status_code == 404
+    assert hook.url not in client.get("/projects/default/webhooks/").content.decode()
+    assert Webhook.objects.get().generation == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"url": "http://93.184.216.34/"}, "url"),
+        ({"url": "ftp://hooks.example/"}, "url"),
+        ({"url": "https://user:word@hooks.example/"}, "url"),
+        ({"url": "https://hooks.example/#x"}, "url"),
+        ({"url": "https://169.254.169.254/"}, "url"),
+        ({"url": "https://[::ffff:10.0.0.1]/"}, "url"),
+        ({"url": "https://2130706434/"}, "url"),
+        ({"url": "https://"}, "url"),
+        ({"url": "https://a\x00b/"}, "url"),
+        ({"url": "https://xn--\u00e9/"}, "url"),
+        ({"url": "https://hooks.example:99999/"}, "url"),
+        ({"name": ""}, "name"),
+        ({"states": ["burnt"]}, "states.0"),
+        ({"job": "../.."}, "job"),
+        ({"everybody": True}, "everybody"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_a_senseless_webhook_is_refused_by_field(
+    given: dict[str, Any], field: str, owner: User, api: Callable[[User], APIClient]
+) -> None:
+    body = {"name": "chat", "url": "https://hooks.example/7", **given}
+    answer = api(owner).post("/api/v1/projects/default/webhooks", body, format="json")
+    assert answer.status_code == 422
+    assert [error["field"] for error in answer.json()["errors"]] == [field]
+    assert not Webhook.objects.exists()
+
+
+def test_no_more_webhooks_and_no_older_messages_than_their_bounds(
+    owner: User, api: Callable[[User], APIClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "MOST_OF_OWNER", 1)
+    monkeypatch.setattr(deliveries, "MOST_OF_RECEIVER", 3)
+    hook = hook_of(owner, "https://a.example/")
+    told = api(owner).post(
+        "/api/v1/projects/default/webhooks", {"name": "b", "url": "https://b.example/"}, format="json"
+    )
+    assert "1 are the most" in told.json()["errors"][0]["message"]
+    Delivery.objects.bulk_create(Delivery(webhook=hook, event="ping", body="{}") for _ in range(5))
+    newest = list(Delivery.objects.values_list("pk", flat=True)[:3])
+    assert deliveries.forget_old() == 2
+    assert list(Delivery.objects.values_list("pk", flat=True)) == newest
+    Delivery.objects.filter(pk=newest[0]).update(created=timezone.now() - timedelta(days=31))
+    assert deliveries.forget_old() == 1
+
+
+def test_the_pages_make_show_and_change(owner: User, client: Client) -> None:
+    client.force_login(owner)
+    made = client.post(
+        "/projects/default/webhooks/make/",
+        {"name": "<img src=x onerror=1>", "url": "https://a.example/", "states": ["failed", "lost"]},
+    )
+    hook = Webhook.objects.get()
+    assert secret_of(hook) in made.content.decode()
+    assert made["Cache-Control"] == "no-store"
+    path = f"/projects/default/webhooks/{hook.id}/"
+    client.post(f"{path}ping/")
+    Delivery.objects.update(
+        due=None, outcome="given up", tries=[{"at": "", "seconds": 0.1, "status": None, "words": "<b>no</b>"}]
+    )
+    page = client.get(path).content.decode()
+    assert "<img src=x" not in page
+    assert "&lt;b&gt;no&lt;/b&gt;" in page
+    assert secret_of(hook) not in page
+    assert "Send again" in client.get(f"{path}?part=log").content.decode()
+    client.post(f"{path}change/", {"active": "false"})
+    assert Webhook.objects.get().active is False
+    told = client.post(f"{path}change/", {"name": "x", "url": "https://10.0.0.1/"}, follow=True).content.decode()
+    assert "which is inside" in told
+    assert client.post(f"{path}delete/").status_code == 302
+    assert not Webhook.objects.exists()
+    assert Job.objects.count() == 0

@@ -1,0 +1,268 @@
+"""`manage.py backup` and `restore`: every row and file comes back, on either database, whoever writes meanwhile."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from django.contrib.auth.models import User
+from django.core import serializers
+from django.core.management import CommandError, call_command
+from django.db import connection, transaction
+from django.utils import timezone
+from knox.models import AuthToken
+
+from jobs import backup
+from jobs.history.folder import Folder
+from jobs.history.tables import TABLES
+from jobs.models import Attempt, Host, Job, Lease
+from jobs.queue import actions
+from tests.planner.wrong_specs import GOOD
+from tests.support.postgres import as_default_database
+
+
+@pytest.fixture
+def state(tmp_path: Path, settings: Any) -> Path:
+    settings.STATE_DIR, settings.HISTORY_DIR = tmp_path / "state", tmp_path / "state" / "history"
+    (tmp_path / "state" / "imports" / "key").mkdir(parents=True)
+    (tmp_path / "state" / "imports" / "key" / "0").write_bytes(b"a trace")
+    return tmp_path / "state"
+
+
+def table(rows: int = 1) -> pa.Table:
+    return pa.table({f.name: pa.nulls(rows, f.type) for f in TABLES["steps"]}, schema=TABLES["steps"])
+
+
+def write_history(state: Path, job: str, commits: int = 2) -> Folder:
+    folder = Folder(state / "history", job, 1)
+    manifest = folder.open()
+    for _ in range(commits):
+        folder.commit(manifest, {"steps": table()}, {"steps": commits})
+    return folder
+
+
+@pytest.fixture
+def something(state: Path, each_database: str, staff: User, owner: User, make_host: Callable[..., Host]) -> Job:
+    """A board with a running job, people with rights, tokens and times to the microsecond."""
+    job, _ = actions.submit(owner, GOOD)
+    AuthToken.objects.create(owner)
+    Attempt.objects.create(job=job, number=1)
+    Job.objects.filter(id=job.id).update(attempt=1, status="running")
+    make_host()
+    Lease.objects.create(name="controller", holder="", beats=7, ticked=timezone.now())
+    write_history(state, job.id)
+    return job
+
+
+def rows_of(path: Path) -> list[Any]:
+    with tarfile.open(path) as tar, closing(tar.extractfile(backup.ROWS)) as file:  # type: ignore[type-var]
+        return [json.loads(line) for line in gzip.decompress(file.read()).splitlines()]  # type: ignore[union-attr]
+
+
+def forget_everything(state: Path) -> None:
+    call_command("flush", interactive=False, verbosity=0)
+    for path in sorted(state.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_what_comes_back_is_what_was(something: Job, staff: User, state: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.tar", tmp_path / "second.tar"
+    told = backup.backup(first)
+    assert first.stat().st_mode & 0o077 == 0
+    rights = staff.get_all_permissions()
+    forget_everything(state)
+    call_command("restore", str(first))
+    backup.backup(second)
+    assert rows_of(second) == rows_of(first)
+    assert len(rows_of(first)) == sum(told["rows"].values()) > 8
+    assert User.objects.get(username="staff").get_all_permissions() == rights
+    folder = Folder(state / "history", something.id, 1)
+    manifest = folder.manifest()
+    assert (manifest["generation"], folder.state(manifest)) == (2, {"steps": 2})
+    assert all(Path(file).stat().st_size for file in folder.files(manifest, "steps"))
+    assert (state / "imports" / "key" / "0").read_bytes() == b"a trace"
+    another, _ = actions.submit(User.objects.get(username="owner"), GOOD)
+    assert another.id != something.id, "numbers go on behind those that came back"
+
+
+def test_a_board_moves_from_sqlite_to_postgresql(
+    transactional_db: None, postgres_url: str, state: Path, owner: User, tmp_path: Path
+) -> None:
+    job, _ = actions.submit(owner, GOOD)
+    backup.backup(tmp_path / "lite.tar")
+    with as_default_database(postgres_url):
+        backup.restore(tmp_path / "lite.tar")
+        assert Job.objects.get().spec == job.spec
+        backup.backup(tmp_path / "postgres.tar")
+        actions.submit(User.objects.get(), GOOD)
+    assert rows_of(tmp_path / "postgres.tar") == rows_of(tmp_path / "lite.tar")
+
+
+@pytest.mark.parametrize("snapshot", [True, False], ids=["one moment", "without: this test can fail"])
+def test_all_rows_are_of_one_moment_and_who_writes_does_not_wait(
+    something: Job, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: bool
+) -> None:
+    """A writer moves two tables together; between any two tables of the dump it gets to do so again."""
+    written, stop = threading.Event(), threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            with transaction.atomic():
+                Job.objects.filter(id=something.id).update(priority=number % 100)
+                Host.objects.update(slots=number % 100)
+                User.objects.update(last_name=str(number % 100))
+            written.set()
+        connection.close()
+
+    serialize = serializers.serialize
+
+    def and_wait(*arguments: Any, **named: Any) -> Any:
+        done = serialize(*arguments, **named)
+        written.clear()
+        assert written.wait(15), "the writer is held up"
+        written.clear()
+        assert written.wait(15)
+        return done
+
+    monkeypatch.setattr(backup.serializers, "serialize", and_wait)
+    if not snapshot:
+        monkeypatch.setattr(backup, "_one_moment", nullcontext)
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert written.wait(15)
+        backup.backup(tmp_path / "made.tar")
+    finally:
+        stop.set()
+        writer.join()
+    rows = {row["model"]: row["fields"] for row in rows_of(tmp_path / "made.tar")}
+    told = {str(rows["jobs.job"]["priority"]), str(rows["jobs.host"]["slots"]), rows["auth.user"]["last_name"]}
+    assert (len(told) == 1) is snapshot, told
+
+
+def test_a_history_that_is_written_meanwhile_is_whole(
+    transactional_db: None, state: Path, owner: User, tmp_path: Path
+) -> None:
+    job, _ = actions.submit(owner, GOOD)
+    folder = write_history(state, job.id)
+    stop = threading.Event()
+
+    def write() -> None:
+        manifest = folder.manifest()
+        while not stop.is_set():
+            folder.commit(manifest, {"steps": table()}, {})
+            folder.compact(manifest)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for number in range(5):
+            backup.backup(tmp_path / f"{number}.tar")
+    finally:
+        stop.set()
+        writer.join()
+    for number in range(5):
+        with tarfile.open(tmp_path / f"{number}.tar") as tar:
+            names = set(tar.getnames())
+            top = f"history/{job.id}/1"
+            manifest = json.load(tar.extractfile(f"{top}/meta.json"))  # type: ignore[arg-type]
+        parts = {part["file"] for part in manifest["parts"]["steps"]} | {manifest["state"]}
+        assert {f"{top}/{name}" for name in parts} <= names
+
+
+def retold(source: Path, target: Path, change: Callable[[dict[str, Any]], None], **more: bytes) -> Path:
+    """The same backup that says something else of itself, and has further members."""
+    with tarfile.open(source) as before, tarfile.open(target, "w") as after:
+        for member in before.getmembers():
+            content = before.extractfile(member).read()  # type: ignore[union-attr]
+            if member.name == backup.META:
+                told = json.loads(content)
+                change(told)
+                content = json.dumps(told).encode()
+            _add(after, member.name, content)
+        for name, content in more.items():
+            _add(after, name.replace("UP", "../"), content)
+    return target
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))
+
+
+@pytest.fixture
+def saved(transactional_db: None, state: Path, owner: User, tmp_path: Path) -> Iterator[Path]:
+    """Of a board that nothing happens to."""
+    actions.submit(owner, GOOD)
+    backup.backup(tmp_path / "saved.tar")
+    before = (Job.objects.count(), User.objects.count(), sorted(state.rglob("*")))
+    yield tmp_path / "saved.tar"
+    assert (Job.objects.count(), User.objects.count(), sorted(state.rglob("*"))) == before
+    assert not list(tmp_path.glob(".restore-*"))
+
+
+def test_a_board_that_is_not_empty_is_left_alone(saved: Path) -> None:
+    with pytest.raises(CommandError, match=r"not empty \(1 users, 1 jobs\); with --replace they go"):
+        call_command("restore", str(saved))
+
+
+def test_so_is_one_at_which_a_controller_works(saved: Path) -> None:
+    Lease.objects.create(name="controller", holder="somebody", beats=1, ticked=timezone.now())
+    with pytest.raises(CommandError, match="a controller works on this board: stop web, controller and recorder"):
+        call_command("restore", str(saved), replace=True)
+
+
+def test_what_is_no_whole_backup_changes_nothing(saved: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half.tar"
+    half.write_bytes(saved.read_bytes()[:5000])
+    older = retold(saved, tmp_path / "older.tar", lambda told: told["migrations"].append("jobs.0001_initial"))
+    newer = retold(saved, tmp_path / "newer.tar", lambda told: told.update(v=2))
+    fewer = retold(saved, tmp_path / "fewer.tar", lambda told: told["rows"].update({"jobs.Job": 2}))
+    slip = retold(saved, tmp_path / "slip.tar", lambda told: None, UPUPevil=b"x")
+    for path, words in (
+        (tmp_path / "none.tar", "No such file"),
+        (half, "is no backup, or was cut off"),
+        (older, "made by another version"),
+        (newer, "a backup of version 2; 1 is read"),
+        (fewer, "rows went missing on the way"),
+        (slip, "is no backup, or was cut off: .*outside the destination"),
+    ):
+        with pytest.raises(CommandError, match=words):
+            call_command("restore", str(path), replace=True)
+    assert not (tmp_path / "evil").exists()
+
+
+def test_another_secret_key_is_told_and_what_was_there_is_moved_aside(
+    saved: Path, state: Path, settings: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings.SECRET_KEY = "another-key-0123456789-0123456789-0123456789-0123456789"
+    call_command("restore", str(saved), replace=True)
+    told = capsys.readouterr().out
+    assert "the secret key is another" in told
+    [aside] = state.glob("imports-before-*")
+    assert (aside / "key" / "0").read_bytes() == (state / "imports" / "key" / "0").read_bytes() == b"a trace"
+    for path in sorted(aside.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    aside.rmdir()
+
+
+def test_a_file_is_not_written_over_and_a_folder_gets_one(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="is there already"):
+        call_command("backup", str(saved))
+    (tmp_path / "folder").mkdir()
+    call_command("backup", str(tmp_path / "folder"))
+    [made] = (tmp_path / "folder").iterdir()
+    assert made.suffix == ".tar"
+    assert rows_of(made) == rows_of(saved)

@@ -1,0 +1,1 @@
+"""`make security`: what tools say of the code and of what is installed beside it."""

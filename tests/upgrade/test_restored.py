@@ -1,0 +1,86 @@
+"""A board is saved while a job runs, and another one is restored in its place: the job goes on, at both."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.support.processes import ROOT, RedisServer, wait_until
+from tests.support.services import Services
+from workers.host.processes import processes_of
+
+SPEC: dict[str, Any] = {
+    "name": "goes on",
+    "model": {"preset": "gpt-tiny"},
+    "layout": {"dp": 2},
+    "train": {"steps": 3000, "global_batch": 4, "seq_len": 32, "eval_every": 0},
+}
+SHORT = {**SPEC, "name": "before", "train": {**SPEC["train"], "steps": 3, "warmup_steps": 1}}
+
+
+def database(kind: str, request: pytest.FixtureRequest, name: str) -> str:
+    if kind == "sqlite":
+        return ""
+    url: str = request.getfixturevalue("postgres_url")
+    with psycopg.connect(url, autocommit=True) as server:
+        server.execute(f"CREATE DATABASE {name}")
+    return f"{url.rpartition('/')[0]}/{name}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_restored_board_finds_the_job_that_runs(
+    request: pytest.FixtureRequest, redis_service: RedisServer, tmp_path: Path, kind: str
+) -> None:
+    first = Services(tmp_path / "first", redis_service, database(kind, request, "saved"))
+    second = first.of(tmp_path / "second", database(kind, request, "restored"))
+    saved, state = tmp_path / "saved.tar", tmp_path / "host"
+    first.prepare()
+    second.token = first.token
+    try:
+        with contextlib.ExitStack() as hosts:
+            with first.working():
+                hosts.enter_context(first.host("gpu-1", state))
+                ended = first.call("POST", "jobs", SHORT)["id"]
+                wait_until(lambda: first.status(ended) == "succeeded", "a first job has ended", 120, 0.5)
+                history = wait_until(lambda: steps_of(first, ended), "its history is kept", 60, 0.5)
+                job = first.call("POST", "jobs", SPEC)["id"]
+                wait_until(lambda: first.status(job) == "running", "the job runs", 120, 0.5)
+                first.manage("backup", str(saved))
+                assert first.status(job) == "running", "saving harms no job"
+            ranks = processes_of(job, 1)
+            assert len(ranks) >= SPEC["layout"]["dp"]
+            second.manage("restore", str(saved))
+            with second.working():
+                wait_until(
+                    lambda: second.call("GET", f"jobs/{job}")["host"] == "gpu-1", "the new board has the job", 60
+                )
+                before = len(steps_of(second, job))
+                wait_until(lambda: len(steps_of(second, job)) > before, "and hears of its next steps", 60, 0.5)
+                assert second.status(job) == "running"
+                assert set(ranks) <= set(processes_of(job, 1)), "nothing was started again"
+                assert steps_of(second, ended) == history
+                second.call("POST", f"jobs/{job}/cancel")
+                wait_until(lambda: second.status(job) == "cancelled", "its orders reach the host", 60, 0.5)
+                told = [change["status"] for change in second.call("GET", f"jobs/{job}")["history"]]
+                assert told[-3:] == ["running", "cancelling", "cancelled"]
+    finally:
+        subprocess.run([sys.executable, "-m", "workers.host.stop", str(state / "runs")], cwd=ROOT, check=False)
+
+
+def steps_of(board: Services, job: str) -> list[Any]:
+    """Steps that its history has, none while there is none."""
+    try:
+        told = board.call("GET", f"jobs/{job}/history/steps")
+    except urllib.error.HTTPError:
+        return []
+    columns = told.get("columns", told)
+    return list(columns["step"])
