@@ -14,6 +14,7 @@ from django.views.generic import RedirectView
 from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
+from jobs.lab import rest
 from jobs.pages import (
     compare,
     find,
@@ -23,6 +24,7 @@ from jobs.pages import (
     jobs,
     learn,
     listing,
+    metrics,
     notifications,
     overview,
     queue,
@@ -76,6 +78,7 @@ urlpatterns = [
     path("learn/numbers/", learn.numbers, name="learn-numbers"),
     path("lab/", lab.lab, name="lab"),
     path("lab/<slug:slug>/", lab.primitive, name="lab-primitive"),
+    path("metrics", metrics.metrics, name="metrics"),
     path("notifications/", notifications.notifications, name="notifications"),
     path("projects/<str:project>/webhooks/", webhooks.webhooks, name="webhooks"),
     path("projects/<str:project>/webhooks/make/", webhooks.make, name="webhook-make"),
@@ -134,6 +137,8 @@ urlpatterns = [
     path("account/two-factor/", RedirectView.as_view(pattern_name="account"), name="mfa_index"),
     path("account/two-factor/", include("allauth.mfa.urls")),
     path("account/sessions/<int:key>/end/", people.end_session, name="account-session-end"),
+    path("api/v1/lab/primitives", rest.Primitives.as_view(), name="api-primitives"),
+    path("api/v1/lab/primitives/<str:name>", rest.Primitive.as_view(), name="api-primitive"),
     path("api/v1/", include("jobs.api.urls")),
     path("admin/login/", limited(login)),
     path("admin/", admin.site.urls),

@@ -10,7 +10,8 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.api import schema
-from jobs.api.views import SubmitThrottle, refusals, refuse_body, user_of
+from jobs.api.throttling import SubmitThrottle
+from jobs.api.views import refusals, refuse_body, user_of
 from jobs.people import tokens
 from jobs.planning.queries import checked
 from jobs.text import storable

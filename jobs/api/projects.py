@@ -12,7 +12,8 @@ from rest_framework.views import APIView
 
 from jobs.access import find_project, find_project_to_administer, visible_projects
 from jobs.api import schema
-from jobs.api.views import SubmitThrottle, refusals, refuse, refuse_body, user_of
+from jobs.api.throttling import SubmitThrottle
+from jobs.api.views import refusals, refuse, refuse_body, user_of
 from jobs.models import Role
 from jobs.people import projects, variables
 from jobs.planning.queries import checked

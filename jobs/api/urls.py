@@ -1,11 +1,13 @@
 from django.urls import path
 
 from jobs.api import (
+    again,
     baselines,
     history,
     hosts,
     jobs,
     logs,
+    metrics,
     people,
     plans,
     projects,
@@ -27,6 +29,12 @@ urlpatterns = [
     path("jobs/<str:job_id>/advice", jobs.Advice.as_view(), name="api-advice"),
     path("jobs/<str:job_id>/smaller", jobs.SmallerLayout.as_view(), name="api-smaller"),
     path("jobs/<str:job_id>/requeue", jobs.Requeue.as_view(), name="api-requeue"),
+    path("jobs/<str:job_id>/copy", again.Copy.as_view(), name="api-copy"),
+    path("jobs/<str:job_id>/resume", again.Resume.as_view(), name="api-resume"),
+    path("jobs/<str:job_id>/checkpoints", again.Checkpoints.as_view(), name="api-checkpoints"),
+    path("jobs/<str:job_id>/results", metrics.OfAttempt.as_view(), name="api-results"),
+    path("jobs/<str:job_id>/metrics", metrics.Metrics.as_view(), name="api-metrics"),
+    path("jobs/<str:job_id>/traffic", metrics.Traffic.as_view(), name="api-traffic"),
     path("jobs/<str:job_id>/trace/steps", traces.TracedSteps.as_view(), name="api-traced-steps"),
     path("jobs/<str:job_id>/trace", traces.StepTrace.as_view(), name="api-trace"),
     path("jobs/<str:job_id>/logs/<str:rank>", logs.Log.as_view(), name="api-log"),
