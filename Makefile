@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis openapi security faults cluster diagnose slow mix slurm image-test bench bench-rivals gpu docs pictures release clean tools
+.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis openapi security faults cluster diagnose slow mix slurm image-test bench load bench-rivals gpu docs pictures release clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -107,6 +107,8 @@ image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this ma
 	$(BIN)/python -m tests.image
 
 bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-giants bench-calibration bench-training bench-dry_run bench-scheduling bench-fleet bench-listing bench-history bench-viewer bench-pictures bench-long_context ## every benchmark, as ratios
+
+load: bench-load ## submits, lists and sockets at once on a served board of 10,000 jobs; fails where one is lost
 
 bench-rivals: $(VENV)/.dev ## against others' own train.py: RIVALS="--nanogpt PATH --picotron PATH", checkouts of theirs
 	$(BIN)/python -m benchmarks.rivals $(RIVALS)

@@ -1,4 +1,5 @@
-"""docker-compose.yml: accepted by docker-compose, and each service's very command run by hand until a job succeeds.
+"""docker-compose.yml: accepted by docker-compose, and each service's very command run by hand until a job succeeds,
+which a browser behind the proxy watches.
 
 A network namespace stands for the compose network: redis, postgres and web are names in its hosts file and the
 services use their real ports, so nothing of the file is changed but where the state lies.
@@ -24,6 +25,7 @@ import yaml
 
 from tests.image import dockerfile
 from tests.support.processes import ROOT, running, wait_until
+from tests.support.tls import self_signed
 from webapp.embedded_redis import find_redis_server
 
 NAMESPACE = "meshboard-compose-test"
@@ -32,13 +34,20 @@ SECRETS = {
     "MESHBOARD_REDIS_PASSWORD": "redispassword",
     "MESHBOARD_DATABASE_PASSWORD": "databasepassword",
     "MESHBOARD_JOIN_TOKEN": "compose-test-join-token-0123456789",
-    "MESHBOARD_HTTPS": "0",
+    "MESHBOARD_HTTPS": "1",
+    "MESHBOARD_TRUSTED_PROXIES": "127.0.0.1",  # all names of the namespace are
 }
 HOSTS = Path("/etc/netns") / NAMESPACE / "hosts"
 
 
-def composed(state: Path, *options: str) -> dict[str, Any]:
-    """The file as docker-compose itself reads it."""
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compose")
+
+
+@pytest.fixture(scope="module")
+def services(state: Path) -> dict[str, Any]:
+    """The file as docker-compose itself reads it, hosts with GPUs too."""
     environment = {
         **os.environ,
         **SECRETS,
@@ -50,19 +59,19 @@ def composed(state: Path, *options: str) -> dict[str, Any]:
         "MESHBOARD_DATA_ROOT": str(state / "data"),
     }
     read = subprocess.run(
-        ["docker-compose", "-f", str(ROOT / "docker-compose.yml"), *options, "config"],
+        ["docker-compose", "-f", str(ROOT / "docker-compose.yml"), "--profile", "gpu", "config"],
         env=environment,
         capture_output=True,
         text=True,
         check=True,
     )
-    services: dict[str, Any] = yaml.safe_load(read.stdout)["services"]
-    return services
+    found: dict[str, Any] = yaml.safe_load(read.stdout)["services"]
+    return found
 
 
-def test_docker_compose_accepts_the_file_and_the_host_gets_no_database(tmp_path: Path) -> None:
-    services = composed(tmp_path)
+def test_docker_compose_accepts_the_file_and_the_host_gets_no_database(services: dict[str, Any]) -> None:
     assert set(services) == {
+        "proxy",
         "web",
         "controller",
         "recorder",
@@ -79,18 +88,31 @@ def test_docker_compose_accepts_the_file_and_the_host_gets_no_database(tmp_path:
     assert "REDIS" not in environment
 
 
-def test_every_service_that_stays_has_a_health_check_and_bounded_logs(tmp_path: Path) -> None:
-    services = composed(tmp_path, "--profile", "gpu")
+def test_every_service_that_stays_has_a_health_check_and_bounded_logs(services: dict[str, Any]) -> None:
     assert [n for n, s in services.items() if "healthcheck" not in s] == ["join-token", "migrate"]
     assert {s["logging"]["options"]["max-size"] for s in services.values()} == {"10m"}
-    assert [n for n in ("redis", "postgres") if not re.search(r":\d+\.\d+(\.\d+)?$", services[n]["image"])] == []
+    assert [
+        n for n in ("redis", "postgres", "proxy") if not re.search(r":\d+\.\d+(\.\d+)?$", services[n]["image"])
+    ] == []
     # Else the check is refused, and its client ends with 0 all the same.
     assert services["redis"]["environment"]["REDISCLI_AUTH"] == SECRETS["MESHBOARD_REDIS_PASSWORD"]
     assert "grep -q PONG" in services["redis"]["healthcheck"]["test"][1]
 
 
-def test_only_the_gpu_s_own_profile_asks_for_gpus(tmp_path: Path) -> None:
-    services = composed(tmp_path, "--profile", "gpu")
+def test_every_service_has_a_bound_on_memory_and_only_the_proxy_is_reached_from_outside(
+    services: dict[str, Any],
+) -> None:
+    assert [name for name, service in services.items() if "mem_limit" not in service] == []
+    assert [name for name, service in services.items() if service.get("ports")] == ["proxy"]
+    for name in ("web", "controller", "recorder", "migrate", "join-token"):
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["security_opt"] == ["no-new-privileges:true"]
+        # The proxy alone says for whom it asks.
+        assert services[name]["environment"]["MESHBOARD_LOG_FORMAT"] == "json"
+    assert services["proxy"]["networks"]["default"]["ipv4_address"] in (ROOT / "docker-compose.yml").read_text()
+
+
+def test_only_the_gpu_s_own_profile_asks_for_gpus(services: dict[str, Any]) -> None:
     [device] = services["host-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", "all", ["gpu"])
     assert services["host-gpu"]["environment"]["MESHBOARD_DEVICE"] == "cuda"
@@ -100,11 +122,11 @@ def test_only_the_gpu_s_own_profile_asks_for_gpus(tmp_path: Path) -> None:
     assert len({services[n]["environment"]["MESHBOARD_RUN_DIR"] for n in ("host", "host-gpu")}) == 2
 
 
-def test_an_image_brings_its_static_files_and_no_volume_hides_them(tmp_path: Path) -> None:
+def test_an_image_brings_its_static_files_and_no_volume_hides_them(services: dict[str, Any]) -> None:
     text = (ROOT / "Dockerfile").read_text()
     [static] = re.findall(r"^ENV MESHBOARD_STATIC_ROOT=(\S+)$", text, re.MULTILINE)
     assert text.index("MESHBOARD_STATIC_ROOT") < text.index("collectstatic")
-    for service in composed(tmp_path).values():
+    for service in services.values():
         assert "MESHBOARD_STATIC_ROOT" not in service.get("environment", {})
         for volume in service.get("volumes", []):
             assert not static.startswith(volume.split(":")[1])
@@ -175,30 +197,77 @@ def postgres_command(state: Path) -> list[str]:
     return [*as_postgres, str(programs / "postgres"), "-D", str(data), "-k", str(data)]
 
 
-def test_every_service_s_command_runs_and_together_they_train_a_job(namespace: None, tmp_path: Path) -> None:
+def proxy_command(state: Path) -> list[str]:
+    """What its image runs, on the file as it is, with a certificate beside it."""
+    (state / "tls").mkdir()
+    self_signed(state / "tls")
+    (state / "tls" / "ca.pem").rename(state / "tls" / "cert.pem")
+    shutil.copy(ROOT / "deploy" / "proxy" / "nginx.conf", state / "nginx.conf")
+    argv = ["nginx", "-c", str(state / "nginx.conf"), "-p", str(state), "-g", f"daemon off; pid {state}/nginx.pid;"]
+    checked = subprocess.run(inside([*argv, "-t"]), capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    assert "[warn]" not in checked.stderr
+    return argv
+
+
+# A browser: the link that logs in once, then the job's socket until the job has ended.
+BROWSER = """
+import asyncio, json, msgpack, ssl, sys, urllib.error, urllib.request as u
+from http.cookiejar import CookieJar
+from websockets.asyncio.client import connect
+ca, once, job = sys.argv[1:]
+trust, jar = ssl.create_default_context(cafile=ca), CookieJar()
+opener = u.build_opener(u.HTTPCookieProcessor(jar), u.HTTPSHandler(context=trust))
+answer = opener.open(u.Request("https://127.0.0.1" + once, headers={"X-Request-ID": "mine"}), timeout=20)
+cookies = {c.name: c for c in jar}
+assert cookies["sessionid"].secure and len(answer.headers["X-Request-ID"]) == 32, dict(answer.headers)
+class Stay(u.HTTPRedirectHandler):
+    def redirect_request(self, *_): return None
+try:
+    u.build_opener(Stay).open("http://127.0.0.1/overview/", timeout=20)
+except urllib.error.HTTPError as moved:
+    assert (moved.code, moved.headers["Location"]) == (308, "https://127.0.0.1/overview/"), moved.headers
+async def watch():
+    headers = {"Cookie": "sessionid=" + cookies["sessionid"].value}
+    async with connect("wss://127.0.0.1/ws/jobs/" + job + "/", ssl=trust, origin="https://127.0.0.1",
+                       additional_headers=headers, max_size=None) as socket:
+        entries = 0
+        async for frame in socket:
+            told = msgpack.unpackb(frame)
+            entries += len(told.get("entries", []))
+            if told.get("job", {}).get("finished"):
+                print(json.dumps({"status": told["job"]["status"], "entries": entries}))
+                return
+asyncio.run(asyncio.wait_for(watch(), 120))
+"""
+
+
+def test_every_service_s_command_runs_and_together_they_train_a_job(
+    namespace: None, services: dict[str, Any], state: Path
+) -> None:
     # pytest's own directory is closed to the postgres user.
-    for folder in (tmp_path, *tmp_path.parents):  # up to where pytest's own directories begin
+    for folder in (state, *state.parents):  # up to where pytest's own directories begin
         if folder == Path(tempfile.gettempdir()):
             break
         folder.chmod(0o755)
-    services = composed(tmp_path)
-    for folder in ("web", "host", "runs", "data", "programs"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "programs" / "valkey-server").symlink_to(find_redis_server())
-    path = f"{tmp_path / 'programs'}:{os.environ['PATH']}"
+    for name in ("web", "host", "runs", "data", "programs"):
+        (state / name).mkdir()
+    (state / "programs" / "valkey-server").symlink_to(find_redis_server())
+    path = f"{state / 'programs'}:{os.environ['PATH']}"
 
     def environment(name: str) -> dict[str, str]:
         own = {key: str(value) for key, value in services[name].get("environment", {}).items()}
-        return {"PATH": path, "HOME": str(tmp_path), "VIRTUAL_ENV": sys.prefix, "PYTHONUNBUFFERED": "1", **own}
+        return {"PATH": path, "HOME": str(state), "VIRTUAL_ENV": sys.prefix, "PYTHONUNBUFFERED": "1", **own}
 
     def command(name: str) -> list[str]:
         argv = shlex.split(services[name]["command"])
         # "python" is the image's; here it is the one that runs the tests.
         return [sys.executable, *argv[1:]] if argv[0] == "python" else argv
 
-    def run(name: str, *arguments: str) -> str:
-        argv = inside([*command(name), *arguments] if not arguments else [sys.executable, "manage.py", *arguments])
-        done = subprocess.run(argv, env=environment(name), cwd=ROOT, capture_output=True, text=True, check=False)
+    def run(name: str, argv: list[str]) -> str:
+        done = subprocess.run(
+            inside(argv), env=environment(name), cwd=ROOT, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -211,50 +280,53 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(namespace: N
         return done.returncode == 0
 
     def started(name: str, argv: list[str], cwd: Path = ROOT) -> Any:
-        return running(inside(argv), environment(name), tmp_path / f"{name}.log", cwd)
+        return running(inside(argv), environment(name), state / f"{name}.log", cwd)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(started("redis", command("redis"), tmp_path))
-        stack.enter_context(started("postgres", postgres_command(tmp_path), tmp_path))
-        wait_until(lambda: "ready to accept" in (tmp_path / "postgres.log").read_text(), "PostgreSQL is ready")
+        stack.enter_context(started("redis", command("redis"), state))
+        stack.enter_context(started("postgres", postgres_command(state), state))
+        wait_until(lambda: "ready to accept" in (state / "postgres.log").read_text(), "PostgreSQL is ready")
         psql = ["psql", "-h", "postgres", "-U", "meshboard", "-d", "postgres", "-c", "CREATE DATABASE meshboard"]
         password = {"PATH": os.environ["PATH"], "PGPASSWORD": SECRETS["MESHBOARD_DATABASE_PASSWORD"]}
         subprocess.run(inside(psql), env=password, check=True, capture_output=True)
-        required = environment("web")
-        required["MESHBOARD_DATABASE_URL"] += "?sslmode=require"
-        argv = inside([sys.executable, "manage.py", "migrate"])
-        refused = subprocess.run(argv, env=required, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert "server does not support SSL" in refused.stderr
-        run("migrate")
-        run("join-token")
-        token = json.loads(run("web", "meshboard_user"))["api_token"]
-        checked = [name for name in ("web", "controller", "recorder", "host") if "healthcheck" in services[name]]
-        assert [name for name in checked if healthy(name)] == []
-        for name in ("web", "controller", "recorder", "host"):
+        run("migrate", command("migrate"))
+        assert [name for name in ("web", "host", "proxy") if healthy(name)] == [], "none is, before it runs"
+        for name in ("web", "controller", "recorder"):
             stack.enter_context(started(name, command(name)))
-        for name in checked:
-            wait_until(lambda name=name: healthy(name), f"{name} is healthy", 60, 0.5)
-        call = caller(token)
-        wait_until(lambda: call("GET", "hosts"), "the host has announced itself", 60, 0.5)
+        run("join-token", command("join-token"))
+        stack.enter_context(started("host", command("host")))
+        told = json.loads(run("web", [sys.executable, "manage.py", "meshboard_user"]))
+        stack.enter_context(started("proxy", proxy_command(state), state))
+        call = caller(told["api_token"], state / "tls" / "cert.pem")
+        wait_until(lambda: call("GET", "hosts"), "the host has announced itself", 90, 0.5)
         spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 4, "warmup_steps": 1}}
         job = call("POST", "jobs", spec)["id"]
-        wait_until(lambda: call("GET", f"jobs/{job}")["finished"], "the job has ended", 90, 0.5)
+        browser = [sys.executable, "-c", BROWSER, str(state / "tls" / "cert.pem"), told["one_time_url_path"], job]
+        watched = json.loads(run("web", browser))
         ended = call("GET", f"jobs/{job}")
         assert (ended["status"], ended["host"]) == ("succeeded", "host-1"), ended["exit"]
+        assert watched["status"] == "succeeded"
+        assert watched["entries"] > 0, "what its ranks sent came through the proxy"
+        for name in ("web", "host", "proxy", "controller", "recorder"):
+            wait_until(lambda name=name: healthy(name), f"{name} is healthy", 60, 0.5)
+        told_by_web = [json.loads(line) for line in (state / "web.log").read_text().splitlines() if line[:1] == "{"]
+        assert {line["path"] for line in told_by_web if "path" in line} >= {"/api/v1/jobs", "/login/once/"}
+        secret = told["one_time_url_path"].partition("=")[2]
+        assert secret not in (state / "web.log").read_text() + (state / "proxy.log").read_text()
 
 
-def caller(token: str) -> Callable[..., Any]:
-    """REST from inside the namespace: urllib in a child, None while nobody answers."""
+def caller(token: str, ca: Path) -> Callable[..., Any]:
+    """REST from inside the namespace, through the proxy: urllib in a child, None while nobody answers."""
 
     def call(method: str, path: str, body: Any = None) -> Any:
         script = (
-            "import json,sys,urllib.request as u;"
-            "r=u.Request('http://web:8000/api/v1/'+sys.argv[2],method=sys.argv[1],data=sys.argv[3].encode() or None,"
-            "headers={'Authorization':'Token '+sys.argv[4],'Content-Type':'application/json','Host':'localhost'});"
-            "print(u.urlopen(r,timeout=10).read().decode())"
+            "import json,ssl,sys,urllib.request as u;"
+            "r=u.Request('https://127.0.0.1/api/v1/'+sys.argv[2],method=sys.argv[1],data=sys.argv[3].encode() or None,"
+            "headers={'Authorization':'Token '+sys.argv[4],'Content-Type':'application/json'});"
+            "print(u.urlopen(r,timeout=10,context=ssl.create_default_context(cafile=sys.argv[5])).read().decode())"
         )
         text = json.dumps(body) if body is not None else ""
-        argv = inside([sys.executable, "-c", script, method, path, text, token])
+        argv = inside([sys.executable, "-c", script, method, path, text, token, str(ca)])
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         return json.loads(done.stdout) if done.returncode == 0 else None
 

@@ -200,6 +200,20 @@ class WebSettings(BaseSettings):
     email_from: str = Field(
         "meshboard@localhost", pattern=r"^[^\s<>@,;:]+@[A-Za-z0-9.-]+$", description="whom mails come from"
     )
+    metrics_token: SecretStr | None = Field(
+        None, min_length=16, description="what `/metrics` is read with, as a Bearer token; there is none if not set"
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s?#]+$",
+        description=(
+            "where the controller sends the same metrics by OTLP over HTTP, `http://collector:4318`; nowhere if not set"
+        ),
+    )
+    otlp_headers: SecretStr | None = Field(
+        None, description="headers of that, `name=value` with commas between: a collector's own token"
+    )
+    otlp_every_s: int = Field(30, ge=1, le=3600, description="seconds between two of these")
     webhook_networks: Networks | None = Field(
         None,
         description="networks inside that webhooks may reach, also over plain HTTP; the public internet if not set",

@@ -37,6 +37,9 @@ EMAIL_USE_TLS, EMAIL_USE_SSL = _given.email_security == "starttls", _given.email
 EMAIL_HOST_USER = _given.email_user or ""
 EMAIL_HOST_PASSWORD = _given.email_password.get_secret_value() if _given.email_password else ""
 DEFAULT_FROM_EMAIL = SERVER_EMAIL = _given.email_from
+METRICS_TOKEN = _given.metrics_token.get_secret_value() if _given.metrics_token else ""
+OTLP_ENDPOINT, OTLP_EVERY_S = (_given.otlp_endpoint or "").rstrip("/"), _given.otlp_every_s
+OTLP_HEADERS = _given.otlp_headers.get_secret_value() if _given.otlp_headers else ""
 WEBHOOK_NETWORKS = [ip_network(network) for network in _given.webhook_networks or []]
 HISTORY_DIR = _given.history_dir or STATE_DIR / "history"
 HISTORY_BYTES = _given.history_bytes
@@ -165,6 +168,7 @@ REST_FRAMEWORK = {
     "DEFAULT_THROTTLE_CLASSES": ["jobs.api.throttling.RequestThrottle"],
     "EXCEPTION_HANDLER": "jobs.api.errors.handle",
 }
+TOKEN_DAYS = _given.token_days
 KNOX_TOKEN_MODEL = "knox.AuthToken"  # noqa: S105 - a model; its own default, which migrations ask for by name
 REST_KNOX = {"TOKEN_TTL": timedelta(days=_given.token_days), "AUTH_HEADER_PREFIX": "Token"}
 SPECTACULAR_SETTINGS = {

@@ -23,6 +23,19 @@ from jobs.history.shapes import History, Rows, Snapshot
 from jobs.history.slow import Slow
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
+from jobs.people.projects import (
+    AcceptWish,
+    InvitationTold,
+    InvitationWish,
+    MemberTold,
+    NewInvitation,
+    ProjectChange,
+    ProjectTold,
+    ProjectWish,
+    RoleWish,
+)
+from jobs.people.tokens import ApiToken, NewApiToken, TokenWish
+from jobs.people.variables import Variable, VariableWish
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
 from jobs.present import JobBrief, JobDetail, Waited
@@ -46,9 +59,11 @@ from planner.teaching.explain import Explanation
 READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
     *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
+    *(TokenWish, ProjectWish, ProjectChange, RoleWish, InvitationWish, AcceptWish, VariableWish),
     *(ResumeQuery, LabQuery, BaselineWish, WebhookQuery, WebhookChange),
 )
 TOLD = (
+    *(ProjectTold, MemberTold, InvitationTold, NewInvitation, Variable, ApiToken, NewApiToken),
     *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison, CheckpointTold, Results, PrimitiveTold, PrimitiveShown),

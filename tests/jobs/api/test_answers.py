@@ -130,10 +130,46 @@ def test_every_answer_is_what_the_document_says(
     hosts(asked, api(owner), api(staff), api(None))
     runs(asked, api(owner))
     queue(asked, api(owner), api(staff))
+    people(asked, api(owner))
+    projects(asked, api(owner), api(staff))
     webhooks(asked, api(owner))
     asked(api(owner), "getSchema")
     asked(api(None), "listJobs", code=401)
     assert asked.unasked == set(), "what a new operation answers is asked here too"
+
+
+def people(asked: Asked, user: APIClient) -> None:
+    made = asked(user, "makeToken", {"name": "ci", "scopes": ["read"]}, code=201)
+    asked(user, "makeToken", {"name": "ci", "scopes": []}, code=422)
+    assert asked(user, "listTokens")[0]["key"] == made["key"]
+    asked(user, "revokeToken", key=made["key"], code=204)
+    asked(user, "revokeToken", key=made["key"], code=404)
+
+
+def projects(asked: Asked, user: APIClient, staff: APIClient) -> None:
+    asked(staff, "makeProject", {"name": "team", "slots": 8}, code=201)
+    asked(staff, "makeProject", {"name": "team"}, code=422)
+    asked(user, "makeProject", {"name": "mine"}, code=403)
+    assert asked(staff, "changeProject", {"own_slots": 4}, project="team")["own_slots"] == 4
+    asked(staff, "changeProject", {"own_slots": 9}, project="team", code=422)
+    made = asked(staff, "invite", {"role": "viewer"}, project="team", code=201)
+    asked(staff, "listInvitations", project="team")
+    assert asked(user, "acceptInvitation", {"token": made["token"]})["role"] == "viewer"
+    asked(user, "acceptInvitation", {"token": made["token"]}, code=409)
+    asked(staff, "setRole", {"role": "submitter"}, project="team", user="owner")
+    assert asked(user, "listMembers", project="team")
+    asked(user, "setRole", {"role": "admin"}, project="team", user="owner", code=403)
+    other = asked(staff, "invite", {"role": "viewer"}, project="team", code=201)
+    asked(staff, "revokeInvitation", project="team", key=str(other["id"]), code=204)
+    asked(staff, "setVariable", {"value": "x"}, project="team", variable="JOB_X")
+    asked(staff, "setVariable", {"value": "x"}, project="team", variable="PATH", code=422)
+    assert asked(staff, "listVariables", project="team")
+    asked(user, "listVariables", project="team", code=403)
+    asked(staff, "removeVariable", project="team", variable="JOB_X", code=204)
+    asked(user, "getProject", project="team")
+    assert len(asked(user, "listProjects")) == 2
+    asked(user, "removeMember", project="team", user="owner", code=204)
+    asked(user, "getProject", project="team", code=404)
 
 
 def plans(asked: Asked, user: APIClient) -> None:
