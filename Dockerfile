@@ -18,6 +18,13 @@ RUN pip install -c requirements.lock '.[web]'
 ENV MESHBOARD_STATIC_ROOT=/srv/static
 RUN MESHBOARD_SECRET_KEY=only-for-this-step-0123456789-0123456789-0123456789 MESHBOARD_REDIS_URL=redis://127.0.0.1 \
     python manage.py collectstatic --no-input --verbosity 0
+# The documentation, which /docs serves; what builds it stays behind.
+COPY client client
+COPY manual manual
+COPY docs docs
+RUN pip install -c requirements.lock --target /tmp/build httpx mkdocs pyyaml typer && \
+    PYTHONPATH=/tmp/build python -m manual && \
+    rm -rf /tmp/build
 USER meshboard
 
 FROM base AS worker

@@ -156,6 +156,7 @@ class WebSettings(BaseSettings):
         "hosts", description="`hosts`: each has a Redis user of its own; `shared`: all use the board's own credentials"
     )
     submits_per_minute: int = Field(60, ge=1, description="jobs that a user may submit in a minute over REST")
+    requests_per_minute: int = Field(6000, ge=1, description="other requests of a token, or session's user, over REST")
 
     ageing_per_hour: float = Field(0.1, ge=0, le=1000, description="points that a queued job gains in an hour")
     share_points: float = Field(

@@ -129,6 +129,8 @@ AGEING_PER_HOUR = _given.ageing_per_hour
 SHARE_POINTS = _given.share_points
 SHARE_HALF_LIFE_H = _given.share_half_life_h
 LOGINS_PER_MINUTE = _given.logins_per_minute
+SUBMITS_PER_MINUTE = _given.submits_per_minute
+REQUESTS_PER_MINUTE = _given.requests_per_minute
 TRUSTED_PROXIES = _given.trusted_proxies or []
 
 CACHES = {
@@ -163,9 +165,10 @@ REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.PageNumberPagination",
     "PAGE_SIZE": 50,
-    "DEFAULT_THROTTLE_RATES": {"submit": f"{_given.submits_per_minute}/min"},
+    "DEFAULT_THROTTLE_CLASSES": ["jobs.api.throttling.RequestThrottle"],
     "EXCEPTION_HANDLER": "jobs.api.errors.handle",
 }
+TOKEN_DAYS = _given.token_days
 KNOX_TOKEN_MODEL = "knox.AuthToken"  # noqa: S105 - a model; its own default, which migrations ask for by name
 REST_KNOX = {"TOKEN_TTL": timedelta(days=_given.token_days), "AUTH_HEADER_PREFIX": "Token"}
 SPECTACULAR_SETTINGS = {

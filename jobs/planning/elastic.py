@@ -44,9 +44,9 @@ def smaller(job: Job) -> Smaller:
     hosts = _left(spec)
     if not hosts:
         raise NoOfferError("layout", f"no {spec.resources.device} host takes jobs now")
-    problems = room_problems(spec)
+    problems = room_problems(spec, now=True)
     if not problems:
-        raise NoOfferError("layout", "its own layout fits the hosts that are connected")
+        raise NoOfferError("layout", "its own layout fits the hosts that take jobs now")
     fitting = _fitting(spec, hosts)
     newest = job.attempts.exclude(checkpoint="").order_by("-number").values_list("checkpoint", flat=True).first()
     return Smaller(
@@ -91,6 +91,6 @@ def _fitting(spec: JobSpec, hosts: list[Host]) -> Any:
         except SpecError as error:
             raise NoOfferError("layout", error.problems[0].message) from None
         layout = JobSpec.model_validate({**spec.model_dump(), "layout": found["layout"]})
-        if not room_problems(layout):
+        if not room_problems(layout, now=True):
             return found
     raise NoOfferError("layout", f"no layout fits {total} slots on {len(hosts)} hosts")

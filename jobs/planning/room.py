@@ -8,13 +8,17 @@ from planner.facts.kinds import product_words
 from planner.facts.spec import JobSpec, Problem
 
 
-def room_problems(spec: JobSpec) -> list[Problem]:
-    """Why not, with the arithmetic; nothing while no host of its device is known."""
+def room_problems(spec: JobSpec, *, now: bool = False) -> list[Problem]:
+    """Why not, with the arithmetic; nothing while no host of its device is known.
+
+    `now`: of hosts that take jobs now; one that is drained may be opened again, and a job can wait for it.
+    """
     if spec.resources.engine != "hosts":
         return []
     device, asked = spec.resources.device, demand(spec)
     models: dict[str, list[int]] = {}
-    for model, slots in Host.objects.live(device).values_list("device_name", "slots"):
+    hosts = Host.objects.live(device).filter(drained=False) if now else Host.objects.live(device)
+    for model, slots in hosts.values_list("device_name", "slots"):
         models.setdefault(model, []).append(slots)
     if not models or any(asked.unit_on(sizes) is not None for sizes in models.values()):
         return []

@@ -51,6 +51,6 @@ def _called(one: Any) -> str:
     """As typed: an argument by its word, an option with the word of its value."""
     word = one.metavar or one.name.upper()
     if one.param_type_name == "argument":
-        return word if one.nargs == 1 else f"{word}..."
+        return word if one.nargs == 1 else f"{word.rstrip('.')}..."
     names = ", ".join([*one.opts, *one.secondary_opts])
     return names if one.is_flag else f"{names} {word}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from manual.reference.words import kind, plain, shape
 from planner.facts.presets import PRESETS
-from planner.facts.spec import JobSpec
+from planner.facts.spec import JobSpec, Layout
 from planner.search.auto import AutoSpec
 
 HEAD = """# The spec
@@ -22,6 +22,8 @@ A job needs `model` (all sizes, or a `preset` and the sizes that differ) unless 
 def page() -> str:
     schema = JobSpec.model_json_schema()
     auto = AutoSpec.model_json_schema()
+    for name in AutoSpec.model_fields.keys() & Layout.model_fields.keys():  # an option means what it means there
+        auto["properties"][name].setdefault("description", Layout.model_fields[name].description)
     models: dict[str, Any] = {**schema.pop("$defs"), **auto.pop("$defs", {}), "AutoSpec": auto}
     parts = [HEAD, "## JobSpec\n", plain(schema.get("description", "")) + "\n", shape(schema)]
     for name in sorted(models, key=lambda name: name == "AutoSpec"):

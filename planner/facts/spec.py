@@ -88,7 +88,7 @@ class MoeSpec(Strict):
 
     num_experts: int = Field(ge=2, le=4096, description="routed experts a layer")
     experts_per_token: int = Field(ge=1, le=256, description="experts a token is sent to (top-k)")
-    expert_ffn_hidden_size: int = Field(ge=1, le=4_194_304)
+    expert_ffn_hidden_size: int = Field(ge=1, le=4_194_304, description="size inside an expert's MLP")
     shared_experts: int = Field(default=0, ge=0, le=64, description="experts that every token visits")
     dense_layers: int = Field(default=0, ge=0, le=1024, description="first layers with a dense MLP")
     capacity_factor: float | None = Field(
@@ -104,11 +104,13 @@ class MoeSpec(Strict):
 class MlaSpec(Strict):
     """Multi-head latent attention (DeepSeek-V2 2405.04434 section 2.1): low-rank queries, keys and values."""
 
-    q_rank: int = Field(ge=1, le=65536)
-    kv_rank: int = Field(ge=1, le=65536)
+    q_rank: int = Field(ge=1, le=65536, description="size that queries are compressed to")
+    kv_rank: int = Field(
+        ge=1, le=65536, description="size that keys and values are compressed to, what a cache would hold"
+    )
     nope_head_dim: int = Field(ge=1, le=4096, description="query/key size a head without position")
     rope_head_dim: int = Field(ge=2, le=4096, description="query/key size with position; the key's is shared by heads")
-    value_head_dim: int = Field(ge=1, le=4096)
+    value_head_dim: int = Field(ge=1, le=4096, description="size of a value a head")
 
 
 class RopeScaling(Strict):
@@ -118,9 +120,13 @@ class RopeScaling(Strict):
     `original_max_seq_len / high_freq_factor`.
     """
 
-    factor: float = Field(gt=0, le=1e6)
-    low_freq_factor: float = Field(default=1.0, gt=0, le=1e6)
-    high_freq_factor: float = Field(default=4.0, gt=0, le=1e6)
+    factor: float = Field(gt=0, le=1e6, description="by which slow turns are slowed")
+    low_freq_factor: float = Field(
+        default=1.0, gt=0, le=1e6, description="turns longer than the original over this are slow"
+    )
+    high_freq_factor: float = Field(
+        default=4.0, gt=0, le=1e6, description="turns shorter than the original over this are fast"
+    )
     original_max_seq_len: int = Field(ge=1, le=16_777_216, description="tokens of a sequence before the stretch")
 
 
@@ -131,15 +137,15 @@ class ModelSpec(Strict):
     """
 
     preset: str | None = Field(default=None, max_length=64, pattern=NO_NUL, description="preset these sizes come from")
-    arch: Arch
-    num_layers: int = Field(ge=1, le=1024)
-    hidden_size: int = Field(ge=1, le=1_048_576)
-    num_heads: int = Field(ge=1, le=4096)
+    arch: Arch = Field(description="the block: gpt or llama, as said above")
+    num_layers: int = Field(ge=1, le=1024, description="transformer layers")
+    hidden_size: int = Field(ge=1, le=1_048_576, description="numbers that stand for a token between layers")
+    num_heads: int = Field(ge=1, le=4096, description="attention heads a layer")
     num_kv_heads: int = Field(ge=1, le=4096, description="equal to num_heads without GQA")
-    ffn_hidden_size: int = Field(ge=1, le=4_194_304)
+    ffn_hidden_size: int = Field(ge=1, le=4_194_304, description="size inside the MLP")
     vocab_size: int = Field(ge=256, le=4_194_304, description="byte-level data needs 256")
-    max_seq_len: int = Field(ge=1, le=16_777_216)
-    tied_embeddings: bool
+    max_seq_len: int = Field(ge=1, le=16_777_216, description="tokens of the longest sequence")
+    tied_embeddings: bool = Field(description="the head is the embedding table")
     rope_base: float = Field(default=ROPE_BASE, gt=1, le=1e12, description="base of rotary positions (llama)")
     rope_scaling: RopeScaling | None = Field(default=None, description="rotary positions stretched as Llama 3.1's")
     moe: MoeSpec | None = None
@@ -193,19 +199,19 @@ class TrainSpec(Strict):
     global_batch: int = Field(default=8, ge=1, le=1_000_000, description="sequences per optimiser step")
     micro_batches: int = Field(default=1, ge=1, le=100_000, description="micro-batches per step on each dp replica")
     seq_len: int = Field(default=128, ge=1, le=16_777_216, description="tokens per sequence")
-    steps: int = Field(default=50, ge=1, le=100_000_000)
-    learning_rate: float = Field(default=1e-3, gt=0, le=10)
+    steps: int = Field(default=50, ge=1, le=100_000_000, description="optimiser steps")
+    learning_rate: float = Field(default=1e-3, gt=0, le=10, description="the highest, after the warm-up")
     warmup_steps: int = Field(
         default=WARMUP_STEPS, ge=0, le=100_000_000, description="where not given, no more than steps"
     )
-    weight_decay: float = Field(default=0.1, ge=0, le=10)
+    weight_decay: float = Field(default=0.1, ge=0, le=10, description="AdamW's")
     grad_clip: float = Field(default=1.0, ge=0, le=1e6, description="largest gradient norm; 0 is off")
     precision: Precision = Field(default="fp32", description="planner.facts.precision says what is held in which")
     attention: AttentionKernel = Field(default="fused", description="unfused keeps every score (before FlashAttention)")
     overlap: bool = Field(default=True, description="gradients travel while backward still runs")
     compile: bool = Field(default=False, description="torch.compile each block")
     dropout: bool = Field(default=False, description="with dropout, whose masks are kept for backward")
-    seed: int = Field(default=1234, ge=0, le=2**63 - 1)
+    seed: int = Field(default=1234, ge=0, le=2**63 - 1, description="of initial values, batches and dropout")
     data: str = Field(
         default="stdlib",
         min_length=1,
@@ -268,7 +274,7 @@ class ScriptSpec(Strict):
         pattern=r"^[^\x00]+$",
         description="instead of path: a module below the script root, as python -m takes it",
     )
-    args: list[Argument] = Field(default=[], max_length=200)
+    args: list[Argument] = Field(default=[], max_length=200, description="what the script is given, each as it is")
     cwd: str | None = Field(
         default=None,
         min_length=1,
@@ -299,11 +305,11 @@ class SlurmSpec(Strict):
     """What a job asks of Slurm beside its ranks. What is left out, the cluster decides."""
 
     partition: str | None = Field(default=None, pattern=SLURM_NAMES, description="or several, with commas between")
-    account: str | None = Field(default=None, pattern=SLURM_NAME)
-    qos: str | None = Field(default=None, pattern=SLURM_NAME)
+    account: str | None = Field(default=None, pattern=SLURM_NAME, description="whom Slurm charges")
+    qos: str | None = Field(default=None, pattern=SLURM_NAME, description="quality of service")
     time_limit: str | None = Field(default=None, pattern=SLURM_TIME, description="[days-]hours:minutes:seconds")
     nodes: int = Field(default=1, ge=1, le=65536, description="ranks are divided evenly over them")
-    cpus_per_rank: int = Field(default=1, ge=1, le=1024)
+    cpus_per_rank: int = Field(default=1, ge=1, le=1024, description="cores that each rank has")
     constraint: str | None = Field(default=None, pattern=SLURM_FEATURES, description="features that the nodes have")
     exclude: str | None = Field(default=None, pattern=SLURM_NODES, description="nodes that it must not run on")
 
@@ -313,7 +319,7 @@ class Resources(Strict):
 
     engine: EngineName = Field(default="hosts", description="who runs it: the board's own hosts, or Slurm")
 
-    device: Device = "cpu"
+    device: Device = Field(default="cpu", description="what a slot is")
     stack: StackName = Field(default="ours", description="software that time is planned for; what runs is ours")
     host: str | None = Field(
         default=None, min_length=1, max_length=100, pattern=NO_NUL, description="only this host; any by default"
@@ -359,32 +365,38 @@ class LabSpec(Strict):
 
     primitives: Annotated[
         list[LabPrimitive],
-        Field(min_length=1, max_length=len(LAB_PRIMITIVES)),
+        Field(min_length=1, max_length=len(LAB_PRIMITIVES), description="a list of them, or all"),
         BeforeValidator(_every_primitive, json_schema_input_type=list[LabPrimitive] | Literal["all"]),
     ] = list(LAB_PRIMITIVES)
-    min_bytes: int = Field(default=2**10, ge=2, le=2**32)
-    max_bytes: int = Field(default=2**20, ge=2, le=2**32)
+    min_bytes: int = Field(default=2**10, ge=2, le=2**32, description="the smallest size")
+    max_bytes: int = Field(default=2**20, ge=2, le=2**32, description="the largest size")
     factor: int = Field(default=4, ge=2, le=1024, description="each size over the one before it")
     iterations: int = Field(default=20, ge=1, le=10_000, description="timed and checked calls of each size")
     warmup: int = Field(default=5, ge=0, le=1000, description="calls before them")
-    dtype: LabDtype = "float32"
+    dtype: LabDtype = Field(default="float32", description="type of the elements")
     ranks: list[DryRank] | None = Field(
         default=None, min_length=1, max_length=1024, description="ranks that form the group, in order; all by default"
     )
     root: DryRank | None = Field(default=None, description="a rank of the group; its first by default")
-    reduce_op: Literal["sum", "max"] = "sum"
+    reduce_op: Literal["sum", "max"] = Field(default="sum", description="of what is reduced")
 
 
 class JobSpec(Strict):
     """All that was asked for. Frozen; stored with the job as JSON."""
 
-    version: Literal[1] = SPEC_VERSION
+    version: Literal[1] = Field(default=SPEC_VERSION, description="of the form of specs")
     kind: JobKind = Field(
         default="train",
         description="calibrate measures a host for the planner; dry_run takes a step of ranks without their peers; "
         "script runs one of the user's own, metered; lab times and checks the primitives",
     )
-    name: str = Field(default="untitled", min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
+    name: str = Field(
+        default="untitled",
+        min_length=1,
+        max_length=100,
+        pattern=r"^[^\x00-\x1f\x7f]+$",
+        description="what lists and pages call it",
+    )
     model: ModelSpec
     layout: Layout = Layout()
     train: TrainSpec = TrainSpec()

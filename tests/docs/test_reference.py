@@ -44,8 +44,11 @@ def test_every_field_of_the_spec_is_there_with_its_meaning(model: type[BaseModel
     page = PAGES["reference/spec.md"]()
     told = section(page, model.__name__)
     assert cells(told) == set(model.model_fields)
-    for field in model.model_fields.values():
-        assert words.plain(field.description or "") in told
+    for name, field in model.model_fields.items():
+        told_of = next(line for line in told.splitlines() if line.startswith(f"| {words.code(name)} |"))
+        meaning = field.description or getattr(spec.Layout.model_fields.get(name), "description", None)
+        assert words.plain(meaning or "") in told_of
+        assert meaning or "](#" in told_of, f"{name} has neither a meaning nor a shape of its own"
 
 
 def test_every_operation_is_there_with_its_parameters_and_answers() -> None:

@@ -58,7 +58,7 @@ def test_one_request_queues_a_new_attempt_in_it(stranded: Job) -> None:
 
 def test_nothing_is_offered_while_it_fits_or_runs(stranded: Job) -> None:
     Host.objects.update(last_seen=timezone.now())
-    with pytest.raises(NoOfferError, match="its own layout fits the hosts that are connected"):
+    with pytest.raises(NoOfferError, match="its own layout fits the hosts that take jobs now"):
         smaller(stranded)
     assert actions.requeue(stranded, "owner")
     stranded.refresh_from_db()
@@ -66,6 +66,12 @@ def test_nothing_is_offered_while_it_fits_or_runs(stranded: Job) -> None:
     stranded.refresh_from_db()
     with pytest.raises(NoOfferError, match="the job is starting"):
         actions.run_smaller(stranded, "owner")
+
+
+def test_a_host_that_is_drained_is_not_left(stranded: Job) -> None:
+    Host.objects.update(last_seen=timezone.now())
+    Host.objects.filter(name="host-b").update(drained=True)
+    assert smaller(stranded)["ranks"] <= 4
 
 
 def test_nothing_is_offered_where_no_host_is_left(stranded: Job) -> None:
