@@ -61,6 +61,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/smaller/", jobs.job_run_smaller, name="job-run-smaller"),
     path("jobs/<str:job_id>/requeue/", jobs.job_requeue, name="job-requeue"),
     path("jobs/<str:job_id>/history/", history.index, name="job-history"),
+    path("jobs/<str:job_id>/history/tensorboard/", history.tensorboard, name="job-tensorboard"),
     path("jobs/<str:job_id>/history/snapshot/", history.snapshot, name="job-snapshot"),
     path("jobs/<str:job_id>/history/steps/slow/", history.slow_steps, name="job-slow-steps"),
     path("jobs/<str:job_id>/history/<str:table>/", history.table, name="job-history-table"),
