@@ -112,6 +112,17 @@ def test_10_only_the_hash_of_a_token_is_kept_and_past_its_end_it_is_401(served: 
     assert served.call("GET", "/api/v1/jobs", headers=served.token("staff")).status == 401
 
 
+def test_10_a_token_may_what_its_scopes_say_and_nothing_once_it_is_revoked(served: Site, job: str) -> None:
+    wish = {"name": "reads", "scopes": ["read"]}
+    made = served.call("POST", "/api/v1/tokens", wish, headers=served.token("owner")).json()
+    reads = {"Authorization": f"Token {made['token']}"}
+    assert served.call("GET", f"/api/v1/jobs/{job}", headers=reads).status == 200
+    for path in ("/api/v1/jobs", f"/api/v1/jobs/{job}/cancel", "/api/v1/tokens"):
+        assert served.call("POST", path, headers=reads).status == 403
+    assert served.call("DELETE", f"/api/v1/tokens/{made['key']}", headers=served.token("owner")).status in (200, 204)
+    assert served.call("GET", f"/api/v1/jobs/{job}", headers=reads).status == 401
+
+
 @pytest.mark.parametrize("query", ["token={}", "access_token={}", "Authorization=Token%20{}", "auth={}", "api_key={}"])
 def test_11_a_token_in_an_address_opens_nothing_and_is_logged_nowhere(served: Site, query: str) -> None:
     token = served.people["owner"]["token"]
