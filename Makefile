@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis security faults cluster diagnose slow mix slurm image-test bench bench-rivals gpu docs pictures release clean tools
+.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis openapi security faults cluster diagnose slow mix slurm image-test bench load bench-rivals gpu docs pictures release clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -72,6 +72,9 @@ witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network names
 schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI document; prints what failed
 	$(BIN)/python -m tests.fuzz_api
 
+openapi: $(VENV)/.dev ## write docs/openapi.json anew; refuses what takes back something that version 1 promised
+	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python manage.py openapi
+
 security: $(VENV)/.dev ## bandit, pip-audit, licences and var/sbom.cdx.json; what could not be looked at is no pass
 	$(BIN)/python -m tests.security
 
@@ -104,6 +107,8 @@ image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this ma
 	$(BIN)/python -m tests.image
 
 bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-giants bench-calibration bench-training bench-dry_run bench-scheduling bench-fleet bench-listing bench-history bench-viewer bench-pictures bench-long_context ## every benchmark, as ratios
+
+load: bench-load ## submits, lists and sockets at once on a served board of 10,000 jobs; fails where one is lost
 
 bench-rivals: $(VENV)/.dev ## against others' own train.py: RIVALS="--nanogpt PATH --picotron PATH", checkouts of theirs
 	$(BIN)/python -m benchmarks.rivals $(RIVALS)

@@ -74,6 +74,7 @@ class LaunchOrder(TypedDict):
     gang: NotRequired[Gang]  # of an attempt on several hosts
     checkpoint: NotRequired[KeptCheckpoint]  # the run goes on from it or a later one, or fails: never anew
     owner: NotRequired[Count]  # whose job it is, by number
+    variables: NotRequired[list[str]]  # that its project hands it, sealed for this host: `contracts.variables`
 
 
 class LossPoint(TypedDict):

@@ -3,7 +3,8 @@ go through.
 
 Staff see everything and change what their rights say. Of a project other than `default`, a member sees every job; a
 submitter also submits to it; an operator also changes any job of it; an admin also says who its members are, and what
-its jobs are handed. `default` is everybody's to submit to, and shows nobody another's job.
+its jobs are handed. `default` is everybody's to submit to, and shows nobody another's job. A token may what it was
+given for, of what its owner may.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
 from django.http import Http404
 
-from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role
+from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role, Scope
 from jobs.models.people import projects_of
 from jobs.text import storable
 from planner.facts.spec import JobSpec, Problem
@@ -33,9 +34,9 @@ def listed_jobs(user: Any) -> QuerySet[Job]:
 def changeable_jobs(user: Any) -> QuerySet[Job]:
     """Those of `visible_jobs` that the user may change, as `may_change` says it."""
     jobs = visible_jobs(user)
-    if may_run_queue(user):
+    if may_run_queue(user) and _has(user, Scope.OPERATE):
         return jobs
-    return jobs.filter(Q(owner=user) | Q(project__in=projects_of(user, Role.OPERATOR)))
+    return jobs.filter(Q(owner=user) | Q(project__in=_operated(user)))
 
 
 def operated_jobs(user: Any) -> QuerySet[Job]:
@@ -43,7 +44,16 @@ def operated_jobs(user: Any) -> QuerySet[Job]:
     they operate, their own in others left out.
     """
     jobs = visible_jobs(user)
-    return jobs if may_run_queue(user) else jobs.filter(project__in=projects_of(user, Role.OPERATOR))
+    return jobs if may_run_queue(user) else jobs.filter(project__in=_operated(user))
+
+
+def _operated(user: Any) -> list[str]:
+    return projects_of(user, Role.OPERATOR) if _has(user, Scope.OPERATE) else []
+
+
+def _has(user: Any, scope: Scope) -> bool:
+    """Whether what the user came with is for this: a session is for everything, a token for its scopes."""
+    return scope in getattr(user, "scopes", Scope)
 
 
 def sees_others(user: Any) -> bool:
@@ -102,7 +112,7 @@ def may_submit_to(user: Any, project: str) -> bool:
 
 def may_administer(user: Any, project: str) -> bool:
     """Whether the user may say who belongs to the project, and what its jobs are handed."""
-    return role_in(user, project) == Role.ADMIN
+    return _has(user, Scope.OPERATE) and role_in(user, project) == Role.ADMIN
 
 
 def may_change(user: Any, job: Job) -> bool:
@@ -111,9 +121,9 @@ def may_change(user: Any, job: Job) -> bool:
     """
     if not (user.is_authenticated and user.is_active):
         return False
-    if job.owner_id == user.pk or may_run_queue(user):
+    if job.owner_id == user.pk:
         return True
-    return job.project != DEFAULT_PROJECT and (role_in(user, job.project) or Role.VIEWER) >= Role.OPERATOR
+    return _has(user, Scope.OPERATE) and (may_run_queue(user) or job.project in _operated(user))
 
 
 def find_job_to_change(user: Any, job_id: str) -> Job:
@@ -173,4 +183,4 @@ def may_operate(user: Any) -> bool:
     """Whether there are projects whose queued jobs the user may hold, release and cancel; staff with the right may for
     all.
     """
-    return may_run_queue(user) or bool(user.is_active and projects_of(user, Role.OPERATOR))
+    return may_run_queue(user) or bool(user.is_active and _operated(user))

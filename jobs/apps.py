@@ -4,3 +4,8 @@ from django.apps import AppConfig
 class JobsConfig(AppConfig):
     name = "jobs"
     verbose_name = "Meshboard"
+
+    def ready(self) -> None:
+        from jobs.people import passwords
+
+        passwords.connect()

@@ -42,8 +42,9 @@ ROOMS = {
         "planning",
         "traces",
         # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself. What
-        # changes a state tells of it in the same transaction, and the controller sends it.
-        "queue engines reporting telling",
+        # changes a state tells of it in the same transaction, and the controller sends it. People's changes stand in
+        # the queue's audit, and the queue hands a job what its project says.
+        "queue engines reporting telling people metrics",
         "baselines",
         "history",
         "backup",

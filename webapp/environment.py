@@ -156,6 +156,7 @@ class WebSettings(BaseSettings):
         "hosts", description="`hosts`: each has a Redis user of its own; `shared`: all use the board's own credentials"
     )
     submits_per_minute: int = Field(60, ge=1, description="jobs that a user may submit in a minute over REST")
+    requests_per_minute: int = Field(6000, ge=1, description="other requests of a token, or session's user, over REST")
 
     ageing_per_hour: float = Field(0.1, ge=0, le=1000, description="points that a queued job gains in an hour")
     share_points: float = Field(
@@ -199,6 +200,20 @@ class WebSettings(BaseSettings):
     email_from: str = Field(
         "meshboard@localhost", pattern=r"^[^\s<>@,;:]+@[A-Za-z0-9.-]+$", description="whom mails come from"
     )
+    metrics_token: SecretStr | None = Field(
+        None, min_length=16, description="what `/metrics` is read with, as a Bearer token; there is none if not set"
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s?#]+$",
+        description=(
+            "where the controller sends the same metrics by OTLP over HTTP, `http://collector:4318`; nowhere if not set"
+        ),
+    )
+    otlp_headers: SecretStr | None = Field(
+        None, description="headers of that, `name=value` with commas between: a collector's own token"
+    )
+    otlp_every_s: int = Field(30, ge=1, le=3600, description="seconds between two of these")
     webhook_networks: Networks | None = Field(
         None,
         description="networks inside that webhooks may reach, also over plain HTTP; the public internet if not set",

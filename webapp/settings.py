@@ -37,6 +37,9 @@ EMAIL_USE_TLS, EMAIL_USE_SSL = _given.email_security == "starttls", _given.email
 EMAIL_HOST_USER = _given.email_user or ""
 EMAIL_HOST_PASSWORD = _given.email_password.get_secret_value() if _given.email_password else ""
 DEFAULT_FROM_EMAIL = SERVER_EMAIL = _given.email_from
+METRICS_TOKEN = _given.metrics_token.get_secret_value() if _given.metrics_token else ""
+OTLP_ENDPOINT, OTLP_EVERY_S = (_given.otlp_endpoint or "").rstrip("/"), _given.otlp_every_s
+OTLP_HEADERS = _given.otlp_headers.get_secret_value() if _given.otlp_headers else ""
 WEBHOOK_NETWORKS = [ip_network(network) for network in _given.webhook_networks or []]
 HISTORY_DIR = _given.history_dir or STATE_DIR / "history"
 HISTORY_BYTES = _given.history_bytes
@@ -126,6 +129,8 @@ AGEING_PER_HOUR = _given.ageing_per_hour
 SHARE_POINTS = _given.share_points
 SHARE_HALF_LIFE_H = _given.share_half_life_h
 LOGINS_PER_MINUTE = _given.logins_per_minute
+SUBMITS_PER_MINUTE = _given.submits_per_minute
+REQUESTS_PER_MINUTE = _given.requests_per_minute
 TRUSTED_PROXIES = _given.trusted_proxies or []
 
 CACHES = {
@@ -160,9 +165,10 @@ REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.PageNumberPagination",
     "PAGE_SIZE": 50,
-    "DEFAULT_THROTTLE_RATES": {"submit": f"{_given.submits_per_minute}/min"},
+    "DEFAULT_THROTTLE_CLASSES": ["jobs.api.throttling.RequestThrottle"],
     "EXCEPTION_HANDLER": "jobs.api.errors.handle",
 }
+TOKEN_DAYS = _given.token_days
 KNOX_TOKEN_MODEL = "knox.AuthToken"  # noqa: S105 - a model; its own default, which migrations ask for by name
 REST_KNOX = {"TOKEN_TTL": timedelta(days=_given.token_days), "AUTH_HEADER_PREFIX": "Token"}
 SPECTACULAR_SETTINGS = {

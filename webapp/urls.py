@@ -12,6 +12,7 @@ from django.urls import include, path
 from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
+from jobs.lab import rest
 from jobs.pages import (
     compare,
     find,
@@ -21,12 +22,15 @@ from jobs.pages import (
     jobs,
     learn,
     listing,
+    metrics,
     notifications,
     overview,
     queue,
     script,
     webhooks,
 )
+from jobs.people import pages as people
+from jobs.people import project_pages
 from jobs.traces import pages as traces
 from webapp import documentation
 from webapp.admin_theme import MARK
@@ -72,6 +76,7 @@ urlpatterns = [
     path("learn/numbers/", learn.numbers, name="learn-numbers"),
     path("lab/", lab.lab, name="lab"),
     path("lab/<slug:slug>/", lab.primitive, name="lab-primitive"),
+    path("metrics", metrics.metrics, name="metrics"),
     path("notifications/", notifications.notifications, name="notifications"),
     path("projects/<str:project>/webhooks/", webhooks.webhooks, name="webhooks"),
     path("projects/<str:project>/webhooks/make/", webhooks.make, name="webhook-make"),
@@ -99,12 +104,28 @@ urlpatterns = [
     path("join-tokens/", hosts.make_token, name="join-token-new"),
     path("join-tokens/<str:key>/revoke/", hosts.revoke_token, name="join-token-revoke"),
     path("hosts/<path:name>/", hosts.host, name="host"),
+    path("account/", people.account, name="account"),
+    path("account/tokens/", people.make_token, name="account-token-new"),
+    path("account/tokens/<str:key>/revoke/", people.revoke_token, name="account-token-revoke"),
+    path("account/password/", people.change_password, name="account-password"),
+    path("projects/", project_pages.index, name="projects"),
+    path("projects/<str:name>/", project_pages.project, name="project"),
+    path("projects/<str:name>/quota/", project_pages.keep_to, name="project-keep-to"),
+    path("projects/<str:name>/members/", project_pages.set_role, name="project-set-role"),
+    path("projects/<str:name>/members/remove/", project_pages.remove_member, name="project-remove-member"),
+    path("projects/<str:name>/invitations/", project_pages.invite, name="project-invite"),
+    path("projects/<str:name>/invitations/revoke/", project_pages.revoke_invitation, name="project-revoke-invitation"),
+    path("projects/<str:name>/variables/", project_pages.set_variable, name="project-set-variable"),
+    path("projects/<str:name>/variables/remove/", project_pages.remove_variable, name="project-remove-variable"),
+    path("invitations/<str:token>/", project_pages.invitation, name="invitation"),
     path("what-if/", jobs.what_if, name="what-if"),
     path("docs/", documentation.page, name="docs"),
     path("docs/<path:path>", documentation.page),
     path("login/", limited(login), name="login"),
     path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),
     path("logout/", LogoutView.as_view(), name="logout"),
+    path("api/v1/lab/primitives", rest.Primitives.as_view(), name="api-primitives"),
+    path("api/v1/lab/primitives/<str:name>", rest.Primitive.as_view(), name="api-primitive"),
     path("api/v1/", include("jobs.api.urls")),
     path("admin/login/", limited(admin.site.login)),
     path("admin/", admin.site.urls),

@@ -9,13 +9,13 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from meshboard.door import Door
-from meshboard.errors import AwayError, RefusedError, TimedOutError
+from meshboard.errors import AwayError, RefusedError, TimedOutError, passes
+from meshboard.events import AWAY_S, Event, follow
 from meshboard.job import Job
 
 POLL_S = 1.0  # between two looks at a board that cannot be waited at
 LONGEST_WAIT_S = 60.0  # of one question
 LOOK_S = 5.0  # of one question, where somebody hears how it goes
-AWAY_S = 600.0  # for which a board that was there may be away while a job is waited for: it may be upgraded
 
 
 class Client:
@@ -119,6 +119,24 @@ class Client:
         with self._door.stream(f"jobs/{part(job_id)}/logs/{rank}", params=query) as response:
             yield from response.iter_bytes()
 
+    def events(self, job_id: str) -> Iterator[Event]:
+        """What happens to a job, from its submit until it has ended: state, step, verdict, log, gap, end (docs/api.md).
+        A line that breaks is taken up again."""
+        return follow(self._door, f"jobs/{part(job_id)}/events")
+
+    def follow_log(self, job_id: str, rank: int, *, attempt: int) -> Iterator[Event]:
+        """`log` and `gap` of one rank's log, until its attempt has ended."""
+        return follow(self._door, f"jobs/{part(job_id)}/logs/{rank}", follow=1, attempt=attempt)
+
+    def wait_for(self, job_id: str, state: str) -> Job:
+        """The job once it has come into a state (also: started, finished), or has ended without it."""
+        while True:
+            query = {"for": state, "timeout": int(LONGEST_WAIT_S)}
+            told = self._ask("GET", f"jobs/{part(job_id)}/wait", params=query, patience_s=LONGEST_WAIT_S)
+            job = Job(told["job"])
+            if told["reached"] or job.finished:
+                return job
+
     def wait(self, job_id: str, *, timeout_s: float | None = None, each: Callable[[Job], None] | None = None) -> Job:
         """The job once it has ended. `each` hears of every look. A board that goes away meanwhile is waited for.
 
@@ -138,7 +156,7 @@ class Client:
                 job = self._look(job_id, min(LONGEST_WAIT_S if each is None else LOOK_S, until - time.monotonic()))
                 heard = time.monotonic()
             except (AwayError, RefusedError) as error:
-                if not _passes(error) or time.monotonic() - heard > AWAY_S:
+                if not passes(error) or time.monotonic() - heard > AWAY_S:
                     raise
                 time.sleep(POLL_S)
 
@@ -169,8 +187,3 @@ def part(name: str) -> str:
 
 def _branch(project: str, branch: str) -> str:
     return f"projects/{part(project)}/baselines/{quote(branch, safe='/')}"
-
-
-def _passes(error: AwayError | RefusedError) -> bool:
-    """Whether it may be otherwise in a while: the board is away, or has too much to do."""
-    return isinstance(error, AwayError) or error.status == 429 or error.status >= 500

@@ -95,15 +95,18 @@ def checked(response: httpx.Response) -> httpx.Response:
     """
     if response.is_success:
         return response
-    problems = _problems(response)
+    try:
+        problems = problems_of(response.json())
+    except ValueError:
+        problems = []
     if not problems and response.status_code not in (401, 403, 404):
         raise AwayError(f"{response.url} answered {response.status_code} and nothing that a board says")
     raise RefusedError(response.status_code, problems or [("request", f"HTTP {response.status_code}")])
 
 
-def _problems(response: httpx.Response) -> list[tuple[str, str]]:
+def problems_of(told: Any) -> list[tuple[str, str]]:
     """(field, message) of each, as a board tells them; none where it is no board that speaks."""
     try:
-        return [(str(error["field"]), str(error["message"])) for error in response.json()["errors"]]
-    except (ValueError, KeyError, TypeError):
+        return [(str(error["field"]), str(error["message"])) for error in told["errors"]]
+    except (KeyError, TypeError):
         return []

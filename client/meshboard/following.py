@@ -1,59 +1,54 @@
-"""A rank's log as it grows, from what the recorder keeps: a few seconds late."""
+"""A rank's log as it grows."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
-from meshboard import api
+from meshboard.api import Client
 from meshboard.errors import RefusedError
-from meshboard.job import Job
 
-LAST_WORDS_S = 15.0  # after a job's end, until what it said last is kept
+GAP = "[lines are missing here: the board had to let them go]"
 
 
-class Log:
-    """Remembers how far a rank's log was told. A job that is queued again goes on with its next attempt."""
+def lines(board: Client, job_id: str, rank: int) -> Iterator[str]:
+    """Until the job has ended; one that is queued again goes on with its next attempt. Of one that had ended before,
+    its whole log.
 
-    def __init__(self, board: api.Client, job_id: str, rank: int) -> None:
-        self._board, self._job_id, self._rank = board, job_id, rank
-        self._attempt, self._next, self._since = 0, 0, 0.0
-
-    def new(self, job: Job) -> list[str]:
-        """Lines that were not told before. Raises RefusedError, AwayError."""
-        if job.attempt != self._attempt:
-            self._attempt, self._next, self._since = job.attempt, 0, 0.0
-        found = []
-        for moment, first, lines, skipped in self._kept():
-            if skipped and first > self._next:
-                found.append(f"[{skipped} lines are not kept here]")
-            found += lines[max(0, self._next - first) :]
-            self._next, self._since = max(self._next, first + len(lines)), moment
-        return found
-
-    def rest(self) -> Iterator[str]:
-        """Lines until the job has ended and all of it is told. Raises RefusedError, AwayError."""
-        ended = None
-        while True:
-            job = self._board.job(self._job_id)
-            whole = job.finished and self._is_whole(job.attempt)
-            yield from self.new(job)
-            if job.finished:
-                ended = ended or time.monotonic()
-                if whole or time.monotonic() - ended > LAST_WORDS_S:
-                    return
-            time.sleep(api.POLL_S)
-
-    def _is_whole(self, attempt: int) -> bool:
-        return any(kept["attempt"] == attempt and kept["ended"] for kept in self._board.kept(self._job_id))
-
-    def _kept(self) -> list[tuple[float, int, list[str], int]]:
-        """Time, number of the first line, lines and how many are missing before them, oldest first."""
-        asked = {"attempt": self._attempt, "ranks": self._rank, "from": self._since}
+    Raises:
+        RefusedError, AwayError
+    """
+    job = board.job(job_id)
+    if job.finished:
+        yield from _whole(board, job_id, rank)
+        return
+    while not job.finished:
         try:
-            found = self._board.table(self._job_id, "logs", **asked)
+            yield from _attempt(board, job_id, rank, job.attempt)
         except RefusedError as error:
-            if error.status == 404:  # nothing is kept of it yet
-                return []
-            raise
-        return sorted(zip(found["time"], found["first"], found["lines"], found["skipped"], strict=True))
+            if error.status != 409:  # it has no host yet
+                raise
+        job = board.wait_for(job_id, "started")
+
+
+def _attempt(board: Client, job_id: str, rank: int, attempt: int) -> Iterator[str]:
+    """A part that is told twice, as where the line broke, is told once."""
+    following = 0
+    for event in board.follow_log(job_id, rank, attempt=attempt):
+        if event.name == "gap":
+            yield GAP
+        if event.name != "log":
+            continue
+        first, told = event.data["first"], event.data["lines"]
+        if event.data["skipped"] and first > following:
+            yield f"[{event.data['skipped']} lines are not kept here]"
+        yield from told[max(0, following - first) :]
+        following = max(following, first + len(told))
+
+
+def _whole(board: Client, job_id: str, rank: int) -> Iterator[str]:
+    rest = b""
+    for part in board.log(job_id, rank):
+        *whole, rest = (rest + part).split(b"\n")
+        yield from (line.decode(errors="replace") for line in whole)
+    if rest:
+        yield rest.decode(errors="replace")

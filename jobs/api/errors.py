@@ -72,7 +72,7 @@ def handle(error: Exception, context: dict[str, Any]) -> Response:
         where: Where = "query" if request.method in READS else "body"
         return refused(details(422, error.problems, where, getattr(view, "places", None)))
     if isinstance(error, BadParameterError):
-        return refused(details(400, error.problems, "query"))
+        return refused(details(400, error.problems, error.where))
     if isinstance(error, BusyError):
         return refused(of_request(503, str(error)), LATER)
     if isinstance(error, OperationalError | InterfaceError):

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import re
-
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.access import find_job, find_job_to_change, find_job_to_run
 from jobs.api import schema
+from jobs.api.deprecation import OFFSET, mark
+from jobs.api.keys import KEY, key_of
 from jobs.api.listing import PARAMETERS, narrowed
-from jobs.api.views import SubmitThrottle, refusals, refuse, refuse_body, user_of
+from jobs.api.tagged import IF_NONE_MATCH, UNCHANGED, tagged
+from jobs.api.throttling import SubmitThrottle
+from jobs.api.views import refusals, refuse, refuse_body, user_of
 from jobs.planning.elastic import NoOfferError, smaller
 from jobs.planning.hindsight import NoAdviceError, advice
 from jobs.planning.queries import checked
 from jobs.present import job_brief, job_detail
 from jobs.queue import actions, several
-
-LONGEST_KEY = 200
-KEY_PATTERN = f"[!-~]{{1,{LONGEST_KEY}}}"
-KEY = OpenApiParameter(
-    "Idempotency-Key",
-    {"type": "string", "pattern": f"^{KEY_PATTERN}$"},
-    OpenApiParameter.HEADER,
-    description="the same key and body: the same job",
-)
 
 
 class Jobs(APIView):
@@ -36,15 +29,17 @@ class Jobs(APIView):
 
     @extend_schema(
         operation_id="listJobs",
-        parameters=PARAMETERS,
-        responses={200: schema.list_of("JobBrief"), **refusals()},
+        parameters=[*PARAMETERS, IF_NONE_MATCH],
+        responses={200: schema.list_of("JobBrief"), **UNCHANGED, **refusals()},
     )
     def get(self, request: Request) -> Response:
         """Your jobs, newest first; staff see everybody's. A Link header with rel="next" leads to the page after it."""
         listed = narrowed(request)
-        answer = Response([job_brief(job) for job in listed.jobs])
+        answer = tagged(request, [job_brief(job) for job in listed.jobs])
         if listed.next_query is not None:
             answer["Link"] = f'<{request.build_absolute_uri(request.path)}?{listed.next_query}>; rel="next"'
+        if "offset" in request.query_params:
+            mark(answer, OFFSET)
         return answer
 
     @extend_schema(
@@ -59,9 +54,7 @@ class Jobs(APIView):
     )
     def post(self, request: Request) -> Response:
         """Queue a job. A model may be given as {"preset": NAME}."""
-        key = request.headers.get("Idempotency-Key")
-        if key is not None and not re.fullmatch(KEY_PATTERN, key):
-            return refuse(400, KEY.name, f"must be 1 to {LONGEST_KEY} visible ASCII characters", "header")
+        key = key_of(request)
         try:
             job, is_new = actions.submit(user_of(request), request.data, key=key)
         except actions.KeyReusedError:
@@ -72,10 +65,14 @@ class Jobs(APIView):
 class JobView(APIView):
     """One job."""
 
-    @extend_schema(operation_id="getJob", responses={200: schema.of("JobDetail"), **refusals(404)})
+    @extend_schema(
+        operation_id="getJob",
+        parameters=[IF_NONE_MATCH],
+        responses={200: schema.of("JobDetail"), **UNCHANGED, **refusals(404)},
+    )
     def get(self, request: Request, job_id: str) -> Response:
         """Its state, history, estimate and, at the end, the exit report with predicted and measured bytes."""
-        return Response(job_detail(find_job(request.user, job_id)))
+        return tagged(request, job_detail(find_job(request.user, job_id)))
 
     @extend_schema(
         operation_id="changeJob",

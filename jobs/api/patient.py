@@ -38,7 +38,7 @@ class Patient:
         self._held: Counter[int] = Counter()  # by user
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        held, headers = await self._ask(scope, receive, send)
+        held, headers = await self._ask(scope, receive, send, again=False)
         if held.wish is None:
             return
         if words := self._full(held.user):
@@ -56,10 +56,10 @@ class Patient:
                 del self._held[held.user]
 
     async def _ask(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, *, last: bool = False
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, *, again: bool = True, last: bool = False
     ) -> tuple[Held, list[tuple[bytes, bytes]]]:
         """What the view wishes, with the headers it would have; without a wish, `send` had its answer."""
-        held = Held(last=last)
+        held = Held(again=again, last=last)
         headers: list[tuple[bytes, bytes]] = []
 
         async def unless_held(message: Message) -> None:

@@ -8,7 +8,8 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.api import schema
-from jobs.api.views import SubmitThrottle, refusals
+from jobs.api.throttling import SubmitThrottle
+from jobs.api.views import refusals
 from jobs.planning import answers
 from planner.facts.spec import JobSpec
 

@@ -98,5 +98,7 @@ def _located(problem: Problem, where: Where | None, places: Mapping[str, str]) -
 
 def _pointer(field: str, places: Mapping[str, str]) -> str:
     """RFC 6901 of a dotted field."""
+    if field in places:
+        return places[field]
     first, *rest = (part.replace("~", "~0").replace("/", "~1") for part in field.split("."))
     return "/".join([places.get(first, f"/{first}"), *rest])

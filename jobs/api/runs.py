@@ -25,7 +25,8 @@ from jobs.api import run_shapes as shapes
 from jobs.api.errors import LATER, RunEnded, of_request, refused
 from jobs.api.problems import details
 from jobs.api.schema import of, ref, request_body
-from jobs.api.views import SubmitThrottle, refusals, refuse, refuse_body, user_of
+from jobs.api.throttling import SubmitThrottle
+from jobs.api.views import refusals, refuse, refuse_body, user_of
 from jobs.models import Member, RunToken
 from jobs.present import job_detail
 from jobs.queue.heard import silence
@@ -96,6 +97,7 @@ class OfRun(APIView):
 
     authentication_classes = [RunTokenAuthentication]
     permission_classes = [IsAuthenticated, OverHttps]
+    throttle_classes = ()  # how fast a node may speak is bounded in bytes
 
     def handle_exception(self, exc: Exception) -> Response:
         if isinstance(exc, runs.EndedError):

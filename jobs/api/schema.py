@@ -13,16 +13,33 @@ from pydantic import TypeAdapter
 
 from contracts.join import Joined, JoinRequest
 from jobs.api.errors import RunEnded
+from jobs.api.lab_shapes import LabQuery, PrimitiveShown, PrimitiveTold
 from jobs.api.problems import ProblemDetails
 from jobs.baselines.kept import Baseline, BaselineWish, BranchBrief
+from jobs.history.checkpoints import CheckpointTold
 from jobs.history.compare import Comparison
+from jobs.history.results import Results
 from jobs.history.shapes import History, Rows, Snapshot
 from jobs.history.slow import Slow
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
+from jobs.people.projects import (
+    AcceptWish,
+    InvitationTold,
+    InvitationWish,
+    MemberTold,
+    NewInvitation,
+    ProjectChange,
+    ProjectTold,
+    ProjectWish,
+    RoleWish,
+)
+from jobs.people.tokens import ApiToken, NewApiToken, TokenWish
+from jobs.people.variables import Variable, VariableWish
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
 from jobs.present import JobBrief, JobDetail, Waited
+from jobs.queue.again import ResumeQuery
 from jobs.queue.bulk import Bulk, MoveTo
 from jobs.queue.several import JobChange, Several
 from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
@@ -42,13 +59,14 @@ from planner.teaching.explain import Explanation
 READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
     *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
-    BaselineWish,
-    *(WebhookQuery, WebhookChange),
+    *(TokenWish, ProjectWish, ProjectChange, RoleWish, InvitationWish, AcceptWish, VariableWish),
+    *(ResumeQuery, LabQuery, BaselineWish, WebhookQuery, WebhookChange),
 )
 TOLD = (
+    *(ProjectTold, MemberTold, InvitationTold, NewInvitation, Variable, ApiToken, NewApiToken),
     *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
-    *(History, Rows, Snapshot, Slow, Comparison),
+    *(History, Rows, Snapshot, Slow, Comparison, CheckpointTold, Results, PrimitiveTold, PrimitiveShown),
     *(WebhookTold, NewWebhook, DeliveryTold),
     *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
     *(Baseline, BranchBrief),
@@ -85,6 +103,7 @@ def request_body(schema: dict[str, Any], example: object) -> dict[str, Any]:
 SUBMIT = request_body({"allOf": [ref("JobSpec")]}, EXAMPLE)
 # What is wrong with a draft is an answer, not a refusal: every JSON value can be asked about.
 DRAFT = request_body({"anyOf": [ref("JobSpec"), {"description": "a draft that is no whole spec yet"}]}, EXAMPLE)
+PATCH = request_body({"type": "object", "additionalProperties": True}, {"layout": {"tp": 4}})
 SEARCH = request_body({"allOf": [ref("SearchQuery")]}, {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 8})
 JOIN_EXAMPLE = {
     "name": "gpu-7",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
@@ -157,7 +155,7 @@ def _seen(user: User, project: str) -> QuerySet[BaselineRun]:
 
 def _check_may_set(user: User, project: str) -> None:
     """In `default` everybody may, for themselves; elsewhere operators."""
-    role: Any = role_in(user, project)
+    role = role_in(user, project)
     if role is None:
         raise Http404("no such project")
     if project != DEFAULT_PROJECT and role < Role.OPERATOR:

@@ -70,8 +70,8 @@ def asked(table: str, told: Mapping[str, Sequence[str]], *known: str) -> Asked:
     by_words = f"must be some of {', '.join(groups)}, with commas between"
     found = Asked(
         attempt=read("attempt", _whole(1, MOST_ATTEMPTS), lambda text: whole_number(text, 1, MOST_ATTEMPTS)),
-        since=read("from", TIME_WORDS, _time),
-        until=read("to", TIME_WORDS, _time),
+        since=read("from", TIME_WORDS, a_time),
+        until=read("to", TIME_WORDS, a_time),
         steps=read("steps", f"{RANGES_WORDS}{MOST_STEP}", lambda text: _ranges(text, MOST_STEP)),
         ranks=read("ranks", f"{RANGES_WORDS}{HIGHEST_RANK}", lambda text: _ranges(text, HIGHEST_RANK)),
         bins=read("bins", _whole(1, MOST_BINS), lambda text: whole_number(text, 1, MOST_BINS)),
@@ -99,7 +99,8 @@ def _whole(least: int, most: int) -> str:
     return f"must be a whole number from {least} to {most}"
 
 
-def _time(text: str) -> float | None:
+def a_time(text: str) -> float | None:
+    """Unix seconds."""
     try:
         found = float(text)
     except ValueError:

@@ -58,8 +58,9 @@ class Follow(NamedTuple):
 
 @dataclass
 class Held:
-    """`last`: the view must answer now. `user`: who asks."""
+    """`again`: the view was asked before; `last`: it must answer now. `user`: who asks."""
 
+    again: bool = False
     last: bool = False
     user: int = 0
     wish: UntilReached | Follow | None = None

@@ -9,8 +9,10 @@ from planner.facts.spec import JobSpec, Problem
 
 
 def room_problems(spec: JobSpec, *, now: bool = False) -> list[Problem]:
-    """Why not, with the arithmetic; nothing while no host of its device is known. `now`: of hosts that take jobs now; one
-    that is drained may be opened again, and a job can wait for it."""
+    """Why not, with the arithmetic; nothing while no host of its device is known.
+
+    `now`: of hosts that take jobs now; one that is drained may be opened again, and a job can wait for it.
+    """
     if spec.resources.engine != "hosts":
         return []
     device, asked = spec.resources.device, demand(spec)

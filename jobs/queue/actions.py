@@ -84,6 +84,10 @@ def _queue_problems(owner: User, spec: JobSpec) -> list[Problem]:
     elif role < Role.SUBMITTER:
         text = f"you are a {role.label} of {spec.project!r}; its submitters, operators and admins submit to it"
         found.append(Problem("project", text))
+    elif project is not None and spec.resources.engine == "slurm" and project.variables.exists():
+        found.append(
+            Problem("resources.engine", f"project {project.name} hands its jobs variables, and Slurm gets none")
+        )
     elif project is not None and project.most_slots is not None and num_slots(spec) > project.most_slots:
         text = f"{product_words(spec.layout)}, and project {project.name} may hold {project.most_slots} slots"
         found.append(Problem("layout", text))

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from meshboard import Client, api, commands, door
+from meshboard import Client, api, commands, door, events
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -25,6 +25,7 @@ class Saying:
         self.answers: list[Answer] = []
         self.at: dict[str, Answer] = {}
         self.asked: list[str] = []
+        self.resumed: list[str] = []  # ids behind which streams were taken up
 
     def says(self, *answers: tuple[int, Any]) -> None:
         self.answers = [answer(status, told) for status, told in answers]
@@ -49,12 +50,14 @@ def answer(status: int, told: Any, **headers: str) -> Answer:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saying]:
     monkeypatch.setattr(api, "POLL_S", 0.01)
     monkeypatch.setattr(door, "BUSY_S", 0.01)
+    monkeypatch.setattr(events, "BUSY_S", 0.01)
     monkeypatch.setattr(door, "backoff_s", lambda attempt: 0.01)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             made.asked.append(f"{self.command} {self.path}")
+            made.resumed += [self.headers["Last-Event-ID"]] if "Last-Event-ID" in self.headers else []
             status, headers, body = made.next(self.path)
             self.send_response(status)
             for name, value in {"Content-Length": str(len(body)), **headers}.items():

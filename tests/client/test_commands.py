@@ -15,7 +15,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from meshboard import Client, exits
+from meshboard import Client, exits, following
 from meshboard.commands import app
 from meshboard.job import Job
 from meshboard.look import look
@@ -175,18 +175,37 @@ def test_a_log_is_written_as_it_is_and_shown_without_what_a_terminal_obeys(
     assert "\x1b" not in jobs.line(Job({**JOB, "name": "\x1b[31mred\nnext"}))
 
 
+def event(name: str, data: Any, place: str = "") -> bytes:
+    return (f"id: {place}\n" * bool(place) + f"event: {name}\ndata: {json.dumps(data)}\n\n").encode()
+
+
+def log(first: int, *lines: str, skipped: int = 0, place: str = "") -> bytes:
+    return event("log", {"rank": 0, "first": first, "lines": lines, "skipped": skipped}, place)
+
+
 def test_a_log_is_followed_without_a_line_twice_or_lost(meshboard: Meshboard, server: Saying) -> None:
-    server.tells("jobs/j", ENDED)
-    server.tells("jobs/j/history", {"job": "j", "attempts": [{"attempt": 1, "ended": True}]})
-    columns = {
-        "time": [1.0, 2.0, 3.0],
-        "first": [0, 1, 9],
-        "lines": [["a", "b"], ["b", "c"], ["d"]],
-        "skipped": [0, 0, 6],
-    }
-    server.tells("jobs/j/history/logs", {"columns": columns})
+    """The job waits first; then the line breaks in the middle of an event, and before that one had no id."""
+    server.at["jobs/j"] = answer(200, JOB)
+    begun, ended = log(0, "a", "b", place="1.1.0.0:1-0"), {"reached": False, "job": ENDED}
+    server.answers = [
+        answer(409, {"errors": [{"field": "log", "message": "it has not started"}]}),
+        answer(200, {"reached": True, "job": JOB}),
+        answer(200, b"retry: 3000\n\n" + begun + b": still here\n\n" + log(2, "c") + b"event: l"),
+        answer(502, b"<html>"),
+        answer(200, log(2, "c", "d") + log(9, "e", skipped=5) + event("gap", {}) + log(20, "f") + event("end", {})),
+        answer(200, ended),
+    ]
     ran = meshboard("logs", "j", "-f", at=server)
-    assert ran.out.splitlines() == ["a", "b", "c", "[6 lines are not kept here]", "d"]
+    assert ran.out.splitlines() == ["a", "b", "c", "d", "[5 lines are not kept here]", "e", following.GAP, "f"]
+    assert (ran.code, server.resumed) == (0, ["1.1.0.0:1-0", "1.1.0.0:1-0"])
+
+
+def test_who_may_not_see_a_log_any_more_is_told(meshboard: Meshboard, server: Saying) -> None:
+    server.at["jobs/j"] = answer(200, JOB)
+    problem = {"status": 401, "errors": [{"field": "request", "message": "the token was revoked"}]}
+    server.answers = [answer(200, log(0, "a", place="1.1.0.") + event("error", problem))]
+    ran = meshboard("logs", "j", "-f", at=server)
+    assert ran == (3, "a\n", "meshboard: request: the token was revoked\n")
 
 
 def test_runs_are_compared_side_by_side(meshboard: Meshboard, server: Saying) -> None:

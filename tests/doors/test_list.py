@@ -24,7 +24,7 @@ def rows() -> list[tuple[int, list[str]]]:
 
 def test_every_door_has_a_row_and_every_row_its_tests() -> None:
     assert {number for number, _ in rows()} == set(range(1, DOORS + 1))
-    assert [number for number, tests in rows() if not tests] in ([], [29])  # 29 comes with webhooks
+    assert [number for number, tests in rows() if not tests] == []
 
 
 @pytest.mark.parametrize("named", sorted({test for _, tests in rows() for test in tests}))
@@ -54,7 +54,9 @@ def test_26_nothing_here_unpickles() -> None:
     rooms = ("contracts", "planner", "jobs", "webapp", "workers", "client")
     files: list[Path] = [path for room in rooms for path in (ROOT / room).rglob("*.py") if path != THE_ONE]
     assert len(files) > 300
-    assert {str(path): found for path in files if (found := list(unpicklings(path.read_text())))} == {}
+    worth_parsing = re.compile("|".join([*UNPICKLERS, r"torch\.load", "allow_pickle"]))
+    named = [(path, source) for path in files if worth_parsing.search(source := path.read_text())]
+    assert {str(path): found for path, source in named if (found := list(unpicklings(source)))} == {}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management.base import SystemCheckError
 
+from jobs.management.commands import controller, recorder
+from jobs.management.foreground import Foreground
 from tests.support.processes import ROOT, base_environment
 from webapp.environment import SettingError, WebSettings, read
 from webapp.safety import exposed
@@ -45,11 +48,11 @@ def test_31_32_the_web_says_in_one_line_why_it_does_not_start(
     assert "Traceback" not in done.stderr
 
 
-def test_32_nor_does_the_controller(tmp_path: Path) -> None:
-    environment = {**REACHABLE, **REDIS, "MESHBOARD_SECRET_KEY": PRINTED, "MESHBOARD_STATE_DIR": str(tmp_path)}
-    done = started(["manage.py", "controller"], environment)
-    assert done.returncode == 1
-    assert "meshboard.E001" in done.stderr
+@pytest.mark.parametrize("command", [controller.Command, recorder.Command])
+def test_32_nor_do_controller_and_recorder(settings: Any, command: type[Foreground]) -> None:
+    settings.ALLOWED_HOSTS, settings.SECRET_KEY = ["board.example"], PRINTED
+    with pytest.raises(SystemCheckError, match=r"meshboard\.E001"):
+        command().check()
 
 
 @pytest.mark.parametrize(

@@ -2,64 +2,161 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
+from tests.support import pipelines
 from tests.support.board import Board
+from tests.support.processes import ROOT
 
+STEPS = 5
 SPEC = {
     "name": "baseline",
     "model": {"preset": "gpt-tiny"},
     "layout": {"tp": 2, "sequence_parallel": True},
-    "train": {"steps": 5},
+    "train": {"steps": STEPS},
 }
+WITHOUT = {**SPEC, "name": "without", "layout": {"tp": 2, "sequence_parallel": False}}
+Meshboard = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("ci") / "spec.yaml"
-    file.write_text(yaml.safe_dump(SPEC))
-    return file
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """First on a build's PATH."""
+    made = tmp_path_factory.mktemp("bin")
+    file = made / "meshboard"
+    file.write_text(f'#!/bin/sh\nexec {sys.executable} -m meshboard "$@"\n')
+    file.chmod(0o755)
+    return made
 
 
-def meshboard(board: Board, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "MESHBOARD_URL": board.url, "MESHBOARD_TOKEN": board.up["api_token"]}
-    command = [sys.executable, "-m", "meshboard", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+@pytest.fixture(scope="module")
+def environment(running_board: Board, commands: Path) -> dict[str, str]:
+    """Of a build: whose token it has, and the command on its PATH."""
+    path = f"{commands}:{os.environ['PATH']}"
+    libraries = f"{ROOT / 'client'}:{ROOT}"
+    own = {"PATH": path, "PYTHONPATH": libraries}
+    return {**os.environ, **own, "MESHBOARD_URL": running_board.url, "MESHBOARD_TOKEN": token(running_board)}
 
 
-def test_a_build_passes_and_then_fails_by_axis_and_bytes(running_board: Board, spec: Path, tmp_path: Path) -> None:
-    planned = meshboard(running_board, "plan", str(spec))
+def token(board: Board) -> str:
+    return str(board.up["api_token"])
+
+
+@pytest.fixture(scope="module")
+def meshboard(environment: dict[str, str]) -> Meshboard:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["meshboard", *words], env=environment, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a build checked out: two specs, of which one is without sequence parallel."""
+    made = tmp_path_factory.mktemp("ci")
+    (made / "spec.yaml").write_text(yaml.safe_dump(SPEC))
+    (made / "without.yaml").write_text(yaml.safe_dump(WITHOUT))
+    return made
+
+
+@pytest.fixture(scope="module")
+def baseline(meshboard: Meshboard, folder: Path) -> str:
+    """A run that branch main is held to."""
+    ran = meshboard("submit", str(folder / "spec.yaml"), "--follow", "--key", "gitlab-77")
+    assert ran.returncode == 0, ran.stderr
+    assert "step 5/5 loss" in ran.stderr, "its log comes while it is waited for"
+    job = ran.stdout.strip()
+    kept = meshboard("baseline", "set", "main", job)
+    assert kept.returncode == 0, kept.stderr
+    return job
+
+
+def sent(board: Board, job: str, op: str) -> int:
+    """Payload bytes of a step over tp, all ranks."""
+    cells = [cell for told in board.job(job)["exit"]["summary"]["cells"].values() for cell in told]
+    wanted = ("step", op, "tp")
+    return (
+        sum(c["payload_bytes"] for c in cells if (c["phase"], c["op"], c["axis"]) == wanted) // SPEC["train"]["steps"]
+    )  # type: ignore[index]
+
+
+def test_a_build_on_github_fails_by_axis_and_bytes(
+    running_board: Board, meshboard: Meshboard, environment: dict[str, str], folder: Path, baseline: str
+) -> None:
+    """Sequence parallel is off: what was gathered is reduced, and the gate names both."""
+    build = {**environment, "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1", "GITHUB_JOB": "traffic"}
+    inputs = {"url": running_board.url, "token": environment["MESHBOARD_TOKEN"], "spec": "without.yaml"}
+    ended = pipelines.github({**inputs, "set-baseline": "main"}, build, folder, skip="Install")
+    assert (ended.code, ended.step) == (1, "Gate"), ended.text
+    gathered, reduced = (sent(running_board, baseline, op) for op in ("all_gather", "all_reduce"))
+    rows = [" ".join(line.split()) for line in ended.text.splitlines()]
+    assert f"FAIL bytes.tp.all_gather (exact) 0 B {gathered:,} B -100.00% {gathered:,} B" in rows
+    cases = ElementTree.parse(folder / "meshboard-gate.xml").getroot().iter("testcase")
+    failed = {case.get("name"): case[0].get("message") for case in cases if case.find("failure") is not None}
+    assert failed["bytes.tp.all_gather (exact)"].startswith(f"0 B, the baseline {gathered:,} B")  # type: ignore[union-attr]
+    assert "calls.tp.all_reduce (exact)" in failed
+    summary = (folder / "github_step_summary").read_text()
+    assert f"| FAIL | bytes.tp.all_gather (exact) | 0 B | {gathered:,} B |" in summary
+    told = json.loads(meshboard("baseline", "show", "main", "--json").stdout)
+    assert [run["job"] for run in told["runs"]] == [baseline], "a run that failed the gate is no baseline"
+
+    without = next(word for word in ended.text.split() if "/jobs/" in word).strip("/").rpartition("/")[2]
+    limits = ["--max", "bytes.tp.all_reduce=+0%", "--max", "bytes.tp=+0%", "--max", "loss=+50%"]
+    ran = meshboard("gate", without, "--baseline", "main", *limits)
+    (row,) = [line for line in ran.stdout.splitlines() if line.startswith("FAIL")]
+    assert f"tp all_reduce +{sent(running_board, without, 'all_reduce') - reduced:,} B" in row
+    assert (ran.returncode, ran.stdout.splitlines()[-1]) == (1, "2 passed, 1 failed")
+
+
+def test_a_build_on_gitlab_passes_and_becomes_the_baseline(
+    meshboard: Meshboard, environment: dict[str, str], folder: Path, baseline: str
+) -> None:
+    build = {**environment, "CI_JOB_ID": "77"}
+    options = {"MESHBOARD_SET_BASELINE": "release/1", "MESHBOARD_GATE_OPTIONS": "--exact --as-planned"}
+    ended = pipelines.gitlab(options, build, folder, install=False)
+    assert ended.code == 0, ended.text
+    assert " 0 failed" in ended.text
+    (run,) = json.loads(meshboard("baseline", "show", "release/1", "--json").stdout)["runs"]
+    assert run["job"] == baseline, "the same build asked again has the job that it had"
+    assert "release/1" in meshboard("baseline", "list").stdout
+    assert meshboard("baseline", "rm", "release/1").returncode == 0
+    missing = meshboard("gate", baseline, "--baseline", "release/1", "--exact")
+    assert (missing.returncode, "`meshboard baseline set release/1 JOB` makes it one" in missing.stderr) == (2, True)
+
+
+def test_a_run_is_looked_at_from_a_shell(meshboard: Meshboard, folder: Path, baseline: str) -> None:
+    planned = meshboard("plan", str(folder / "spec.yaml"))
     assert (planned.returncode, "sends   tp " in planned.stdout) == (0, True), planned
-    first = meshboard(running_board, "submit", str(spec), "--wait", "--key", "build-1")
-    assert first.returncode == 0, first.stderr
-    baseline = first.stdout.strip()
-    assert meshboard(running_board, "submit", str(spec), "--key", "build-1").stdout.strip() == baseline
-    held = meshboard(running_board, "gate", baseline, "--baseline", baseline, "--exact", "--as-planned")
-    assert held.returncode == 0, held.stdout
-    assert held.stdout.strip().endswith(" 0 failed")
-
-    without = ["--set", "layout.sequence_parallel=false", "--set", "name=without", "--wait"]
-    other = meshboard(running_board, "submit", str(spec), *without)
-    assert other.returncode == 0, other.stderr
-    junit = tmp_path / "gate.xml"
-    failed = meshboard(
-        running_board, "gate", other.stdout.strip(), "--baseline", baseline, "--exact", "--junit", str(junit)
-    )
-    assert failed.returncode == 1
-    cells = [c for told in running_board.job(baseline)["exit"]["summary"]["cells"].values() for c in told]
-    sent = sum(c["payload_bytes"] for c in cells if (c["phase"], c["op"]) == ("step", "all_gather")) // 5
-    rows = [" ".join(line.split()) for line in failed.stdout.splitlines()]
-    assert f"FAIL bytes.tp.all_gather (exact) 0 B {sent:,} B -100.00% {sent:,} B" in rows
-    cases = ElementTree.parse(junit).getroot().iter("testcase")
-    named = {case.get("name") for case in cases if case.find("failure") is not None}
-    assert {"bytes.tp.all_gather (exact)", "calls.tp.all_reduce (exact)"} <= named
-
-    wrong = meshboard(running_board, "submit", str(spec), "--set", "layout.tp=3")
+    watched = meshboard("watch", baseline, "--json")
+    told = json.loads(watched.stdout.splitlines()[-1])
+    assert (watched.returncode, told["step"], told["status"]) == (0, 5, "succeeded")
+    assert told["bytes_per_s"]["tp"] > 0
+    whole, followed = (meshboard("logs", baseline, *options).stdout for options in ([], ["-f"]))
+    assert [line for line in followed.splitlines() if "loss" in line] == [
+        line for line in whole.splitlines() if "loss" in line
+    ]
+    compared = meshboard("compare", baseline, baseline)
+    assert (compared.returncode, "different ids" in compared.stderr) == (2, True)
+    wrong = meshboard("submit", str(folder / "spec.yaml"), "--set", "layout.tp=3")
     assert (wrong.returncode, "layout.tp: num_heads 4 is not divisible by tp 3" in wrong.stderr) == (2, True)
+
+
+def test_a_command_launched_here_is_reported(running_board: Board, meshboard: Meshboard, commands: Path) -> None:
+    """`commands` is where a host's packages would have put the meter."""
+    meter = commands / "meshboard-meter"
+    meter.write_text(f'#!/bin/sh\nexec {sys.executable} -m workers.elsewhere "$@"\n')
+    meter.chmod(0o755)
+    words = ["--name", "by hand", "--", sys.executable, "-c", "print('--help')", "--", "-x"]
+    ran = meshboard("meter", *words)
+    assert (ran.returncode, "--help" in ran.stdout) == (0, True), ran.stderr
+    (job,) = [job for job in json.loads(meshboard("status", "--json").stdout) if job["name"] == "by hand"]
+    assert running_board.wait_for(job["id"], "succeeded")["reported"]["command"][-2:] == ["--", "-x"]

@@ -80,7 +80,7 @@ class Services:
             "MESHBOARD_STATE_DIR": str(state),
             "MESHBOARD_RUN_DIR": str(state / "runs"),
             "MESHBOARD_HOST_NAME": name,
-            "MESHBOARD_SLOTS": "2",
+            "MESHBOARD_SLOTS": "4",
             "MESHBOARD_DEVICE": "cpu",
             "MESHBOARD_JOIN_TOKEN": self.manage("join_token").strip(),
         }

@@ -129,6 +129,7 @@ def site(
         "MESHBOARD_DATABASE_URL": database_url,
         "MESHBOARD_HTTPS": "0",
         "MESHBOARD_SUBMITS_PER_MINUTE": "1000000",
+        "MESHBOARD_REQUESTS_PER_MINUTE": "1000000",
         **settings,
     }
     made = subprocess.run(

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from itertools import islice
 from typing import Annotated
 
 import typer
 
-from meshboard import files
+from meshboard import files, following
 from meshboard.api import Client
 from meshboard.commands.app import AsJson, JobId, JobIds, Sets, Spec, Timeout, app, board, print_json
+from meshboard.errors import AwayError, RefusedError
 from meshboard.exits import Exit
-from meshboard.following import Log
 from meshboard.job import Job
 from meshboard.look import look
 from meshboard.show import jobs as shown
 from meshboard.show.live import Waiting
 from meshboard.show.words import clean
+
+LAST_WORDS_S = 10.0  # for the end of a log, once its job has ended
 
 
 @app.command()
@@ -67,17 +70,23 @@ def wait(job_id: JobId, timeout: Timeout = None, as_json: AsJson = False) -> Non
 
 
 def _waited(client: Client, job_id: str, until: float | None, *, follow: bool) -> Job:
-    log = Log(client, job_id, rank=0)
+    left_s = None if until is None else max(0.0, until - time.monotonic())
     with Waiting(lambda job: look(client, job).step) as waiting:
-
-        def each(job: Job) -> None:
-            waiting.say(log.new(job) if follow else [])
-            waiting(job)
-
-        left_s = None if until is None else max(0.0, until - time.monotonic())
-        job = client.wait(job_id, timeout_s=left_s, each=each)
-        waiting.say(log.rest() if follow else [])
+        said = threading.Thread(target=_say_log, args=(client, job_id, waiting), daemon=True)
+        if follow:
+            said.start()
+        job = client.wait(job_id, timeout_s=left_s, each=waiting)
+        if follow:
+            said.join(LAST_WORDS_S)
     return job
+
+
+def _say_log(client: Client, job_id: str, waiting: Waiting) -> None:
+    """A log that cannot be followed ends no wait."""
+    try:
+        waiting.say(following.lines(client, job_id, rank=0))
+    except (RefusedError, AwayError) as error:
+        waiting.say([f"[its log cannot be followed: {error}]"])
 
 
 @app.command()

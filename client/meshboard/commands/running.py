@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from meshboard import following
 from meshboard.api import Client
 from meshboard.commands.app import JobId, app, board
 from meshboard.exits import Exit
-from meshboard.following import Log
 from meshboard.look import look
 from meshboard.show.live import Watching
 from meshboard.show.words import line_of_log
@@ -29,7 +29,7 @@ def logs(
     """A rank's log: the whole of it from its host, or as it comes."""
     with board() as client:
         if follow:
-            for line in Log(client, job_id, rank).rest():
+            for line in following.lines(client, job_id, rank):
                 _print_line(line, rank, as_json)
             return
         rest = b""

@@ -15,6 +15,8 @@ from knox.models import AuthToken
 from knox.settings import CONSTANTS, knox_settings
 from sesame.utils import get_query_string
 
+from jobs.people.tokens import TokenWish, make
+
 USERNAME = "admin"
 
 
@@ -38,7 +40,7 @@ class Command(BaseCommand):
             user.save()
         if not token or not _renewed(user, token):
             AuthToken.objects.filter(user=user).delete()
-            _, token = AuthToken.objects.create(user=user)
+            _, token = make(user, TokenWish(name="make up", scopes=["read", "submit", "operate"]))
         once = reverse("login-once") + get_query_string(user)
         answer = {"username": USERNAME, "password": password, "api_token": token, "one_time_url_path": once}
         self.stdout.write(json.dumps(answer))

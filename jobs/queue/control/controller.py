@@ -13,6 +13,7 @@ from jobs.connection import connect
 from jobs.engines import engines
 from jobs.engines.base import Engine
 from jobs.hosts.access import Access
+from jobs.metrics.otlp import Otlp
 from jobs.queue.control.idle import Idle
 from jobs.queue.control.lease import WorkLease
 from jobs.queue.control.prune import prune_if_due
@@ -40,6 +41,7 @@ class Controller:
         self._access = Access()
         self._idle = Idle()
         self._postman = Postman()
+        self._otlp = Otlp()
         self._client = connect()
         self._engines = engines(self._client, self._listening)
         self._waiting = self._away = False
@@ -61,6 +63,7 @@ class Controller:
             for engine in self._engines:
                 self._stage("stop", engine.close)
             self._stage("stop", self._postman.close)
+            self._stage("stop", self._otlp.close)
             connection.close()
             self._client.close()
 
@@ -91,6 +94,7 @@ class Controller:
             went_well += [self._stage(f"{engine.name}: {what}", work) for what, work in _steps(engine)]
         went_well += [
             self._stage("deliveries", self._postman.turn),
+            self._stage("otlp", self._otlp.turn),
             self._stage("prune", lambda: prune_if_due(self._client)),
         ]
         return all(went_well) and self._stage("lease", self._lease.ticked)

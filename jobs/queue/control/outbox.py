@@ -14,6 +14,7 @@ from django.conf import settings
 from contracts.codec import BadMessageError, checked_order
 from contracts.names import TASK_LAUNCH
 from jobs.models import Member, Outbox
+from jobs.people.variables import UnreadableError, sealed_for
 from jobs.queue.ending import fail_unsent
 
 log = logging.getLogger(__name__)
@@ -63,11 +64,12 @@ def _order(told: Any, expires: float) -> Any:
     """The order as it leaves, None where nobody waits for it any more; one that no host could read fails its job."""
     node = told["gang"]["node"] if "gang" in told else 0
     of_attempt = Member.objects.filter(attempt__job_id=told["job"], attempt__number=told["attempt"], node=node)
-    member = of_attempt.filter(ended__isnull=True).select_related("attempt").first()
+    member = of_attempt.filter(ended__isnull=True).select_related("attempt__job__owner", "host").first()
     if member is None:
         return None
     try:
-        return checked_order({**told, "expires": expires})
-    except BadMessageError as error:
+        handed = {"variables": sealed} if (sealed := sealed_for(member, member.attempt.job)) else {}
+        return checked_order({**told, **handed, "expires": expires})
+    except (BadMessageError, UnreadableError) as error:
         fail_unsent(member, f"its order cannot be sent: {error}")
         return None

@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 import pytest
 import redis
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.cache import cache
 from django.utils import timezone
@@ -38,6 +39,17 @@ TOO_LARGE: dict[str, Any] = {
     "layout": {"dp": 8},
     "train": {"global_batch": 64, "micro_batches": 8, "seq_len": 4096, "precision": "bf16"},
     "resources": {"device": "cuda"},
+}
+CHECKPOINT = {
+    "kind": "checkpoint",
+    "rank": 0,
+    "time": 1.0,
+    "step": 10,
+    "name": None,
+    "num_bytes": 0,
+    "stall_s": 0.1,
+    "save_s": 0.2,
+    "problem": "the disk is full",
 }
 SEARCH = {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 4, "cluster": "h100"}
 
@@ -114,13 +126,50 @@ def test_every_answer_is_what_the_document_says(
     smaller(asked, api(owner))
     traces(asked, api(owner), owner, live_redis)
     histories(asked, api(owner), owner, tmp_path, settings)
+    more(asked, api(owner), owner)
     hosts(asked, api(owner), api(staff), api(None))
     runs(asked, api(owner))
     queue(asked, api(owner), api(staff))
+    people(asked, api(owner))
+    projects(asked, api(owner), api(staff))
     webhooks(asked, api(owner))
     asked(api(owner), "getSchema")
     asked(api(None), "listJobs", code=401)
     assert asked.unasked == set(), "what a new operation answers is asked here too"
+
+
+def people(asked: Asked, user: APIClient) -> None:
+    made = asked(user, "makeToken", {"name": "ci", "scopes": ["read"]}, code=201)
+    asked(user, "makeToken", {"name": "ci", "scopes": []}, code=422)
+    assert asked(user, "listTokens")[0]["key"] == made["key"]
+    asked(user, "revokeToken", key=made["key"], code=204)
+    asked(user, "revokeToken", key=made["key"], code=404)
+
+
+def projects(asked: Asked, user: APIClient, staff: APIClient) -> None:
+    asked(staff, "makeProject", {"name": "team", "slots": 8}, code=201)
+    asked(staff, "makeProject", {"name": "team"}, code=422)
+    asked(user, "makeProject", {"name": "mine"}, code=403)
+    assert asked(staff, "changeProject", {"own_slots": 4}, project="team")["own_slots"] == 4
+    asked(staff, "changeProject", {"own_slots": 9}, project="team", code=422)
+    made = asked(staff, "invite", {"role": "viewer"}, project="team", code=201)
+    asked(staff, "listInvitations", project="team")
+    assert asked(user, "acceptInvitation", {"token": made["token"]})["role"] == "viewer"
+    asked(user, "acceptInvitation", {"token": made["token"]}, code=409)
+    asked(staff, "setRole", {"role": "submitter"}, project="team", user="owner")
+    assert asked(user, "listMembers", project="team")
+    asked(user, "setRole", {"role": "admin"}, project="team", user="owner", code=403)
+    other = asked(staff, "invite", {"role": "viewer"}, project="team", code=201)
+    asked(staff, "revokeInvitation", project="team", key=str(other["id"]), code=204)
+    asked(staff, "setVariable", {"value": "x"}, project="team", variable="JOB_X")
+    asked(staff, "setVariable", {"value": "x"}, project="team", variable="PATH", code=422)
+    assert asked(staff, "listVariables", project="team")
+    asked(user, "listVariables", project="team", code=403)
+    asked(staff, "removeVariable", project="team", variable="JOB_X", code=204)
+    asked(user, "getProject", project="team")
+    assert len(asked(user, "listProjects")) == 2
+    asked(user, "removeMember", project="team", user="owner", code=204)
+    asked(user, "getProject", project="team", code=404)
 
 
 def plans(asked: Asked, user: APIClient) -> None:
@@ -220,6 +269,30 @@ def smaller(asked: Asked, user: APIClient) -> None:
     assert asked(user, "offerSmaller", job_id=job)["ranks"] <= 4
     asked(user, "runSmaller", job_id=job)
     asked(user, "cancelJob", job_id=job)
+
+
+def more(asked: Asked, user: APIClient, owner: User) -> None:
+    """Of a run that is over: what it measured and proved, and jobs made of it."""
+    run = ended(owner, {**summary(0.3), "checkpoints": [CHECKPOINT]}).job_id
+    asked(user, "getMetrics", job_id=run, code=404)
+    keep(settings.HISTORY_DIR, list(told_run(2, 4)), run)
+    for operation, groups in (("getMetrics", ("job", "rank")), ("getTraffic", ("job", "rank", "axis", "collective"))):
+        path = asked.operations[operation][0].format(job_id=run)
+        for by in groups:
+            assert asked.holds(operation, user.get(path, {"by": by, "points": 3}))["columns"]["time"]
+    assert asked(user, "getResults", job_id=run)["verdicts"] is not None
+    asked(user, "listCheckpoints", job_id=run)
+    asked(user, "resumeJob", job_id=run, code=409)
+    Attempt.objects.filter(job_id=run).update(checkpoint=f"{run}/1/step-00000020")
+    assert asked(user, "listCheckpoints", job_id=run)[0]["name"] == f"{run}/1/step-00000020"
+    copied = asked(user, "copyJob", {"name": "again"}, job_id=run, code=201)
+    asked(user, "cancelJob", job_id=copied["id"])
+    resumed = asked(user, "resumeJob", {"change": {"name": "on"}}, job_id=run, code=201)
+    asked(user, "cancelJob", job_id=resumed["id"])
+    asked(user, "listPrimitives")
+    asked(user, "getPrimitive", name="all_reduce")
+    asked(user, "getPrimitive", name="all_rduce", code=404)
+    asked(user, "cancelJob", job_id=asked(user, "runPrimitive", {"ranks": 2}, name="all_reduce", code=201)["id"])
 
 
 def hosts(asked: Asked, user: APIClient, staff: APIClient, nobody: APIClient) -> None:

@@ -13,7 +13,7 @@ from rest_framework.test import APIClient
 
 from jobs.baselines import kept
 from jobs.baselines.facts import MOST_SENT, NoFactsError, facts
-from jobs.models import AuditEntry, BaselineRun, Host, Job
+from jobs.models import AuditEntry, BaselineRun, Host, Job, Membership, Project, Role
 from meshboard.gate import run_of, run_of_facts
 from tests.jobs.test_learned import ended, summary
 
@@ -109,6 +109,31 @@ def test_in_default_everybody_has_their_own(run: str, owner: User, stranger: Use
         assert api(other).get("/api/v1/projects/default/baselines").json() == []
         assert api(other).delete(MAIN).status_code == 404
     assert BaselineRun.objects.count() == 1
+
+
+ROLES = ((None, 404, 404), (Role.VIEWER, 200, 403), (Role.SUBMITTER, 200, 403), (Role.OPERATOR, 200, 200))
+
+
+@pytest.mark.parametrize(("role", "sees", "sets"), ROLES)
+def test_a_project_s_baselines_are_its_members(
+    run: str, owner: User, stranger: User, api: Api, role: Role | None, sees: int, sets: int
+) -> None:
+    project, theirs = Project.objects.create(name="vision"), MAIN.replace("default", "vision")
+    Membership.objects.create(project=project, user=owner, role=Role.OPERATOR)
+    Job.objects.filter(id=run).update(project="vision")
+    assert put(api(owner), run, theirs).status_code == 200
+    if role is not None:
+        Membership.objects.create(project=project, user=stranger, role=role)
+    client = api(stranger)
+    assert client.get(theirs).status_code == client.get(theirs.removesuffix("/main")).status_code == sees
+    answer = put(client, run, theirs)
+    assert answer.status_code == sets
+    if sets == 403:
+        assert (
+            messages(answer)["request"] == f"setting a baseline of vision takes an operator; you are its {role.label}"
+        )  # type: ignore[union-attr]
+    assert client.delete(theirs).status_code == {200: 204}.get(sets, sets)
+    assert BaselineRun.objects.count() == (0 if sets == 200 else 1)
 
 
 def test_a_project_is_bounded_in_branches(run: str, owner: User, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from contracts.control import AttemptReport, ExitReport, Outcome
 from contracts.gangs import node_of, ranks_here
 from contracts.names import SAVE_FILE
 from contracts.telemetry import GaugeItem, Item, StartItem
+from contracts.variables import SealError
 from workers.host.apart.identity import user_of
 from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir
 from workers.host.files import write_json
@@ -105,7 +106,12 @@ class Supervisor:
         address = self.folder / "telemetry"
         telemetry = Telemetry(self.order, self._take, self.board.lose, self.ranks.heard)
         server = await telemetry.start(address, None if user is None else user.uid)
-        self.training = Training(self.attempt, self.order, self.settings, str(address))
+        try:
+            self.training = Training(self.attempt, self.order, self.settings, str(address))
+        except SealError as error:
+            server.close()
+            self._end("failed", f"not started: its project's variables cannot be opened: {error}")
+            return 1
         await self.training.start()
         self._started = True
         if self.ended_by is not None:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from contracts.control import LaunchOrder
+from contracts.variables import unseal
 from workers import timeouts
 from workers.host.address import interface_of
 from workers.host.apart.identity import as_user
@@ -28,12 +29,19 @@ GUARDIAN_S = 0.5  # to end what is left; then it is ended itself
 
 
 class Training:
-    """torchrun and everything it started."""
+    """torchrun and everything it started.
+
+    Raises:
+        SealError: what its project hands it cannot be opened here.
+    """
 
     def __init__(self, attempt: AttemptDir, order: LaunchOrder, settings: HostSettings, telemetry_socket: str) -> None:
         self._attempt, self._order, self._settings = attempt, order, settings
         self._socket = telemetry_socket
         self._user = settings.job_user
+        self._variables: dict[str, str] = {}
+        if "variables" in order:
+            self._variables = unseal(settings.signing_key, order["job"], order["attempt"], order["variables"])
         self._lifeline, self._guardians_end = socket.socketpair()
         self.launcher, self._launchers_end = socket.socketpair()  # of a gang: what its launcher has as stdin
 
@@ -117,8 +125,9 @@ class Training:
         return interface_of(self._settings.address) or "lo"
 
     def _environment(self) -> dict[str, str]:
-        """An allow-list: training code sees neither Redis nor any secret."""
+        """An allow-list, and what its project hands it: training code sees neither Redis nor any secret of ours."""
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        environment |= self._variables
         environment |= {
             COOKIE: f"{self._attempt.job}/{self._attempt.attempt}",
             RUNS: str(self._attempt.run_dir),

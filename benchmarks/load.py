@@ -1,0 +1,194 @@
+"""What a served board bears: submits, lists and sockets at once, and none lost.
+
+    python -m benchmarks.load [--jobs 10000] [--sockets 200] [--rate 50] [--seconds 60] [--database postgres]
+
+uvicorn, a controller, Redis and a database, each a process of its own; whoever asks runs beside them. Requests begin
+when they are due, whether or not those before were answered, and are timed from then: a server that stops for a
+second shows it in every request of that second. Exits with 1 where a request failed or a submitted job is not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import msgpack
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from contracts.names import telemetry_stream
+from tests.planner.wrong_specs import GOOD
+from tests.support.postgres import postgres_server
+from tests.support.processes import ROOT, redis_server, running
+from tests.support.web import Site, site
+
+LISTS_PER_S = 5
+BATCHES_PER_S = 10
+SUBMIT_P95_S, LIST_P95_S = 0.050, 0.100  # what is asked of it
+
+# Copies of one job that have ended, as a board has them after weeks.
+FILL = """
+import django, json, sys
+django.setup()
+from django.contrib.auth.models import User
+from jobs.models import Job
+from jobs.queue import actions
+first, _ = actions.submit(User.objects.get(username="owner"), json.loads(sys.argv[1]))
+kept = {name: getattr(first, name) for name in ("spec", "kind", "device", "num_slots", "estimate", "owner")}
+count = int(sys.argv[2])
+Job.objects.bulk_create((Job(**kept, name=f"earlier {n}", status="succeeded") for n in range(count)), batch_size=500)
+print(first.id)
+"""
+FIND = """
+import django, json, sys
+django.setup()
+from jobs.models import Job
+asked = json.load(sys.stdin)
+print(sum(Job.objects.filter(id__in=asked[n:n + 500]).count() for n in range(0, len(asked), 500)))
+"""
+
+
+class Timed(NamedTuple):
+    """One request: seconds from when it was due, its answer, and what was wrong with it."""
+
+    seconds: float
+    answer: Any
+    error: str
+
+
+class Watched:
+    """Sockets of one job: what they got, and how many were cut off."""
+
+    def __init__(self) -> None:
+        self.frames = self.cut = self.open = 0
+
+    async def watch(self, url: str, origin: str, headers: dict[str, str]) -> None:
+        try:
+            async with connect(url, origin=origin, additional_headers=headers, max_size=None) as socket:  # type: ignore[arg-type]
+                self.open += 1
+                async for _ in socket:
+                    self.frames += 1
+        except (ConnectionClosed, OSError):
+            self.cut += 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--sockets", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=50)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--database", choices=["postgres", "sqlite"], default="postgres")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, database(asked.database, Path(name)) as url:
+        folder = Path(name)
+        with redis_server(folder / "redis") as redis, site(url, redis, folder / "web") as board:
+            watched_job = python(board, FILL, json.dumps(GOOD), str(asked.jobs)).strip()
+            controller = [sys.executable, "manage.py", "controller"]
+            with running(controller, board.environment, folder / "controller.log", ROOT):
+                return asyncio.run(measure(board, asked, watched_job))
+
+
+@contextlib.contextmanager
+def database(kind: str, folder: Path) -> Iterator[str]:
+    if kind == "sqlite":
+        yield f"sqlite:///{folder}/db.sqlite3"
+        return
+    with postgres_server() as url:
+        yield url
+
+
+def python(board: Site, source: str, *arguments: str, sent: str = "") -> str:
+    """What a piece of Django prints, over the board's database."""
+    argv = [sys.executable, "-c", source, *arguments]
+    done = subprocess.run(argv, env=board.environment, cwd=ROOT, input=sent, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+async def measure(board: Site, asked: argparse.Namespace, watched_job: str) -> int:
+    watched, socket_url = Watched(), f"ws://127.0.0.1:{board.port}/ws/jobs/{watched_job}/"
+    sockets = [
+        asyncio.create_task(watched.watch(socket_url, board.url, board.cookie("owner"))) for _ in range(asked.sockets)
+    ]
+    until = time.monotonic() + 60
+    while watched.open < asked.sockets and time.monotonic() < until:
+        await asyncio.sleep(0.05)
+    fed = asyncio.create_task(feed(board, watched_job))
+    bounds = httpx.Limits(max_connections=200, max_keepalive_connections=200)
+    headers = board.token("owner")
+    async with httpx.AsyncClient(base_url=board.url, headers=headers, limits=bounds, timeout=30) as client:
+
+        async def submit(number: int) -> httpx.Response:
+            return await client.post("/api/v1/jobs", json={**GOOD, "name": f"load {number}"})
+
+        async def listed(_: int) -> httpx.Response:
+            return await client.get("/api/v1/jobs?limit=50")
+
+        submits, lists = await asyncio.gather(
+            paced(asked.rate, asked.seconds, submit, 201), paced(LISTS_PER_S, asked.seconds, listed, 200)
+        )
+    fed.cancel()
+    cut = watched.cut
+    for socket in sockets:
+        socket.cancel()
+    await asyncio.gather(*sockets, return_exceptions=True)
+    ids = [one.answer["id"] for one in submits if not one.error]
+    there = int(python(board, FIND, sent=json.dumps(ids)))
+    errors = [one.error for one in (*submits, *lists) if one.error]
+    print(f"{asked.database}, {asked.jobs:,} jobs before, {asked.sockets} sockets, {asked.seconds:.0f} s")
+    told("submit", submits, SUBMIT_P95_S)
+    told("list", lists, LIST_P95_S)
+    print(f"sockets   {watched.open} opened, {cut} cut off, {watched.frames:,} frames")
+    print(f"errors    {len(errors)}{': ' + errors[0] if errors else ''}")
+    print(f"lost      {len(ids) - there} of {len(ids):,} acknowledged")
+    return 1 if errors or cut or there < len(ids) or watched.open < asked.sockets else 0
+
+
+async def paced(rate: float, seconds: float, ask: Callable[[int], Awaitable[httpx.Response]], good: int) -> list[Timed]:
+    """Requests at `rate` a second, each at its time."""
+    began = time.monotonic()
+
+    async def one(number: int) -> Timed:
+        due = began + number / rate
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        try:
+            answer = await ask(number)
+        except httpx.HTTPError as error:
+            return Timed(time.monotonic() - due, None, repr(error))
+        wrong = "" if answer.status_code == good else f"{answer.status_code} {answer.text[:200]}"
+        return Timed(time.monotonic() - due, answer.json() if not wrong else None, wrong)
+
+    return await asyncio.gather(*(one(number) for number in range(max(2, round(rate * seconds)))))
+
+
+async def feed(board: Site, job: str) -> None:
+    """What a running job would send to its watchers."""
+    client = board.redis.client()
+    for number in range(10**9):
+        item = {"kind": "log", "rank": 0, "time": time.time(), "first": number, "lines": [f"line {number}"]}
+        batch: Any = msgpack.packb({"v": 1, "job": job, "attempt": 1, "time": time.time(), "items": [item]})
+        await asyncio.to_thread(client.xadd, telemetry_stream(job, 1), {"b": batch}, maxlen=10_000)
+        await asyncio.sleep(1 / BATCHES_PER_S)
+
+
+def told(name: str, requests: list[Timed], goal_s: float) -> None:
+    seconds = [one.seconds for one in requests]
+    p95 = statistics.quantiles(seconds, n=20)[-1]
+    figures = f"median {1e3 * statistics.median(seconds):.0f} ms, p95 {1e3 * p95:.0f} ms"
+    goal = f"goal {1e3 * goal_s:.0f}: {'met' if p95 <= goal_s else 'missed'}"
+    print(f"{name:<9} {len(seconds):,} asked, {figures} ({goal})")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

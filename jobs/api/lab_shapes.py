@@ -1,0 +1,39 @@
+"""What is told of the lab, and asked of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from planner.facts.spec import NO_NUL, LabPrimitive, LabSpec, Strict
+
+
+class PrimitiveTold(TypedDict):
+    """A collective in words. Of n ranks, S bytes of the full buffer, alpha seconds a message, B bytes/s."""
+
+    name: LabPrimitive
+    title: str
+    meaning: str
+    call: Annotated[str, Field(description="PyTorch's")]
+    time: str
+    sent: Annotated[str, Field(description="what a rank sends at best")]
+    used_by: list[str]
+
+
+class PrimitiveShown(PrimitiveTold):
+    """Also the newest run of yours that has it; null where there is none."""
+
+    job: str | None
+    points: Annotated[list[dict[str, Any]], Field(description="each size: seconds, bandwidths, wrong elements")]
+
+
+class LabQuery(Strict):
+    """Where to run a primitive, and how."""
+
+    host: str | None = Field(
+        default=None, min_length=1, max_length=100, pattern=NO_NUL, description="by default one that is connected"
+    )
+    ranks: int | None = Field(default=None, ge=1, le=65536, description="by default 4, or as many slots as it has")
+    lab: LabSpec = Field(default=LabSpec(), description="sizes, calls and type; its primitives are not read")

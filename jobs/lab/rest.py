@@ -1,0 +1,96 @@
+"""REST of the lab: its primitives in words and as last measured, and a run of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import Http404
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.access import visible_jobs
+from jobs.api import schema
+from jobs.api.lab_shapes import LabQuery, PrimitiveTold
+from jobs.api.throttling import SubmitThrottle
+from jobs.api.views import refusals, refuse, user_of
+from jobs.lab.form import USUAL_RANKS
+from jobs.lab.results import newest_shown
+from jobs.lab.words import BY_NAME, PRIMITIVES, Words
+from jobs.models import Host
+from jobs.planning.queries import checked
+from jobs.present import job_detail
+from jobs.queue import actions
+
+NAME = OpenApiParameter("name", str, OpenApiParameter.PATH, enum=[words.name for words in PRIMITIVES])
+
+
+class Primitives(APIView):
+    """All of them."""
+
+    @extend_schema(operation_id="listPrimitives", responses={200: schema.list_of("PrimitiveTold"), **refusals()})
+    def get(self, request: Request) -> Response:
+        """Every collective that the lab runs, in words and formulas."""
+        return Response([_told(words) for words in PRIMITIVES])
+
+
+class Primitive(APIView):
+    """One of them."""
+
+    places = {"resources.host": "/host", "layout": "/ranks", "layout.dp": "/ranks"}
+    throttle_classes = [SubmitThrottle]
+
+    @extend_schema(
+        operation_id="getPrimitive", parameters=[NAME], responses={200: schema.of("PrimitiveShown"), **refusals(404)}
+    )
+    def get(self, request: Request, name: str) -> Response:
+        """A collective in words, and as the newest lab that you may see measured it."""
+        words = _find(name)
+        shown = newest_shown(visible_jobs(request.user), words.name)
+        points = [point.model_dump(mode="json") for point in shown.points] if shown else []
+        return Response({**_told(words), "job": shown.attempt.job_id if shown else None, "points": points})
+
+    @extend_schema(
+        operation_id="runPrimitive",
+        request=schema.request_body(schema.ref("LabQuery"), {"ranks": 2}),
+        parameters=[NAME],
+        responses={201: schema.of("JobDetail"), **refusals(403, 404, 409, 415, 422, 429)},
+    )
+    def post(self, request: Request, name: str) -> Response:
+        """Queue a lab of this one collective. 409: no host is connected."""
+        words = _find(name)
+        asked = checked(LabQuery, request.data)
+        host = _host(asked.host)
+        if host is None:
+            if asked.host is None:
+                return refuse(409, "host", "no host is connected")
+            return refuse(422, "host", "is no host that is connected and takes jobs", "body")
+        ranks = asked.ranks or min(USUAL_RANKS, host.slots)
+        spec = {
+            "kind": "lab",
+            "name": f"{words.title} on {host.name}"[:100],
+            "layout": {"dp": ranks},
+            "resources": {"device": host.device, "host": host.name},
+            "lab": {**asked.lab.model_dump(), "primitives": [words.name]},
+        }
+        job, _ = actions.submit(user_of(request), spec)
+        return Response(job_detail(job), status=201)
+
+
+def _find(name: str) -> Words:
+    words = {str(known): words for known, words in BY_NAME.items()}.get(name)
+    if words is None:
+        raise Http404("no such primitive")
+    return words
+
+
+def _host(name: str | None) -> Host | None:
+    live = [host for device in ("cuda", "cpu") for host in Host.objects.live(device).order_by("name")]
+    return next((host for host in live if not host.drained and name in (None, host.name)), None)
+
+
+def _told(words: Words) -> PrimitiveTold:
+    told: dict[str, Any] = {name: getattr(words, name) for name in ("name", "title", "meaning", "call", "time", "sent")}
+    uses = [f"{use.strategy}: {use.words}" for use in words.uses]
+    return {**told, "used_by": uses}  # type: ignore[typeddict-item]

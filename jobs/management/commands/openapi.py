@@ -1,0 +1,30 @@
+"""Write the OpenAPI document anew, unless it takes something back that version 1 promised."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from jobs.api.growth import shrunk
+from jobs.api.schema import document
+
+PLACE = Path(__file__).resolve().parents[3] / "docs" / "openapi.json"
+
+
+class Command(BaseCommand):
+    help = "Write docs/openapi.json anew; refuses what takes something back that version 1 promised."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        made = document()
+        if PLACE.exists() and (broken := shrunk(json.loads(PLACE.read_text()), made)):
+            raise CommandError("\n".join(["within version 1 the document only grows; this takes back:", *broken]))
+        PLACE.write_text(written(made))
+        self.stdout.write(f"{PLACE.name}: {len(made['paths'])} paths")
+
+
+def written(made: Any) -> str:
+    """One way to write it, so that what changed is what differs."""
+    return json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

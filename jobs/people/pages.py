@@ -1,0 +1,96 @@
+"""One's own page: REST tokens and the password."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django.contrib import messages
+from django.contrib.auth import update_session_auth_hash
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.forms import PasswordChangeForm
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_GET, require_POST
+
+from jobs.people import tokens
+from jobs.planning.queries import checked
+from jobs.queue.audit import record
+from jobs.text import storable, whole_number
+from planner.facts.spec import SpecError
+
+MOST_DAYS = 10**6
+
+
+@require_GET
+@login_required
+def account(request: HttpRequest) -> HttpResponse:
+    """Tokens and password."""
+    return _page(request)
+
+
+@require_POST
+@login_required
+def make_token(request: HttpRequest) -> HttpResponse:
+    """The only page that shows it."""
+    try:
+        asked = checked(tokens.TokenWish, _wish(request.POST))
+        token, text = tokens.make(_user(request), asked)
+    except SpecError as error:
+        messages.error(request, refusal(error))
+        return redirect("account")
+    answer = render(request, "people/token.html", {"token": token, "text": text})
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+@require_POST
+@login_required
+def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
+    if storable(key) and tokens.revoke(_user(request), key):
+        messages.success(request, "Nobody gets in with that token any more.")
+    return redirect("account")
+
+
+@sensitive_post_parameters()
+@require_POST
+@login_required
+def change_password(request: HttpRequest) -> HttpResponse:
+    """It ends every token, and every session but this one."""
+    form: Any = PasswordChangeForm(_user(request), request.POST)
+    if not form.is_valid():
+        return _page(request, form)
+    form.save()
+    record(_user(request).get_username(), "change password", "user", _user(request).get_username())
+    update_session_auth_hash(request, form.user)
+    messages.success(request, "The password is changed. Your tokens and your other sessions have ended.")
+    return redirect("account")
+
+
+def refusal(error: SpecError) -> str:
+    """In one line, as a message above a page."""
+    return "; ".join(f"{problem.field}: {problem.message}" for problem in error.problems)
+
+
+def _page(request: HttpRequest, form: Any = None) -> HttpResponse:
+    user = _user(request)
+    context = {
+        "tokens": [tokens.told(token) for token in tokens.known(user)],
+        "has_password": user.has_usable_password(),
+        "form": form,
+    }
+    return render(request, "people/account.html", context, status=422 if form is not None else 200)
+
+
+def _wish(form: QueryDict) -> dict[str, Any]:
+    """A form's fields as JSON would have them: what is no number goes on as it is, to be named."""
+    asked: dict[str, Any] = {"name": form.get("name", "").strip(), "scopes": form.getlist("scopes")}
+    if told := form.get("days", ""):
+        number = whole_number(told, 0, MOST_DAYS)
+        asked["days"] = told if number is None else number
+    return asked
+
+
+def _user(request: HttpRequest) -> User:
+    return cast(User, request.user)

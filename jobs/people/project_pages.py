@@ -1,0 +1,155 @@
+"""The pages of projects: members, invitations, quota, and what their jobs are handed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from contracts.variables import PREFIXES
+from jobs.access import find_project, find_project_to_administer, may_administer, visible_projects
+from jobs.models import DEFAULT_PROJECT, Project, Role
+from jobs.people import projects, variables
+from jobs.people.pages import refusal
+from jobs.planning.queries import checked
+from jobs.text import storable, whole_number
+from planner.facts.spec import SpecError
+
+
+@require_GET
+@login_required
+def index(request: HttpRequest) -> HttpResponse:
+    """Those that one may submit to or look into."""
+    rows = [
+        {"project": project, "told": projects.told(project, request.user), "members": project.memberships.count()}
+        for project in visible_projects(request.user)
+    ]
+    return render(request, "people/projects.html", {"rows": rows})
+
+
+@require_GET
+@login_required
+def project(request: HttpRequest, name: str) -> HttpResponse:
+    found = find_project(request.user, name)
+    administers = may_administer(request.user, found.name)
+    context: dict[str, Any] = {
+        "project": found,
+        "told": projects.told(found, request.user),
+        "members": projects.members(found),
+        "administers": administers,
+        "is_default": found.name == DEFAULT_PROJECT,
+        "roles": [role.label for role in Role],
+    }
+    if administers:
+        context |= {
+            "invitations": [projects.invitation_told(one) for one in projects.open_invitations(found)],
+            "variables": variables.known(found),
+            "prefixes": PREFIXES,
+        }
+    return render(request, "people/project.html", context)
+
+
+def _changing(change: Callable[[HttpRequest, Project], HttpResponse | None]) -> Callable[..., HttpResponse]:
+    """A POST by an admin of the project, then back to its page, with what was wrong in words."""
+
+    @sensitive_post_parameters("value")
+    @require_POST
+    @login_required
+    def answered(request: HttpRequest, name: str) -> HttpResponse:
+        found = find_project_to_administer(request.user, name)
+        try:
+            answer = change(request, found)
+        except SpecError as error:
+            messages.error(request, refusal(error))
+            answer = None
+        return answer or redirect("project", found.name)
+
+    return answered
+
+
+@_changing
+def keep_to(request: HttpRequest, found: Project) -> None:
+    text = request.POST.get("own_slots", "").strip()
+    number = whole_number(text, 0, projects.MOST_SLOTS)
+    asked = checked(projects.ProjectChange, {"own_slots": (text if number is None else number) if text else None})
+    projects.keep_to(found, asked.own_slots, _by(request).get_username())
+
+
+@_changing
+def set_role(request: HttpRequest, found: Project) -> None:
+    asked = checked(projects.RoleWish, {"role": request.POST.get("role", "")})
+    if storable(user := request.POST.get("user", "").strip()):
+        projects.set_role(found, user, Role[asked.role.upper()], _by(request))
+
+
+@_changing
+def remove_member(request: HttpRequest, found: Project) -> None:
+    user = request.POST.get("user", "")
+    if storable(user) and projects.remove_member(found, user, _by(request).get_username()):
+        messages.success(request, f"{user} belongs to {found.name} no more.")
+
+
+@_changing
+def invite(request: HttpRequest, found: Project) -> HttpResponse:
+    """The only page that shows the link."""
+    days = request.POST.get("days", "")
+    number = whole_number(days, 0, 10**6)
+    wish = {"role": request.POST.get("role", ""), "note": request.POST.get("note", "").strip()}
+    asked = checked(projects.InvitationWish, {**wish, "days": days if number is None else number})
+    made, text = projects.invite(found, asked, _by(request).get_username())
+    link = request.build_absolute_uri(reverse("invitation", args=[text]))
+    answer = render(request, "people/invited.html", {"project": found, "invitation": made, "link": link})
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+@_changing
+def revoke_invitation(request: HttpRequest, found: Project) -> None:
+    number = whole_number(request.POST.get("id", ""), 1, 2**63 - 1)
+    if number is not None and projects.revoke_invitation(found, number, _by(request).get_username()):
+        messages.success(request, "Nobody joins with that invitation any more.")
+
+
+@_changing
+def set_variable(request: HttpRequest, found: Project) -> None:
+    asked = checked(variables.VariableWish, {"value": request.POST.get("value", "")})
+    name = request.POST.get("name", "").strip()
+    variables.put(found, name, asked.value, _by(request).get_username())
+    messages.success(request, f"Jobs of {found.name} that start from now on are handed {name}.")
+
+
+@_changing
+def remove_variable(request: HttpRequest, found: Project) -> None:
+    name = request.POST.get("name", "")
+    if storable(name) and variables.remove(found, name, _by(request).get_username()):
+        messages.success(request, f"Jobs are handed {name} no more.")
+
+
+@require_http_methods(["GET", "POST"])
+@login_required
+def invitation(request: HttpRequest, token: str) -> HttpResponse:
+    """Asks first: a link that somebody was sent makes them nothing unasked."""
+    user = _by(request)
+    try:
+        if request.method == "POST":
+            made = projects.accept(user, token)
+            messages.success(request, f"You are {made.get_role_display()} of {made.project.name}.")
+            return redirect("project", made.project.name)
+        found = projects.find_invitation(token)
+    except projects.NotInvitedError as error:
+        return render(request, "people/invitation.html", {"problem": str(error)}, status=404)
+    answer = render(request, "people/invitation.html", {"invitation": found})
+    answer["Referrer-Policy"] = "no-referrer"
+    return answer
+
+
+def _by(request: HttpRequest) -> User:
+    return cast(User, request.user)

@@ -1,0 +1,115 @@
+"""Variables that a project hands its jobs: written, never read back.
+
+The database holds them encrypted with a key made of the board's secret key. They are opened in the controller as an
+order leaves, sealed for its host (`contracts.variables`), and opened there by the supervisor, which hands them to the
+processes of the job and to nobody else.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from django.conf import settings
+from django.db import transaction
+from django.utils.crypto import salted_hmac
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from contracts.variables import ALL_BYTES, MOST, MOST_BYTES, PREFIXES, is_allowed, seal
+from jobs.access import may_submit_to
+from jobs.hosts.keys import signing_keys
+from jobs.models import Job, Member, Project, ProjectVariable
+from jobs.queue.audit import record
+from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+
+
+class VariableWish(Strict):
+    """A value to hand to jobs. Nobody is told it again."""
+
+    value: Annotated[str, Field(max_length=MOST_BYTES, pattern=NO_NUL)]
+
+
+class Variable(TypedDict):
+    """A variable of a project's jobs, without its value."""
+
+    name: str
+    changed: str
+    changed_by: str
+
+
+class UnreadableError(Exception):
+    """The board's secret key is another one than when they were set."""
+
+
+def known(project: Project) -> list[Variable]:
+    return [
+        {"name": one.name, "changed": one.changed.isoformat(), "changed_by": one.changed_by}
+        for one in project.variables.all()
+    ]
+
+
+def put(project: Project, name: str, value: str, by: str) -> Variable:
+    """Set a variable.
+
+    Raises:
+        SpecError: jobs are handed none of this name, or it is too large, or one too many.
+    """
+    if not is_allowed(name):
+        words = f"{name[:100]!r} is none that jobs are handed: capitals, digits and _ behind {', '.join(PREFIXES)}"
+        raise SpecError([Problem("variable", words)])
+    with transaction.atomic():
+        Project.objects.select_for_update(no_key=True).get(pk=project.pk)
+        others = {one.name: one.sealed for one in project.variables.exclude(name=name)}
+        if len(others) >= MOST:
+            raise SpecError([Problem("variable", f"a project has at most {MOST}")])
+        size, rest = len(value.encode()), sum(len(_open(sealed).encode()) for sealed in others.values())
+        if size > MOST_BYTES or size + rest > ALL_BYTES:
+            words = f"{size:,} bytes, and the others have {rest:,}: at most {MOST_BYTES:,}, and {ALL_BYTES:,} together"
+            raise SpecError([Problem("value", words)])
+        made, _ = ProjectVariable.objects.update_or_create(
+            project=project, name=name, defaults={"sealed": _board().encrypt(value.encode()).decode(), "changed_by": by}
+        )
+        record(by, "set variable", "project", project.name, after={"variable": name})
+    return {"name": made.name, "changed": made.changed.isoformat(), "changed_by": made.changed_by}
+
+
+def remove(project: Project, name: str, by: str) -> bool:
+    """True when this call did it."""
+    with transaction.atomic():
+        removed, _ = project.variables.filter(name=name).delete()
+        if removed:
+            record(by, "remove variable", "project", project.name, before={"variable": name})
+    return bool(removed)
+
+
+def sealed_for(member: Member, job: Job) -> list[str]:
+    """A job's variables, for the host of a member alone. Nothing where its owner may not submit to the project any
+    more: what a project hands its jobs is its members'.
+
+    Raises:
+        UnreadableError: they were set under another secret key.
+    """
+    found = ProjectVariable.objects.filter(project__name=job.project).values_list("name", "sealed")
+    if not found or member.host is None or not may_submit_to(job.owner, job.project):
+        return []
+    values = {name: _open(sealed) for name, sealed in found}
+    keys = [bytes.fromhex(key) for key in signing_keys(member.host.name, member.host.generation)]
+    return seal(keys, job.id, job.attempt, values)
+
+
+def _open(sealed: str) -> str:
+    try:
+        return _board().decrypt(sealed).decode()
+    except InvalidToken:
+        raise UnreadableError("its project's variables were set under another secret key: set them again") from None
+
+
+def _board() -> MultiFernet:
+    """The newest key encrypts; what the ones before encrypted is read all the same."""
+    keys = [
+        salted_hmac("meshboard.variables", "board", secret, algorithm="sha256").digest()
+        for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+    ]
+    return MultiFernet([Fernet(base64.urlsafe_b64encode(key)) for key in keys])

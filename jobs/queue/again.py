@@ -1,0 +1,68 @@
+"""A job like another: its spec with some of it changed, as a new job of whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.contrib.auth.models import User
+from pydantic import Field
+
+from jobs.models import ELSEWHERE, Attempt, Job
+from jobs.queue import actions
+from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+
+
+class ResumeQuery(Strict):
+    """What to go on from, and what is to be other than in the job's spec."""
+
+    checkpoint: str | None = Field(
+        default=None, min_length=1, max_length=100, pattern=NO_NUL, description="a name; by default the newest"
+    )
+    change: dict[str, Any] = Field(default={}, description="a merge patch (RFC 7396) of the job's spec")
+
+
+class NotAgainError(Exception):
+    """Nothing can be made of it."""
+
+
+def copy(user: User, job: Job, change: Any, *, key: str | None = None) -> tuple[Job, bool]:
+    """Queue a job with the spec of another, changed by a merge patch (RFC 7396); as `actions.submit`.
+
+    Raises:
+        NotAgainError: it was launched elsewhere: there is no spec to launch.
+        SpecError, BusyError, KeyReusedError: as `actions.submit`.
+    """
+    if job.engine == ELSEWHERE:
+        raise NotAgainError("it was launched elsewhere, and is launched again there")
+    if not isinstance(change, Mapping):
+        raise SpecError([Problem("request", "must be an object: what is to be other than in the job's spec")])
+    return actions.submit(user, _changed(job.spec, change), key=key)
+
+
+def newest_checkpoint(job: Job) -> str | None:
+    """The newest that any attempt of the job told of, by its name."""
+    told = Attempt.objects.filter(job=job).exclude(checkpoint="").order_by("-number")
+    return told.values_list("checkpoint", flat=True).first()
+
+
+def _changed(spec: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    model = change.get("model")
+    if isinstance(model, Mapping) and "preset" in model:
+        # The sizes of the job's own model beside another preset would win over it.
+        spec = {**spec, "model": {}}
+    changed = _merged(spec, change)
+    assert isinstance(changed, dict), "a mapping was merged into a mapping"
+    return changed
+
+
+def _merged(target: Any, patch: Any) -> Any:
+    if not isinstance(patch, Mapping):
+        return patch
+    kept = dict(target) if isinstance(target, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            kept.pop(name, None)
+        else:
+            kept[name] = _merged(kept.get(name), value)
+    return kept

@@ -1,0 +1,162 @@
+"""Jobs made of jobs, and what a run measured, over REST."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from django.contrib.auth.models import User
+from django.core.cache import cache
+from rest_framework.test import APIClient
+
+from jobs.models import Attempt, Host, Job
+from jobs.queue import actions
+from planner.facts.spec import TrainSpec
+from tests.jobs.history.told import keep
+from tests.jobs.history.told import run as told_run
+from tests.jobs.test_learned import ended, summary
+from tests.planner.wrong_specs import GOOD
+
+Api = Callable[[User | None], APIClient]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_throttle() -> None:
+    cache.clear()
+
+
+def post(client: APIClient, path: str, body: Any = None, **headers: str) -> Any:
+    return client.post(f"/api/v1/{path}", body, format="json", headers=headers or None)
+
+
+def test_a_copy_is_the_spec_changed_where_it_says(owner: User, api: Api) -> None:
+    job, _ = actions.submit(owner, GOOD)
+    same = post(api(owner), f"jobs/{job.id}/copy").json()
+    assert same["id"] != job.id
+    assert same["spec"] == job.spec
+    changed = post(api(owner), f"jobs/{job.id}/copy", {"name": "wide", "layout": {"dp": 1, "tp": 4}}).json()
+    assert (changed["name"], changed["layout"]["tp"], changed["layout"]["dp"]) == ("wide", 4, 1)
+    assert changed["spec"]["train"] == job.spec["train"]
+
+
+def test_another_preset_takes_the_place_of_the_whole_model(owner: User, api: Api) -> None:
+    job, _ = actions.submit(owner, {**GOOD, "model": {"preset": "gpt-tiny"}, "train": {**GOOD["train"], "steps": 7}})
+    made = post(api(owner), f"jobs/{job.id}/copy", {"model": {"preset": "llama-tiny"}})
+    assert made.status_code == 201, made.content
+    fresh, _ = actions.submit(owner, {**GOOD, "model": {"preset": "llama-tiny"}})
+    assert made.json()["spec"]["model"] == fresh.spec["model"]
+    back = post(api(owner), f"jobs/{job.id}/copy", {"train": {"steps": None}}).json()
+    assert back["spec"]["train"]["steps"] == TrainSpec().steps, "null is the default"
+
+
+def test_a_copy_is_made_once_for_a_key_and_refused_where_it_cannot_run(owner: User, stranger: User, api: Api) -> None:
+    job, _ = actions.submit(owner, GOOD)
+    path = f"jobs/{job.id}/copy"
+    first, second = (post(api(owner), path, {}, **{"Idempotency-Key": "k"}) for _ in range(2))
+    assert (first.status_code, second.status_code, first.json()["id"]) == (201, 200, second.json()["id"])
+    wrong = post(api(owner), path, {"train": {"steps": 0}})
+    assert (wrong.status_code, wrong.json()["errors"][0]["pointer"]) == (422, "/train/steps")
+    assert post(api(owner), path, []).status_code == 422
+    assert post(api(stranger), path).status_code == 404
+    assert Job.objects.count() == 2
+
+
+def test_a_run_goes_on_from_a_checkpoint_in_another_layout(
+    owner: User, stranger: User, api: Api, make_host: Callable[..., Host]
+) -> None:
+    make_host()
+    run = ended(owner, summary(0.3), layout={"tp": 2}).job_id
+    none = post(api(owner), f"jobs/{run}/resume")
+    assert (none.status_code, none.json()["errors"][0]["field"]) == (409, "checkpoint")
+    newest = f"{run}/1/step-00000020"
+    Attempt.objects.filter(job_id=run).update(checkpoint=newest)
+    made = post(api(owner), f"jobs/{run}/resume", {"change": {"layout": {"tp": 4}}})
+    assert made.status_code == 201, made.content
+    assert (made.json()["spec"]["train"]["resume"], made.json()["layout"]["tp"]) == (newest, 4)
+    older = post(api(owner), f"jobs/{run}/resume", {"checkpoint": f"{run}/1/step-00000010"}).json()
+    assert older["spec"]["train"]["resume"] == f"{run}/1/step-00000010"
+    theirs, _ = actions.submit(stranger, GOOD)
+    foreign = post(api(owner), f"jobs/{run}/resume", {"checkpoint": f"{theirs.id}/1/step-00000010"})
+    assert (foreign.status_code, foreign.json()["errors"][0]["pointer"]) == (422, "/checkpoint")
+
+
+@pytest.fixture
+def kept(owner: User, tmp_path: Path, settings: Any, make_host: Callable[..., Host]) -> str:
+    make_host()
+    settings.HISTORY_DIR = tmp_path
+    run = ended(owner, summary(0.3)).job_id
+    keep(tmp_path, list(told_run(2, 4)), run)
+    return run
+
+
+def test_traffic_in_one_bin_is_the_sum_however_it_is_told_apart(owner: User, api: Api, kept: str) -> None:
+    client = api(owner)
+
+    def total(**query: Any) -> int:
+        told = client.get(f"/api/v1/jobs/{kept}/traffic", query).json()
+        return sum(told["columns"]["payload_bytes"])
+
+    whole = total(points=1)
+    assert whole > 0
+    for by in ("job", "rank", "axis", "collective"):
+        for points in (1, 7, 2000):
+            assert total(by=by, points=points) == whole
+    every = client.get(f"/api/v1/jobs/{kept}/history/traffic").json()["columns"]["payload_bytes"]
+    assert sum(every) == whole
+
+
+def test_metrics_are_a_file_too(owner: User, api: Api, kept: str) -> None:
+    client, path = api(owner), f"/api/v1/jobs/{kept}/metrics"
+    told = client.get(path, {"by": "rank", "points": 5}).json()["columns"]
+    text = b"".join(client.get(path, {"by": "rank", "points": 5, "format": "csv"}).streaming_content).decode()
+    table = pq.read_table(
+        io.BytesIO(b"".join(client.get(path, {"by": "rank", "points": 5, "format": "parquet"}).streaming_content))
+    )
+    assert len(text.splitlines()) - 1 == len(told["time"]) == table.num_rows > 0
+    assert text.splitlines()[0].split(",") == list(told) == table.column_names
+    assert set(told["rank"]) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "field"),
+    [
+        ("metrics", "by=axis", "by"),
+        ("traffic", "by=op", "by"),
+        ("traffic", "points=0", "points"),
+        ("traffic", "points=2001", "points"),
+        ("metrics", "from=9&to=1", "from"),
+        ("metrics", "from=nan", "from"),
+        ("metrics", "format=xml", "format"),
+        ("traffic", "bins=2", "bins"),
+        ("results", "attempt=0", "attempt"),
+    ],
+)
+def test_a_parameter_that_makes_no_sense_is_named(owner: User, api: Api, path: str, query: str, field: str) -> None:
+    job, _ = actions.submit(owner, GOOD)
+    answer = api(owner).get(f"/api/v1/jobs/{job.id}/{path}?{query}")
+    (error,) = answer.json()["errors"]
+    assert (answer.status_code, error["field"], error["in"]) == (400, field, "query")
+
+
+def test_of_a_run_without_a_history_they_are_404(owner: User, stranger: User, api: Api, kept: str) -> None:
+    job, _ = actions.submit(owner, GOOD)
+    for path in ("metrics", "traffic", "results"):
+        assert api(owner).get(f"/api/v1/jobs/{job.id}/{path}").status_code == 404
+        assert api(stranger).get(f"/api/v1/jobs/{kept}/{path}").status_code == 404
+
+
+def test_a_primitive_is_run_on_a_host_that_is_there(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
+    client, path = api(owner), "lab/primitives/all_gather"
+    assert post(client, path).status_code == 409
+    make_host(slots=2)
+    made = post(client, path, {"lab": {"max_bytes": 4096, "primitives": ["barrier"]}}).json()
+    assert made["spec"]["lab"]["primitives"] == ["all_gather"]
+    assert (made["spec"]["lab"]["max_bytes"], made["world_size"], made["host"]) == (4096, 2, None)
+    gone = post(client, path, {"host": "elsewhere"})
+    assert (gone.status_code, gone.json()["errors"][0]["pointer"]) == (422, "/host")
+    wide = post(client, path, {"ranks": 8})
+    assert (wide.status_code, wide.json()["errors"][0]["pointer"]) == (422, "/ranks")

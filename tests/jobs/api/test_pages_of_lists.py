@@ -1,0 +1,83 @@
+"""Lists page by page by cursor, and answers that are told once: ETags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from rest_framework.test import APIClient
+
+from jobs.models import Job
+from jobs.queue import actions
+from tests.planner.wrong_specs import GOOD
+
+Api = Callable[[User | None], APIClient]
+
+
+def following(answer: Any) -> str:
+    return str(answer.headers.get("Link", "")).removeprefix("<").partition(">")[0]
+
+
+def test_what_comes_or_goes_meanwhile_moves_no_page(owner: User, api: Api, make_jobs: Callable[..., list[Job]]) -> None:
+    """By offset, a new job would show one of the first page again, and a deleted one hide one."""
+    make_jobs(9)
+    client, seen = api(owner), []
+    wanted = list(Job.objects.order_by("-created", "-id").values_list("id", flat=True))
+    address = "/api/v1/jobs?limit=3"
+    for number in range(3):
+        answer = client.get(address)
+        assert answer.status_code == 200, answer.content
+        seen += [job["id"] for job in answer.json()]
+        address = following(answer)
+        actions.submit(owner, {**GOOD, "name": f"new {number}"})
+        Job.objects.filter(id=seen[0]).delete()
+    assert seen == wanted
+    assert address == "", "that was the last"
+
+
+def test_jobs_of_one_moment_are_each_on_one_page(owner: User, api: Api, make_jobs: Callable[..., list[Job]]) -> None:
+    made = make_jobs(5)
+    Job.objects.update(created=made[0].created)
+    seen: list[str] = []
+    address = "/api/v1/jobs?limit=2"
+    while address:
+        answer = api(owner).get(address)
+        seen += [job["id"] for job in answer.json()]
+        address = following(answer)
+    assert sorted(seen) == sorted(job.id for job in made)
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "²", "!", "eA", "MjAyNi0wMS0wMSBh", "A" * 201, "AAAA"])
+def test_a_cursor_that_is_none_is_named(owner: User, api: Api, cursor: str) -> None:
+    """ "MjAyNi0wMS0wMSBh" is a day without a zone."""
+    answer = api(owner).get("/api/v1/jobs", {"cursor": cursor})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, "cursor")
+
+
+def test_a_cursor_and_an_offset_are_not_both_taken(owner: User, api: Api, make_jobs: Callable[..., list[Job]]) -> None:
+    make_jobs(3)
+    address = following(api(owner).get("/api/v1/jobs?limit=1"))
+    answer = api(owner).get(address + "&offset=1")
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, "offset")
+
+
+def test_what_did_not_change_is_304_and_what_did_is_told(owner: User, stranger: User, api: Api) -> None:
+    client = api(owner)
+    job, _ = actions.submit(owner, GOOD)
+    for path in ("/api/v1/jobs", f"/api/v1/jobs/{job.id}"):
+        first = client.get(path)
+        tag = first.headers["ETag"]
+        for told in (tag, f'"other", {tag}', tag.removeprefix("W/"), "*"):
+            again = client.get(path, headers={"If-None-Match": told})
+            assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", tag)
+        assert client.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
+        assert "private" in first.headers["Cache-Control"]
+        Job.objects.filter(id=job.id).update(priority=job.priority + 1)
+        job.refresh_from_db()
+        changed = client.get(path, headers={"If-None-Match": tag})
+        assert (changed.status_code, changed.headers["ETag"] != tag) == (200, True)
+    mine = client.get(f"/api/v1/jobs/{job.id}").headers["ETag"]
+    theirs = api(stranger).get(f"/api/v1/jobs/{job.id}", headers={"If-None-Match": mine})
+    assert theirs.status_code == 404, "a tag opens no door"

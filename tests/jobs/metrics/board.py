@@ -1,0 +1,77 @@
+"""A board with something to measure: a running job that tells steps, one that waits, hosts."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgpack
+import redis
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from contracts.names import telemetry_stream
+from jobs.models import Attempt, Host, Job, Lease, Member, Status
+from jobs.queue import actions, lifecycle
+from tests.planner.wrong_specs import GOOD
+
+USE = {
+    "busy_percent": 25.0,
+    "memory_bytes": 2**30,
+    "gpus": [],
+    "disks": [{"use": "runs", "path": "/x", "free_bytes": 5, "total_bytes": 9}],
+}
+
+
+def host(name: str = "host-a", slots: int = 8, **fields: Any) -> Host:
+    told = {"device": "cpu", "device_name": "", "memory_bytes": 1, "boot_id": "b", "use": USE}
+    return Host.objects.create(name=name, slots=slots, last_seen=timezone.now(), **{**told, **fields})
+
+
+def running(owner: User, where: Host, name: str = "runs") -> Job:
+    """A job whose attempt is on a host, and is slow."""
+    job, _ = actions.submit(owner, {**GOOD, "name": name})
+    lifecycle.start({job.id: (1, "placed")})
+    lifecycle.change(job.id, 1, Status.RUNNING, "it runs")
+    attempt = Attempt.objects.create(job=job, number=1, diagnosis={"state": "slow"})
+    Member.objects.create(
+        attempt=attempt, node=0, host=where, host_name=where.name, first_rank=0, num_ranks=4, ordered=timezone.now()
+    )
+    return job
+
+
+def board(owner: User) -> Job:
+    """The job that runs."""
+    there = host()
+    for name in ("controller", "recorder"):
+        Lease.objects.create(name=name, ticked=timezone.now())
+    actions.submit(owner, GOOD)
+    return running(owner, there)
+
+
+def cell(axis: str, payload: int, count: int, phase: str = "step") -> dict[str, Any]:
+    cell = {"phase": phase, "op": "all_reduce", "axis": axis, "group_size": 2, "count": count, "completed": count}
+    return {**cell, "payload_bytes": payload, "algorithmic_bytes": payload, "busy_s": 0.1}
+
+
+def tell(client: redis.Redis, job: str, step: int, ranks: int = 2, step_s: float = 0.5) -> None:
+    """What each rank tells as a step ends: 1,000 bytes over dp and 300 over tp a step."""
+    items = [
+        {
+            "kind": "step",
+            "rank": rank,
+            "time": time.time(),
+            "step": step,
+            "ran": step,
+            "steps": 100,
+            "step_s": step_s * (1 + rank),
+            "tokens": 512,
+            "loss": 4.0 / step if rank == 0 else None,
+            "grad_norm": None,
+            "learning_rate": 0.1,
+            "cells": [cell("dp", 1000 * step, step), cell("tp", 300 * step, step), cell("dp", 7, 1, "setup")],
+        }
+        for rank in range(ranks)
+    ]
+    batch = {"v": 1, "job": job, "attempt": 1, "time": time.time(), "items": items}
+    client.xadd(telemetry_stream(job, 1), {"b": msgpack.packb(batch), "n": step})

@@ -1,0 +1,241 @@
+"""/metrics: right, bounded, cheap, for its own token alone; the same by OTLP; a dashboard of what there is."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from prometheus_client.parser import text_string_to_metric_families
+
+from jobs.metrics import figures as looked
+from jobs.metrics.catalogue import FAMILIES, OF_GPUS, RANK_BYTES, RANK_STEP
+from jobs.metrics.figures import figures
+from jobs.metrics.otlp import Otlp
+from jobs.models import Attempt, Job
+from tests.jobs.metrics.board import USE, board, host, running, tell
+from tests.support.processes import ROOT, wait_until
+
+TOKEN = "only-for-this-test-0123456789"
+DASHBOARD = ROOT / "deploy/grafana/meshboard.json"
+RULES = ROOT / "deploy/prometheus/rules.yml"
+MOST_QUERIES = 16
+
+
+@pytest.fixture(autouse=True)
+def _token(settings: Any) -> None:
+    settings.METRICS_TOKEN = TOKEN
+
+
+def scraped(client: Client) -> str:
+    answer = client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_only_the_board_s_own_token_reads_them(owner: User, staff: User, client: Client, settings: Any) -> None:
+    client.force_login(staff)
+    for given in ("", "Bearer ", f"Bearer {TOKEN}x", f"Token {TOKEN}", f"bearer{TOKEN}", "Bearer \u00e9"):
+        answer = client.get("/metrics", headers={"Authorization": given} if given else {})
+        assert (answer.status_code, b"meshboard_jobs" in answer.content) == (401, False)
+    assert client.get(f"/metrics?token={TOKEN}").status_code == 401
+    assert client.post("/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).status_code in (403, 405)
+    settings.METRICS_TOKEN = ""
+    for given in ("Bearer ", f"Bearer {TOKEN}"):
+        assert client.get("/metrics", headers={"Authorization": given}).status_code == 404
+
+
+def test_they_say_what_is(owner: User, client: Client, live_redis: redis.Redis) -> None:
+    job = board(owner)
+    host("gone", 4, drained=True)
+    for step in (3, 4):
+        tell(live_redis, job.id, step)
+    told = samples(scraped(client))
+
+    def value(metric: str, /, **labels: str) -> float:
+        return told[f"meshboard_{metric}", tuple(sorted(labels.items()))]
+
+    assert value("jobs", status="running") == value("jobs", status="queued") == 1
+    assert value("jobs", status="failed") == 0
+    assert value("queue_slots", device="cpu") == 4
+    assert 0 <= value("queue_oldest_wait_seconds") < 60
+    assert (value("slots", device="cpu", state="free"), value("slots", device="cpu", state="unusable")) == (8, 4)
+    assert value("hosts", state="drained") == 1
+    assert value("host_cpu_utilization_ratio", host="host-a") == 0.25
+    assert value("verdicts", verdict="slow") == value("job_verdict", job=job.id, verdict="slow") == 1
+    assert value("job_info", job=job.id, name="runs", project="default", kind="train", attempt="1") == 1
+    assert value("job_step", job=job.id) == 4
+    assert value("job_tokens_per_second", job=job.id) == 1024
+    assert value("job_loss", job=job.id) == 1.0
+    assert value("rank_step_seconds", job=job.id, rank="1") == 1.0
+    of_rank = {"job": job.id, "attempt": "1", "rank": "1"}
+    assert value("rank_payload_bytes_total", **of_rank, axis="dp") == 4000, "of phase step alone, and exact"
+    assert value("rank_collectives_total", **of_rank, axis="tp") == 4
+    assert value("trimmed_series", what="ranks") == 0
+
+
+def test_as_many_queries_whatever_there_is(owner: User, live_redis: redis.Redis) -> None:
+    board(owner)
+    with CaptureQueriesContext(
+        connection,
+    ) as few:
+        figures()
+    where = host("host-b")
+    for number in range(5):
+        running(owner, where, f"run {number}")
+        host(f"host-{number}")
+    with CaptureQueriesContext(connection) as many:
+        figures()
+    assert len(many) == len(few) <= MOST_QUERIES
+
+
+def test_series_are_bounded_and_what_is_left_out_is_told(
+    owner: User, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looked, "MOST_JOBS", 2)
+    monkeypatch.setattr(looked, "MOST_RANKS", 3)
+    monkeypatch.setattr(looked, "MOST_RANKS_TOLD", 5)
+    monkeypatch.setattr(looked, "MOST_HOSTS", 1)
+    where = host()
+    host("host-b")
+    for number in range(4):
+        tell(live_redis, running(owner, where, f"run {number}").id, 1, ranks=4)
+    found = {family.name: values for family, values in figures().items()}
+    assert len(found["meshboard_job_info"]) == 2
+    assert len(found["meshboard_rank_step_seconds"]) == 5
+    assert len(found["meshboard_host_slots"]) == 1
+    assert found["meshboard_trimmed_series"] == {("jobs",): 2, ("ranks",): 3}
+    assert sum(found["meshboard_hosts"].values()) == 2, "sums are of all"
+
+
+def test_without_redis_the_rest_is_told(owner: User, client: Client) -> None:
+    board(owner)
+    text = scraped(client)
+    assert "meshboard_job_info" in text
+    assert "meshboard_rank_step_seconds" not in text
+
+
+def test_names_are_as_prometheus_has_them(owner: User, client: Client, live_redis: redis.Redis) -> None:
+    job = board(owner)
+    gpu = {"busy_percent": 50.0, "memory_bytes": 1, "celsius": 40.0, "watts": 300.0}
+    host("gpus", device="cuda", use={**USE, "gpus": [gpu]})
+    Job.objects.update(name='a "name"\\ with {everything}\n# HELP x')
+    tell(live_redis, job.id, 1)
+    text = scraped(client)
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    families = text_string_to_metric_families(text)
+    told = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    assert told == {family.name for family in FAMILIES}, "every one of the catalogue is told here"
+    documented = set(re.findall(r"^\| `(meshboard_\w+)`", (ROOT / "docs/metrics.md").read_text(), re.M))
+    assert documented == told
+
+
+def exprs() -> Iterator[tuple[str, str]]:
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+    yield from re.findall(r"alert: (\w+)\n\s+expr: (.*)", RULES.read_text())
+
+
+@pytest.mark.parametrize(("title", "expr"), list(exprs()))
+def test_panels_and_rules_ask_for_what_there_is(title: str, expr: str) -> None:
+    by_name = {family.name: family for family in FAMILIES}
+    for name, labels in re.findall(r"(meshboard_\w+)(?:\{([^}]*)\})?", expr):
+        assert name in by_name
+        assert set(re.findall(r"(\w+)\s*[=!]", labels or "")) <= set(by_name[name].labels)
+
+
+def test_promtool_takes_the_example_and_its_rules(tmp_path: Path) -> None:
+    for what, file in (("rules", RULES), ("config", ROOT / "deploy/prometheus/prometheus.yml")):
+        argv = ["promtool", "check", what, *(["--syntax-only"] if what == "config" else []), str(file)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    """A small OTLP/HTTP receiver."""
+
+    asked: list[tuple[str, str, ExportMetricsServiceRequest]]
+
+    def do_POST(self) -> None:
+        request = ExportMetricsServiceRequest()
+        request.ParseFromString(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((self.path, self.headers.get("x-token", ""), request))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+def test_a_collector_gets_the_same_by_otlp(owner: User, live_redis: redis.Redis, settings: Any) -> None:
+    class Here(Collector):
+        asked = []
+
+    job = board(owner)
+    tell(live_redis, job.id, 2)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Here) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        settings.OTLP_ENDPOINT = f"http://127.0.0.1:{server.server_address[1]}"
+        settings.OTLP_EVERY_S, settings.OTLP_HEADERS = 1, "X-Token=abc"
+        otlp = Otlp()
+        otlp.turn()
+        path, token, request = wait_until(lambda: Here.asked, "the collector was told", 20)[0]
+        otlp.close()
+        server.shutdown()
+    assert (path, token) == ("/v1/metrics", "abc")
+    (resource,) = request.resource_metrics
+    assert ("service.name", "meshboard") in {(a.key, a.value.string_value) for a in resource.resource.attributes}
+    metrics = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
+    wanted = figures()
+    assert set(metrics) == {family.name.removesuffix("_total") for family in wanted}
+    sent = metrics["meshboard_rank_payload_bytes"]
+    assert sent.sum.is_monotonic
+    assert sent.unit == "By"
+    points = {
+        tuple(attribute.value.string_value for attribute in point.attributes): point.as_int or point.as_double
+        for point in sent.sum.data_points
+    }
+    assert points == wanted[RANK_BYTES]
+    steps = metrics["meshboard_rank_step_seconds"]
+    assert sorted(point.as_double for point in steps.gauge.data_points) == sorted(wanted[RANK_STEP].values())
+
+
+def test_a_collector_that_is_away_holds_up_nothing_and_old_figures_are_not_told(owner: User, settings: Any) -> None:
+    settings.OTLP_ENDPOINT, settings.OTLP_EVERY_S = "http://127.0.0.1:9", 3600
+    board(owner)
+    otlp = Otlp()
+    otlp.turn()
+    observe = otlp._observed(FAMILIES[0])
+    assert list(observe(None))  # type: ignore[arg-type]
+    Attempt.objects.all().delete()
+    otlp._looked -= 4 * 3600
+    assert list(observe(None)) == []  # type: ignore[arg-type]
+    otlp.close()
+
+
+def test_panels_that_need_gpus_say_so() -> None:
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        needs = any(name in target["expr"] for target in panel["targets"] for name in OF_GPUS)
+        assert ("Needs GPUs" in panel["description"]) == needs

@@ -1,0 +1,170 @@
+"""Members, invitations and quota: over REST and on the pages, and what is written down of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+from rest_framework.test import APIClient
+
+from jobs import access
+from jobs.models import AuditEntry, Invitation, Membership, Project, Role
+
+Api = Callable[[User | None], APIClient]
+Members = dict[str, User]
+ROLES = [role.label for role in Role]
+
+
+def test_an_invitation_is_shown_once_kept_as_a_hash_and_good_for_one(
+    members: Members, owner: User, stranger: User, api: Api, client: Client
+) -> None:
+    made = api(members["admin"]).post(
+        "/api/v1/projects/team/invitations", {"role": "operator", "note": "Ann"}, format="json"
+    )
+    assert (made.status_code, made.headers["Cache-Control"]) == (201, "no-store")
+    token, url = made.json()["token"], made.json()["url"]
+    assert token not in api(members["admin"]).get("/api/v1/projects/team/invitations").content.decode()
+    assert token not in str([*Invitation.objects.values(), *AuditEntry.objects.values()])
+    client.force_login(owner)
+    page = client.get(url)
+    assert "Join team?" in page.content.decode()
+    assert access.role_in(owner, "team") is None, "looking is not joining"
+    assert client.post(url).status_code == 302
+    assert access.role_in(owner, "team") == Role.OPERATOR
+    second = api(stranger).post("/api/v1/invitations/accept", {"token": token}, format="json")
+    assert (second.status_code, second.json()["errors"][0]["field"]) == (409, "token")
+    assert access.role_in(stranger, "team") is None
+    told = [(entry.who, entry.what) for entry in AuditEntry.objects.filter(kind="project", name="team")]
+    assert told == [("owner", "join"), ("admin", "invite")]
+
+
+@pytest.mark.parametrize("end", ["expires", "revoked"])
+def test_an_invitation_that_is_over_makes_nobody_a_member(end: str, members: Members, owner: User, api: Api) -> None:
+    rest = api(members["admin"])
+    made = rest.post("/api/v1/projects/team/invitations", {"role": "viewer"}, format="json").json()
+    if end == "expires":
+        Invitation.objects.update(expires=timezone.now() - timedelta(seconds=1))
+    else:
+        assert rest.delete(f"/api/v1/projects/team/invitations/{made['id']}").status_code == 204
+    assert api(owner).post("/api/v1/invitations/accept", {"token": made["token"]}, format="json").status_code == 409
+    assert access.role_in(owner, "team") is None
+
+
+def test_an_invitation_takes_nothing_from_who_has_more(members: Members, api: Api) -> None:
+    made = api(members["admin"]).post("/api/v1/projects/team/invitations", {"role": "viewer"}, format="json").json()
+    api(members["operator"]).post("/api/v1/invitations/accept", {"token": made["token"]}, format="json")
+    assert access.role_in(members["operator"], "team") == Role.OPERATOR
+
+
+WRITES: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("patch", "", {"own_slots": 1}),
+    ("put", "/members/viewer", {"role": "admin"}),
+    ("delete", "/members/viewer", None),
+    ("post", "/invitations", {"role": "admin"}),
+    ("delete", "/invitations/1", None),
+    ("put", "/variables/JOB_X", {"value": "x"}),
+    ("delete", "/variables/JOB_X", None),
+]
+
+
+@pytest.mark.parametrize("role", [*ROLES, "nobody"])
+def test_only_admins_change_a_project(role: str, members: Members, stranger: User, api: Api) -> None:
+    rest = api(members.get(role, stranger))
+    before = sorted(Membership.objects.values_list("user__username", "role"))
+    for method, path, body in WRITES:
+        if (role, path) == ("viewer", "/members/viewer") and method == "delete":
+            continue  # anybody may leave
+        answer = getattr(rest, method)(f"/api/v1/projects/team{path}", body, format="json")
+        expected = {"admin": (200, 201, 204, 404), "nobody": (404,)}.get(role, (403,))
+        assert answer.status_code in expected, (method, path, answer.content)
+    for path in ("/invitations", "/variables"):
+        assert rest.get(f"/api/v1/projects/team{path}").status_code == {"admin": 200, "nobody": 404}.get(role, 403)
+    assert rest.get("/api/v1/projects/team/members").status_code == (404 if role == "nobody" else 200)
+    if role != "admin":
+        assert sorted(Membership.objects.values_list("user__username", "role")) == before
+        assert Project.objects.get(name="team").own_slots is None
+
+
+PAGES = ["quota", "members", "members/remove", "invitations", "invitations/revoke", "variables", "variables/remove"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_nor_on_its_page(page: str, members: Members, stranger: User, client: Client) -> None:
+    for user, code in ((members["operator"], 403), (stranger, 404)):
+        client.force_login(user)
+        assert client.post(f"/projects/team/{page}/", {"user": "viewer", "role": "admin"}).status_code == code
+    client.force_login(members["operator"])
+    assert "<form" not in client.get("/projects/team/").content.decode().split("<main")[1]
+
+
+def test_admins_give_roles_to_members_and_staff_to_anybody(
+    members: Members, owner: User, staff: User, api: Api
+) -> None:
+    for who, user, code in (("admin", "viewer", 200), ("admin", "owner", 422), ("staff", "owner", 200)):
+        rest = api(staff if who == "staff" else members[who])
+        answer = rest.put(f"/api/v1/projects/team/members/{user}", {"role": "submitter"}, format="json")
+        assert answer.status_code == code, answer.content
+    assert access.role_in(owner, "team") == Role.SUBMITTER
+    assert access.role_in(members["viewer"], "team") == Role.SUBMITTER
+
+
+def test_anybody_leaves(members: Members, api: Api) -> None:
+    assert api(members["viewer"]).delete("/api/v1/projects/team/members/viewer").status_code == 204
+    assert api(members["viewer"]).get("/api/v1/projects/team").status_code == 404
+
+
+def test_default_has_no_members(staff: User, owner: User, api: Api) -> None:
+    for path, body in (("members/owner", {"role": "admin"}), ("invitations", {"role": "admin"})):
+        method = "put" if body and path.startswith("members") else "post"
+        answer = getattr(api(staff), method)(f"/api/v1/projects/default/{path}", body, format="json")
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "project")
+    assert not Membership.objects.exists()
+
+
+def test_admins_keep_a_project_within_what_staff_gave(members: Members, api: Api) -> None:
+    Project.objects.filter(name="team").update(slots=8)
+    rest = api(members["admin"])
+    refused = rest.patch("/api/v1/projects/team", {"own_slots": 9}, format="json")
+    assert (refused.status_code, refused.json()["errors"][0]["message"]) == (422, "9, and staff gave 8")
+    assert rest.patch("/api/v1/projects/team", {"own_slots": 4}, format="json").json()["own_slots"] == 4
+    assert Project.objects.get(name="team").most_slots == 4
+
+
+def test_only_staff_make_projects(owner: User, staff: User, api: Api) -> None:
+    assert api(owner).post("/api/v1/projects", {"name": "new"}, format="json").status_code == 403
+    assert api(staff).post("/api/v1/projects", {"name": "new", "slots": 4}, format="json").status_code == 201
+    again = api(staff).post("/api/v1/projects", {"name": "new"}, format="json")
+    assert (again.status_code, again.json()["errors"][0]["field"]) == (422, "name")
+
+
+def test_the_page_does_what_rest_does(members: Members, owner: User, client: Client) -> None:
+    client.force_login(members["admin"])
+    client.post("/projects/team/members/", {"user": "viewer", "role": "operator"})
+    client.post("/projects/team/members/remove/", {"user": "colleague"})
+    client.post("/projects/team/quota/", {"own_slots": "3"})
+    shown = client.post("/projects/team/invitations/", {"role": "submitter", "days": "3", "note": "Ann <b>"})
+    link = re.search(r'id="link">http://testserver(/invitations/[^<]+)<', shown.content.decode())
+    assert link is not None
+    assert "Ann &lt;b&gt;" in client.get("/projects/team/").content.decode()
+    assert Project.objects.get(name="team").own_slots == 3
+    assert access.role_in(members["viewer"], "team") == Role.OPERATOR
+    assert access.role_in(members["colleague"], "team") is None
+    for posted, words in (({"own_slots": "many"}, "own_slots: "), ({"own_slots": "-1"}, "own_slots: ")):
+        assert words in client.post("/projects/team/quota/", posted, follow=True).content.decode()
+    client.force_login(owner)
+    assert client.post(link[1], follow=True).redirect_chain == [("/projects/team/", 302)]
+    assert client.get(link[1]).status_code == 404
+    assert "You are submitter" in client.get("/projects/team/").content.decode()
+
+
+def test_a_stranger_learns_of_no_project(team: Project, stranger: User, api: Api, client: Client) -> None:
+    assert [row["name"] for row in api(stranger).get("/api/v1/projects").json()] == ["default"]
+    client.force_login(stranger)
+    assert "team" not in client.get("/projects/").content.decode().split("<main")[1].replace("team.", "")
+    assert client.get("/projects/team/").status_code == 404

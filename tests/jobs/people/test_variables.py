@@ -1,0 +1,185 @@
+"""What a project hands its jobs: written over REST, and readable nowhere but in its jobs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+from rest_framework.test import APIClient
+
+from contracts.names import host_queue
+from contracts.variables import MOST, MOST_BYTES, SealError, unseal
+from jobs.hosts.keys import signing_keys
+from jobs.models import Attempt, Host, Job, Member, Membership, Project, Status
+from jobs.people import variables
+from jobs.queue import actions
+from jobs.queue.control.outbox import deliver
+from jobs.queue.scheduling.scheduler import schedule
+from planner.facts.spec import SpecError
+from tests.planner.wrong_specs import GOOD
+
+Api = Callable[[User | None], APIClient]
+Members = dict[str, User]
+SECRET = "not-to-be-seen-7f3a"
+
+
+def put(api: Api, members: Members, name: str = "HF_TOKEN", value: str = SECRET) -> Any:
+    path = f"/api/v1/projects/team/variables/{name}"
+    return api(members["admin"]).put(path, {"value": value}, format="json")
+
+
+def test_a_value_is_never_read_back(
+    members: Members, staff: User, api: Api, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    told = put(api, members)
+    assert told.status_code == 200
+    client.force_login(members["admin"])
+    client.post("/projects/team/variables/", {"name": "JOB_KEY", "value": SECRET + "-too"})
+    assert api(members["admin"]).post("/api/v1/jobs", {**GOOD, "project": "team"}, format="json").status_code == 201
+    job = Job.objects.get()
+    texts = [told.content.decode(), caplog.text]
+    for who in (members["admin"], staff):
+        client.force_login(who)
+        paths = (
+            *("/projects/team/", f"/jobs/{job.id}/", "/api/v1/projects/team/variables", "/api/v1/projects/team"),
+            *(f"/api/v1/jobs/{job.id}", "/api/v1/projects"),
+        )
+        texts += [client.get(path).content.decode() for path in paths]
+    client.force_login(staff)
+    texts.append(client.get("/api/v1/audit").content.decode())
+    assert "HF_TOKEN" in texts[-1]
+    assert not any(SECRET in text for text in texts)
+
+
+def test_the_database_holds_no_value_that_can_be_read(members: Members, api: Api) -> None:
+    put(api, members)
+    actions.submit(members["submitter"], {**GOOD, "project": "team"})
+    with connection.cursor() as cursor:
+        for table in connection.introspection.table_names():
+            cursor.execute(f'SELECT * FROM "{table}"')
+            assert SECRET not in str(cursor.fetchall()), table
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHON_EXEC", "PET_RDZV_ENDPOINT", "MASTER_ADDR"),
+        *("NCCL_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "MESHBOARD_HOST_KEY", "HOME", "OMP_NUM_THREADS"),
+        *("hf_token", "HF-TOKEN", "HF_TOKEN\n", "HF_TOKEN=x", " HF_TOKEN", "JOB_" + "X" * 100, "XJOB_A"),
+    ],
+)
+def test_a_name_outside_the_list_is_refused(name: str, team: Project) -> None:
+    with pytest.raises(SpecError) as refused:
+        variables.put(team, name, "x", "admin")
+    assert refused.value.problems[0].field == "variable"
+    assert not team.variables.exists()
+
+
+def test_what_is_too_much_is_refused_with_its_size(team: Project) -> None:
+    with pytest.raises(SpecError, match="16,386 bytes"):
+        variables.put(team, "JOB_A", "é" * (MOST_BYTES // 2 + 1), "admin")
+    for number in range(4):
+        variables.put(team, f"JOB_{number}", "x" * MOST_BYTES, "admin")
+    with pytest.raises(SpecError, match="the others have 65,536"):
+        variables.put(team, "JOB_MORE", "x", "admin")
+    variables.put(team, "JOB_3", "", "admin")
+    for number in range(MOST - 4):
+        variables.put(team, f"AWS_{number}", "", "admin")
+    with pytest.raises(SpecError, match="at most 50"):
+        variables.put(team, "AWS_MORE", "", "admin")
+
+
+def launched(client: redis.Redis) -> dict[str, Any]:
+    """The order as it lies in Redis, and that it shows no value there."""
+    deliver(client)
+    everything = str([client.dump(key) for key in client.scan_iter()])
+    assert SECRET not in everything
+    sent = json.loads(client.rpop(host_queue("host-a")))
+    body = base64.b64decode(sent["body"]).decode()
+    assert SECRET not in body
+    order: dict[str, Any] = json.loads(body)[0][0]
+    return order
+
+
+def started(members: Members, make_host: Callable[..., Host]) -> Job:
+    make_host()
+    Host.objects.update(generation=1)
+    job, _ = actions.submit(members["submitter"], {**GOOD, "project": "team"})
+    assert schedule() == 1
+    return job
+
+
+def test_an_order_carries_them_sealed_for_its_host_and_attempt(
+    members: Members, make_host: Callable[..., Host], live_redis: redis.Redis, api: Api
+) -> None:
+    put(api, members)
+    job = started(members, make_host)
+    order = launched(live_redis)
+    own, other = (bytes.fromhex(signing_keys(name, 1)[0]) for name in ("host-a", "host-b"))
+    assert unseal(own, job.id, 1, order["variables"]) == {"HF_TOKEN": SECRET}
+    with pytest.raises(SealError, match="this host's key"):
+        unseal(other, job.id, 1, order["variables"])
+    with pytest.raises(SealError, match="another attempt"):
+        unseal(own, job.id, 2, order["variables"])
+
+
+def test_who_left_the_project_is_handed_nothing(
+    members: Members, make_host: Callable[..., Host], live_redis: redis.Redis, api: Api
+) -> None:
+    put(api, members)
+    started(members, make_host)
+    Membership.objects.filter(user=members["submitter"]).delete()
+    assert "variables" not in launched(live_redis)
+
+
+def test_a_job_of_another_project_is_handed_nothing(
+    members: Members, make_host: Callable[..., Host], live_redis: redis.Redis, api: Api
+) -> None:
+    put(api, members)
+    make_host()
+    actions.submit(members["submitter"], GOOD)
+    assert schedule() == 1
+    assert "variables" not in launched(live_redis)
+
+
+def test_a_new_secret_key_reads_what_the_one_before_wrote(members: Members, settings: Any, api: Api) -> None:
+    put(api, members)
+    before, settings.SECRET_KEY = settings.SECRET_KEY, "another-0123456789-0123456789-0123456789-0123456789"
+    settings.SECRET_KEY_FALLBACKS = [before]
+    job, _ = actions.submit(members["submitter"], {**GOOD, "project": "team"})
+    attempt = Attempt.objects.create(job=job, number=1)
+    host = Host(name="host-a", generation=1)
+    member = Member(attempt=attempt, host=host)
+    sealed = variables.sealed_for(member, job)
+    old_host, new_host = (bytes.fromhex(key) for key in reversed(signing_keys("host-a", 1)))
+    assert unseal(old_host, job.id, 1, sealed) == unseal(new_host, job.id, 1, sealed) == {"HF_TOKEN": SECRET}
+
+
+def test_a_job_whose_variables_cannot_be_read_fails_and_says_so(
+    members: Members, make_host: Callable[..., Host], live_redis: redis.Redis, settings: Any, api: Api
+) -> None:
+    put(api, members)
+    job = started(members, make_host)
+    settings.SECRET_KEY = "another-0123456789-0123456789-0123456789-0123456789"
+    deliver(live_redis)
+    job.refresh_from_db()
+    assert job.status == Status.FAILED
+    assert "set them again" in job.history.last().reason
+
+
+def test_slurm_is_handed_none_and_so_takes_no_such_job(members: Members, settings: Any, api: Api) -> None:
+    settings.SLURM = {"folder": "/shared"}
+    put(api, members)
+    spec = {**GOOD, "project": "team", "resources": {"engine": "slurm"}}
+    with pytest.raises(SpecError) as refused:
+        actions.submit(members["submitter"], spec)
+    assert "resources.engine" in [problem.field for problem in refused.value.problems]
