@@ -77,6 +77,8 @@ def test_who_left_a_project_ends_their_job_and_starts_none(members: Members, mak
     rest = api(members["submitter"])
     assert rest.post(f"/api/v1/jobs/{job.id}/cancel").status_code == 200
     assert rest.post(f"/api/v1/jobs/{job.id}/requeue").status_code == 403
+    Membership.objects.create(project=Project.objects.get(name="team"), user=members["submitter"], role=Role.VIEWER)
+    assert rest.post(f"/api/v1/jobs/{job.id}/requeue").status_code == 403, "nor does a viewer"
     assert Job.objects.get(id=job.id).status == Status.CANCELLED
 
 
@@ -155,8 +157,8 @@ def test_why_a_job_waits_names_no_job_that_a_member_may_not_see(
     """Its owner's own, but in no project of the member's."""
     make_host()
     private = make_job(members["submitter"], "default", num_slots=8)
-    Job.objects.filter(id=private.id).update(name="the secret one", num_slots=4)
     running = make_job(members["submitter"], "default", num_slots=4)
+    Job.objects.filter(id__in=[private.id, running.id]).update(name="the secret one", num_slots=4)
     schedule()
     behind = make_job(members["submitter"], num_slots=4)
     schedule()
