@@ -47,6 +47,7 @@ from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeReq
 from jobs.telling.hooks import WebhookChange, WebhookQuery
 from jobs.telling.shapes import DeliveryTold, NewWebhook, WebhookTold
 from jobs.traces.chrome import ChromeTrace
+from jobs.traces.imports.shapes import FileSoFar, ImportQuery, ImportTold
 from jobs.traces.requests import WantedStep, WantedSteps
 from jobs.traces.shapes import StepColumns, TracedSteps
 from planner.facts.presets import PRESETS
@@ -60,14 +61,14 @@ READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
     *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
     *(TokenWish, ProjectWish, ProjectChange, RoleWish, InvitationWish, AcceptWish, VariableWish),
-    *(ResumeQuery, LabQuery, BaselineWish, WebhookQuery, WebhookChange),
+    *(ImportQuery, ResumeQuery, LabQuery, BaselineWish, WebhookQuery, WebhookChange),
 )
 TOLD = (
     *(ProjectTold, MemberTold, InvitationTold, NewInvitation, Variable, ApiToken, NewApiToken),
     *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison, CheckpointTold, Results, PrimitiveTold, PrimitiveShown),
-    *(WebhookTold, NewWebhook, DeliveryTold),
+    *(ImportTold, FileSoFar, WebhookTold, NewWebhook, DeliveryTold),
     *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
     *(Baseline, BranchBrief),
     *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, ProblemDetails, RunEnded),

@@ -25,7 +25,7 @@ WANTED = (FINISHED, STARTED, *Status.values)
 LONGEST_S, USUALLY_S = 300, 60
 RESUME = OpenApiParameter(
     "Last-Event-ID",
-    {"type": "string", "maxLength": 60_000, "pattern": sse.ID_PATTERN},
+    {"type": "string", "pattern": sse.ID_PATTERN},
     OpenApiParameter.HEADER,
     description="of the last event that was read: only what came after it is told",
 )

@@ -9,7 +9,7 @@ from jobs.models import Scope
 READS = ("GET", "HEAD", "OPTIONS")
 # The first word of a route behind `/api/v1/`, of what submits jobs and changes one's own; to change those of others
 # takes `operate` besides, which `jobs.access` asks for.
-SUBMITS = ("jobs", "plan", "runs")
+SUBMITS = ("jobs", "plan", "runs", "lab", "imports")
 ALL = frozenset(Scope)
 
 

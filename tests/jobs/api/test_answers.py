@@ -290,6 +290,16 @@ def more(asked: Asked, user: APIClient, owner: User) -> None:
     asked(user, "cancelJob", job_id=copied["id"])
     resumed = asked(user, "resumeJob", {"change": {"name": "on"}}, job_id=run, code=201)
     asked(user, "cancelJob", job_id=resumed["id"])
+    opened = asked(user, "openImport", {"files": [{"name": "trace_rank0.json", "size": 2}]}, code=201)["id"]
+    path = asked.operations["sendPart"][0].format(key=opened, place=0)
+    asked.holds("sendPart", user.put(f"{path}?offset=0", b"{}", content_type="application/octet-stream"))
+    asked.holds("sendPart", user.put(f"{path}?offset=9", b"{}", content_type="application/octet-stream"), 409)
+    asked(user, "getImportedTrace", key=opened, code=404)
+    asked(user, "getImport", key=opened)
+    asked(user, "listImports")
+    asked(user, "readImport", key=opened, code=422)
+    again = asked(user, "openImport", {"files": [{"name": "a", "size": 2}]}, code=201)["id"]
+    asked(user, "deleteImport", key=again, code=204)
     asked(user, "listPrimitives")
     asked(user, "getPrimitive", name="all_reduce")
     asked(user, "getPrimitive", name="all_rduce", code=404)

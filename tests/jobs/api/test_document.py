@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +51,25 @@ def test_a_spec_is_described_by_the_model_that_reads_it(document: Any) -> None:
 
 
 # Their bodies are specs, or a part of one: thousands of cases each, which `make schemathesis` has.
-LONG = ["submitJob", "searchPlans", "plan", "explainPlan", "runPrimitive"]
-ALIKE = ["getTraffic"]  # getMetrics of another table
+LONG = {"submitJob", "searchPlans", "plan", "explainPlan", "runPrimitive"}
 # Staff's alone: whoever is none gets 403 of each, and `make schemathesis` asks as staff too.
-STAFFS = [
+STAFFS = {
     *("calibrateHost", "drainHost", "undrainHost", "giveUpHost", "removeHost"),
     *("listJoinTokens", "makeJoinToken", "revokeJoinToken"),
     *("actOnQueue", "moveInQueue", "pauseQueue", "resumeQueue", "pausePool", "resumePool", "listAudit"),
-]
+}
 
 
-def test_what_the_server_does_is_what_it_says(postgres_site: Site, tmp_path: Path) -> None:
-    """The phase that meets every keyword of the document; `make schemathesis` goes on from answer to answer too."""
+DAYS = 4  # in which each of the others has its turn
+
+
+def test_what_the_server_does_is_what_it_says(postgres_site: Site, tmp_path: Path, document: Any) -> None:
+    """The phase that meets every keyword of the document, of some operations; `make schemathesis` is all of it."""
     before = postgres_site.log.count("Traceback")
-    left_out = [part for operation in [*LONG, *ALIKE, *STAFFS] for part in ("--exclude-operation-id", operation)]
-    told = fuzz(postgres_site, tmp_path, "owner", "--phases", "examples,coverage", *left_out)
+    operations = {one["operationId"] for path in document["paths"].values() for one in path.values()}
+    todays = sorted(operations - LONG - STAFFS)[date.today().toordinal() % DAYS :: DAYS]
+    chosen = [part for operation in todays for part in ("--include-operation-id", operation)]
+    told = fuzz(postgres_site, tmp_path, "owner", "--phases", "examples,coverage", *chosen)
     assert told.passed, told.text
-    assert told.cases >= 500
+    assert told.cases >= 100
     assert postgres_site.log.count("Traceback") == before
