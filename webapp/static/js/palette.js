@@ -17,7 +17,7 @@ export function matching(items, query) {
 export function ofPage() {
   const seen = new Set();
   const found = usable(".page-head .actions :is(a, button), main [data-command]");
-  const actions = [...found, ...usable("header [data-command]")]
+  const actions = [...found, ...document.querySelectorAll(".own [data-command]")]
     .map((node) => ({ kind: "action", words: wordsOf(node), key: node.dataset.key ?? "", run: () => use(node) }))
     .filter(({ words }) => words && !seen.has(words) && seen.add(words));
   const job = document.getElementById("job");

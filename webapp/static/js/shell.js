@@ -10,6 +10,17 @@ menu?.addEventListener("click", () => {
   menu.setAttribute("aria-expanded", String(open));
 });
 
+// What is open beside the page closes when one goes on elsewhere.
+const own = document.querySelector(".own");
+if (own) {
+  document.addEventListener("click", (event) => own.contains(event.target) || own.removeAttribute("open"));
+  own.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    own.removeAttribute("open");
+    own.querySelector("summary").focus();
+  });
+}
+
 const opener = document.getElementById("palette-open");
 if (opener) {
   const toggle = palette(opener);
