@@ -126,8 +126,15 @@ class Postman:
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="postman", daemon=True).start()
+            threading.Thread(target=_run, args=(self._loop,), name="postman", daemon=True).start()
         return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
 
 
 def _claim(deliveries: list[Delivery], now: datetime) -> list[Delivery]:
