@@ -6,6 +6,7 @@ class JobsConfig(AppConfig):
     verbose_name = "Meshboard"
 
     def ready(self) -> None:
-        from jobs.people import passwords
+        from jobs.people import passwords, signing_on
 
         passwords.connect()
+        signing_on.connect()

@@ -123,8 +123,8 @@ def restore(source: Path, *, replace: bool = False) -> tuple[Meta, list[str]]:
         ]
     if told["key"] != fingerprint(settings.SECRET_KEY):
         notes.append(
-            "the secret key is another than that of the board that was saved: everybody logs in again, and hosts have "
-            "to join again, unless the old one is named in MESHBOARD_SECRET_KEY_FALLBACKS"
+            "the secret key is another than that of the board that was saved: everybody logs in again, hosts have to "
+            "join again and projects' variables cannot be read, unless the old one is in MESHBOARD_SECRET_KEY_FALLBACKS"
         )
     return told, notes
 

@@ -155,6 +155,13 @@ class WebSettings(BaseSettings):
     redis_access: Literal["hosts", "shared"] = Field(
         "hosts", description="`hosts`: each has a Redis user of its own; `shared`: all use the board's own credentials"
     )
+    oidc_url: str | None = Field(
+        None, pattern=r"^https?://[^\s?#@]+$", description="an OpenID Connect provider that people sign on with"
+    )
+    oidc_client_id: str | None = Field(None, description="what the provider calls this board")
+    oidc_client_secret: SecretStr | None = Field(None, description="what the board shows the provider")
+    oidc_name: str = Field("your organisation", description="the provider, as the login page names it")
+    oidc_new_people: bool = Field(True, description="whether who signs on for the first time gets an account")
     submits_per_minute: int = Field(60, ge=1, description="jobs that a user may submit in a minute over REST")
     requests_per_minute: int = Field(6000, ge=1, description="other requests of a token, or session's user, over REST")
 
@@ -256,6 +263,21 @@ class WebSettings(BaseSettings):
         2**28, ge=2**20, description="bytes of an attempt's steps event by event; beyond it every second old one goes"
     )
     history_days: int = Field(90, ge=1, le=36500, description="days that a history is kept after its attempt ended")
+
+    def oidc(self) -> list[dict[str, Any]]:
+        """The provider as django-allauth has it; none where none is set."""
+        if self.oidc_url is None:
+            return []
+        secret = self.oidc_client_secret.get_secret_value() if self.oidc_client_secret else ""
+        return [
+            {
+                "provider_id": "board",
+                "name": self.oidc_name,
+                "client_id": self.oidc_client_id or "meshboard",
+                "secret": secret,
+                "settings": {"server_url": self.oidc_url},
+            }
+        ]
 
     def slurm(self) -> dict[str, str] | None:
         """Where Slurm runs jobs, None where the board has none."""

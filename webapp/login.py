@@ -12,7 +12,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from allauth.account.utils import perform_login
 from django.conf import settings
+from django.contrib.auth.forms import AuthenticationForm
+from django.contrib.auth.views import LoginView
 from django.core.cache import cache
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
@@ -34,6 +37,26 @@ def limited(view: View) -> View:
         return view(request, *arguments, **named)
 
     return bounded
+
+
+class Login(LoginView):
+    """Name and password, then what django-allauth asks for besides: a second factor, of those who have one."""
+
+    template_name = "login.html"
+    redirect_authenticated_user = True
+
+    def get_context_data(self, **named: Any) -> dict[str, Any]:
+        return {**super().get_context_data(**named), "oidc": settings.OIDC_NAME}
+
+    def form_valid(self, form: AuthenticationForm) -> HttpResponse:
+        made = perform_login(self.request, form.get_user(), redirect_url=self.get_success_url())
+        assert isinstance(made, HttpResponse), "a redirect"
+        return made
+
+
+def no_account(request: HttpRequest) -> HttpResponse:
+    """Where django-allauth would ask who signs on for a name and an address: nobody makes an account by hand."""
+    return render(request, "account/signup_closed.html", status=403)
 
 
 def locked_out(request: HttpRequest, _response: HttpResponse, _credentials: dict[str, Any]) -> HttpResponse:

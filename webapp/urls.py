@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from allauth.account.views import reauthenticate
 from django.contrib import admin
 from django.contrib.auth.decorators import login_not_required
-from django.contrib.auth.views import LoginView, LogoutView
+from django.contrib.auth.views import LogoutView
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.templatetags.static import static
 from django.urls import include, path
+from django.views.generic import RedirectView
 from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
@@ -34,7 +36,7 @@ from jobs.people import project_pages
 from jobs.traces import pages as traces
 from webapp import documentation
 from webapp.admin_theme import MARK
-from webapp.login import limited
+from webapp.login import Login, limited, no_account
 
 
 def icon(_request: HttpRequest) -> HttpResponse:
@@ -42,7 +44,7 @@ def icon(_request: HttpRequest) -> HttpResponse:
     return redirect(static(MARK))
 
 
-login = LoginView.as_view(template_name="login.html", redirect_authenticated_user=True)
+login = Login.as_view()
 
 urlpatterns = [
     path("", listing.job_list, name="job-list"),
@@ -59,6 +61,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/smaller/", jobs.job_run_smaller, name="job-run-smaller"),
     path("jobs/<str:job_id>/requeue/", jobs.job_requeue, name="job-requeue"),
     path("jobs/<str:job_id>/history/", history.index, name="job-history"),
+    path("jobs/<str:job_id>/history/tensorboard/", history.tensorboard, name="job-tensorboard"),
     path("jobs/<str:job_id>/history/snapshot/", history.snapshot, name="job-snapshot"),
     path("jobs/<str:job_id>/history/steps/slow/", history.slow_steps, name="job-slow-steps"),
     path("jobs/<str:job_id>/history/<str:table>/", history.table, name="job-history-table"),
@@ -95,6 +98,7 @@ urlpatterns = [
     path("queue/move/", queue.move, name="queue-move"),
     path("queue/pause/", queue.pause, name="queue-pause"),
     path("queue/audit/", queue.audit, name="audit"),
+    path("queue/audit/export/", queue.audit_export, name="audit-export"),
     path("hosts/", hosts.hosts, name="hosts"),
     path("hosts/<path:name>/calibrate/", hosts.calibrate, name="host-calibrate"),
     path("hosts/<path:name>/drain/", hosts.drain, name="host-drain"),
@@ -123,11 +127,21 @@ urlpatterns = [
     path("docs/<path:path>", documentation.page),
     path("login/", limited(login), name="login"),
     path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),
+    path("login/again/", limited(reauthenticate), name="account_reauthenticate"),
+    path("login/", include("allauth.socialaccount.providers.openid_connect.urls")),
+    path("login/new/", login_not_required(no_account), name="socialaccount_signup"),
     path("logout/", LogoutView.as_view(), name="logout"),
+    # The same by the names that django-allauth knows them by.
+    path("login/", limited(login), name="account_login"),
+    path("logout/", LogoutView.as_view(), name="account_logout"),
+    path("account/", people.account, name="socialaccount_connections"),
+    path("account/two-factor/", RedirectView.as_view(pattern_name="account"), name="mfa_index"),
+    path("account/two-factor/", include("allauth.mfa.urls")),
+    path("account/sessions/<int:key>/end/", people.end_session, name="account-session-end"),
     path("api/v1/lab/primitives", rest.Primitives.as_view(), name="api-primitives"),
     path("api/v1/lab/primitives/<str:name>", rest.Primitive.as_view(), name="api-primitive"),
     path("api/v1/", include("jobs.api.urls")),
-    path("admin/login/", limited(admin.site.login)),
+    path("admin/login/", limited(login)),
     path("admin/", admin.site.urls),
     path("favicon.ico", icon),
 ]

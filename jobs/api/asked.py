@@ -9,7 +9,7 @@ from rest_framework.request import Request
 
 from jobs.api.listing import BadParameterError
 from jobs.text import whole_number
-from planner.facts.spec import Problem
+from planner.facts.spec import Problem, SpecError
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -24,6 +24,7 @@ class Parameters:
         self._problems = [
             Problem(name[:100], f"is no parameter of this; {words}") for name in self._given if name not in known
         ]
+        self._clashes: list[Problem] = []
         self._problems += [
             Problem(name, "was given more than once") for name in known if len(self._given.getlist(name)) > 1
         ]
@@ -34,7 +35,7 @@ class Parameters:
             return default
         found = reader(self._given[name])
         if found is None:
-            self.wrong(name, words)
+            self._problems.append(Problem(name, words))
             return default
         return found
 
@@ -46,10 +47,17 @@ class Parameters:
         words = f"must be one of {', '.join(choices)}"
         return self.read(name, default, words, lambda text: text if text in choices else None)
 
-    def wrong(self, name: str, words: str) -> None:
-        self._problems.append(Problem(name, words))
+    def clash(self, name: str, words: str) -> None:
+        """It makes sense by itself, and not beside the others."""
+        self._clashes.append(Problem(name, words))
 
     def check(self) -> None:
-        """Raises BadParameterError."""
+        """
+        Raises:
+            BadParameterError: of parameters that make no sense, which is 400.
+            SpecError: of some that make none together, which is 422: no document can say it.
+        """
         if self._problems:
-            raise BadParameterError(self._problems)
+            raise BadParameterError([*self._problems, *self._clashes])
+        if self._clashes:
+            raise SpecError(self._clashes)

@@ -21,6 +21,7 @@ from jobs.history.folder import GoneError
 from jobs.history.slow import NoStepsError, asked_steps, slow
 from jobs.history.snapshot import snapshot
 from jobs.history.tables import TABLES
+from jobs.history.tensorboard import event_file, file_name
 from jobs.models import Job
 from planner.facts.spec import Problem, SpecError
 
@@ -46,6 +47,7 @@ PARAMETERS = [
     OpenApiParameter("format", str, enum=list(FORMATS), default="json"),
 ]
 ID = "[a-z0-9-]{1,64}"
+EVENT_FILE = "application/octet-stream"
 FILES = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
 
 
@@ -134,6 +136,29 @@ class HistorySnapshot(APIView):
             return refuse(404, "attempt", str(error), "query")
 
 
+class TensorBoard(APIView):
+    """For another tool."""
+
+    @extend_schema(
+        operation_id="getEventFile",
+        parameters=[ATTEMPT],
+        responses={
+            (200, EVENT_FILE): OpenApiResponse(
+                {"type": "string", "format": "binary"}, "put it into a folder of its own"
+            ),
+            **refusals(404),
+        },
+    )
+    def get(self, request: Request, job_id: str) -> HttpResponseBase:
+        """An attempt's curves as an event file of TensorBoard: loss, rates, each rank's steps, bytes by axis."""
+        job = find_job(request.user, job_id)
+        attempt = _asked("marks", request.query_params, "attempt").attempt or job.attempt
+        try:
+            return as_event_file(job, attempt)
+        except GoneError as error:
+            return refuse(404, "attempt", str(error), "query")
+
+
 class Compare(APIView):
     """Runs side by side."""
 
@@ -162,6 +187,12 @@ def as_file(job: Job, attempt: int, table: str, query: Asked) -> FileResponse:
     name = answers.file_name(job.id, attempt, table, query.format)
     told = answers.file(job.id, attempt, table, query)
     return FileResponse(told, as_attachment=True, filename=name, content_type=FILES[query.format])
+
+
+def as_event_file(job: Job, attempt: int) -> FileResponse:
+    """Raises GoneError, BusyError."""
+    told = event_file(job.id, attempt, job.spec)
+    return FileResponse(told, as_attachment=True, filename=file_name(job.id, attempt), content_type=EVENT_FILE)
 
 
 def _asked(table: str, told: QueryDict, *only: str) -> Asked:

@@ -74,7 +74,7 @@ class Log(APIView):
     @extend_schema(
         operation_id="readLog",
         parameters=[ATTEMPT, FILE, FROM, BYTES, FOLLOW, RESUME],
-        responses={(200, "text/plain"): TEXT, (200, "text/event-stream"): STREAM, **refusals(404, 409, 429)},
+        responses={(200, "text/plain"): TEXT, (200, "text/event-stream"): STREAM, **refusals(404, 409, 422)},
     )
     def get(self, request: Request, job_id: str, rank: str) -> HttpResponseBase:
         """All that the host keeps of a rank's log, or a range of it; -1 is the launcher of the first host, -2 that of
@@ -105,7 +105,7 @@ class Log(APIView):
 
 
 def _asked(request: Request, rank: str) -> Asked:
-    """Raises BadParameterError."""
+    """Raises BadParameterError, SpecError."""
     given = Parameters(request, *(parameter.name for parameter in (ATTEMPT, FILE, FROM, BYTES, FOLLOW)))
     asked = Asked(
         rank=_rank(rank),
@@ -117,7 +117,7 @@ def _asked(request: Request, rank: str) -> Asked:
     )
     is_range = asked.first > 0 or asked.most is not None
     if is_range and asked.file is None and asked.rank is not None and asked.rank > LAUNCHER:
-        given.wrong("file", "is required of a range: a rank has two")
+        given.clash("file", "is required of a range: a rank has two")
     given.check()
     return asked
 

@@ -64,7 +64,7 @@ class Binned(APIView):
         points = given.number("points", USUAL_POINTS, 1, MOST_BINS)
         form = given.one_of("format", "json", FORMATS)
         if since is not None and until is not None and since > until:
-            given.wrong("from", f"{since:g} is after to = {until:g}")
+            given.clash("from", f"{since:g} is after to = {until:g}")
         given.check()
         job = find_job(request.user, job_id)
         number = attempt or job.attempt

@@ -160,9 +160,26 @@ def with_models(result: dict[str, Any], generator: Any, request: Any, public: bo
     for measured in ("profile", "runs"):
         models["Cluster"]["properties"].pop(measured)
     models["NamedCluster"] = _named(models.pop("Cluster"))
+    for name, model in models.items():
+        models[name] = {**_for_generators(model), "title": name}
     result["components"].setdefault("schemas", {}).update(models)
     _require_bodies(result["paths"], models)
     return result
+
+
+def _for_generators(part: Any) -> Any:
+    """Without what generators of clients stumble over: pydantic's titles, after which they name classes, several alike,
+    and defaults that are objects, whose fields have defaults of their own."""
+    if isinstance(part, list):
+        return [_for_generators(inner) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    fields = part.get("properties")
+    if isinstance(fields, dict):  # of which one may be called title
+        fields = {name: _for_generators(inner) for name, inner in fields.items()}
+    left_out = {"properties", *({"default"} if isinstance(part.get("default"), dict) else ()), "title"}
+    kept = {name: _for_generators(inner) for name, inner in part.items() if name not in left_out}
+    return kept if fields is None else {**kept, "properties": fields}
 
 
 def _require_bodies(paths: dict[str, Any], models: dict[str, Any]) -> None:

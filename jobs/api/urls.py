@@ -39,6 +39,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/trace", traces.StepTrace.as_view(), name="api-trace"),
     path("jobs/<str:job_id>/logs/<str:rank>", logs.Log.as_view(), name="api-log"),
     path("jobs/<str:job_id>/history", history.History.as_view(), name="api-history"),
+    path("jobs/<str:job_id>/tensorboard", history.TensorBoard.as_view(), name="api-tensorboard"),
     path("jobs/<str:job_id>/history/snapshot", history.HistorySnapshot.as_view(), name="api-snapshot"),
     path("jobs/<str:job_id>/history/steps/slow", history.SlowSteps.as_view(), name="api-slow-steps"),
     path("jobs/<str:job_id>/history/<str:table>", history.HistoryTable.as_view(), name="api-history-table"),

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_GET
 
 from jobs.access import find_job
 from jobs.api.errors import LATER, of_request, refused_page
-from jobs.api.history import as_file
+from jobs.api.history import as_event_file, as_file
 from jobs.api.problems import details
 from jobs.history import answers
 from jobs.history.asked import asked
@@ -85,3 +85,13 @@ def table(request: HttpRequest, job_id: str, table: str) -> HttpResponseBase:
     if query.format == "json":
         return JsonResponse(answers.rows(job.id, attempt, table, query))
     return as_file(job, attempt, table, query)
+
+
+@require_GET
+@login_required
+@_refusing
+def tensorboard(request: HttpRequest, job_id: str) -> HttpResponseBase:
+    """An attempt's curves as an event file."""
+    job = find_job(request.user, job_id)
+    attempt = asked("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
+    return as_event_file(job, attempt)

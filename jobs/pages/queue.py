@@ -19,6 +19,7 @@ from jobs.models import AuditEntry, Pool, Project
 from jobs.planning.queries import checked
 from jobs.queue import staff
 from jobs.queue.bulk import Bulk, MoveTo, carry_out
+from jobs.queue.export import FORMATS
 from jobs.queue.view import View, rows, view, what_if
 from jobs.text import parse_json, storable, whole_number
 from planner.facts.spec import Problem, SpecError
@@ -157,6 +158,20 @@ def pause(request: HttpRequest) -> HttpResponse:
     elif storable(name) and (pool := Pool.objects.filter(name=name).first()):
         staff.pause_pool(pool, on, by)
     return redirect("queue")
+
+
+@require_GET
+@login_required
+def audit_export(request: HttpRequest) -> HttpResponse:
+    """Entries after the one of the id `after`, the oldest first, as a file: `format` is csv or jsonl."""
+    _staff_only(request)
+    form, after = request.GET.get("format", "csv"), whole_number(request.GET.get("after", "0"), 0, 2**63 - 1)
+    if form not in FORMATS or after is None:
+        return HttpResponse("format is csv or jsonl, after an entry's id", status=400, content_type="text/plain")
+    text, content_type = FORMATS[form]
+    answer = HttpResponse(text(after), content_type=content_type)
+    answer["Content-Disposition"] = f'attachment; filename="audit.{form}"'
+    return answer
 
 
 @require_GET

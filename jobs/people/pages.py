@@ -1,9 +1,13 @@
-"""One's own page: REST tokens and the password."""
+"""One's own page: REST tokens, sessions, the password and the second factor."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
+from allauth.mfa.utils import is_mfa_enabled
+from allauth.socialaccount.models import SocialAccount
+from allauth.usersessions.models import UserSession
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import update_session_auth_hash
 from django.contrib.auth.decorators import login_required
@@ -15,6 +19,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_POST
 
 from jobs.people import tokens
+from jobs.people.signing_on import note_session
 from jobs.planning.queries import checked
 from jobs.queue.audit import record
 from jobs.text import storable, whole_number
@@ -26,7 +31,7 @@ MOST_DAYS = 10**6
 @require_GET
 @login_required
 def account(request: HttpRequest) -> HttpResponse:
-    """Tokens and password."""
+    """Tokens, sessions, second factor, password."""
     return _page(request)
 
 
@@ -64,7 +69,20 @@ def change_password(request: HttpRequest) -> HttpResponse:
     form.save()
     record(_user(request).get_username(), "change password", "user", _user(request).get_username())
     update_session_auth_hash(request, form.user)
+    note_session(request)
     messages.success(request, "The password is changed. Your tokens and your other sessions have ended.")
+    return redirect("account")
+
+
+@require_POST
+@login_required
+def end_session(request: HttpRequest, key: int) -> HttpResponse:
+    """Log out a browser of one's own, wherever it is."""
+    session = UserSession.objects.filter(user=_user(request), pk=key).first()
+    if session is not None:
+        session.end()
+        record(_user(request).get_username(), "end session", "user", _user(request).get_username())
+        messages.success(request, "That session has ended.")
     return redirect("account")
 
 
@@ -79,6 +97,10 @@ def _page(request: HttpRequest, form: Any = None) -> HttpResponse:
         "tokens": [tokens.told(token) for token in tokens.known(user)],
         "has_password": user.has_usable_password(),
         "form": form,
+        "sessions": sorted(UserSession.objects.purge_and_list(user), key=lambda one: one.created_at, reverse=True),
+        "second_factor": is_mfa_enabled(user),
+        "oidc": settings.OIDC_NAME,
+        "connected": SocialAccount.objects.filter(user=user),
     }
     return render(request, "people/account.html", context, status=422 if form is not None else 200)
 

@@ -7,13 +7,10 @@ processes of the job and to nobody else.
 
 from __future__ import annotations
 
-import base64
 from typing import Annotated
 
-from cryptography.fernet import Fernet, InvalidToken, MultiFernet
-from django.conf import settings
+from cryptography.fernet import InvalidToken
 from django.db import transaction
-from django.utils.crypto import salted_hmac
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -21,8 +18,11 @@ from contracts.variables import ALL_BYTES, MOST, MOST_BYTES, PREFIXES, is_allowe
 from jobs.access import may_submit_to
 from jobs.hosts.keys import signing_keys
 from jobs.models import Job, Member, Project, ProjectVariable
+from jobs.people.sealing import board
 from jobs.queue.audit import record
 from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+
+PURPOSE = "variables"
 
 
 class VariableWish(Strict):
@@ -69,7 +69,9 @@ def put(project: Project, name: str, value: str, by: str) -> Variable:
             words = f"{size:,} bytes, and the others have {rest:,}: at most {MOST_BYTES:,}, and {ALL_BYTES:,} together"
             raise SpecError([Problem("value", words)])
         made, _ = ProjectVariable.objects.update_or_create(
-            project=project, name=name, defaults={"sealed": _board().encrypt(value.encode()).decode(), "changed_by": by}
+            project=project,
+            name=name,
+            defaults={"sealed": board(PURPOSE).encrypt(value.encode()).decode(), "changed_by": by},
         )
         record(by, "set variable", "project", project.name, after={"variable": name})
     return {"name": made.name, "changed": made.changed.isoformat(), "changed_by": made.changed_by}
@@ -101,15 +103,6 @@ def sealed_for(member: Member, job: Job) -> list[str]:
 
 def _open(sealed: str) -> str:
     try:
-        return _board().decrypt(sealed).decode()
+        return board(PURPOSE).decrypt(sealed).decode()
     except InvalidToken:
         raise UnreadableError("its project's variables were set under another secret key: set them again") from None
-
-
-def _board() -> MultiFernet:
-    """The newest key encrypts; what the ones before encrypted is read all the same."""
-    keys = [
-        salted_hmac("meshboard.variables", "board", secret, algorithm="sha256").digest()
-        for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
-    ]
-    return MultiFernet([Fernet(base64.urlsafe_b64encode(key)) for key in keys])

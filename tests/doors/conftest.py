@@ -23,6 +23,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "MESHBOARD_SUBMITS_PER_MINUTE": str(SUBMITS_PER_MINUTE),
         "MESHBOARD_LOGINS_PER_MINUTE": str(LOGINS_PER_MINUTE),
         "MESHBOARD_LOG_FORMAT": "json",
+        "MESHBOARD_METRICS_TOKEN": "metrics-of-the-doors-0123456789-0123456789",
     }
     with (
         redis_server(folder / "redis") as redis,

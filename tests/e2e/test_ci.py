@@ -41,14 +41,18 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def environment(running_board: Board, commands: Path) -> dict[str, str]:
     """Of a build: whose token it has, and the command on its PATH."""
-    path = f"{commands}:{os.environ['PATH']}"
-    libraries = f"{ROOT / 'client'}:{ROOT}"
-    own = {"PATH": path, "PYTHONPATH": libraries}
-    return {**os.environ, **own, "MESHBOARD_URL": running_board.url, "MESHBOARD_TOKEN": token(running_board)}
+    own = {
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT / 'client'}:{ROOT}",
+        "MESHBOARD_URL": running_board.url,
+        "MESHBOARD_TOKEN": token(running_board, "read", "submit", "operate"),
+    }
+    return {**os.environ, **own}
 
 
-def token(board: Board) -> str:
-    return str(board.up["api_token"])
+def token(board: Board, *scopes: str) -> str:
+    """A new one, as the tokens page makes it."""
+    return str(board.call("POST", "tokens", {"name": "ci", "scopes": scopes, "days": 1})["token"])
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +135,21 @@ def test_a_build_on_gitlab_passes_and_becomes_the_baseline(
     assert meshboard("baseline", "rm", "release/1").returncode == 0
     missing = meshboard("gate", baseline, "--baseline", "release/1", "--exact")
     assert (missing.returncode, "`meshboard baseline set release/1 JOB` makes it one" in missing.stderr) == (2, True)
+
+
+def test_a_token_may_what_it_was_given_for(
+    running_board: Board, meshboard: Meshboard, environment: dict[str, str], folder: Path, baseline: str
+) -> None:
+    def refused(scopes: tuple[str, ...], *words: str) -> str:
+        own = {**environment, "MESHBOARD_TOKEN": token(running_board, *scopes)}
+        ran = subprocess.run(["meshboard", *words], env=own, capture_output=True, text=True, timeout=60)
+        assert (ran.returncode, ran.stdout) == (3, ""), ran
+        return ran.stderr
+
+    spec = str(folder / "spec.yaml")
+    assert "the scope submit; this one has read" in refused(("read",), "submit", spec)
+    assert "the scope operate; this one has read, submit" in refused(("read", "submit"), "baseline", "rm", "main")
+    assert meshboard("baseline", "show", "main").returncode == 0
 
 
 def test_a_run_is_looked_at_from_a_shell(meshboard: Meshboard, folder: Path, baseline: str) -> None:

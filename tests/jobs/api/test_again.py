@@ -128,7 +128,6 @@ def test_metrics_are_a_file_too(owner: User, api: Api, kept: str) -> None:
         ("traffic", "by=op", "by"),
         ("traffic", "points=0", "points"),
         ("traffic", "points=2001", "points"),
-        ("metrics", "from=9&to=1", "from"),
         ("metrics", "from=nan", "from"),
         ("metrics", "format=xml", "format"),
         ("traffic", "bins=2", "bins"),
@@ -140,6 +139,14 @@ def test_a_parameter_that_makes_no_sense_is_named(owner: User, api: Api, path: s
     answer = api(owner).get(f"/api/v1/jobs/{job.id}/{path}?{query}")
     (error,) = answer.json()["errors"]
     assert (answer.status_code, error["field"], error["in"]) == (400, field, "query")
+
+
+def test_parameters_that_make_no_sense_together_are_422(owner: User, api: Api) -> None:
+    job, _ = actions.submit(owner, GOOD)
+    for path, field in (("metrics?from=9&to=1", "from"), ("logs/0?bytes=5", "file")):
+        answer = api(owner).get(f"/api/v1/jobs/{job.id}/{path}")
+        (error,) = answer.json()["errors"]
+        assert (answer.status_code, error["field"], error["in"]) == (422, field, "query")
 
 
 def test_of_a_run_without_a_history_they_are_404(owner: User, stranger: User, api: Api, kept: str) -> None:

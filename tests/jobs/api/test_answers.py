@@ -242,6 +242,7 @@ def histories(asked: Asked, user: APIClient, owner: User, folder: Path, settings
     settings.HISTORY_DIR = folder
     run = ended(owner, summary(0.3)).job_id
     asked(user, "getSnapshot", job_id=run, code=404)
+    asked(user, "getEventFile", job_id=run, code=404)
     slow = asked.operations["explainSlowSteps"][0].format(job_id=run)
     asked.holds("explainSlowSteps", user.get(f"{slow}?from=1&to=2"), 404)
     keep(folder, list(told_run(2, 4)), run)

@@ -13,7 +13,7 @@ from aiosmtpd.handlers import Message
 from django.contrib.auth.models import User
 from django.test import Client
 
-from jobs.models import Delivery, Job, MailWish, Outcome, Project, Status
+from jobs.models import Delivery, Job, MailWish, Membership, Outcome, Project, Role, Status
 from jobs.queue import actions, lifecycle
 from jobs.telling import outbox
 from jobs.telling.postman import Postman
@@ -69,7 +69,8 @@ def wishing(user: User, project: str = "", states: tuple[str, ...] = ("cancelled
 def test_people_are_mailed_of_the_states_they_chose(
     owner: User, stranger: User, staff: User, inbox: list[EmailMessage], postman: Postman
 ) -> None:
-    Project.objects.create(name="apollo")
+    apollo = Project.objects.create(name="apollo")
+    Membership.objects.create(user=owner, project=apollo, role=Role.SUBMITTER)
     wishing(owner)
     wishing(stranger, "apollo", ("queued", "cancelled"))
     wishing(staff, "apollo")

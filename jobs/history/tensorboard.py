@@ -1,0 +1,58 @@
+"""An attempt's curves as an event file that TensorBoard reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from django.conf import settings
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import RecordWriter
+from tensorboardX.summary import text as text_of
+
+from jobs.history.query import Tables, ask
+from jobs.history.scalars import scalars
+
+VERSION = "brain.Event:2"  # what a reader looks for first
+
+
+def event_file(job: str, attempt: int, spec: dict[str, Any]) -> BinaryIO:
+    """A file that is gone once it is closed.
+
+    Raises:
+        GoneError, BusyError
+    """
+    spill: Path = settings.HISTORY_DIR / "spill"
+    spill.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=spill)
+    os.close(handle)
+    path = Path(name)
+    try:
+        ask(job, attempt, lambda tables: _write(tables, spec, path))
+        return path.open("rb")
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def file_name(job: str, attempt: int) -> str:
+    """TensorBoard looks for the middle of it."""
+    return f"{job}-{attempt}.events.out.tfevents"
+
+
+def _write(tables: Tables, spec: dict[str, Any], path: Path) -> None:
+    began = float(tables.manifest["first"] or 0.0)
+    path.write_bytes(b"")  # a second try, where the files were replaced meanwhile
+    writer = RecordWriter(str(path))
+    try:
+        writer.write(Event(wall_time=began, file_version=VERSION).SerializeToString())
+        words = text_of("spec", f"```\n{json.dumps(spec, indent=2)}\n```")
+        writer.write(Event(wall_time=began, step=0, summary=words).SerializeToString())
+        for curve, step, time, value in scalars(tables):
+            summary = Summary(value=[Summary.Value(tag=curve, simple_value=value)])
+            writer.write(Event(wall_time=time, step=step, summary=summary).SerializeToString())
+    finally:
+        writer.close()

@@ -1,0 +1,34 @@
+"""Writes an attempt's curves and spec to MLflow: manage.py export_mlflow JOB --to http://mlflow:5000"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from jobs.history.folder import GoneError
+from jobs.history.mlflow import ExportedError, NotInstalledError, export
+from jobs.models import Job
+from jobs.planning.planners import BusyError
+
+
+class Command(BaseCommand):
+    """Prints the id of the run there."""
+
+    help = __doc__
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("job", help="its id")
+        parser.add_argument("--attempt", type=int, help="by default the current one")
+        parser.add_argument("--to", required=True, help="MLflow's tracking URI: a server, or file:///a/folder")
+        parser.add_argument("--experiment", default="", help="by default meshboard/PROJECT")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        job = Job.objects.select_related("owner").filter(id=options["job"]).first()
+        if job is None:
+            raise CommandError(f"there is no job {options['job']}")
+        experiment = options["experiment"] or f"meshboard/{job.project}"
+        try:
+            self.stdout.write(export(job, options["attempt"] or job.attempt, options["to"], experiment))
+        except (NotInstalledError, ExportedError, GoneError, BusyError) as error:
+            raise CommandError(str(error)) from None

@@ -1,0 +1,87 @@
+"""The client in a clean environment: as the GitHub action installs it, without Django and torch, typed, completed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.pipelines import ACTION
+from tests.support.processes import ROOT, base_environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+SECONDS = 120.0  # on two busy cores; a board's own packages take minutes
+TYPED = """
+from meshboard import Client, Job
+
+def build(board: Client, spec: dict[str, object]) -> Job:
+    job = board.wait(board.submit(spec, key="build-17").id, timeout_s=3600)
+    reveal_type(job.succeeded)
+    job.nothing
+    return job
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Of a virtual environment, with what the action's step put into it."""
+    made = tmp_path_factory.mktemp("clean")
+    venv.create(made, with_pip=True)
+    own = {name: value for name, value in base_environment().items() if not name.startswith("PYTHON")}
+    own |= {"PATH": f"{made / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(made)}
+    own["HERE"] = str(_downloaded(tmp_path_factory.mktemp("action")))
+    (step,) = [one for one in yaml.safe_load(ACTION.read_text())["runs"]["steps"] if one["name"] == "Install"]
+    began = time.monotonic()
+    subprocess.run(["bash", "-eo", "pipefail", "-c", step["run"]], env=own, cwd=made, check=True)
+    assert time.monotonic() - began < SECONDS
+    return own
+
+
+def _downloaded(folder: Path) -> Path:
+    """Where the action lies in a copy of what is in git, as a runner fetches it."""
+    names = subprocess.check_output(["git", "ls-files", "ci", "client", "VERSION"], cwd=ROOT, text=True).splitlines()
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    return folder / ACTION.parent.relative_to(ROOT)
+
+
+def said(environment: dict[str, str], *words: str, **more: str) -> str:
+    ran = subprocess.run(words, env={**environment, **more}, cwd="/", capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_it_needs_little(environment: dict[str, str]) -> None:
+    told = json.loads(said(environment, "python", "-m", "pip", "list", "--format", "json"))
+    names = {package["name"].lower() for package in told}
+    assert "meshboard-client" in names
+    assert names & {"django", "torch", "numpy", "celery", "redis", "meshboard"} == set()
+    assert len(names) < 30, sorted(names)
+
+
+def test_the_command_runs_and_is_completed(environment: dict[str, str]) -> None:
+    assert "Exit codes: 0 all is well" in " ".join(said(environment, "meshboard", "--help").split())
+    asked = {"_MESHBOARD_COMPLETE": "complete_bash", "COMP_WORDS": "meshboard ba", "COMP_CWORD": "1"}
+    assert said(environment, "meshboard", **asked).split() == ["baseline"]
+    for shell in ("bash", "zsh", "fish"):
+        assert "_MESHBOARD_COMPLETE" in said(environment, "meshboard", _MESHBOARD_COMPLETE=f"source_{shell}")
+
+
+def test_its_types_are_seen_by_who_uses_it(environment: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "build.py"
+    file.write_text(TYPED)
+    python = str(Path(environment["VIRTUAL_ENV"]) / "bin/python")
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "--config-file=", str(file)]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert 'Revealed type is "bool"' in ran.stdout, ran.stdout + ran.stderr
+    assert '"Job" has no attribute "nothing"' in ran.stdout
+    assert "Found 1 error" in ran.stdout

@@ -1,0 +1,114 @@
+"""A history as TensorBoard and MLflow take it: read back by their own readers."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.test import Client
+from rest_framework.test import APIClient
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from jobs.history import mlflow, scalars
+from jobs.models import Attempt, Job
+from jobs.queue import actions
+from tests.jobs.history.told import BEGAN, batch, keep, run, step
+from tests.planner.wrong_specs import GOOD
+
+Api = Callable[[User | None], APIClient]
+
+
+@pytest.fixture
+def recorded(owner: User, tmp_path: Path, settings: Any) -> str:
+    """A job of two ranks and ten steps, of which one had no finite loss and one was validated."""
+    settings.HISTORY_DIR = tmp_path / "history"
+    settings.HISTORY_DIR.mkdir()
+    job, _ = actions.submit(owner, GOOD)
+    told = list(run(2, 9))
+    told.append(batch(5.0, step(0, 10, 5.0, loss=None, not_finite="loss is nan"), step(1, 10, 5.5, step_s=0.75)))
+    told.append(batch(5.5, {"kind": "eval", "rank": 0, "time": BEGAN + 5.5, "step": 10, "loss": 4.5}))
+    keep(settings.HISTORY_DIR, told, job.id)
+    return job.id
+
+
+def read(answer: Any, folder: Path) -> EventAccumulator:
+    name = answer["Content-Disposition"].split('"')[1]
+    (folder / name).write_bytes(b"".join(answer.streaming_content))
+    found = EventAccumulator(str(folder / name), size_guidance={"scalars": 0})
+    found.Reload()
+    return found
+
+
+def test_tensorboard_reads_what_was_told(recorded: str, owner: User, stranger: User, api: Api, tmp_path: Path) -> None:
+    answer = api(owner).get(f"/api/v1/jobs/{recorded}/tensorboard")
+    assert (answer.status_code, answer["Content-Type"]) == (200, "application/octet-stream")
+    found = read(answer, tmp_path)
+    assert {*found.Tags()["scalars"]} == {
+        *(f"train/{name}" for name in ("loss", "grad_norm", "learning_rate", "step_seconds", "tokens_per_second")),
+        *("validation/loss", "exposed_seconds/dp", "step_seconds/rank_0", "step_seconds/rank_1"),
+        *("payload_bytes_per_second/dp", "payload_bytes_per_second/world"),
+    }
+    losses = found.Scalars("train/loss")
+    assert [(point.step, round(point.value, 5)) for point in losses] == [(n, 5 - n / 100) for n in range(1, 10)]
+    assert losses[0].wall_time == BEGAN + 0.5
+    assert found.Scalars("train/step_seconds")[-1].value == 0.75, "its slowest rank's"
+    assert [point.value for point in found.Scalars("validation/loss")] == [4.5]
+    sent = sum(point.value for point in found.Scalars("payload_bytes_per_second/dp"))
+    assert sent == 2 * 1000 * (90 + 9), "both ranks, both collectives: all bytes of the run"
+    assert b"global_batch" in found.Tensors("spec/text_summary")[0].tensor_proto.string_val[0]
+    assert api(stranger).get(f"/api/v1/jobs/{recorded}/tensorboard").status_code == 404
+    assert api(owner).get(f"/api/v1/jobs/{recorded}/tensorboard?attempt=7").status_code == 404
+    assert api(owner).get(f"/api/v1/jobs/{recorded}/tensorboard?attempt=x").status_code == 400
+
+
+def test_a_long_run_is_thinned(
+    recorded: str, owner: User, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scalars, "MOST_POINTS", 4)
+    found = read(api(owner).get(f"/api/v1/jobs/{recorded}/tensorboard"), tmp_path)
+    assert [point.step for point in found.Scalars("train/step_seconds")] == [3, 6, 9]
+    assert len(found.Scalars("payload_bytes_per_second/dp")) <= 4
+
+
+def test_the_page_hands_it_out_too(recorded: str, owner: User, stranger: User, client: Client, tmp_path: Path) -> None:
+    client.force_login(owner)
+    assert read(client.get(f"/jobs/{recorded}/history/tensorboard/"), tmp_path).Tags()["scalars"]
+    client.force_login(stranger)
+    assert client.get(f"/jobs/{recorded}/history/tensorboard/").status_code == 404
+
+
+@pytest.mark.slow
+def test_mlflow_keeps_an_attempt_once(recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setattr(mlflow, "BATCH", 7)
+    Attempt.objects.create(job_id=recorded, number=1, exit={"outcome": "failed"})
+    out = io.StringIO()
+    to = f"file://{tmp_path / 'mlruns'}"
+    call_command("export_mlflow", recorded, to=to, stdout=out)
+    client = MlflowClient(tracking_uri=to)
+    run = client.get_run(out.getvalue().strip())
+    assert run.info.status == "FAILED"
+    assert run.info.start_time == int(1000 * (BEGAN + 0.5)) or run.info.start_time == int(1000 * BEGAN)
+    assert run.data.params["layout.dp"] == str(Job.objects.get().spec["layout"]["dp"])
+    assert run.data.tags["meshboard.job"] == recorded
+    losses = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [(each.step, round(each.value, 5)) for each in losses] == [(n, 5 - n / 100) for n in range(1, 10)]
+    assert len(client.get_metric_history(run.info.run_id, "step_seconds/rank_1")) == 10
+    with pytest.raises(CommandError, match="is there as run"):
+        call_command("export_mlflow", recorded, to=to)
+    with pytest.raises(CommandError, match="there is no job"):
+        call_command("export_mlflow", "nobodys", to=to)
+
+
+def test_without_mlflow_the_command_says_what_to_install(recorded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(CommandError, match=r"pip install 'meshboard\[mlflow\]'"):
+        call_command("export_mlflow", recorded, to="file:///nowhere")

@@ -1,0 +1,172 @@
+"""Second factors, sessions, and signing on with a real OpenID Connect provider of this test's own."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from allauth.mfa.models import Authenticator
+from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value
+from allauth.socialaccount.models import SocialAccount
+from django.contrib.auth.models import User
+from django.test import Client
+from oidc_provider_mock import run_server_in_thread
+
+PASSWORD = {"username": "owner", "password": "owner-password"}
+
+
+def code_of(secret: str) -> str:
+    return format_hotp_value(hotp_value(secret, int(time.time()) // 30))
+
+
+def logged_in(client: Client) -> bool:
+    return client.get("/account/").status_code == 200
+
+
+def with_second_factor(client: Client) -> str:
+    """Turned on as a person does; the secret."""
+    client.post("/login/", PASSWORD)
+    asked = client.get("/account/two-factor/totp/activate/")
+    assert asked.headers["Location"].startswith("/login/again/"), "the password is asked for again"
+    client.post("/login/again/", {"password": "owner-password", "next": "/account/two-factor/totp/activate/"})
+    page = client.get("/account/two-factor/totp/activate/").content.decode()
+    secret = re.search(r"<code>([A-Z2-7]+)</code>", page)
+    assert secret is not None, page
+    assert client.post("/account/two-factor/totp/activate/", {"code": "000000"}).status_code == 200
+    done = client.post("/account/two-factor/totp/activate/", {"code": code_of(secret[1])})
+    assert done.headers["Location"] == "/account/two-factor/recovery-codes/"
+    return secret[1]
+
+
+@pytest.mark.parametrize("door", ["/login/", "/admin/login/"])
+def test_who_has_a_second_factor_is_asked_for_it_at_every_door(owner: User, client: Client, door: str) -> None:
+    secret = with_second_factor(client)
+    assert secret not in str(Authenticator.objects.values_list("data", flat=True)), "encrypted at rest"
+    codes = re.findall(r"^[0-9a-f]{8}$", client.get("/account/two-factor/recovery-codes/").content.decode(), re.M)
+    codes = codes or re.findall(r"\b[0-9a-f]{8}\b", client.get("/account/two-factor/recovery-codes/").content.decode())
+    other = Client()
+    asked = other.post(door, {**PASSWORD, "next": "/queue/"})
+    assert asked.headers["Location"] == "/account/two-factor/authenticate/"
+    assert not logged_in(other), "the password alone"
+    assert "Second factor" in other.get("/account/two-factor/authenticate/").content.decode()
+    assert "Incorrect code" in other.post("/account/two-factor/authenticate/", {"code": "000000"}).content.decode()
+    assert not logged_in(other)
+    assert other.post("/account/two-factor/authenticate/", {"code": codes[0]}).headers["Location"] == "/queue/"
+    assert logged_in(other)
+    again = Client()
+    again.post(door, PASSWORD)
+    again.post("/account/two-factor/authenticate/", {"code": codes[0]})
+    assert not logged_in(again), "a recovery code is good once"
+
+
+def test_it_is_turned_off_with_a_code(owner: User, client: Client) -> None:
+    with_second_factor(client)
+    assert "On: who knows" in client.get("/account/").content.decode()
+    assert client.post("/account/two-factor/totp/deactivate/").status_code == 302
+    assert not Authenticator.objects.filter(user=owner).exists()
+
+
+def test_a_session_is_ended_from_ones_own_page(owner: User, stranger: User, client: Client) -> None:
+    here, there = client, Client(REMOTE_ADDR="192.0.2.9", headers={"User-Agent": "<b>Lynx"})
+    for each in (here, there):
+        each.post("/login/", PASSWORD)
+    page = here.get("/account/").content.decode()
+    assert "192.0.2.9" in page
+    assert "&lt;b&gt;Lynx" in page
+    keys = re.findall(r"/account/sessions/(\d+)/end/", page)
+    assert len(keys) == 1, "not the one that asks"
+    other = Client()
+    other.post("/login/", {"username": "stranger", "password": "stranger-password"})
+    other.post(f"/account/sessions/{keys[0]}/end/")
+    assert logged_in(there), "nobody ends another's"
+    here.post(f"/account/sessions/{keys[0]}/end/")
+    assert not logged_in(there)
+    assert logged_in(here)
+
+
+def test_a_new_password_ends_the_other_sessions(owner: User, client: Client) -> None:
+    there = Client()
+    for each in (client, there):
+        each.post("/login/", PASSWORD)
+    new = {"old_password": "owner-password", "new_password1": "quite-another-1", "new_password2": "quite-another-1"}
+    client.post("/account/password/", new)
+    assert (logged_in(client), logged_in(there)) == (True, False)
+    assert "this one" in client.get("/account/").content.decode()
+
+
+@pytest.fixture
+def provider(settings: Any) -> Iterator[str]:
+    with run_server_in_thread() as server:
+        url = f"http://localhost:{server.server_port}"
+        app = {"provider_id": "board", "name": "Acme", "client_id": "meshboard", "secret": "s"}
+        apps = [{**app, "settings": {"server_url": url}}]
+        settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"APPS": apps, "OAUTH_PKCE_ENABLED": True}}
+        settings.OIDC_NAME = "Acme"
+        yield url
+
+
+def signed_on(client: Client, provider: str, who: str, query: str = "") -> Any:
+    """As a browser goes: to the provider, which asks who it is, and back."""
+    away = client.get(f"/login/oidc/board/login/{query}")
+    assert away.headers["Location"].startswith(provider)
+    back = httpx.post(away.headers["Location"], data={"sub": who}, follow_redirects=False)
+    address = urlsplit(back.headers["Location"])
+    assert address.path == "/login/oidc/board/login/callback/"
+    return client.get(f"{address.path}?{address.query}")
+
+
+def test_people_sign_on_with_the_provider(db: None, provider: str, client: Client) -> None:
+    assert "Log in by Acme" in client.get("/login/").content.decode()
+    httpx.put(f"{provider}/users/42", json={"preferred_username": "ann", "email": "ann@acme.example"})
+    assert signed_on(client, provider, "42", "?next=/queue/").headers["Location"] == "/queue/"
+    made = User.objects.get()
+    assert (made.username, made.is_staff, made.has_usable_password()) == ("ann", False, False)
+    assert logged_in(client)
+    again = Client()
+    signed_on(again, provider, "42")
+    assert logged_in(again)
+    assert User.objects.count() == 1
+
+
+def test_a_name_or_address_that_is_taken_is_nobody_else_s(owner: User, provider: str, client: Client) -> None:
+    """Whom the provider calls by the name of an account here gets not that one."""
+    User.objects.filter(pk=owner.pk).update(email="owner@acme.example")
+    httpx.put(f"{provider}/users/7", json={"preferred_username": "owner"})
+    signed_on(client, provider, "7")
+    assert SocialAccount.objects.get().user != owner
+    other = Client()
+    httpx.put(f"{provider}/users/8", json={"preferred_username": "x", "email": "owner@acme.example"})
+    signed_on(other, provider, "8")
+    assert not SocialAccount.objects.filter(user=owner).exists()
+
+
+def test_nobody_new_where_the_board_says_so(db: None, provider: str, client: Client, settings: Any) -> None:
+    settings.OIDC_NEW_PEOPLE = False
+    assert "No account" in signed_on(client, provider, "42").content.decode()
+    assert not logged_in(client)
+    assert not User.objects.exists()
+
+
+def test_an_account_is_connected_by_who_is_logged_in_to_it(owner: User, provider: str, client: Client) -> None:
+    client.post("/login/", PASSWORD)
+    signed_on(client, provider, "42", "?process=connect")
+    other = Client()
+    signed_on(other, provider, "42")
+    assert "owner" in other.get("/account/").content.decode().split("<h1>")[1][:20]
+
+
+@pytest.mark.parametrize("query", ["?state=forged&code=x", "?error=access_denied", ""])
+def test_a_forged_answer_of_the_provider_logs_nobody_in(query: str, db: None, provider: str, client: Client) -> None:
+    answer = client.get(f"/login/oidc/board/login/callback/{query}")
+    assert answer.status_code in (200, 302, 401)
+    assert not logged_in(client)
+
+
+def test_without_a_provider_there_is_none(db: None, client: Client) -> None:
+    assert "Log in by" not in client.get("/login/").content.decode()
+    assert client.get("/login/oidc/board/login/").status_code == 404
