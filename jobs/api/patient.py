@@ -26,6 +26,7 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 MOST = 1000  # held at once in a process
 MOST_OF_USER = 200
 LATER_S = 5
+ASKED_AGAIN_AT_ONCE = 16  # each view has a thread and a connection to the database of its own
 ASK_AGAIN_S = 10.0  # until the view is asked whether the user may still see it
 UNSEEN = 204  # a view's status with a wish
 
@@ -36,9 +37,10 @@ class Patient:
     def __init__(self, application: Application) -> None:
         self._application = application
         self._held: Counter[int] = Counter()  # by user
+        self._asking_again = asyncio.Semaphore(ASKED_AGAIN_AT_ONCE)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        held, headers = await self._ask(scope, receive, send, again=False)
+        held, headers = await self._ask(scope, receive, send)
         if held.wish is None:
             return
         if words := self._full(held.user):
@@ -56,10 +58,10 @@ class Patient:
                 del self._held[held.user]
 
     async def _ask(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, *, again: bool = True, last: bool = False
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, held: Held | None = None
     ) -> tuple[Held, list[tuple[bytes, bytes]]]:
         """What the view wishes, with the headers it would have; without a wish, `send` had its answer."""
-        held = Held(again=again, last=last)
+        held = held or Held()
         headers: list[tuple[bytes, bytes]] = []
 
         async def unless_held(message: Message) -> None:
@@ -72,6 +74,18 @@ class Patient:
 
         await self._application({**scope, KEY: held}, receive, unless_held)
         return held, headers
+
+    async def _ask_again(self, scope: MutableMapping[str, Any], *, last: bool = False) -> list[Message]:
+        """The view's answer, none while it wishes on. Few at a time: all who wait for a job are woken at once, and
+        whoever reads slowly keeps nobody from asking."""
+        answer: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            answer.append(message)
+
+        async with self._asking_again:
+            await self._ask(scope, _no_body(), keep, Held(again=True, last=last))
+        return answer
 
     def _full(self, user: int) -> str:
         """Why no more are held; empty where one more is."""
@@ -94,8 +108,10 @@ class Patient:
                 if not moved and now < min(deadline, asked + ASK_AGAIN_S):
                     continue  # another verdict, which nobody waits for
                 asked, seen = now, stands or seen
-                held, _ = await self._ask(scope, _no_body(), send, last=now >= deadline)
-                if held.wish is None:
+                answer = await self._ask_again(scope, last=now >= deadline)
+                for message in answer:
+                    await send(message)
+                if answer:
                     return
 
     async def _tell(
@@ -129,17 +145,12 @@ class Patient:
         loop = asyncio.get_running_loop()
         with changes().of(wish.job, wish.seen) as waiting:
             while True:
-                parts: list[bytes] = []
-
-                async def keep(message: Message, parts: list[bytes] = parts) -> None:
-                    parts.append(message.get("body", b""))
-
                 due = loop.time() + ASK_AGAIN_S
                 while await waiting.changed(max(0.0, due - loop.time())) and waiting.standing is not None:
                     pass
-                held, _ = await self._ask(scope, _no_body(), keep)
-                if held.wish is None:
-                    return json.loads(b"".join(parts) or b"null")
+                answer = await self._ask_again(scope)
+                if answer:
+                    return json.loads(b"".join(message.get("body", b"") for message in answer) or b"null")
 
 
 async def _pass_on(wish: Follow, send: Send) -> None:

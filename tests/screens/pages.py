@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from django.contrib import admin
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
+from jobs.models import DEFAULT_PROJECT
+
 # No pages, and what they would do if they were opened like one.
 EXEMPT = {
     "login-once": "its link logs in, once",
@@ -17,10 +19,17 @@ EXEMPT = {
         ("import", "import-data", "import-part", "import-read", "import-delete"),
         "of an uploaded trace: none is uploaded here",
     ),
+    **dict.fromkeys(
+        ("webhook", "webhook-change", "webhook-delete", "webhook-ping", "webhook-rotate", "webhook-redeliver"),
+        "of a webhook: none is made here",
+    ),
+    "invitation": "its link is shown once",
+    "account-session-end": "ends a session",
+    **dict.fromkeys(("openid_connect_login", "openid_connect_callback"), "of a provider: none is set up here"),
 }
 PROGRAMS = ("api/", "admin/")  # REST answers programs; the admin's own table has its pages
 # What an address may hold; a URL that needs anything else must be given it here or be exempt.
-PARAMETERS = {"job_id", "name", "slug", "key"}
+PARAMETERS = {"job_id", "name", "slug", "key", "project"}
 QUERIES = {
     "job-list": ["", "?status=failed", "?q=nothing+is+called+so"],
     "job-new": ["", "?from={trained}"],
@@ -81,7 +90,8 @@ def _arguments(name: str, parameters: set[str], world: World) -> list[tuple[str,
         return [(label, {"job_id": job}) for label, job in jobs.items()]
     if parameters == {"slug"}:
         return [(slug, {"slug": slug}) for slug in SLUGS]
-    return [("", dict.fromkeys(parameters, world.host))]
+    of_project = name.startswith("project") or "project" in parameters
+    return [("", dict.fromkeys(parameters, DEFAULT_PROJECT if of_project else world.host))]
 
 
 def _word(query: str) -> str:

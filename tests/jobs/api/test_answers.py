@@ -19,7 +19,7 @@ from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream
 from jobs.history.tables import TABLES
-from jobs.models import Attempt, Delivery, Host, Job, Pool, Status
+from jobs.models import DEFAULT_PROJECT, Attempt, Delivery, Host, Job, Pool, Project, Status
 from jobs.queue import lifecycle
 from jobs.queue.heard.silence import tell_of_silence
 from tests.jobs.history.told import keep
@@ -118,6 +118,7 @@ def test_every_answer_is_what_the_document_says(
     settings: Any,
 ) -> None:
     asked = Asked(api(owner).get("/api/v1/schema").json())
+    Project.objects.get_or_create(name=DEFAULT_PROJECT)  # tests that write for real empty the database
     make_host()
     Host.objects.update(profile=PROFILE, profiled=timezone.now())
     plans(asked, api(owner))

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import msgpack
+import psutil
 import psycopg
 import pytest
 from channels.db import database_sync_to_async
@@ -114,6 +115,17 @@ def is_a(name: str) -> Callable[[dict[str, Any]], bool]:
     return lambda event: bool(event["event"] == name)
 
 
+def connections(site: Site) -> int:
+    """Of clients, that are open."""
+    opened = psutil.Process(site.process.pid).net_connections("tcp")
+    return sum(one.laddr.port == site.port and one.status == psutil.CONN_ESTABLISHED for one in opened)
+
+
+def have_come(site: Site, most: int, threads_left: int) -> None:
+    wait_until(lambda: connections(site) >= most, "they have come")
+    wait_until(lambda: threads(site) <= threads_left, "the views' threads end")
+
+
 def threads(site: Site) -> int:
     return len(list(Path(f"/proc/{site.process.pid}/task").iterdir()))
 
@@ -167,7 +179,11 @@ def test_two_hundred_who_wait_cost_no_thread_one_more_is_429_until_one_leaves(po
     async def wait() -> tuple[Any, Any, Any, set[int]]:
         async with asking(postgres_site) as client, asking(postgres_site, "staff") as other:
             before = threads(postgres_site)
-            asked = [asyncio.create_task(client.get(address)) for _ in range(201)]
+            asked: list[asyncio.Task[Any]] = []
+            for come in range(25, 201, 25):  # each view has a connection of its own to PostgreSQL, which has a hundred
+                asked += [asyncio.create_task(client.get(address)) for _ in range(25)]
+                await asyncio.to_thread(have_come, postgres_site, come, before + 8)
+            asked.append(asyncio.create_task(client.get(address)))
             (refused, *more), held = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             assert not more
             of_another = await other.get(f"/api/v1/jobs/{job}/wait?timeout=1")

@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.cache import cache
 
-from jobs.models import Job, Membership, Project, Role
+from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role
 from planner.cost.oversize import parse_plannable
 from tests.jobs.test_scheduler import queued
 from tests.planner.wrong_specs import GOOD
@@ -19,6 +19,12 @@ SPEC = parse_plannable({**GOOD, "layout": {"dp": 1}}).model_dump(mode="json")
 @pytest.fixture(autouse=True)
 def _fresh_counts() -> None:
     cache.clear()
+
+
+@pytest.fixture(autouse=True)
+def _default(db: None) -> None:
+    """A migration makes it; tests that write for real empty the database after themselves."""
+    Project.objects.get_or_create(name=DEFAULT_PROJECT)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from jobs.people.tokens import TokenWish
 Api = Callable[[User | None], APIClient]
 SCOPES = ("read", "submit", "operate")
 # Each route of the document that writes and needs no more than `submit`; every other one that writes needs `operate`.
-SUBMITS = r"/api/v1/(jobs|plan|runs)(/.*)?"
+SUBMITS = r"/api/v1/(jobs|plan|runs|lab|imports)(/.*)?"
 OWN_DOOR = ("/api/v1/hosts/join", "/api/v1/runs/{run}/{attempt}/members")  # come with another kind of token
 
 
