@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.support.postgres import as_default_database, postgres_server
 from tests.support.processes import RedisServer, redis_server
+
+# The same cases each time, and as long as each takes: a busy machine fails no test.
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture
