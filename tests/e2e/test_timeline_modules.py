@@ -213,6 +213,6 @@ def test_the_time_map_keeps_the_window_and_the_holes(modules: Page) -> None:
     const plain = ({ cells, columns, most }) => [[...cells].map((v) => Number.isNaN(v) ? 'hole' : v), columns, most];
     return [plain(all), plain(part)];
     """
-    whole, part = call(modules, "heat/time.js", body)
+    whole, part = call(modules, "heat/cells.js", body)
     assert whole == [[*[10] * 4, "hole", *[10] * 4, *[2] * 4, "hole", *[2] * 4], 9, 10]
     assert part == [[0, 0, "hole", 2, 2, "hole"], 3, 2]

@@ -2,7 +2,7 @@
 import { color } from "../charts/theme.js";
 import { axisToken } from "../timeline/colors.js";
 import { el } from "../dom.js";
-import { cellsOf } from "./time.js";
+import { cellsOf } from "./cells.js";
 
 const MOST = 128;
 const [WIDTH, HEIGHT] = [150, 36];
