@@ -159,7 +159,7 @@ def test_a_web_that_died_comes_back_to_the_same_page(
     os.kill(web, signal.SIGKILL)
     wait_until(lambda: running_board.up["pids"]["web"] != web, "the web is started again", 60)
     wait_until(lambda: steps_done(other) > before, "on it goes", 90)
-    expect(other.locator("#connection")).to_have_text("live")
+    expect(other.locator("#connection")).to_have_text("live", timeout=90_000)
     context.close()
 
 

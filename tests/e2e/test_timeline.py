@@ -22,10 +22,11 @@ from tests.support.web import Site, site
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    static = str(ROOT / "webapp" / "static")
+    static = folder / "static"  # a link: Django takes no source of static files for the place that it collects them in
+    static.symlink_to(ROOT / "webapp" / "static")
     with (
         redis_server(folder / "redis") as redis,
-        site(f"sqlite:///{folder / 'db.sqlite3'}", redis, folder / "web", MESHBOARD_STATIC_ROOT=static) as made,
+        site(f"sqlite:///{folder / 'db.sqlite3'}", redis, folder / "web", MESHBOARD_STATIC_ROOT=str(static)) as made,
     ):
         yield made
 

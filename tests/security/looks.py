@@ -43,8 +43,13 @@ LICENCES = {
     *("BSD", "BSD License", "BSD-2-Clause", "BSD-3-Clause", "3-Clause BSD License", "BSD 3-Clause", "CNRI-Python"),
     *("MPL-2.0", "Mozilla Public License 2.0 (MPL 2.0)", "Python Software Foundation License", "BSL-1.0"),
 }
-# Neither is changed or linked statically, and who has the wheel may put another in its place.
-EXCEPTIONS = {"psycopg": "LGPL-3.0-only", "psycopg-binary": "LGPL-3.0-only"}
+# psycopg is not changed or linked statically, and who has the wheel may put another in its place.
+EXCEPTIONS = {
+    "psycopg": "LGPL-3.0-only",
+    "psycopg-binary": "LGPL-3.0-only",
+    # Its own text is BSD-3-Clause's; the second is of "QR Code", a word that DENSO WAVE has registered.
+    "qrcode": "BSD License; Other/Proprietary License",
+}
 
 
 class Look(NamedTuple):

@@ -116,7 +116,7 @@ def board(state: Path, slots: int = 4, **settings: str) -> Iterator[Board]:
     made = Board(state, process)
     services: dict[str, int] = {}
     try:
-        wait_until(lambda: process.poll() is not None or b"Ctrl-C" in output.read_bytes(), "Meshboard is up", 90)
+        wait_until(lambda: process.poll() is not None or b"Ctrl-C" in output.read_bytes(), "Meshboard is up", 180)
         assert process.poll() is None, output.read_text()
         wait_until(lambda: made.call("GET", "hosts"), "the host announces itself")
         yield made
