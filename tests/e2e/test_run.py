@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.board import Board
+from tests.support.board import Board, board
 from tests.support.processes import gone, wait_until
 
 LONG: dict[str, Any] = {
@@ -17,6 +19,13 @@ LONG: dict[str, Any] = {
     "layout": {"dp": 2, "tp": 2},
     "train": {"steps": 5000, "global_batch": 4, "seq_len": 64, "eval_every": 0},
 }
+
+
+@pytest.fixture(scope="module")
+def running_board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+    """One that nobody has logged in to."""
+    with board(tmp_path_factory.mktemp("new")) as made:
+        yield made
 
 
 def test_the_one_time_link_logs_in_once(browser: Browser, running_board: Board) -> None:

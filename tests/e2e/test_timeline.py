@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,7 @@ from tests.support.web import Site, site
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    static = folder / "static"  # a link: Django takes no source of static files for the place that it collects them in
-    static.symlink_to(ROOT / "webapp" / "static")
+    static = shutil.copytree(ROOT / "webapp" / "static", folder / "static")
     with (
         redis_server(folder / "redis") as redis,
         site(f"sqlite:///{folder / 'db.sqlite3'}", redis, folder / "web", MESHBOARD_STATIC_ROOT=str(static)) as made,
