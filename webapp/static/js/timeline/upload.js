@@ -1,6 +1,7 @@
 // Sends files part by part, then has them read: what is wrong is told with the file and the field.
 import { embedded } from "../dom.js";
 import { bytes, integer } from "../format.js";
+import { refused } from "../refusal.js";
 
 const limits = embedded("limits");
 const form = document.getElementById("upload");
@@ -30,10 +31,8 @@ export function problemWith(files, { files: most, file_bytes: largest, import_by
 async function post(url, body, type) {
   const headers = { "Content-Type": type, "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
   const answer = await fetch(url, { method: "POST", headers, body });
-  const text = await answer.text();
-  const said = answer.headers.get("Content-Type")?.startsWith("application/json") ? JSON.parse(text) : null;
-  if (!answer.ok) throw new Error(said ? said.errors.map(({ field, message }) => `${message} (${field})`).join("; ") : `the server answered ${answer.status}`);
-  return said;
+  if (!answer.ok) throw new Error(await refused(answer));
+  return answer.headers.get("Content-Type")?.startsWith("application/json") ? answer.json() : null;
 }
 
 async function send(files) {
