@@ -23,17 +23,8 @@ from jobs.history.shapes import History, Rows, Snapshot
 from jobs.history.slow import Slow
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
-from jobs.people.projects import (
-    AcceptWish,
-    InvitationTold,
-    InvitationWish,
-    MemberTold,
-    NewInvitation,
-    ProjectChange,
-    ProjectTold,
-    ProjectWish,
-    RoleWish,
-)
+from jobs.people.invitations import AcceptWish, InvitationTold, InvitationWish, NewInvitation
+from jobs.people.projects import MemberTold, ProjectChange, ProjectTold, ProjectWish, RoleWish
 from jobs.people.tokens import ApiToken, NewApiToken, TokenWish
 from jobs.people.variables import Variable, VariableWish
 from jobs.planning.queries import ExplainQuery, SearchQuery

@@ -160,7 +160,7 @@ def projects(asked: Asked, user: APIClient, staff: APIClient) -> None:
     asked(staff, "setRole", {"role": "submitter"}, project="team", user="owner")
     assert asked(user, "listMembers", project="team")
     asked(user, "setRole", {"role": "admin"}, project="team", user="owner", code=403)
-    other = asked(staff, "invite", {"role": "viewer"}, project="team", code=201)
+    other = asked(staff, "invite", {"role": "viewer", "email": "ann@acme.example"}, project="team", code=201)
     asked(staff, "revokeInvitation", project="team", key=str(other["id"]), code=204)
     asked(staff, "setVariable", {"value": "x"}, project="team", variable="JOB_X")
     asked(staff, "setVariable", {"value": "x"}, project="team", variable="PATH", code=422)
