@@ -33,10 +33,11 @@ from jobs.present import JobBrief, JobDetail, Waited
 from jobs.queue.again import ResumeQuery
 from jobs.queue.bulk import Bulk, MoveTo
 from jobs.queue.several import JobChange, Several
-from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
+from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold, WhatIf
 from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
 from jobs.telling.hooks import WebhookChange, WebhookQuery
-from jobs.telling.shapes import DeliveryTold, NewWebhook, WebhookTold
+from jobs.telling.shapes import DeliveryTold, MailsTold, NewWebhook, WebhookTold
+from jobs.telling.wishes import MailsWish
 from jobs.traces.chrome import ChromeTrace
 from jobs.traces.imports.shapes import FileSoFar, ImportQuery, ImportTold
 from jobs.traces.requests import WantedStep, WantedSteps
@@ -52,15 +53,15 @@ READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
     *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
     *(TokenWish, ProjectWish, ProjectChange, RoleWish, InvitationWish, AcceptWish, VariableWish),
-    *(ImportQuery, ResumeQuery, LabQuery, BaselineWish, WebhookQuery, WebhookChange),
+    *(ImportQuery, ResumeQuery, LabQuery, BaselineWish, WebhookQuery, WebhookChange, MailsWish),
 )
 TOLD = (
     *(ProjectTold, MemberTold, InvitationTold, NewInvitation, Variable, ApiToken, NewApiToken),
     *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison, CheckpointTold, Results, PrimitiveTold, PrimitiveShown),
-    *(ImportTold, FileSoFar, WebhookTold, NewWebhook, DeliveryTold),
-    *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
+    *(ImportTold, FileSoFar, WebhookTold, NewWebhook, DeliveryTold, MailsTold),
+    *(QueueTold, WhatIf, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
     *(Baseline, BranchBrief),
     *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, ProblemDetails, RunEnded),
 )

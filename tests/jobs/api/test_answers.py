@@ -132,6 +132,7 @@ def test_every_answer_is_what_the_document_says(
     runs(asked, api(owner))
     queue(asked, api(owner), api(staff))
     people(asked, api(owner))
+    notifications(asked, api(owner))
     projects(asked, api(owner), api(staff))
     webhooks(asked, api(owner))
     asked(api(owner), "getSchema")
@@ -145,6 +146,13 @@ def people(asked: Asked, user: APIClient) -> None:
     assert asked(user, "listTokens")[0]["key"] == made["key"]
     asked(user, "revokeToken", key=made["key"], code=204)
     asked(user, "revokeToken", key=made["key"], code=404)
+
+
+def notifications(asked: Asked, user: APIClient) -> None:
+    given = {"project": "default", "states": ["failed"]}
+    assert given in asked(user, "setNotifications", {"wishes": [given]})["wishes"]
+    assert given in asked(user, "getNotifications")["wishes"]
+    asked(user, "setNotifications", {"wishes": [given, given]}, code=422)
 
 
 def projects(asked: Asked, user: APIClient, staff: APIClient) -> None:
@@ -332,6 +340,8 @@ def queue(asked: Asked, user: APIClient, staff: APIClient) -> None:
     first, second = (asked(user, "submitJob", GOOD, code=201)["id"] for _ in range(2))
     assert asked(user, "getQueue")["jobs"]
     asked(user, "pauseQueue", code=403)
+    asked.holds("whatWouldStart", staff.get(f"/api/v1/queue/what-if?job={first}&priority=1"))
+    asked(staff, "whatWouldStart", code=400)
     asked(staff, "pauseQueue")
     asked(staff, "resumeQueue")
     Pool.objects.create(name="racks")
