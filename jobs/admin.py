@@ -283,7 +283,7 @@ class ReservationAdmin(Audited):
     list_display = ["project", "pool", "host", "starts", "ends"]
 
 
-class Others(admin.ModelAdmin):
+class Others(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no parameter at run time
     """Mixed into the admin of what is not ours (accounts, groups, tokens, sign-ons): who changed which, and of it what.
 
     By its key where it is no account: the name of a token or session may be what one gets in with.
