@@ -18,7 +18,7 @@ export function clockTicks(_, ticks) {
 }
 
 /** Of ascending `times`, the place before which `time` would stand. */
-function placeOf(times, time) {
+export function placeOf(times, time) {
   let [low, high] = [0, times.length];
   while (low < high) {
     const middle = (low + high) >> 1;
