@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.screens.__main__ import look_at, report
 from tests.screens.pages import Shown, World
-from tests.support.processes import redis_server
+from tests.support.processes import ROOT, redis_server
 from tests.support.web import Site, site
 
 ROOM = Path("var/sizes")
@@ -43,10 +44,14 @@ def main() -> int:
     ROOM.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="meshboard-sizes-") as name, redis_server(Path(name) / "redis") as redis:
         folder = Path(name)
-        with site(f"sqlite:///{folder}/none.sqlite3", redis, folder / "none") as board:
+        given = {"MESHBOARD_STATIC_ROOT": str(folder / "static")}
+        collect = [sys.executable, "manage.py", "collectstatic", "--no-input", "--verbosity", "0"]
+        environment = {**os.environ, **given, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+        subprocess.run(collect, cwd=ROOT, env=environment, check=True)
+        with site(f"sqlite:///{folder}/none.sqlite3", redis, folder / "none", **given) as board:
             none = [Shown(f"none-{name}", path) for name, path in ALWAYS.items()]
             seen = look_at(board.url, LOGIN, [one for one in none if told.only in one.name], told.windows, ROOM)
-        with site(f"sqlite:///{folder}/many.sqlite3", redis, folder / "many") as board:
+        with site(f"sqlite:///{folder}/many.sqlite3", redis, folder / "many", **given) as board:
             world = filled(board)
             many = [one for one in pages(world) if told.only in one.name]
             seen |= look_at(board.url, LOGIN, many, told.windows, ROOM)
