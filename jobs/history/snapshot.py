@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from contracts.telemetry import Cell
 from jobs.history.query import Tables, ask, short

@@ -292,3 +292,35 @@ def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
         for width in (390, 720, 1024, 1440):
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate(CUT) == []
+
+
+@pytest.mark.parametrize(
+    ("ticks", "words"),
+    [
+        ([1.0, 1.5, 2.0], ["1.00", "1.50", "2.00"]),
+        ([2.001, 2.002, 2.003], ["2.001", "2.002", "2.003"]),
+        ([1.0200, 1.0205, 1.0210], ["1.0200", "1.0205", "1.0210"]),
+        ([5_000_001, 5_000_002], ["5.000001e+6", "5.000002e+6"]),
+    ],
+)
+def test_no_two_ticks_of_an_axis_say_the_same(modules: Page, ticks: list[float], words: list[str]) -> None:
+    body = "return m.tickWords((value) => value.toPrecision(3))(null, x)"
+    assert call(modules, "charts/ticks.js", body, ticks) == words
+
+
+def test_lines_where_hosts_begin_leave_the_cells_of_very_many_to_be_seen(modules: Page) -> None:
+    body = """async (num_hosts) => {
+      const { heatMap } = await import('/js/heat/map.js');
+      const map = heatMap(document.getElementById('map'), { label: 'map', told: String, onTell() {} });
+      const borders = Array.from({ length: num_hosts - 1 }, (_, i) => 8 * (i + 1));
+      const rows = 8 * num_hosts;
+      const cells = new Float32Array(rows * rows);
+      map.show(cells, { rows, columns: rows, most: 1, borders: { rows: borders, columns: borders } });
+      const lines = document.querySelector('.heat-lines');
+      const { data } = lines.getContext('2d').getImageData(0, 0, lines.width, lines.height);
+      return data.reduce((drawn, value, i) => drawn + (i % 4 === 3 && value > 0), 0);
+    }"""
+    with paper(modules, '<main><div id="map"></div></main>', "css/tokens.css", "css/base.css", "css/heat.css") as page:
+        few, many = page.evaluate(body, 4), page.evaluate(body, 128)
+    assert few > 0
+    assert many == 0, "128 hosts on 400 px: lines would be all that one sees"

@@ -6,7 +6,7 @@ import { chartKeys, legendWords } from "./keys.js";
 import { KINDS, drawMarks } from "./marks.js";
 import { momentWords } from "./moment.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
-import { TIME_STEPS, clockTicks, stepAt, stepTicks, timeOfDay } from "./ticks.js";
+import { TIME_STEPS, clockTicks, stepAt, stepTicks, tickWords, timeOfDay } from "./ticks.js";
 
 const SYNC = uPlot.sync("page");
 const CLICK_PX = 4;
@@ -45,7 +45,7 @@ export function plot(container, page, options) {
         },
         legend: { markers: MARKERS },
         scales: { x: { time: false, range: () => view.window() }, y: { range: options.range ?? fromZero } },
-        axes: [xAxis(options.steps, page), axis(options.label, (_, ticks) => ticks.map(options.values), options.size)],
+        axes: [xAxis(options.steps, page), axis(options.label, tickWords(options.values), options.size)],
         series: [{ label: options.steps ? "optimiser step" : "time", value: (_, time) => moment(time, options.steps, page.curve) }, ...shown.lines.map(seriesOf)],
         bands: shown.lines.some((line) => line.fill) ? stackBands(shown.lines.length) : [],
         hooks: {

@@ -3,6 +3,7 @@ import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { count, duration, integer } from "../format.js";
 import { ownKeys } from "./keys.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
+import { tickWords } from "./ticks.js";
 
 const HEIGHT = 220;
 export const TOKENS = ["--series-0", "--series-1", "--series-2", "--series-3", "--series-4", "--series-9"];
@@ -37,7 +38,7 @@ export function runsChart(container, lines, { along, values, select }) {
         cursor: { drag: { x: true, y: false, setScale: !select } },
         legend: { markers: MARKERS },
         scales: { x: { time: false } },
-        axes: [axis(ALONG[along].label, (_, ticks) => ticks.map(ALONG[along].words), 36), axis(null, (_, ticks) => ticks.map(values), 70)],
+        axes: [axis(ALONG[along].label, (_, ticks) => ticks.map(ALONG[along].words), 36), axis(null, tickWords(values), 70)],
         series: [
           { label: ALONG[along].label, value: (_, x) => (x === null ? "–" : ALONG[along].words(x)) },
           ...lines.map(({ letter, place }) => ({

@@ -64,6 +64,7 @@ export function placesView(section) {
       }),
     );
     list.classList.toggle("many", squares.size > MANY);
+    if (squares.size > MANY) section.tabIndex = 0; // the panel scrolls
   }
 
   return (job, state) => {
