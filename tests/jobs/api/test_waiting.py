@@ -179,10 +179,8 @@ def test_two_hundred_who_wait_cost_no_thread_one_more_is_429_until_one_leaves(po
     async def wait() -> tuple[Any, Any, Any, set[int]]:
         async with asking(postgres_site) as client, asking(postgres_site, "staff") as other:
             before = threads(postgres_site)
-            asked: list[asyncio.Task[Any]] = []
-            for come in range(25, 201, 25):  # each view has a connection of its own to PostgreSQL, which has a hundred
-                asked += [asyncio.create_task(client.get(address)) for _ in range(25)]
-                await asyncio.to_thread(have_come, postgres_site, come, before + 8)
+            asked = [asyncio.create_task(client.get(address)) for _ in range(200)]
+            await asyncio.to_thread(have_come, postgres_site, 200, before + 8)
             asked.append(asyncio.create_task(client.get(address)))
             (refused, *more), held = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             assert not more
