@@ -51,6 +51,7 @@ class Planned(NamedTuple):
 # Whose gradients are no wider than weights: Aleph Alpha's (15 B parameters a GPU ran on 80 GB), and NVIDIA's recipes
 # for speed, which reduce gradients in bf16 (a log of one has 4.4 B a parameter allocated).
 NARROW_GRADIENTS = r"aleph-alpha|nvidia/dgxc|nvidia/nemo|nvidia-nemo|mlcommons"
+BF16_OPTIMIZER_LINE = 899
 NARROWED: dict[Precision, Precision] = {"bf16": "bf16_gradients", "fp8": "fp8_gradients"}
 
 # (pattern in the row's gpu, in lower case; cluster): first match wins.
@@ -120,7 +121,7 @@ def plan_of(row: PublishedRow) -> Planned:
     model = _model(row, text, stack)
     layout = _layout(row, text, stack, model)
     precision = _precision(row.text("precision").lower())
-    if re.search(NARROW_GRADIENTS, row.source.lower()):
+    if re.search(NARROW_GRADIENTS, row.source.lower()) or _before_bf16_optimizer(text):
         precision = NARROWED.get(precision, precision)
     seq = row.count("seq")
     global_batch = row.count("global_batch")
@@ -158,6 +159,13 @@ def tests_of_megatron(row: PublishedRow) -> bool:
     return row.source == "NVIDIA/Megatron-LM"
 
 
+def _before_bf16_optimizer(text: str) -> bool:
+    """Whether a row of BLOOM's stands before its chronicle turns to an optimiser that adds gradients up in fp32: those
+    before it were fp16 throughout (chronicles-prequel.md, line 899)."""
+    line = re.search(r"line (\d+); megatron-deepspeed", text)
+    return line is not None and int(line[1]) < BF16_OPTIMIZER_LINE
+
+
 def _refuse(text: str) -> None:
     if "mamba" in text or "nemotron-h" in text or "nemotron_3" in text:
         raise SkipError("layers without attention (Mamba)")
@@ -174,7 +182,9 @@ def stack_of(row: PublishedRow) -> StackName:
         return "ours"
     if re.search(r"fsdp2|fsdp\+|torchtitan|torch\.compile|maxtext|kempner", text):
         return "fsdp2"
-    if re.search(r"deepspeed|aleph-alpha|bigscience|sailor", text):
+    if "aleph-alpha" in text:
+        return "scaling"
+    if re.search(r"deepspeed|bigscience|sailor", text):
         return "deepspeed"
     if re.search(r"nvidia|megatron|mlcommons|nemo", text):
         return "megatron"

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.rows import PublishedRow, SkipError
+from planner.cost.beside import allowance
 from planner.cost.memory import memory, most_bytes
 from planner.cost.pipes import chunks_in_flight
 from planner.cost.timing import Timer, alike_stages
@@ -82,7 +83,7 @@ class Predictor:
 
     def _needed(self, planned: Planned, spec: JobSpec) -> float:
         tensors = _tensors(spec, None) + _eager_bytes(planned, spec)
-        return tensors + planned.cluster.accelerator.allowance(tensors)
+        return tensors + allowance(spec, planned.cluster, tensors)
 
 
 def _eager_bytes(planned: Planned, spec: JobSpec) -> int:

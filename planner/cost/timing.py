@@ -19,9 +19,10 @@ from planner.cost.memory import held_parameters
 from planner.cost.pipes import bubble_ratio, simulate, stretched
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.facts.flops import hardware_flops, model_flops
-from planner.facts.layout import V_SCHEDULES, is_turn
+from planner.facts.layout import V_SCHEDULES, axis_group, is_turn
+from planner.facts.placements import vocab_rows
 from planner.facts.precision import FP32_BYTES, mix_of
-from planner.facts.shards import Held, held
+from planner.facts.shards import Held, held, micro_batch_tokens
 from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec, StackName
 from planner.facts.stages import stage_of
 from planner.hardware.calibration import Calibration, line
@@ -210,13 +211,15 @@ class Timer:
 
     def _stage(self, spec: JobSpec, index: int, ranks: int) -> tuple[Halves, dict[Axis, float]]:
         """Compute of one micro-batch on stage `index`, and the seconds it waits by axis."""
-        stack = self.stacks[spec.resources.stack]
+        stack, layout = self.stacks[spec.resources.stack], spec.layout
         halves = self._compute(spec, held(spec, index), ranks)
         waits: dict[Axis, float] = defaultdict(float)
         for row in micro_batch_traffic(spec, index):
             if row.op != "recv":  # the sender's time is counted
                 share = self._dispatched(spec, row) if row.axis == "ep" else 1.0
                 waits[row.axis] += share * self._row_seconds(spec, row, ranks) / spec.train.micro_batches
+        if stack.gathers_logits and layout.tp > 1 and held(spec, index).stage.last:
+            waits["tp"] += self._gathered_logits_s(spec, ranks)
         if self._waits_inside(spec, ranks):
             waits["tp"] = min(waits["tp"], MOST_WAITING * halves.total_s)
             halves = _less(halves, waits["tp"])
@@ -224,6 +227,13 @@ class Timer:
             waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next part travels meanwhile
         waits = {axis: seconds * (1 - stack.hidden.get(axis, 0.0)) for axis, seconds in waits.items()}
         return halves, waits
+
+    def _gathered_logits_s(self, spec: JobSpec, ranks: int) -> float:
+        """Of one micro-batch, where each tensor rank takes the other ranks' logits."""
+        group = axis_group(spec.layout, "tp")
+        logits = micro_batch_tokens(spec) * vocab_rows(spec) * group.size
+        size = logits * mix_of(spec.train.precision).compute
+        return self._row_seconds(spec, Collective("all_gather", "tp", group.size, group.stride, 1, size), ranks)
 
     def _parameters(self, spec: JobSpec) -> tuple[dict[Axis, float], float, float, float]:
         """Seconds a step where most is needed: by axis but dp, of dp's gathers, of its sums, of the optimiser."""
@@ -281,7 +291,8 @@ class Timer:
             moe = Halves(0, 0, 0)
             if spec.model.moe:
                 moe = self._layer(spec, layer_work(spec, moe=True))
-            ends = (self._halves(spec, embedding_work(spec)), self._halves(spec, head_work(spec)))
+            head = head_work(spec, gathers_logits=self.stacks[spec.resources.stack].gathers_logits)
+            ends = (self._halves(spec, embedding_work(spec)), self._halves(spec, head))
             pieces = (self._layer(spec, layer_work(spec)), moe, *ends)
             self._pieces[key] = self._measured(spec, pieces, ranks)
         return self._pieces[key]

@@ -29,7 +29,7 @@ class Gemm(NamedTuple):
         return 2 * self.m * self.n * self.k * self.batch
 
 
-PassKind = Literal["norm", "scores", "casts", "other"]
+PassKind = Literal["norm", "scores", "casts", "loss", "other"]
 
 
 class Pass(NamedTuple):
@@ -211,18 +211,19 @@ def embedding_work(spec: JobSpec) -> Work:
     return Work((Pass(3 * size),), (), (Pass(3 * size),))
 
 
-def head_work(spec: JobSpec) -> Work:
-    """Final norm, the product with the vocabulary, and the loss: fp32 logits are read and written several times."""
+def head_work(spec: JobSpec, *, gathers_logits: bool = False) -> Work:
+    """Final norm, the product with the vocabulary, and the loss: fp32 logits are read and written several times, those
+    of the whole vocabulary where each tensor rank gathers them."""
     model, tokens = spec.model, micro_batch_tokens(spec)
     e = mix_of(spec.train.precision).compute
     h, vocab = model.hidden_size, vocab_rows(spec)
-    logits = tokens * vocab
+    logits = tokens * vocab * (spec.layout.tp if gathers_logits else 1)
     product = Gemm(tokens, vocab, h, wide=True)
-    cast, softmax = Pass((e + FP32_BYTES) * logits), Pass(3 * FP32_BYTES * logits)
+    cast, softmax = Pass((e + FP32_BYTES) * logits, "loss"), Pass(3 * FP32_BYTES * logits, "loss")
     return Work(
         forward=(Pass(2 * e * tokens * h), product, cast, softmax),
         backward_input=(
-            Pass(2 * FP32_BYTES * logits),
+            Pass(2 * FP32_BYTES * logits, "loss"),
             cast,
             Gemm(tokens, h, vocab, wide=True),
             Pass(3 * e * tokens * h),

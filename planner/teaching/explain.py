@@ -81,6 +81,7 @@ def _parameters(spec: JobSpec) -> Explanation:
 def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     layout, mix, a = spec.layout, mix_of(spec.train.precision), cluster.accelerator
     parts = rank_memory(spec, stage, cluster)
+    tensors = sum(parts.values()) - parts["allowance"]
     numel, own, when = held_parameters(spec, stage), held(spec, stage), fullest(spec, stage).when
     each = layer_bytes(spec, moe=own.num_moe_layers == own.num_layers)
     zero = "ZeRO 1910.02054 section 5, table 1"
@@ -119,8 +120,8 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
             "workers.checkpoint.save",
         ),
         "allowance": (
-            "gone before a tensor is made + a share of the rest",
-            f"{a.reserved_bytes:,} + {a.fragmentation:.0%} x {sum(parts.values()) - parts['allowance']:,}",
+            "gone before a tensor is made, or the stack's own + a share of the rest",
+            f"{parts['allowance'] - round(a.fragmentation * tensors):,} + {a.fragmentation:.0%} x {tensors:,}",
             "an allowance: a GPU's is assumed, a CPU rank's was measured (make bench-calibration)",
         ),
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.__main__ import answers_of, report
+from benchmarks.published.mapping import plan_of
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
 
@@ -91,6 +92,17 @@ def test_measurements_of_one_configuration_share_a_half(tmp_path: Path) -> None:
         row.is_fit_half for row in read_rows(_file(tmp_path / "r.csv", {}, *rows)) if not isinstance(row, SkipError)
     }
     assert len(halves) == 1
+
+
+@pytest.mark.parametrize(("line", "precision"), [(898, "bf16_gradients"), (899, "bf16")])
+def test_blooms_rows_add_gradients_up_in_fp32_from_the_line_that_says_so(
+    tmp_path: Path, line: int, precision: str
+) -> None:
+    bloom = {"source_repo_path": "bigscience-workshop/bigscience:prequel.md", "model": "bloom-200b"}
+    note = f"line {line}; Megatron-DeepSpeed, 8 A100 a node"
+    (row,) = read_rows(_file(tmp_path / "rows.csv", bloom | {"note": note}))
+    assert not isinstance(row, SkipError)
+    assert plan_of(row).spec.train.precision == precision
 
 
 def test_scores_by_hand() -> None:

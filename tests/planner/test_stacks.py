@@ -6,15 +6,21 @@ from typing import get_args
 
 import pytest
 
-from planner.cost.estimate import estimate
+from planner.cost.beside import allowance
+from planner.cost.estimate import estimate, rank_memory
+from planner.cost.memory import memory
+from planner.cost.memory.pieces import head_piece
+from planner.cost.memory.shape import shape_of
+from planner.cost.memory.stage import rank_of_stage
+from planner.cost.memory.tape import LOGITS
 from planner.cost.timing import Timer, step_time
 from planner.facts.presets import PRESETS
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, MoeSpec, Resources, StackName, TrainSpec
 from planner.hardware.calibration import cluster_of
-from planner.hardware.cluster import gemm_seconds
+from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
 from planner.hardware.clusters import CLUSTERS
-from planner.hardware.kernels import Gemm, Pass, layer_work
+from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
 from planner.hardware.profile import GemmPoint, HostProfile, StreamPoint
 from planner.hardware.runs import Run, stripped
 from planner.hardware.stacks import STACKS
@@ -148,3 +154,50 @@ def test_runs_of_our_stack_correct_no_plan_for_another() -> None:
     assert estimate(SPEC, here)["time"]["interval"]["runs"] == 3
     told = estimate(on("megatron"), here)["time"]
     assert (told["interval"]["runs"], told["step_s"]) == (0, step_time(on("megatron"), H100).step_s)
+
+
+def test_a_stack_that_gathers_logits_holds_and_passes_over_those_of_the_whole_vocabulary() -> None:
+    spec = on("scaling", SPEC.model_copy(update={"layout": Layout(dp=32, tp=2, zero=1)}))
+    logits = 2 * 4096 * 128_256  # tokens of a micro-batch x vocabulary
+    piece = head_piece(shape_of(spec), "keep", tied=False, waits=False)
+    assert piece.forward.net[LOGITS] == 2 * logits
+    # The other rank's half comes apart beside the own one; both stay until they are one.
+    assert piece.forward.peak[LOGITS] == 2 * 2 * logits
+    assert piece.loss.net[LOGITS] == 4 * logits, "log-softmax; the logits stay"
+    assert piece.loss_backward.peak[LOGITS] == 8 * logits, "its gradient and that of its input, in fp32"
+    assert piece.loss_backward.net[LOGITS] == (2 - 4 - 2) * logits, "a gradient in 16 bits, for what was kept"
+    divided = head_piece(shape_of(on("deepspeed", spec)), "keep", tied=False, waits=False)
+    assert divided.forward.net[LOGITS] == logits
+
+    passes = [
+        sum(k.num_bytes for k in (*work.forward, *work.backward_input) if isinstance(k, Pass) and k.kind == "loss")
+        for work in (head_work(spec), head_work(spec, gathers_logits=True))
+    ]
+    assert passes == [(6 + 12 + 8 + 6) * logits // 2, (6 + 12 + 8 + 6) * logits]
+
+
+def test_gathered_logits_are_waited_for_in_each_micro_batch() -> None:
+    spec = on("scaling", SPEC.model_copy(update={"layout": Layout(dp=32, tp=2, zero=1)}))
+    apart = {**STACKS, "scaling": STACKS["scaling"]._replace(gathers_logits=False)}
+    waits = [Timer(H100, stacks).step(spec).exposed_s["tp"] for stacks in (STACKS, apart)]
+    size = 2 * 4096 * 128_256 * 2  # tokens x vocabulary x bytes
+    each = collective_seconds("all_gather", size, Span(2, 1), H100) / STACKS["scaling"].links
+    assert waits[0] - waits[1] == pytest.approx(4 * each)
+
+
+def test_what_a_stack_takes_beside_tensors_counts_on_gpus_that_were_not_measured() -> None:
+    a100, tensors = CLUSTERS["a100-80gb"], 40 * 10**9
+    assert allowance(on("deepspeed"), a100, tensors) == 2 * 2**30 + 2 * 10**9 + 6 * 10**9
+    assert allowance(SPEC, a100, tensors) == 2 * 2**30 + 2 * 10**9
+    on_cpu = CLUSTERS["cpu"]
+    assert allowance(on("deepspeed"), on_cpu, tensors) == on_cpu.accelerator.allowance(tensors)
+    whole = rank_memory(on("deepspeed"), 0, a100)
+    assert whole["allowance"] == allowance(on("deepspeed"), a100, sum(whole.values()) - whole["allowance"])
+
+
+def test_gradients_of_both_types_are_held_where_the_optimizer_zeroes_the_narrow_ones() -> None:
+    held = [memory(on(stack), 0)["gradients"] for stack in ("deepspeed", "ours")]
+    whole = sum(chunk.elements() for chunk in rank_of_stage(SPEC, 0).chunks)
+    assert held[0] - held[1] == 2 * whole
+    narrow = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"precision": "bf16_gradients"})})
+    assert memory(on("deepspeed", narrow), 0)["gradients"] == memory(narrow, 0)["gradients"]

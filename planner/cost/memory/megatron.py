@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.cost.memory.layer import Shape, shape_of
+from planner.cost.memory.shape import Shape, shape_of
 from planner.cost.memory.stage import Fullest, rank_of_stage
 from planner.cost.memory.tape import (
     ACTIVATIONS,

@@ -8,9 +8,9 @@ from operator import mul
 from typing import NamedTuple
 
 from planner.cost.memory.chunk import Chunk, Turn, effect
-from planner.cost.memory.layer import shape_of
 from planner.cost.memory.moments import Moment, Pipe, Species, flights_of, moments, moments_of
 from planner.cost.memory.pieces import layer_piece
+from planner.cost.memory.shape import shape_of
 from planner.cost.memory.tape import (
     ACTIVATIONS,
     BUFFERS,
@@ -35,6 +35,7 @@ from planner.facts.schedules import splits
 from planner.facts.shards import divided_units, held, is_expert_unit
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.stages import Stage
+from planner.hardware.stacks import STACKS
 
 CONVERTED_ELEMENTS = 2**24  # of gradients that an update turns into fp32 at a time
 
@@ -70,6 +71,8 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
     held_bytes = [0] * len(NOTHING)
     held_bytes[PARAMETERS] = shards * FP32_BYTES if layout.zero else whole * mix.compute
     held_bytes[OPTIMIZER] = shards * ADAM_MOMENT_BYTES if layout.zero else whole * mix.optimizer
+    if STACKS[spec.resources.stack].keeps_both_gradients and mix.has_master and mix.gradients > mix.compute:
+        held_bytes[GRADIENTS] = whole * mix.compute
     if train.checkpoint_every and spec.resources.device == "cpu":
         held_bytes[COPIES] = shards * (FP32_BYTES + ADAM_MOMENT_BYTES)
     shape = shape_of(spec)
