@@ -25,16 +25,16 @@ from planner.facts.spec import (
 )
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS, GB
-from planner.hardware.stacks import EAGER_NORMS, EAGER_SCORES, FLASH_1, STACKS, Stack
+from planner.hardware.stacks import ASYNC_TP, EAGER_NORMS, EAGER_SCORES, FLASH_1, STACKS, Stack
 
-Meter = Literal["device", "allocated"]
+Meter = Literal["device", "reserved", "allocated"]
 
 
 class Planned(NamedTuple):
     """`scale`: steps of the row over steps of the spec, where its batch cannot be divided evenly.
 
-    `stage`: whose memory was measured, None for the fullest. `meter`: the device's own count, or the allocator's.
-    `own_tests`: of Megatron-LM's.
+    `stage`: whose memory was measured, None for the fullest. `meter`: the device's own count, what the allocator
+    holds of it, or gives of that. `own_tests`: of Megatron-LM's. `kempner`: as `of_kempner` says.
     """
 
     spec: JobSpec
@@ -46,6 +46,7 @@ class Planned(NamedTuple):
     meter: Meter
     any_recompute: bool
     own_tests: bool
+    kempner: bool
 
 
 # Whose gradients are no wider than weights: Aleph Alpha's (15 B parameters a GPU ran on 80 GB), and NVIDIA's recipes
@@ -123,6 +124,8 @@ def plan_of(row: PublishedRow) -> Planned:
     precision = _precision(row.text("precision").lower())
     if re.search(NARROW_GRADIENTS, row.source.lower()) or _before_bf16_optimizer(text):
         precision = NARROWED.get(precision, precision)
+    if of_kempner(row):
+        precision = "bf16_state"
     seq = row.count("seq")
     global_batch = row.count("global_batch")
     micro_batch = max(1, row.count("micro_batch"))
@@ -136,7 +139,7 @@ def plan_of(row: PublishedRow) -> Planned:
         seq_len=seq,
         precision=precision,
         attention=_attention(text, stack),
-        compile="torch.compile" in text and "compile off" not in text,
+        compile=stack == "fsdp2" and not _computes_loss_apart(row),
         dropout=tests_of_megatron(row) and model.arch == "gpt",  # its arguments' default
     )
     spec = JobSpec(model=model, layout=layout, train=train, resources=Resources(device=cluster.device, stack=stack))
@@ -148,8 +151,9 @@ def plan_of(row: PublishedRow) -> Planned:
         _kernels(text, stack),
         scale=global_batch / whole,
         stage=layout.pp - 1 if "(last)" in text or row.kind == "steady" else None,
-        meter="allocated" if row.text("measure_name").endswith("_bytes") else "device",
+        meter=_meter(row),
         own_tests=tests_of_megatron(row),
+        kempner=of_kempner(row),
         any_recompute=recompute in ("see recipe", "unknown", ""),
     )
 
@@ -157,6 +161,24 @@ def plan_of(row: PublishedRow) -> Planned:
 def tests_of_megatron(row: PublishedRow) -> bool:
     """Whether the row is of Megatron-LM's own tests."""
     return row.source == "NVIDIA/Megatron-LM"
+
+
+def of_kempner(row: PublishedRow) -> bool:
+    """Whether the row is of KempnerForge: nodes of 4 GPUs, model and optimiser in bf16 throughout, gradients summed
+    after the last micro-batch, losses of bf16 logits by torch's own kernels (benchmarks/mfu_scaling/mfu_bench.sh,
+    kempnerforge/distributed/parallel.py, training/{grad,loss}.py)."""
+    return row.source == "KempnerInstitute/KempnerForge"
+
+
+def _meter(row: PublishedRow) -> Meter:
+    if row.text("measure_name").endswith("_bytes") or of_kempner(row):
+        return "allocated"
+    return "reserved" if "max_reserved" in row.text("note") else "device"
+
+
+def _computes_loss_apart(row: PublishedRow) -> bool:
+    """torchtitan compiled layers alone until 2025."""
+    return of_kempner(row) or "_202412_" in row.text("source_repo_path")
 
 
 def _before_bf16_optimizer(text: str) -> bool:
@@ -200,6 +222,8 @@ def _cluster(row: PublishedRow) -> Cluster:
     changed: dict[str, object] = {}
     if found := re.search(r"x ?(\d+) a node", gpu):
         changed["per_node"] = int(found[1])
+    if of_kempner(row):
+        changed["per_node"] = 4
     if found := re.search(r"(\d+)x omni-path (\d+)", note):  # links a node, Gb/s each
         rate = int(found[1]) * int(found[2]) / 8 / cluster.per_node * GB
         changed["network"] = cluster.network.model_copy(update={"bytes_per_s": rate})
@@ -286,10 +310,12 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
     # Where experts span tensor ranks too, those divide each expert here: a rank holds and computes as much.
     ep = math.gcd(max(1, row.count("ep", 1)), dp * cp, model.moe.num_experts) if model.moe else 1
     zero = min(3, row.count("zero", 0)) if dp * cp > 1 else 0
+    if zero > 1 and pp > 1 and row.source == "pytorch/torchtitan":
+        zero = 1  # its stages gather once a step and sum after the last micro-batch (parallelize_llama.py, apply_fsdp)
     replicas = 1
     if found := re.search(r"shard group (\d+)", text):
         replicas = max(1, dp * cp // int(found[1]))
-    sequence = _sequence_parallel(text, stack, tp)
+    sequence, recompute = _sequence_parallel(text, stack, tp), _recompute(row.text("recompute").lower())
     return Layout(
         dp=dp,
         pp=pp,
@@ -299,12 +325,13 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
         zero=zero,
         dp_replicas=replicas if zero and dp % replicas == 0 else 1,
         sequence_parallel=sequence,
-        regather=sequence and stack == "megatron",
+        # Both gather a product's input again in backward: Megatron always, torchtitan as part of what it repeats.
+        regather=sequence and (stack == "megatron" or (stack == "fsdp2" and recompute == "selective")),
         scatter_gather=pp > 1 and tp > 1 and not sequence and stack != "deepspeed",
         schedule="interleaved_1f1b" if chunks > 1 else "1f1b",
         virtual_stages=max(1, chunks),
         cp_method="ring",
-        recompute=_recompute(row.text("recompute").lower()),
+        recompute=recompute,
     )
 
 
@@ -337,6 +364,8 @@ def _precision(text: str) -> Precision:
 def _kernels(text: str, stack: StackName) -> Stack:
     """The stack's constants, with those of the kernels that the row names instead."""
     changed: dict[str, Any] = {}
+    if re.search(r"async ?tp", text):
+        changed["hidden"] = ASYNC_TP
     if found := re.search(r"attention kernel ([^;]*)", text):
         if "rms kernel" not in found[1]:
             changed["norms"] = EAGER_NORMS

@@ -31,7 +31,6 @@ from planner.hardware.kernels import Gemm, Kernel, Pass, Work, embedding_work, h
 from planner.hardware.stacks import STACKS, Stack
 
 MOST_WAITING = 0.9  # of a measured layer: what its collectives were measured at elsewhere may exceed it
-ADAM_PASSES = 7  # moments and weights read and written, gradient read: fp32 each
 
 
 class Timing(NamedTuple):
@@ -320,7 +319,8 @@ class Timer:
         halves = self._halves(spec, work)._replace(attention_s=self._seconds(spec, work.attention))
         if spec.layout.recompute == "none":
             return halves
-        again = work.forward if spec.layout.recompute == "full" else work.repeated
+        selected = work.operations if self.stacks[spec.resources.stack].repeats_operations else work.repeated
+        again = work.forward if spec.layout.recompute == "full" else selected
         repeated = self._seconds(spec, again)
         return halves._replace(recompute_s=repeated, launch_s=halves.launch_s + self._launch(spec, again, repeated))
 
@@ -371,7 +371,8 @@ class Timer:
             measured = self.calibration.optimizer_s(held_parameters(spec, index), self._ranks_at_work(spec))
             if measured is not None:
                 return measured
-        moved = ADAM_PASSES * FP32_BYTES * held_parameters(spec, index)
+        mix = mix_of(spec.train.precision)
+        moved = (2 * (mix.sharded + mix.moments) + mix.sharded) * held_parameters(spec, index)
         return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES)
 
     def _exposed_dp(self, spec: JobSpec, halves: Halves, gathers: float, reduces: float) -> float:

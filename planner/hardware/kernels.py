@@ -55,13 +55,15 @@ Halves = tuple[tuple[Kernel, ...], tuple[Kernel, ...]]  # of forward, of backwar
 class Work(NamedTuple):
     """Kernels of a layer's forward, of the backward of its inputs, and of the backward of its weights.
 
-    `repeated` are those of the forward that selective recompute repeats, `attention` those that need keys and values.
+    `repeated` are those of the forward that selective recompute repeats, `operations` those that it repeats where it
+    keeps outputs of operations, `attention` those that need keys and values.
     """
 
     forward: tuple[Kernel, ...]
     backward_input: tuple[Kernel, ...]
     backward_weight: tuple[Kernel, ...]
     repeated: tuple[Kernel, ...] = ()
+    operations: tuple[Kernel, ...] = ()
     attention: tuple[Kernel, ...] = ()
 
 
@@ -88,6 +90,7 @@ def layer_work(spec: JobSpec, *, moe: bool = False) -> Work:
         ),
         backward_weight=tuple(g._replace(m=g.n, n=g.k, k=g.m) for g in products),
         repeated=scores[0] if spec.train.attention == "unfused" else tuple(passes_forward[i] for i in _LIGHT),
+        operations=(*products[1::2], *passes_forward, *casts_forward),
         attention=(*scores[0], *scores[1]),
     )
 

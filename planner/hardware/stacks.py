@@ -33,7 +33,8 @@ class Stack(NamedTuple):
     `step_s`: once a step, for the optimiser's launches, data and logging. `jitter`: share of a step that waiting for
     the slowest adds with every doubling of the nodes.
     `gathers_logits`: every tensor rank gathers the logits of the whole vocabulary and computes its loss on all of them.
-    `fused_loss`: one kernel reads the logits and writes their gradient.
+    `fused_loss`: one kernel reads the logits and writes their gradient; `compiles_loss`: where a job compiles at all.
+    `repeats_operations`: selective recompute keeps every second product's output and attention's, and repeats the rest.
     `keeps_both_gradients`: where they are added up in fp32, those of the compute type stay allocated.
     `beside_bytes`: what communicators, buckets and the allocator take beside tensors and an accelerator's allowance.
     """
@@ -59,6 +60,8 @@ class Stack(NamedTuple):
     jitter: float = 0.0
     gathers_logits: bool = False
     fused_loss: bool = False
+    compiles_loss: bool = False
+    repeats_operations: bool = False
     keeps_both_gradients: bool = False
     beside_bytes: int = 0
 
@@ -104,15 +107,16 @@ STACKS: dict[StackName, Stack] = {
     "fsdp2": Stack(
         "FSDP2, compiled",
         0.5,
-        attention=0.9,
         norms=1.2,
         loss=1.2,
-        passes=1.2,
-        casts=1.2,
+        passes=0.6,
+        casts=1.5,
         launch_s=1e-4,
-        links=0.63,
+        links=0.5,
         contention=0.1,
         step_s=5e-3,
+        compiles_loss=True,
+        repeats_operations=True,  # torchtitan's parallelize_llama.py, `_save_list`
     ),
     # 52 rows of MosaicML's llm-foundry; attention is FlashAttention 1's.
     "fsdp1": Stack(
@@ -182,4 +186,5 @@ def within(name: StackName, accelerator: str) -> float:
 # Kernels that a run may have taken instead of its stack's own, on the same rows.
 EAGER_NORMS = 15.0  # RMSNorm as a dozen kernels in fp32
 EAGER_SCORES = 5.8  # scale, mask and softmax in fp32, each a kernel
-FLASH_1 = 0.5  # FlashAttention 1, over `deepspeed`'s 2
+FLASH_1 = 0.5  # FlashAttention 1, over `scaling`'s 2
+ASYNC_TP: dict[Axis, float] = {"tp": 0.25}  # torch's asynchronous tensor parallelism, by two pairs of torchtitan's rows

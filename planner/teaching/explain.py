@@ -16,7 +16,7 @@ from planner.facts.collectives import bus_factor
 from planner.facts.flops import hardware_flops, model_flops
 from planner.facts.models import embedding_parameters, head_parameters, layer_parameters, parameter_count
 from planner.facts.placements import vocab_rows
-from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.precision import mix_of
 from planner.facts.runnable import not_runnable
 from planner.facts.shards import held, micro_batch_tokens
 from planner.facts.spec import JobSpec
@@ -87,7 +87,7 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     zero = "ZeRO 1910.02054 section 5, table 1"
     fsdp = "FSDP2 of torch 2.13, held against dry runs (make memory)" if is_taped(spec) else "2205.05198 section 4"
     shards = layout.shard_ranks if layout.zero else 1
-    columns, weight = vocab_rows(spec), FP32_BYTES if layout.zero and is_taped(spec) else mix.compute
+    columns, weight = vocab_rows(spec), mix.sharded if layout.zero and is_taped(spec) else mix.compute
     said = {
         "parameters": ("elements held x bytes", f"{parts['parameters'] // weight:,} x {weight}", zero),
         "gradients": (f"those there {when}", f"{numel:,} a rank of {shards}, summed in {mix.gradients} B", zero),

@@ -11,6 +11,7 @@ from benchmarks.published.__main__ import answers_of, report
 from benchmarks.published.mapping import plan_of
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
+from planner.hardware.stacks import ASYNC_TP
 
 ROW = {
     "source_repo_path": "Aleph-Alpha/layouts:runs.xlsx",
@@ -103,6 +104,27 @@ def test_blooms_rows_add_gradients_up_in_fp32_from_the_line_that_says_so(
     (row,) = read_rows(_file(tmp_path / "rows.csv", bloom | {"note": note}))
     assert not isinstance(row, SkipError)
     assert plan_of(row).spec.train.precision == precision
+
+
+def test_fsdp2s_rows_are_planned_as_their_code_runs(tmp_path: Path) -> None:
+    """KempnerForge: nodes of 4, all in bf16, GiB called GB, gradients summed late. torchtitan: a pipe's stages gather
+    once a step, its peak is what the allocator reserved, asynchronous tensor parallelism hides a part."""
+    common = {"gpu": "H200", "gpus": "16", "dp": "4", "tp": "4", "zero": "3", "global_batch": "64"}
+    kempner = {"source_repo_path": "KempnerInstitute/KempnerForge:b.md", "note": "torch.compile on", **common}
+    titan = {"source_repo_path": "pytorch/torchtitan:b_202412_.md", **common, "pp": "2", "dp": "2"}
+    peak = {"measure_name": "peak_memory_gb", "measure_value": "10"}
+    rows = [kempner | peak, titan | {"note": "AsyncTP; max_reserved of the fullest GPU"}]
+    read = [row for row in read_rows(_file(tmp_path / "rows.csv", *rows)) if not isinstance(row, SkipError)]
+    first, second = (plan_of(row) for row in read)
+    assert read[0].num_bytes == 10 * 2**30
+    assert (first.stack, first.cluster.per_node, first.spec.train.precision) == ("fsdp2", 4, "bf16_state")
+    assert (first.kempner, first.meter, first.spec.train.compile, first.spec.layout.zero) == (
+        True,
+        "allocated",
+        False,
+        3,
+    )
+    assert (second.spec.layout.zero, second.meter, second.kernels.hidden) == (1, "reserved", ASYNC_TP)
 
 
 def test_scores_by_hand() -> None:

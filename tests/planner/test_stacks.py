@@ -8,12 +8,14 @@ import pytest
 
 from planner.cost.beside import allowance
 from planner.cost.estimate import estimate, rank_memory
-from planner.cost.memory import memory
+from planner.cost.memory import held_parameters, layer_bytes, memory
+from planner.cost.memory.layer import kept_outputs
 from planner.cost.memory.pieces import head_piece
 from planner.cost.memory.shape import shape_of
 from planner.cost.memory.stage import rank_of_stage
 from planner.cost.memory.tape import LOGITS
 from planner.cost.timing import Timer, step_time
+from planner.facts.precision import MIXES
 from planner.facts.presets import PRESETS
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, MoeSpec, Resources, StackName, TrainSpec
@@ -201,3 +203,38 @@ def test_gradients_of_both_types_are_held_where_the_optimizer_zeroes_the_narrow_
     assert held[0] - held[1] == 2 * whole
     narrow = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"precision": "bf16_gradients"})})
     assert memory(on("deepspeed", narrow), 0)["gradients"] == memory(narrow, 0)["gradients"]
+
+
+def test_repeating_operations_keeps_every_second_product_and_attention() -> None:
+    """torchtitan: of q, k, v, o, gate, up, down it saves the 1st, 3rd, 5th and 7th; k, o and up are made again."""
+    layout = Layout(dp=32, zero=3, recompute="selective")
+    spec = on("fsdp2", SPEC.model_copy(update={"layout": layout}))
+    tokens, h, kv, inner, heads = 2 * 4096, 4096, 1024, 14336, 32
+    outputs = h + kv + inner + h + h  # q, v, gate, down, and what attention gave
+    assert kept_outputs(shape_of(spec), moe=False) == tokens * (2 * outputs + 4 * heads)
+    assert layer_bytes(spec) == tokens * (2 * (h + outputs) + 4 * heads), "the layer's input too"
+    again = [k for k in layer_work(spec).operations if not isinstance(k, Pass)]
+    assert [(k.n, k.k) for k in again] == [(kv, h), (h, h), (inner, h)]
+
+    gpt = spec.model_copy(update={"model": PRESETS["gpt3-175b"].model})
+    assert kept_outputs(shape_of(gpt), moe=False) == tokens * (2 * (3 + 4 + 1) * 12288 + 4 * 96)  # qkv, up, attention
+
+
+def test_a_loss_is_one_kernel_where_a_compiler_makes_it_so() -> None:
+    compiled = on("fsdp2", SPEC.model_copy(update={"train": TRAIN.model_copy(update={"compile": True})}))
+    assert [shape_of(s).fused_loss for s in (compiled, on("fsdp2"), on("fsdp1"), SPEC)] == [True, False, True, False]
+
+
+def test_state_in_16_bits_is_8_bytes_a_parameter_and_half_the_optimizers_traffic() -> None:
+    """Weights, gradients and two moments of 2 bytes; an update reads and writes three of them and reads a gradient."""
+    both = [
+        SPEC.model_copy(update={"train": TRAIN.model_copy(update={"precision": p})}) for p in ("bf16", "bf16_state")
+    ]
+    state = MIXES["bf16_state"]
+    assert (state.state, state.sharded, state.moments, state.has_master) == (8, 2, 4, False)
+    own = held_parameters(both[1], 0)
+    parts = memory(both[1], 0)
+    assert (parts["parameters"], parts["optimizer"]) == (2 * own, 4 * own)
+    wide, narrow = (step_time(spec, H100).optimizer_s - H100.accelerator.kernel_s for spec in both)
+    assert narrow == pytest.approx(wide / 2)
+    assert [p.field for p in not_runnable(both[1])] == ["train.precision"]

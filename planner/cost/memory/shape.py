@@ -14,7 +14,7 @@ from planner.hardware.stacks import STACKS
 class Shape(NamedTuple):
     """What one rank computes of a layer with one micro-batch. `tokens` of its cp part, `element` bytes of the compute
     type, `narrow` of what products take; `parts` that sequence parallelism divides the residual stream into.
-    `fused_loss`, `gathers_logits` as the stack has them."""
+    `fused_loss`, `gathers_logits`, `repeats_operations` as the stack has them."""
 
     model: ModelSpec
     vocab_rows: int
@@ -35,6 +35,7 @@ class Shape(NamedTuple):
     narrow: int
     fused_loss: bool
     gathers_logits: bool
+    repeats_operations: bool
 
     @property
     def parts(self) -> int:
@@ -60,7 +61,12 @@ class Shape(NamedTuple):
     @property
     def light(self) -> bool:
         """Selective recompute where attention is fused: norms and activations are made again."""
-        return self.recompute == "selective" and self.attention == "fused"
+        return self.recompute == "selective" and self.attention == "fused" and not self.repeats_operations
+
+    @property
+    def by_operation(self) -> bool:
+        """Selective recompute that makes a layer again from its input and from outputs of operations."""
+        return self.recompute == "selective" and self.repeats_operations
 
 
 def shape_of(spec: JobSpec) -> Shape:
@@ -83,6 +89,7 @@ def shape_of(spec: JobSpec) -> Shape:
         dropout=train.dropout,
         device=spec.resources.device,
         narrow=FP8_BYTES if mix_of(train.precision).gemm == "fp8" else mix_of(train.precision).compute,
-        fused_loss=stack.fused_loss,
+        fused_loss=stack.fused_loss or (stack.compiles_loss and train.compile),
         gathers_logits=stack.gathers_logits,
+        repeats_operations=stack.repeats_operations,
     )
