@@ -9,6 +9,7 @@ import math
 import re
 from typing import Any, Literal, NamedTuple
 
+from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import PublishedRow, SkipError
 from planner.facts.spec import (
     AttentionKernel,
@@ -148,7 +149,7 @@ def plan_of(row: PublishedRow) -> Planned:
         spec,
         cluster,
         stack,
-        _kernels(text, stack),
+        _kernels(row, text, stack),
         scale=global_batch / whole,
         stage=layout.pp - 1 if "(last)" in text or row.kind == "steady" else None,
         meter=_meter(row),
@@ -361,9 +362,9 @@ def _precision(text: str) -> Precision:
     raise SkipError(f"precision {text or 'not given'}")
 
 
-def _kernels(text: str, stack: StackName) -> Stack:
+def _kernels(row: PublishedRow, text: str, stack: StackName) -> Stack:
     """The stack's constants, with those of the kernels that the row names instead."""
-    changed: dict[str, Any] = {}
+    changed: dict[str, Any] = switched_on(row)
     if re.search(r"async ?tp", text):
         changed["hidden"] = ASYNC_TP
     if found := re.search(r"attention kernel ([^;]*)", text):

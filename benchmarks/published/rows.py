@@ -95,9 +95,15 @@ class PublishedRow(NamedTuple):
 
     @property
     def sweep(self) -> tuple[str, ...]:
-        """Runs that differ only in their layout share it."""
+        """Runs that differ only in their layout share it; a release of the software is no layout."""
         columns = ("source_repo_path", "gpu", "gpus", "layers", "hidden", "ffn", "vocab", "seq", "precision")
-        return tuple(self.text(column) for column in columns)
+        return (*(self.text(column) for column in columns), self.release)
+
+    @property
+    def release(self) -> str:
+        """Of NVIDIA's software, where a row names one."""
+        found = re.match(r"(\d\d\.\d\d(?:\.\d\d)?) pre-training", self.text("note").lower())
+        return found[1] if found else ""
 
 
 def read_rows(path: Path) -> list[PublishedRow | SkipError]:

@@ -224,8 +224,7 @@ class Timer:
             halves = _less(halves, waits["tp"])
         if "cp" in waits and spec.layout.cp_method == "ring":
             waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next part travels meanwhile
-        waits = {axis: seconds * (1 - stack.hidden.get(axis, 0.0)) for axis, seconds in waits.items()}
-        return halves, waits
+        return halves, {axis: _exposed(seconds, stack.hidden.get(axis, 0.0), halves) for axis, seconds in waits.items()}
 
     def _gathered_logits_s(self, spec: JobSpec, ranks: int) -> float:
         """Of one micro-batch, where each tensor rank takes the other ranks' logits."""
@@ -453,6 +452,11 @@ def _alike_stages(
 def _micro_batch_s(stage: tuple[Halves, dict[Axis, float]]) -> float:
     halves, waits = stage
     return halves.total_s + halves.launch_s + sum(waits.values())
+
+
+def _exposed(seconds: float, hidden: float, halves: Halves) -> float:
+    """What is left of a wait: nothing hides behind more than there is to compute."""
+    return seconds - min(hidden * seconds, halves.total_s)
 
 
 def _less(halves: Halves, seconds: float) -> Halves:

@@ -186,5 +186,7 @@ def within(name: StackName, accelerator: str) -> float:
 # Kernels that a run may have taken instead of its stack's own, on the same rows.
 EAGER_NORMS = 15.0  # RMSNorm as a dozen kernels in fp32
 EAGER_SCORES = 5.8  # scale, mask and softmax in fp32, each a kernel
+OVERLAPPED_EXPERTS: dict[Axis, float] = {"ep": 0.8}  # Megatron's 1F1B of experts' tokens beside other products
+FUSED_EXPERTS: dict[str, float] = {"grouped": 1.0, "launch_s": 0.0}  # one kernel an MLP; the iteration is one graph
 FLASH_1 = 0.5  # FlashAttention 1, over `scaling`'s 2
 ASYNC_TP: dict[Axis, float] = {"tp": 0.25}  # torch's asynchronous tensor parallelism, by two pairs of torchtitan's rows

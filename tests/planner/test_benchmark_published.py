@@ -9,9 +9,10 @@ import pytest
 
 from benchmarks.published.__main__ import answers_of, report
 from benchmarks.published.mapping import plan_of
+from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
-from planner.hardware.stacks import ASYNC_TP
+from planner.hardware.stacks import ASYNC_TP, STACKS
 
 ROW = {
     "source_repo_path": "Aleph-Alpha/layouts:runs.xlsx",
@@ -138,3 +139,25 @@ def test_scores_by_hand() -> None:
     said = confusion([(True, True), (False, True), (True, False), (False, False)])
     assert said is not None
     assert (said.right, said.falsely_fits) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "release", "ep", "fused"),
+    [
+        ("GB300", "deepseek-v3-671b", "26.06", 0.8, True),
+        ("GB300", "deepseek-v3-671b", "26.04.01", 0.0, False),
+        ("B200", "deepseek-v3-671b", "26.04.01", 0.8, False),
+        ("B300", "qwen3-235b-a22b", "26.02", 0.8, False),
+        ("B300", "qwen3-235b-a22b", "26.04", 0.0, False),
+    ],
+)
+def test_what_a_recipe_switches_on_goes_by_its_release(
+    tmp_path: Path, gpu: str, model: str, release: str, ep: float, fused: bool
+) -> None:
+    row = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "precision": "MXFP8", "gpu": gpu, "model": model}
+    (read,) = read_rows(_file(tmp_path / "rows.csv", row | {"pp": "8", "note": f"{release} Pre-Training Performance"}))
+    assert not isinstance(read, SkipError)
+    usual = STACKS["megatron"]
+    kernels = usual._replace(**switched_on(read))
+    assert kernels.hidden == usual.hidden | ({"ep": ep} if ep else {})
+    assert (kernels.grouped, kernels.launch_s) == ((1.0, 0.0) if fused else (usual.grouped, usual.launch_s))

@@ -14,7 +14,7 @@ from planner.cost.memory.pieces import head_piece
 from planner.cost.memory.shape import shape_of
 from planner.cost.memory.stage import rank_of_stage
 from planner.cost.memory.tape import LOGITS
-from planner.cost.timing import Timer, step_time
+from planner.cost.timing import Halves, Timer, _exposed, step_time
 from planner.facts.precision import MIXES
 from planner.facts.presets import PRESETS
 from planner.facts.runnable import not_runnable
@@ -238,3 +238,9 @@ def test_state_in_16_bits_is_8_bytes_a_parameter_and_half_the_optimizers_traffic
     wide, narrow = (step_time(spec, H100).optimizer_s - H100.accelerator.kernel_s for spec in both)
     assert narrow == pytest.approx(wide / 2)
     assert [p.field for p in not_runnable(both[1])] == ["train.precision"]
+
+
+def test_a_wait_hides_behind_no_more_than_there_is_to_compute() -> None:
+    work = Halves(1.0, 1.0, 1.0)
+    assert _exposed(2.0, 0.8, work) == pytest.approx(0.4)
+    assert _exposed(10.0, 0.8, work) == pytest.approx(7.0)
