@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.rows import PublishedRow, SkipError
+from planner.cost.alike import alike_stages
 from planner.cost.beside import allowance
 from planner.cost.memory import memory, most_bytes
 from planner.cost.pipes import chunks_in_flight
-from planner.cost.timing import Timer, alike_stages
+from planner.cost.timing import Timer
 from planner.facts.flops import model_flops
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.shards import local_units

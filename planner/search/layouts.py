@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from planner.cost.alike import alike_stages
 from planner.cost.beside import allowance
 from planner.cost.memory import least_bytes, most_bytes
-from planner.cost.timing import Timer, Timing, alike_stages
+from planner.cost.timing import Timer, Timing
 from planner.facts.layout import pipeline_problems, problems
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, Problem, Recompute, Schedule, SpecError

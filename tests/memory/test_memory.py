@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from planner.cost.alike import alike_stages
 from planner.cost.memory import memory, most_bytes
 from planner.cost.memory.moments import Pipe, _moments, moments
-from planner.cost.timing import alike_stages
 from planner.facts.parse import parse_fields
 from planner.facts.spec import Schedule
 from tests.memory.__main__ import USUALLY

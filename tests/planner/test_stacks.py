@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from planner.cost.beside import allowance
+from planner.cost.compute import Halves
 from planner.cost.estimate import estimate, rank_memory
 from planner.cost.memory import held_parameters, layer_bytes, memory
 from planner.cost.memory.layer import kept_outputs
@@ -14,7 +15,7 @@ from planner.cost.memory.pieces import head_piece
 from planner.cost.memory.shape import shape_of
 from planner.cost.memory.stage import rank_of_stage
 from planner.cost.memory.tape import LOGITS
-from planner.cost.timing import Halves, Timer, _exposed, step_time
+from planner.cost.timing import Timer, _exposed, step_time
 from planner.facts.precision import MIXES
 from planner.facts.presets import PRESETS
 from planner.facts.runnable import not_runnable
