@@ -77,7 +77,8 @@ _MLA = MlaSpec(q_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, va
 
 
 class _Mixture(NamedTuple):
-    """What the columns do not say of a mixture: its routed experts, how many a token meets, the rest."""
+    """What the columns do not say of a mixture: its routed experts, how many a token meets, the rest. `ffn` of an
+    expert where the column has another."""
 
     experts: int
     top: int
@@ -85,10 +86,17 @@ class _Mixture(NamedTuple):
     dense: int = 0
     dense_ffn: int = 0
     mla: MlaSpec | None = None
+    ffn: int = 0
 
 
+# Its recompute-modules hold norms and products, not the attention core, whose unfused scores are what it keeps.
+KEEPS_SCORES = "tp2_pp2_ep4_etp1_selective_recompute_experimental"
 # (pattern in the model's name; its mixture as the model's own configuration has it)
 _MIXTURES = (
+    (
+        KEEPS_SCORES,
+        _Mixture(32, 4, shared=1, dense=3, dense_ffn=4096, mla=_MLA, ffn=1024),
+    ),
     (r"mixtral", _Mixture(8, 2)),
     (r"grok-?1", _Mixture(8, 2)),
     (r"dbrx", _Mixture(16, 4)),
@@ -98,6 +106,8 @@ _MIXTURES = (
     (r"deepseek-?v3|deepseek-?r1", _Mixture(256, 8, shared=1, dense=3, dense_ffn=18432, mla=_MLA)),
     (r"kimi-k2", _Mixture(384, 8, shared=1, dense=1, dense_ffn=18432, mla=_MLA)),
 )
+# Megatron-LM's own tests, tests/functional_tests/test_cases/*/model_config.yaml.
+_TEST_MLA = MlaSpec(q_rank=192, kv_rank=64, nope_head_dim=16, rope_head_dim=8, value_head_dim=16)
 _HEAD_DIMS = ((r"qwen3", 128), (r"gpt-oss", 64))
 
 
@@ -283,7 +293,7 @@ def _mixture(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | No
         if number is None:
             if "moe" in text or row.count("ep", 1) > 1:
                 raise SkipError("a mixture whose experts are not told")
-            return None, None, 0
+            return None, _TEST_MLA if "multi-latent-attention" in text else None, 0
         top = re.search(r"router-topk=(\d+)|top (\d+)", text)
         found = _Mixture(int(number[1] or number[2]), int(top[1] or top[2]) if top else 1)
         if not _is_gated(row, text):
@@ -291,7 +301,7 @@ def _mixture(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | No
     moe = MoeSpec(
         num_experts=found.experts,
         experts_per_token=min(found.top, found.experts),
-        expert_ffn_hidden_size=ffn,
+        expert_ffn_hidden_size=found.ffn or ffn,
         shared_experts=found.shared,
         dense_layers=found.dense if found.dense < layers else 0,
     )
@@ -317,6 +327,8 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
     if found := re.search(r"shard group (\d+)", text):
         replicas = max(1, dp * cp // int(found[1]))
     sequence, recompute = _sequence_parallel(text, stack, tp), _recompute(row.text("recompute").lower())
+    if KEEPS_SCORES in text:
+        recompute = "none"
     return Layout(
         dp=dp,
         pp=pp,

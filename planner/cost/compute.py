@@ -53,7 +53,15 @@ class Compute:
         """Layer, layer with experts, embedding and head: of one micro-batch on one rank."""
         layout, train = spec.layout, spec.train
         key = (
-            *(layout.tp, layout.cp, layout.ep, layout.sequence_parallel, layout.recompute, spec.model),
+            *(
+                layout.tp,
+                layout.cp,
+                layout.ep,
+                layout.sequence_parallel,
+                layout.recompute,
+                layout.zero == 3,
+                spec.model,
+            ),
             *(ranks, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
             spec.resources.stack,
         )

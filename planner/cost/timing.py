@@ -171,6 +171,7 @@ class Timer:
         key = (
             *(layout.tp, layout.cp, layout.ep, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES),
             *(
+                layout.zero == 3,
                 layout.balance,
                 layout.sequence_parallel,
                 layout.regather,

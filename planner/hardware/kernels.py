@@ -71,6 +71,11 @@ class Work(NamedTuple):
 # tests among the published rows, both halves: of a router, forward and backward, and of each further part of a ring.
 ROUTER_KERNELS = 3
 RING_KERNELS = 4
+# Of a layer that ZeRO-3 shards, counted in FSDP2 (torch 2.13, _fsdp_collectives.py): shards copied in, gathered, copied
+# out, and two events; in backward as many, and gradients copied in, reduced, divided, added up, with an event.
+SHARD_KERNELS = (5, 10)
+# Of latent attention: two norms of latents, queries and keys put together of their parts.
+LATENT_KERNELS = 4
 ALIGNED = 16  # tokens: what an expert takes is filled up to so many
 
 
@@ -201,6 +206,10 @@ def _passes(spec: JobSpec, *, moe: bool) -> Halves:
         rope = Pass(2 * e * tokens * (model.num_heads + model.num_kv_heads) // layout.tp * model.head_dim)
         forward.append(rope)
         backward.append(rope)
+    small = LATENT_KERNELS if model.mla else 0
+    sharded = SHARD_KERNELS if layout.zero == 3 else (0, 0)
+    forward += [Pass(0)] * (small + sharded[0])
+    backward += [Pass(0)] * (small + sharded[1])
     if moe and model.moe:
         permute = Pass(2 * e * tokens * model.hidden_size * model.moe.experts_per_token)
         forward += [permute, permute, *[Pass(0)] * ROUTER_KERNELS]

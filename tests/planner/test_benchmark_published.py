@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.__main__ import answers_of, report
-from benchmarks.published.mapping import plan_of
+from benchmarks.published.mapping import KEEPS_SCORES, plan_of
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
@@ -126,6 +126,19 @@ def test_fsdp2s_rows_are_planned_as_their_code_runs(tmp_path: Path) -> None:
         3,
     )
     assert (second.spec.layout.zero, second.meter, second.kernels.hidden) == (1, "reserved", ASYNC_TP)
+
+
+def test_megatrons_own_tests_have_the_sizes_of_their_configurations(tmp_path: Path) -> None:
+    common = {"source_repo_path": "NVIDIA/Megatron-LM:tests/x.json", "note": "multi-latent-attention=True"}
+    dense = common | {"model": "gpt-test gpt3_mcore_te_tp2_pp2_mla"}
+    mixed = common | {"model": f"moe-test gpt3_mcore_te_{KEEPS_SCORES}", "recompute": "selective", "ep": "4"}
+    rows = [row for row in read_rows(_file(tmp_path / "r.csv", dense, mixed)) if not isinstance(row, SkipError)]
+    first, second = (plan_of(row).spec for row in rows)
+    assert first.model.mla is not None
+    assert first.model.mla.q_rank == 192
+    assert second.model.moe is not None
+    assert (second.model.moe.expert_ffn_hidden_size, second.model.moe.shared_experts) == (1024, 1)
+    assert (second.model.moe.dense_layers, second.model.ffn_hidden_size, second.layout.recompute) == (3, 4096, "none")
 
 
 def test_scores_by_hand() -> None:

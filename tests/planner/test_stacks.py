@@ -19,7 +19,7 @@ from planner.cost.timing import Timer, _exposed, step_time
 from planner.facts.precision import MIXES
 from planner.facts.presets import PRESETS
 from planner.facts.runnable import not_runnable
-from planner.facts.spec import JobSpec, Layout, MoeSpec, Resources, StackName, TrainSpec
+from planner.facts.spec import JobSpec, Layout, MlaSpec, MoeSpec, Resources, StackName, TrainSpec
 from planner.hardware.calibration import cluster_of
 from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
 from planner.hardware.clusters import CLUSTERS
@@ -245,3 +245,23 @@ def test_a_wait_hides_behind_no_more_than_there_is_to_compute() -> None:
     work = Halves(1.0, 1.0, 1.0)
     assert _exposed(2.0, 0.8, work) == pytest.approx(0.4)
     assert _exposed(10.0, 0.8, work) == pytest.approx(7.0)
+
+
+def test_a_sharded_layer_and_latent_attention_launch_kernels_too_small_for_the_device() -> None:
+    def empty(spec: JobSpec) -> list[int]:
+        work = layer_work(spec)
+        return [kernels.count(Pass(0)) for kernels in (work.forward, work.backward_input)]
+
+    sharded = SPEC.model_copy(update={"layout": SPEC.layout.model_copy(update={"zero": 3})})
+    latent = MlaSpec(q_rank=192, kv_rank=64, nope_head_dim=16, rope_head_dim=8, value_head_dim=16)
+    compressed = SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"mla": latent})})
+    assert [empty(spec) for spec in (SPEC, sharded, compressed)] == [[0, 0], [5, 10], [4, 4]]
+
+
+def test_scores_without_dropout_are_kept_once() -> None:
+    """2205.05198 section 4.1: 5 a s^2 b bytes, of which the mask and the dropped copy are 3."""
+    layout = Layout(dp=32, tp=2, zero=1, sequence_parallel=True, regather=True)
+    train = [TRAIN.model_copy(update={"attention": "unfused", "dropout": dropout}) for dropout in (False, True)]
+    plain, dropped = (on("megatron", SPEC.model_copy(update={"layout": layout, "train": t})) for t in train)
+    scores, masks = 2 * 16 * 4096**2, 2 * 2 * 4096 * 4096 // 2  # heads of a rank; two masks of the divided stream
+    assert layer_bytes(dropped) - layer_bytes(plain) == 3 * scores + masks
