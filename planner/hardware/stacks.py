@@ -138,7 +138,7 @@ STACKS: dict[StackName, Stack] = {
     # after the last backward.
     "deepspeed": Stack(
         "Megatron-DeepSpeed",
-        0.13,
+        0.14,
         ("A100", "H100"),
         gemm=0.95,
         attention=1.12,
