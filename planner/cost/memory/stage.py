@@ -162,8 +162,8 @@ class Fullest(NamedTuple):
     when: str
 
 
-def fullest(spec: JobSpec, stage: int) -> Fullest:
-    """When a rank of the stage holds most."""
+def fullest(spec: JobSpec, stage: int, *, updates: bool = True) -> Fullest:
+    """When a rank of the stage holds most. A step that is carried out dry `updates` nothing."""
     rank = rank_of_stage(spec, stage)
     costs, most, found = [_costs(chunk) for chunk in rank.kinds], 0, None
     for moment in moments(_pipe(spec, stage, rank), spec.train.micro_batches):
@@ -171,7 +171,7 @@ def fullest(spec: JobSpec, stage: int) -> Fullest:
         if total > most:
             most, found = total, moment
     update = _update(spec, rank)
-    if found is None or update.num_bytes > most:
+    if found is None or (updates and update.num_bytes > most):
         return Fullest(plus(rank.held.levels, update.levels), "in the update")
     return Fullest(plus(rank.held.levels, _levels(found, costs, rank.message)), found.words)
 
