@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from webapp.logs import bound
+from webapp.terminal import say
 
 STOP_TIMEOUT_S = 10.0
 LONGEST_PAUSE_S = 10.0
@@ -68,7 +69,7 @@ class Fleet:
                     self._deaths[name] = self._deaths.get(name, 0) + 1
                     pause = min(LONGEST_PAUSE_S, 0.5 * 2 ** min(self._deaths[name] - 1, 6))
                     due[name] = now + pause
-                    print(f"{name} ended with {process.returncode}; starting it again in {pause:.1f} s", flush=True)
+                    say(f"{name} ended with {process.returncode}; starting it again in {pause:.1f} s")
                 elif now >= due[name]:
                     del due[name]
                     self.start(child)

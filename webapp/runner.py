@@ -26,9 +26,11 @@ from webapp.embedded_redis import RedisNotFoundError, find_redis_server, redis_c
 from webapp.environment import RunnerSettings, SettingError, read
 from webapp.processes import Child, Fleet
 from webapp.redis_version import RedisVersion, redis_version, warning
+from webapp.terminal import say
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PORT = 8000
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SERVICES = ["web", "controller", "recorder", "host"]
 # Below those that Linux hands to outgoing connections, one of which might otherwise sit on it while we are down.
 REDIS_PORTS = range(20_000, 32_768)
@@ -41,7 +43,7 @@ class StartError(RuntimeError):
 
 def main() -> int:
     # SIGINT too: a shell that starts us in the background has it ignored.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDS:
         signal.signal(number, _interrupt)
     try:
         settings = read(RunnerSettings)
@@ -62,7 +64,7 @@ def run(settings: RunnerSettings) -> None:
     find_redis_server()
     fleet = Fleet(log_dir=state / "log")
     for name, pids in fleet.end_leftovers([*SERVICES, "redis"]).items():
-        print(f"Ended what an earlier run, killed outright, had left of {name}: {', '.join(map(str, pids))}.")
+        say(f"Ended what an earlier run, killed outright, had left of {name}: {', '.join(map(str, pids))}.")
     port = web_port(settings.port)
     environment = web_environment(state, port)
     host_env = host_environment(state, environment)
@@ -77,39 +79,33 @@ def run(settings: RunnerSettings) -> None:
             print(f"WARNING: {told}", file=sys.stderr)
         if not version.gives_rights and "MESHBOARD_REDIS_ACCESS" not in environment:
             environment["MESHBOARD_REDIS_ACCESS"] = "shared"
-            print(
-                f"{version} has no rights to give: the host uses the board's own credentials (docs/deploy.md, Hosts)."
-            )
-        manage(environment, "migrate", "--verbosity", "0")
-        manage(environment, "collectstatic", "--no-input", "--verbosity", "0")
-        login = json.loads(manage(environment, "meshboard_user", *known_credentials(up_file)))
-        token = json.loads(
-            manage(environment, "join_token", "--json", "--hours", "1", "--uses", "1", "--note", "make up")
-        )
-        for child in services(environment, {**host_env, "MESHBOARD_JOIN_TOKEN": token["token"]}, port):
+            say(f"{version} has no rights to give: the host uses the board's own credentials (docs/deploy.md, Hosts).")
+        made = json.loads(manage(environment, "prepare", *known_credentials(up_file)))
+        login = made["login"]
+        for child in services(environment, {**host_env, "MESHBOARD_JOIN_TOKEN": made["join_token"]}, port):
             fleet.start(child)
         wait_for_web(port, fleet)
         url = f"http://127.0.0.1:{port}"
         once = url + login.pop("one_time_url_path")
         write_private(up_file, json.dumps({"url": url, **login, "pids": fleet.pids()}, indent=2))
-        print(f"\nMeshboard is up after {time.monotonic() - started:.1f} s: {url}")
-        print(f"  log in once:  {once}")
-        print(f"  or as {login['username']}, password in {os.path.relpath(up_file)}")
-        print(f"  on            {version}")
-        print(f"  isolation     {isolation}")
-        print(f"  logs:         {os.path.relpath(state / 'log')}/")
-        print("  Ctrl-C stops everything, running jobs too.\n", flush=True)
+        say(f"\nMeshboard is up after {time.monotonic() - started:.1f} s: {url}")
+        say(f"  log in once:  {once}")
+        say(f"  or as {login['username']}, password in {os.path.relpath(up_file)}")
+        say(f"  on            {version}")
+        say(f"  isolation     {isolation}")
+        say(f"  logs:         {os.path.relpath(state / 'log')}/")
+        say("  Ctrl-C stops everything, running jobs too.\n")
         fleet.watch(on_restart=lambda: refresh_pids(up_file, fleet))
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("Stopping ...", flush=True)
+        for number in ENDS:
+            signal.signal(number, signal.SIG_IGN)
+        say("Stopping ...")
         fleet.stop(SERVICES)
         stop_jobs = [sys.executable, "-m", "workers.host.stop", host_env["MESHBOARD_RUN_DIR"]]
         subprocess.run(stop_jobs, env=host_env, cwd=ROOT, check=False)
         fleet.stop(["redis"])
         forget_pids(up_file)
-        print("Everything has stopped.", flush=True)
+        say("Everything has stopped.")
 
 
 def services(environment: dict[str, str], host_env: dict[str, str], port: int) -> list[Child]:
@@ -224,7 +220,7 @@ def web_port(asked: int | None) -> int:
         if is_free(DEFAULT_PORT):
             return DEFAULT_PORT
         port = free_port()
-        print(f"Port {DEFAULT_PORT} is taken, using {port}. Set MESHBOARD_PORT to choose one.")
+        say(f"Port {DEFAULT_PORT} is taken, using {port}. Set MESHBOARD_PORT to choose one.")
         return port
     if not is_free(asked):
         raise StartError(f"MESHBOARD_PORT={asked} is taken by another program; choose another or leave it unset")
@@ -239,7 +235,7 @@ def redis_port(state: Path) -> int:
         return known
     port = next(p for p in random.sample(REDIS_PORTS, len(REDIS_PORTS)) if is_free(p))
     if known is not None:
-        print(
+        say(
             f"Port {known}, where Redis was, is taken by another program; it moves to {port}. Jobs that still run from "
             "before know only the old one: they train on, but show nothing new and hear no cancel. "
             "To end them: python -m workers.host.stop " + os.environ.get("MESHBOARD_RUN_DIR", str(state / "runs"))

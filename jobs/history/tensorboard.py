@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from django.conf import settings
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import RecordWriter
-from tensorboardX.summary import text as text_of
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.plugins.text.metadata import create_summary_metadata
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from jobs.history.query import Tables, ask
 from jobs.history.scalars import scalars
@@ -45,14 +47,17 @@ def file_name(job: str, attempt: int) -> str:
 
 def _write(tables: Tables, spec: dict[str, Any], path: Path) -> None:
     began = float(tables.manifest["first"] or 0.0)
-    path.write_bytes(b"")  # a second try, where the files were replaced meanwhile
-    writer = RecordWriter(str(path))
-    try:
+    with path.open("wb") as out:  # anew, where the files were replaced meanwhile
+        writer = RecordWriter(out)
         writer.write(Event(wall_time=began, file_version=VERSION).SerializeToString())
-        words = text_of("spec", f"```\n{json.dumps(spec, indent=2)}\n```")
-        writer.write(Event(wall_time=began, step=0, summary=words).SerializeToString())
+        writer.write(Event(wall_time=began, step=0, summary=_text("spec", spec)).SerializeToString())
         for curve, step, time, value in scalars(tables):
             summary = Summary(value=[Summary.Value(tag=curve, simple_value=value)])
             writer.write(Event(wall_time=time, step=step, summary=summary).SerializeToString())
-    finally:
-        writer.close()
+
+
+def _text(name: str, told: dict[str, Any]) -> Summary:
+    words = TensorProto(dtype=DT_STRING, string_val=[f"```\n{json.dumps(told, indent=2)}\n```".encode()])
+    words.tensor_shape.dim.add(size=1)
+    shown = create_summary_metadata(display_name=name, description="")
+    return Summary(value=[Summary.Value(tag=f"{name}/text_summary", metadata=shown, tensor=words)])

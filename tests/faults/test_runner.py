@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 import redis
 
 from contracts.names import telemetry_stream
-from tests.support.board import Board, board
+from tests.support.board import Board, board, start
 from tests.support.processes import gone, session, wait_until
 
 ENDLESS: dict[str, Any] = {
@@ -38,6 +41,25 @@ def test_a_job_that_outlives_a_killed_runner_is_seen_and_cancelled_after_the_nex
             second.call("POST", f"jobs/{job}/cancel")
             second.wait_for(job, "cancelled", timeout_s=30)
             wait_until(lambda: all(gone(pid) for pid in ranks), "its ranks have ended", 15)
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_stops_everything_running_jobs_too(tmp_path: Path) -> None:
+    process = start(tmp_path, subprocess.PIPE)
+    terminal = process.stdout
+    assert terminal
+    assert any(b"Ctrl-C" in line for line in terminal), "it never came up"
+    up = Board(tmp_path, process)
+    job = up.submit(ENDLESS)
+    up.wait_for(job, "running")
+    left = [*up.processes(job), *up.up["pids"].values()]
+    terminal.close()
+    process.send_signal(signal.SIGHUP)
+    process.wait(60)
+    stayed = [pid for pid in left if not gone(pid)]
+    for pid in stayed:
+        os.kill(pid, signal.SIGKILL)
+    assert stayed == []
 
 
 def last_entry(up: Board, job: str) -> str:

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import redis
 
@@ -93,26 +93,10 @@ class Board:
 @contextlib.contextmanager
 def board(state: Path, slots: int = 4, **settings: str) -> Iterator[Board]:
     """Start, wait for the login line, and at the end Ctrl-C: nothing may be left."""
-    environment = {
-        **base_environment(),
-        "MESHBOARD_STATE_DIR": str(state),
-        "MESHBOARD_PORT": str(free_port()),
-        "MESHBOARD_SLOTS": str(slots),
-        "MESHBOARD_HOST_NAME": "here",
-        **settings,
-    }
     state.mkdir(parents=True, exist_ok=True)
     output = state / "runner.log"
     with output.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "webapp.runner"],
-            env=environment,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        process = start(state, log, MESHBOARD_SLOTS=str(slots), **settings)
     made = Board(state, process)
     services: dict[str, int] = {}
     try:
@@ -130,3 +114,18 @@ def board(state: Path, slots: int = 4, **settings: str) -> Iterator[Board]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     assert [name for name, pid in services.items() if not gone(pid)] == [], "Ctrl-C leaves no process"
+
+
+def start(state: Path, output: IO[bytes] | int, **settings: str) -> subprocess.Popen[bytes]:
+    """The one command, on a free port."""
+    port = str(free_port())
+    ours = {"MESHBOARD_STATE_DIR": str(state), "MESHBOARD_PORT": port, "MESHBOARD_HOST_NAME": "here"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "webapp.runner"],
+        env={**base_environment(), **ours, **settings},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )

@@ -1,0 +1,34 @@
+"""All that a board of one machine needs before its services start, in one process. Prints JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandParser
+
+
+class Command(BaseCommand):
+    """`make up` runs this: each command by itself would load Django anew."""
+
+    help = __doc__
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--keep", type=Path, help="JSON of an earlier run whose password and token go on")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        call_command("migrate", verbosity=0)
+        call_command("collectstatic", interactive=False, verbosity=0)
+        login = _told("meshboard_user", keep=options["keep"])
+        join = _told("join_token", json=True, hours=1, uses=1, note="make up")
+        self.stdout.write(json.dumps({"login": login, "join_token": join["token"]}))
+
+
+def _told(command: str, **options: Any) -> dict[str, Any]:
+    out = io.StringIO()
+    call_command(command, stdout=out, **options)
+    told: dict[str, Any] = json.loads(out.getvalue())
+    return told
