@@ -13,7 +13,7 @@ from tests.slurm.cluster import Cluster
 from tests.support.processes import wait_until
 from webapp.runner import free_port
 
-PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db")
+PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults")
 NONE, DBD = "accounting_storage/none", "accounting_storage/slurmdbd"
 BIND = "--bind-address=127.0.0.1"
 FORGETS_S = 2  # after its end slurmctld forgets a job, as it looks next: within 10 s
@@ -30,7 +30,12 @@ def missing() -> str:
 def accounts(slurm: Cluster) -> Iterator[None]:
     """The cluster keeps accounts, and slurmctld soon forgets what has ended."""
     port = free_port()
-    told = {"AccountingStorageType": DBD, "AccountingStorageHost": "localhost", "AccountingStoragePort": str(port)}
+    told = {
+        "AccountingStorageType": DBD,
+        "AccountingStorageHost": "localhost",
+        "AccountingStoragePort": str(port),
+        "AccountingStoragePass": f"{slurm.folder}/run/munge.socket",  # as slurm.conf's manual has it
+    }
     try:
         _start_slurmdbd(slurm, _start_database(slurm), port)
         _add_cluster(slurm, told)

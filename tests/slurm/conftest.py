@@ -43,14 +43,19 @@ def site(slurm: Cluster, tmp_path: Path, settings: Any) -> Site:
     return made
 
 
-@pytest.fixture
-def accounted(slurm: Cluster) -> Iterator[Cluster]:
-    """The same, with accounts, and a slurmctld that soon forgets what has ended."""
+@pytest.fixture(scope="module")
+def _accounts(_machines: Cluster) -> Iterator[None]:
     if reason := no_accounts():
         pytest.skip(reason)
-    with accounts(slurm):
-        yield slurm
-        slurm.settle()
+    with accounts(_machines):
+        yield
+        _machines.settle()
+
+
+@pytest.fixture
+def accounted(_accounts: None, slurm: Cluster) -> Cluster:
+    """The same, with accounts, and a slurmctld that soon forgets what has ended."""
+    return slurm
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ command -v ssh >/dev/null 2>&1 || missing="$missing openssh-client"
 command -v ip >/dev/null 2>&1 || missing="$missing iproute2"
 command -v slurmdbd >/dev/null 2>&1 || missing="$missing slurmdbd"
 command -v mariadbd >/dev/null 2>&1 || missing="$missing mariadb-server-core"
+command -v my_print_defaults >/dev/null 2>&1 || missing="$missing mariadb-client-core"
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
   echo "The tests of Slurm need:$missing. As root: apt-get install --no-install-recommends$missing" >&2

@@ -45,14 +45,18 @@ def rows(printed: str) -> list[SlurmJob]:
 
 
 def accounted(printed: str) -> list[SlurmJob]:
-    """The same of what `sacct` printed."""
-    return [
-        _job([*parts[:6], parts[8]])._replace(
-            exit=parts[6] if _EXIT.fullmatch(parts[6]) else "",
-            elapsed_s=int(parts[7]) if re.fullmatch(r"[0-9]{1,12}", parts[7]) else None,
+    """The same of what `sacct` printed. Its reason is why a job last waited, also of one that has ended."""
+    found = []
+    for *told, code, elapsed, reason in _ours(printed, 9):
+        job = _job([*told, reason])
+        found.append(
+            job._replace(
+                reason=job.reason if job.state == "PENDING" else "",
+                exit=code if _EXIT.fullmatch(code) else "",
+                elapsed_s=int(elapsed) if re.fullmatch(r"[0-9]{1,12}", elapsed) else None,
+            )
         )
-        for parts in _ours(printed, 9)
-    ]
+    return found
 
 
 def _ours(printed: str, fields: int) -> list[list[str]]:
