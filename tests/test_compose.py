@@ -243,6 +243,7 @@ asyncio.run(asyncio.wait_for(watch(), 120))
 """
 
 
+@pytest.mark.slow
 def test_every_service_s_command_runs_and_together_they_train_a_job(
     namespace: None, services: dict[str, Any], state: Path
 ) -> None:

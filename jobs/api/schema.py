@@ -27,6 +27,7 @@ from jobs.people.invitations import AcceptWish, InvitationTold, InvitationWish, 
 from jobs.people.projects import MemberTold, ProjectChange, ProjectTold, ProjectWish, RoleWish
 from jobs.people.tokens import ApiToken, NewApiToken, TokenWish
 from jobs.people.variables import Variable, VariableWish
+from jobs.planning.between import Between
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
 from jobs.present import JobBrief, JobDetail, Waited
@@ -63,7 +64,7 @@ TOLD = (
     *(ImportTold, FileSoFar, WebhookTold, NewWebhook, DeliveryTold, MailsTold),
     *(QueueTold, WhatIf, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
     *(Baseline, BranchBrief),
-    *(Plan, SearchResult, Explanation, Advice, Smaller, Template, Preset, ProblemDetails, RunEnded),
+    *(Plan, SearchResult, Explanation, Advice, Between, Smaller, Template, Preset, ProblemDetails, RunEnded),
 )
 TEMPLATE = "#/components/schemas/{model}"
 EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}

@@ -29,6 +29,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/wait", wait.Wait.as_view(), name="api-wait"),
     path("jobs/<str:job_id>/events", wait.Events.as_view(), name="api-events"),
     path("jobs/<str:job_id>/advice", jobs.Advice.as_view(), name="api-advice"),
+    path("jobs/<str:job_id>/between-hosts", jobs.BetweenHosts.as_view(), name="api-between-hosts"),
     path("jobs/<str:job_id>/smaller", jobs.SmallerLayout.as_view(), name="api-smaller"),
     path("jobs/<str:job_id>/requeue", jobs.Requeue.as_view(), name="api-requeue"),
     path("jobs/<str:job_id>/copy", again.Copy.as_view(), name="api-copy"),

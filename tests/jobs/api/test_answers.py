@@ -302,6 +302,7 @@ def smaller(asked: Asked, user: APIClient) -> None:
     asked(user, "offerSmaller", job_id=job, code=409)
     Host.objects.update(slots=4)
     assert asked(user, "offerSmaller", job_id=job)["ranks"] <= 4
+    assert asked(user, "betweenHosts", job_id=job)["levels"] == []
     asked(user, "runSmaller", job_id=job)
     asked(user, "cancelJob", job_id=job)
 

@@ -18,7 +18,7 @@ export function clockTicks(_, ticks) {
 }
 
 /** Of ascending `times`, the place before which `time` would stand. */
-function placeOf(times, time) {
+export function placeOf(times, time) {
   let [low, high] = [0, times.length];
   while (low < high) {
     const middle = (low + high) >> 1;
@@ -56,3 +56,13 @@ export function stepTicks(curve, from, to, most) {
   }
   return ticks;
 }
+
+/** Words of a value axis' ticks. Where `format` makes two of them alike: the plain numbers, with the digits that tell them apart. */
+export const tickWords = (format) => (_, ticks) => {
+  const words = ticks.map((tick) => (tick === null ? "" : format(tick)));
+  if (ticks.length < 2 || new Set(words).size === words.length) return words;
+  const [gap, most] = [Math.abs(ticks[1] - ticks[0]), Math.max(...ticks.map(Math.abs))];
+  const place = (value) => Math.floor(Math.log10(value) + 1e-9);
+  if (most < 1e-3 || most >= 1e6) return ticks.map((tick) => tick.toExponential(Math.max(0, place(most) - place(gap))));
+  return ticks.map((tick) => tick.toFixed(Math.max(0, -place(gap))));
+};
