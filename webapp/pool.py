@@ -9,8 +9,7 @@ from django.db import connection
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-MOST = 24  # of the 100 that a server takes by default
-WAIT_S = 5.0
+from webapp import limits
 
 
 def share_connections() -> None:
@@ -19,7 +18,11 @@ def share_connections() -> None:
     if database["ENGINE"] != "django.db.backends.postgresql":
         return
     database["CONN_MAX_AGE"] = 0
-    database.setdefault("OPTIONS", {})["pool"] = {"min_size": 2, "max_size": MOST, "timeout": WAIT_S}
+    database.setdefault("OPTIONS", {})["pool"] = {
+        "min_size": 2,
+        "max_size": limits.DATABASE_CONNECTIONS,
+        "timeout": limits.DATABASE_WAIT_S,
+    }
 
 
 def hand_back(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[[HttpRequest], HttpResponseBase]:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from planner.cost.alike import alike_stages
 from planner.cost.memory import memory, most_bytes
 from planner.cost.memory.moments import Pipe, _moments, moments
-from planner.cost.timing import alike_stages
+from planner.cost.memory.stage import CONVERTED_ELEMENTS, fullest, rank_of_stage
 from planner.facts.parse import parse_fields
 from planner.facts.spec import Schedule
 from tests.memory.__main__ import USUALLY
@@ -90,3 +91,20 @@ def test_a_split_backward_lets_go_of_a_micro_batch_when_its_weights_are_done() -
         return dry_step(spec, 1).peak_bytes
 
     assert peak(12) == pytest.approx(peak(6), rel=1e-3)
+
+
+def test_an_update_turns_gradients_into_fp32_and_no_dry_run_does() -> None:
+    """16 Mi elements at a time, more than this model keeps for a backward."""
+    fields = {
+        "model": {**MODEL, "hidden_size": 512, "num_heads": 8, "num_kv_heads": 8, "ffn_hidden_size": 1408},
+        "layout": {"pp": 2},
+        "train": {"global_batch": 2, "micro_batches": 2, "seq_len": 128, "precision": "bf16_gradients"},
+    }
+    spec = parse_fields(fields)
+    with_it, without = (fullest(spec, 0, updates=updates) for updates in (True, False))
+    whole = sum(chunk.elements() for chunk in rank_of_stage(spec, 0).chunks)
+    assert with_it.when == "in the update"
+    assert sum(with_it.levels) == whole * (2 + 12 + 2) + 4 * CONVERTED_ELEMENTS
+    assert sum(without.levels) < sum(with_it.levels)
+    (first, _) = found(spec)
+    assert first.off == pytest.approx(0.0, abs=USUALLY)

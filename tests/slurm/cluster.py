@@ -87,6 +87,15 @@ class Cluster:
         # Each answer is quick, or there is none.
         wait_until(lambda: "UP" in self.command("scontrol", "ping", check=False), "slurmctld answers", 30)
 
+    def configure(self, **settings: str) -> None:
+        """Settings of slurm.conf in place of those it has, for a slurmctld that starts again."""
+        kept = [line for line in self.conf.read_text().splitlines() if line.partition("=")[0] not in settings]
+        at = next(number for number, line in enumerate(kept) if line.startswith("NodeName="))
+        kept[at:at] = [f"{name}={value}" for name, value in settings.items()]
+        self.stop_controller()
+        self.conf.write_text("\n".join(kept) + "\n")
+        self.start_controller()
+
     def stop_controller(self, number: signal.Signals = signal.SIGKILL) -> None:
         self._end("slurmctld", number)
 
@@ -190,8 +199,13 @@ class Cluster:
                 f"NodeName={n} NodeAddr={self.address_of(n)} CPUs={CPUS} RealMemory=8000 State=UNKNOWN"
                 for n in self.nodes
             ),
-            "PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP",
-            "PartitionName=other Nodes=ALL MaxTime=60 State=UP",
+            # Jobs of "urgent" take nodes from the others, whose jobs are warned a minute before.
+            "PreemptType=preempt/partition_prio",
+            "PreemptMode=CANCEL",
+            "SlurmctldParameters=preempt_send_user_signal",
+            "PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=60",
+            "PartitionName=other Nodes=ALL MaxTime=60 State=UP PriorityTier=1",
+            "PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=10",
         ]
         self.conf.write_text("\n".join(lines) + "\n")
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
@@ -205,6 +219,13 @@ class Cluster:
         options = [f"--{option}={run / name}" for option, name in files.items()]
         self._start("munged", ["munged", "--foreground", "--force", f"--log-file={run}/munge.log", *options])
         wait_until(lambda: (run / "munge.socket").exists(), "munged listens", 10)
+
+    def run(self, name: str, argv: list[str]) -> None:
+        """A daemon beside Slurm's own, which ends with the cluster, or by `end`."""
+        self._start(name, argv)
+
+    def end(self, name: str) -> None:
+        self._end(name, signal.SIGKILL)
 
     def _start(self, name: str, argv: list[str]) -> None:
         with (self.folder / "log" / f"{name}.out").open("ab") as out:

@@ -7,8 +7,8 @@ from functools import cache
 from typing import NamedTuple
 
 from planner.cost.memory.graph import Sums
-from planner.cost.memory.layer import Shape
 from planner.cost.memory.pieces import Piece, embedding_piece, head_piece, layer_piece
+from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import BUFFERS, Stretch, joined
 from planner.cost.memory.zero import NO_UNIT, Sharding, Unit, changes
 

@@ -12,7 +12,7 @@ from django.http import HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 
 from tests.support.web import Site
-from webapp import pool
+from webapp import limits, pool
 
 LOGGED_IN = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'site' AND pid <> pg_backend_pid()"
 
@@ -31,7 +31,7 @@ def test_two_hundred_requests_at_once_are_answered_over_few_connections(postgres
             return [(await task).status_code for task in asked]
 
     assert set(asyncio.run(burst())) == {200}
-    assert 2 < max(seen) <= pool.MOST
+    assert 2 < max(seen) <= limits.DATABASE_CONNECTIONS
 
 
 def logged_in(url: str) -> int:

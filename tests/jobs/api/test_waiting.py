@@ -230,6 +230,53 @@ def test_events_tell_what_happened_then_what_happens_until_the_end(postgres_site
     assert len(again) == 4, "step 2, its line, succeeded, end"
 
 
+def test_who_follows_it_live_is_told_each_second_what_every_axis_sends(postgres_site: Site, job: str) -> None:
+    """From the stream itself: there is no recorder here. What a counter held before it was heard of is no rate."""
+    site = postgres_site
+    move(site, job, "starting", "running")
+    put(site, job, lines(0, "hello"), traffic(0, tp=1000, dp=7), traffic(1, tp=50))
+    put(site, job, traffic(0, tp=1200), traffic(1, tp=40), step(1), number=1)
+
+    async def follow() -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+        async with followed(site, f"/api/v1/jobs/{job}/events?live=30") as events:
+            first = await until(events, sends)
+            await asyncio.to_thread(put, site, job, traffic(1, tp=90, dp=5), traffic(0, dp=9), number=2)
+            second = await until(events, sends)
+            quiet = await until(events, is_a("traffic"))
+            await asyncio.to_thread(move, site, job, "succeeded")
+            return first, second, quiet + await until(events, is_a("end"))
+
+    first, second, rest = asyncio.run(follow())
+    assert {event["event"] for event in (*first, *second, *rest)} - {"verdict"} == {"state", "step", "traffic", "end"}
+    assert told_bytes(first) == {"tp": 200}, "200 more on rank 0; an older word of rank 1 takes nothing back"
+    assert told_bytes(second) == {"tp": 40, "dp": 2}
+    assert told_bytes(rest) == {}
+    seconds = [one["second"] for event in (*first, *second) if sends(event) for one in event["data"]["sent"]]
+    assert all(abs(second - time.time()) < 2 * PATIENCE_S for second in seconds)
+    for wrong in ("0", "61", "x"):
+        answer = site.call("GET", f"/api/v1/jobs/{job}/events?live={wrong}", headers=site.token("owner"))
+        assert (answer.status, answer.json()["errors"][0]["field"]) == (400, "live")
+
+
+def traffic(rank: int, **sent: int) -> dict[str, Any]:
+    """Payload bytes of a rank so far, by axis."""
+    counts = {"count": 1, "completed": 1, "algorithmic_bytes": 0, "busy_s": 0.0}
+    cell = {"phase": "step", "op": "all_reduce", "group_size": 2, **counts}
+    cells = [{**cell, "axis": axis, "payload_bytes": num_bytes} for axis, num_bytes in sent.items()]
+    return {"kind": "traffic", "rank": rank, "time": 1.0, "cells": cells, "dropped": 0}
+
+
+def sends(event: dict[str, Any]) -> bool:
+    return bool(event["event"] == "traffic" and event["data"]["sent"])
+
+
+def told_bytes(events: list[dict[str, Any]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in (one for event in events if event["event"] == "traffic" for one in event["data"]["sent"]):
+        found[one["axis"]] = found.get(one["axis"], 0) + one["bytes"]
+    return found
+
+
 def test_an_id_that_is_none_is_400(postgres_site: Site, job: str) -> None:
     for text in ("x", "1.1.1", "1.1.1.0:99999999999999999999-0", "-1.0.0.", "1.1.1.a"):
         headers = {**postgres_site.token("owner"), "Last-Event-ID": text}
