@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from planner.cost.alike import alike_stages
-from planner.cost.memory import memory, most_bytes
+from planner.cost.memory import layer_bytes, memory, most_bytes
 from planner.cost.memory.moments import Pipe, _moments, moments
 from planner.cost.memory.stage import CONVERTED_ELEMENTS, fullest, rank_of_stage
 from planner.facts.parse import parse_fields
@@ -121,3 +121,17 @@ def test_an_update_turns_gradients_into_fp32_and_no_dry_run_does() -> None:
     assert sum(without.levels) < sum(with_it.levels)
     (first, _) = found(spec)
     assert first.off == pytest.approx(0.0, abs=USUALLY)
+
+
+def test_a_router_keeps_no_input_that_is_gathered_again() -> None:
+    """Gathered again, a layer keeps a rank's part of each half's input, 1,024 x 1,024 x 4 / 2 bytes, and no whole."""
+    experts = {"num_experts": 4, "experts_per_token": 1, "expert_ffn_hidden_size": 512}
+    train = {"global_batch": 1, "micro_batches": 1, "seq_len": 1024, "precision": "fp32"}
+
+    def kept(regather: bool) -> int:
+        layout = {"tp": 2, "sequence_parallel": True, "regather": regather}
+        spec = parse_fields({"model": {**MODEL, "moe": experts}, "layout": layout, "train": train})
+        return layer_bytes(spec, moe=True)
+
+    whole = 1024 * 1024 * 4
+    assert kept(regather=False) - kept(regather=True) == 2 * (whole - whole // 2)
