@@ -207,7 +207,6 @@ class Graph:
     def passes(self, x: Variable) -> Variable:
         """A view of x with a gradient of its own."""
         out = Variable(self.tape.hold(x.buffer))
-        out.remake = x.remake
         self.node(lambda: self.give(x, self.taken(out)))
         return out
 
