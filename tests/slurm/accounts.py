@@ -14,7 +14,7 @@ from tests.support.processes import wait_until
 from webapp.runner import free_port
 
 PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults")
-NONE, DBD = "accounting_storage/none", "accounting_storage/slurmdbd"
+DBD = "accounting_storage/slurmdbd"
 BIND = "--bind-address=127.0.0.1"
 FORGETS_S = 2  # after its end slurmctld forgets a job, as it looks next: within 10 s
 
@@ -29,7 +29,7 @@ def missing() -> str:
 @contextlib.contextmanager
 def accounts(slurm: Cluster) -> Iterator[None]:
     """The cluster keeps accounts, and slurmctld soon forgets what has ended."""
-    port = free_port()
+    port, before = free_port(), slurm.conf.read_text()
     told = {
         "AccountingStorageType": DBD,
         "AccountingStorageHost": "localhost",
@@ -39,10 +39,10 @@ def accounts(slurm: Cluster) -> Iterator[None]:
     try:
         _start_slurmdbd(slurm, _start_database(slurm), port)
         _add_cluster(slurm, told)
-        slurm.configure(**told, MinJobAge=str(FORGETS_S))
+        slurm.configure(slurm.with_settings(**told, MinJobAge=str(FORGETS_S)))
         yield
     finally:
-        slurm.configure(AccountingStorageType=NONE, MinJobAge="300")
+        slurm.configure(before)
         slurm.end("slurmdbd")
         slurm.end("mariadbd")
 
@@ -86,8 +86,7 @@ def _start_slurmdbd(slurm: Cluster, database: int, port: int) -> None:
 def _add_cluster(slurm: Cluster, told: dict[str, str]) -> None:
     """Before slurmctld registers there: with a configuration of its own, as slurmctld does not have these yet."""
     conf = slurm.folder / "accounts.conf"
-    kept = [line for line in slurm.conf.read_text().splitlines() if line.partition("=")[0] not in told]
-    conf.write_text("\n".join([*kept, *(f"{name}={value}" for name, value in told.items())]) + "\n")
+    conf.write_text(slurm.with_settings(**told))
     subprocess.run(
         ["sacctmgr", "--immediate", "add", "cluster", "tests"],
         env={**slurm.environment, "SLURM_CONF": str(conf)}, check=True, capture_output=True, timeout=30,

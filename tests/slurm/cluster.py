@@ -87,13 +87,15 @@ class Cluster:
         # Each answer is quick, or there is none.
         wait_until(lambda: "UP" in self.command("scontrol", "ping", check=False), "slurmctld answers", 30)
 
-    def configure(self, **settings: str) -> None:
-        """Settings of slurm.conf in place of those it has, for a slurmctld that starts again."""
+    def with_settings(self, **settings: str) -> str:
+        """slurm.conf with these in place of those it has."""
         kept = [line for line in self.conf.read_text().splitlines() if line.partition("=")[0] not in settings]
-        at = next(number for number, line in enumerate(kept) if line.startswith("NodeName="))
-        kept[at:at] = [f"{name}={value}" for name, value in settings.items()]
+        return "\n".join([*(f"{name}={value}" for name, value in settings.items()), *kept]) + "\n"
+
+    def configure(self, conf: str) -> None:
+        """A slurmctld that starts again with another slurm.conf."""
         self.stop_controller()
-        self.conf.write_text("\n".join(kept) + "\n")
+        self.conf.write_text(conf)
         self.start_controller()
 
     def stop_controller(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -122,7 +124,8 @@ class Cluster:
         left = ["squeue", "--noheader", "--states=pending,running,completing", "--format=%i"]
         # A slurmctld that was restarted hears of what has ended only when slurmd says it again.
         wait_until(lambda: not self.command(*left).split(), "no job is left", 120)
-        wait_until(self._all_idle, "the nodes are idle", 60)
+        # Nor does it know how nodes stand before it has asked each, once a minute.
+        wait_until(self._all_idle, "the nodes are idle", 120)
 
     def _all_idle(self) -> bool:
         return {self.node_state(node) for node in self.nodes} == {"idle"}
@@ -177,6 +180,7 @@ class Cluster:
             f"SlurmdPidFile={run}/%n.pid",
             f"SlurmctldLogFile={log}/slurmctld.log",
             f"SlurmdLogFile={log}/%n.log",
+            "DebugFlags=NO_CONF_HASH",  # slurmctld may start again with another, and slurmd does not
             "SlurmctldPort=16817",
             "SlurmdPort=16818",
             "ProctrackType=proctrack/linuxproc",

@@ -16,6 +16,8 @@ def mixture(g: Graph, s: Shape, x: Variable) -> Variable:
     inner = moe.expert_ffn_hidden_size // s.tp
     weight = moe.num_experts // s.ep * inner * h
     wide = g.op((x,), s.tokens * h * FP32_BYTES) if s.element != FP32_BYTES else g.passes(x)
+    if s.element == FP32_BYTES and not s.light:
+        wide.remake = x.remake  # a view of what is gathered again
     probabilities = g.op((wide,), s.tokens * moe.num_experts * FP32_BYTES, saves=(wide,), saves_output=True)
     g.done(wide)
     sent = g.op((x,), routed * row)

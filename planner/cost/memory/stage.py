@@ -238,7 +238,11 @@ def _update(spec: JobSpec, rank: Rank) -> Sized:
 
 class _Costs:
     """Of one kind of chunk: what one in flight and one whose weights wait hold, and by species the highest level over
-    where it begins and what it leaves over what others of its sort leave."""
+    where it begins and what it leaves over what others of its sort leave.
+
+    What waits holds the gradient of the chunk's output, and the graph of its forward: so its input and that one's
+    gradient stay, after the messages that they were have been let go.
+    """
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
@@ -250,8 +254,8 @@ class _Costs:
         self._usual = {kind: effect(chunk, kind, turn) for kind, turn in usual.items()}
         self.flight = _sized(self._usual["F"].net)
         left = plus(self.flight.levels, self._usual["B"].net)
-        left = plus(left, level(ACTIVATIONS, -message * (not chunk.last)))
-        self.waiting = _sized(plus(left, level(WORKING, -message * (not chunk.first))))
+        left = plus(left, level(ACTIVATIONS, message * ((not chunk.first) - (not chunk.last))))
+        self.waiting = _sized(plus(left, level(WORKING, message * (not chunk.last))))
         self._stretches: dict[tuple[str, Turn], Stretch] = {}
         self._peaks: dict[Species, Sized] = {}
         self._passed: dict[Species, Sized] = {}

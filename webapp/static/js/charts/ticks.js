@@ -57,12 +57,15 @@ export function stepTicks(curve, from, to, most) {
   return ticks;
 }
 
-/** Words of a value axis' ticks. Where `format` makes two of them alike: the plain numbers, with the digits that tell them apart. */
+const MOST_LETTERS = 8; // that stand beside an axis
+
+/** Words of a value axis' ticks. Where `format` makes two of them alike: plain numbers that tell them apart, if they fit. */
 export const tickWords = (format) => (_, ticks) => {
   const words = ticks.map((tick) => (tick === null ? "" : format(tick)));
   if (ticks.length < 2 || new Set(words).size === words.length) return words;
   const [gap, most] = [Math.abs(ticks[1] - ticks[0]), Math.max(...ticks.map(Math.abs))];
   const place = (value) => Math.floor(Math.log10(value) + 1e-9);
-  if (most < 1e-3 || most >= 1e6) return ticks.map((tick) => tick.toExponential(Math.max(0, place(most) - place(gap))));
-  return ticks.map((tick) => tick.toFixed(Math.max(0, -place(gap))));
+  const extreme = most < 1e-3 || most >= 1e6;
+  const plain = ticks.map((tick) => (extreme ? tick.toExponential(Math.max(0, place(most) - place(gap))) : tick.toFixed(Math.max(0, -place(gap)))));
+  return plain.every((one) => one.length <= MOST_LETTERS) ? plain : words;
 };
