@@ -11,6 +11,7 @@ from contracts.control import KeptCheckpoint
 from contracts.fields import AttemptNumber, JobId, Plain, Seconds
 
 VERSION: Final = 1
+WARNED: Final = "warned"  # FOLDER/runs/ID.warned, of Slurm's id: the batch script was told that its job ends soon
 
 
 class AllocationOrder(TypedDict):

@@ -128,6 +128,7 @@ class ExitReport(TypedDict):
     failed_at: NotRequired[Number]  # when that rank failed, unix seconds by Redis' clock
     summary: Summary | None
     lost_peer: NotRequired[bool]  # it only noticed that another rank was gone: the cause is elsewhere
+    preempted: NotRequired[bool]  # its machines were taken from it, by an engine that is not ours
 
 
 class AttemptReport(TypedDict):

@@ -19,8 +19,9 @@ from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import STACKS
 from planner.report import auto_text, estimate_text, explain_text, search_text
 from planner.search.advice import neighbours, suggestions
-from planner.search.auto import Room, asked_of, choose, draft_of
+from planner.search.auto import asked_of, choose, draft_of
 from planner.search.layouts import FIXABLE, Constraints, search
+from planner.search.rooms import Room, Rooms
 from planner.teaching.explain import explain
 from planner.teaching.templates import TEMPLATES
 
@@ -198,7 +199,7 @@ def _auto(options: argparse.Namespace) -> int:
     spec = draft_of(data)
     cluster = CLUSTERS[_cluster_name(options, spec)]
     slots = max(cluster.per_node, asked.ranks or asked.max_ranks or 0)
-    choice = choose(spec, cluster, asked, [Room(slots, cluster.accelerator.memory_bytes)], runnable=False)
+    choice = choose(spec, cluster, asked, Rooms([Room(slots, cluster.accelerator.memory_bytes)]), runnable=False)
     if options.json:
         print(json.dumps({"spec": choice.spec.model_dump(), "chosen": choice.told}))
     else:

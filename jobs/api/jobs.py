@@ -15,6 +15,7 @@ from jobs.api.listing import PARAMETERS, narrowed
 from jobs.api.tagged import IF_NONE_MATCH, UNCHANGED, tagged
 from jobs.api.throttling import SubmitThrottle
 from jobs.api.views import refusals, refuse, refuse_body, user_of
+from jobs.planning.between import between
 from jobs.planning.elastic import NoOfferError, smaller
 from jobs.planning.hindsight import NoAdviceError, advice
 from jobs.planning.queries import checked
@@ -138,6 +139,16 @@ class Advice(APIView):
             return Response(advice(find_job(request.user, job_id)))
         except NoAdviceError as error:
             return refuse(409, error.field, str(error))
+
+
+class BetweenHosts(APIView):
+    """What a run sends between hosts."""
+
+    @extend_schema(operation_id="betweenHosts", responses={200: schema.of("Between"), **refusals(404)})
+    def get(self, request: Request, job_id: str) -> Response:
+        """Payload bytes of the current attempt's steps by axis, and by level where dp has two (HSDP, experts): those of
+        groups with members on several hosts apart from those inside one; predicted, and measured once it has ended."""
+        return Response(between(find_job(request.user, job_id)))
 
 
 class SmallerLayout(APIView):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from jobs.models import Host
-from jobs.planning.hardware import cluster_for, host_cluster
+from jobs.models import Host, Pool
+from jobs.planning.hardware import by_model, cluster_for, host_cluster, several
 from jobs.planning.planners import ask
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.cluster import Cluster
-from planner.search.auto import FIELD, AutoSpec, Chosen, Room, asked_of, draft_of
+from planner.search.auto import FIELD, AutoSpec, Chosen, asked_of, draft_of
+from planner.search.rooms import Gang, Room, Rooms
 
 
 def resolved(data: Any, cluster_name: object = None, *, to_run: bool = True) -> tuple[Any, Chosen | None]:
@@ -34,18 +36,18 @@ def resolved(data: Any, cluster_name: object = None, *, to_run: bool = True) -> 
         "chosen",
         draft,
         cluster,
-        {"auto": asked.model_dump(), "rooms": [list(room) for room in rooms], "runnable": not unable},
+        {"auto": asked.model_dump(), "rooms": rooms.alone, "gangs": rooms.gangs, "runnable": not unable},
     )
     train = {**data.get("train", {}), "micro_batches": chosen["micro_batches"]}
     return {**data, "layout": chosen["layout"], "train": train}, chosen["told"]
 
 
-def _where(draft: JobSpec, asked: AutoSpec, cluster_name: object) -> tuple[Cluster, list[Room]]:
-    """Hardware to time layouts on, and what ranks may be placed on there."""
+def _where(draft: JobSpec, asked: AutoSpec, cluster_name: object) -> tuple[Cluster, Rooms]:
+    """Hardware to time layouts on, and what ranks may be placed on there: hosts alone, and several together."""
     if cluster_name:
         cluster = cluster_for(cluster_name, draft)
         slots = max(cluster.per_node, asked.ranks or asked.max_ranks or 0)
-        return cluster, [Room(slots, cluster.accelerator.memory_bytes)]
+        return cluster, Rooms([Room(slots, cluster.accelerator.memory_bytes)])
     if draft.resources.engine != "hosts":
         text = f"what machines {draft.resources.engine} has is not known here; name a cluster, or a layout"
         raise SpecError([Problem(FIELD, text)])
@@ -53,9 +55,26 @@ def _where(draft: JobSpec, asked: AutoSpec, cluster_name: object) -> tuple[Clust
     hosts = Host.objects.live(device).filter(drained=False).order_by("-slots", "name")
     if wanted is not None:
         hosts = hosts.filter(name=wanted)
-    there = list(hosts)
+    labels = {*draft.resources.labels, *_labels_of(draft.resources.pool)}
+    there = [host for host in hosts if labels <= {*host.labels}]
     if not there:
         who = f"the host {wanted!r}" if wanted is not None else f"a host with {device} slots"
+        who += f" and the labels {', '.join(sorted(labels))}" if labels else ""
         text = f"{who} is not connected, so there is nothing to lay out for; name a cluster, or a layout"
         raise SpecError([Problem(FIELD, text)])
-    return host_cluster(there[0]), [Room(host.slots, host.memory_bytes) for host in there]
+    rooms, gangs = rooms_of(there, draft.resources.max_hosts)
+    largest = max(gangs, key=lambda gang: sum(host.slots for host in gang), default=[])
+    return several(largest) if largest else host_cluster(there[0]), rooms
+
+
+def rooms_of(hosts: Sequence[Host], max_hosts: int | None) -> tuple[Rooms, list[list[Host]]]:
+    """What ranks may be placed on, and the hosts of each gang."""
+    gangs = [gang for model in by_model(hosts) if len(gang := model[:max_hosts]) > 1]
+    together = [Gang(tuple(h.slots for h in gang), min(h.memory_bytes for h in gang)) for gang in gangs]
+    return Rooms([Room(host.slots, host.memory_bytes) for host in hosts], together), gangs
+
+
+def _labels_of(pool: str | None) -> list[str]:
+    """What hosts of a pool have; of one that is not there nothing: it is refused by its own name."""
+    found: list[str] | None = Pool.objects.filter(name=pool).values_list("labels", flat=True).first()
+    return found or []

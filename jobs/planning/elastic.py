@@ -7,13 +7,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from jobs.models import Host, Job, Status
-from jobs.planning.hardware import cluster_for, host_cluster
+from jobs.planning.auto import rooms_of
+from jobs.planning.hardware import by_model, host_cluster, several
 from jobs.planning.planners import ask
 from jobs.planning.room import room_problems
 from jobs.planning.shapes import Smaller
 from planner.facts.kinds import kind_of
 from planner.facts.spec import JobSpec, SpecError
-from planner.search.auto import Room, draft_of
+from planner.search.auto import draft_of
 
 MAY_CHANGE = (Status.FAILED, Status.LOST, Status.CANCELLED, Status.QUEUED)
 
@@ -71,23 +72,19 @@ def _left(spec: JobSpec) -> list[Host]:
     there = Host.objects.live(spec.resources.device).filter(drained=False).order_by("-slots", "name")
     if spec.resources.host is not None:
         there = there.filter(name=spec.resources.host)
-    models: dict[str, list[Host]] = {}
-    for host in there:
-        models.setdefault(host.device_name, []).append(host)
-    return max(models.values(), key=lambda hosts: sum(host.slots for host in hosts), default=[])
+    return max(by_model(there), key=lambda hosts: sum(host.slots for host in hosts), default=[])
 
 
 def _fitting(spec: JobSpec, hosts: list[Host]) -> Any:
     """With tp inside a host, and on as many ranks as can be placed: one fewer as long as that many cannot."""
-    largest, total = hosts[0].slots, sum(host.slots for host in hosts)
-    memory = min(host.memory_bytes for host in hosts)
+    total = sum(host.slots for host in hosts)
     draft = draft_of(spec.model_dump())
-    cluster = cluster_for(None, draft) if len(hosts) > 1 else host_cluster(hosts[0])
-    inside = [degree for degree in (1, 2, 4, 8, 16) if degree <= largest]
+    cluster = several(hosts) if len(hosts) > 1 else host_cluster(hosts[0])
+    rooms, _ = rooms_of(hosts, spec.resources.max_hosts)
+    where = {"rooms": rooms.alone, "gangs": rooms.gangs, "runnable": True}
     for ranks in range(total, 0, -1):
-        asked = {"max_ranks": ranks, "tp": inside}
         try:
-            found = ask("chosen", draft, cluster, {"auto": asked, "rooms": [[*Room(ranks, memory)]], "runnable": True})
+            found = ask("chosen", draft, cluster, {"auto": {"max_ranks": ranks}, **where})
         except SpecError as error:
             raise NoOfferError("layout", error.problems[0].message) from None
         layout = JobSpec.model_validate({**spec.model_dump(), "layout": found["layout"]})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from pydantic import ValidationError
 
@@ -10,6 +12,7 @@ from jobs.planning.learned import runs_of
 from jobs.text import storable
 from planner.cost.estimate import default_cluster
 from planner.cost.learning import learned
+from planner.facts.gang import demand
 from planner.facts.kinds import num_slots
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.calibration import cluster_of
@@ -53,6 +56,22 @@ def host_cluster(host: Host) -> Cluster:
     return learned(measured_cluster(host) or _described(host), runs_of(host))
 
 
+def several(hosts: Sequence[Host]) -> Cluster:
+    """Hosts of one model, the largest first: as that one is, and between them the network of a data sheet, as nobody
+    measured it."""
+    sheet = CLUSTERS[DEFAULT_CLUSTER[hosts[0].device]]
+    name = f"{len(hosts)} hosts like {hosts[0].name}"
+    return host_cluster(hosts[0]).model_copy(update={"name": name[:100], "network": sheet.network})
+
+
+def by_model(hosts: Iterable[Host]) -> list[list[Host]]:
+    """Hosts that one run may be spread over: those of one model, the largest first."""
+    models: dict[str, list[Host]] = {}
+    for host in sorted(hosts, key=lambda host: (-host.slots, host.name)):
+        models.setdefault(host.device_name, []).append(host)
+    return list(models.values())
+
+
 def measured_cluster(host: Host) -> Cluster | None:
     """The host as its calibration measured it; None without one, and for a profile of another version."""
     try:
@@ -79,12 +98,20 @@ def _described(host: Host) -> Cluster:
 
 
 def _own(spec: JobSpec) -> Cluster | None:
-    """The known host the job would most likely run on: the one it names, else the largest of its device. Of another
-    engine's machines nothing was measured."""
+    """The known host the job would most likely run on: the one it names, else the largest of its device; where it needs
+    several, those that are there now. Of another engine's machines nothing was measured."""
     if spec.resources.engine != "hosts":
         return None
     hosts = known_hosts().filter(device=spec.resources.device).order_by("-slots", "name")
     if spec.resources.host is not None:
         hosts = hosts.filter(name=spec.resources.host)
     host = hosts.first()
-    return host_cluster(host) if host and host.slots >= num_slots(spec) else None
+    if host and host.slots >= num_slots(spec):
+        return host_cluster(host)
+    asked = demand(spec)
+    holding = [
+        gang
+        for gang in by_model(Host.objects.live(spec.resources.device))
+        if gang[0].slots < asked.num_slots and asked.unit_on(host.slots for host in gang) is not None
+    ]
+    return several(max(holding, key=lambda gang: sum(host.slots for host in gang))) if holding else None

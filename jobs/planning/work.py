@@ -21,10 +21,11 @@ from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.cluster import Cluster
 from planner.search.advice import Neighbour, neighbours, suggestions
-from planner.search.auto import AutoSpec, Room, choose
+from planner.search.auto import AutoSpec, choose
 from planner.search.choices import choices
 from planner.search.hindsight import Hindsight, Measure, hindsight
 from planner.search.layouts import Constraints, Found, search
+from planner.search.rooms import Gang, Room, Rooms
 from planner.teaching.explain import Explanation, explain
 
 SEARCH_SECONDS = 5.0
@@ -126,7 +127,8 @@ def chosen(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, 
     Raises:
         SpecError: nothing fits.
     """
-    rooms = [Room(*room) for room in asked["rooms"]]
+    gangs = [Gang(tuple(sizes), memory_bytes) for sizes, memory_bytes in asked["gangs"]]
+    rooms = Rooms([Room(*room) for room in asked["rooms"]], gangs)
     choice = choose(
         spec, cluster, AutoSpec(**asked["auto"]), rooms, runnable=asked["runnable"], max_seconds=SEARCH_SECONDS
     )

@@ -263,11 +263,11 @@ class Timer:
 
     def _row_seconds(self, spec: JobSpec, row: Collective, ranks: int) -> float:
         stack = self.stacks[spec.resources.stack]
-        if self.calibration is not None and row.count:
+        place = span(row.group_size, row.stride, self.cluster.per_node)
+        if self.calibration is not None and row.count and place.nodes == 1:  # one host was measured
             each = self.calibration.collective_s(row.op, row.group_size, row.payload_bytes / row.count, ranks)
             if each is not None:
                 return row.count * each
-        place = span(row.group_size, row.stride, self.cluster.per_node)
         seconds = row.count * collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
         return seconds / stack.links
 

@@ -125,6 +125,12 @@ def num_slots(spec: JobSpec) -> int:
     return KINDS[spec.kind].slots(spec.layout.world_size)
 
 
+def saves(spec: JobSpec) -> bool:
+    """Whether a run of it writes checkpoints."""
+    kind = KINDS[spec.kind]
+    return kind.trains and not kind.one_slot and spec.train.checkpoint_every > 0
+
+
 def product_words(layout: Layout) -> str:
     """'dp 2 x pp 1 x tp 2 = 4 ranks'."""
     cp = f" x cp {layout.cp}" if layout.cp > 1 else ""

@@ -28,7 +28,7 @@ class Measured(NamedTuple):
 def cluster_of(name: str, profile: HostProfile) -> Cluster:
     """One node of the measured host. Peaks are the best that was measured, so their efficiency is 1.
 
-    What links ranks of several such hosts was not measured: one host is all it can plan for.
+    What links ranks of several such hosts was not measured: a plan for several has another network in its place.
     """
     best = {
         precision: max((2 * p.m * p.n * p.k / p.seconds for p in profile.gemm if p.precision == precision), default=0.0)

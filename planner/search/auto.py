@@ -22,6 +22,7 @@ from planner.facts.parse import parse_fields, problem_of
 from planner.facts.spec import NO_NUL, Degree, JobSpec, Problem, Recompute, Schedule, SpecError, Strict
 from planner.hardware.cluster import Cluster
 from planner.search.layouts import FIXABLE, Constraints, Found, search
+from planner.search.rooms import Rooms
 
 FIELD = "layout.auto"
 GIB = 2**30
@@ -53,13 +54,6 @@ class AutoSpec(Strict):
     virtual_stages: OneOrSome[Annotated[int, Field(ge=1, le=64)]] = None
     recompute: OneOrSome[Recompute] = None
     sequence_parallel: OneOrSome[bool] = None
-
-
-class Room(NamedTuple):
-    """A host that ranks may be placed on: how many, and the memory each has."""
-
-    slots: int
-    memory_bytes: int
 
 
 class ChosenLayout(TypedDict):
@@ -155,12 +149,13 @@ def choose(
     spec: JobSpec,
     cluster: Cluster,
     asked: AutoSpec,
-    rooms: Sequence[Room],
+    rooms: Rooms,
     *,
     runnable: bool = True,
     max_seconds: float = math.inf,
 ) -> Choice:
-    """The fastest layout of `spec` that fits whichever of `rooms` it may be placed in, timed on `cluster`.
+    """The fastest layout of `spec` that fits whichever of `rooms` it may be placed in, timed on `cluster`; over several
+    hosts where more ranks than one holds are faster, with tp inside a host.
 
     Memory that is known from runs is kept free as far as these lie apart.
 
@@ -172,7 +167,12 @@ def choose(
     margin = 1 + spread.share if spread else 1.0
     found, counts, complete = _Tried([], Counter()), 0, True
     deadline = time.monotonic() + max_seconds
-    tries = [(world, fixed) for world in worlds for fixed in combinations]
+    tries = [(world, inside) for world in worlds for fixed in combinations for inside in rooms.inside(world, fixed)]
+    if not tries:
+        text = (
+            f"groups of this many ranks stay inside a host, which leaves no room for {_ranks(worlds)}: {rooms.words()}"
+        )
+        raise SpecError([Problem(f"{FIELD}.tp", text)])
     for index, (world, fixed) in enumerate(tries):
         left = (deadline - time.monotonic()) / (len(tries) - index) if math.isfinite(max_seconds) else math.inf
         room = int(_memory(asked, rooms, world) / margin)
@@ -222,18 +222,19 @@ def _unlike(ordered: Sequence[Found]) -> list[Found]:
     return list(first.values())
 
 
-def _worlds(asked: AutoSpec, rooms: Sequence[Room]) -> list[int]:
+def _worlds(asked: AutoSpec, rooms: Rooms) -> list[int]:
     """Numbers of ranks to try, the most first."""
-    most = max(room.slots for room in rooms)
+    most = rooms.most
     if asked.ranks is not None and asked.max_ranks is not None and asked.ranks > asked.max_ranks:
         raise SpecError([Problem(f"{FIELD}.ranks", f"{asked.ranks} is more than max_ranks {asked.max_ranks}")])
     if asked.ranks is not None:
         if asked.ranks > most:
-            raise SpecError([Problem(f"{FIELD}.ranks", f"{asked.ranks} ranks; the largest host has {most} slots")])
+            raise SpecError([Problem(f"{FIELD}.ranks", f"{asked.ranks} ranks; {rooms.words()}")])
         return [asked.ranks]
     most = min(most, asked.max_ranks or most)
     every = range(1, min(most, EVERY) + 1)
-    return sorted({most, *every, *(1 << power for power in range(most.bit_length()))}, reverse=True)
+    powers = (1 << power for power in range(most.bit_length()))
+    return sorted({most, *every, *powers, *(ranks for ranks in rooms.full() if ranks <= most)}, reverse=True)
 
 
 def _combinations(asked: AutoSpec) -> Iterator[dict[str, Any]]:
@@ -248,9 +249,8 @@ def _combinations(asked: AutoSpec) -> Iterator[dict[str, Any]]:
         yield dict(zip(some, values, strict=True))
 
 
-def _memory(asked: AutoSpec, rooms: Sequence[Room], world: int) -> int:
-    """The least that a rank has wherever so many may be placed."""
-    least = min(room.memory_bytes for room in rooms if room.slots >= world)
+def _memory(asked: AutoSpec, rooms: Rooms, world: int) -> int:
+    least = rooms.memory_bytes(world)
     return min(least, asked.max_memory_bytes or least)
 
 
@@ -258,7 +258,7 @@ def _nothing(
     spec: JobSpec,
     cluster: Cluster,
     asked: AutoSpec,
-    rooms: Sequence[Room],
+    rooms: Rooms,
     worlds: Sequence[int],
     refused: Counter[str],
 ) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -153,6 +154,7 @@ def cluster(
         site_settings = {
             "MESHBOARD_CHECKPOINT_ROOT": str(folder / "checkpoints"),
             "MESHBOARD_ALLOWED_HOSTS": f"127.0.0.1,{board_cable.address}",
+            "MESHBOARD_SECRET_KEY": secrets.token_urlsafe(48),  # others reach it: one of published source is refused
             "MESHBOARD_REDIS_FOR_HOSTS": redis.url_at(board_cable.address, password=False),
             **(board_settings or {}),
         }

@@ -38,6 +38,20 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
+def check_levels(hosts: Cluster, job: dict[str, Any]) -> None:
+    """What passes between hosts is told apart from what does not, and no byte of either is off."""
+    told = hosts.call("GET", f"jobs/{job['id']}/between-hosts")
+    assert told["steps"] == job["spec"]["train"]["steps"]
+    rows = {f"{row['axis']} {row['level']}".strip(): row for row in told["levels"]}
+    for row in rows.values():
+        assert row["predicted"] == row["measured"], row
+    if job["spec"]["layout"]["dp_replicas"] > 1:
+        shards, replicas = rows["dp shards"], rows["dp replicas"]
+        assert (shards["groups_across"], replicas["groups_across"]) == (0, 2)
+        assert shards["measured"]["inside_bytes"] > replicas["measured"]["across_bytes"] > 0
+        assert shards["measured"]["across_bytes"] == replicas["measured"]["inside_bytes"] == 0
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_it_runs_over_hosts_as_on_one(hosts: Cluster, name: str) -> None:
     layout, num_hosts = LAYOUTS[name]
@@ -45,6 +59,7 @@ def test_it_runs_over_hosts_as_on_one(hosts: Cluster, name: str) -> None:
     ranks = parse_spec(spec).layout.world_size
     job = hosts.wait_for(hosts.submit(spec), "succeeded", timeout_s=180)
     check_true(job, ranks)
+    check_levels(hosts, job)
     gang = job["members"]
     assert len(gang) == num_hosts
     assert [member["first_rank"] for member in gang] == list(range(0, ranks, ranks // num_hosts))

@@ -13,6 +13,7 @@ from playwright.sync_api import Page
 from contracts.telemetry import Op
 from planner.facts.collectives import bus_factor
 from planner.facts.layout import axis_group, coordinates, members
+from planner.facts.levels import level_of, levels
 from planner.facts.spec import Layout
 from tests.support.modules import STATIC, call
 
@@ -291,17 +292,64 @@ def test_which_axis_crosses_hosts_is_as_the_planner_lays_ranks(modules: Page, de
         assert sorted(told[2]) == sorted(rank for ranks in across for rank in ranks)
 
 
-def test_bytes_across_hosts_are_those_of_ranks_whose_group_crosses(modules: Page) -> None:
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"dp": 2, "tp": 2, "pp": 2},
+        {"dp": 4, "tp": 2, "cp": 2, "dp_replicas": 2, "zero": 3},
+        {"dp": 8, "dp_replicas": 4, "zero": 1},
+        {"dp": 4, "ep": 2, "tp": 2},
+    ],
+)
+def test_levels_of_axes_are_the_planners(modules: Page, degrees: dict[str, int]) -> None:
+    layout = Layout(**degrees)
+    told = call(modules, "hostsofrun.js", "return m.levels(x);", layout.model_dump())
+    known = [(level.axis, level.name, *level.group) for level in levels(layout)]
+    assert [(one["axis"], one["level"], one["size"], one["stride"]) for one in told] == known
+    rows = [
+        {"axis": axis, "op": op, "group_size": size}
+        for axis in ("dp", "tp", "world")
+        for op in ("all_reduce", "all_gather", "reduce_scatter")
+        for size in (2, 4, 8)
+    ]
+    names = call(modules, "hostsofrun.js", "return x[1].map(m.levelIn(x[0]));", [layout.model_dump(), rows])
+    assert names == [level_of(layout, row["axis"], row["op"], row["group_size"]) for row in rows]
+
+
+def test_bytes_across_hosts_are_told_apart_from_those_inside(modules: Page) -> None:
     gang = [{"node": 0, "first_rank": 0, "num_ranks": 2}, {"node": 1, "first_rank": 2, "num_ranks": 2}]
     lines = [{"rank": rank, "predicted": 10 + rank, "measured": 20 + rank} for rank in range(4)]
-    compared = [{"axis": "dp", "ranks": lines}, {"axis": "tp", "ranks": lines}]
-    rows = call(
-        modules, "hostsofrun.js", "return m.crossingRows(x[0], x[1], x[2]);", [{"dp": 2, "tp": 2}, gang, compared]
-    )
-    assert [(row["axis"], row["across"], row["predicted"], row["measured"]) for row in rows] == [
-        ("dp", 2, 46, 86),
-        ("tp", 0, 0, 0),
-        ("world", 1, 0, 0),
+    compared = [{"axis": axis, "level": level, "ranks": lines} for axis, level in (("dp", ""), ("tp", ""))]
+    body = "return m.crossingRows(x[0], x[1], x[2]);"
+    rows = call(modules, "hostsofrun.js", body, [{"dp": 2, "tp": 2}, gang, compared])
+    both, none = {"predicted": 46, "measured": 86}, {"predicted": 0, "measured": 0}
+    assert [(row["axis"], row["groupsAcross"], row["across"], row["inside"]) for row in rows] == [
+        ("dp", 2, both, none),
+        ("tp", 0, none, both),
+        ("world", 1, none, none),
+    ]
+
+
+def test_hsdp_shards_inside_hosts_and_sums_between_them(modules: Page) -> None:
+    layout = Layout(dp=4, zero=3, dp_replicas=2)
+    gang = [{"node": 0, "first_rank": 0, "num_ranks": 2}, {"node": 1, "first_rank": 2, "num_ranks": 2}]
+    ops = {"all_gather": 600, "reduce_scatter": 300, "all_reduce": 150}
+    traffic = [{"axis": "dp", "op": op, "group_size": 2, "count": 1, "payload_bytes": b} for op, b in ops.items()]
+    estimate = {
+        "axes": {"pp": 1, "dp": 4, "cp": 1, "tp": 1},
+        "stages": [{"traffic": traffic, "step_bytes": {"dp": 1050}}],
+        "rank_bytes": {},
+    }
+    body = """
+    const c = await import("/js/collectives.js");
+    const cells = x[2].stages[0].traffic.map((row) => ({ ...row, payload_bytes: 5 * row.payload_bytes }));
+    const ranks = new Map([0, 1, 2, 3].map((rank) => [rank, { exactStep: 5, exactCells: cells }]));
+    return m.crossingRows(x[0], x[1], c.compareAxes(ranks, c.predictionOf(x[2]), m.levelIn(x[0])));
+    """
+    rows = call(modules, "hostsofrun.js", body, [layout.model_dump(), gang, estimate])
+    assert [(row["level"], row["groupsAcross"], row["across"], row["inside"]) for row in rows[:2]] == [
+        ("shards", 0, {"predicted": 0, "measured": 0}, {"predicted": 18000, "measured": 18000}),
+        ("replicas", 2, {"predicted": 3000, "measured": 3000}, {"predicted": 0, "measured": 0}),
     ]
 
 
@@ -321,16 +369,16 @@ def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) 
     ]
     job = {"members": gang, "status": "running", "estimate": {}, "spec": {"layout": {"dp": 2, "tp": 2}}}
     lines = [{"rank": rank, "predicted": 500, "measured": 500} for rank in range(4)]
-    told = [gang, {**job}, [{"axis": "dp", "ranks": lines}, {"axis": "tp", "ranks": lines}], panel]
+    told = [gang, {**job}, [{"axis": axis, "level": "", "ranks": lines} for axis in ("dp", "tp")], panel]
     body = """
     document.body.innerHTML = x[3];
     const panel = document.getElementById("hosts");
     const state = { members: new Map([[0, { clock: { offset_s: 300, within_s: 0.001 } }]]) };
-    m.showHosts(panel, x[1], state, x[2]);
+    m.showHosts(panel, x[1], state, () => x[2]);
     const cells = (row) => [...row.children].map((one) => one.textContent);
     const rows = (id) => [...panel.querySelectorAll(`#${id} tr`)].map(cells);
     const shown = [panel.hidden, rows("host-rows"), rows("crossing-rows")];
-    m.showHosts(panel, { ...x[1], members: x[0].slice(1) }, state, []);
+    m.showHosts(panel, { ...x[1], members: x[0].slice(1) }, state, () => []);
     return [...shown, panel.hidden];
     """
     browser = modules.context.browser
@@ -344,8 +392,9 @@ def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) 
         ["anna", "0\u20131", "running", "\u2212300.00 s ± 1.00 ms"],
         ["bert", "2\u20133", "lost: its lease", "not measured"],
     ]
-    assert crossing[0] == ["dp", "2 of 2", "2,000 B", "2,000 B", "0 B"]
-    assert crossing[1] == ["tp", "none: inside a host", *["\u2013"] * 3]
+    none, both = ["\u2013"] * 3, ["2,000 B", "2,000 B", "0 B"]
+    assert crossing[0] == ["dp", "2 of 2", *both, *none]
+    assert crossing[1] == ["tp", "0 of 2", *none, *both]
 
 
 @pytest.mark.parametrize(

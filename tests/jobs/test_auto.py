@@ -102,6 +102,28 @@ def test_what_cannot_be_chosen_is_refused_with_the_arithmetic(
     assert Job.objects.count() == 0
 
 
+def test_it_is_laid_over_hosts_of_one_model_and_timed_as_such(owner: User, api: Api, make_host: MakeHost) -> None:
+    for name in ("host-a", "host-b"):
+        make_host(name, slots=2)
+    make_host("host-c", slots=4)
+    Host.objects.filter(name="host-c").update(device_name="another")
+    asked = {**GOOD, "layout": {"auto": {"ranks": 4, "tp": 2}}, "resources": {"labels": ["near"]}}
+    assert (
+        submit(api(owner), asked).json()["errors"][0]["message"].startswith("a host with cpu slots and the labels near")
+    )
+    Host.objects.filter(name__in=("host-a", "host-b")).update(labels=["near"])
+    job = submit(api(owner), asked).json()
+    assert job["chosen"]["cluster"] == "2 hosts like host-a"
+    assert job["world_size"] == 4
+    assert job["estimate"]["time"]["step_s"] == pytest.approx(job["chosen"]["step_s"])
+    assert {row["axis"] for stage in job["estimate"]["stages"] for row in stage["traffic"] if row["between_nodes"]} == {
+        "dp",
+        "world",
+    }
+    alone = {**asked, "resources": {"labels": ["near"], "max_hosts": 1}}
+    assert submit(api(owner), alone).json()["errors"][0]["message"] == "4 ranks; the largest host has 2 slots"
+
+
 def test_a_plan_tells_what_would_be_chosen(owner: User, api: Api, make_host: MakeHost) -> None:
     make_host()
     client = api(owner)

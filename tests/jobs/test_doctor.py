@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,3 +158,19 @@ def test_a_clock_is_blamed_only_for_what_is_known(offset_s: float, known_to_s: f
 def test_a_warning_fails_nothing() -> None:
     assert exit_code([Finding("warn", "x", "y", "z"), Finding("ok", "x", "y")]) == 0
     assert exit_code([Finding("ok", "x", "y"), Finding("fail", "x", "y", "z")]) == 1
+
+
+@pytest.mark.usefixtures("db")
+def test_a_board_with_a_slurm_is_told_what_of_it_does_not_answer(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings.SLURM = {"folder": "/cluster", "python": "python", "board": "http://board"}
+    monkeypatch.setenv("PATH", str(tmp_path))  # where no squeue is
+    out = StringIO()
+    with pytest.raises(SystemExit):
+        call_command("doctor", json=True, stdout=out)
+    words = [finding["words"] for finding in json.loads(out.getvalue()) if finding["subject"] == "Slurm"]
+    assert words == [
+        "MESHBOARD_SLURM_BOARD: http://board is no address that nodes reach over HTTPS",
+        "squeue cannot be started: No such file or directory",
+    ]

@@ -132,5 +132,52 @@ def test_an_attempt_after_another_goes_on_from_its_checkpoint(nodes: list[Node],
     actions.requeue(Job.objects.get(), "owner")
     attempts.begin(Job.objects.get())
     script = attempts.submit(Attempt.objects.get(number=2), SITE, "").script
-    order = json.loads(base64.b64decode(script.partition("'END_OF_ORDER'\n")[2].partition("END_OF_ORDER")[0]))
+    order = json.loads(base64.b64decode(script.partition("'END_OF_ORDER' &\n")[2].partition("END_OF_ORDER")[0]))
     assert checked_allocation(order)["checkpoint"] == {"name": name, "host": "node0"}
+
+
+def exits(nodes: list[Node], attempt: Attempt, outcome: str, **told: Any) -> Job:
+    """The first node tells how it ended, the other that it went well."""
+    for n, node in enumerate(nodes):
+        node.join(f"node{n}")
+        node.report("running")
+    nodes[1].report("exited", "succeeded")
+    said = report(attempt.job_id, 1, "exited", outcome, slots=[])
+    said["exit"].update(told)
+    assert nodes[0].raw_report(said).status_code == 200
+    return Job.objects.get()
+
+
+def test_what_slurm_preempts_is_queued_again_and_goes_on(nodes: list[Node], attempt: Attempt) -> None:
+    job = exits(nodes, attempt, "cancelled", preempted=True, reason="it stopped after step 7 as Slurm preempts it")
+    assert (job.status, job.attempt) == (Status.QUEUED, 2)
+    told = list(job.history.values_list("status", "reason"))[-3:]
+    assert told == [
+        ("cancelling", "it stopped after step 7 as Slurm preempts it"),
+        ("cancelled", "it stopped after step 7 as Slurm preempts it"),
+        ("queued", "it gave way to a job of higher priority; it goes on from its newest checkpoint"),
+    ]
+
+
+def test_so_is_what_slurm_preempted_before_it_could_tell(attempt: Attempt) -> None:
+    job = finished(attempt, "PREEMPTED")
+    assert (job.status, job.attempt) == (Status.QUEUED, 2)
+    assert Attempt.objects.get(number=1).engine_ended is not None
+
+
+def test_what_was_cancelled_here_and_preempted_there_stays_cancelled(
+    nodes: list[Node], attempt: Attempt, owner: User
+) -> None:
+    for n, node in enumerate(nodes):
+        node.join(f"node{n}")
+    actions.cancel(Job.objects.get(), "owner")
+    assert finished(attempt, "PREEMPTED").status == Status.CANCELLED
+
+
+def test_what_its_time_limit_stopped_is_tried_again_as_often_as_it_says(nodes: list[Node], attempt: Attempt) -> None:
+    Job.objects.update(spec={**Job.objects.get().spec, "retry": {"max_attempts": 2}})
+    job = exits(nodes, attempt, "failed", reason="it stopped after step 7 as its time limit at Slurm is near")
+    assert (job.status, job.attempt) == (Status.QUEUED, 2)
+    assert job.history.values_list("reason", flat=True).last() == (
+        "try 2 of 2, after attempt 1 has failed; it goes on from its newest checkpoint"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from planner.facts.spec import SpecError
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS
 from planner.search.advice import neighbours
-from planner.search.auto import Choice, Room, asked_of, choose, draft_of
+from planner.search.auto import Choice, asked_of, choose, draft_of
 from planner.search.layouts import Constraints, search
+from planner.search.rooms import Gang, Room, Rooms
 
 GIB = 2**30
 H100 = CLUSTERS["h100"]
@@ -25,16 +27,16 @@ BIG: dict[str, Any] = {
 }
 
 
-def chosen(auto: Any, *rooms: Room, cluster: Cluster = H100, **changes: Any) -> Choice:
+def chosen(auto: Any, *rooms: Room, gangs: Sequence[Gang] = (), cluster: Cluster = H100, **changes: Any) -> Choice:
     data = {**BIG, **changes, "layout": "auto" if auto is None else {"auto": auto}}
     asked = asked_of(data)
     assert asked is not None
-    return choose(draft_of(data), cluster, asked, rooms or (Room(8, cluster.accelerator.memory_bytes),))
+    return choose(draft_of(data), cluster, asked, Rooms(rooms or (Room(8, cluster.accelerator.memory_bytes),), gangs))
 
 
-def refused(auto: Any, *rooms: Room, **changes: Any) -> list[tuple[str, str]]:
+def refused(auto: Any, *rooms: Room, gangs: Sequence[Gang] = (), **changes: Any) -> list[tuple[str, str]]:
     with pytest.raises(SpecError) as error:
-        chosen(auto, *rooms, **changes)
+        chosen(auto, *rooms, gangs=gangs, **changes)
     return [(p.field, p.message) for p in error.value.problems]
 
 
@@ -73,6 +75,55 @@ def test_the_memory_is_that_of_the_least_host_it_may_be_placed_on() -> None:
     tight = chosen({"ranks": 4}, Room(8, 80 * GIB), Room(4, 40 * GIB))
     assert roomy.told["memory_bytes"] > 40 * GIB, "the host with 2 slots cannot take 4 ranks"
     assert tight.told["memory_bytes"] <= 40 * GIB
+
+
+FOUR = Room(4, 80 * GIB)
+SMALL = H100.model_copy(update={"per_node": 4})
+
+
+def test_over_several_hosts_it_has_more_ranks_and_tp_inside_one() -> None:
+    choice = chosen({"max_micro_batch": 2, "zero": [1, 3]}, FOUR, FOUR, gangs=[Gang((4, 4), 80 * GIB)], cluster=SMALL)
+    assert choice.spec.layout.world_size == 8
+    assert [told["layout"].get("tp", 1) <= 4 for told in [choice.told, *choice.told["runners_up"]]] == [True] * 5
+    assert chosen({"max_micro_batch": 2, "zero": 1}, FOUR, FOUR, cluster=SMALL).spec.layout.world_size == 4
+
+
+def test_more_hosts_are_taken_only_where_they_pay() -> None:
+    tiny = {"model": {"preset": "gpt-tiny"}, "train": {}, "resources": {}}
+    slow = CLUSTERS["cpu"].network.model_copy(update={"bytes_per_s": 1e5})
+    lame = CLUSTERS["cpu"].model_copy(update={"per_node": 2, "network": slow})
+    two, gang = Room(2, 8 * GIB), Gang((2, 2), 8 * GIB)
+    assert chosen(None, two, two, gangs=[gang], cluster=lame, **tiny).spec.layout.world_size <= 2
+
+
+def test_hosts_that_tp_does_not_fill_hold_fewer_ranks() -> None:
+    five, gang = Room(5, 80 * GIB), Gang((5, 5), 80 * GIB)
+    tiny = {"model": {"preset": "gpt-tiny"}, "train": {"global_batch": 40}, "resources": {}}
+    told = chosen({"ranks": 10, "zero": 1}, five, five, gangs=[gang], **tiny).told
+    assert {one["layout"].get("tp", 1) for one in [told, *told["runners_up"]]} == {1}, (
+        "2 x 4 = 8 slots in multiples of 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("auto", "field", "text"),
+    [
+        (
+            {"ranks": 9},
+            "layout.auto.ranks",
+            "9 ranks; the largest host has 4 slots, and 2 of one model have 8 together",
+        ),
+        (
+            {"ranks": 8, "tp": 8},
+            "layout.auto.tp",
+            "groups of this many ranks stay inside a host, which leaves no room for 8 ranks: "
+            "the largest host has 4 slots, and 2 of one model have 8 together",
+        ),
+    ],
+    ids=["too many", "tp across hosts"],
+)
+def test_what_several_hosts_cannot_hold_is_refused_at_its_field(auto: Any, field: str, text: str) -> None:
+    assert refused(auto, FOUR, FOUR, gangs=[Gang((4, 4), 80 * GIB)], cluster=SMALL) == [(field, text)]
 
 
 def test_where_nothing_fits_the_arithmetic_is_told() -> None:

@@ -24,7 +24,7 @@ from planner.hardware.calibration import cluster_of
 from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
-from planner.hardware.profile import GemmPoint, HostProfile, StreamPoint
+from planner.hardware.profile import CollectivePoint, GemmPoint, HostProfile, StreamPoint
 from planner.hardware.runs import Run, stripped
 from planner.hardware.stacks import STACKS
 
@@ -125,8 +125,8 @@ def test_a_token_goes_once_to_a_node_where_the_stack_says_so() -> None:
     assert once / each == pytest.approx(visited / 8 / 2, rel=1e-6)
 
 
-def test_nothing_comes_on_top_of_what_a_host_was_measured_at() -> None:
-    profile = HostProfile(
+def measured(*collectives: CollectivePoint) -> HostProfile:
+    return HostProfile(
         device="cpu",
         device_name="a host",
         torch_version="2.13",
@@ -136,8 +136,22 @@ def test_nothing_comes_on_top_of_what_a_host_was_measured_at() -> None:
         measured_at="2026-11-22T07:00:00+00:00",
         gemm=(GemmPoint(ranks=1, precision="fp32", m=512, n=512, k=512, seconds=1e-3),),
         stream=(StreamPoint(ranks=1, num_bytes=2**20, seconds=1e-4),),
+        collectives=collectives,
     )
-    here = cluster_of("here", profile)
+
+
+def test_what_was_measured_inside_a_host_says_nothing_of_groups_across_hosts() -> None:
+    spec = SPEC.model_copy(update={"layout": Layout(dp=16), "train": SPEC.train.model_copy(update={"overlap": False})})
+    free = CollectivePoint(op="all_reduce", group_size=16, ranks=1, payload_bytes=2**20, seconds=1e-12)
+    exposed = [
+        step_time(spec, cluster_of("here", profile).model_copy(update={"network": H100.network})).exposed_s["dp"]
+        for profile in (measured(), measured(free))
+    ]
+    assert exposed[0] == exposed[1] > 0
+
+
+def test_nothing_comes_on_top_of_what_a_host_was_measured_at() -> None:
+    here = cluster_of("here", measured())
     assert len({step_time(on(stack), here).step_s for stack in STACKS}) == 1
 
 

@@ -16,6 +16,10 @@ class Count:
     def __init__(self) -> None:
         self.passed = self.failed = 0
 
+    def pytest_addoption(self, parser: pytest.Parser) -> None:
+        """pytest-django reads what the terminal's plugin, which is left out here, would have brought."""
+        parser.addoption("--verbose", type=int, default=0)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self.failed += 1

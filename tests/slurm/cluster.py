@@ -87,6 +87,17 @@ class Cluster:
         # Each answer is quick, or there is none.
         wait_until(lambda: "UP" in self.command("scontrol", "ping", check=False), "slurmctld answers", 30)
 
+    def with_settings(self, **settings: str) -> str:
+        """slurm.conf with these in place of those it has."""
+        kept = [line for line in self.conf.read_text().splitlines() if line.partition("=")[0] not in settings]
+        return "\n".join([*(f"{name}={value}" for name, value in settings.items()), *kept]) + "\n"
+
+    def configure(self, conf: str) -> None:
+        """A slurmctld that starts again with another slurm.conf."""
+        self.stop_controller()
+        self.conf.write_text(conf)
+        self.start_controller()
+
     def stop_controller(self, number: signal.Signals = signal.SIGKILL) -> None:
         self._end("slurmctld", number)
 
@@ -113,7 +124,8 @@ class Cluster:
         left = ["squeue", "--noheader", "--states=pending,running,completing", "--format=%i"]
         # A slurmctld that was restarted hears of what has ended only when slurmd says it again.
         wait_until(lambda: not self.command(*left).split(), "no job is left", 120)
-        wait_until(self._all_idle, "the nodes are idle", 60)
+        # Nor does it know how nodes stand before it has asked each, once a minute.
+        wait_until(self._all_idle, "the nodes are idle", 120)
 
     def _all_idle(self) -> bool:
         return {self.node_state(node) for node in self.nodes} == {"idle"}
@@ -168,6 +180,7 @@ class Cluster:
             f"SlurmdPidFile={run}/%n.pid",
             f"SlurmctldLogFile={log}/slurmctld.log",
             f"SlurmdLogFile={log}/%n.log",
+            "DebugFlags=NO_CONF_HASH",  # slurmctld may start again with another, and slurmd does not
             "SlurmctldPort=16817",
             "SlurmdPort=16818",
             "ProctrackType=proctrack/linuxproc",
@@ -190,8 +203,13 @@ class Cluster:
                 f"NodeName={n} NodeAddr={self.address_of(n)} CPUs={CPUS} RealMemory=8000 State=UNKNOWN"
                 for n in self.nodes
             ),
-            "PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP",
-            "PartitionName=other Nodes=ALL MaxTime=60 State=UP",
+            # Jobs of "urgent" take nodes from the others, whose jobs are warned a minute before.
+            "PreemptType=preempt/partition_prio",
+            "PreemptMode=CANCEL",
+            "SlurmctldParameters=preempt_send_user_signal",
+            "PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=60",
+            "PartitionName=other Nodes=ALL MaxTime=60 State=UP PriorityTier=1",
+            "PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=10",
         ]
         self.conf.write_text("\n".join(lines) + "\n")
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
@@ -205,6 +223,13 @@ class Cluster:
         options = [f"--{option}={run / name}" for option, name in files.items()]
         self._start("munged", ["munged", "--foreground", "--force", f"--log-file={run}/munge.log", *options])
         wait_until(lambda: (run / "munge.socket").exists(), "munged listens", 10)
+
+    def run(self, name: str, argv: list[str]) -> None:
+        """A daemon beside Slurm's own, which ends with the cluster, or by `end`."""
+        self._start(name, argv)
+
+    def end(self, name: str) -> None:
+        self._end(name, signal.SIGKILL)
 
     def _start(self, name: str, argv: list[str]) -> None:
         with (self.folder / "log" / f"{name}.out").open("ab") as out:

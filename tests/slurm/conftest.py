@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jobs.engines.slurm.site import Site
+from tests.slurm.accounts import accounts
+from tests.slurm.accounts import missing as no_accounts
 from tests.slurm.cluster import Cluster, cluster, missing
 from tests.slurm.installation import Installation, installation
 from tests.slurm.login import Login
@@ -26,6 +30,32 @@ def slurm(_machines: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clust
     monkeypatch.setenv("SLURM_CONF", str(_machines.conf))
     yield _machines
     _machines.settle()
+
+
+@pytest.fixture
+def site(slurm: Cluster, tmp_path: Path, settings: Any) -> Site:
+    """A cluster whose supervisors sleep."""
+    sleeper = tmp_path / "python"
+    sleeper.write_text("#!/bin/sh\nexec sleep 300\n")
+    sleeper.chmod(0o755)
+    made = Site(str(tmp_path), str(sleeper), "https://board")
+    settings.SLURM = made._asdict()
+    return made
+
+
+@pytest.fixture(scope="module")
+def _accounts(_machines: Cluster) -> Iterator[None]:
+    if reason := no_accounts():
+        pytest.skip(reason)
+    with accounts(_machines):
+        yield
+        _machines.settle()
+
+
+@pytest.fixture
+def accounted(_accounts: None, slurm: Cluster) -> Cluster:
+    """The same, with accounts, and a slurmctld that soon forgets what has ended."""
+    return slurm
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,7 @@ def wait_for(name: str, *states: str, timeout_s: float = 30) -> SlurmJob:
 def options(slurm: Cluster, job: str, asked: JobSpec | None = None) -> tuple[str, tuple[str, ...]]:
     site = Site(str(slurm.folder), "python", "https://board")
     SLURM.make(logs(site.folder))
-    made = submission(asked or spec(), job, 1, {}, site)
+    made = submission(asked or spec(), job, 1, {}, site, 300)
     return made.name, made.options
 
 

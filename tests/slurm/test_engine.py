@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,17 +23,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 SLURM = Slurm(Door())
 SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "resources": {"engine": "slurm"}}
-
-
-@pytest.fixture
-def site(slurm: Cluster, tmp_path: Path, settings: Any) -> Site:
-    """A cluster whose supervisors sleep."""
-    sleeper = tmp_path / "python"
-    sleeper.write_text("#!/bin/sh\nexec sleep 300\n")
-    sleeper.chmod(0o755)
-    made = Site(str(tmp_path), str(sleeper), "https://board")
-    settings.SLURM = made._asdict()
-    return made
 
 
 @pytest.fixture
@@ -175,4 +163,6 @@ def test_a_job_that_slurm_forgot_is_lost(site: Site, job: Job) -> None:
     engine.place()
     Attempt.objects.update(engine_id="999999")
     until(engine, job, Status.LOST)
-    assert last_word(job) == "Slurm no longer knows its job 999999, and its accounts say nothing of it"
+    assert last_word(job) == (
+        "Slurm no longer knows its job 999999, and keeps no accounts (sacct) that would say how it ended"
+    )

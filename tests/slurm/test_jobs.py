@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.engines.slurm.doctor import problems
+from jobs.engines.slurm.doctor import findings
 from jobs.engines.slurm.site import Site
 from tests.slurm.cluster import Cluster
 from tests.slurm.installation import Installation
@@ -158,11 +158,13 @@ def test_what_fails_before_a_supervisor_speaks_is_told_from_the_script_s_output(
 
 def test_the_doctor_finds_what_keeps_jobs_from_running(slurm: Cluster, installed: Installation) -> None:
     site = Site(str(installed.folder), str(installed.python), installed.front.url)
-    assert problems(site) == []
+    (accounts,) = findings(site)
+    assert (accounts.level, accounts.words.partition(":")[0]) == ("warn", "it keeps no accounts")
     wrong = site._replace(python="/usr/bin/true", board="http://localhost", ca_file="/nonexistent")
-    assert [text.partition(":")[0] for text in problems(wrong)] == ["MESHBOARD_SLURM_CA_FILE", "MESHBOARD_SLURM_BOARD"]
-    (told,) = problems(site._replace(python="/usr/bin/false"))
-    assert told == "MESHBOARD_SLURM_PYTHON: /usr/bin/false lacks Meshboard: it ended with exit code 1"
+    failed = [found.words.partition(":")[0] for found in findings(wrong) if found.level == "fail"]
+    assert failed == ["MESHBOARD_SLURM_CA_FILE", "MESHBOARD_SLURM_BOARD"]
+    told, _ = findings(site._replace(python="/usr/bin/false"))
+    assert told.words == "MESHBOARD_SLURM_PYTHON: /usr/bin/false lacks Meshboard: it ended with exit code 1"
 
 
 def test_slurmctld_restarted_in_the_middle_changes_nothing(slurm: Cluster, installed: Installation) -> None:

@@ -11,24 +11,46 @@ import sys
 import tempfile
 from pathlib import Path
 
-from contracts.allocations import AllocationOrder
+from contracts.allocations import WARNED, AllocationOrder
 from contracts.codec import BadMessageError
+from contracts.gangs import node_of
 from workers.elsewhere.joining import Asked, Joining, RefusedError, Run
-from workers.host.attempts import SOCKET_FOLDER
+from workers.host.attempts import SOCKET_FOLDER, AttemptDir
 from workers.host.settings import HostSettings
 from workers.host.start.claims import claim
 from workers.host.supervisor.__main__ import Supervisor
+from workers.host.supervisor.ending import saved_words
+from workers.host.supervisor.line import GangLine
 from workers.host.supervisor.line.https import BadUrlError, Board
 from workers.host.supervisor.line.over_http import HttpLine
-from workers.slurm.node import Node, NoNodeError, launch_order, read_order, settings_of, this_node
+from workers.slurm.node import Node, NoNodeError, is_preempted, launch_order, read_order, settings_of, this_node
 from workers.slurm.prune import prune
 
 
 class Allocated(Supervisor):
-    """A supervisor that Slurm may end, and that does not know why it does."""
+    """A supervisor that Slurm may end, and that does not know why it does; warned, it has the run save first."""
+
+    def __init__(self, attempt: AttemptDir, settings: HostSettings, folder: Path, line: GangLine, node: Node) -> None:
+        super().__init__(attempt, settings, folder, line)
+        self._slurm_job = node.slurm_job
+        self._warned = settings.run_dir.parents[1] / f"{node.slurm_job}.{WARNED}"
 
     def _shut_down(self) -> None:
         self._end("lost", "Slurm ended it")
+
+    async def _see_cancel(self) -> None:
+        """The board need not answer for a run to save when Slurm ends it."""
+        if not self._save_first and self._warned.exists():
+            self._ask_to_save()
+        await super()._see_cancel()
+
+    async def _tell_of_stop(self) -> None:
+        if node_of(self.order) != 0:
+            return
+        self.preempted = await asyncio.to_thread(is_preempted, self._slurm_job)
+        why = "as Slurm preempts it" if self.preempted else "as its time limit at Slurm is near"
+        self.ended_by = "cancelled" if self.preempted else "failed"
+        self.reason = f"{saved_words(self.tally, why)}; run again, it goes on from there"
 
 
 def say(words: str) -> None:
@@ -49,7 +71,7 @@ async def supervise(order: AllocationOrder, node: Node, settings: HostSettings, 
         say("this attempt was begun here before")
         return 1
     folder = Path(tempfile.gettempdir()) / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
-    outcome = await Allocated(attempt, settings, folder, HttpLine(board, who, say)).run()
+    outcome = await Allocated(attempt, settings, folder, HttpLine(board, who, say), node).run()
     return 0 if outcome == "succeeded" else 1
 
 

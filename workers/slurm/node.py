@@ -21,6 +21,7 @@ from workers.host.settings import HostSettings
 
 ORDER_BYTES = 16 * 2**20
 NAMES_S = 20.0  # for scontrol, which asks nobody
+ASK_S = 10.0  # for one that asks slurmctld
 ANYWHERE = "0.0.0.0"  # noqa: S104  # of the other nodes: each says its own address when it is ready
 
 
@@ -101,6 +102,17 @@ def settings_of(order: AllocationOrder, node: Node) -> HostSettings:
         trainer_module="workers.trainer",
         address=node.address,
     )
+
+
+def is_preempted(slurm_job: str) -> bool:
+    """Whether Slurm ends this job to make room; False where it does not say."""
+    argv = ["scontrol", "show", "job", slurm_job]
+    try:
+        said = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return False
+    told = re.search(r"\bPreemptTime=(\S+)", said)
+    return told is not None and told[1] != "None"
 
 
 def _names(listed: str) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ def submit(attempt: Attempt, site: Site, certificates: str) -> Submission:
     )
     if attempt.number > 1 and (kept := kept_checkpoint(attempt.job)):
         order["checkpoint"] = kept
-    return submission(spec, attempt.job_id, attempt.number, order, site)
+    return submission(spec, attempt.job_id, attempt.number, order, site, settings.SAVE_S)
 
 
 def note(attempt: Attempt, job: str) -> None:

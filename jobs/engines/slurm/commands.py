@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from jobs.engines.slurm.door import AwayError, Door
-from jobs.engines.slurm.rows import SACCT_FORMAT, SQUEUE_FORMAT, SlurmJob, rows
+from jobs.engines.slurm.rows import SACCT_FORMAT, SQUEUE_FORMAT, SlurmJob, accounted, rows
 
 ASK_S = 20.0
 SUBMIT_S = 30.0
@@ -37,16 +37,18 @@ class Slurm(NamedTuple):
         argv = ["squeue", "--me", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}"]
         return rows(self._asked(argv))
 
-    def remembered(self, names: Sequence[str]) -> list[SlurmJob]:
-        """What the accounts know of jobs by their names, none where Slurm keeps none. Raises AwayError."""
+    def remembered(self, names: Sequence[str]) -> list[SlurmJob] | None:
+        """What the accounts know of jobs by their names, None where Slurm keeps no accounts. Raises AwayError."""
         found = []
         for begin in range(0, len(names), AT_ONCE):
             some = ",".join(names[begin : begin + AT_ONCE])
             argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates", f"--starttime={REMEMBERED}"]
             said = self.door.run([*argv, f"--format={SACCT_FORMAT}", f"--name={some}"], deadline_s=ASK_S)
-            if said.code and "storage is disabled" not in said.complaint:
+            if said.code and "storage is disabled" in said.complaint:
+                return None
+            if said.code:
                 raise AwayError(f"sacct: {said.complaint}")
-            found += [] if said.code else rows(said.out)
+            found += accounted(said.out)
         return found
 
     def submit(self, options: Sequence[str], script: str) -> str:

@@ -10,10 +10,11 @@ from django.utils import timezone
 
 from contracts.control import VERSION, ExitReport
 from jobs.engines.slurm.rows import SlurmJob
-from jobs.engines.slurm.words import ENDED_BY_SLURM, ending
+from jobs.engines.slurm.words import ENDED_BY_SLURM, PREEMPTED, ending
 from jobs.models import Attempt, Member, Status
 from jobs.queue import ending as endings
 from jobs.queue import lifecycle
+from jobs.queue.control import stops
 
 
 def finish(attempt: Attempt, job: SlurmJob, printed: str) -> None:
@@ -25,6 +26,8 @@ def finish(attempt: Attempt, job: SlurmJob, printed: str) -> None:
         outcome, reason = "cancelled", f"Slurm ended its job {job.id}"
     with transaction.atomic():
         lifecycle.start({attempt.job_id: (attempt.number, "Slurm had begun with it")})
+        if job.state == PREEMPTED and attempt.ended is None:
+            stops.stop(attempt.job_id, attempt.number, "preempted", f"Slurm preempted its job {job.id}")
         for member in _unended(attempt):
             told = cast(ExitReport | None, member.exit) or _report(attempt)
             endings.end(member, {**told, "outcome": outcome, "reason": reason[:1000]})

@@ -24,7 +24,7 @@ from jobs.engines.slurm.rows import SlurmJob, name_of
 from jobs.engines.slurm.script import Submission, log_of
 from jobs.engines.slurm.site import Site
 from jobs.engines.slurm.talk import MOST_SUBMITTED, News, Wants, talk
-from jobs.engines.slurm.words import WAITING, ended, told, waits, where
+from jobs.engines.slurm.words import WAITING, ended, forgotten, told, waits, where
 from jobs.models import Attempt, Job, Status
 from jobs.queue import lifecycle
 from jobs.queue.scheduling.snapshot import bars
@@ -145,7 +145,7 @@ class SlurmEngine:
                 self._missed.pop(name, None)
                 self._follow(attempt, news.jobs[name], news.logs.get(name, ""))
             elif attempt.engine_id and name in news.absent:
-                self._miss(attempt)
+                self._miss(attempt, accounts=news.accounts)
         self._missed = {name: times for name, times in self._missed.items() if name in followed}
 
     def _follow(self, attempt: Attempt, job: SlurmJob, printed: str) -> None:
@@ -158,11 +158,11 @@ class SlurmEngine:
         else:
             lifecycle.start({attempt.job_id: (attempt.number, where(job))})
 
-    def _miss(self, attempt: Attempt) -> None:
+    def _miss(self, attempt: Attempt, *, accounts: bool) -> None:
         name = _name(attempt)
         self._missed[name] = self._missed.get(name, 0) + 1
         if self._missed[name] >= FORGOTTEN_IN_A_ROW:
-            ends.lose(attempt, f"Slurm no longer knows its job {attempt.engine_id}, and its accounts say nothing of it")
+            ends.lose(attempt, forgotten(attempt.engine_id, accounts=accounts))
 
     def _hear_of_trouble(self, trouble: str) -> None:
         if trouble and not self._trouble:

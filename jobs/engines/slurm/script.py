@@ -8,14 +8,17 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from contracts.allocations import WARNED
 from jobs.engines.slurm.rows import name_of
 from jobs.engines.slurm.site import Site
 from planner.facts.engines import slurm_of
-from planner.facts.kinds import num_slots
+from planner.facts.kinds import num_slots, saves
 from planner.facts.spec import JobSpec
 
 END_OF_ORDER = "END_OF_ORDER"  # base64 has no underscore
 LINE_WIDTH = 120
+MOST_WARNING_S = 65535  # that sbatch takes
+SHARE_TO_SAVE = 4  # a fourth of a time limit is kept for saving at most
 
 
 class Submission(NamedTuple):
@@ -26,8 +29,11 @@ class Submission(NamedTuple):
     script: str
 
 
-def submission(spec: JobSpec, job: str, attempt: int, order: Mapping[str, Any], site: Site) -> Submission:
-    """The batch job of an attempt; `order` is what the supervisor on each node reads."""
+def submission(
+    spec: JobSpec, job: str, attempt: int, order: Mapping[str, Any], site: Site, save_s: float
+) -> Submission:
+    """The batch job of an attempt; `order` is what the supervisor on each node reads. `save_s`: how long before Slurm
+    ends it the run is told to save, where it saves."""
     asked = slurm_of(spec)
     name = name_of(job, attempt)
     slots = num_slots(spec) // asked.nodes
@@ -45,6 +51,7 @@ def submission(spec: JobSpec, job: str, attempt: int, order: Mapping[str, Any], 
         "time": asked.time_limit,
         "constraint": asked.constraint,
         "exclude": asked.exclude,
+        "signal": f"B:USR1@{_warning_s(asked.time_limit, save_s)}" if saves(spec) else None,
         "dependency": "singleton",  # Slurm runs no two of this name at once, should it ever have been sent twice
         "output": log_of(name, site.folder),
         "chdir": site.folder,
@@ -67,8 +74,29 @@ def _script(cpus: int, order: Mapping[str, Any], site: Site) -> str:
     """A supervisor on every node, told its order on standard input: neither argv nor environment shows a token.
 
     srun takes --cpus-per-task from no variable since Slurm 22.05. The script's code is what sbatch's job ends with.
+    Slurm's warning comes to the shell alone, as it would end the ranks; a shell hears it where it waits, and only then.
     """
     text = base64.b64encode(json.dumps(order).encode()).decode()
     told = "\n".join(text[begin : begin + LINE_WIDTH] for begin in range(0, len(text), LINE_WIDTH))
     srun = f"srun --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=0 {shlex.quote(site.python)}"
-    return f"#!/bin/sh\n{srun} -m workers.slurm <<'{END_OF_ORDER}'\n{told}\n{END_OF_ORDER}\nexit $?\n"
+    warned = f'{shlex.quote(f"{site.folder}/runs")}/"$SLURM_JOB_ID.{WARNED}"'
+    return f"""#!/bin/sh
+warned={warned}
+trap 'touch "$warned"' USR1
+{srun} -m workers.slurm <<'{END_OF_ORDER}' &
+{told}
+{END_OF_ORDER}
+while wait $!; code=$?; kill -0 $! 2>/dev/null; do :; done
+exit $code
+"""
+
+
+def _warning_s(time_limit: str | None, save_s: float) -> int:
+    """How long before its end a run is warned."""
+    most = min(MOST_WARNING_S, max(1, round(save_s)))
+    if time_limit is None:
+        return most
+    days, _, clock = time_limit.rpartition("-")
+    hours, minutes, seconds = map(int, clock.split(":"))
+    limit_s = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return max(1, min(most, limit_s // SHARE_TO_SAVE))

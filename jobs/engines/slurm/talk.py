@@ -33,6 +33,7 @@ class News:
 
     jobs: dict[str, SlurmJob] = field(default_factory=dict)  # by name, the one that counts
     absent: frozenset[str] = frozenset()  # names that Slurm has no job of, when it was looked at
+    accounts: bool = True  # whether Slurm keeps any; where it does not, what slurmctld forgot nobody knows
     logs: dict[str, str] = field(default_factory=dict)
     submitted: dict[str, str] = field(default_factory=dict)  # name -> id
     refused: dict[str, str] = field(default_factory=dict)  # name -> why
@@ -56,8 +57,7 @@ def _look(slurm: Slurm, wants: Wants, news: News) -> None:
     for job in slurm.jobs():
         if job.name in wants.known:
             told.setdefault(job.name, []).append(job)
-    unseen = [name for name in wants.known if name not in told]
-    for job in slurm.remembered(unseen) if unseen else []:
+    for job in _remembered(slurm, wants, [name for name in wants.known if name not in told], news):
         told.setdefault(job.name, []).append(job)
     strangers: list[SlurmJob] = []
     for name, found in told.items():
@@ -73,6 +73,17 @@ def _look(slurm: Slurm, wants: Wants, news: News) -> None:
     for name, job in news.jobs.items():
         if name in wants.logs and job.state == "FAILED":
             news.logs[name] = slurm.tail(wants.logs[name])
+
+
+def _remembered(slurm: Slurm, wants: Wants, unseen: list[str], news: News) -> list[SlurmJob]:
+    """Of jobs that slurmctld does not know, those whose end the accounts have.
+
+    One that runs by the accounts alone was forgotten before its end was written down: what was noted is gone then,
+    while another controller may just have submitted what was not.
+    """
+    found = slurm.remembered(unseen) if unseen else []
+    news.accounts = found is not None
+    return [job for job in found or [] if ended(job) or not wants.known[job.name]]
 
 
 def _chosen(found: list[SlurmJob], noted: str) -> SlurmJob | None:

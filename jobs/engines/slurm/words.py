@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import NamedTuple
 
 from contracts.control import Outcome
@@ -42,12 +43,13 @@ class SlurmEnding(NamedTuple):
     reason: str
 
 
+PREEMPTED = "PREEMPTED"
 # Here ranks and supervisors were told to end, and know no more.
 ENDED_BY_SLURM: dict[str, tuple[Outcome, str]] = {
     "TIMEOUT": ("failed", "its time limit has passed"),
     "DEADLINE": ("failed", "its deadline has passed"),
     "NODE_FAIL": ("lost", "a node failed"),
-    "PREEMPTED": ("lost", "it was preempted"),
+    PREEMPTED: ("lost", "it was preempted"),
     "OUT_OF_MEMORY": ("failed", "it used more memory than it was given"),
     "BOOT_FAIL": ("lost", "a node did not boot"),
     "REVOKED": ("lost", "it was moved to another cluster"),
@@ -69,7 +71,21 @@ def ending(job: SlurmJob) -> SlurmEnding:
     outcome, said = {**ENDED_BY_ITSELF, **ENDED_BY_SLURM}[job.state]
     nodes = f" on {job.nodes}" if job.nodes else ""
     why = "" if job.reason in ("", "NonZeroExitCode", "TimeLimit") else f" ({job.reason})"
-    return SlurmEnding(outcome, f"Slurm: {said}{why}; job {job.id}{nodes}, {job.state}")
+    return SlurmEnding(outcome, f"Slurm: {said}{why}; job {job.id}{nodes}, {job.state}{_accounted(job)}")
+
+
+def _accounted(job: SlurmJob) -> str:
+    """What accounts alone know: how its script ended, and when."""
+    code, _, number = job.exit.partition(":")
+    how = f", signal {number}" if number not in ("", "0") else f", exit code {code}" if code not in ("", "0") else ""
+    return how if job.elapsed_s is None else f"{how}, after {timedelta(seconds=job.elapsed_s)}"
+
+
+def forgotten(job: str, *, accounts: bool) -> str:
+    """Of a job that Slurm once took and cannot tell of."""
+    if accounts:
+        return f"Slurm no longer knows its job {job}, and its accounts do not say how it ended"
+    return f"Slurm no longer knows its job {job}, and keeps no accounts (sacct) that would say how it ended"
 
 
 def waits(job: SlurmJob) -> str:

@@ -9,19 +9,23 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from contracts.findings import as_json, exit_code, told
+from jobs.engines.slurm import doctor as slurm
+from jobs.engines.slurm.site import configured
 from jobs.hosts.checks import board
 
 
 class Command(BaseCommand):
     """Exit code 1 where something fails."""
 
-    help = "Look at Redis, database, controller, hosts, names, clocks, disks and versions, and say what to do."
+    help = "Look at Redis, database, controller, hosts, Slurm, names, clocks, disks and versions, and say what to do."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
         findings = list(board())
+        if (site := configured()) is not None:
+            findings += slurm.findings(site)
         self.stdout.write(as_json(findings) if options["json"] else told(findings))
         if code := exit_code(findings):
             sys.exit(code)

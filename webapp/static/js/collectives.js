@@ -42,34 +42,42 @@ export function collectiveRows(cellsOfRanks, phases = null) {
   return [...rows.values()].sort((a, b) => byAxis(a.axis, b.axis) || a.op.localeCompare(b.op));
 }
 
+/** An axis and its level ("" where it has one alone) as a key, and back. */
+const keyOf = (axis, level) => (level ? `${axis} ${level}` : axis);
+const whole = () => "";
+
 /**
  * Predicted beside measured payload bytes and calls of the steps done, by axis, with each rank's own line.
  *
- * `ranks`: rank -> {exactStep, exactCells} from its last step item; `predictedOf(rank)` gives the planner's
- * {axis: {bytes, calls}} of one step. Measured collectives nobody predicted count too: an axis appears when
- * either side has it.
+ * `ranks`: rank -> {exactStep, exactCells} from its last step item; `predictedOf(rank, levelOf)` gives the planner's
+ * {axis: {bytes, calls}} of one step. `levelOf(row)` tells apart the levels of an axis, each with a row of its own.
+ * Measured collectives nobody predicted count too: an axis appears when either side has it.
  */
-export function compareAxes(ranks, predictedOf) {
+export function compareAxes(ranks, predictedOf, levelOf = whole) {
   const axes = new Map();
-  const line = (axis, rank) => {
-    if (!axes.has(axis)) axes.set(axis, new Map());
-    const lines = axes.get(axis);
+  const line = (key, rank) => {
+    if (!axes.has(key)) axes.set(key, new Map());
+    const lines = axes.get(key);
     if (!lines.has(rank)) lines.set(rank, { rank, ...NOTHING });
     return lines.get(rank);
   };
   for (const [rank, state] of ranks) {
     if (!state.exactStep) continue;
-    for (const [axis, step] of Object.entries(predictedOf(rank))) {
-      line(axis, rank).predicted += step.bytes * state.exactStep;
-      line(axis, rank).predictedCalls += step.calls * state.exactStep;
+    for (const [key, step] of Object.entries(predictedOf(rank, levelOf))) {
+      line(key, rank).predicted += step.bytes * state.exactStep;
+      line(key, rank).predictedCalls += step.calls * state.exactStep;
     }
     for (const cell of state.exactCells) {
-      line(cell.axis, rank).measured += cell.payload_bytes;
-      line(cell.axis, rank).measuredCalls += cell.count;
+      const own = line(keyOf(cell.axis, levelOf(cell)), rank);
+      own.measured += cell.payload_bytes;
+      own.measuredCalls += cell.count;
     }
   }
   return [...axes]
-    .map(([axis, lines]) => ({ axis, ...sum(lines.values()), ranks: [...lines.values()].sort((a, b) => a.rank - b.rank) }))
+    .map(([key, lines]) => {
+      const [axis, level = ""] = key.split(" ");
+      return { axis, level, ...sum(lines.values()), ranks: [...lines.values()].sort((a, b) => a.rank - b.rank) };
+    })
     .sort((a, b) => byAxis(a.axis, b.axis));
 }
 
@@ -85,13 +93,15 @@ export function sum(rows) {
 /** The planner's bytes and calls of one step by axis; ranks of a stage are alike but for those in `rank_bytes`. */
 export function predictionOf(estimate) {
   const perStage = estimate.axes.dp * (estimate.axes.cp ?? 1) * estimate.axes.tp; // cp: not in the oldest jobs
-  return (rank) => {
+  return (rank, levelOf = whole) => {
     const stage = estimate.stages[Math.floor(rank / perStage)];
     const bytes = estimate.rank_bytes[rank] ?? stage.step_bytes;
     const axes = {};
     for (const row of stage.traffic) {
-      axes[row.axis] ??= { bytes: bytes[row.axis] ?? 0, calls: 0 };
-      axes[row.axis].calls += row.count;
+      const level = levelOf(row);
+      const own = (axes[keyOf(row.axis, level)] ??= { bytes: level ? 0 : (bytes[row.axis] ?? 0), calls: 0 });
+      if (level) own.bytes += row.payload_bytes;
+      own.calls += row.count;
     }
     return axes;
   };

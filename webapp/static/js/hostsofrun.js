@@ -1,4 +1,4 @@
-// Of a run over several hosts: which ranks are where, how far clocks are off, and what crosses between hosts.
+// Of a run over several hosts: which ranks are where, how far clocks are off, what crosses between hosts and what stays inside.
 import { byAxis } from "./collectives.js";
 import { el, swatch } from "./dom.js";
 import { difference, exactBytes, integer, milliseconds } from "./format.js";
@@ -38,20 +38,45 @@ export function crossing({ size, stride }, members) {
   return { groups, across, ranks };
 }
 
-/** By axis that has groups of several ranks: what ranks of groups across hosts were to send, and sent. */
+/** The groups that traffic goes over, {axis, level, size, stride}: mirrors planner.facts.levels.levels (a test compares them). */
+export function levels(layout) {
+  const { ep = 1, tp = 1, dp_replicas: copies = 1 } = layout;
+  const dp = axisGroup(layout, "dp");
+  const split = [{ level: "", ...dp }];
+  if (copies > 1) {
+    const size = dp.size / copies;
+    split.splice(0, 1, { level: "shards", size, stride: tp }, { level: "replicas", size: copies, stride: tp * size });
+  } else if (ep > 1) {
+    split.splice(0, 1, { level: "shared", ...dp }, { level: "experts", size: dp.size / ep, stride: tp * ep });
+  }
+  const others = ["pp", "cp", "ep", "tp", "world"].map((axis) => ({ axis, level: "", ...axisGroup(layout, axis) }));
+  return [...split.map((one) => ({ axis: "dp", ...one })), ...others].filter(({ size }) => size > 1);
+}
+
+/** Which of them a row or a cell belongs to: mirrors planner.facts.levels.level_of. */
+export function levelIn(layout) {
+  const { ep = 1, dp_replicas: copies = 1 } = layout;
+  return ({ axis, op, group_size: size }) => {
+    if (axis !== "dp") return "";
+    if (copies > 1) return op === "all_reduce" ? "replicas" : "shards";
+    if (ep > 1) return size * ep === axisGroup(layout, "dp").size ? "experts" : "shared";
+    return "";
+  };
+}
+
+/** By level: what ranks of groups across hosts were to send and sent, and what those of groups inside a host. */
 export function crossingRows(layout, members, compared) {
-  const seen = new Map(compared.map((row) => [row.axis, row.ranks]));
-  return ["dp", "pp", "cp", "ep", "tp", "world"]
-    .map((axis) => {
-      const found = crossing(axisGroup(layout, axis), members);
-      const sums = { ...NOTHING };
-      for (const own of seen.get(axis) ?? []) {
-        if (!found.ranks.has(own.rank)) continue;
-        for (const name of Object.keys(NOTHING)) sums[name] += own[name];
+  const seen = new Map(compared.map((row) => [`${row.axis} ${row.level}`, row.ranks]));
+  return levels(layout)
+    .map(({ axis, level, ...group }) => {
+      const found = crossing(group, members);
+      const sums = { across: { ...NOTHING }, inside: { ...NOTHING } };
+      for (const own of seen.get(`${axis} ${level}`) ?? []) {
+        const sum = sums[found.ranks.has(own.rank) ? "across" : "inside"];
+        for (const name of Object.keys(NOTHING)) sum[name] += own[name];
       }
-      return { axis, groups: found.groups, across: found.across, ...sums };
+      return { axis, level, groups: found.groups, groupsAcross: found.across, ...sums };
     })
-    .filter((row) => row.groups > 0)
     .sort((a, b) => byAxis(a.axis, b.axis));
 }
 
@@ -74,16 +99,14 @@ export function clockWords(clock) {
 
 const span = (seconds) => (seconds < 1 ? milliseconds(seconds) : `${seconds.toFixed(2)} s`);
 
-function replicaWords(layout, members) {
-  const replicas = layout.dp_replicas ?? 1;
-  if (replicas < 2) return "";
-  const { size, stride } = axisGroup(layout, "dp");
-  const shards = crossing({ size: size / replicas, stride }, members);
-  const inside = shards.across === 0 ? "inside hosts" : `across hosts in ${integer(shards.across)} of ${integer(shards.groups)} groups`;
-  return ` Of dp, ZeRO shards over ${integer(size / replicas)} ranks, ${inside}; ${integer(replicas)} replicas hold copies of them.`;
+function passed({ predicted, measured }, isNone) {
+  if (isNone) return [number("–"), number("–"), number("–")];
+  const off = measured - predicted;
+  return [number(exactBytes(predicted)), number(exactBytes(measured)), number(difference(off), off === 0 ? "zero" : "off")];
 }
 
-export function showHosts(panel, job, state, compared) {
+/** `comparedBy(levelOf)`: what was predicted and measured of the steps done, by axis and level. */
+export function showHosts(panel, job, state, comparedBy) {
   panel.hidden = job.members.length < 2;
   if (panel.hidden) return;
   panel.querySelector("#host-rows").replaceChildren(
@@ -98,24 +121,21 @@ export function showHosts(panel, job, state, compared) {
       ),
     ),
   );
-  const rows = job.estimate ? crossingRows(job.spec.layout, job.members, compared ?? []) : [];
+  const { layout } = job.spec;
+  const rows = job.estimate ? crossingRows(layout, job.members, comparedBy(levelIn(layout))) : [];
   panel.querySelector("#crossing-rows").replaceChildren(
     ...rows.map((row) => {
-      const off = row.measured - row.predicted;
-      const inside = row.across === 0;
       const line = el(
         "tr",
         {},
-        el("th", { scope: "row" }, swatch(`--axis-${row.axis}`), row.axis),
-        number(inside ? "none: inside a host" : `${integer(row.across)} of ${integer(row.groups)}`),
-        number(inside ? "–" : exactBytes(row.predicted)),
-        number(inside ? "–" : exactBytes(row.measured)),
-        number(inside ? "–" : difference(off), off === 0 ? "zero" : "off"),
+        el("th", { scope: "row" }, swatch(`--axis-${row.axis}`), [row.axis, row.level].filter(Boolean).join(", ")),
+        number(`${integer(row.groupsAcross)} of ${integer(row.groups)}`),
+        ...passed(row.across, row.groupsAcross === 0),
+        ...passed(row.inside, row.groupsAcross === row.groups),
       );
       line.dataset.axis = row.axis;
+      line.dataset.level = row.level;
       return line;
     }),
   );
-  panel.querySelector("#crossing-note").textContent =
-    `Payload bytes of the optimiser steps, summed over the ranks whose group has members on several hosts.${replicaWords(job.spec.layout, job.members)}`;
 }

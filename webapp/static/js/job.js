@@ -1,6 +1,6 @@
 // The job page: ties history and socket to the store, and the store to the widgets.
 import { createView } from "./charts/view.js";
-import { predictionOf } from "./collectives.js";
+import { compareAxes, predictionOf } from "./collectives.js";
 import { showCheckpoints } from "./checkpoints.js";
 import { showDryRuns } from "./dryrun.js";
 import { eachFrame, embedded, notMoreOftenThan } from "./dom.js";
@@ -67,8 +67,8 @@ function draw() {
   showPlaces(job, state);
   showParts(job, state);
   showStart(job, state);
-  const compared = $("fidelity") ? drawComparison() : [];
-  showHosts($("hosts"), job, state, compared);
+  if ($("fidelity")) drawComparison();
+  showHosts($("hosts"), job, state, (levelOf) => ($("fidelity") ? compareAxes(state.ranks, predictedOf, levelOf) : []));
   if ($("checkpoints")) {
     const keep = job.spec.train.keep_checkpoints ?? 2;
     showCheckpoints($("checkpoints"), $("checkpoint-rows"), state.checkpoints, keep, job.id);
@@ -137,9 +137,8 @@ function drawComparison() {
   showPlanned($("planned-rows"), job.estimate, state, rows, run);
   const none = [...state.ranks.values()].some((rank) => rank.exactStep) ? { bytesOff: 0, callsOff: 0 } : null;
   const counted = off === null ? none : exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
-  if (job.engine === "elsewhere") return rows; // of a script of somebody's own nothing is proven, whatever it sends
+  if (job.engine === "elsewhere") return; // of a script of somebody's own nothing is proven, whatever it sends
   showProof($("proof"), state, counted, job.finished, exact, job.spec.train.precision);
-  return rows;
 }
 
 function onJob(next) {
@@ -162,14 +161,15 @@ function onBatch(id, batch, node) {
 const CONNECTION = {
   connecting: ["", "connecting"],
   live: ["good", "live"],
-  delayed: ["warn", "delayed: Redis cannot be reached; training goes on"],
+  delayed: ["warn", "delayed: Redis cannot be reached"],
   reconnecting: ["warn", "reconnecting"],
   refused: ["bad", "not allowed: reload the page"],
 };
 
 function onConnection(name) {
   const badge = $("connection");
-  const [tone, words] = CONNECTION[name];
+  const [tone, told] = CONNECTION[name];
+  const words = name === "delayed" && !job.finished ? `${told}; training goes on` : told;
   badge.hidden = job.finished && name === "live";
   badge.dataset.tone = tone;
   if (badge.textContent !== words) badge.textContent = words;

@@ -72,7 +72,7 @@ class Supervisor:
         self.lease = Lease(self.order)
         self.ended_by: Outcome | None = None  # set when we, not the training, ended it
         self.reason = ""
-        self._save_first = False
+        self.preempted = self._save_first = False
         self._exit: ExitReport | None = None
         self._started = False
         self._over = asyncio.Event()
@@ -88,9 +88,9 @@ class Supervisor:
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
         if code == 0 and self._save_first and self.ended_by is None and self.tally.steps < steps_of(self.order):
-            self.ended_by, self.reason = "cancelled", saved_words(self.tally)
+            await self._tell_of_stop()
         failure = read_failure(self.attempt, ranks_here(self.order))
-        ended = Ended(code, failure, self.ended_by, self.reason, started, self.clock.offset_s)
+        ended = Ended(code, failure, self.ended_by, self.reason, started, self.clock.offset_s, self.preempted)
         self._exit = exit_report(self.attempt, self.order, ended, self.tally, self.tail)
         try:
             write_json(self.attempt.exit, self._exit)
@@ -165,6 +165,14 @@ class Supervisor:
         """Its ranks look for the file between steps; whoever saves nothing is ended when the board's patience is."""
         (self.folder / SAVE_FILE).touch()
         self._save_first = True
+
+    async def _tell_of_stop(self) -> None:
+        """Name the end of a run that saved and stopped because it was asked to.
+
+        The first member of a gang alone does: its rank 0 wrote the checkpoint, and may still when the others are done.
+        """
+        if node_of(self.order) == 0:
+            self.ended_by, self.reason = "cancelled", saved_words(self.tally, "to give way")
 
     def _end(self, outcome: Outcome, reason: str) -> None:
         if self.ended_by is None:

@@ -66,6 +66,7 @@ class Ended(NamedTuple):
     reason: str
     started: float  # by this host's clock
     offset_s: float = 0.0  # of the board's clock over this host's
+    preempted: bool = False
 
 
 def exit_report(attempt: AttemptDir, order: LaunchOrder, ended: Ended, tally: Tally, tail: LogTail) -> ExitReport:
@@ -91,6 +92,8 @@ def exit_report(attempt: AttemptDir, order: LaunchOrder, ended: Ended, tally: Ta
         if failure.time is not None:
             report["failed_at"] = failure.time + ended.offset_s
         report["lost_peer"] = failure.lost_peer
+    if ended.preempted:
+        report["preempted"] = True
     trouble = _trouble(report)
     if trouble:
         log.error("an exit report without its summary: %s", trouble)
@@ -104,10 +107,10 @@ def steps_of(order: LaunchOrder) -> int:
     return int(order["spec"].get("train", {}).get("steps", 0))
 
 
-def saved_words(tally: Tally) -> str:
+def saved_words(tally: Tally, why: str) -> str:
     """Of a run that saved and stopped because it was asked to."""
     newest = f"its newest checkpoint is {tally.checkpoint}" if tally.checkpoint else "no checkpoint could be written"
-    return f"it stopped after step {tally.steps} to give way; {newest}"
+    return f"it stopped after step {tally.steps} {why}; {newest}"
 
 
 def _trouble(report: ExitReport) -> str:

@@ -1,0 +1,119 @@
+"""What of a run's traffic passes between hosts and what stays inside one, predicted and measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from jobs.models import Job
+from planner.facts.layout import Group, members
+from planner.facts.levels import LevelAxis, LevelName, level_of, levels
+from planner.facts.spec import Layout
+
+
+class Passed(TypedDict):
+    """Payload bytes, summed over ranks: of groups with members on several hosts, and of those inside one."""
+
+    across_bytes: int
+    inside_bytes: int
+
+
+class LevelTraffic(TypedDict):
+    """Of one axis; of dp, where it has two levels, of each."""
+
+    axis: LevelAxis
+    level: Annotated[LevelName, Field(description="of dp: shards and replicas of HSDP, shared and experts beside ep")]
+    groups: int
+    groups_across: Annotated[int, Field(description="those with members on several hosts")]
+    predicted_step: Annotated[Passed, Field(description="of one step")]
+    measured: Annotated[Passed | None, Field(description="of all steps; null until the run has ended, or if not told")]
+    predicted: Annotated[Passed | None, Field(description="of as many steps; null where measured is")]
+
+
+class Between(TypedDict):
+    """`steps`: that the run made, 0 until it has ended."""
+
+    hosts: list[str]
+    steps: int
+    levels: list[LevelTraffic]
+
+
+Sent = Mapping[tuple[int, str, str], int]  # bytes by rank, axis and level
+
+
+class _Groups(NamedTuple):
+    """How many, how many of them have members on several hosts, and the ranks of these."""
+
+    number: int
+    across: int
+    ranks: frozenset[int]
+
+    def passed(self, sent: Sent, axis: str, level: str, times: int = 1) -> Passed:
+        across = sum(b for (rank, a, name), b in sent.items() if (a, name) == (axis, level) and rank in self.ranks)
+        whole = sum(b for (_, a, name), b in sent.items() if (a, name) == (axis, level))
+        return {"across_bytes": times * across, "inside_bytes": times * (whole - across)}
+
+
+def between(job: Job) -> Between:
+    """Of the current attempt; nothing but its hosts where it has none, or nothing is predicted of it."""
+    attempt = job.attempts.filter(number=job.attempt).prefetch_related("members").first()
+    gang = list(attempt.members.all()) if attempt else []
+    stages = job.estimate.get("stages")
+    if not gang or not stages:
+        return {"hosts": [member.host_name for member in gang], "steps": 0, "levels": []}
+    layout = Layout.model_validate(job.spec["layout"])
+    summary = (attempt.exit or {}).get("summary") or {} if attempt else {}
+    cells, steps = summary.get("cells") or {}, summary.get("ran_steps", summary.get("steps", 0))
+    predicted, measured = _predicted(job.estimate, layout), _measured(cells, layout)
+    home = {rank: one.node for one in gang for rank in range(one.first_rank, one.first_rank + one.num_ranks)}
+    rows: list[LevelTraffic] = []
+    for level in levels(layout):
+        groups = _groups(layout.world_size, level.group, home)
+        rows.append(
+            {
+                "axis": level.axis,
+                "level": level.name,
+                "groups": groups.number,
+                "groups_across": groups.across,
+                "predicted_step": groups.passed(predicted, level.axis, level.name),
+                "measured": groups.passed(measured, level.axis, level.name) if cells else None,
+                "predicted": groups.passed(predicted, level.axis, level.name, steps) if cells else None,
+            }
+        )
+    return {"hosts": [member.host_name for member in gang], "steps": steps if cells else 0, "levels": rows}
+
+
+def _groups(ranks: int, group: Group, home: Mapping[int, int]) -> _Groups:
+    firsts = [rank for rank in range(ranks) if rank // group.stride % group.size == 0]
+    found = [members(rank, group) for rank in firsts]
+    across = [rank for each in found if len({home.get(rank) for rank in each}) > 1 for rank in each]
+    return _Groups(len(found), len(across) // group.size, frozenset(across))
+
+
+def _predicted(estimate: Mapping[str, Any], layout: Layout) -> Sent:
+    """Of a step: ranks of a stage send what its first one does, but for those that are told apart, by axis."""
+    sent: dict[tuple[int, str, str], int] = defaultdict(int)
+    each = layout.world_size // layout.pp
+    for rank in range(layout.world_size):
+        stage = estimate["stages"][rank // each]
+        for row in stage["traffic"]:
+            sent[rank, row["axis"], level_of(layout, row["axis"], row["op"], row["group_size"])] += row["payload_bytes"]
+        for axis, num_bytes in estimate.get("rank_bytes", {}).get(str(rank), {}).items():
+            if (rank, axis, "") in sent:
+                sent[rank, axis, ""] = num_bytes
+    return sent
+
+
+def _measured(cells: Mapping[str, list[dict[str, Any]]], layout: Layout) -> Sent:
+    """What ranks counted in their steps."""
+    sent: dict[tuple[int, str, str], int] = defaultdict(int)
+    for rank, told in cells.items():
+        for cell in told:
+            if cell["phase"] == "step":
+                level = level_of(layout, cell["axis"], cell["op"], cell["group_size"])
+                sent[int(rank), cell["axis"], level] += cell["payload_bytes"]
+    return sent

@@ -1,0 +1,71 @@
+"""A Slurm with accounts: how a job ended that slurmctld has forgotten is read from `sacct`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+
+from jobs.engines.slurm.commands import Slurm
+from jobs.engines.slurm.doctor import findings
+from jobs.engines.slurm.door import Door
+from jobs.engines.slurm.engine import SlurmEngine
+from jobs.engines.slurm.rows import SlurmJob, name_of
+from jobs.engines.slurm.site import Site
+from jobs.models import Attempt, Job, Status
+from jobs.queue import actions
+from tests.slurm.cluster import Cluster
+from tests.slurm.test_engine import SPEC, last_word, until
+from tests.support.processes import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+
+SLURM = Slurm(Door())
+
+
+def remembered(slurm: Cluster, job: Job) -> SlurmJob:
+    """What the accounts say of an attempt's job, once slurmctld has forgotten it."""
+    name = name_of(job.id, 1)
+    wait_until(lambda: not any(found.name == name for found in SLURM.jobs()), "slurmctld has forgotten it", 90)
+    (found,) = SLURM.remembered([name]) or []
+    return found
+
+
+def test_how_a_job_ended_that_slurmctld_forgot_is_read_from_its_accounts(accounted: Cluster, site: Site) -> None:
+    Path(site.python).write_text("#!/bin/sh\nexit 3\n")
+    job = actions.submit(User.objects.create_user("owner"), SPEC)[0]
+    engine = SlurmEngine(site)
+    until_submitted(engine, job)
+    told = remembered(accounted, job)  # while no controller looks
+    assert (told.state, told.exit, told.nodes, told.partition) == ("FAILED", "3:0", "node0", "main")
+    assert told.elapsed_s is not None
+    assert told.elapsed_s < 60
+    until(SlurmEngine(site), job, Status.FAILED)
+    assert re.fullmatch(
+        rf"Slurm: its script failed; job {told.id} on node0, FAILED, exit code 3, after 0:00:\d\d.*", last_word(job)
+    )
+    assert Attempt.objects.get().engine_told == {"state": "FAILED", "partition": "main", "nodes": "node0"}
+
+
+def until_submitted(engine: SlurmEngine, job: Job) -> None:
+    def noted() -> bool:
+        engine.place()
+        engine.observe()
+        engine.start()
+        return Attempt.objects.filter(job=job).exclude(engine_id="").exists()
+
+    wait_until(noted, "it is submitted", 30)
+
+
+def test_of_what_the_accounts_do_not_know_they_are_said_to_say_nothing(accounted: Cluster, site: Site) -> None:
+    job = actions.submit(User.objects.create_user("owner"), SPEC)[0]
+    engine = SlurmEngine(site)
+    engine.place()
+    Attempt.objects.update(engine_id="999999")
+    until(engine, job, Status.LOST)
+    assert last_word(job) == "Slurm no longer knows its job 999999, and its accounts do not say how it ended"
+    assert [found.words for found in findings(site) if found.level == "ok"] == [
+        "its accounts (sacct) tell how a job ended that slurmctld has forgotten"
+    ]

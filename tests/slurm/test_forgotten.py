@@ -1,0 +1,78 @@
+"""What is made of a job that slurmctld does not know, by what `sacct` prints of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobs.engines.slurm.commands import Slurm
+from jobs.engines.slurm.door import Door
+from jobs.engines.slurm.rows import accounted
+from jobs.engines.slurm.talk import News, Wants, talk
+from jobs.engines.slurm.words import ending, forgotten
+
+NAME = "meshboard-abc-2"
+ENDED = f"17|FAILED|main|node0|2026-11-22T20:13:50|{NAME}|3:0|62|ReqNodeNotAvail"
+RUNS = f"17|RUNNING|main|node0|2026-11-22T20:13:50|{NAME}|0:0|62|None"
+# As sacct 22.05.8 printed it.
+REAL = """\
+1|NODE_FAIL|main|node1|2026-11-22T20:13:50|meshboard-powerless-1|0:0|7|ReqNodeNotAvail
+2|FAILED|main|node0|2026-11-22T20:13:50|meshboard-three-1|3:0|0|ReqNodeNotAvail
+3|COMPLETED|main|node0|2026-11-22T20:13:50|meshboard-well-1|0:0|0|ReqNodeNotAvail
+4|FAILED|main|node0|2026-11-22T20:13:50|meshboard-killed-1|0:9|0|ReqNodeNotAvail
+5|CANCELLED by 0|main|None assigned|2026-11-22T20:13:50|meshboard-cancelled-1|0:0|0|ReqNodeNotAvail
+6|FAILED|main|node0|2026-11-22T20:13:50|somebody-else|1:0|0|None
+"""
+NO_ACCOUNTS = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
+AWAY = "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1"
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., News]:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def ask(sacct: str, noted: str = "17") -> News:
+        for name, body in (("squeue", "true"), ("sacct", sacct)):
+            (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+            (tmp_path / name).chmod(0o755)
+        return talk(Slurm(Door()), Wants({NAME: noted}))
+
+    return ask
+
+
+def test_its_end_is_what_the_accounts_say(asked: Callable[..., News]) -> None:
+    news = asked(f"echo '{ENDED}'")
+    assert (news.trouble, news.absent, news.accounts) == ("", frozenset(), True)
+    assert ending(news.jobs[NAME]).reason == (
+        "Slurm: its script failed; job 17 on node0, FAILED, exit code 3, after 0:01:02"
+    )
+
+
+def test_what_runs_by_the_accounts_alone_is_gone_where_it_was_noted(asked: Callable[..., News]) -> None:
+    assert asked(f"echo '{RUNS}'").absent == {NAME}
+    assert asked(f"echo '{RUNS}'", noted="").jobs[NAME].state == "RUNNING", "another controller has just submitted it"
+
+
+def test_without_accounts_it_is_absent_and_that_is_said(asked: Callable[..., News]) -> None:
+    news = asked(NO_ACCOUNTS)
+    assert (news.trouble, news.absent, news.accounts) == ("", {NAME}, False)
+    assert "keeps no accounts" in forgotten("17", accounts=news.accounts)
+
+
+def test_while_the_accounts_are_away_nothing_is_absent(asked: Callable[..., News]) -> None:
+    news = asked(AWAY)
+    assert news.absent == set()
+    assert news.trouble == "sacct: sacct: error: Problem talking to the database: Connection refused"
+
+
+def test_ends_are_told_as_the_accounts_have_them() -> None:
+    assert [ending(job).reason for job in accounted(REAL)] == [
+        "Slurm: a node failed; job 1 on node1, NODE_FAIL, after 0:00:07",
+        "Slurm: its script failed; job 2 on node0, FAILED, exit code 3, after 0:00:00",
+        "Slurm: it completed, and could not tell the board more; job 3 on node0, COMPLETED, after 0:00:00",
+        "Slurm: its script failed; job 4 on node0, FAILED, signal 9, after 0:00:00",
+        "Slurm: it was cancelled there, not by the board; job 5, CANCELLED, after 0:00:00",
+    ]

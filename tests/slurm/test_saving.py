@@ -1,0 +1,66 @@
+"""Slurm warns a run before it ends it: the run saves, and its next attempt goes on from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.installation import Installation
+from tests.slurm.test_jobs import LONG, ended, reasons, spec
+from tests.support.board import Board
+from tests.support.processes import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def saving(nodes: int, **asked: Any) -> dict[str, Any]:
+    """A run that writes no checkpoint unless it is told to."""
+    made = spec(LONG, nodes, **asked)
+    made["train"]["checkpoint_every"] = LONG - 1
+    return made
+
+
+def steps_before(board: Board, job: str) -> int:
+    """After how many steps the attempt that runs now had begun; it is cancelled."""
+    board.call("POST", f"jobs/{job}/cancel")
+    told = ended(board, job)
+    assert told["status"] == "cancelled"
+    summary: dict[str, int] = told["exit"]["summary"]
+    return summary["steps"] - summary.get("ran_steps", summary["steps"])
+
+
+def test_before_its_time_limit_a_run_saves_and_run_again_it_goes_on(slurm: Cluster, installed: Installation) -> None:
+    board = installed.board
+    job = board.submit(saving(1, time_limit="0:01:00"))
+    told = ended(board, job, timeout_s=150)
+    stopped = told["exit"]["summary"]["steps"]
+    name = f"{job}/1/step-{stopped:08d}"
+    assert told["history"][-1]["reason"] == (
+        f"it stopped after step {stopped} as its time limit at Slurm is near; its newest checkpoint is {name}; "
+        "run again, it goes on from there"
+    )
+    assert told["status"] == "failed"
+    board.call("POST", f"jobs/{job}/requeue")
+    board.wait_for(job, "running", timeout_s=90)
+    assert steps_before(board, job) == stopped
+
+
+def test_preempted_a_run_over_two_nodes_saves_is_queued_again_and_goes_on(
+    slurm: Cluster, installed: Installation
+) -> None:
+    board = installed.board
+    job = board.submit(saving(2))
+    board.wait_for(job, "running", timeout_s=90)
+    urgent = slurm.batch("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5", "--partition=urgent")
+    again = wait_until(lambda: (told := board.job(job))["attempt"] == 2 and told, "it is queued again", 90)
+    assert again
+    ends = [reason for status, reason in reasons(again) if status == "cancelled"]
+    assert len(ends) == 1
+    assert " as Slurm preempts it; its newest checkpoint is " in ends[0]
+    stopped = int(ends[0].partition("after step ")[2].partition(" ")[0])
+    wait_until(lambda: slurm.state_of(urgent) == "RUNNING", "the urgent job has the nodes", 60)
+    slurm.command("scancel", urgent)
+    board.wait_for(job, "running", timeout_s=90)
+    assert steps_before(board, job) == stopped
