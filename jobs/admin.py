@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from django.apps import apps
 from django.contrib import admin, messages
+from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Field, QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -18,6 +20,7 @@ from jobs.models import Attempt, DeadLetter, Host, Job, Member, Pool, Project, R
 from jobs.queue import actions
 from jobs.queue.audit import record
 from jobs.queue.heard import deadletters
+from jobs.queue.hosts import drain
 
 BADGES = {
     Status.QUEUED: "info",
@@ -31,7 +34,27 @@ BADGES = {
 }
 
 
-class OwnColumn(ModelAdmin):
+class Deleted(ModelAdmin):
+    """What staff delete here is written down."""
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        with transaction.atomic():
+            self._record(request, "delete", obj, self._told(obj), None)
+            super().delete_model(request, obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
+        for obj in queryset:
+            self.delete_model(request, obj)
+
+    def _record(self, request: HttpRequest, what: str, obj: Any, before: Any, after: Any) -> None:
+        kind = self.model._meta.model_name
+        record(request.user.get_username(), what, kind, obj.pk if kind == "job" else obj, before, after)
+
+    def _told(self, obj: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class OwnColumn(Deleted):
     """Saves one column and nothing else: the others may have moved on since the form was shown."""
 
     column: str
@@ -44,30 +67,20 @@ class OwnColumn(ModelAdmin):
             if before == after:
                 return
             rows.update(**{self.column: after})
-            kind = self.model._meta.model_name
-            record(request.user.get_username(), self.column, kind, obj.pk if kind == "job" else obj, before, after)
+            self._record(request, self.column, obj, before, after)
+
+    def _told(self, obj: Any) -> dict[str, Any]:
+        return {"name": obj.name}
 
 
-class Audited(ModelAdmin):
-    """What staff add, edit and delete here is written down."""
+class Audited(Deleted):
+    """What staff add and edit here is written down too."""
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         with transaction.atomic():
             before = self._told(self.model.objects.filter(pk=obj.pk).first()) if change else None
             super().save_model(request, obj, form, change)
             self._record(request, "edit" if change else "add", obj, before, self._told(obj))
-
-    def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        with transaction.atomic():
-            self._record(request, "delete", obj, self._told(obj), None)
-            super().delete_model(request, obj)
-
-    def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
-        for obj in queryset:
-            self.delete_model(request, obj)
-
-    def _record(self, request: HttpRequest, what: str, obj: Any, before: Any, after: Any) -> None:
-        record(request.user.get_username(), what, self.model._meta.model_name, obj, before, after)
 
     def _told(self, obj: Any) -> dict[str, Any]:
         return {name: _plain(getattr(obj, name)) for name in self.fields}
@@ -186,11 +199,15 @@ class HostAdmin(OwnColumn):
 
     @admin.action(permissions=["change"], description="Drain: finish what runs, take nothing new")
     def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
-        self.message_user(request, f"{hosts.update(drained=True)} drained", messages.SUCCESS)
+        self.message_user(request, f"{self._drained(request, hosts, True)} drained", messages.SUCCESS)
 
     @admin.action(permissions=["change"], description="Take jobs again")
     def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
-        self.message_user(request, f"{hosts.update(drained=False)} take jobs again", messages.SUCCESS)
+        self.message_user(request, f"{self._drained(request, hosts, False)} take jobs again", messages.SUCCESS)
+
+    def _drained(self, request: HttpRequest, hosts: QuerySet[Host], drained: bool) -> int:
+        """How many it was that this changed."""
+        return sum(drain(host, drained, request.user.get_username()) for host in hosts)
 
     @admin.action(description="Give up: it will not come back, its jobs are lost", permissions=["change"])
     def give_up(self, request: HttpRequest, hosts: QuerySet[Host]) -> HttpResponse | None:
@@ -264,3 +281,42 @@ class ReservationAdmin(Audited):
 
     fields = ["project", "pool", "host", "starts", "ends"]
     list_display = ["project", "pool", "host", "starts", "ends"]
+
+
+class Others(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no parameter at run time
+    """Mixed into the admin of what is not ours (accounts, groups, tokens, sign-ons): who changed which, and of it what.
+
+    By its key where it is no account: the name of a token or session may be what one gets in with.
+    """
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
+        with transaction.atomic():  # what is done to several is done with what is written of it
+            return super().changelist_view(request, extra_context)
+
+    def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
+        self._record(request, "add", obj, message)
+        return super().log_addition(request, obj, message)
+
+    def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
+        self._record(request, "edit", obj, message)
+        return super().log_change(request, obj, message)
+
+    def log_deletions(self, request: HttpRequest, queryset: Any) -> Any:
+        for obj in queryset:
+            self._record(request, "delete", obj, None)
+        return super().log_deletions(request, queryset)
+
+    def _record(self, request: HttpRequest, what: str, obj: Any, message: Any) -> None:
+        name = obj.get_username() if isinstance(obj, User) else obj.pk
+        record(request.user.get_username(), what, self.model._meta.model_name, name, after=message)
+
+
+def _write_down_others() -> None:
+    for model in apps.get_models():
+        if admin.site.is_registered(model) and model._meta.app_label != "jobs":
+            own = type(admin.site.get_model_admin(model))
+            admin.site.unregister(model)
+            admin.site.register(model, type(own.__name__, (Others, own), {}))
+
+
+_write_down_others()

@@ -108,6 +108,7 @@ def test_every_service_has_a_bound_on_memory_and_only_the_proxy_is_reached_from_
         assert services[name]["cap_drop"] == ["ALL"]
         assert services[name]["security_opt"] == ["no-new-privileges:true"]
         # The proxy alone says for whom it asks.
+    for name in ("web", "controller", "recorder", "host", "host-gpu"):
         assert services[name]["environment"]["MESHBOARD_LOG_FORMAT"] == "json"
     assert services["proxy"]["networks"]["default"]["ipv4_address"] in (ROOT / "docker-compose.yml").read_text()
 
@@ -242,6 +243,7 @@ asyncio.run(asyncio.wait_for(watch(), 120))
 """
 
 
+@pytest.mark.slow
 def test_every_service_s_command_runs_and_together_they_train_a_job(
     namespace: None, services: dict[str, Any], state: Path
 ) -> None:

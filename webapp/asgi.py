@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from django.core.asgi import get_asgi_application
+import django
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
-django_application = get_asgi_application()  # before anything imports models
+django.setup()  # before anything imports models
 
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
@@ -17,6 +17,7 @@ from django.urls import path, re_path  # noqa: E402
 from jobs.api.patient import Patient  # noqa: E402
 from jobs.live.consumers import JobConsumer, no_such_socket  # noqa: E402
 from webapp.doors import Doors  # noqa: E402
+from webapp.one_thread import OneThreadHandler  # noqa: E402
 from webapp.safety import refuse_exposed  # noqa: E402
 
 refuse_exposed()
@@ -31,7 +32,7 @@ sockets = URLRouter(
 application = Doors(
     ProtocolTypeRouter(
         {
-            "http": Patient(django_application),
+            "http": Patient(OneThreadHandler()),
             # Who is asking is read by the consumer itself, again and again.
             "websocket": AllowedHostsOriginValidator(SessionMiddlewareStack(sockets)),
         }

@@ -182,7 +182,12 @@ class WebSettings(BaseSettings):
         description="seconds without a word of the board until the ranks of a job on several hosts end themselves",
     )
     save_s: int = Field(
-        300, ge=0, description="seconds that a training job which gives way has to save a checkpoint before it is ended"
+        300,
+        ge=0,
+        description=(
+            "seconds that a training job which gives way has to save a checkpoint before it is ended; "
+            "on Slurm, how long before its end it is warned"
+        ),
     )
     token_days: int = Field(90, ge=1, le=36500, description="how long a REST token is good for")
     trusted_proxies: Networks | None = Field(

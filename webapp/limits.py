@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 MOST_CONNECTIONS = 2000  # open at once, sockets included; more are answered 503
+DATABASE_CONNECTIONS = 24  # to PostgreSQL, which takes 100 by default; shared by all requests
+DATABASE_WAIT_S = 5.0  # for one of them to be free
 HEAD_BYTES = 64 * 2**10  # request line and headers
 HEAD_S = 10.0  # from the first byte due to the last header
 BODY_BYTES = 2**20

@@ -8,12 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from contracts.loglines import json_formatter
 from jobs.reference import current
 
 LOG_BYTES = 5_000_000
 REQUESTS = "meshboard.requests"
-FIELDS = ("levelname", "name", "message", "request_id")  # of a line as JSON, beside its time
-NAMES = {"levelname": "level", "name": "logger"}
 
 
 def with_reference(record: logging.LogRecord) -> bool:
@@ -49,8 +48,8 @@ def bound(log: Path, limit_bytes: int = LOG_BYTES) -> None:
 
 def logging_settings(form: str) -> dict[str, Any]:
     """Django's LOGGING: lines to read, or "json": an object each, and one of each request answered."""
-    as_json = {"()": "pythonjsonlogger.json.JsonFormatter", "fmt": FIELDS, "rename_fields": NAMES, "timestamp": True}
-    formatters = {"text": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}, "json": as_json}
+    text = {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}
+    formatters = {"text": text, "json": json_formatter("request_id")}
     return {
         "version": 1,
         "disable_existing_loggers": False,

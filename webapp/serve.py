@@ -15,6 +15,7 @@ from jobs.api.problems import CONTENT_TYPE
 from webapp import limits
 from webapp.doors import problem
 from webapp.environment import SettingError, WebSettings, read
+from webapp.pool import share_connections
 
 
 class BoundedHeads(HttpToolsProtocol):
@@ -104,6 +105,7 @@ def main() -> None:
     try:
         proxies = read(WebSettings).trusted_proxies or ()
         import_module("webapp.asgi")  # uvicorn would show what refuses to start as a traceback
+        share_connections()
     except (SettingError, ImproperlyConfigured) as error:
         parser.error(str(error))
     uvicorn.Server(config(arguments.host, arguments.port, proxies)).run()

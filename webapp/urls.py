@@ -31,8 +31,8 @@ from jobs.pages import (
     script,
     webhooks,
 )
+from jobs.people import invitation_page, project_pages
 from jobs.people import pages as people
-from jobs.people import project_pages
 from jobs.traces import pages as traces
 from webapp import documentation
 from webapp.admin_theme import MARK
@@ -121,7 +121,7 @@ urlpatterns = [
     path("projects/<str:name>/invitations/revoke/", project_pages.revoke_invitation, name="project-revoke-invitation"),
     path("projects/<str:name>/variables/", project_pages.set_variable, name="project-set-variable"),
     path("projects/<str:name>/variables/remove/", project_pages.remove_variable, name="project-remove-variable"),
-    path("invitations/<str:token>/", project_pages.invitation, name="invitation"),
+    path("invitations/", limited(invitation_page.invitation), name="invitation"),
     path("what-if/", jobs.what_if, name="what-if"),
     path("docs/", documentation.page, name="docs"),
     path("docs/<path:path>", documentation.page),

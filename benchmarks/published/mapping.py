@@ -9,6 +9,7 @@ import math
 import re
 from typing import Any, Literal, NamedTuple
 
+from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import PublishedRow, SkipError
 from planner.facts.spec import (
     AttentionKernel,
@@ -25,16 +26,16 @@ from planner.facts.spec import (
 )
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS, GB
-from planner.hardware.stacks import EAGER_NORMS, EAGER_SCORES, FLASH_1, STACKS, Stack
+from planner.hardware.stacks import ASYNC_TP, EAGER_NORMS, EAGER_SCORES, FLASH_1, STACKS, Stack
 
-Meter = Literal["device", "allocated"]
+Meter = Literal["device", "reserved", "allocated"]
 
 
 class Planned(NamedTuple):
     """`scale`: steps of the row over steps of the spec, where its batch cannot be divided evenly.
 
-    `stage`: whose memory was measured, None for the fullest. `meter`: the device's own count, or the allocator's.
-    `own_tests`: of Megatron-LM's.
+    `stage`: whose memory was measured, None for the fullest. `meter`: the device's own count, what the allocator
+    holds of it, or gives of that. `own_tests`: of Megatron-LM's. `kempner`: as `of_kempner` says.
     """
 
     spec: JobSpec
@@ -46,11 +47,13 @@ class Planned(NamedTuple):
     meter: Meter
     any_recompute: bool
     own_tests: bool
+    kempner: bool
 
 
 # Whose gradients are no wider than weights: Aleph Alpha's (15 B parameters a GPU ran on 80 GB), and NVIDIA's recipes
 # for speed, which reduce gradients in bf16 (a log of one has 4.4 B a parameter allocated).
 NARROW_GRADIENTS = r"aleph-alpha|nvidia/dgxc|nvidia/nemo|nvidia-nemo|mlcommons"
+BF16_OPTIMIZER_LINE = 899
 NARROWED: dict[Precision, Precision] = {"bf16": "bf16_gradients", "fp8": "fp8_gradients"}
 
 # (pattern in the row's gpu, in lower case; cluster): first match wins.
@@ -74,7 +77,8 @@ _MLA = MlaSpec(q_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, va
 
 
 class _Mixture(NamedTuple):
-    """What the columns do not say of a mixture: its routed experts, how many a token meets, the rest."""
+    """What the columns do not say of a mixture: its routed experts, how many a token meets, the rest. `ffn` of an
+    expert where the column has another."""
 
     experts: int
     top: int
@@ -82,10 +86,17 @@ class _Mixture(NamedTuple):
     dense: int = 0
     dense_ffn: int = 0
     mla: MlaSpec | None = None
+    ffn: int = 0
 
 
+# Its recompute-modules hold norms and products, not the attention core, whose unfused scores are what it keeps.
+KEEPS_SCORES = "tp2_pp2_ep4_etp1_selective_recompute_experimental"
 # (pattern in the model's name; its mixture as the model's own configuration has it)
 _MIXTURES = (
+    (
+        KEEPS_SCORES,
+        _Mixture(32, 4, shared=1, dense=3, dense_ffn=4096, mla=_MLA, ffn=1024),
+    ),
     (r"mixtral", _Mixture(8, 2)),
     (r"grok-?1", _Mixture(8, 2)),
     (r"dbrx", _Mixture(16, 4)),
@@ -95,6 +106,8 @@ _MIXTURES = (
     (r"deepseek-?v3|deepseek-?r1", _Mixture(256, 8, shared=1, dense=3, dense_ffn=18432, mla=_MLA)),
     (r"kimi-k2", _Mixture(384, 8, shared=1, dense=1, dense_ffn=18432, mla=_MLA)),
 )
+# Megatron-LM's own tests, tests/functional_tests/test_cases/*/model_config.yaml.
+_TEST_MLA = MlaSpec(q_rank=192, kv_rank=64, nope_head_dim=16, rope_head_dim=8, value_head_dim=16)
 _HEAD_DIMS = ((r"qwen3", 128), (r"gpt-oss", 64))
 
 
@@ -120,8 +133,10 @@ def plan_of(row: PublishedRow) -> Planned:
     model = _model(row, text, stack)
     layout = _layout(row, text, stack, model)
     precision = _precision(row.text("precision").lower())
-    if re.search(NARROW_GRADIENTS, row.source.lower()):
+    if re.search(NARROW_GRADIENTS, row.source.lower()) or _before_bf16_optimizer(text):
         precision = NARROWED.get(precision, precision)
+    if of_kempner(row):
+        precision = "bf16_state"
     seq = row.count("seq")
     global_batch = row.count("global_batch")
     micro_batch = max(1, row.count("micro_batch"))
@@ -135,7 +150,7 @@ def plan_of(row: PublishedRow) -> Planned:
         seq_len=seq,
         precision=precision,
         attention=_attention(text, stack),
-        compile="torch.compile" in text and "compile off" not in text,
+        compile=stack == "fsdp2" and not _computes_loss_apart(row),
         dropout=tests_of_megatron(row) and model.arch == "gpt",  # its arguments' default
     )
     spec = JobSpec(model=model, layout=layout, train=train, resources=Resources(device=cluster.device, stack=stack))
@@ -144,11 +159,12 @@ def plan_of(row: PublishedRow) -> Planned:
         spec,
         cluster,
         stack,
-        _kernels(text, stack),
+        _kernels(row, text, stack),
         scale=global_batch / whole,
         stage=layout.pp - 1 if "(last)" in text or row.kind == "steady" else None,
-        meter="allocated" if row.text("measure_name").endswith("_bytes") else "device",
+        meter=_meter(row),
         own_tests=tests_of_megatron(row),
+        kempner=of_kempner(row),
         any_recompute=recompute in ("see recipe", "unknown", ""),
     )
 
@@ -156,6 +172,31 @@ def plan_of(row: PublishedRow) -> Planned:
 def tests_of_megatron(row: PublishedRow) -> bool:
     """Whether the row is of Megatron-LM's own tests."""
     return row.source == "NVIDIA/Megatron-LM"
+
+
+def of_kempner(row: PublishedRow) -> bool:
+    """Whether the row is of KempnerForge: nodes of 4 GPUs, model and optimiser in bf16 throughout, gradients summed
+    after the last micro-batch, losses of bf16 logits by torch's own kernels (benchmarks/mfu_scaling/mfu_bench.sh,
+    kempnerforge/distributed/parallel.py, training/{grad,loss}.py)."""
+    return row.source == "KempnerInstitute/KempnerForge"
+
+
+def _meter(row: PublishedRow) -> Meter:
+    if row.text("measure_name").endswith("_bytes") or of_kempner(row):
+        return "allocated"
+    return "reserved" if "max_reserved" in row.text("note") else "device"
+
+
+def _computes_loss_apart(row: PublishedRow) -> bool:
+    """torchtitan compiled layers alone until 2025."""
+    return of_kempner(row) or "_202412_" in row.text("source_repo_path")
+
+
+def _before_bf16_optimizer(text: str) -> bool:
+    """Whether a row of BLOOM's stands before its chronicle turns to an optimiser that adds gradients up in fp32: those
+    before it were fp16 throughout (chronicles-prequel.md, line 899)."""
+    line = re.search(r"line (\d+); megatron-deepspeed", text)
+    return line is not None and int(line[1]) < BF16_OPTIMIZER_LINE
 
 
 def _refuse(text: str) -> None:
@@ -174,7 +215,9 @@ def stack_of(row: PublishedRow) -> StackName:
         return "ours"
     if re.search(r"fsdp2|fsdp\+|torchtitan|torch\.compile|maxtext|kempner", text):
         return "fsdp2"
-    if re.search(r"deepspeed|aleph-alpha|bigscience|sailor", text):
+    if "aleph-alpha" in text:
+        return "scaling"
+    if re.search(r"deepspeed|bigscience|sailor", text):
         return "deepspeed"
     if re.search(r"nvidia|megatron|mlcommons|nemo", text):
         return "megatron"
@@ -190,6 +233,8 @@ def _cluster(row: PublishedRow) -> Cluster:
     changed: dict[str, object] = {}
     if found := re.search(r"x ?(\d+) a node", gpu):
         changed["per_node"] = int(found[1])
+    if of_kempner(row):
+        changed["per_node"] = 4
     if found := re.search(r"(\d+)x omni-path (\d+)", note):  # links a node, Gb/s each
         rate = int(found[1]) * int(found[2]) / 8 / cluster.per_node * GB
         changed["network"] = cluster.network.model_copy(update={"bytes_per_s": rate})
@@ -248,7 +293,7 @@ def _mixture(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | No
         if number is None:
             if "moe" in text or row.count("ep", 1) > 1:
                 raise SkipError("a mixture whose experts are not told")
-            return None, None, 0
+            return None, _TEST_MLA if "multi-latent-attention" in text else None, 0
         top = re.search(r"router-topk=(\d+)|top (\d+)", text)
         found = _Mixture(int(number[1] or number[2]), int(top[1] or top[2]) if top else 1)
         if not _is_gated(row, text):
@@ -256,7 +301,7 @@ def _mixture(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | No
     moe = MoeSpec(
         num_experts=found.experts,
         experts_per_token=min(found.top, found.experts),
-        expert_ffn_hidden_size=ffn,
+        expert_ffn_hidden_size=found.ffn or ffn,
         shared_experts=found.shared,
         dense_layers=found.dense if found.dense < layers else 0,
     )
@@ -276,10 +321,14 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
     # Where experts span tensor ranks too, those divide each expert here: a rank holds and computes as much.
     ep = math.gcd(max(1, row.count("ep", 1)), dp * cp, model.moe.num_experts) if model.moe else 1
     zero = min(3, row.count("zero", 0)) if dp * cp > 1 else 0
+    if zero > 1 and pp > 1 and row.source == "pytorch/torchtitan":
+        zero = 1  # its stages gather once a step and sum after the last micro-batch (parallelize_llama.py, apply_fsdp)
     replicas = 1
     if found := re.search(r"shard group (\d+)", text):
         replicas = max(1, dp * cp // int(found[1]))
-    sequence = _sequence_parallel(text, stack, tp)
+    sequence, recompute = _sequence_parallel(text, stack, tp), _recompute(row.text("recompute").lower())
+    if KEEPS_SCORES in text:
+        recompute = "none"
     return Layout(
         dp=dp,
         pp=pp,
@@ -289,12 +338,13 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
         zero=zero,
         dp_replicas=replicas if zero and dp % replicas == 0 else 1,
         sequence_parallel=sequence,
-        regather=sequence and stack == "megatron",
+        # Both gather a product's input again in backward: Megatron always, torchtitan as part of what it repeats.
+        regather=sequence and (stack == "megatron" or (stack == "fsdp2" and recompute == "selective")),
         scatter_gather=pp > 1 and tp > 1 and not sequence and stack != "deepspeed",
         schedule="interleaved_1f1b" if chunks > 1 else "1f1b",
         virtual_stages=max(1, chunks),
         cp_method="ring",
-        recompute=_recompute(row.text("recompute").lower()),
+        recompute=recompute,
     )
 
 
@@ -324,9 +374,11 @@ def _precision(text: str) -> Precision:
     raise SkipError(f"precision {text or 'not given'}")
 
 
-def _kernels(text: str, stack: StackName) -> Stack:
+def _kernels(row: PublishedRow, text: str, stack: StackName) -> Stack:
     """The stack's constants, with those of the kernels that the row names instead."""
-    changed: dict[str, Any] = {}
+    changed: dict[str, Any] = switched_on(row)
+    if re.search(r"async ?tp", text):
+        changed["hidden"] = ASYNC_TP
     if found := re.search(r"attention kernel ([^;]*)", text):
         if "rms kernel" not in found[1]:
             changed["norms"] = EAGER_NORMS

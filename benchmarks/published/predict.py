@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.rows import PublishedRow, SkipError
+from planner.cost.alike import alike_stages
+from planner.cost.beside import allowance
 from planner.cost.memory import memory, most_bytes
 from planner.cost.pipes import chunks_in_flight
-from planner.cost.timing import Timer, alike_stages
+from planner.cost.timing import Timer
 from planner.facts.flops import model_flops
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.shards import local_units
@@ -59,7 +61,9 @@ class Predictor:
         if row.kind == "steady":
             return Answer(row, planned, _steady(planned, spec.layout.pp - 1), row.num_bytes, fits)
         peak = _tensors(spec, planned.stage) + _table_bytes(planned)
-        return Answer(row, planned, needed if planned.meter == "device" else peak, row.num_bytes, fits)
+        peak += _eager_bytes(planned, spec) + _kempner_bytes(planned, spec)
+        told = {"device": needed, "reserved": peak * (1 + planned.cluster.accelerator.fragmentation), "allocated": peak}
+        return Answer(row, planned, told[planned.meter], row.num_bytes, fits)
 
     def _fits_somehow(self, planned: Planned) -> bool:
         """Where a recipe's recompute is not told, with as much of it as there is."""
@@ -81,8 +85,8 @@ class Predictor:
         return timer.step(spec).step_s * planned.scale
 
     def _needed(self, planned: Planned, spec: JobSpec) -> float:
-        tensors = _tensors(spec, None) + _eager_bytes(planned, spec)
-        return tensors + planned.cluster.accelerator.allowance(tensors)
+        tensors = _tensors(spec, None) + _eager_bytes(planned, spec) + _kempner_bytes(planned, spec)
+        return tensors + allowance(spec, planned.cluster, tensors)
 
 
 def _eager_bytes(planned: Planned, spec: JobSpec) -> int:
@@ -99,6 +103,21 @@ def _eager_bytes(planned: Planned, spec: JobSpec) -> int:
         extra += round(2 * rows * spec.model.hidden_size * layers * flight * EAGER_NORM_BYTES)
     if planned.kernels.scores == EAGER_SCORES:
         extra += tokens * train.seq_len * spec.model.num_heads // layout.tp * EAGER_SCORE_BYTES
+    return extra
+
+
+def _kempner_bytes(planned: Planned, spec: JobSpec) -> int:
+    """Whole gradients added up in fp32 until the last micro-batch is reduced; and the loss without a pipe: logits of
+    the whole vocabulary, their log-softmax and both gradients in 16 bits, where the tape has a rank's share of them,
+    with the last three in fp32."""
+    if not planned.kempner:
+        return 0
+    layout, train, extra = spec.layout, spec.train, 0
+    if layout.zero == 3 and train.micro_batches > 1:
+        extra += sum(p.numel for unit in local_units(spec, 0) for p in unit.parameters) * FP32_BYTES
+    if layout.pp == 1:
+        logits = spec.micro_batch_size * train.seq_len * spec.model.vocab_size
+        extra += logits * 4 * 2 - logits // layout.tp * (2 + 3 * FP32_BYTES)
     return extra
 
 

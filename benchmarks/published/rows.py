@@ -24,6 +24,8 @@ KINDS: dict[str, Kind] = {
     "steady_memory_bytes": "steady",
 }
 _BYTES = {"bytes": 1.0, "gb": 1e9, "gib": 2.0**30}
+# Whose figures in "GB" are of 2^30 bytes: kempnerforge/metrics/memory.py divides by 1024 ** 3.
+CALLS_GIB_GB = ("KempnerInstitute/KempnerForge",)
 _COUNTS = ("gpus", "layers", "hidden", "heads", "seq", "global_batch", "micro_batch", "tp", "pp", "dp")
 # What a configuration is; what was measured of it and where it was written down are not.
 _CONFIGURATION = (
@@ -82,7 +84,8 @@ class PublishedRow(NamedTuple):
     @property
     def num_bytes(self) -> float:
         """Of a memory measurement."""
-        return self.value * _BYTES[self.fields["measure_name"].rsplit("_", 1)[-1]]
+        unit = self.fields["measure_name"].rsplit("_", 1)[-1]
+        return self.value * _BYTES["gib" if unit == "gb" and self.source in CALLS_GIB_GB else unit]
 
     @property
     def is_fit_half(self) -> bool:
@@ -92,9 +95,15 @@ class PublishedRow(NamedTuple):
 
     @property
     def sweep(self) -> tuple[str, ...]:
-        """Runs that differ only in their layout share it."""
+        """Runs that differ only in their layout share it; a release of the software is no layout."""
         columns = ("source_repo_path", "gpu", "gpus", "layers", "hidden", "ffn", "vocab", "seq", "precision")
-        return tuple(self.text(column) for column in columns)
+        return (*(self.text(column) for column in columns), self.release)
+
+    @property
+    def release(self) -> str:
+        """Of NVIDIA's software, where a row names one."""
+        found = re.match(r"(\d\d\.\d\d(?:\.\d\d)?) pre-training", self.text("note").lower())
+        return found[1] if found else ""
 
 
 def read_rows(path: Path) -> list[PublishedRow | SkipError]:

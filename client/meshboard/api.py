@@ -119,10 +119,12 @@ class Client:
         with self._door.stream(f"jobs/{part(job_id)}/logs/{rank}", params=query) as response:
             yield from response.iter_bytes()
 
-    def events(self, job_id: str) -> Iterator[Event]:
+    def events(self, job_id: str, *, live_s: int | None = None) -> Iterator[Event]:
         """What happens to a job, from its submit until it has ended: state, step, verdict, log, gap, end (docs/api.md).
-        A line that breaks is taken up again."""
-        return follow(self._door, f"jobs/{part(job_id)}/events")
+        `live_s`: from so many seconds back on, with `traffic` each second and no log. A line that breaks is taken up
+        again."""
+        query = {} if live_s is None else {"live": live_s}
+        return follow(self._door, f"jobs/{part(job_id)}/events", **query)
 
     def follow_log(self, job_id: str, rank: int, *, attempt: int) -> Iterator[Event]:
         """`log` and `gap` of one rank's log, until its attempt has ended."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.utils import timezone
 from knox.auth import TokenAuthentication
+from knox.models import AuthToken
 from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.request import Request
 
@@ -42,3 +44,7 @@ class AsciiTokenAuthentication(TokenAuthentication):
         if not token.isascii():
             raise AuthenticationFailed("Invalid token.")
         return super().authenticate_credentials(token)
+
+    def _cleanup_token(self, auth_token: AuthToken) -> bool:
+        """Whether it has ended. knox reads all tokens of the user here, at each request; `prune` deletes those."""
+        return auth_token.expiry is not None and auth_token.expiry < timezone.now()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from django.core.exceptions import PermissionDenied
 from django.http import Http404
-from django.urls import reverse
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -15,7 +14,8 @@ from jobs.api import schema
 from jobs.api.throttling import SubmitThrottle
 from jobs.api.views import refusals, refuse, refuse_body, user_of
 from jobs.models import Role
-from jobs.people import projects, variables
+from jobs.people import invitations, projects, variables
+from jobs.people.invitation_page import link_of
 from jobs.planning.queries import checked
 from jobs.text import storable, whole_number
 
@@ -120,7 +120,7 @@ class Invitations(APIView):
     def get(self, request: Request, project: str) -> Response:
         """Those that may still be accepted. Its admins only."""
         found = find_project_to_administer(request.user, project)
-        return Response([projects.invitation_told(one) for one in projects.open_invitations(found)])
+        return Response([invitations.told(one) for one in invitations.still_open(found)])
 
     @extend_schema(
         operation_id="invite",
@@ -128,11 +128,12 @@ class Invitations(APIView):
         responses={201: schema.of("NewInvitation"), **refusals(403, 404, 415, 422, 429)},
     )
     def post(self, request: Request, project: str) -> Response:
-        """A link that makes whoever follows it a member, once; it is told this once. Its admins only."""
-        found, asked = find_project_to_administer(request.user, project), checked(projects.InvitationWish, request.data)
-        made, text = projects.invite(found, asked, user_of(request).get_username())
-        link = request.build_absolute_uri(reverse("invitation", args=[text]))
-        answer: projects.NewInvitation = {**projects.invitation_told(made), "token": text, "url": link}
+        """A link that makes whoever follows it a member, once, and an account for whoever has none; it is told this
+        once. Its admins only."""
+        found = find_project_to_administer(request.user, project)
+        asked = checked(invitations.InvitationWish, request.data)
+        made, text = invitations.invite(found, asked, user_of(request).get_username())
+        answer: invitations.NewInvitation = {**invitations.told(made), "token": text, "url": link_of(request, text)}
         return Response(answer, status=201, headers={"Cache-Control": "no-store"})
 
 
@@ -144,7 +145,7 @@ class InvitationView(APIView):
         """Nobody joins with it any more. Its admins only."""
         found, number = find_project_to_administer(request.user, project), whole_number(key, 1, 2**63 - 1)
         refuse_body(request)
-        if number is None or not projects.revoke_invitation(found, number, user_of(request).get_username()):
+        if number is None or not invitations.revoke(found, number, user_of(request).get_username()):
             raise Http404("no such invitation")
         return Response(status=204)
 
@@ -160,11 +161,12 @@ class Accept(APIView):
         responses={200: schema.of("ProjectTold"), **refusals(403, 409, 415, 422, 429)},
     )
     def post(self, request: Request) -> Response:
-        """Become a member of the project that its link was made for. 409 where it was used or revoked, or is over."""
-        asked = checked(projects.AcceptWish, request.data)
+        """Become a member of the project that its link was made for. 409 where it was used or revoked, is over, or is
+        for another mail address than yours."""
+        asked = checked(invitations.AcceptWish, request.data)
         try:
-            made = projects.accept(user_of(request), asked.token)
-        except projects.NotInvitedError as error:
+            made = invitations.accept(user_of(request), asked.token)
+        except invitations.NotInvitedError as error:
             return refuse(409, "token", str(error))
         return Response(projects.told(made.project, request.user))
 

@@ -19,7 +19,9 @@ from jobs.models import AuditEntry, Job, Pool, Status
 from jobs.planning.queries import checked
 from jobs.queue import staff
 from jobs.queue.bulk import Bulk, MoveTo, carry_out, unchanged, why_unmoved
+from jobs.queue.staff import HIGHEST, LOWEST
 from jobs.queue.view import rows, view
+from jobs.queue.what_if import MOST_SLOTS, NAMES, asked, would_start
 from jobs.text import storable, whole_number
 from planner.facts.spec import Problem, SpecError
 
@@ -56,6 +58,40 @@ class Queue(APIView):
 
 class StaffView(APIView):
     permission_classes = [IsAuthenticated, MayRunQueue]
+
+
+class WouldStart(StaffView):
+    """What would start now if ..."""
+
+    @extend_schema(
+        operation_id="whatWouldStart",
+        parameters=[
+            OpenApiParameter(
+                "slots",
+                {"type": "integer", "minimum": 0, "maximum": MOST_SLOTS},
+                description="a host with so many slots more joined each model",
+            ),
+            OpenApiParameter("pool", {"type": "string"}, description="this paused pool went on"),
+            OpenApiParameter("job", {"type": "string"}, description="this queued job had the priority"),
+            OpenApiParameter("priority", {"type": "integer", "minimum": LOWEST, "maximum": HIGHEST}),
+        ],
+        responses={200: schema.of("WhatIf"), **refusals(403)},
+    )
+    def get(self, request: Request) -> Response:
+        """Which jobs would start now if it were so, decided by the scheduler itself; nothing is changed. Staff only."""
+        given = request.query_params
+        problems = [Problem(name[:100], "is no parameter of this question") for name in given if name not in NAMES]
+        problems += [Problem(name, "was given more than once") for name in NAMES if len(given.getlist(name)) > 1]
+        problems += [Problem(name, "is empty") for name in NAMES if name in given and not given[name].strip()]
+        if problems:
+            raise BadParameterError(problems)
+        seen = view()
+        try:
+            started = would_start(seen, asked({name: given[name] for name in given}, seen))
+        except SpecError as error:
+            raise BadParameterError(error.problems) from None
+        names = {queued.job.id: queued.job.name for queued in seen.queue}
+        return Response({"jobs": [{"id": id, "name": names[id]} for id in started]})
 
 
 class MayOperate(BasePermission):

@@ -23,17 +23,8 @@ from jobs.history.shapes import History, Rows, Snapshot
 from jobs.history.slow import Slow
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
-from jobs.people.projects import (
-    AcceptWish,
-    InvitationTold,
-    InvitationWish,
-    MemberTold,
-    NewInvitation,
-    ProjectChange,
-    ProjectTold,
-    ProjectWish,
-    RoleWish,
-)
+from jobs.people.invitations import AcceptWish, InvitationTold, InvitationWish, NewInvitation
+from jobs.people.projects import MemberTold, ProjectChange, ProjectTold, ProjectWish, RoleWish
 from jobs.people.tokens import ApiToken, NewApiToken, TokenWish
 from jobs.people.variables import Variable, VariableWish
 from jobs.planning.between import Between
@@ -43,10 +34,11 @@ from jobs.present import JobBrief, JobDetail, Waited
 from jobs.queue.again import ResumeQuery
 from jobs.queue.bulk import Bulk, MoveTo
 from jobs.queue.several import JobChange, Several
-from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold
+from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold, WhatIf
 from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
 from jobs.telling.hooks import WebhookChange, WebhookQuery
-from jobs.telling.shapes import DeliveryTold, NewWebhook, WebhookTold
+from jobs.telling.shapes import DeliveryTold, MailsTold, NewWebhook, WebhookTold
+from jobs.telling.wishes import MailsWish
 from jobs.traces.chrome import ChromeTrace
 from jobs.traces.imports.shapes import FileSoFar, ImportQuery, ImportTold
 from jobs.traces.requests import WantedStep, WantedSteps
@@ -62,15 +54,15 @@ READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
     *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
     *(TokenWish, ProjectWish, ProjectChange, RoleWish, InvitationWish, AcceptWish, VariableWish),
-    *(ImportQuery, ResumeQuery, LabQuery, BaselineWish, WebhookQuery, WebhookChange),
+    *(ImportQuery, ResumeQuery, LabQuery, BaselineWish, WebhookQuery, WebhookChange, MailsWish),
 )
 TOLD = (
     *(ProjectTold, MemberTold, InvitationTold, NewInvitation, Variable, ApiToken, NewApiToken),
     *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison, CheckpointTold, Results, PrimitiveTold, PrimitiveShown),
-    *(ImportTold, FileSoFar, WebhookTold, NewWebhook, DeliveryTold),
-    *(QueueTold, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
+    *(ImportTold, FileSoFar, WebhookTold, NewWebhook, DeliveryTold, MailsTold),
+    *(QueueTold, WhatIf, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
     *(Baseline, BranchBrief),
     *(Plan, SearchResult, Explanation, Advice, Between, Smaller, Template, Preset, ProblemDetails, RunEnded),
 )

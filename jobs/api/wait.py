@@ -23,6 +23,7 @@ from jobs.present import job_detail
 FINISHED, STARTED = "finished", "started"
 WANTED = (FINISHED, STARTED, *Status.values)
 LONGEST_S, USUALLY_S = 300, 60
+LONGEST_LIVE_S = 60
 RESUME = OpenApiParameter(
     "Last-Event-ID",
     {"type": "string", "pattern": sse.ID_PATTERN},
@@ -82,21 +83,30 @@ class Events(APIView):
 
     @extend_schema(
         operation_id="followJob",
-        parameters=[RESUME],
+        parameters=[
+            RESUME,
+            OpenApiParameter(
+                "live",
+                {"type": "integer", "minimum": 1, "maximum": LONGEST_LIVE_S},
+                description="how it goes just now, from so many seconds back on: `traffic` each second, and no `log`",
+            ),
+        ],
         responses={(200, "text/event-stream"): STREAM, **refusals(404, 429)},
     )
     def get(self, request: Request, job_id: str) -> Response | HttpResponse:
         """What happens to a job, from its submit on, until it has ended: `state` (a change of status), `step` (one of
         the ranks that told of it), `verdict` (a sentence, its reason, what to do next), `log` (lines of a rank), `gap`
-        (a part of a log that is gone), and `end`. Each has JSON as its data. `error` has the problem details of a
-        refusal where the right to see the job ended meanwhile."""
-        Parameters(request).check()
-        job = find_job(request.user, job_id)
-        return followed(request, job)
+        (a part of a log that is gone), `traffic` (payload bytes of all ranks by second and axis, with `live` alone) and
+        `end`. Each has JSON as its data. `error` has the problem details of a refusal where the right to see the job
+        ended meanwhile."""
+        asked = Parameters(request, "live")
+        live_s = asked.number("live", None, 1, LONGEST_LIVE_S)
+        asked.check()
+        return followed(request, find_job(request.user, job_id), live_s=live_s)
 
 
 def followed(request: Request, job: Job, **only: Any) -> Response | HttpResponse:
-    """The answer to who follows a job, or `log` of it."""
+    """The answer to who follows a job, or `log` of it, or follows it `live_s`."""
     told = request.headers.get("Last-Event-ID")
     after = Position() if told is None else sse.read(told)
     if after is None:

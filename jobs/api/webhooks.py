@@ -114,7 +114,7 @@ class Ping(APIView):
         """Send an event "ping", which tells of no job; the log says how it went."""
         hook = _find(request, project, key)
         refuse_body(request)
-        made = hooks.send_ping(hook)
+        made = hooks.send_ping(user_of(request), hook)
         if made is None:
             return refuse(409, "request", "a ping is on its way already")
         return Response(hooks.delivery_told(made), status=202)
@@ -152,12 +152,13 @@ class Redeliver(APIView):
     )
     def post(self, request: Request, project: str, key: str, delivery: str) -> Response:
         """Send a message again, whatever became of it; it is tried for a day."""
-        theirs = Delivery.objects.filter(webhook=_find(request, project, key))
+        hook = _find(request, project, key)
+        theirs = Delivery.objects.filter(webhook=hook)
         found = theirs.filter(key=delivery).first() if storable(delivery) else None
         if found is None:
             raise Http404("no such delivery")
         refuse_body(request)
-        if not hooks.redeliver(found):
+        if not hooks.redeliver(user_of(request), hook, found):
             return refuse(409, "request", "it is on its way")
         found.refresh_from_db()
         return Response(hooks.delivery_told(found), status=202)

@@ -54,7 +54,11 @@ class Compared(TypedDict):
     attempt: int
     recorded: Annotated[bool, Field(description="whether a history of it is kept")]
     curve: Annotated[
-        Columns, Field(description="step, elapsed_s since its first step began, tokens so far, loss, step_s, tokens_s")
+        Columns,
+        Field(
+            description="step, elapsed_s since its first step began, tokens so far, loss, step_s, tokens_s, grad_norm,"
+            " learning_rate"
+        ),
     ]
     validation: Annotated[Columns, Field(description="step, elapsed_s, loss")]
     traffic: list[RunTraffic]
@@ -112,12 +116,14 @@ def _told(tables: Tables, told: Compared) -> Compared:
     stride = max(1, -(-steps // MOST_POINTS))
     per_step = (
         "SELECT step, arg_min(time, rank) - ? AS elapsed_s, arg_min(tokens, rank) AS each, max(loss) AS loss,"
-        " arg_min(step_s, rank) AS step_s, max(over) AS over FROM steps GROUP BY step"
+        " arg_min(step_s, rank) AS step_s, max(grad_norm) AS grad_norm, max(learning_rate) AS learning_rate,"
+        " max(over) AS over FROM steps GROUP BY step"
     )
     so_far = f"SELECT *, sum(each * over) OVER (ORDER BY step) AS so_far FROM ({per_step})"
     curve = tables.columns(
         "SELECT step, elapsed_s, try_cast(so_far AS BIGINT) AS tokens, loss, step_s,"
-        f" each / nullif(step_s, 0) AS tokens_s FROM ({so_far}) WHERE step % ? = 0 OR over > 1 ORDER BY step",
+        " each / nullif(step_s, 0) AS tokens_s, grad_norm, learning_rate"
+        f" FROM ({so_far}) WHERE step % ? = 0 OR over > 1 ORDER BY step",
         began,
         stride,
     )

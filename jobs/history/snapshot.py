@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from contracts.telemetry import Cell
 from jobs.history.query import Tables, ask, short
@@ -102,33 +101,25 @@ def _curve(tables: Tables, stride: int) -> Columns:
 
 def _parts(tables: Tables) -> Columns:
     """Means over each rank's last steps."""
-    last = "SELECT max(step) FROM steps"
-    found = tables.rows(
-        "SELECT rank, step_s, data_s, optimizer_s, exposed, hidden FROM steps"
-        f" WHERE step > ({last}) - ? AND data_s IS NOT NULL ORDER BY rank, step",
-        LAST_STEPS,
-    )
-    by_rank: dict[int, list[tuple[Any, ...]]] = {}
-    for rank, *told in found:
-        by_rank.setdefault(rank, []).append(tuple(told))
+    of = "FROM steps WHERE step > (SELECT max(step) FROM steps) - ? AND data_s IS NOT NULL"
+    means = ", ".join(f"avg({name})" for name in _PARTS)
+    found = tables.rows(f"SELECT rank, count(*), {means} {of} GROUP BY rank ORDER BY rank", LAST_STEPS)
+    counts = {rank: count for rank, count, *_ in found}
+    by_axis: dict[str, dict[int, dict[str, float]]] = {name: {rank: {} for rank in counts} for name in _BY_AXIS}
+    for name in _BY_AXIS:
+        entries = f"SELECT rank, unnest(map_entries({name})) AS entry {of}"
+        sums = f"SELECT rank, entry.key, sum(entry.value) FROM ({entries}) GROUP BY ALL ORDER BY ALL"
+        for rank, axis, seconds in tables.rows(sums, LAST_STEPS):
+            by_axis[name][rank][axis] = short(seconds / counts[rank])
     return {
-        "rank": list(by_rank),
-        **{name: [_mean([told[i] for told in of]) for of in by_rank.values()] for i, name in enumerate(_PARTS)},
-        **{name: [_means([told[3 + i] for told in of]) for of in by_rank.values()] for i, name in enumerate(_BY_AXIS)},
+        "rank": list(counts),
+        **{name: [short(row[2 + i]) for row in found] for i, name in enumerate(_PARTS)},
+        **{name: list(by_axis[name].values()) for name in _BY_AXIS},
     }
 
 
 _PARTS = ("step_s", "data_s", "optimizer_s")
 _BY_AXIS = ("exposed", "hidden")
-
-
-def _mean(values: list[float]) -> float:
-    return short(sum(values) / len(values))
-
-
-def _means(told: list[dict[str, float]]) -> dict[str, float]:
-    axes = {axis for one in told for axis in one}
-    return {axis: _mean([one.get(axis, 0.0) for one in told]) for axis in sorted(axes)}
 
 
 def _marks(tables: Tables) -> Columns:
@@ -191,10 +182,12 @@ def _row(length: int, rank: int, axis: str, op: str, bins: list[int], amounts: l
 
 
 def _recent(tables: Tables) -> Columns:
+    """By second: the last minute, or of very many ranks as much of it as MOST_SUMS are."""
+    [(series,)] = tables.rows("SELECT count(DISTINCT (rank, axis, op)) FROM traffic")
     return tables.columns(
         "SELECT second, rank, axis, op, sum(payload_bytes) AS bytes FROM traffic"
         " WHERE second > (SELECT max(second) FROM traffic) - ? GROUP BY ALL ORDER BY second, rank, axis, op",
-        RECENT_S,
+        min(RECENT_S, max(1, MOST_SUMS // max(1, series))),
     )
 
 

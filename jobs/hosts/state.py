@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from django.utils import timezone
 
 from jobs.models import HOST_SILENT_AFTER, Host
 
 HostState = Literal["connected", "drained", "silent", "lost"]
+STATES: tuple[HostState, ...] = get_args(HostState)
 
 
 def state_of(host: Host) -> HostState:

@@ -16,10 +16,12 @@ from contracts.names import telemetry_stream
 from jobs.live import sse
 from jobs.live.changes import changes, standings
 from jobs.live.held import Follow, Position, Standing
+from jobs.live.sent import Sent
 from jobs.live.streams import QUEUE_BYTES, Chunk, Oversize, Watch, hub
 from jobs.models import TERMINAL, Member, StateChange
 
 BEAT_S = 15.0
+TOLD_EVERY_S = 1.0  # what a job sends, to who follows it live
 QUIET_S = 1.0  # without another line, behind the end of a job: its last ones may be on their way
 MOST_SHARES = 16  # of QUEUE_BYTES, between the streams of a gang
 START = "0-0"
@@ -48,6 +50,7 @@ class Following:
 
     def __init__(self, wish: Follow) -> None:
         self._job, self._log, self._at = wish.job, wish.log, wish.after
+        self._live_s, self._sent, self._sent_told = wish.live_s, Sent(), time.monotonic()
         self._streams = dict(wish.after.streams)
         self._queue: asyncio.Queue[Turn | Part] = asyncio.Queue(1)
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by node
@@ -60,17 +63,22 @@ class Following:
         try:
             while True:
                 try:
-                    async with asyncio.timeout(QUIET_S if self._is_over() else BEAT_S):
+                    async with asyncio.timeout(self._patience_s()):
                         message = await self._queue.get()
                 except TimeoutError:
                     message = None
-                    yield sse.BEAT
+                    if self._live_s is None:
+                        yield sse.BEAT
                 if isinstance(message, Turn):
                     for part in self._turn(message):
                         yield part
                 elif isinstance(message, Part):
                     for part in self._part(message):
                         yield part
+                if self._live_s is not None and time.monotonic() >= self._sent_told + TOLD_EVERY_S:
+                    self._sent_told = time.monotonic()
+                    told = {"attempt": self._at.attempt, "at": time.time(), "sent": self._sent.take()}
+                    yield sse.event("traffic", told, self._position())
                 if self._is_over() and time.monotonic() > self._last_news + QUIET_S:
                     assert self._standing is not None, "it has ended"
                     status, attempt, _ = self._standing
@@ -80,6 +88,12 @@ class Following:
             for task in (watching, *self._tasks.values()):
                 task.cancel()
             await asyncio.gather(watching, *self._tasks.values(), return_exceptions=True)
+
+    def _patience_s(self) -> float:
+        """For which nothing need be told."""
+        if self._live_s is not None:
+            return max(0.0, self._sent_told + TOLD_EVERY_S - time.monotonic())
+        return QUIET_S if self._is_over() else BEAT_S
 
     def _is_over(self) -> bool:
         """Nothing but what is on its way comes any more."""
@@ -100,6 +114,7 @@ class Following:
         attempt = turn.standing.attempt if self._log is None else self._log.attempt
         if attempt != self._at.attempt:
             self._at, self._streams = Position(self._at.change, attempt), {}
+            self._sent.forget()
             self._unfollow()
         self._at = self._at._replace(change=turn.last)
         if self._log is None:
@@ -115,16 +130,20 @@ class Following:
             return [sse.event("gap", {"node": part.node, "after": part.after, "first": part.first})]
         if isinstance(part.chunk, Oversize):
             self._streams[part.node] = part.chunk.id
+            self._sent.forget()
             return [sse.event("gap", {"node": part.node, "after": part.chunk.after, "first": part.chunk.id})]
         if not part.chunk:
             return [sse.AWAY]
         told: list[tuple[str, dict[str, Any]]] = []
         steps = []
         for entry in part.chunk:
-            for item in sse.items(entry.batch):
+            second = int(entry.id.partition("-")[0]) // 1000
+            for item in sse.items(entry.batch, sse.EVENTS if self._live_s is None else sse.LIVE):
+                if item["kind"] != "log" and self._live_s is not None:
+                    self._sent.add(item, second)
                 if item["kind"] == "step":
                     steps.append(item)
-                elif sse.is_of(item, part.node, self._log):
+                elif item["kind"] == "log" and sse.is_of(item, part.node, self._log):
                     told.append(("log", {"attempt": self._at.attempt, **sse.of_log(item, part.node)}))
         if self._log is None:
             found = sse.of_steps(steps, self._at.step)
@@ -152,8 +171,12 @@ class Following:
             if node not in self._tasks:
                 stream = telemetry_stream(self._job, attempt, node)
                 share = QUEUE_BYTES // min(max(nodes, 1), MOST_SHARES)
-                watch = Watch(hub(), stream, self._streams.get(node, START), share)
+                watch = Watch(hub(), stream, self._streams.get(node, self._start()), share)
                 self._tasks[node] = asyncio.create_task(self._read(node, watch))
+
+    def _start(self) -> str:
+        """Of a stream that is followed from no known place on."""
+        return START if self._live_s is None else f"{int((time.time() - self._live_s) * 1000)}-0"
 
     def _unfollow(self) -> None:
         for task in self._tasks.values():
@@ -163,7 +186,7 @@ class Following:
     async def _read(self, node: int, watch: Watch) -> None:
         after = watch.position
         try:
-            first = await watch.trimmed_before()
+            first = await watch.trimmed_before() if self._live_s is None else None
         except Exception:  # no stream yet, or no Redis: nothing was trimmed that we know of
             first = None
         if first is not None:

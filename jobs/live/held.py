@@ -48,12 +48,14 @@ class UntilReached(NamedTuple):
 
 
 class Follow(NamedTuple):
-    """Tell the job's events from a position on; of `log` alone where that is given."""
+    """Tell the job's events from a position on; of `log` alone where that is given; with `live_s` how it goes from so
+    many seconds back on: what it sends each second, and no logs."""
 
     job: str
     seen: Standing
     after: Position
     log: OneLog | None = None
+    live_s: int | None = None
 
 
 @dataclass

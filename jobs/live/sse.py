@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
-from contracts.telemetry import LogItem, StepItem
+from contracts.telemetry import LogItem, StepItem, TrafficItem
 from jobs.live.consumers import positions
 from jobs.live.held import OneLog, Position
 
@@ -19,7 +19,12 @@ BEAT = b": still here\n\n"
 AWAY = b": telemetry cannot be read just now\n\n"
 ID_PATTERN = r"^([0-9]{1,18})\.([0-9]{1,9})\.([0-9]{1,15})\.([0-9:,-]*)$"
 _ID = re.compile(ID_PATTERN)
-_TOLD: dict[str, TypeAdapter[Any]] = {"log": TypeAdapter(LogItem), "step": TypeAdapter(StepItem)}
+_TOLD: dict[str, TypeAdapter[Any]] = {
+    "log": TypeAdapter(LogItem),
+    "step": TypeAdapter(StepItem),
+    "traffic": TypeAdapter(TrafficItem),
+}
+EVENTS, LIVE = ("log", "step"), ("step", "traffic")
 _OF_STEP = ("rank", "time", "step", "steps", "step_s", "tokens", "loss", "grad_norm", "learning_rate")
 
 
@@ -44,19 +49,19 @@ def read(text: str) -> Position | None:
     return None if streams is None else Position(change, attempt, step, tuple(sorted(streams.items())))
 
 
-def items(batch: bytes) -> Iterator[LogItem | StepItem]:
-    """Log lines and steps of a batch as Redis has it; what is malformed is left out."""
+def items(batch: bytes, kinds: tuple[str, ...]) -> Iterator[LogItem | StepItem | TrafficItem]:
+    """Items of these kinds of a batch as Redis has it; what is malformed is left out."""
     try:
         told = msgpack.unpackb(batch)
         found = told["items"] if isinstance(told, dict) else []
     except (ValueError, KeyError, msgpack.UnpackException):
         return
     for item in found if isinstance(found, list) else []:
-        adapter = _TOLD.get(item.get("kind", "")) if isinstance(item, dict) else None
-        if adapter is None:
+        kind = item.get("kind") if isinstance(item, dict) else None
+        if kind not in kinds:
             continue
         try:
-            yield adapter.validate_python(item)
+            yield _TOLD[kind].validate_python(item)
         except ValidationError:
             continue
 

@@ -68,12 +68,13 @@ def projects_of(user: Any, least: Role = Role.VIEWER) -> list[str]:
 
 
 class Invitation(models.Model):
-    """A link that makes whoever follows it a member, once. Only its hash is kept."""
+    """A link that makes whoever follows it a member, once, and an account for who has none. Only its hash is kept."""
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="invitations")
     role = models.PositiveSmallIntegerField(choices=Role)
     hash = models.CharField(max_length=64, unique=True, editable=False, help_text="SHA-256")
     note = models.CharField(max_length=200, blank=True, default="", help_text="whom it is for")
+    email = models.EmailField(blank=True, default="", db_default="", help_text="of the one account that may accept it")
     created = models.DateTimeField(auto_now_add=True)
     created_by = models.CharField(max_length=150, editable=False)
     expires = models.DateTimeField()

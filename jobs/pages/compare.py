@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from jobs.access import visible_jobs
@@ -64,7 +65,10 @@ def compare(request: HttpRequest) -> HttpResponse:
             "same": same,
             "figures": [_told(figure, at) for figure in figures(jobs, exits)],
             "axes": [_told(figure, at) for figure in axis_figures(jobs, exits)],
-            "data": {"jobs": [_data(job, exits.get(job.id, {})) for job in jobs]},
+            "data": {
+                "url": f"{reverse('api-compare')}?jobs={','.join(job.id for job in jobs)}",
+                "jobs": [_data(job, exits.get(job.id, {})) for job in jobs],
+            },
         }
     return render(request, "compare/index.html", context)
 
@@ -85,7 +89,8 @@ def _exits(jobs: list[Job]) -> dict[str, Mapping[str, Any]]:
 def _data(job: Job, summary: Mapping[str, Any]) -> dict[str, Any]:
     """For the curves. That of the loss, as the run's end told it, is drawn where no history is kept."""
     points = summary.get("losses") or []
-    curve = {name: [point[name] for point in points] for name in ("step", "time", "loss")}
+    curve = {name: [point[name] for point in points] for name in ("step", "loss")}
+    curve["elapsed_s"] = [point["time"] - points[0]["time"] for point in points]
     told = {"id": job.id, "name": job.name, "attempt": job.attempt, "curve": curve}
     return {**told, "estimate": {"time": job.estimate.get("time")}}
 

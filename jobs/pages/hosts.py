@@ -17,8 +17,9 @@ from django.views.decorators.http import require_GET, require_POST
 from jobs.access import may_change_hosts, visible_jobs
 from jobs.hosts import tokens
 from jobs.hosts.grid import TONES, SlotShown, grid
+from jobs.hosts.listing import listed
 from jobs.hosts.present import sees_inside
-from jobs.hosts.state import state_of
+from jobs.hosts.state import STATES, state_of
 from jobs.hosts.versions import versions_of
 from jobs.models import LIVE, Host, Job, JoinToken
 from jobs.planning.queries import checked
@@ -47,9 +48,11 @@ def for_staff(view: View) -> View:
 @require_GET
 @login_required
 def hosts(request: HttpRequest) -> HttpResponse:
-    """Every host, with its slots; `?part=grid` is what follows the hosts live."""
-    found = list(Host.objects.present().order_by("name"))
-    context: dict[str, Any] = {"grid": grid(found, request.user), "tones": TONES}
+    """A page of the hosts, with their slots, narrowed by `q` in their names and by `state`; `?part=grid` is what
+    follows them live."""
+    asked = {name: request.GET.get(name, "").strip() for name in ("q", "state")}
+    found = listed(asked["q"], asked["state"] if asked["state"] in STATES else "", request.GET.get("page"))
+    context: dict[str, Any] = {"grid": grid(found.hosts, request.user), "tones": TONES, "listed": found, "asked": asked}
     if request.GET.get("part") == "grid":
         return render(request, "hosts/grid.html", context)
     if may_change_hosts(request.user):

@@ -20,7 +20,9 @@ from jobs.planning.queries import checked
 from jobs.queue import staff
 from jobs.queue.bulk import Bulk, MoveTo, carry_out
 from jobs.queue.export import FORMATS
-from jobs.queue.view import View, rows, view, what_if
+from jobs.queue.view import View, rows, view
+from jobs.queue.what_if import NAMES, would_start
+from jobs.queue.what_if import asked as question
 from jobs.text import parse_json, storable, whole_number
 from planner.facts.spec import Problem, SpecError
 
@@ -78,18 +80,14 @@ def _projects(seen: View) -> list[dict[str, Any]]:
 
 def _what_if(request: HttpRequest, seen: View) -> dict[str, Any]:
     """What was asked and its answer; nothing where nothing was asked, or by who may not see everybody's jobs."""
-    asked = {name: request.GET.get(name, "").strip() for name in ("slots", "pool", "job", "priority")}
+    asked = {name: request.GET.get(name, "").strip() for name in NAMES}
     if not may_run_queue(request.user) or not any(asked.values()):
         return {"asked": asked}
-    slots = whole_number(asked["slots"] or "0", 0, 65536)
-    sign, digits = (-1, asked["priority"][1:]) if asked["priority"].startswith("-") else (1, asked["priority"])
-    priority = whole_number(digits or "0", 0, staff.HIGHEST)
-    if slots is None or priority is None:
-        return {"asked": asked, "problem": "slots are 0 to 65,536, a priority is -1,000 to 1,000"}
+    try:
+        started = would_start(seen, question(asked, seen))
+    except SpecError as error:
+        return {"asked": asked, "problem": _refusal(error)}
     known = {queued.job.id: queued.job.name for queued in seen.queue}
-    if asked["job"] and asked["job"] not in known:
-        return {"asked": asked, "problem": "no such job is queued"}
-    started = what_if(seen, slots=slots, pool=asked["pool"], job=asked["job"], priority=sign * priority)
     return {"asked": asked, "started": [{"id": id, "name": known[id]} for id in started]}
 
 

@@ -109,7 +109,7 @@ def rotate(request: HttpRequest, project: str, key: str) -> HttpResponse:
 @login_required
 def ping(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """Send a message that tells of nothing; the log shows how it went."""
-    if hooks.send_ping(_find(request, project, key)) is None:
+    if hooks.send_ping(_user(request), _find(request, project, key)) is None:
         messages.warning(request, "A ping is on its way already.")
     return redirect("webhook", project, key)
 
@@ -118,11 +118,12 @@ def ping(request: HttpRequest, project: str, key: str) -> HttpResponse:
 @login_required
 def redeliver(request: HttpRequest, project: str, key: str, delivery: str) -> HttpResponse:
     """Send a message again."""
-    theirs = Delivery.objects.filter(webhook=_find(request, project, key))
+    hook = _find(request, project, key)
+    theirs = Delivery.objects.filter(webhook=hook)
     found = theirs.filter(key=delivery).first() if storable(delivery) else None
     if found is None:
         raise Http404("no such delivery")
-    if not hooks.redeliver(found):
+    if not hooks.redeliver(_user(request), hook, found):
         messages.warning(request, "It is on its way already.")
     return redirect("webhook", project, key)
 

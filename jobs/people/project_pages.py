@@ -10,14 +10,14 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.views.decorators.debug import sensitive_post_parameters
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django.views.decorators.http import require_GET, require_POST
 
 from contracts.variables import PREFIXES
 from jobs.access import find_project, find_project_to_administer, may_administer, visible_projects
 from jobs.models import DEFAULT_PROJECT, Project, Role
-from jobs.people import projects, variables
+from jobs.people import invitations, projects, variables
+from jobs.people.invitation_page import link_of
 from jobs.people.pages import refusal
 from jobs.planning.queries import checked
 from jobs.text import storable, whole_number
@@ -50,7 +50,7 @@ def project(request: HttpRequest, name: str) -> HttpResponse:
     }
     if administers:
         context |= {
-            "invitations": [projects.invitation_told(one) for one in projects.open_invitations(found)],
+            "invitations": [invitations.told(one) for one in invitations.still_open(found)],
             "variables": variables.known(found),
             "prefixes": PREFIXES,
         }
@@ -102,11 +102,12 @@ def invite(request: HttpRequest, found: Project) -> HttpResponse:
     """The only page that shows the link."""
     days = request.POST.get("days", "")
     number = whole_number(days, 0, 10**6)
-    wish = {"role": request.POST.get("role", ""), "note": request.POST.get("note", "").strip()}
-    asked = checked(projects.InvitationWish, {**wish, "days": days if number is None else number})
-    made, text = projects.invite(found, asked, _by(request).get_username())
-    link = request.build_absolute_uri(reverse("invitation", args=[text]))
-    answer = render(request, "people/invited.html", {"project": found, "invitation": made, "link": link})
+    wish: dict[str, Any] = {"role": request.POST.get("role", ""), "note": request.POST.get("note", "").strip()}
+    wish["email"] = request.POST.get("email", "").strip() or None
+    asked = checked(invitations.InvitationWish, {**wish, "days": days if number is None else number})
+    made, text = invitations.invite(found, asked, _by(request).get_username())
+    context = {"project": found, "invitation": made, "link": link_of(request, text)}
+    answer = render(request, "people/invited.html", context)
     answer["Cache-Control"] = "no-store"
     return answer
 
@@ -114,7 +115,7 @@ def invite(request: HttpRequest, found: Project) -> HttpResponse:
 @_changing
 def revoke_invitation(request: HttpRequest, found: Project) -> None:
     number = whole_number(request.POST.get("id", ""), 1, 2**63 - 1)
-    if number is not None and projects.revoke_invitation(found, number, _by(request).get_username()):
+    if number is not None and invitations.revoke(found, number, _by(request).get_username()):
         messages.success(request, "Nobody joins with that invitation any more.")
 
 
@@ -131,24 +132,6 @@ def remove_variable(request: HttpRequest, found: Project) -> None:
     name = request.POST.get("name", "")
     if storable(name) and variables.remove(found, name, _by(request).get_username()):
         messages.success(request, f"Jobs are handed {name} no more.")
-
-
-@require_http_methods(["GET", "POST"])
-@login_required
-def invitation(request: HttpRequest, token: str) -> HttpResponse:
-    """Asks first: a link that somebody was sent makes them nothing unasked."""
-    user = _by(request)
-    try:
-        if request.method == "POST":
-            made = projects.accept(user, token)
-            messages.success(request, f"You are {made.get_role_display()} of {made.project.name}.")
-            return redirect("project", made.project.name)
-        found = projects.find_invitation(token)
-    except projects.NotInvitedError as error:
-        return render(request, "people/invitation.html", {"problem": str(error)}, status=404)
-    answer = render(request, "people/invitation.html", {"invitation": found})
-    answer["Referrer-Policy"] = "no-referrer"
-    return answer
 
 
 def _by(request: HttpRequest) -> User:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.db.models import Q, QuerySet
-from django.utils import timezone
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from jobs.access import role_in
-from jobs.models import DEFAULT_PROJECT, Invitation, Membership, Project, Role
+from jobs.models import DEFAULT_PROJECT, Membership, Project, Role
 from jobs.queue.audit import record
-from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+from planner.facts.spec import Problem, SpecError, Strict
 
 RoleName = Literal["viewer", "submitter", "operator", "admin"]
-PREFIX = "mbi_"
-MOST_INVITATIONS = 200  # of a project, that may still be accepted
 MOST_SLOTS = 2**31 - 1
 
 
@@ -48,20 +41,6 @@ class RoleWish(Strict):
     role: RoleName
 
 
-class InvitationWish(Strict):
-    """Whom a link makes what."""
-
-    role: RoleName
-    days: int = Field(default=7, ge=1, le=90, description="how long it lasts")
-    note: str = Field(default="", max_length=200, pattern=NO_NUL, description="whom it is for")
-
-
-class AcceptWish(Strict):
-    """What came with an invitation's link."""
-
-    token: Annotated[str, Field(min_length=1, max_length=200, pattern=NO_NUL)]
-
-
 class ProjectTold(TypedDict):
     """A project, and what one may do in it."""
 
@@ -77,25 +56,6 @@ class MemberTold(TypedDict):
     role: str
     added: str
     added_by: str
-
-
-class InvitationTold(TypedDict):
-    id: int
-    role: str
-    note: str
-    created_by: str
-    expires: str
-
-
-class NewInvitation(InvitationTold):
-    """With its link, which nobody is told again."""
-
-    token: str
-    url: str
-
-
-class NotInvitedError(Exception):
-    """An invitation is none, was used or revoked, or is over."""
 
 
 def told(project: Project, user: Any) -> ProjectTold:
@@ -155,7 +115,7 @@ def set_role(project: Project, username: str, role: Role, by: User) -> None:
     Raises:
         SpecError: no such member, or the project has none.
     """
-    _may_have_members(project)
+    check_members(project)
     with transaction.atomic():
         found = project.memberships.select_for_update().filter(user__username=username).first()
         before = found.get_role_display() if found else None
@@ -180,96 +140,10 @@ def remove_member(project: Project, username: str, by: str) -> bool:
     return bool(removed)
 
 
-def open_invitations(project: Project) -> QuerySet[Invitation]:
-    """Those that may still be accepted."""
-    return project.invitations.filter(_is_open())
-
-
-def invitation_told(invitation: Invitation) -> InvitationTold:
-    return {
-        "id": invitation.pk,
-        "role": invitation.get_role_display(),
-        "note": invitation.note,
-        "created_by": invitation.created_by,
-        "expires": invitation.expires.isoformat(),
-    }
-
-
-def invite(project: Project, asked: InvitationWish, by: str) -> tuple[Invitation, str]:
-    """An invitation, and the text that it is accepted with, which nobody sees again.
-
-    Raises:
-        SpecError: one too many, or the project has no members.
-    """
-    _may_have_members(project)
-    if open_invitations(project).count() >= MOST_INVITATIONS:
-        raise SpecError([Problem("role", f"{MOST_INVITATIONS} invitations are open, the most: revoke one")])
-    text = PREFIX + secrets.token_urlsafe(32)
-    with transaction.atomic():
-        made = Invitation.objects.create(
-            project=project,
-            role=Role[asked.role.upper()],
-            hash=_digest(text),
-            note=asked.note,
-            created_by=by,
-            expires=timezone.now() + timedelta(days=asked.days),
-        )
-        record(by, "invite", "project", project.name, after={"role": asked.role, "note": asked.note, "id": made.pk})
-    return made, text
-
-
-def revoke_invitation(project: Project, number: int, by: str) -> bool:
-    """True when this call did it."""
-    with transaction.atomic():
-        done = open_invitations(project).filter(pk=number).update(revoked=timezone.now())
-        if done:
-            record(by, "revoke invitation", "project", project.name, before={"id": number})
-    return bool(done)
-
-
-def find_invitation(text: str) -> Invitation:
+def check_members(project: Project) -> None:
     """
     Raises:
-        NotInvitedError: there is none that may still be accepted.
+        SpecError: it has none, nor can it.
     """
-    found = Invitation.objects.filter(_is_open(), hash=_digest(text)).select_related("project").first()
-    if found is None:
-        raise NotInvitedError("this invitation is none, was used or revoked, or is over: ask for another")
-    return found
-
-
-def accept(user: User, text: str) -> Membership:
-    """Become a member; who is one already with a higher role keeps it.
-
-    Raises:
-        NotInvitedError: there is no such invitation, or somebody was first.
-    """
-    invitation, name = find_invitation(text), user.get_username()
-    with transaction.atomic():
-        taken = Invitation.objects.filter(_is_open(), pk=invitation.pk)
-        if taken.update(accepted=timezone.now(), accepted_by=name) != 1:
-            raise NotInvitedError("somebody was first: ask for another invitation")
-        made, is_new = Membership.objects.get_or_create(
-            project=invitation.project,
-            user=user,
-            defaults={"role": invitation.role, "added_by": invitation.created_by},
-        )
-        if not is_new and made.role < invitation.role:
-            Membership.objects.filter(pk=made.pk).update(role=invitation.role)
-        after = {"user": name, "role": invitation.get_role_display(), "invitation": invitation.pk}
-        record(name, "join", "project", invitation.project.name, after=after)
-    made.refresh_from_db()
-    return made
-
-
-def _is_open() -> Q:
-    return Q(accepted=None, revoked=None, expires__gt=timezone.now())
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _may_have_members(project: Project) -> None:
     if project.name == DEFAULT_PROJECT:
         raise SpecError([Problem("project", f"{DEFAULT_PROJECT} is everybody's, and has no members")])

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from allauth.mfa.adapter import DefaultMFAAdapter
+from allauth.mfa.models import Authenticator
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
+from allauth.socialaccount.models import SocialAccount
 from allauth.usersessions.models import UserSession
 from django.conf import settings
 from django.contrib.auth.signals import user_logged_in
+from django.db.models.signals import post_delete, post_save
 from django.http import HttpRequest
 
 from jobs.people.sealing import board
-from jobs.queue.audit import record
+from jobs.queue.audit import record, who_asks
 
 PURPOSE = "second factor"
 
@@ -42,12 +45,32 @@ class SignOn(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth has 
 
 def connect() -> None:
     user_logged_in.connect(_note_session, dispatch_uid="note a session")
+    for kind in (Authenticator, SocialAccount):
+        post_save.connect(_write_added, sender=kind, dispatch_uid=f"write down a new {kind.__name__}")
+        post_delete.connect(_write_removed, sender=kind, dispatch_uid=f"write down that a {kind.__name__} goes")
 
 
 def note_session(request: HttpRequest) -> None:
     """It stands among its owner's sessions, from which it can be ended."""
     if "REMOTE_ADDR" in request.META:
         UserSession.objects.create_from_request(request)
+
+
+def _write_added(instance: Any, created: bool, **_named: Any) -> None:
+    """Second factors and sign-ons, which django-allauth's own pages add and remove."""
+    if created:
+        _write_down("add", instance)
+
+
+def _write_removed(instance: Any, **_named: Any) -> None:
+    _write_down("remove", instance)
+
+
+def _write_down(what: str, login: Any) -> None:
+    owner = login.user.get_username()
+    kind = "second factor" if isinstance(login, Authenticator) else "sign-on"
+    told = login.type if isinstance(login, Authenticator) else login.provider
+    record(who_asks(owner), f"{what} {kind}", "user", owner, after={"type": told})
 
 
 def _note_session(request: HttpRequest, **_named: Any) -> None:

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from jobs.models import Scope, TokenGrant
 from jobs.people.scopes import ALL
-from jobs.queue.audit import record
+from jobs.queue.audit import record, who_asks
 from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
 
 MOST = 1000  # that a person may have
@@ -120,7 +120,7 @@ def drop_all(user: User, why: str) -> int:
         keys = list(AuthToken.objects.filter(user=user).values_list("token_key", flat=True))
         AuthToken.objects.filter(user=user).delete()
         if keys:
-            record(user.get_username(), "revoke all", "token", why, before=keys)
+            record(who_asks(user.get_username()), "revoke all", "token", why, before=keys)
     return len(keys)
 
 

@@ -68,6 +68,19 @@ class Moved(TypedDict):
     reason: str
 
 
+class WouldStart(TypedDict):
+    """A job that waits, and would not if it were so."""
+
+    id: str
+    name: str
+
+
+class WhatIf(TypedDict):
+    """Which jobs would start with the next pass; those that start anyway are left out."""
+
+    jobs: list[WouldStart]
+
+
 class Paused(TypedDict):
     """How it stands now, and whether this request changed it."""
 

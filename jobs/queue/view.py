@@ -12,8 +12,8 @@ from django.utils import timezone
 from jobs.access import visible_jobs
 from jobs.kinds import KINDS, layout_words
 from jobs.models import Attempt, Job, StateChange, Status
-from jobs.queue.scheduling.forecast import MOST_JOBS, Forecast, Running, forecast, started_if
-from jobs.queue.scheduling.placement import in_order, place
+from jobs.queue.scheduling.forecast import MOST_JOBS, Forecast, Running, forecast
+from jobs.queue.scheduling.placement import in_order
 from jobs.queue.scheduling.snapshot import Queued, hosts_now, queue_now, queue_paused, quotas_now
 from jobs.queue.scheduling.states import HostState, Quota, Share
 from planner.facts.spec import JobKind
@@ -154,23 +154,3 @@ def _paces(now: datetime, attempts: list[int]) -> dict[int, float]:
         for pk, kind, steps, done, step_s, told in rows
         if KINDS[cast(JobKind, kind)].steps == "asked" and steps
     }
-
-
-def what_if(seen: View, *, slots: int = 0, pool: str = "", job: str = "", priority: int = 0) -> list[str]:
-    """Jobs that would start now if a host with so many slots more joined each model, a paused pool went on, or a job
-    had another priority; those that start anyway are left out.
-    """
-    free = [queued.job for queued in seen.queue if not queued.bar]
-    now = place(free, seen.hosts, quotas=seen.quotas)
-    hosts = [host._replace(paused="" if host.paused == pool else host.paused) for host in seen.hosts]
-    if slots:
-        models = {(host.device, host.device_name): host for host in hosts}
-        hosts += [
-            HostState(f"one more {name or device}", device, slots, tuple(range(slots)), device_name=name)
-            for device, name in models
-        ]
-    changed = [
-        each._replace(priority=priority, standing=each.standing - each.priority + priority) if each.id == job else each
-        for each in free
-    ]
-    return started_if(changed, hosts, seen.quotas, otherwise=now)

@@ -15,6 +15,7 @@ from contracts.control import AttemptReport, ExitReport
 from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, JobTag, Member, ReportedRun, RunToken, StateChange, Status
 from jobs.planning.hardware import cluster_for
 from jobs.queue import ending, lifecycle
+from jobs.queue.audit import record
 from jobs.queue.control import stops
 from jobs.queue.heard.hearing import hear_checkpoint
 from jobs.reporting.requests import NodeRequest, RunRequest
@@ -147,6 +148,7 @@ def _make(owner: User, asked: RunRequest, spec: JobSpec) -> Attempt:
     ReportedRun.objects.create(
         attempt=attempt, owner=owner, key=asked.key or "", tags=asked.tags, command=asked.command
     )
+    record(owner.get_username(), "open run", "job", job.id, after={"name": job.name, "ranks": asked.world_size})
     return attempt
 
 

@@ -111,17 +111,26 @@ def delete(user: User, hook: Webhook) -> None:
         hook.delete()
 
 
-def send_ping(hook: Webhook) -> Delivery | None:
+def send_ping(user: User, hook: Webhook) -> Delivery | None:
     """A delivery that tells of nothing; None while an earlier one is on its way."""
     waiting = Delivery.objects.filter(webhook=hook, event=PING, due__isnull=False)
-    return None if waiting.exists() else ping(hook)
+    if waiting.exists():
+        return None
+    with transaction.atomic():
+        delivery = ping(hook)
+        record(user.get_username(), "ping", "webhook", hook.id, after={"delivery": delivery.key})
+    return delivery
 
 
-def redeliver(delivery: Delivery) -> bool:
+def redeliver(user: User, hook: Webhook, delivery: Delivery) -> bool:
     """Try again for a day; True when this call began it, False while it is on its way."""
     now = timezone.now()
-    over = Delivery.objects.filter(pk=delivery.pk, due=None)
-    return over.update(due=now, since=now, outcome=Outcome.WAITING) == 1
+    with transaction.atomic():
+        over = Delivery.objects.filter(pk=delivery.pk, due=None)
+        begun = over.update(due=now, since=now, outcome=Outcome.WAITING) == 1
+        if begun:
+            record(user.get_username(), "redeliver", "webhook", hook.id, after={"delivery": delivery.key})
+    return begun
 
 
 def told(hooks: QuerySet[Webhook]) -> list[WebhookTold]:

@@ -37,6 +37,22 @@ class Try(TypedDict):
     words: str
 
 
+class MailWishTold(TypedDict):
+    """Of which states one is mailed: of a project's jobs, or of one's own in any project where `project` is null."""
+
+    project: str | None
+    states: list[str]
+
+
+class MailsTold(TypedDict):
+    """What a person is mailed of. `email`: where to, null where the account has no address; `sends`: whether this board
+    sends mail at all."""
+
+    email: str | None
+    sends: bool
+    wishes: list[MailWishTold]
+
+
 class WebhookTold(TypedDict):
     """A webhook, without its secret. `waiting`: deliveries on their way."""
 

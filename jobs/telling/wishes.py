@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
+from pydantic import Field
 
 from jobs.access import visible_projects
 from jobs.models import MailWish, Status
-from planner.facts.spec import Problem, SpecError
+from jobs.queue.audit import record
+from jobs.telling.shapes import MailsTold
+from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
 
 OWN = ""  # where a project's name would stand: one's own jobs, in any project
 MOST_PROJECTS = 100
+
+
+class WishGiven(Strict):
+    """States to be mailed of: of a project's jobs, or of one's own."""
+
+    project: Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL)] | None = Field(
+        description="that one sees; null: one's own jobs, in any project"
+    )
+    states: list[Annotated[Status, Field(strict=False)]] = Field(max_length=len(Status))
+
+
+class MailsWish(Strict):
+    """All that one is to be mailed of from now on."""
+
+    wishes: list[WishGiven] = Field(max_length=MOST_PROJECTS + 1, description="each project once")
 
 
 class Wish(NamedTuple):
@@ -25,9 +44,31 @@ class Wish(NamedTuple):
 
 def wishes_of(user: User) -> list[Wish]:
     """One's own jobs first, then each project that one sees."""
-    kept = dict(MailWish.objects.filter(user=user).values_list("project", "states"))
+    kept = _kept(user)
     names = [OWN, *visible_projects(user).order_by("name").values_list("name", flat=True)[:MOST_PROJECTS]]
     return [Wish(name, kept.get(name, [])) for name in names]
+
+
+def told(user: User) -> MailsTold:
+    """The same, as REST tells it."""
+    return {
+        "email": user.email or None,
+        "sends": bool(settings.EMAIL_HOST),
+        "wishes": [{"project": each.project or None, "states": each.states} for each in wishes_of(user)],
+    }
+
+
+def by_project(asked: MailsWish) -> dict[str, list[str]]:
+    """Raises SpecError where a project stands there twice."""
+    names = [given.project or OWN for given in asked.wishes]
+    twice = [
+        Problem(f"wishes.{number}.project", "stands there before")
+        for number, name in enumerate(names)
+        if name in names[:number]
+    ]
+    if twice:
+        raise SpecError(twice)
+    return {name: [state.value for state in given.states] for name, given in zip(names, asked.wishes, strict=True)}
 
 
 def wish(user: User, wanted: Mapping[str, list[str]]) -> None:
@@ -42,10 +83,16 @@ def wish(user: User, wanted: Mapping[str, list[str]]) -> None:
     problems += [Problem("states", f"there is no state {state[:100]!r}") for state in states - set(Status.values)]
     if problems:
         raise SpecError(problems)
+    after = {name: [state for state in Status.values if state in given] for name, given in wanted.items() if given}
     with transaction.atomic():
+        User.objects.select_for_update(no_key=True).get(pk=user.pk)  # of two at once one is wholly kept
+        before = _kept(user)
+        if before == after:
+            return
         MailWish.objects.filter(user=user).delete()
-        MailWish.objects.bulk_create(
-            MailWish(user=user, project=name, states=[state for state in Status.values if state in given])
-            for name, given in wanted.items()
-            if given
-        )
+        MailWish.objects.bulk_create(MailWish(user=user, project=name, states=states) for name, states in after.items())
+        record(user.get_username(), "wish for mail", "user", user.get_username(), before, after)
+
+
+def _kept(user: User) -> dict[str, list[str]]:
+    return dict(MailWish.objects.filter(user=user).values_list("project", "states"))

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing_extensions import TypedDict
 
 from contracts.telemetry import Axis, Op
+from planner.cost.beside import allowance
 from planner.cost.correction import Interval, interval
 from planner.cost.memory import held_parameters, memory
 from planner.cost.timing import Timer
@@ -157,7 +158,7 @@ def default_cluster(spec: JobSpec) -> Cluster:
 def rank_memory(spec: JobSpec, stage: int, cluster: Cluster) -> dict[str, int]:
     """`planner.cost.memory.memory`, and the allowance for what the device keeps for itself and for fragmentation."""
     parts = memory(spec, stage)
-    parts["allowance"] = cluster.accelerator.allowance(sum(parts.values()))
+    parts["allowance"] = allowance(spec, cluster, sum(parts.values()))
     return parts
 
 

@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from contracts.telemetry import Axis
+from planner.cost.alike import unlike_stages
+from planner.cost.compute import Compute, Halves
 from planner.cost.correction import Correction, corrected_by
 from planner.cost.memory import held_parameters
 from planner.cost.pipes import bubble_ratio, simulate, stretched
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.facts.flops import hardware_flops, model_flops
-from planner.facts.layout import V_SCHEDULES, is_turn
+from planner.facts.layout import V_SCHEDULES, axis_group
+from planner.facts.placements import vocab_rows
 from planner.facts.precision import FP32_BYTES, mix_of
-from planner.facts.shards import Held, held
-from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec, StackName
-from planner.facts.stages import stage_of
+from planner.facts.shards import held, micro_batch_tokens
+from planner.facts.spec import JobSpec, StackName
 from planner.hardware.calibration import Calibration, line
-from planner.hardware.cluster import LAUNCH_S, Accelerator, Cluster, collective_seconds, kernel_seconds, span
-from planner.hardware.kernels import Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work
+from planner.hardware.cluster import Cluster, collective_seconds, kernel_seconds, span
+from planner.hardware.kernels import Pass
 from planner.hardware.stacks import STACKS, Stack
 
 MOST_WAITING = 0.9  # of a measured layer: what its collectives were measured at elsewhere may exceed it
-ADAM_PASSES = 7  # moments and weights read and written, gradient read: fp32 each
 
 
 class Timing(NamedTuple):
@@ -56,25 +56,6 @@ class Timing(NamedTuple):
     tokens_per_s: float
 
 
-class Halves(NamedTuple):
-    """Seconds of a piece of the model: forward, backward of inputs, backward of weights, what recompute repeats.
-
-    `attention_s`: the part of forward and backward that is attention over keys and values. `launch_s`: what the device
-    waits because its host launches the kernels of a half more slowly than they run.
-    """
-
-    forward_s: float
-    backward_input_s: float
-    backward_weight_s: float
-    recompute_s: float = 0.0
-    attention_s: float = 0.0
-    launch_s: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        return self.forward_s + self.backward_input_s + self.backward_weight_s + self.recompute_s
-
-
 class Pace(NamedTuple):
     """The slowest stage on one micro-batch: its compute, its waits by axis, all together; and all stages in turn."""
 
@@ -96,9 +77,8 @@ class Timer:
         self.cluster, self.stacks = cluster, stacks
         if cluster.profile:  # a host was measured with its software: nothing comes on top
             self.stacks = {name: Stack(stack.title, stack.within) for name, stack in stacks.items()}
-        self._accelerators = {name: _tuned(cluster.accelerator, stack) for name, stack in self.stacks.items()}
         self.calibration = Calibration(cluster.profile) if cluster.profile else None
-        self._pieces: dict[tuple[object, ...], tuple[Halves, ...]] = {}
+        self._compute = Compute(cluster.accelerator, self.stacks, self.calibration)
         self._paces: dict[tuple[object, ...], Pace] = {}
         self._corrections: dict[tuple[object, ...], Correction | None] = {}
         self._sums: dict[tuple[object, ...], tuple[dict[Axis, float], float, float, float]] = {}
@@ -191,6 +171,7 @@ class Timer:
         key = (
             *(layout.tp, layout.cp, layout.ep, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES),
             *(
+                layout.zero == 3,
                 layout.balance,
                 layout.sequence_parallel,
                 layout.regather,
@@ -210,20 +191,28 @@ class Timer:
 
     def _stage(self, spec: JobSpec, index: int, ranks: int) -> tuple[Halves, dict[Axis, float]]:
         """Compute of one micro-batch on stage `index`, and the seconds it waits by axis."""
-        stack = self.stacks[spec.resources.stack]
-        halves = self._compute(spec, held(spec, index), ranks)
+        stack, layout = self.stacks[spec.resources.stack], spec.layout
+        halves = self._compute.of_stage(spec, held(spec, index), ranks)
         waits: dict[Axis, float] = defaultdict(float)
         for row in micro_batch_traffic(spec, index):
             if row.op != "recv":  # the sender's time is counted
                 share = self._dispatched(spec, row) if row.axis == "ep" else 1.0
                 waits[row.axis] += share * self._row_seconds(spec, row, ranks) / spec.train.micro_batches
-        if self._waits_inside(spec, ranks):
+        if stack.gathers_logits and layout.tp > 1 and held(spec, index).stage.last:
+            waits["tp"] += self._gathered_logits_s(spec, ranks)
+        if self._compute.with_collectives(spec, ranks):
             waits["tp"] = min(waits["tp"], MOST_WAITING * halves.total_s)
             halves = _less(halves, waits["tp"])
         if "cp" in waits and spec.layout.cp_method == "ring":
             waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next part travels meanwhile
-        waits = {axis: seconds * (1 - stack.hidden.get(axis, 0.0)) for axis, seconds in waits.items()}
-        return halves, waits
+        return halves, {axis: _exposed(seconds, stack.hidden.get(axis, 0.0), halves) for axis, seconds in waits.items()}
+
+    def _gathered_logits_s(self, spec: JobSpec, ranks: int) -> float:
+        """Of one micro-batch, where each tensor rank takes the other ranks' logits."""
+        group = axis_group(spec.layout, "tp")
+        logits = micro_batch_tokens(spec) * vocab_rows(spec) * group.size
+        size = logits * mix_of(spec.train.precision).compute
+        return self._row_seconds(spec, Collective("all_gather", "tp", group.size, group.stride, 1, size), ranks)
 
     def _parameters(self, spec: JobSpec) -> tuple[dict[Axis, float], float, float, float]:
         """Seconds a step where most is needed: by axis but dp, of dp's gathers, of its sums, of the optimiser."""
@@ -263,79 +252,6 @@ class Timer:
                 reduces += seconds
         return dict(others), gathers, reduces, self._optimizer(spec, index)
 
-    def _compute(self, spec: JobSpec, own: Held, ranks: int) -> Halves:
-        layer, moe, embedding, head = self._piece(spec, ranks)
-        dense = own.num_layers - own.num_moe_layers
-        parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, own.stage.last)]
-        return Halves(*(sum(part[i] * number for part, number in parts) for i in range(6)))
-
-    def _piece(self, spec: JobSpec, ranks: int) -> tuple[Halves, ...]:
-        """Layer, layer with experts, embedding and head: of one micro-batch on one rank."""
-        layout, train = spec.layout, spec.train
-        key = (
-            *(layout.tp, layout.cp, layout.ep, layout.sequence_parallel, layout.recompute, spec.model),
-            *(ranks, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
-            spec.resources.stack,
-        )
-        if key not in self._pieces:
-            moe = Halves(0, 0, 0)
-            if spec.model.moe:
-                moe = self._layer(spec, layer_work(spec, moe=True))
-            ends = (self._halves(spec, embedding_work(spec)), self._halves(spec, head_work(spec)))
-            pieces = (self._layer(spec, layer_work(spec)), moe, *ends)
-            self._pieces[key] = self._measured(spec, pieces, ranks)
-        return self._pieces[key]
-
-    def _measured(self, spec: JobSpec, pieces: tuple[Halves, ...], ranks: int) -> tuple[Halves, ...]:
-        """Pieces whose shape a calibration measured, with its figures; of forward as much is repeated as estimated."""
-        if self.calibration is None:
-            return pieces
-        layer, moe, embedding, head = pieces
-        if found := self.calibration.layer(spec, ranks):
-            repeated = found.forward_s * layer.recompute_s / layer.forward_s
-            layer = Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2, repeated)
-        if found := self.calibration.ends(spec, ranks):
-            head = Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2)
-            embedding = Halves(0, 0, 0)
-        return layer, moe, embedding, head
-
-    def _waits_inside(self, spec: JobSpec, ranks: int) -> bool:
-        """Whether layers were measured with their tensor collectives."""
-        if self.calibration is None or spec.layout.tp == 1:
-            return False
-        return self.calibration.layer(spec, ranks) is not None
-
-    def _layer(self, spec: JobSpec, work: Work) -> Halves:
-        halves = self._halves(spec, work)._replace(attention_s=self._seconds(spec, work.attention))
-        if spec.layout.recompute == "none":
-            return halves
-        again = work.forward if spec.layout.recompute == "full" else work.repeated
-        repeated = self._seconds(spec, again)
-        return halves._replace(recompute_s=repeated, launch_s=halves.launch_s + self._launch(spec, again, repeated))
-
-    def _halves(self, spec: JobSpec, work: Work) -> Halves:
-        parts = (work.forward, work.backward_input, work.backward_weight)
-        forward, backward_input, backward_weight = (self._seconds(spec, kernels) for kernels in parts)
-        seconds = (forward, backward_input, backward_weight)
-        launch = sum(self._launch(spec, kernels, s) for kernels, s in zip(parts, seconds, strict=True))
-        return Halves(forward, backward_input, backward_weight, launch_s=launch)
-
-    def _seconds(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
-        mix, accelerator = mix_of(spec.train.precision), self._accelerators[spec.resources.stack]
-        stack = self.stacks[spec.resources.stack]
-        seconds = 0.0
-        for kernel in kernels:
-            one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute)
-            if isinstance(kernel, Pass):
-                one *= stack.bytes_of(kernel.kind)
-            elif isinstance(kernel, Gemm) and kernel.batch > 1 and not kernel.wide:
-                one /= stack.grouped
-            seconds += one
-        return seconds
-
-    def _launch(self, spec: JobSpec, kernels: Sequence[Kernel], device_s: float) -> float:
-        return max(0.0, len(kernels) * self._accelerators[spec.resources.stack].launch_s - device_s)
-
     def _dispatched(self, spec: JobSpec, row: Collective) -> float:
         """Share of what `ours` sends to experts that the stack sends."""
         moe, layout = spec.model.moe, spec.layout
@@ -360,7 +276,8 @@ class Timer:
             measured = self.calibration.optimizer_s(held_parameters(spec, index), self._ranks_at_work(spec))
             if measured is not None:
                 return measured
-        moved = ADAM_PASSES * FP32_BYTES * held_parameters(spec, index)
+        mix = mix_of(spec.train.precision)
+        moved = (2 * (mix.sharded + mix.moments) + mix.sharded) * held_parameters(spec, index)
         return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES)
 
     def _exposed_dp(self, spec: JobSpec, halves: Halves, gathers: float, reduces: float) -> float:
@@ -391,19 +308,6 @@ class Timer:
         return stack.step_s + seconds * stack.jitter * math.log2(nodes)
 
 
-def _tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
-    """The accelerator as the stack uses it."""
-    gemm = stack.gemm * (stack.gemm_hopper if accelerator.fp8_flops else 1)
-    return accelerator.model_copy(
-        update={
-            "gemm_efficiency": accelerator.gemm_efficiency * gemm,
-            "fp8_efficiency": accelerator.fp8_efficiency * gemm,
-            "attention_efficiency": accelerator.attention_efficiency * stack.attention,
-            "launch_s": accelerator.launch_s * stack.launch_s / LAUNCH_S,
-        }
-    )
-
-
 def _corrected(timing: Timing, ratio: float) -> Timing:
     """All seconds times `ratio`, and what follows from them."""
     whole = ("model_flops", "hardware_flops", "mfu", "hfu", "tokens_per_s", "exposed_s")
@@ -413,34 +317,14 @@ def _corrected(timing: Timing, ratio: float) -> Timing:
     return timing._replace(**seconds, **shares, exposed_s=exposed)
 
 
-def unlike_stages(spec: JobSpec) -> dict[int, int]:
-    """{a stage: how many hold as much of the model as it does}"""
-    return {stages[0]: len(stages) for stages in alike_stages(spec)}
-
-
-def alike_stages(spec: JobSpec) -> tuple[tuple[int, ...], ...]:
-    """All stages, those together that hold as much of the model."""
-    layout = spec.layout
-    return _alike_stages(spec.model, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES, layout.balance)
-
-
-@cache
-def _alike_stages(
-    model: ModelSpec, pp: int, virtual_stages: int, is_v: bool, balance: Balance
-) -> tuple[tuple[int, ...], ...]:
-    layout = Layout(pp=pp, virtual_stages=virtual_stages, schedule="zbv" if is_v else "1f1b", balance=balance)
-    dense = model.moe.dense_layers if model.moe else 0
-    kinds: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for index in range(pp):
-        stage = stage_of(model, layout, index)
-        chunks = tuple((len(chunk), sum(i >= dense for i in chunk)) for chunk in stage.chunks)
-        kinds[chunks, stage.first, stage.last, is_turn(layout, index)].append(index)
-    return tuple(map(tuple, kinds.values()))
-
-
 def _micro_batch_s(stage: tuple[Halves, dict[Axis, float]]) -> float:
     halves, waits = stage
     return halves.total_s + halves.launch_s + sum(waits.values())
+
+
+def _exposed(seconds: float, hidden: float, halves: Halves) -> float:
+    """What is left of a wait: nothing hides behind more than there is to compute."""
+    return seconds - min(hidden * seconds, halves.total_s)
 
 
 def _less(halves: Halves, seconds: float) -> Halves:

@@ -31,6 +31,16 @@ class Mix(NamedTuple):
         return self.optimizer > ADAM_MOMENT_BYTES
 
     @property
+    def sharded(self) -> int:
+        """Of a weight that is held in shards and gathered to be computed with: fp32 where there is a master."""
+        return FP32_BYTES if self.has_master else self.compute
+
+    @property
+    def moments(self) -> int:
+        """Adam's two."""
+        return self.optimizer - (FP32_BYTES if self.has_master else 0)
+
+    @property
     def state(self) -> int:
         """Bytes a parameter without ZeRO (1910.02054 section 3.1 counts 16 for `bf16_gradients`)."""
         return self.compute + self.gradients + self.optimizer
@@ -41,6 +51,7 @@ MIXES: dict[Precision, Mix] = {
     "fp32": Mix("everything in fp32", 4, 4, ADAM_MOMENT_BYTES, "fp32"),
     "bf16": Mix("bf16 weights, fp32 gradients and master weights", 2, 4, _MASTER, "bf16"),
     "bf16_gradients": Mix("bf16 weights and gradients, fp32 master weights", 2, 2, _MASTER, "bf16"),
+    "bf16_state": Mix("everything in bf16, Adam's moments too", 2, 2, ADAM_MOMENT_BYTES // 2, "bf16"),
     "fp8_gradients": Mix("fp8 products; bf16 weights and gradients, fp32 master weights", 2, 2, _MASTER, "fp8"),
     "fp8": Mix("fp8 products; bf16 weights, fp32 gradients and master weights", 2, 4, _MASTER, "fp8"),
 }

@@ -19,7 +19,7 @@ def not_runnable(spec: JobSpec) -> list[Problem]:
         refuse("model.mla", "latent attention")
     if model.moe and model.moe.router_bias:
         refuse("model.moe.router_bias", "a router with a bias an expert")
-    if mix_of(train.precision).gemm == "fp8":
+    if mix_of(train.precision).gemm == "fp8" or train.precision == "bf16_state":
         refuse("train.precision", f"precision {train.precision}")
     if layout.cp > 1 and train.attention != "fused":
         refuse("train.attention", "attention that keeps every score with context parallelism")

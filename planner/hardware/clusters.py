@@ -10,6 +10,11 @@ TERA = 1e12
 
 _CONTEXT = 2 * GIB  # CUDA context, cuBLAS workspace, NCCL buffers: an allowance, not a measurement
 
+# What torch's out-of-memory errors call a device's total capacity: less than the data sheet's round figure by what the
+# driver and error correction keep, or more where the sheet means 10^9 bytes.
+_A100_40, _A100_80, _H100 = round(39.5 * GIB), round(79.15 * GIB), round(79.1 * GIB)
+_H200, _B200 = round(139.8 * GIB), round(178.35 * GIB)
+
 _CPU_PROCESS = 310 * 2**20  # resident before a model is built: the interpreter, torch, its libraries (torch 2.13)
 _CPU_FRAGMENTATION = 0.13  # glibc's heap keeps what is too small to be given back at once
 
@@ -21,7 +26,7 @@ ACCELERATORS = {
     for a in (
         Accelerator(
             name="A100 40GB",
-            memory_bytes=40 * GIB,
+            memory_bytes=_A100_40,
             fp32_flops=19.5 * TERA,
             bf16_flops=312 * TERA,
             bytes_per_s=1.555 * TERA,
@@ -30,7 +35,7 @@ ACCELERATORS = {
         ),
         Accelerator(
             name="A100 80GB",
-            memory_bytes=80 * GIB,
+            memory_bytes=_A100_80,
             fp32_flops=19.5 * TERA,
             bf16_flops=312 * TERA,
             bytes_per_s=2.039 * TERA,
@@ -39,7 +44,7 @@ ACCELERATORS = {
         ),
         Accelerator(
             name="H100 SXM",
-            memory_bytes=80 * GIB,
+            memory_bytes=_H100,
             fp32_flops=67 * TERA,
             bf16_flops=989.4 * TERA,
             fp8_flops=1978.9 * TERA,
@@ -52,7 +57,7 @@ ACCELERATORS = {
         ),
         Accelerator(
             name="H200 SXM",
-            memory_bytes=141 * GB,
+            memory_bytes=_H200,
             fp32_flops=67 * TERA,
             bf16_flops=989.4 * TERA,
             fp8_flops=1978.9 * TERA,
@@ -65,7 +70,7 @@ ACCELERATORS = {
         ),
         Accelerator(
             name="B200 SXM",
-            memory_bytes=180 * GB,
+            memory_bytes=_B200,
             fp32_flops=75 * TERA,
             bf16_flops=2250 * TERA,
             fp8_flops=4500 * TERA,

@@ -29,7 +29,7 @@ class Gemm(NamedTuple):
         return 2 * self.m * self.n * self.k * self.batch
 
 
-PassKind = Literal["norm", "scores", "casts", "other"]
+PassKind = Literal["norm", "scores", "casts", "loss", "other"]
 
 
 class Pass(NamedTuple):
@@ -55,13 +55,15 @@ Halves = tuple[tuple[Kernel, ...], tuple[Kernel, ...]]  # of forward, of backwar
 class Work(NamedTuple):
     """Kernels of a layer's forward, of the backward of its inputs, and of the backward of its weights.
 
-    `repeated` are those of the forward that selective recompute repeats, `attention` those that need keys and values.
+    `repeated` are those of the forward that selective recompute repeats, `operations` those that it repeats where it
+    keeps outputs of operations, `attention` those that need keys and values.
     """
 
     forward: tuple[Kernel, ...]
     backward_input: tuple[Kernel, ...]
     backward_weight: tuple[Kernel, ...]
     repeated: tuple[Kernel, ...] = ()
+    operations: tuple[Kernel, ...] = ()
     attention: tuple[Kernel, ...] = ()
 
 
@@ -69,6 +71,11 @@ class Work(NamedTuple):
 # tests among the published rows, both halves: of a router, forward and backward, and of each further part of a ring.
 ROUTER_KERNELS = 3
 RING_KERNELS = 4
+# Of a layer that ZeRO-3 shards, counted in FSDP2 (torch 2.13, _fsdp_collectives.py): shards copied in, gathered, copied
+# out, and two events; in backward as many, and gradients copied in, reduced, divided, added up, with an event.
+SHARD_KERNELS = (5, 10)
+# Of latent attention: two norms of latents, queries and keys put together of their parts.
+LATENT_KERNELS = 4
 ALIGNED = 16  # tokens: what an expert takes is filled up to so many
 
 
@@ -88,6 +95,7 @@ def layer_work(spec: JobSpec, *, moe: bool = False) -> Work:
         ),
         backward_weight=tuple(g._replace(m=g.n, n=g.k, k=g.m) for g in products),
         repeated=scores[0] if spec.train.attention == "unfused" else tuple(passes_forward[i] for i in _LIGHT),
+        operations=(*products[1::2], *passes_forward, *casts_forward),
         attention=(*scores[0], *scores[1]),
     )
 
@@ -198,6 +206,10 @@ def _passes(spec: JobSpec, *, moe: bool) -> Halves:
         rope = Pass(2 * e * tokens * (model.num_heads + model.num_kv_heads) // layout.tp * model.head_dim)
         forward.append(rope)
         backward.append(rope)
+    small = LATENT_KERNELS if model.mla else 0
+    sharded = SHARD_KERNELS if layout.zero == 3 else (0, 0)
+    forward += [Pass(0)] * (small + sharded[0])
+    backward += [Pass(0)] * (small + sharded[1])
     if moe and model.moe:
         permute = Pass(2 * e * tokens * model.hidden_size * model.moe.experts_per_token)
         forward += [permute, permute, *[Pass(0)] * ROUTER_KERNELS]
@@ -211,18 +223,19 @@ def embedding_work(spec: JobSpec) -> Work:
     return Work((Pass(3 * size),), (), (Pass(3 * size),))
 
 
-def head_work(spec: JobSpec) -> Work:
-    """Final norm, the product with the vocabulary, and the loss: fp32 logits are read and written several times."""
+def head_work(spec: JobSpec, *, gathers_logits: bool = False) -> Work:
+    """Final norm, the product with the vocabulary, and the loss: fp32 logits are read and written several times, those
+    of the whole vocabulary where each tensor rank gathers them."""
     model, tokens = spec.model, micro_batch_tokens(spec)
     e = mix_of(spec.train.precision).compute
     h, vocab = model.hidden_size, vocab_rows(spec)
-    logits = tokens * vocab
+    logits = tokens * vocab * (spec.layout.tp if gathers_logits else 1)
     product = Gemm(tokens, vocab, h, wide=True)
-    cast, softmax = Pass((e + FP32_BYTES) * logits), Pass(3 * FP32_BYTES * logits)
+    cast, softmax = Pass((e + FP32_BYTES) * logits, "loss"), Pass(3 * FP32_BYTES * logits, "loss")
     return Work(
         forward=(Pass(2 * e * tokens * h), product, cast, softmax),
         backward_input=(
-            Pass(2 * FP32_BYTES * logits),
+            Pass(2 * FP32_BYTES * logits, "loss"),
             cast,
             Gemm(tokens, h, vocab, wide=True),
             Pass(3 * e * tokens * h),

@@ -22,8 +22,9 @@ class Stack(NamedTuple):
     `measured_on`: what is in the names of accelerators that `within` holds on; any other has the widest. Empty is all.
     `gemm`, `attention`: of the accelerator's own efficiency; `gemm_hopper` also, where it has fp8: power holds the
     clock of those down. `grouped`: of a product's rate, for those of several experts in one call.
-    `norms`, `scores` (unfused attention), `casts` (to fp8) and `passes` (all else that is no product): bytes moved
-    over the fewest that one kernel for each needs; below 1 where a compiler fuses, above where eager code cuts.
+    `norms`, `scores` (unfused attention), `casts` (to fp8), `loss` (over logits) and `passes` (all else that is no
+    product): bytes moved over the fewest that one kernel for each needs; below 1 where a compiler fuses, above where
+    eager code cuts.
     `launch_s`: the host's time for a kernel of `planner.hardware.kernels`, autograd and Python included.
     `links`: of a link's efficiency, that collectives reach beside compute.
     `shares_dispatch`: a token goes once to each node that has an expert for it, and from each tensor rank its part.
@@ -31,6 +32,11 @@ class Stack(NamedTuple):
     `contention`: share of hidden gathers' and sums' time that compute loses to them.
     `step_s`: once a step, for the optimiser's launches, data and logging. `jitter`: share of a step that waiting for
     the slowest adds with every doubling of the nodes.
+    `gathers_logits`: every tensor rank gathers the logits of the whole vocabulary and computes its loss on all of them.
+    `fused_loss`: one kernel reads the logits and writes their gradient; `compiles_loss`: where a job compiles at all.
+    `repeats_operations`: selective recompute keeps every second product's output and attention's, and repeats the rest.
+    `keeps_both_gradients`: where they are added up in fp32, those of the compute type stay allocated.
+    `beside_bytes`: what communicators, buckets and the allocator take beside tensors and an accelerator's allowance.
     """
 
     title: str
@@ -43,6 +49,7 @@ class Stack(NamedTuple):
     norms: float = 1.0
     scores: float = 1.0
     casts: float = 1.0
+    loss: float = 1.0
     passes: float = 1.0
     launch_s: float = LAUNCH_S
     links: float = 1.0
@@ -51,21 +58,40 @@ class Stack(NamedTuple):
     contention: float = 0.0
     step_s: float = 0.0
     jitter: float = 0.0
+    gathers_logits: bool = False
+    fused_loss: bool = False
+    compiles_loss: bool = False
+    repeats_operations: bool = False
+    keeps_both_gradients: bool = False
+    beside_bytes: int = 0
 
     def bytes_of(self, kind: PassKind) -> float:
         """Factor on the bytes of a pass over memory."""
-        return {"norm": self.norms, "scores": self.scores, "casts": self.casts, "other": self.passes}[kind]
+        return {
+            "norm": self.norms,
+            "scores": self.scores,
+            "casts": self.casts,
+            "loss": self.loss,
+            "other": self.passes,
+        }[kind]
 
+
+# By how much nvidia-smi's figures of 15 runs of BLOOM's in fp16 exceed tensors and allowance (median; 1.9 to 8.5 GB): a
+# communicator for each group and pair of stages, and buckets of 5e8 gradients. Scaling's engine has the same of both.
+_PIPELINE_ENGINE = 6 * 10**9
 
 STACKS: dict[StackName, Stack] = {
     # 4 rows of eager FSDP2 (torchtitan, KempnerForge); what they do not tell is fsdp1's. The host: `make bench-eager`.
-    "ours": Stack("FSDP2, eager (what runs here)", 0.45, gemm_hopper=0.85, norms=1.7, passes=1.7, contention=0.3),
+    "ours": Stack(
+        "FSDP2, eager (what runs here)", 0.45, gemm_hopper=0.85, norms=1.7, loss=1.7, passes=1.7, contention=0.3
+    ),
     # 148 rows: NVIDIA's performance tables, MLPerf's logs, Megatron-LM's own tests (those alone tell the host's time).
     "megatron": Stack(
         "Megatron with Transformer Engine",
         0.3,
         grouped=0.485,
         norms=1.35,
+        loss=1.35,
         passes=1.35,
         casts=0.6,
         launch_s=1.5e-4,
@@ -81,14 +107,16 @@ STACKS: dict[StackName, Stack] = {
     "fsdp2": Stack(
         "FSDP2, compiled",
         0.5,
-        attention=0.9,
         norms=1.2,
-        passes=1.2,
-        casts=1.2,
+        loss=1.2,
+        passes=0.6,
+        casts=1.5,
         launch_s=1e-4,
-        links=0.63,
+        links=0.5,
         contention=0.1,
         step_s=5e-3,
+        compiles_loss=True,
+        repeats_operations=True,  # torchtitan's parallelize_llama.py, `_save_list`
     ),
     # 52 rows of MosaicML's llm-foundry; attention is FlashAttention 1's.
     "fsdp1": Stack(
@@ -98,26 +126,50 @@ STACKS: dict[StackName, Stack] = {
         gemm_hopper=0.85,
         attention=0.58,
         norms=1.7,
+        loss=1.7,
         passes=1.7,
         launch_s=6e-5,
         links=0.88,
         contention=0.3,
         step_s=5e-3,
+        fused_loss=True,  # flash-attn's kernel
     ),
-    # 128 rows: Aleph Alpha's sweeps, BLOOM's. Its pipeline engine reduces gradients after the last backward.
+    # 25 rows of BLOOM's, and Aleph Alpha's before these had a stack of their own. Its pipeline engine reduces gradients
+    # after the last backward.
     "deepspeed": Stack(
         "Megatron-DeepSpeed",
-        0.13,
+        0.14,
         ("A100", "H100"),
         gemm=0.95,
         attention=1.12,
         norms=2.2,
         scores=2.0,
+        loss=2.2,
         passes=2.2,
         launch_s=6e-5,
         links=0.55,
         hidden={"dp": 0.0},
         step_s=5e-3,
+        keeps_both_gradients=True,  # runtime/bf16_optimizer.py: zeroed, not freed
+        beside_bytes=_PIPELINE_ENGINE,
+    ),
+    # 103 rows of Aleph Alpha's sweeps. Its code (github.com/Aleph-Alpha/scaling): the column-parallel head gathers its
+    # output, the loss is computed on all of it and the engine keeps it, nothing overlaps the step's end.
+    "scaling": Stack(
+        "Scaling (Aleph Alpha)",
+        0.13,
+        ("A100", "H100"),
+        gemm=0.95,
+        attention=1.12,
+        norms=1.8,
+        scores=2.0,
+        passes=2.5,
+        launch_s=6e-5,
+        links=0.65,
+        hidden={"dp": 0.0},
+        step_s=0.3,
+        gathers_logits=True,
+        beside_bytes=_PIPELINE_ENGINE,
     ),
 }
 
@@ -134,4 +186,7 @@ def within(name: StackName, accelerator: str) -> float:
 # Kernels that a run may have taken instead of its stack's own, on the same rows.
 EAGER_NORMS = 15.0  # RMSNorm as a dozen kernels in fp32
 EAGER_SCORES = 5.8  # scale, mask and softmax in fp32, each a kernel
-FLASH_1 = 0.5  # FlashAttention 1, over `deepspeed`'s 2
+OVERLAPPED_EXPERTS: dict[Axis, float] = {"ep": 0.8}  # Megatron's 1F1B of experts' tokens beside other products
+FUSED_EXPERTS: dict[str, float] = {"grouped": 1.0, "launch_s": 0.0}  # one kernel an MLP; the iteration is one graph
+FLASH_1 = 0.5  # FlashAttention 1, over `scaling`'s 2
+ASYNC_TP: dict[Axis, float] = {"tp": 0.25}  # torch's asynchronous tensor parallelism, by two pairs of torchtitan's rows

@@ -14,8 +14,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from planner.cost.alike import alike_stages
+from planner.cost.beside import allowance
 from planner.cost.memory import least_bytes, most_bytes
-from planner.cost.timing import Timer, Timing, alike_stages
+from planner.cost.timing import Timer, Timing
 from planner.facts.layout import pipeline_problems, problems
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, Problem, Recompute, Schedule, SpecError
@@ -130,11 +132,11 @@ def pareto(fitting: Sequence[Found]) -> list[Found]:
 
 def needed_bytes(spec: JobSpec, cluster: Cluster) -> int:
     """Memory of the fullest rank with its allowances."""
-    return _allowed(max(most_bytes(spec, stages) for stages in alike_stages(spec)), cluster)
+    return _allowed(spec, max(most_bytes(spec, stages) for stages in alike_stages(spec)), cluster)
 
 
-def _allowed(parts: int, cluster: Cluster) -> int:
-    return parts + cluster.accelerator.allowance(parts)
+def _allowed(spec: JobSpec, parts: int, cluster: Cluster) -> int:
+    return parts + allowance(spec, cluster, parts)
 
 
 class _Finder:
@@ -212,7 +214,7 @@ class _Finder:
         layouts = [self.spec.layout.model_copy(update={**_PLAIN, **fields, "recompute": r}) for r in policies]
         first = self._candidate(layouts[0], sizes[0])
         alike = alike_stages(first)
-        if _allowed(max(least_bytes(first, stages[0]) for stages in alike), self.cluster) > self.capacity:
+        if _allowed(first, max(least_bytes(first, stages[0]) for stages in alike), self.cluster) > self.capacity:
             self.refused["memory: model state alone"] += len(sizes) * len(layouts)
             return
         full: set[Recompute] = set()  # what a smaller micro-batch overfilled
@@ -238,7 +240,7 @@ class _Finder:
         """Of the fullest rank, or of the first beyond what there is: one of each kind is asked before all are."""
         needed = 0
         for stages in [*((stages[0],) for stages in alike), *(stages for stages in alike if len(stages) > 1)]:
-            needed = max(needed, _allowed(most_bytes(spec, stages, self.capacity), self.cluster))
+            needed = max(needed, _allowed(spec, most_bytes(spec, stages, self.capacity), self.cluster))
             if needed > self.capacity:
                 break
         return needed

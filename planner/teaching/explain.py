@@ -16,7 +16,7 @@ from planner.facts.collectives import bus_factor
 from planner.facts.flops import hardware_flops, model_flops
 from planner.facts.models import embedding_parameters, head_parameters, layer_parameters, parameter_count
 from planner.facts.placements import vocab_rows
-from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.precision import mix_of
 from planner.facts.runnable import not_runnable
 from planner.facts.shards import held, micro_batch_tokens
 from planner.facts.spec import JobSpec
@@ -81,12 +81,13 @@ def _parameters(spec: JobSpec) -> Explanation:
 def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     layout, mix, a = spec.layout, mix_of(spec.train.precision), cluster.accelerator
     parts = rank_memory(spec, stage, cluster)
+    tensors = sum(parts.values()) - parts["allowance"]
     numel, own, when = held_parameters(spec, stage), held(spec, stage), fullest(spec, stage).when
     each = layer_bytes(spec, moe=own.num_moe_layers == own.num_layers)
     zero = "ZeRO 1910.02054 section 5, table 1"
     fsdp = "FSDP2 of torch 2.13, held against dry runs (make memory)" if is_taped(spec) else "2205.05198 section 4"
     shards = layout.shard_ranks if layout.zero else 1
-    columns, weight = vocab_rows(spec), FP32_BYTES if layout.zero and is_taped(spec) else mix.compute
+    columns, weight = vocab_rows(spec), mix.sharded if layout.zero and is_taped(spec) else mix.compute
     said = {
         "parameters": ("elements held x bytes", f"{parts['parameters'] // weight:,} x {weight}", zero),
         "gradients": (f"those there {when}", f"{numel:,} a rank of {shards}, summed in {mix.gradients} B", zero),
@@ -119,8 +120,8 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
             "workers.checkpoint.save",
         ),
         "allowance": (
-            "gone before a tensor is made + a share of the rest",
-            f"{a.reserved_bytes:,} + {a.fragmentation:.0%} x {sum(parts.values()) - parts['allowance']:,}",
+            "gone before a tensor is made, or the stack's own + a share of the rest",
+            f"{parts['allowance'] - round(a.fragmentation * tensors):,} + {a.fragmentation:.0%} x {tensors:,}",
             "an allowance: a GPU's is assumed, a CPU rank's was measured (make bench-calibration)",
         ),
     }

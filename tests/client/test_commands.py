@@ -17,6 +17,7 @@ from rich.console import Console
 
 from meshboard import Client, exits, following
 from meshboard.commands import app
+from meshboard.commands import running as running_commands
 from meshboard.job import Job
 from meshboard.look import look
 from meshboard.show import jobs, live, words
@@ -144,6 +145,51 @@ def test_watch_goes_on_until_the_job_has_ended(meshboard: Meshboard, server: Say
     assert ran.out.endswith("\nrank 1 was killed\n")
     told = json.loads(meshboard("watch", "j", "--json", at=server).out)
     assert (told["step"], told["bytes_per_s"]["tp"]) == (12, 1024.0)
+
+
+def sent(at: float, *seconds: tuple[int, str, int]) -> bytes:
+    told = [{"second": second, "axis": axis, "bytes": num_bytes} for second, axis, num_bytes in seconds]
+    return event("traffic", {"attempt": 1, "at": at, "sent": told})
+
+
+def test_watch_shows_what_the_board_tells_as_it_comes(
+    meshboard: Meshboard, server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder, some seconds behind, has nothing to say until the job is over."""
+    monkeypatch.setattr(running_commands, "SLACK_S", 1.0)  # every look
+    server.tells("jobs/j/history", {"errors": []}, 404)
+    step = {"attempt": 1, "step": 7, "loss": 3.0, "step_s": 0.25}
+    server.at["jobs/j/events"] = answer(
+        200,
+        event("state", {"status": "running", "attempt": 1})
+        + event("step", step)
+        + sent(1000.5, (990, "tp", 1000), (998, "tp", 1000), (999, "tp", 512), (1000, "tp", 9))
+        + event("step", {**step, "step": 8, "loss": None})
+        + sent(1030.5)
+        + event("end", {"status": "succeeded", "attempt": 1}),
+    )
+    server.answers = [answer(200, JOB), answer(200, ENDED), answer(200, ENDED)]
+    ran = meshboard("watch", "j", "--json", at=server)
+    told = [json.loads(line) for line in ran.out.splitlines()]
+    assert [(one["step"], one["loss"], one["bytes_per_s"]) for one in told[2:-1]] == [
+        (7, 3.0, {"tp": (1000 + 1000 + 512) / 10}),
+        (8, 3.0, {"tp": (1000 + 1000 + 512) / 10}),
+        (8, 3.0, {"tp": 0.0}),
+    ], "whole seconds alone; and nothing sent is nothing told"
+    assert (ran.code, told[-1]["status"]) == (0, "succeeded")
+    assert "GET /api/v1/jobs/j/events?live=30" in server.asked
+
+
+def test_watch_looks_now_and_then_where_a_board_tells_nothing_live(
+    meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running(server)
+    del server.at["jobs/j"]
+    monkeypatch.setattr(running_commands.time, "sleep", lambda _seconds: None)
+    server.tells("jobs/j/events", {"errors": [{"field": "live", "message": "is no parameter of this"}]}, 400)
+    server.answers = [answer(200, JOB), answer(200, ENDED)]
+    ran = meshboard("watch", "j", at=server)
+    assert (ran.code, [line.split()[0] for line in ran.out.splitlines()]) == (0, ["running", "succeeded"])
 
 
 def test_a_terminal_gets_a_picture(server: Saying, board: Client) -> None:

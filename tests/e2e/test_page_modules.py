@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.template.loader import render_to_string
 from playwright.sync_api import Page
 
-from tests.support.modules import call
+from tests.support.modules import call, paper
 
 TOLD: dict[str, Any] = {
     "step_s": 0.2,
@@ -247,3 +248,80 @@ def test_a_long_run_keeps_steps_evenly_and_its_newest_loss(modules: Page) -> Non
     stride, bounded, even, last, newest = call(modules, "fold/steps.js", body, 50_001)
     assert (stride, bounded, even, last) == (4, True, True, 50_000)
     assert newest == {"step": 50_000, "loss": -50_000}
+
+
+@pytest.mark.parametrize(
+    ("marks", "letters"),
+    [
+        ("C100 V101", "C100 V110"),  # both told, side by side
+        ("V100 V104 V108 V112", "V100 V112"),
+        ("C100 V104 C107 !108 V140", "C100 V110 !120 V140"),
+        ("C290 V292 !294", "C275 V285 !295"),  # as far left as their room asks
+    ],
+)
+def test_letters_of_marks_that_are_close_stand_side_by_side(modules: Page, marks: str, letters: str) -> None:
+    def places(text: str) -> list[dict[str, Any]]:
+        return [{"kind": word[0], "x": int(word[1:])} for word in text.split()]
+
+    assert call(modules, "charts/marks.js", "return m.letterPlaces(x, 10, 295)", places(marks)) == places(letters)
+
+
+SHEETS = ("css/tokens.css", "css/base.css", "css/components.css", "css/pages.css", "css/job.css")
+CUT = """() => [...document.querySelectorAll('.figures dt, .figures dd, .figures small, .note')]
+  .filter((one) => one.scrollWidth > one.clientWidth && !(one.title && one.matches('small, .note') && innerWidth > 704))
+  .map((one) => `${one.textContent}: ${one.scrollWidth} of ${one.clientWidth} px at ${innerWidth}`)"""
+
+
+def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
+    panels = [render_to_string(f"jobs/panels/{name}.html", {"job": {}}) for name in ("progress", "traffic")]
+    body = """async () => {
+      const { showOff, showProgress } = await import('/js/job/figures.js');
+      const state = (await import('/js/store.js')).createState();
+      state.lastLoss = { step: 999_999, loss: -3.4e38 };
+      state.evals.set(1_000_000, { time: 1, loss: 2.4e38 });
+      ['setup', 'checkpoint', 'eval', 'teardown'].forEach((phase, rank) => state.ranks.set(rank, { phase }));
+      state.progress = { step: 999_999, steps: 1_000_000, rate: 999_499, step_s: 59.94 };
+      showProgress({ finished: false, spec: { train: {} } }, state);
+      document.getElementById('figure-left').textContent = '2777 h 46 min';
+      showOff({ bytesOff: 9_999_999, callsOff: 1_000_000 }, true);
+      const note = document.getElementById('traffic-note');
+      note.textContent = note.title = 'Ranks 0-15 of 1,024; all count in the tables. 1,000,000 timing records dropped.';
+    }"""
+    with paper(modules, f'<main><div class="first">{"".join(panels)}</div></main>', *SHEETS) as page:
+        page.evaluate(body)
+        for width in (390, 720, 1024, 1440):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate(CUT) == []
+
+
+@pytest.mark.parametrize(
+    ("ticks", "words"),
+    [
+        ([1.0, 1.5, 2.0], ["1.00", "1.50", "2.00"]),
+        ([2.001, 2.002, 2.003], ["2.001", "2.002", "2.003"]),
+        ([1.0200, 1.0205, 1.0210], ["1.0200", "1.0205", "1.0210"]),
+        ([5_001_000, 5_002_000], ["5.001e+6", "5.002e+6"]),
+        ([1.02000001, 1.02000002], ["1.02", "1.02"]),  # there is no room for as many digits
+    ],
+)
+def test_ticks_of_an_axis_differ_as_far_as_there_is_room(modules: Page, ticks: list[float], words: list[str]) -> None:
+    body = "return m.tickWords((value) => value.toPrecision(3))(null, x)"
+    assert call(modules, "charts/ticks.js", body, ticks) == words
+
+
+def test_lines_where_hosts_begin_leave_the_cells_of_very_many_to_be_seen(modules: Page) -> None:
+    body = """async (num_hosts) => {
+      const { heatMap } = await import('/js/heat/map.js');
+      const map = heatMap(document.getElementById('map'), { label: 'map', told: String, onTell() {} });
+      const borders = Array.from({ length: num_hosts - 1 }, (_, i) => 8 * (i + 1));
+      const rows = 8 * num_hosts;
+      const cells = new Float32Array(rows * rows);
+      map.show(cells, { rows, columns: rows, most: 1, borders: { rows: borders, columns: borders } });
+      const lines = document.querySelector('.heat-lines');
+      const { data } = lines.getContext('2d').getImageData(0, 0, lines.width, lines.height);
+      return data.reduce((drawn, value, i) => drawn + (i % 4 === 3 && value > 0), 0);
+    }"""
+    with paper(modules, '<main><div id="map"></div></main>', "css/tokens.css", "css/base.css", "css/heat.css") as page:
+        few, many = page.evaluate(body, 4), page.evaluate(body, 128)
+    assert few > 0
+    assert many == 0, "128 hosts on 400 px: lines would be all that one sees"

@@ -12,7 +12,7 @@ def test_the_submit_page_draws_what_a_published_layout_costs(page: Page, running
     panel = page.locator("#estimate")
     expect(panel.locator('[data-show="world"]')).to_have_text("1,024 ranks")
     expect(panel.locator('[data-show="parameters"]')).to_have_text("175B")
-    expect(panel.locator('[data-show="memory"]')).to_contain_text("of 80.0 GiB")
+    expect(panel.locator('[data-show="memory"]')).to_contain_text("of 79.2 GiB")
     expect(panel.locator('[data-show="traffic"]')).to_contain_text("between nodes")
     expect(panel.locator('[data-section="traffic"] [data-kind]')).to_have_text("estimate")
     assert panel.locator(".schedule rect:not(.idle)").count() == 2 * 16 * 32
@@ -65,7 +65,7 @@ def test_layouts_stand_side_by_side_and_a_search_adds_one(page: Page, running_bo
     page.goto(f"{running_board.url}/what-if/")
     lanes = page.locator(".lane")
     expect(lanes).to_have_count(2)
-    expect(lanes.nth(0)).to_contain_text("of 80.0 GiB")
+    expect(lanes.nth(0)).to_contain_text("of 79.1 GiB")
     expect(page.locator('.lane[data-best="true"]')).to_have_count(1)
     page.fill("#s-fixed", "tp=2 zero=1")
     page.click("#search")

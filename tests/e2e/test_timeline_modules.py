@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -195,6 +196,28 @@ def test_a_closer_look_costs_pixels_and_not_events(modules: Page) -> None:
     whole, close = call(modules, "timeline/paint.js", body, [item(0, calls=calls, spans=spans)])
     assert 60 < whole <= 2 * 2 * 61
     assert 15 <= close <= 40
+
+
+def test_names_of_events_that_run_at_once_cover_no_other(modules: Page) -> None:
+    """Collectives of one axis that were issued one after the other before the first of them had ended."""
+    calls = [(0, "all_reduce", n, 40 * n, 1, 40 * n + 500, 8, -1) for n in range(1, 12)]
+    body = (
+        MADE
+        + """
+    const { rowsOf } = await import('/js/timeline/lanes.js');
+    const step = made(x);
+    const texts = [];
+    const fillText = (text, at, y) => text === 'all_reduce' && texts.push([y, at, at + 60]);
+    const pen = { fillText, measureText: () => ({ width: 60 }) };
+    const context = new Proxy(pen, { get: (own, name) => own[name] ?? (() => {}) });
+    const frame = { width: 1064, height: 200, left: 64, top: 0, rowHeight: 16, gap: 4 };
+    m.paint(context, rowsOf(step), step, { from: 0, to: step.seconds }, frame, () => '#123456', () => 'c');
+    return texts;
+    """
+    )
+    texts = call(modules, "timeline/paint.js", body, [item(0, calls=calls)])
+    assert len(texts) > 3
+    assert all(free <= at for (_, _, free), (_, at, _) in pairwise(texts)), texts
 
 
 def test_darker_is_more_and_nothing_is_nothing(modules: Page) -> None:

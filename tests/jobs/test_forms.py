@@ -66,7 +66,7 @@ def test_what_a_field_takes_is_read_from_its_model() -> None:
         "above 0, at most 10",
     )
     assert fields["train.resume"].optional
-    assert fields["train.precision"].choices == ("fp32", "bf16", "bf16_gradients", "fp8", "fp8_gradients")
+    assert fields["train.precision"].choices == ("fp32", "bf16", "bf16_gradients", "bf16_state", "fp8", "fp8_gradients")
     assert fields["train.compile"].ticked
     assert not fields["train.overlap"].ticked  # on by default: nothing sent must not mean off
     assert lab_form.FIELDS["lab.ranks"][:3] == ("int", True, True)

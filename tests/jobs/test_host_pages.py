@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 from django.contrib.auth.models import User
+from django.forms import model_to_dict
 from django.utils import timezone
 
 from jobs.hosts.grid import MOST_IN_LEGEND, grid
@@ -88,6 +89,29 @@ def test_a_hundred_hosts_take_no_query_each(
         assert client.get("/hosts/?part=grid").status_code == 200
     with django_assert_max_num_queries(12):
         assert len(client.get("/api/v1/hosts").json()) == 100
+
+
+def test_a_thousand_hosts_come_by_pages_and_by_name_and_state(staff: User, make_host: MakeHost, client: Any) -> None:
+    first = make_host("rack-0-node-0", slots=8)
+    more = [
+        Host(**{**model_to_dict(first), "id": None, "name": f"rack-{n // 40}-node-{n % 40}"}) for n in range(1, 1000)
+    ]
+    Host.objects.bulk_create(more)
+    silent(Host.objects.get(name="rack-7-node-7"))
+    client.force_login(staff)
+    page = client.get("/hosts/").content.decode()
+    assert page.count('class="panel host-card"') == 100
+    assert "999 connected · 1 silent · 8,000 of 8,000 slots free" in page
+    assert "1 to 100 of 1,000" in page
+    last = client.get("/hosts/?part=grid&page=10").content.decode()
+    assert "901 to 1,000 of 1,000" in last
+    rack = client.get("/hosts/?q=RACK-7-&page=99").content.decode()
+    assert rack.count('class="panel host-card"') == 40
+    assert "?part=grid" not in re.findall(r'hx-get="([^"]*)"', rack)[0], "what follows them live is narrowed alike"
+    for state, number in (("silent", 1), ("lost", 0), ("<b>", 1000)):
+        page = client.get("/hosts/", {"q": "node", "state": state}).content.decode()
+        assert page.count('class="panel host-card"') == min(100, number)
+        assert "<b>" not in page
 
 
 def test_a_legend_is_bounded_and_says_what_it_leaves_out(owner: User, make_host: MakeHost) -> None:

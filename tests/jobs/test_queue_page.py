@@ -121,7 +121,9 @@ def test_only_staff_with_the_right_act(path: str, owner: User, viewer: User, cli
         assert client.get("/queue/audit/").status_code == 403
 
 
-def test_what_would_start_if(owner: User, staff: User, client: Client, make_host: MakeHost) -> None:
+def test_what_would_start_if(
+    owner: User, staff: User, client: Client, make_host: MakeHost, api: Callable[[User], APIClient]
+) -> None:
     busy(make_host(), owner, 0, 1)
     Pool.objects.create(name="shut", labels=["x"], paused=True)
     large, small = waiting(owner, "large", num_slots=4)[0], waiting(owner, "small", num_slots=2)[0]
@@ -133,8 +135,25 @@ def test_what_would_start_if(owner: User, staff: User, client: Client, make_host
         ("pool=shut", []),
     ):
         assert [row["id"] for row in client.get(f"/queue/?{query}").context["started"]] == names, query
-    for query in ("slots=many", "job=none&priority=1", f"job={small.id}&priority=1e9"):
-        assert client.get(f"/queue/?{query}").context["problem"], query
+        told = api(staff).get(f"/api/v1/queue/what-if?{query}")
+        assert [row["id"] for row in told.json()["jobs"]] == names, query
+    for query, field in (
+        ("slots=many", "slots"),
+        ("slots=65537", "slots"),
+        ("job=none&priority=1", "job"),
+        (f"job={small.id}&priority=1e9", "priority"),
+        (f"job={small.id}", "priority"),
+        ("priority=-1", "job"),
+        ("pool=none", "pool"),
+        ("pool=%00", "pool"),
+    ):
+        assert field in client.get(f"/queue/?{query}").context["problem"], query
+        refused = api(staff).get(f"/api/v1/queue/what-if?{query}")
+        assert (refused.status_code, [each["field"] for each in refused.json()["errors"]]) == (400, [field]), query
+    for query, field in (("", "slots"), ("?slots=", "slots"), ("?slots=1&slots=2", "slots"), ("?slot=1", "slot")):
+        refused = api(staff).get(f"/api/v1/queue/what-if{query}")
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (400, field), query
+    assert api(owner).get("/api/v1/queue/what-if?slots=4").status_code == 403, "it tells of everybody's jobs"
 
 
 def test_a_job_is_moved_over_the_page_and_rest(

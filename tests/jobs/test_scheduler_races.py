@@ -18,7 +18,7 @@ from tests.jobs.test_lifecycle import run_together
 from tests.jobs.test_scheduler import busy, queued
 from tests.support.postgres import as_default_database, postgres_server
 
-CANCELS = 200
+CANCELS = 72
 
 
 @pytest.fixture(scope="module")

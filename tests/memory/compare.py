@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.cost.memory import memory
+from planner.cost.memory.stage import fullest
 from planner.facts.spec import JobSpec
 from workers.dry_run.rank import dry_step
 
@@ -41,6 +41,6 @@ def found(spec: JobSpec) -> list[Found]:
     several = []
     for stage in range(spec.layout.pp):
         step = dry_step(spec, stage * ranks)
-        predicted = sum(memory(spec, stage).values())
+        predicted = sum(fullest(spec, stage, updates=False).levels)
         several.append(Found(spec, stage, step.peak_bytes + step.optimizer_bytes, predicted))
     return several

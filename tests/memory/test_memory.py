@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from planner.cost.memory import memory, most_bytes
+from planner.cost.alike import alike_stages
+from planner.cost.memory import layer_bytes, memory, most_bytes
 from planner.cost.memory.moments import Pipe, _moments, moments
-from planner.cost.timing import alike_stages
+from planner.cost.memory.stage import CONVERTED_ELEMENTS, fullest, rank_of_stage
 from planner.facts.parse import parse_fields
 from planner.facts.spec import Schedule
 from tests.memory.__main__ import USUALLY
@@ -34,11 +35,12 @@ MODEL = {
         {"schedule": "zbv", "virtual_stages": 2, "zero": 1},
         {"schedule": "zbv", "virtual_stages": 2, "zero": 1, "recompute": "selective", "regather": True},
         {"schedule": "interleaved_1f1b", "virtual_stages": 2, "zero": 1, "recompute": "selective", "regather": True},
+        {"schedule": "interleaved_zero_bubble", "zero": 2},
     ],
 )
 def test_a_layout_needs_what_the_plan_says(layout: dict[str, Any]) -> None:
     """Of those that `make memory` draws at random, ones that were far off: split backward's gradients in two types,
-    what selective recompute keeps."""
+    what selective recompute keeps, the reduce-scatter's buffer that waits for the next micro-batch."""
     train = {"global_batch": 8, "micro_batches": 4, "seq_len": 1024, "precision": "bf16"}
     fields = {"model": MODEL, "layout": {"dp": 2, "tp": 2, "pp": 2, "sequence_parallel": True, **layout}}
     rows = found(parse_fields({**fields, "train": train}))
@@ -90,3 +92,46 @@ def test_a_split_backward_lets_go_of_a_micro_batch_when_its_weights_are_done() -
         return dry_step(spec, 1).peak_bytes
 
     assert peak(12) == pytest.approx(peak(6), rel=1e-3)
+
+
+def test_what_waits_for_its_weights_keeps_its_gradient_and_its_input() -> None:
+    """Per micro-batch that waits between two stages 3 hidden states of 1,024 x 512 x 2 bytes, 3 MiB, were not
+    counted: of 134 MiB on stage 2, where two wait, 6."""
+    model = {**MODEL, "hidden_size": 512, "num_heads": 8, "ffn_hidden_size": 2048, "vocab_size": 1024}
+    layout = {"pp": 4, "schedule": "interleaved_zero_bubble"}
+    train = {"global_batch": 8, "micro_batches": 8, "seq_len": 1024, "precision": "bf16"}
+    spec = parse_fields({"model": model, "layout": layout, "train": train})
+    step = dry_step(spec, 2)
+    predicted = sum(memory(spec, 2).values())
+    assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)
+
+
+def test_an_update_turns_gradients_into_fp32_and_no_dry_run_does() -> None:
+    """16 Mi elements at a time, more than this model keeps for a backward."""
+    fields = {
+        "model": {**MODEL, "hidden_size": 512, "num_heads": 8, "num_kv_heads": 8, "ffn_hidden_size": 1408},
+        "layout": {"pp": 2},
+        "train": {"global_batch": 2, "micro_batches": 2, "seq_len": 128, "precision": "bf16_gradients"},
+    }
+    spec = parse_fields(fields)
+    with_it, without = (fullest(spec, 0, updates=updates) for updates in (True, False))
+    whole = sum(chunk.elements() for chunk in rank_of_stage(spec, 0).chunks)
+    assert with_it.when == "in the update"
+    assert sum(with_it.levels) == whole * (2 + 12 + 2) + 4 * CONVERTED_ELEMENTS
+    assert sum(without.levels) < sum(with_it.levels)
+    (first, _) = found(spec)
+    assert first.off == pytest.approx(0.0, abs=USUALLY)
+
+
+def test_a_router_keeps_no_input_that_is_gathered_again() -> None:
+    """Gathered again, a layer keeps a rank's part of each half's input, 1,024 x 1,024 x 4 / 2 bytes, and no whole."""
+    experts = {"num_experts": 4, "experts_per_token": 1, "expert_ffn_hidden_size": 512}
+    train = {"global_batch": 1, "micro_batches": 1, "seq_len": 1024, "precision": "fp32"}
+
+    def kept(regather: bool) -> int:
+        layout = {"tp": 2, "sequence_parallel": True, "regather": regather}
+        spec = parse_fields({"model": {**MODEL, "moe": experts}, "layout": layout, "train": train})
+        return layer_bytes(spec, moe=True)
+
+    whole = 1024 * 1024 * 4
+    assert kept(regather=False) - kept(regather=True) == 2 * (whole - whole // 2)

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.__main__ import answers_of, report
+from benchmarks.published.mapping import KEEPS_SCORES, plan_of
+from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
+from planner.hardware.stacks import ASYNC_TP, STACKS
 
 ROW = {
     "source_repo_path": "Aleph-Alpha/layouts:runs.xlsx",
@@ -93,6 +96,51 @@ def test_measurements_of_one_configuration_share_a_half(tmp_path: Path) -> None:
     assert len(halves) == 1
 
 
+@pytest.mark.parametrize(("line", "precision"), [(898, "bf16_gradients"), (899, "bf16")])
+def test_blooms_rows_add_gradients_up_in_fp32_from_the_line_that_says_so(
+    tmp_path: Path, line: int, precision: str
+) -> None:
+    bloom = {"source_repo_path": "bigscience-workshop/bigscience:prequel.md", "model": "bloom-200b"}
+    note = f"line {line}; Megatron-DeepSpeed, 8 A100 a node"
+    (row,) = read_rows(_file(tmp_path / "rows.csv", bloom | {"note": note}))
+    assert not isinstance(row, SkipError)
+    assert plan_of(row).spec.train.precision == precision
+
+
+def test_fsdp2s_rows_are_planned_as_their_code_runs(tmp_path: Path) -> None:
+    """KempnerForge: nodes of 4, all in bf16, GiB called GB, gradients summed late. torchtitan: a pipe's stages gather
+    once a step, its peak is what the allocator reserved, asynchronous tensor parallelism hides a part."""
+    common = {"gpu": "H200", "gpus": "16", "dp": "4", "tp": "4", "zero": "3", "global_batch": "64"}
+    kempner = {"source_repo_path": "KempnerInstitute/KempnerForge:b.md", "note": "torch.compile on", **common}
+    titan = {"source_repo_path": "pytorch/torchtitan:b_202412_.md", **common, "pp": "2", "dp": "2"}
+    peak = {"measure_name": "peak_memory_gb", "measure_value": "10"}
+    rows = [kempner | peak, titan | {"note": "AsyncTP; max_reserved of the fullest GPU"}]
+    read = [row for row in read_rows(_file(tmp_path / "rows.csv", *rows)) if not isinstance(row, SkipError)]
+    first, second = (plan_of(row) for row in read)
+    assert read[0].num_bytes == 10 * 2**30
+    assert (first.stack, first.cluster.per_node, first.spec.train.precision) == ("fsdp2", 4, "bf16_state")
+    assert (first.kempner, first.meter, first.spec.train.compile, first.spec.layout.zero) == (
+        True,
+        "allocated",
+        False,
+        3,
+    )
+    assert (second.spec.layout.zero, second.meter, second.kernels.hidden) == (1, "reserved", ASYNC_TP)
+
+
+def test_megatrons_own_tests_have_the_sizes_of_their_configurations(tmp_path: Path) -> None:
+    common = {"source_repo_path": "NVIDIA/Megatron-LM:tests/x.json", "note": "multi-latent-attention=True"}
+    dense = common | {"model": "gpt-test gpt3_mcore_te_tp2_pp2_mla"}
+    mixed = common | {"model": f"moe-test gpt3_mcore_te_{KEEPS_SCORES}", "recompute": "selective", "ep": "4"}
+    rows = [row for row in read_rows(_file(tmp_path / "r.csv", dense, mixed)) if not isinstance(row, SkipError)]
+    first, second = (plan_of(row).spec for row in rows)
+    assert first.model.mla is not None
+    assert first.model.mla.q_rank == 192
+    assert second.model.moe is not None
+    assert (second.model.moe.expert_ffn_hidden_size, second.model.moe.shared_experts) == (1024, 1)
+    assert (second.model.moe.dense_layers, second.model.ffn_hidden_size, second.layout.recompute) == (3, 4096, "none")
+
+
 def test_scores_by_hand() -> None:
     off = errors([-0.1, 0.3])
     assert off is not None
@@ -104,3 +152,25 @@ def test_scores_by_hand() -> None:
     said = confusion([(True, True), (False, True), (True, False), (False, False)])
     assert said is not None
     assert (said.right, said.falsely_fits) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "release", "ep", "fused"),
+    [
+        ("GB300", "deepseek-v3-671b", "26.06", 0.8, True),
+        ("GB300", "deepseek-v3-671b", "26.04.01", 0.0, False),
+        ("B200", "deepseek-v3-671b", "26.04.01", 0.8, False),
+        ("B300", "qwen3-235b-a22b", "26.02", 0.8, False),
+        ("B300", "qwen3-235b-a22b", "26.04", 0.0, False),
+    ],
+)
+def test_what_a_recipe_switches_on_goes_by_its_release(
+    tmp_path: Path, gpu: str, model: str, release: str, ep: float, fused: bool
+) -> None:
+    row = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "precision": "MXFP8", "gpu": gpu, "model": model}
+    (read,) = read_rows(_file(tmp_path / "rows.csv", row | {"pp": "8", "note": f"{release} Pre-Training Performance"}))
+    assert not isinstance(read, SkipError)
+    usual = STACKS["megatron"]
+    kernels = usual._replace(**switched_on(read))
+    assert kernels.hidden == usual.hidden | ({"ep": ep} if ep else {})
+    assert (kernels.grouped, kernels.launch_s) == ((1.0, 0.0) if fused else (usual.grouped, usual.launch_s))

@@ -6,15 +6,24 @@ from typing import get_args
 
 import pytest
 
-from planner.cost.estimate import estimate
-from planner.cost.timing import Timer, step_time
+from planner.cost.beside import allowance
+from planner.cost.compute import Halves
+from planner.cost.estimate import estimate, rank_memory
+from planner.cost.memory import held_parameters, layer_bytes, memory
+from planner.cost.memory.layer import kept_outputs
+from planner.cost.memory.pieces import head_piece
+from planner.cost.memory.shape import shape_of
+from planner.cost.memory.stage import rank_of_stage
+from planner.cost.memory.tape import LOGITS
+from planner.cost.timing import Timer, _exposed, step_time
+from planner.facts.precision import MIXES
 from planner.facts.presets import PRESETS
 from planner.facts.runnable import not_runnable
-from planner.facts.spec import JobSpec, Layout, MoeSpec, Resources, StackName, TrainSpec
+from planner.facts.spec import JobSpec, Layout, MlaSpec, MoeSpec, Resources, StackName, TrainSpec
 from planner.hardware.calibration import cluster_of
-from planner.hardware.cluster import gemm_seconds
+from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
 from planner.hardware.clusters import CLUSTERS
-from planner.hardware.kernels import Gemm, Pass, layer_work
+from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
 from planner.hardware.profile import CollectivePoint, GemmPoint, HostProfile, StreamPoint
 from planner.hardware.runs import Run, stripped
 from planner.hardware.stacks import STACKS
@@ -162,3 +171,111 @@ def test_runs_of_our_stack_correct_no_plan_for_another() -> None:
     assert estimate(SPEC, here)["time"]["interval"]["runs"] == 3
     told = estimate(on("megatron"), here)["time"]
     assert (told["interval"]["runs"], told["step_s"]) == (0, step_time(on("megatron"), H100).step_s)
+
+
+def test_a_stack_that_gathers_logits_holds_and_passes_over_those_of_the_whole_vocabulary() -> None:
+    spec = on("scaling", SPEC.model_copy(update={"layout": Layout(dp=32, tp=2, zero=1)}))
+    logits = 2 * 4096 * 128_256  # tokens of a micro-batch x vocabulary
+    piece = head_piece(shape_of(spec), "keep", tied=False, waits=False)
+    assert piece.forward.net[LOGITS] == 2 * logits
+    # The other rank's half comes apart beside the own one; both stay until they are one.
+    assert piece.forward.peak[LOGITS] == 2 * 2 * logits
+    assert piece.loss.net[LOGITS] == 4 * logits, "log-softmax; the logits stay"
+    assert piece.loss_backward.peak[LOGITS] == 8 * logits, "its gradient and that of its input, in fp32"
+    assert piece.loss_backward.net[LOGITS] == (2 - 4 - 2) * logits, "a gradient in 16 bits, for what was kept"
+    divided = head_piece(shape_of(on("deepspeed", spec)), "keep", tied=False, waits=False)
+    assert divided.forward.net[LOGITS] == logits
+
+    passes = [
+        sum(k.num_bytes for k in (*work.forward, *work.backward_input) if isinstance(k, Pass) and k.kind == "loss")
+        for work in (head_work(spec), head_work(spec, gathers_logits=True))
+    ]
+    assert passes == [(6 + 12 + 8 + 6) * logits // 2, (6 + 12 + 8 + 6) * logits]
+
+
+def test_gathered_logits_are_waited_for_in_each_micro_batch() -> None:
+    spec = on("scaling", SPEC.model_copy(update={"layout": Layout(dp=32, tp=2, zero=1)}))
+    apart = {**STACKS, "scaling": STACKS["scaling"]._replace(gathers_logits=False)}
+    waits = [Timer(H100, stacks).step(spec).exposed_s["tp"] for stacks in (STACKS, apart)]
+    size = 2 * 4096 * 128_256 * 2  # tokens x vocabulary x bytes
+    each = collective_seconds("all_gather", size, Span(2, 1), H100) / STACKS["scaling"].links
+    assert waits[0] - waits[1] == pytest.approx(4 * each)
+
+
+def test_what_a_stack_takes_beside_tensors_counts_on_gpus_that_were_not_measured() -> None:
+    a100, tensors = CLUSTERS["a100-80gb"], 40 * 10**9
+    assert allowance(on("deepspeed"), a100, tensors) == 2 * 2**30 + 2 * 10**9 + 6 * 10**9
+    assert allowance(SPEC, a100, tensors) == 2 * 2**30 + 2 * 10**9
+    on_cpu = CLUSTERS["cpu"]
+    assert allowance(on("deepspeed"), on_cpu, tensors) == on_cpu.accelerator.allowance(tensors)
+    whole = rank_memory(on("deepspeed"), 0, a100)
+    assert whole["allowance"] == allowance(on("deepspeed"), a100, sum(whole.values()) - whole["allowance"])
+
+
+def test_gradients_of_both_types_are_held_where_the_optimizer_zeroes_the_narrow_ones() -> None:
+    held = [memory(on(stack), 0)["gradients"] for stack in ("deepspeed", "ours")]
+    whole = sum(chunk.elements() for chunk in rank_of_stage(SPEC, 0).chunks)
+    assert held[0] - held[1] == 2 * whole
+    narrow = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"precision": "bf16_gradients"})})
+    assert memory(on("deepspeed", narrow), 0)["gradients"] == memory(narrow, 0)["gradients"]
+
+
+def test_repeating_operations_keeps_every_second_product_and_attention() -> None:
+    """torchtitan: of q, k, v, o, gate, up, down it saves the 1st, 3rd, 5th and 7th; k, o and up are made again."""
+    layout = Layout(dp=32, zero=3, recompute="selective")
+    spec = on("fsdp2", SPEC.model_copy(update={"layout": layout}))
+    tokens, h, kv, inner, heads = 2 * 4096, 4096, 1024, 14336, 32
+    outputs = h + kv + inner + h + h  # q, v, gate, down, and what attention gave
+    assert kept_outputs(shape_of(spec), moe=False) == tokens * (2 * outputs + 4 * heads)
+    assert layer_bytes(spec) == tokens * (2 * (h + outputs) + 4 * heads), "the layer's input too"
+    again = [k for k in layer_work(spec).operations if not isinstance(k, Pass)]
+    assert [(k.n, k.k) for k in again] == [(kv, h), (h, h), (inner, h)]
+
+    gpt = spec.model_copy(update={"model": PRESETS["gpt3-175b"].model})
+    assert kept_outputs(shape_of(gpt), moe=False) == tokens * (2 * (3 + 4 + 1) * 12288 + 4 * 96)  # qkv, up, attention
+
+
+def test_a_loss_is_one_kernel_where_a_compiler_makes_it_so() -> None:
+    compiled = on("fsdp2", SPEC.model_copy(update={"train": TRAIN.model_copy(update={"compile": True})}))
+    assert [shape_of(s).fused_loss for s in (compiled, on("fsdp2"), on("fsdp1"), SPEC)] == [True, False, True, False]
+
+
+def test_state_in_16_bits_is_8_bytes_a_parameter_and_half_the_optimizers_traffic() -> None:
+    """Weights, gradients and two moments of 2 bytes; an update reads and writes three of them and reads a gradient."""
+    both = [
+        SPEC.model_copy(update={"train": TRAIN.model_copy(update={"precision": p})}) for p in ("bf16", "bf16_state")
+    ]
+    state = MIXES["bf16_state"]
+    assert (state.state, state.sharded, state.moments, state.has_master) == (8, 2, 4, False)
+    own = held_parameters(both[1], 0)
+    parts = memory(both[1], 0)
+    assert (parts["parameters"], parts["optimizer"]) == (2 * own, 4 * own)
+    wide, narrow = (step_time(spec, H100).optimizer_s - H100.accelerator.kernel_s for spec in both)
+    assert narrow == pytest.approx(wide / 2)
+    assert [p.field for p in not_runnable(both[1])] == ["train.precision"]
+
+
+def test_a_wait_hides_behind_no_more_than_there_is_to_compute() -> None:
+    work = Halves(1.0, 1.0, 1.0)
+    assert _exposed(2.0, 0.8, work) == pytest.approx(0.4)
+    assert _exposed(10.0, 0.8, work) == pytest.approx(7.0)
+
+
+def test_a_sharded_layer_and_latent_attention_launch_kernels_too_small_for_the_device() -> None:
+    def empty(spec: JobSpec) -> list[int]:
+        work = layer_work(spec)
+        return [kernels.count(Pass(0)) for kernels in (work.forward, work.backward_input)]
+
+    sharded = SPEC.model_copy(update={"layout": SPEC.layout.model_copy(update={"zero": 3})})
+    latent = MlaSpec(q_rank=192, kv_rank=64, nope_head_dim=16, rope_head_dim=8, value_head_dim=16)
+    compressed = SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"mla": latent})})
+    assert [empty(spec) for spec in (SPEC, sharded, compressed)] == [[0, 0], [5, 10], [4, 4]]
+
+
+def test_scores_without_dropout_are_kept_once() -> None:
+    """2205.05198 section 4.1: 5 a s^2 b bytes, of which the mask and the dropped copy are 3."""
+    layout = Layout(dp=32, tp=2, zero=1, sequence_parallel=True, regather=True)
+    train = [TRAIN.model_copy(update={"attention": "unfused", "dropout": dropout}) for dropout in (False, True)]
+    plain, dropped = (on("megatron", SPEC.model_copy(update={"layout": layout, "train": t})) for t in train)
+    scores, masks = 2 * 16 * 4096**2, 2 * 2 * 4096 * 4096 // 2  # heads of a rank; two masks of the divided stream
+    assert layer_bytes(dropped) - layer_bytes(plain) == 3 * scores + masks

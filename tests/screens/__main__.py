@@ -36,21 +36,26 @@ def main() -> int:
     ROOM.mkdir(parents=True, exist_ok=True)
     with a_board(told.up) as (made, world):
         wanted = [page for page in pages(world) if told.only in page.name]
-        seen = look_at(made.url, (made.up["username"], made.up["password"]), wanted, told.windows)
-    (ROOM / "index.html").write_text(index(seen))
+        seen = look_at(made.url, (made.up["username"], made.up["password"]), wanted, told.windows, ROOM)
+    return report(seen, ROOM)
+
+
+def report(seen: Seen, room: Path) -> int:
+    """Print what is wrong; the exit status."""
+    (room / "index.html").write_text(index(seen))
     bad = {(page, window): look.faults for page, by in seen.items() for window, look in by.items() if look.faults}
     for (page, window), faults in sorted(bad.items()):
         print(f"{page} ({window})")
         for fault in faults:
             print(f"  {fault}")
     total = sum(len(by) for by in seen.values())
-    print(f"{ROOM / 'index.html'}: {len(seen)} pages")
+    print(f"{room / 'index.html'}: {len(seen)} pages")
     print(f"{total - len(bad)} passed, {len(bad)} failed")
     return 1 if bad else 0
 
 
-def look_at(url: str, login: tuple[str, str], wanted: list[Shown], windows: str) -> Seen:
-    """Every page in every window."""
+def look_at(url: str, login: tuple[str, str], wanted: list[Shown], windows: str, room: Path) -> Seen:
+    """Every page in every window, its picture in `room`."""
     seen: Seen = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
@@ -59,7 +64,7 @@ def look_at(url: str, login: tuple[str, str], wanted: list[Shown], windows: str)
                 continue
             visitor = Visitor(browser, url, login, size, theme)
             for page in wanted:
-                look = visitor.look(page, ROOM / f"{page.name}-{window}.png")
+                look = visitor.look(page, room / f"{page.name}-{window}.png")
                 if look is not None:
                     seen.setdefault(page.name, {})[window] = look
             visitor.close()

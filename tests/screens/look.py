@@ -15,6 +15,7 @@ THEMES = ("light", "dark")
 GRAVE = ("serious", "critical")
 FAULTS = (Path(__file__).parent / "faults.js").read_text()
 SETTLE_MS = 400  # for charts and what a socket brings first
+SCROLL_MS = 150  # at each screenful
 TALLEST = 6000
 
 
@@ -99,6 +100,13 @@ def _says_html(headers: dict[str, str]) -> bool:
 
 
 def _take(page: Page, picture: Path) -> None:
+    """All of it; what is drawn only once it is in sight has been."""
+    for _ in range(
+        0, min(TALLEST, page.evaluate("document.documentElement.scrollHeight")), page.evaluate("innerHeight")
+    ):
+        page.mouse.wheel(0, page.evaluate("innerHeight"))
+        page.wait_for_timeout(SCROLL_MS)
+    page.evaluate("scrollTo(0, 0)")
     height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
     width = page.viewport_size["width"] if page.viewport_size else 1440
     page.screenshot(path=picture, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})

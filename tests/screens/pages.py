@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from django.contrib import admin
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
-from jobs.models import DEFAULT_PROJECT
-
 # No pages, and what they would do if they were opened like one.
 EXEMPT = {
     "login-once": "its link logs in, once",
@@ -90,6 +88,8 @@ def _arguments(name: str, parameters: set[str], world: World) -> list[tuple[str,
         return [(label, {"job_id": job}) for label, job in jobs.items()]
     if parameters == {"slug"}:
         return [(slug, {"slug": slug}) for slug in SLUGS]
+    from jobs.models import DEFAULT_PROJECT  # asked for once Django has been set up
+
     of_project = name.startswith("project") or "project" in parameters
     return [("", dict.fromkeys(parameters, DEFAULT_PROJECT if of_project else world.host))]
 

@@ -38,6 +38,23 @@ def static_files() -> Iterator[tuple[Browser, str]]:
             thread.join()
 
 
+@contextmanager
+def paper(modules: Page, body: str, *styles: str) -> Iterator[Page]:
+    """A page of its own with these elements and sheets, from which `import("/js/NAME.js")` works too."""
+    links = "".join(f'<link rel="stylesheet" href="/{style}">' for style in styles)
+    html = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>paper</title>{links}<body>{body}'
+    browser = modules.context.browser
+    assert browser
+    context = browser.new_context()
+    page = context.new_page()
+    page.route("**/paper.html*", lambda route: route.fulfill(body=html, content_type="text/html"))
+    page.goto(modules.url.rpartition("/")[0] + "/paper.html")
+    try:
+        yield page
+    finally:
+        context.close()
+
+
 def call(page: Page, module: str, body: str, argument: object = None) -> Any:
     """Evaluate `body` (JavaScript with `m` the module and `x` the argument) in the page."""
     return page.evaluate(f"async (x) => {{ const m = await import('/js/{module}'); {body} }}", argument)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
+import pytest
 from django.urls import path
 
 from tests.screens.pages import EXEMPT, World, named_urls, pages, unknown
+from tests.support.processes import ROOT
 
 WORLD = World({"trained": "a", "piped": "b", "failed": "c"}, "here")
 
@@ -19,6 +23,14 @@ def test_every_named_url_can_be_opened_or_says_why_not() -> None:
     assert "/admin/jobs/job/" in shown
     names = [page.name for page in pages(WORLD)]
     assert len(names) == len(set(names)), "each has a picture of its own"
+
+
+@pytest.mark.parametrize("program", ["tests.screens", "tests.screens.sizes"])
+def test_whoever_looks_at_the_pages_can_start(program: str) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", program, "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
 
 
 urlpatterns = [

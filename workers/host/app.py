@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 from celery import Celery
-from celery.signals import worker_ready, worker_shutdown
+from celery.signals import setup_logging, worker_ready, worker_shutdown
 
 from contracts.codec import BadMessageError, checked_log_order, checked_order
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, TASK_READ_LOG, host_keys, host_queue
@@ -23,8 +23,13 @@ from workers.host.reporter import Reporter
 from workers.host.settings import host_settings
 from workers.host.start.claims import claim
 from workers.host.transport import keys_below
+from workers.host.worklog import log_format, write_json
 
 log = logging.getLogger(__name__)
+
+if log_format() == "json":
+    write_json()  # also what is said before Celery asks for it
+    setup_logging.connect(write_json)
 
 settings, note = isolated(host_settings())
 

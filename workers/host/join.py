@@ -27,6 +27,7 @@ from workers.host.facts.gpus import Gpus
 from workers.host.joined import Kept, kept_file, read_or_make, write
 from workers.host.reporter import boot_id, device
 from workers.host.settings import HostSettings, SettingError, host_settings
+from workers.host.worklog import log_format, write_json
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,12 @@ class AwayError(Exception):
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     options = _options(sys.argv[1:])
     try:
+        if log_format() == "json":
+            write_json()
+        else:
+            logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         url = _board(options.url, options.insecure)
         settings = _settings(options)
         kept = _join(url, settings, options.token)
@@ -59,11 +63,12 @@ def main() -> int:
 
 
 def worker_command(name: str) -> list[str]:
-    """argv of the Celery worker: it speaks to nobody but its queue."""
+    """argv of the Celery worker: it speaks to nobody but its queue. Its banner is no line of a log."""
+    celery = [sys.executable, "-m", "celery", *(["--quiet"] if log_format() == "json" else [])]
     quiet = ["--without-mingle", "--without-gossip", "--without-heartbeat"]
     options = ["--pool", "threads", "--concurrency", "2", *quiet, "--loglevel", "INFO"]
     named = ["--queues", host_queue(name), "--hostname", f"host-{name}@%h"]
-    return [sys.executable, "-m", "celery", "-A", "workers.host.app", "worker", *options, *named]
+    return [*celery, "-A", "workers.host.app", "worker", *options, *named]
 
 
 def _options(argv: list[str]) -> argparse.Namespace:

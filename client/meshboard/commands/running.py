@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -12,10 +14,13 @@ import typer
 from meshboard import following
 from meshboard.api import Client
 from meshboard.commands.app import JobId, app, board
+from meshboard.errors import RefusedError
 from meshboard.exits import Exit
-from meshboard.look import look
+from meshboard.look import Look, look, looks
 from meshboard.show.live import Watching
 from meshboard.show.words import line_of_log
+
+SLACK_S = 0.2  # a second is told of a little sooner or later
 
 
 @app.command()
@@ -54,7 +59,7 @@ def _print_line(line: str, rank: int, as_json: bool) -> None:
 @app.command()
 def watch(
     job_id: JobId,
-    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.5, max=3600, help="between two looks")] = 2.0,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.5, max=3600, help="between two looks")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON object a look, one a line")] = False,
 ) -> None:
     """How a job goes: step, loss, each axis' traffic, verdict; until it has ended; exit code 1 unless it succeeded."""
@@ -65,10 +70,26 @@ def watch(
 
 
 def _watch(client: Client, job_id: str, every: float, as_json: bool) -> bool:
+    job = client.job(job_id)
     with Watching(as_json=as_json) as watching:
-        while True:
+        while not job.finished:
+            try:
+                for seen in spaced(looks(client, job), every):
+                    watching(seen)
+            except RefusedError as error:
+                if error.status not in (400, 404):
+                    raise
+                watching(look(client, job))  # an older board: what it keeps, some seconds later
+                time.sleep(every)
             job = client.job(job_id)
-            watching(look(client, job))
-            if job.finished:
-                return job.succeeded
-            time.sleep(every)
+        watching(look(client, job))
+    return job.succeeded
+
+
+def spaced(seen: Iterator[Look], every: float) -> Iterator[Look]:
+    """Those that come `every` seconds or more behind the one before."""
+    due = -math.inf
+    for one in seen:
+        if time.monotonic() >= due:
+            due = time.monotonic() + every - SLACK_S
+            yield one

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from jobs.models import ELSEWHERE, HOST_SILENT_AFTER, Attempt, Job, Member, Status
 from jobs.queue import ending, lifecycle
+from jobs.queue.audit import record
 
 JOIN_WITHIN = timedelta(minutes=5)  # of the run's start: ranks that import torch from a shared disk at once take long
 OTHERS_ENDED = timedelta(minutes=1)  # who has not joined so long after all others ended never will
@@ -79,6 +80,7 @@ def give_up(job: Job, by: str) -> None:
         attempt = Attempt.objects.get(job=job, number=job.attempt)
         for member in attempt.members.filter(ended__isnull=True).select_related("attempt"):
             ending.lose(member, f"given up by {by}")
+        record(by, "give up", "job", job.id)
 
 
 def _others_ended(member: Member, now: datetime) -> bool:

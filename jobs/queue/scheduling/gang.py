@@ -7,7 +7,7 @@ divides a group that must stay inside a host.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import NamedTuple
 
 from planner.facts.gang import Demand, whole
@@ -45,18 +45,26 @@ def to_keep(demand: Demand, unit: int, hosts: Sequence[Candidate]) -> tuple[str,
     fewest = _fewest(demand, unit, hosts)
     if fewest is None:
         return ()
-    chosen: list[Candidate] = []
     soonest = sorted(hosts, key=lambda host: (-whole(host.soon, unit), host.slots, host.name))
     largest = sorted(hosts, key=lambda host: (-host.slots, host.name))
-
-    def leaves_enough(host: Candidate) -> bool:
-        """Whether this one, and the largest after it, would hold the gang."""
-        others = islice((one for one in largest if one != host and one not in chosen), fewest - len(chosen) - 1)
-        return sum(whole(one.slots, unit) for one in (*chosen, host, *others)) >= demand.num_slots
-
-    while len(chosen) < fewest:
-        chosen.append(next(host for host in soonest if host not in chosen and leaves_enough(host)))
-    return tuple(sorted(host.name for host in chosen))
+    chosen: list[str] = []
+    slots = 0  # of those chosen
+    for others in reversed(range(fewest)):  # that are chosen after this one
+        after = largest[:others]
+        most = slots + sum(whole(host.slots, unit) for host in after)
+        names = {host.name for host in after}
+        next_largest = whole(largest[others].slots, unit)
+        # This one, and the largest after it, hold the gang.
+        one = next(
+            host
+            for host in soonest
+            if most + (next_largest if host.name in names else whole(host.slots, unit)) >= demand.num_slots
+        )
+        chosen.append(one.name)
+        slots += whole(one.slots, unit)
+        largest.remove(one)
+        soonest.remove(one)
+    return tuple(sorted(chosen))
 
 
 def _fewest(demand: Demand, unit: int, hosts: Sequence[Candidate]) -> int | None:

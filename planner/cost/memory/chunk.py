@@ -7,8 +7,8 @@ from functools import cache
 from typing import NamedTuple
 
 from planner.cost.memory.graph import Sums
-from planner.cost.memory.layer import Shape
 from planner.cost.memory.pieces import Piece, embedding_piece, head_piece, layer_piece
+from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import BUFFERS, Stretch, joined
 from planner.cost.memory.zero import NO_UNIT, Sharding, Unit, changes
 
@@ -200,7 +200,8 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
     yield from (piece.added.times(count) for piece, count in several)
     if chunk.sharding.stage >= 2 or (chunk.sharding.stage == 1 and turn.last):
         found = turn._replace(first=not turn.wide) if chunk.widens_late else turn
-        reducer = _Reducer(chunk._replace(waits=False), found)
+        # Once all are made the units are reduced as they stand in the module, the root first.
+        reducer = _Reducer(chunk._replace(waits=False), found, last=chunk.unit(chunk.runs[-1][0]))
         reducer.element = chunk.sharding.reduced if turn.wide else chunk.sharding.compute
         if chunk.root.numel:
             yield from reducer.after(chunk.root)
@@ -212,9 +213,10 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
 
 
 class _Reducer:
-    """What follows a unit's backward under ZeRO."""
+    """What follows a unit's backward under ZeRO. `last`: the unit that a micro-batch reduces last, whose buffer waits
+    for the next; by default the root, or the first layer where there is none."""
 
-    def __init__(self, chunk: Chunk, turn: Turn) -> None:
+    def __init__(self, chunk: Chunk, turn: Turn, last: Unit | None = None) -> None:
         self._chunk, self._turn, self._z = chunk, turn, chunk.sharding
         z = self._z
         self._reduces = not chunk.waits and (z.stage >= 2 or (z.stage == 1 and turn.last))
@@ -223,7 +225,7 @@ class _Reducer:
         self.element = z.compute
         if self._widens and not (turn.first and turn.last):
             self.element = z.reduced
-        self._before = self._last_of_chunk() if not turn.first and z.stage >= 2 else NO_UNIT
+        self._before = (last or self._last_of_chunk()) if not turn.first and z.stage >= 2 else NO_UNIT
 
     def _last_of_chunk(self) -> Unit:
         chunk = self._chunk

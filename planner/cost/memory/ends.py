@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from planner.cost.memory.graph import Graph, Remake, Variable
-from planner.cost.memory.layer import Shape, enter, norm
+from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import LOGITS, WORKING, Buffer
+from planner.cost.memory.ways import enter, norm
 from planner.facts.precision import FP32_BYTES
 
 
@@ -70,7 +71,26 @@ def head(g: Graph, s: Shape, x: Variable) -> Variable:
     size = s.tokens * columns * s.element
     logits = g.linear(entered, size, columns * s.model.hidden_size, part=LOGITS)
     g.done(normed, entered)
+    if s.gathers_logits and s.tp > 1:
+        return _concatenated(g, s, logits)
     return logits
+
+
+def _concatenated(g: Graph, s: Shape, part: Variable) -> Variable:
+    """Logits of the whole vocabulary: the other ranks' parts come apart and are copied into one. `part` is let go."""
+    others = g.tape.take(part.num_bytes * (s.tp - 1), LOGITS)
+    whole = g.variable(part.num_bytes * s.tp, LOGITS)
+    g.tape.drop(others)
+    g.done(part)
+
+    def run() -> None:
+        grad = g.taken(whole)
+        own = g.tape.take(part.num_bytes, LOGITS)
+        g.tape.drop(grad)
+        g.give(part, own)
+
+    g.node(run)
+    return whole
 
 
 def loss(g: Graph, s: Shape, logits: Variable) -> None:
@@ -82,7 +102,8 @@ def loss(g: Graph, s: Shape, logits: Variable) -> None:
     wide = narrow // s.element * FP32_BYTES
     mixed = s.element != FP32_BYTES
     cast = tape.take(wide, LOGITS) if mixed else tape.hold(logits.buffer)
-    if s.tp == 1:
+    outputs = g.save(logits) if s.gathers_logits else []  # the engine's, until their backward is over
+    if s.tp == 1 or s.gathers_logits:
         kept = tape.take(wide, LOGITS)
     else:
         shifted = tape.take(wide, LOGITS)
@@ -97,6 +118,7 @@ def loss(g: Graph, s: Shape, logits: Variable) -> None:
         if mixed:
             made = _narrowed(g, made, narrow)
         logits.grad = made
+        g.release(outputs)
 
     g.node(run)
 

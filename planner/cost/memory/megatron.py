@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.cost.memory.layer import Shape, shape_of
+from planner.cost.memory.shape import Shape, shape_of
 from planner.cost.memory.stage import Fullest, rank_of_stage
 from planner.cost.memory.tape import (
     ACTIVATIONS,
@@ -30,7 +30,7 @@ from planner.facts.spec import JobSpec
 
 WHEN = "as the first backward begins"
 MASK_BYTES = 1  # of a dropout, an element
-SCORE_BYTES = 5  # of unfused attention: softmax and its dropped copy in two bytes, the mask in one
+SOFTMAX_BYTES, DROPPED_BYTES = 2, 3  # of unfused attention: a score's softmax; with dropout its copy and the mask
 LOGIT_BYTES = 6  # of one logit: as it came, and in fp32, where softmax and its gradient take its place
 
 
@@ -141,7 +141,7 @@ def _attended(s: Shape) -> Iterator[int]:
     if s.attention == "unfused":
         yield queries + keys + values
         if s.recompute != "selective":
-            yield s.tokens * s.seq_len * heads * SCORE_BYTES
+            yield s.tokens * s.seq_len * heads * (SOFTMAX_BYTES + (DROPPED_BYTES if s.dropout else 0))
     else:
         yield queries + keys + values + s.tokens * heads * FP32_BYTES
     yield out

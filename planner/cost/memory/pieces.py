@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from planner.cost.memory.ends import embed, head, loss
 from planner.cost.memory.graph import Graph, Sums
-from planner.cost.memory.layer import Shape, layer, shape_of
+from planner.cost.memory.layer import layer
+from planner.cost.memory.shape import Shape, shape_of
 from planner.cost.memory.tape import EMPTY, GRADIENTS, WORKING, Stretch, Tape
 from planner.facts.spec import JobSpec
 

@@ -8,9 +8,9 @@ from operator import mul
 from typing import NamedTuple
 
 from planner.cost.memory.chunk import Chunk, Turn, effect
-from planner.cost.memory.layer import shape_of
 from planner.cost.memory.moments import Moment, Pipe, Species, flights_of, moments, moments_of
 from planner.cost.memory.pieces import layer_piece
+from planner.cost.memory.shape import shape_of
 from planner.cost.memory.tape import (
     ACTIVATIONS,
     BUFFERS,
@@ -35,6 +35,7 @@ from planner.facts.schedules import splits
 from planner.facts.shards import divided_units, held, is_expert_unit
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.stages import Stage
+from planner.hardware.stacks import STACKS
 
 CONVERTED_ELEMENTS = 2**24  # of gradients that an update turns into fp32 at a time
 
@@ -68,8 +69,10 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
     parts = _parts(spec.model, own, layout.tp, layout.ep, degrees)
     mix, whole, shards = mix_of(train.precision), sum(p.numel for p in parts), sum(p.shard for p in parts)
     held_bytes = [0] * len(NOTHING)
-    held_bytes[PARAMETERS] = shards * FP32_BYTES if layout.zero else whole * mix.compute
-    held_bytes[OPTIMIZER] = shards * ADAM_MOMENT_BYTES if layout.zero else whole * mix.optimizer
+    held_bytes[PARAMETERS] = shards * mix.sharded if layout.zero else whole * mix.compute
+    held_bytes[OPTIMIZER] = shards * mix.moments if layout.zero else whole * mix.optimizer
+    if STACKS[spec.resources.stack].keeps_both_gradients and mix.has_master and mix.gradients > mix.compute:
+        held_bytes[GRADIENTS] = whole * mix.compute
     if train.checkpoint_every and spec.resources.device == "cpu":
         held_bytes[COPIES] = shards * (FP32_BYTES + ADAM_MOMENT_BYTES)
     shape = shape_of(spec)
@@ -82,7 +85,7 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
             dense=part.dense,
             moe=part.moe,
             root=part.root,
-            sharding=Sharding(layout.zero, mix.compute, mix.gradients),
+            sharding=Sharding(layout.zero, mix.compute, mix.gradients, mix.sharded),
             master=mix.has_master and mix.gradients == FP32_BYTES,
             sent=mix.gradients if layout.zero == 0 and layout.replica_ranks > 1 else 0,
             waits=splits(layout),
@@ -159,8 +162,8 @@ class Fullest(NamedTuple):
     when: str
 
 
-def fullest(spec: JobSpec, stage: int) -> Fullest:
-    """When a rank of the stage holds most."""
+def fullest(spec: JobSpec, stage: int, *, updates: bool = True) -> Fullest:
+    """When a rank of the stage holds most. A step that is carried out dry `updates` nothing."""
     rank = rank_of_stage(spec, stage)
     costs, most, found = [_costs(chunk) for chunk in rank.kinds], 0, None
     for moment in moments(_pipe(spec, stage, rank), spec.train.micro_batches):
@@ -168,7 +171,7 @@ def fullest(spec: JobSpec, stage: int) -> Fullest:
         if total > most:
             most, found = total, moment
     update = _update(spec, rank)
-    if found is None or update.num_bytes > most:
+    if found is None or (updates and update.num_bytes > most):
         return Fullest(plus(rank.held.levels, update.levels), "in the update")
     return Fullest(plus(rank.held.levels, _levels(found, costs, rank.message)), found.words)
 
@@ -211,7 +214,8 @@ def _kept_bytes(chunk: Chunk) -> int:
 def least_bytes(spec: JobSpec, stage: int) -> int:
     """What no choice of micro-batches or recompute can go below: state, and the gradients that an update needs."""
     rank, zero = rank_of_stage(spec, stage), bool(spec.layout.zero)
-    element = FP32_BYTES if zero else mix_of(spec.train.precision).gradients
+    mix = mix_of(spec.train.precision)
+    element = mix.sharded if zero else mix.gradients
     return rank.held.num_bytes + sum(chunk.elements(shard=zero) for chunk in rank.chunks) * element
 
 
@@ -225,7 +229,7 @@ def _pipe(spec: JobSpec, stage: int, rank: Rank) -> Pipe:
 def _update(spec: JobSpec, rank: Rank) -> Sized:
     """Gradients, and those of them that an update turns into fp32 at a time."""
     mix = mix_of(spec.train.precision)
-    if spec.layout.zero or mix.gradients == FP32_BYTES:
+    if spec.layout.zero or mix.gradients == mix.sharded:
         return Sized(NOTHING, 0)
     whole = sum(chunk.elements() for chunk in rank.chunks)
     converted = min(whole, CONVERTED_ELEMENTS) * FP32_BYTES
@@ -234,7 +238,11 @@ def _update(spec: JobSpec, rank: Rank) -> Sized:
 
 class _Costs:
     """Of one kind of chunk: what one in flight and one whose weights wait hold, and by species the highest level over
-    where it begins and what it leaves over what others of its sort leave."""
+    where it begins and what it leaves over what others of its sort leave.
+
+    What waits holds the gradient of the chunk's output, and the graph of its forward: so its input and that one's
+    gradient stay, after the messages that they were have been let go.
+    """
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
@@ -246,8 +254,8 @@ class _Costs:
         self._usual = {kind: effect(chunk, kind, turn) for kind, turn in usual.items()}
         self.flight = _sized(self._usual["F"].net)
         left = plus(self.flight.levels, self._usual["B"].net)
-        left = plus(left, level(ACTIVATIONS, -message * (not chunk.last)))
-        self.waiting = _sized(plus(left, level(WORKING, -message * (not chunk.first))))
+        left = plus(left, level(ACTIVATIONS, message * ((not chunk.first) - (not chunk.last))))
+        self.waiting = _sized(plus(left, level(WORKING, message * (not chunk.last))))
         self._stretches: dict[tuple[str, Turn], Stretch] = {}
         self._peaks: dict[Species, Sized] = {}
         self._passed: dict[Species, Sized] = {}

@@ -10,7 +10,6 @@ from functools import cache
 from typing import NamedTuple
 
 from planner.cost.memory.tape import BUFFERS, GATHERED, GRADIENTS, NOTHING, Stretch
-from planner.facts.precision import FP32_BYTES
 
 
 class Unit(NamedTuple):
@@ -29,15 +28,16 @@ NO_UNIT = Unit(0, 0, 0, 0)
 
 
 class Sharding(NamedTuple):
-    """ZeRO's stage, and bytes of an element as computed with and as reduced."""
+    """ZeRO's stage, and bytes of an element as computed with, as reduced, and as held in shards."""
 
     stage: int
     compute: int
     reduced: int
+    held: int
 
     @property
     def mixed(self) -> bool:
-        return self.compute != FP32_BYTES
+        return self.compute != self.held
 
     def gather(self, unit: Unit, before: Unit) -> Stretch:
         """In forward; `before` is the unit whose buffer is still there."""
@@ -82,7 +82,7 @@ class Sharding(NamedTuple):
         """`element` bytes of each whole gradient; the first leaves a shard, others are added to it."""
         lag = unit.last * element
         shard = unit.shard * self.reduced
-        kept = unit.shard * FP32_BYTES
+        kept = unit.shard * self.held
         events = [
             (BUFFERS, -before.padded * self.reduced),
             (BUFFERS, unit.padded * self.reduced),
@@ -90,7 +90,7 @@ class Sharding(NamedTuple):
             (GRADIENTS, shard),
             (GRADIENTS, -lag),
         ]
-        if self.reduced != FP32_BYTES:
+        if self.reduced != self.held:
             events += [(GRADIENTS, kept), (GRADIENTS, -shard)]
         if not first:
             events.append((GRADIENTS, -kept))

@@ -16,7 +16,7 @@ from planner.cost.traffic.tensor import tensor_backward, tensor_forward
 from planner.facts.layout import Coordinates, Group, axis_group, coordinates
 from planner.facts.models import Parameter, is_key_or_value, is_router
 from planner.facts.placements import shared_heads
-from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.precision import mix_of
 from planner.facts.shards import alike_parameters, held, local_units
 from planner.facts.spec import JobSpec, Layout
 
@@ -148,8 +148,9 @@ def _tied_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
 
 
 def summed_bytes(spec: JobSpec) -> int:
-    """Bytes an element of the gradients that data parallelism leaves: FSDP2 keeps its shards of them in fp32."""
-    return FP32_BYTES if spec.layout.zero else mix_of(spec.train.precision).gradients
+    """Bytes an element of the gradients that data parallelism leaves: FSDP2 keeps shards of both alike."""
+    mix = mix_of(spec.train.precision)
+    return mix.sharded if spec.layout.zero else mix.gradients
 
 
 _TIED = ("embedding.weight", "head.weight")

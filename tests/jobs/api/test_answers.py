@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tests.jobs.test_learned import ended, summary
 from tests.jobs.test_reporting import Node, fall_silent
 from tests.planner.wrong_specs import GOOD
 from tests.support.timelines import batch, late
+from tests.support.written import written
 
 Api = Callable[[User | None], APIClient]
 
@@ -75,6 +77,18 @@ def closed(part: Any) -> Any:
     return told
 
 
+PLANS = "computes, and changes nothing"
+SPEAKS = "a run's own word by its own token: what it says is its history, and openRun was written down"
+IMPORTS = "a file of one's own for 30 days, with its owner and time in its row; nothing of the board's changes"
+# What changes nothing that the audit is about.
+UNWRITTEN = {
+    **dict.fromkeys(("plan", "searchPlans", "explainPlan"), PLANS),
+    **dict.fromkeys(("joinRun", "meetRun", "sendBatch", "reportRun"), SPEAKS),
+    **dict.fromkeys(("openImport", "sendPart", "readImport", "deleteImport"), IMPORTS),
+    "askForTrace": "what a run tells of one step besides, forgotten in an hour",
+}
+
+
 class Asked:
     """Asks as the document says one may, and holds each answer against it. `operations`: where each is asked."""
 
@@ -87,6 +101,15 @@ class Asked:
             for method, operation in methods.items()
         }
         self.unasked = set(self.operations)
+
+    def changing(self) -> set[str]:
+        """Operations by whose method something may change."""
+        return {operation for operation, (_, method) in self.operations.items() if method != "get"}
+
+    def named(self, routes: Iterable[tuple[str, str]]) -> set[str]:
+        """Of methods and routes, the operations."""
+        of_route = {told: operation for operation, told in self.operations.items()}
+        return {of_route["/" + re.sub(r"<\w+:(\w+)>", r"{\1}", route), method] for method, route in routes}
 
     def __call__(self, client: APIClient, operation: str, body: object = None, *, code: int = 200, **names: str) -> Any:
         path, method = self.operations[operation]
@@ -121,22 +144,25 @@ def test_every_answer_is_what_the_document_says(
     Project.objects.get_or_create(name=DEFAULT_PROJECT)  # tests that write for real empty the database
     make_host()
     Host.objects.update(profile=PROFILE, profiled=timezone.now())
-    plans(asked, api(owner))
-    jobs(asked, api(owner), owner)
-    baselines(asked, api(owner), owner)
-    smaller(asked, api(owner))
-    traces(asked, api(owner), owner, live_redis)
-    histories(asked, api(owner), owner, tmp_path, settings)
-    more(asked, api(owner), owner)
-    hosts(asked, api(owner), api(staff), api(None))
-    runs(asked, api(owner))
-    queue(asked, api(owner), api(staff))
-    people(asked, api(owner))
-    projects(asked, api(owner), api(staff))
-    webhooks(asked, api(owner))
+    with written() as wrote:
+        plans(asked, api(owner))
+        jobs(asked, api(owner), owner)
+        baselines(asked, api(owner), owner)
+        smaller(asked, api(owner))
+        traces(asked, api(owner), owner, live_redis)
+        histories(asked, api(owner), owner, tmp_path, settings)
+        more(asked, api(owner), owner)
+        hosts(asked, api(owner), api(staff), api(None))
+        runs(asked, api(owner))
+        queue(asked, api(owner), api(staff))
+        people(asked, api(owner))
+        notifications(asked, api(owner))
+        projects(asked, api(owner), api(staff))
+        webhooks(asked, api(owner))
     asked(api(owner), "getSchema")
     asked(api(None), "listJobs", code=401)
     assert asked.unasked == set(), "what a new operation answers is asked here too"
+    assert asked.changing() - asked.named(wrote) == set(UNWRITTEN), "what changes something is written down, or why not"
 
 
 def people(asked: Asked, user: APIClient) -> None:
@@ -145,6 +171,13 @@ def people(asked: Asked, user: APIClient) -> None:
     assert asked(user, "listTokens")[0]["key"] == made["key"]
     asked(user, "revokeToken", key=made["key"], code=204)
     asked(user, "revokeToken", key=made["key"], code=404)
+
+
+def notifications(asked: Asked, user: APIClient) -> None:
+    given = {"project": "default", "states": ["failed"]}
+    assert given in asked(user, "setNotifications", {"wishes": [given]})["wishes"]
+    assert given in asked(user, "getNotifications")["wishes"]
+    asked(user, "setNotifications", {"wishes": [given, given]}, code=422)
 
 
 def projects(asked: Asked, user: APIClient, staff: APIClient) -> None:
@@ -160,7 +193,7 @@ def projects(asked: Asked, user: APIClient, staff: APIClient) -> None:
     asked(staff, "setRole", {"role": "submitter"}, project="team", user="owner")
     assert asked(user, "listMembers", project="team")
     asked(user, "setRole", {"role": "admin"}, project="team", user="owner", code=403)
-    other = asked(staff, "invite", {"role": "viewer"}, project="team", code=201)
+    other = asked(staff, "invite", {"role": "viewer", "email": "ann@acme.example"}, project="team", code=201)
     asked(staff, "revokeInvitation", project="team", key=str(other["id"]), code=204)
     asked(staff, "setVariable", {"value": "x"}, project="team", variable="JOB_X")
     asked(staff, "setVariable", {"value": "x"}, project="team", variable="PATH", code=422)
@@ -333,6 +366,8 @@ def queue(asked: Asked, user: APIClient, staff: APIClient) -> None:
     first, second = (asked(user, "submitJob", GOOD, code=201)["id"] for _ in range(2))
     assert asked(user, "getQueue")["jobs"]
     asked(user, "pauseQueue", code=403)
+    asked.holds("whatWouldStart", staff.get(f"/api/v1/queue/what-if?job={first}&priority=1"))
+    asked(staff, "whatWouldStart", code=400)
     asked(staff, "pauseQueue")
     asked(staff, "resumeQueue")
     Pool.objects.create(name="racks")

@@ -179,10 +179,8 @@ def test_two_hundred_who_wait_cost_no_thread_one_more_is_429_until_one_leaves(po
     async def wait() -> tuple[Any, Any, Any, set[int]]:
         async with asking(postgres_site) as client, asking(postgres_site, "staff") as other:
             before = threads(postgres_site)
-            asked: list[asyncio.Task[Any]] = []
-            for come in range(25, 201, 25):  # each view has a connection of its own to PostgreSQL, which has a hundred
-                asked += [asyncio.create_task(client.get(address)) for _ in range(25)]
-                await asyncio.to_thread(have_come, postgres_site, come, before + 8)
+            asked = [asyncio.create_task(client.get(address)) for _ in range(200)]
+            await asyncio.to_thread(have_come, postgres_site, 200, before + 8)
             asked.append(asyncio.create_task(client.get(address)))
             (refused, *more), held = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             assert not more
@@ -230,6 +228,53 @@ def test_events_tell_what_happened_then_what_happens_until_the_end(postgres_site
     known = [(e["event"], e["data"]) for e in everything if e["event"] != "verdict"]
     assert sorted(map(str, again)) == sorted(map(str, known[-len(again) :])), "what came after, once, and no more"
     assert len(again) == 4, "step 2, its line, succeeded, end"
+
+
+def test_who_follows_it_live_is_told_each_second_what_every_axis_sends(postgres_site: Site, job: str) -> None:
+    """From the stream itself: there is no recorder here. What a counter held before it was heard of is no rate."""
+    site = postgres_site
+    move(site, job, "starting", "running")
+    put(site, job, lines(0, "hello"), traffic(0, tp=1000, dp=7), traffic(1, tp=50))
+    put(site, job, traffic(0, tp=1200), traffic(1, tp=40), step(1), number=1)
+
+    async def follow() -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+        async with followed(site, f"/api/v1/jobs/{job}/events?live=30") as events:
+            first = await until(events, sends)
+            await asyncio.to_thread(put, site, job, traffic(1, tp=90, dp=5), traffic(0, dp=9), number=2)
+            second = await until(events, sends)
+            quiet = await until(events, is_a("traffic"))
+            await asyncio.to_thread(move, site, job, "succeeded")
+            return first, second, quiet + await until(events, is_a("end"))
+
+    first, second, rest = asyncio.run(follow())
+    assert {event["event"] for event in (*first, *second, *rest)} - {"verdict"} == {"state", "step", "traffic", "end"}
+    assert told_bytes(first) == {"tp": 200}, "200 more on rank 0; an older word of rank 1 takes nothing back"
+    assert told_bytes(second) == {"tp": 40, "dp": 2}
+    assert told_bytes(rest) == {}
+    seconds = [one["second"] for event in (*first, *second) if sends(event) for one in event["data"]["sent"]]
+    assert all(abs(second - time.time()) < 2 * PATIENCE_S for second in seconds)
+    for wrong in ("0", "61", "x"):
+        answer = site.call("GET", f"/api/v1/jobs/{job}/events?live={wrong}", headers=site.token("owner"))
+        assert (answer.status, answer.json()["errors"][0]["field"]) == (400, "live")
+
+
+def traffic(rank: int, **sent: int) -> dict[str, Any]:
+    """Payload bytes of a rank so far, by axis."""
+    counts = {"count": 1, "completed": 1, "algorithmic_bytes": 0, "busy_s": 0.0}
+    cell = {"phase": "step", "op": "all_reduce", "group_size": 2, **counts}
+    cells = [{**cell, "axis": axis, "payload_bytes": num_bytes} for axis, num_bytes in sent.items()]
+    return {"kind": "traffic", "rank": rank, "time": 1.0, "cells": cells, "dropped": 0}
+
+
+def sends(event: dict[str, Any]) -> bool:
+    return bool(event["event"] == "traffic" and event["data"]["sent"])
+
+
+def told_bytes(events: list[dict[str, Any]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in (one for event in events if event["event"] == "traffic" for one in event["data"]["sent"]):
+        found[one["axis"]] = found.get(one["axis"], 0) + one["bytes"]
+    return found
 
 
 def test_an_id_that_is_none_is_400(postgres_site: Site, job: str) -> None:

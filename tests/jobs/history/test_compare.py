@@ -55,6 +55,7 @@ def test_runs_are_compared_by_step_time_and_tokens(
     assert first["curve"]["step"] == second["curve"]["step"] == list(range(1, 61))
     assert (first["curve"]["tokens"][-1], second["curve"]["tokens"][-1]) == (60 * 4096, 60 * 8192)
     assert first["curve"]["elapsed_s"][-1] == pytest.approx(32)
+    assert (first["curve"]["grad_norm"], first["curve"]["learning_rate"]) == ([1.0] * 60, [0.001] * 60)
     assert second["curve"]["elapsed_s"][-1] == pytest.approx(30)
     assert first["traffic"] == [
         {"axis": "dp", "op": "all_reduce", "calls": 240, "payload_bytes": 240_000, "busy_s": pytest.approx(24)}

@@ -16,9 +16,10 @@ from knox.models import AuthToken
 from rest_framework.test import APIClient
 
 from jobs.api import schema
-from jobs.models import AuditEntry, Job, TokenGrant
+from jobs.models import AuditEntry, Job, Project, TokenGrant
 from jobs.people import tokens
 from jobs.people.tokens import TokenWish
+from tests.support.plaintext import tables_that_tell
 
 Api = Callable[[User | None], APIClient]
 SCOPES = ("read", "submit", "operate")
@@ -100,6 +101,22 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(owner: User, api: Api) -> None
     assert text not in kept
     expires = AuthToken.objects.get(grant__name="ci").expiry
     assert timedelta(days=6.9) < expires - timezone.now() <= timedelta(days=7)
+
+
+def test_nothing_that_is_shown_once_can_be_read_in_the_database(staff: User, team: Project, api: Api) -> None:
+    rest = api(staff)
+    shown = {}
+    for path, wish, field in (
+        ("tokens", {"name": "ci", "scopes": ["read"]}, "token"),
+        ("join-tokens", {"uses": 1}, "token"),
+        ("projects/team/invitations", {"role": "viewer"}, "token"),
+        ("projects/team/webhooks", {"name": "chat", "url": "https://chat.example/7"}, "secret"),
+        ("runs", {"world_size": 2, "name": "by hand"}, "token"),
+    ):
+        answer = rest.post(f"/api/v1/{path}", wish, format="json")
+        assert answer.status_code == 201, answer.content
+        shown[path] = answer.json()[field]
+    assert {path: tables_that_tell(secret) for path, secret in shown.items()} == {path: [] for path in shown}
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import base64
 import json
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.db import connection
 from django.test import Client
 from rest_framework.test import APIClient
 
@@ -25,6 +25,7 @@ from jobs.queue.control.outbox import deliver
 from jobs.queue.scheduling.scheduler import schedule
 from planner.facts.spec import SpecError
 from tests.planner.wrong_specs import GOOD
+from tests.support.plaintext import tables_that_tell
 
 Api = Callable[[User | None], APIClient]
 Members = dict[str, User]
@@ -60,13 +61,38 @@ def test_a_value_is_never_read_back(
     assert not any(SECRET in text for text in texts)
 
 
-def test_the_database_holds_no_value_that_can_be_read(members: Members, api: Api) -> None:
+def test_the_database_holds_no_value_that_can_be_read(
+    members: Members, api: Api, make_host: Callable[..., Host], live_redis: redis.Redis
+) -> None:
+    """From the moment it is set until a job has been handed it."""
     put(api, members)
     actions.submit(members["submitter"], {**GOOD, "project": "team"})
-    with connection.cursor() as cursor:
-        for table in connection.introspection.table_names():
-            cursor.execute(f'SELECT * FROM "{table}"')
-            assert SECRET not in str(cursor.fetchall()), table
+    make_host()
+    schedule()
+    assert tables_that_tell(SECRET) == []
+    launched(live_redis)
+    assert tables_that_tell(SECRET) == []
+
+
+WRITTEN_OTHERWISE: dict[str, Callable[[bytes], bytes]] = {
+    "as it is": bytes,
+    "base64": base64.b64encode,
+    "urlsafe base64 behind a prefix": lambda raw: b"v1:" + base64.urlsafe_b64encode(b"k" + raw),
+    "base32": base64.b32encode,
+    "hexadecimal": lambda raw: raw.hex().encode(),
+    "backwards": lambda raw: raw[::-1],
+    "in JSON": lambda raw: json.dumps({"value": raw.decode()}).encode(),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN_OTHERWISE.values(), ids=WRITTEN_OTHERWISE.keys())
+def test_a_value_that_is_written_otherwise_would_be_found(
+    written: Callable[[bytes], bytes], team: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the test above is worth."""
+    monkeypatch.setattr(variables, "board", lambda _purpose: SimpleNamespace(encrypt=written))
+    variables.put(team, "HF_TOKEN", SECRET, "admin")
+    assert tables_that_tell(SECRET) == ["jobs_projectvariable"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import email
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email.message import EmailMessage
 from typing import Any
 
@@ -12,8 +12,9 @@ from aiosmtpd.controller import Controller as SmtpServer
 from aiosmtpd.handlers import Message
 from django.contrib.auth.models import User
 from django.test import Client
+from rest_framework.test import APIClient
 
-from jobs.models import Delivery, Job, MailWish, Membership, Outcome, Project, Role, Status
+from jobs.models import AuditEntry, Delivery, Job, MailWish, Membership, Outcome, Project, Role, Status
 from jobs.queue import actions, lifecycle
 from jobs.telling import outbox
 from jobs.telling.postman import Postman
@@ -164,3 +165,31 @@ def test_the_page_keeps_what_was_chosen(owner: User, staff: User, client: Client
     assert not MailWish.objects.filter(user=staff).exists()
     client.force_login(owner)
     assert "apollo" not in client.get("/notifications/").content.decode()
+
+
+def test_rest_keeps_what_was_chosen(owner: User, staff: User, api: Callable[[User], APIClient]) -> None:
+    """By the page's rule: another's project is as one that is not there; what is refused changes nothing."""
+    Project.objects.create(name="apollo")
+    own, of_apollo = {"project": None, "states": ["failed"]}, {"project": "apollo", "states": ["succeeded", "lost"]}
+    rest = api(staff)
+    told = rest.put("/api/v1/notifications", {"wishes": [own, of_apollo]}, format="json").json()
+    assert told == rest.get("/api/v1/notifications").json()
+    assert (told["email"], told["sends"], told["wishes"][0]) == (None, False, own)
+    assert of_apollo in told["wishes"]
+    for senseless, field in (
+        ({"wishes": [own, own]}, "wishes.1.project"),
+        ({"wishes": [{**own, "states": ["burnt"]}]}, "wishes.0.states.0"),
+        ({"wishes": [{**own, "project": "nobodys"}]}, "project"),
+        ({"wishes": [{**own, "project": ""}]}, "wishes.0.project"),
+        ({"wishes": [{"states": []}]}, "wishes.0.project"),
+        ({}, "wishes"),
+    ):
+        refused = rest.put("/api/v1/notifications", senseless, format="json")
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, field), refused.json()
+    assert rest.get("/api/v1/notifications").json() == told
+    assert api(owner).put("/api/v1/notifications", {"wishes": [of_apollo]}, format="json").status_code == 422
+    assert len(rest.put("/api/v1/notifications", {"wishes": []}, format="json").json()["wishes"]) == len(told["wishes"])
+    assert not MailWish.objects.exists()
+    entries = AuditEntry.objects.filter(what="wish for mail").order_by("id").values_list("who", "before", "after")
+    kept = {"": ["failed"], "apollo": ["succeeded", "lost"]}
+    assert [(who, before, after) for who, before, after in entries] == [("staff", {}, kept), ("staff", kept, {})]

@@ -153,7 +153,7 @@ def test_bad_receivers_hold_up_nobody_and_nothing_inside_is_reached(
             "rebound": f"http://127.0.0.2:{trap.port}/",
             "good": good,
         }
-        made = {name: hooks.send_ping(hook_of(owner, url)) for name, url in urls.items()}
+        made = {name: hooks.send_ping(owner, hook_of(owner, url)) for name, url in urls.items()}
         sent = [delivery for delivery in made.values() if delivery is not None]
         assert len(sent) == len(urls)
         good_one = made["good"]
@@ -191,7 +191,7 @@ def test_a_name_is_looked_up_once_and_what_was_checked_is_connected_to(
 
     with receiver(OK) as there:
         monkeypatch.setattr(socket, "getaddrinfo", rebinding)
-        sent = hooks.send_ping(hook_of(owner, f"http://hooks.example:{there.port}/x"))
+        sent = hooks.send_ping(owner, hook_of(owner, f"http://hooks.example:{there.port}/x"))
         assert sent is not None
         carried(postman, sent)
         assert Delivery.objects.get().tries[0]["words"] == "answered 204"
@@ -213,7 +213,7 @@ def test_the_certificate_is_that_of_the_name(
     real = socket.getaddrinfo
     with receiver(OK, tls=shown) as there:
         monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **named: real("127.0.0.1", *rest, **named))
-        sent = hooks.send_ping(hook_of(owner, f"https://hooks.example:{there.port}/"))
+        sent = hooks.send_ping(owner, hook_of(owner, f"https://hooks.example:{there.port}/"))
         assert sent is not None
         carried(postman, sent)
         (told,) = Delivery.objects.get().tries
@@ -287,7 +287,7 @@ def test_given_up_after_a_day_and_sent_again_by_hand(
     owner: User, postman: Postman, api: Callable[[User], APIClient]
 ) -> None:
     with receiver(answering("503 Away")) as there:
-        sent = hooks.send_ping(hook_of(owner, there))
+        sent = hooks.send_ping(owner, hook_of(owner, there))
         assert sent is not None
         Delivery.objects.update(since=timezone.now() - TRIED_FOR)
         carried(postman, sent)
@@ -309,7 +309,7 @@ def test_given_up_after_a_day_and_sent_again_by_hand(
 
 def test_whoever_dies_on_the_way_leaves_it_to_the_next_under_the_same_key(owner: User, postman: Postman) -> None:
     with receiver(OK) as there:
-        sent = hooks.send_ping(hook_of(owner, there))
+        sent = hooks.send_ping(owner, hook_of(owner, there))
         assert sent is not None
         dead = Postman()
         dead.turn()
@@ -337,7 +337,7 @@ def test_strangers_learn_nothing_of_a_webhook(
     owner: User, stranger: User, staff: User, api: Callable[[User], APIClient], client: Client
 ) -> None:
     hook = hook_of(owner, "https://a.example/")
-    sent = hooks.send_ping(hook)
+    sent = hooks.send_ping(owner, hook)
     assert sent is not None
     path = f"projects/default/webhooks/{hook.id}"
     posts = ("rotate", "ping", f"deliveries/{sent.key}/redeliver")

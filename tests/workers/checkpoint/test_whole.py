@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.support.processes import ROOT
 from tests.workers.checkpoint.runs import Ran, make_spec, run
+from workers.checkpoint.__main__ import main
 from workers.checkpoint.export import export
 from workers.checkpoint.whole import evaluate, load_whole, sample
 
@@ -29,8 +33,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, R
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "workers.checkpoint", *arguments]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    """The command, in this process: torch is loaded already."""
+    argv, out, err = ["workers.checkpoint", *arguments], io.StringIO(), io.StringIO()
+    with mock.patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
+        code = main()
+    return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
 
 @pytest.mark.parametrize("arch", list(LAYOUTS))
@@ -76,7 +83,9 @@ def test_the_command_lists_evaluates_samples_and_refuses(trained: tuple[Path, di
     assert "dp2 pp1 tp1 cp1 ep2 zero3" in listed
     told = command("evaluate", str(root / "gpt"), "--data-root", str(root.parent / "data"), "--sequences", "2")
     assert "nats a token on 2 held-out sequences of stdlib" in told.stdout, told.stderr
-    text = command("sample", str(root / "gpt/1/step-00000006"), "--prompt", "import ", "--tokens", "5")
+    asked = ["sample", str(root / "gpt/1/step-00000006"), "--prompt", "import ", "--tokens", "5"]
+    argv = [sys.executable, "-m", "workers.checkpoint", *asked]
+    text = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
     assert text.stdout.startswith("import ")
     none = command("sample", str(tmp_path))
     assert (none.returncode, none.stderr.count("\n")) == (2, 1)

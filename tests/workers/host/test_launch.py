@@ -41,7 +41,8 @@ rank = dist.get_rank()
 own = dist.new_group([0, 1])
 dist.all_reduce(torch.ones(1), group=own)
 with open(f"{sys.argv[1]}.{rank}", "w") as out:
-    json.dump({"address": os.environ["MASTER_ADDR"], "port": int(os.environ["MASTER_PORT"])}, out)
+    told = {"address": os.environ["MASTER_ADDR"], "port": int(os.environ["MASTER_PORT"])}
+    json.dump({**told, "world": os.environ["WORLD_SIZE"], "arguments": sys.argv[3:]}, out)
 while not os.path.exists(sys.argv[2]):
     time.sleep(0.05)
 print("progress", flush=True)
@@ -50,6 +51,17 @@ if rank == 1:
     raise ValueError("boom \\ud800\\0 " + "x" * 5000)
 dist.all_reduce(torch.ones(1 << 20))
 """
+
+
+# What torchrun would obey, were it given to it.
+FOR_TORCHRUN = [
+    "--rdzv-endpoint=0.0.0.0:1",
+    "--rdzv_backend",
+    "c10d",
+    "--nnodes=7",
+    "--nproc-per-node=9",
+    "--no-python",
+]
 
 
 class Run:
@@ -68,6 +80,7 @@ class Run:
         self.store: dict[str, Any] = {}
         self.listening: list[Any] = []
         self.visited: list[int] = []
+        self.commands: list[list[str]] = []
         self.training = Training(attempt, order, settings, str(folder / "nobody-listens"))
 
     def failure(self) -> dict[str, Any]:
@@ -91,7 +104,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run that was looked at, and that then failed."""
     folder = tmp_path_factory.mktemp("launch")
     go = folder / "go"
-    run = Run(folder, SCRIPT, [str(folder / "told"), str(go)])
+    run = Run(folder, SCRIPT, [str(folder / "told"), str(go), *FOR_TORCHRUN])
 
     async def work() -> int:
         await run.training.start()
@@ -108,6 +121,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         for process in map(psutil.Process, processes_of("job", 1)):
             found = [c.laddr for c in process.net_connections("inet") if c.status in (psutil.CONN_LISTEN, "NONE")]
             run.listening += found
+            run.commands.append(process.cmdline())
             # Where torchrun's own keeps its state, which it reads every second and when it ends.
             for address in found if process.cmdline()[1:3] == ["-m", "workers.host.start.launch"] else []:
                 visitor = TCPStore("127.0.0.1", address.port, is_master=False, wait_for_workers=False)
@@ -129,6 +143,13 @@ def test_nothing_listens_beyond_this_host(ended: Run) -> None:
 def test_nothing_sent_to_the_store_is_unpickled(ended: Run) -> None:
     assert ended.store["port"] in ended.visited
     assert not ended.unpickled.exists()
+
+
+def test_what_torchrun_would_obey_is_the_script_s_where_it_is_its_argument(ended: Run) -> None:
+    assert ended.store["arguments"] == FOR_TORCHRUN
+    assert (ended.store["world"], ended.store["address"]) == ("2", "127.0.0.1")
+    assert len(ended.commands) >= 3, "the launcher and its ranks"
+    assert not [word for command in ended.commands for word in command if word in FOR_TORCHRUN]
 
 
 def test_the_reason_is_what_the_first_rank_raised_not_the_last_line(ended: Run) -> None:

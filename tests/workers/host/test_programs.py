@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from torch.distributed.run import parse_args
 
 from contracts.control import VERSION, LaunchOrder
 from planner.facts.spec import JobKind
@@ -66,6 +67,23 @@ def test_no_text_of_the_users_is_in_an_argv(tmp_path: Path, kind: JobKind) -> No
     assert (read.module, read.ranks, read.name) == (PROGRAMS[kind].module(settings(tmp_path)), 2, "-m")
     assert all(word.startswith("--") and "=" in word for word in read.arguments)
     assert "--job=-m" in read.arguments
+
+
+def test_torchrun_s_own_parser_finds_no_option_in_what_a_rank_runs(tmp_path: Path) -> None:
+    """Ours starts ranks by torch's library and parses no such line; were it given to torchrun, nothing would change."""
+    plain = parse_args(["--nproc-per-node=2", "-m", "script"])
+    told = {}
+    for kind in get_args(JobKind):
+        order, attempt = claimed(tmp_path / kind, {**hostile(kind, OPTIONS[4]), "script": {"args": OPTIONS}})
+        command = rank_command(order, attempt, settings(tmp_path), "/run/telemetry")
+        told[kind] = (command, parse_args(["--nproc-per-node=2", "-m", *command]))
+    for kind, (command, read) in told.items():
+        assert [read.training_script, *read.training_script_args] == command, kind
+        rest = {name: value for name, value in vars(read).items() if not name.startswith("training_script")}
+        assert rest == {name: vars(plain)[name] for name in rest}, kind
+    assert parse_args([OPTIONS[4], "-m", "script"]).rdzv_endpoint == "0.0.0.0:1", "before the script it would obey"
+    by_hand = parse_args(["-m", "workers.meter", "train.py", *OPTIONS])
+    assert (by_hand.rdzv_endpoint, by_hand.training_script_args) == ("", ["train.py", *OPTIONS])
 
 
 def test_each_kind_has_its_program_and_a_job_without_one_trains() -> None:

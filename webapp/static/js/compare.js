@@ -1,11 +1,11 @@
 // Runs side by side: their curves over steps, time or tokens, and their steps told apart, each beside its plan.
-import { places, runsChart } from "./charts/runs.js";
+import { ALONG, runsChart } from "./charts/runs.js";
 import { el, embedded, stackedBar } from "./dom.js";
 import { count, duration, loss } from "./format.js";
-import { bars, measuredParts, nameOf, partRows, plannedParts, tokenOf } from "./job/parts.js";
+import { bars, nameOf, partRows, partsOf, plannedParts, tokenOf } from "./job/parts.js";
 import { slowSteps } from "./slowsteps.js";
 
-const { jobs } = embedded("compared");
+const { jobs, url } = embedded("compared");
 const CURVES = [
   { name: "loss", title: "loss, nats per token", values: (value) => loss(value, 3) },
   { name: "step_s", title: "seconds a step", values: duration, drag: true },
@@ -18,60 +18,40 @@ const holder = document.getElementById("charts");
 const note = document.getElementById("curves-note");
 let drawn = [];
 
-/** The kept history of a run's attempt, or what its end told of it. */
-async function runOf(job) {
+/** What is kept of each run, in the page's order; of one that nothing is kept of, what its end told. */
+async function runsOf() {
+  let kept = [];
   try {
-    const answer = await fetch(`/jobs/${job.id}/history/snapshot/?attempt=${job.attempt}`, { headers: { Accept: "application/json" } });
-    if (answer.ok) {
-      const told = await answer.json();
-      if (told.curve.step.length > 0) return { curve: told.curve, ranks: ranksOf(told.parts), whole: true };
-    }
+    const answer = await fetch(url, { headers: { Accept: "application/json" } });
+    if (answer.ok) kept = (await answer.json()).jobs;
   } catch {
     // The page goes on with what it has.
   }
-  return { curve: job.curve, ranks: new Map(), whole: false };
-}
-
-/** Mean parts of each rank, as `measuredParts` reads them. */
-function ranksOf(parts) {
-  const line = (index) => ({
-    step_s: parts.step_s[index],
-    data: parts.data_s[index],
-    optimizer: parts.optimizer_s[index],
-    exposed: parts.exposed[index] ?? {},
-    hidden: parts.hidden[index] ?? {},
+  return jobs.map((job, place) => {
+    const { curve, parts } = kept[place] ?? {};
+    return curve?.step?.length > 0 ? { curve, parts, whole: true } : { curve: job.curve, parts: null, whole: false };
   });
-  return new Map((parts.rank ?? []).map((rank, index) => [rank, { parts: [line(index)] }]));
 }
 
-function columnsOf(curve) {
-  const known = (name) => curve[name] ?? curve.step.map(() => null);
-  const stepS = known("step_s");
-  return {
-    step: curve.step,
-    time: curve.time,
-    tokens: known("tokens"),
-    loss: known("loss"),
-    step_s: stepS,
-    grad_norm: known("grad_norm"),
-    learning_rate: known("learning_rate"),
-    tokens_s: known("tokens").map((tokens, index) => (tokens && stepS[index] > 0 ? tokens / stepS[index] : null)),
-  };
-}
+const tells = ({ curve }, name) => curve[name]?.some((value) => value !== null) ?? false;
 
 function drawCurves(runs, along) {
   for (const chart of drawn) chart.destroy();
   drawn = [];
-  const shown = CURVES.filter(({ name }) => runs.some((run) => run.columns[name].some((value) => value !== null)));
-  const figures = shown.map(({ title, drag }) => {
-    const hint = drag ? el("span", {}, "drag over slow steps: what differs") : null;
-    return el("figure", {}, el("figcaption", {}, el("b", {}, title), hint), el("div", { className: "chart" }));
+  const placed = ALONG[along].column;
+  const line = (run, at, name) => ({ letter: letter(at), place: at, xs: run.curve[placed], ys: run.curve[name] });
+  const linesOf = (name) => runs.flatMap((run, at) => (tells(run, name) && tells(run, placed) ? [line(run, at, name)] : []));
+  const shown = CURVES.map((curve) => ({ ...curve, lines: linesOf(curve.name) })).filter(({ lines }) => lines.length > 0);
+  const apart = ({ drag }) => drag && along === "step";
+  const figures = shown.map((curve) => {
+    const hint = apart(curve) ? el("span", {}, "drag over slow steps: what differs") : null;
+    return el("figure", {}, el("figcaption", {}, el("b", {}, curve.title), hint), el("div", { className: "chart" }));
   });
   holder.replaceChildren(...figures);
-  shown.forEach(({ name, values, drag }, index) => {
-    const lines = runs.map((run, place) => ({ letter: letter(place), place, xs: run.places(along), ys: run.columns[name] })).filter(({ ys }) => ys.some((y) => y !== null));
+  shown.forEach((curve, index) => {
+    const { lines, values } = curve;
     const place = figures[index].querySelector(".chart");
-    const told = drag && along === "step" ? el("div", { className: "slow-steps" }) : null;
+    const told = apart(curve) ? el("div", { className: "slow-steps" }) : null;
     const select = told && ((from, to) => tell(told, runs, from, to));
     drawn.push(runsChart(place, lines, { along, values, select }));
     if (told) figures[index].append(told);
@@ -86,7 +66,7 @@ function tell(place, runs, from, to) {
 }
 
 function drawParts(runs) {
-  const told = runs.map((run, place) => ({ letter: letter(place), planned: plannedParts(jobs[place].estimate), measured: measuredParts(run.ranks) }));
+  const told = runs.map((run, place) => ({ letter: letter(place), planned: plannedParts(jobs[place].estimate), measured: run.parts && partsOf(run.parts) }));
   if (!told.some(({ planned, measured }) => planned || measured)) return;
   const longest = Math.max(...told.flatMap(({ planned, measured }) => [planned?.step_s ?? 0, measured?.step_s ?? 0]));
   const section = document.getElementById("parts");
@@ -126,12 +106,9 @@ function partCell(row) {
   return el("td", { className: "number" }, row.measured === null ? "–" : duration(row.measured), planned);
 }
 
-const runs = (await Promise.all(jobs.map(runOf))).map((run) => {
-  const columns = columnsOf(run.curve);
-  return { ...run, columns, places: (along) => places(columns, along) };
-});
+const runs = await runsOf();
 const section = document.getElementById("curves");
-section.hidden = !runs.some((run) => run.columns.step.length > 0);
+section.hidden = !runs.some(({ curve }) => curve.step.length > 0);
 if (!section.hidden) {
   const along = () => document.querySelector("[name=along]:checked").value;
   drawCurves(runs, along());

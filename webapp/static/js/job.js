@@ -161,14 +161,15 @@ function onBatch(id, batch, node) {
 const CONNECTION = {
   connecting: ["", "connecting"],
   live: ["good", "live"],
-  delayed: ["warn", "delayed: Redis cannot be reached; training goes on"],
+  delayed: ["warn", "delayed: Redis cannot be reached"],
   reconnecting: ["warn", "reconnecting"],
   refused: ["bad", "not allowed: reload the page"],
 };
 
 function onConnection(name) {
   const badge = $("connection");
-  const [tone, words] = CONNECTION[name];
+  const [tone, told] = CONNECTION[name];
+  const words = name === "delayed" && !job.finished ? `${told}; training goes on` : told;
   badge.hidden = job.finished && name === "live";
   badge.dataset.tone = tone;
   if (badge.textContent !== words) badge.textContent = words;

@@ -113,14 +113,13 @@ function stepsWords(state) {
   const steps = [...state.ranks.values()].map((rank) => rank.exactStep).filter(Boolean);
   const [fewest, most] = [Math.min(...steps), Math.max(...steps)];
   const range = fewest === most ? integer(most) : `${integer(fewest)} to ${integer(most)}`;
-  return `${range} steps on each of ${steps.length} ranks; payload bytes of the optimiser steps, summed over ranks.`;
+  return `${range} steps on each of ${integer(steps.length)} ranks; payload bytes of the optimiser steps, summed over ranks.`;
 }
 
-/** Every phase, every collective, as each rank compared them itself at its end. */
+/** Every phase, every collective, as each rank compared them itself at its end; ranks that are off come first. */
 export function showVerdicts(body, summary, state) {
   const ranks = [...state.verdicts.entries()].sort((a, b) => a[0] - b[0]);
-  const lines = [];
-  let wrong = 0;
+  const [lines, linesOff] = [[], []];
   for (const [rank, rows] of ranks) {
     let [predicted, measured, countsOff] = [0, 0, 0];
     for (const row of rows) {
@@ -129,9 +128,8 @@ export function showVerdicts(body, summary, state) {
       countsOff += Math.abs(row.measured_count - row.predicted_count);
     }
     const rowsOff = rows.filter((r) => r.measured_bytes !== r.predicted_bytes || r.measured_count !== r.predicted_count);
-    wrong += rowsOff.length > 0 ? 1 : 0;
     const detail = rowsOff.map((r) => `${r.phase} ${opName(r.op)} over ${r.axis}`).join("; ") || "every phase agrees";
-    lines.push(
+    (rowsOff.length > 0 ? linesOff : lines).push(
       el(
         "tr",
         {},
@@ -144,10 +142,11 @@ export function showVerdicts(body, summary, state) {
       ),
     );
   }
-  body.replaceChildren(...lines);
+  const wrong = linesOff.length;
+  body.replaceChildren(...linesOff, ...lines);
   summary.textContent =
     wrong === 0
-      ? `All ${ranks.length} ranks: predicted and measured agree to the byte and to the call.`
-      : `${wrong} of ${ranks.length} ranks measured something other than predicted.`;
+      ? `All ${integer(ranks.length)} ranks: predicted and measured agree to the byte and to the call.`
+      : `${integer(wrong)} of ${integer(ranks.length)} ranks measured something other than predicted.`;
   summary.dataset.tone = wrong === 0 ? "good" : "bad";
 }

@@ -6,7 +6,7 @@ const GO_MS = 1500;
 const groups = [];
 let goingUntil = 0;
 
-/** keys: [{key, words, run}], told of under `title` in the sheet that "?" opens. */
+/** keys: [{key, words, run}], told of under `title` in the sheet that "?" opens; without run, what has the focus takes them. */
 export function addKeys(title, keys) {
   groups.push({ title, keys });
 }

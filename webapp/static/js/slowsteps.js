@@ -38,10 +38,13 @@ export function stepsWithin(curve, from, to) {
 /** Offers it of the stretch that the job page's charts show, once somebody dragged over one. */
 export function slowStretch(place, page, jobOf) {
   const { view } = page;
+  let offered = ""; // a cursor that moves takes no answer away
   view.subscribe(() => {
     const { from, to } = view.now;
     const steps = from === null ? null : stepsWithin(page.curve, from, to);
     place.hidden = steps === null;
+    if (String(steps) === offered) return;
+    offered = String(steps);
     if (!steps) return;
     const [first, last] = steps;
     const button = el("button", { type: "button", className: "button small" }, `What differs about steps ${integer(first)} to ${integer(last)}?`);

@@ -1,6 +1,7 @@
 // A figure of each collective over its payload, both logarithmic.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { byteRate, bytes, duration, opName } from "../format.js";
+import { ownKeys } from "./keys.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
 
 const HEIGHT = 280;
@@ -48,7 +49,9 @@ export function collectivesChart(container) {
     const sizes = [...new Set(points.map((p) => p.payload_bytes))].sort((a, b) => a - b);
     const ops = [...new Set(points.map((p) => p.op))];
     const of = (op) => sizes.map((size) => points.find((p) => p.op === op && p.payload_bytes === size)?.[measure] ?? null);
+    const first = !shown;
     shown = { ops, data: [sizes, ...ops.map(of)], ...MEASURES[measure] };
     build();
+    if (first) ownKeys(container, () => chart);
   };
 }

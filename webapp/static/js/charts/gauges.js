@@ -10,14 +10,14 @@ const cores = (value) => (value < 10 ? value.toFixed(1) : value.toFixed(0));
 /** By id of its place. `fields`: what is drawn, the first told by anybody where `first`. `of`: ranks or hosts. */
 export const GAUGE_CHARTS = {
   "memory-chart": { of: "ranks", label: "bytes of a rank", value: bytes, size: 76 },
-  "cpu-chart": { of: "hosts", fields: { cpu: "in use" }, label: "processors in use", value: cores, size: 52 },
+  "cpu-chart": { of: "hosts", fields: { cpu: "in use" }, label: "processors in use", unit: "processors", value: cores, size: 52 },
   "network-chart": { of: "hosts", fields: { sent_bytes_s: "sent", received_bytes_s: "received" }, label: "network", value: byteRate, size: 80 },
   "gpu-chart": { of: "both", fields: { gpu_percent: "busy" }, label: "GPU busy", value: percent, size: 52 },
 };
 
 export function gaugeChart(container, page) {
-  const { label, value, size } = GAUGE_CHARTS[container.id];
-  return plot(container, page, { height: 158, label, value, values: value, size });
+  const { label, value, size, unit } = GAUGE_CHARTS[container.id];
+  return plot(container, page, { height: 158, label, value, values: value, size, unit });
 }
 
 /** Columns and lines of one gauge of hosts, or of ranks that tell it; `names`: host by node. */

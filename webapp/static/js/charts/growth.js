@@ -1,6 +1,7 @@
 // Bytes of each axis over one variable, both logarithmic, with the present value marked.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { bytes, decimalBytes, integer } from "../format.js";
+import { ownKeys } from "./keys.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
 
 const HEIGHT = 320;
@@ -53,8 +54,10 @@ export function growthChart(container) {
 
   keepFitting(container, build, () => chart);
   return (curves, value) => {
+    const first = !shown;
     shown = curves;
     here = value;
     build();
+    if (first) ownKeys(container, () => chart);
   };
 }

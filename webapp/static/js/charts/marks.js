@@ -22,6 +22,24 @@ export function markWords(mark) {
   return `${mark.kind}${when}${mark.text ? `: ${mark.text}` : ""}`;
 }
 
+/**
+ * Where the letters of marks [{kind, x}] stand so that none covers another: those too near to each other side by side,
+ * each kind once. `gap`: from one letter to the next; `last`: the last place that a letter may have.
+ */
+export function letterPlaces(marks, gap, last) {
+  const places = [];
+  let near = new Set(); // kinds of the letters that stand side by side
+  for (const { kind, x } of [...marks].sort((a, b) => a.x - b.x)) {
+    const free = places.length > 0 ? places.at(-1).x + gap : -Infinity;
+    if (x >= free) near = new Set();
+    else if (near.has(kind)) continue;
+    near.add(kind);
+    places.push({ kind, x: Math.max(x, free) });
+  }
+  for (let i = places.length - 1, end = last; i >= 0 && places[i].x > end; i -= 1, end -= gap) places[i].x = end;
+  return places;
+}
+
 /** Draws on a uPlot chart, with `colors` by kind. */
 export function drawMarks(chart, marks, colors) {
   const { ctx, bbox } = chart;
@@ -31,21 +49,21 @@ export function drawMarks(chart, marks, colors) {
   const ratio = devicePixelRatio || 1;
   ctx.save();
   ctx.textAlign = "center";
-  let free = -Infinity; // from where on a letter stands over no other
   ctx.font = `600 ${10 * ratio}px system-ui, sans-serif`;
-  for (const mark of shown) {
-    const x = Math.round(chart.valToPos(mark.time, "x", true));
-    ctx.strokeStyle = colors[mark.kind];
-    ctx.fillStyle = colors[mark.kind];
+  const places = shown.map(({ kind, time }) => ({ kind, x: Math.round(chart.valToPos(time, "x", true)) }));
+  for (const { kind, x } of places) {
+    ctx.strokeStyle = colors[kind];
     ctx.lineWidth = ratio;
     ctx.setLineDash([3 * ratio, 3 * ratio]);
     ctx.beginPath();
     ctx.moveTo(x, bbox.top);
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
-    if (x < free) continue;
-    ctx.fillText(KINDS[mark.kind].letter, x, bbox.top - 2 * ratio);
-    free = x + LETTER_PX * ratio;
+  }
+  const gap = LETTER_PX * ratio;
+  for (const { kind, x } of letterPlaces(places, gap, ctx.canvas.width - gap / 2)) {
+    ctx.fillStyle = colors[kind];
+    ctx.fillText(KINDS[kind].letter, x, bbox.top - 2 * ratio);
   }
   ctx.restore();
 }

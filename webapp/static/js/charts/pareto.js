@@ -1,6 +1,7 @@
 // The Pareto front of a search: what more time buys in memory. Both axes are logarithmic.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { bytes, decimalBytes, duration } from "../format.js";
+import { ownKeys } from "./keys.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
 
 const HEIGHT = 260;
@@ -31,5 +32,6 @@ export function paretoChart(container, front, capacity) {
   }
 
   build();
+  ownKeys(container, () => chart);
   keepFitting(container, build, () => chart);
 }

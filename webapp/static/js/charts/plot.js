@@ -1,10 +1,12 @@
 // A chart over time that shares its range, its cursor and its marks with all others of the page.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { notMoreOftenThan } from "../dom.js";
-import { integer } from "../format.js";
+import { exactTime, integer } from "../format.js";
+import { chartKeys, legendWords } from "./keys.js";
 import { KINDS, drawMarks } from "./marks.js";
+import { momentWords } from "./moment.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
-import { TIME_STEPS, clockTicks, stepAt, stepTicks, timeOfDay } from "./ticks.js";
+import { TIME_STEPS, clockTicks, stepAt, stepTicks, tickWords, timeOfDay } from "./ticks.js";
 
 const SYNC = uPlot.sync("page");
 const CLICK_PX = 4;
@@ -14,7 +16,7 @@ const UNSEEN_MS = 5000;
 
 /**
  * `options`: {height, label, values (of ticks), value (of the legend), size (of the y axis), steps: whether ticks are
- * optimiser steps, range}. Returns update({columns, lines}): columns [times, ...values]; lines [{label, token, dash,
+ * optimiser steps, range, unit (in words, of values without one)}. Returns update({columns, lines}): columns [times, ...values]; lines [{label, token, dash,
  * faint, dots, fill, own: what its legend tells where it is drawn elsewhere}]. `page`: {view, curve, marks}, of which the last two may change. Out of sight it is drawn seldom.
  */
 export function plot(container, page, options) {
@@ -43,20 +45,19 @@ export function plot(container, page, options) {
         },
         legend: { markers: MARKERS },
         scales: { x: { time: false, range: () => view.window() }, y: { range: options.range ?? fromZero } },
-        axes: [xAxis(options.steps, page), axis(options.label, (_, ticks) => ticks.map(options.values), options.size)],
+        axes: [xAxis(options.steps, page), axis(options.label, tickWords(options.values), options.size)],
         series: [{ label: options.steps ? "optimiser step" : "time", value: (_, time) => moment(time, options.steps, page.curve) }, ...shown.lines.map(seriesOf)],
         bands: shown.lines.some((line) => line.fill) ? stackBands(shown.lines.length) : [],
         hooks: {
           setScale: [(self, key) => key === "x" && tell(self)],
           setSelect: [(self) => zoomed(self, view)],
           draw: [(self) => drawMarks(self, page.marks, colors), (self) => drawPin(self, view.now.at, pin)],
-          ready: [(self) => pinOnClick(self, view)],
+          ready: [(self) => pinOnClick(self, view), rest],
         },
       },
       shown.columns,
       container,
     );
-    rest();
   }
 
   function seriesOf({ label, token, dash, faint, dots, fill }, place) {
@@ -83,25 +84,50 @@ export function plot(container, page, options) {
     container.dataset.points = data[0].length;
   }
 
-  /** Where nobody points, the cursor stands where it was pinned. */
+  /** Where no mouse points, the cursor stands where keys moved it, or where it was pinned. */
   function rest() {
-    const at = view.now.at;
-    if (chart.root.matches(":hover")) return;
+    if (!view.pointed && chart.root.matches(":hover")) return;
+    const at = view.cursor;
     const left = at === null ? -10 : chart.valToPos(at, "x");
     chart.setCursor({ left, top: at === null ? -10 : 1 }, false);
   }
 
-  function draw() {
-    if (!shown) return;
-    if (!chart || drawn !== signature(shown.lines)) build();
-    else chart.setData(shown.columns);
+  /** At once: a cursor's place is one on the range as it then is. */
+  function change(how) {
+    chart.batch(how);
+    rest();
   }
 
+  function draw() {
+    if (!shown) return;
+    if (!chart) listen();
+    if (!chart || drawn !== signature(shown.lines)) build();
+    else change(() => chart.setData(shown.columns));
+  }
+
+  function listen() {
+    container.addEventListener("mousemove", () => view.point(null), { capture: true });
+    chartKeys(container, {
+      xs: () => shown.columns[0],
+      at: () => view.cursor,
+      point: view.point,
+      range: () => view.window(),
+      whole: () => view.extent,
+      zoom: view.zoom,
+      all: () => view.follow(null),
+      reset: view.reset,
+      enter: () => view.cursor !== null && view.pin(view.now.at === view.cursor ? null : view.cursor),
+      words: () => `${momentWords(view.cursor, page)}: ${legendWords(chart, options.unit)}`,
+      rangeWords: () => view.window().map((time) => exactTime(new Date(time * 1000))).join(" to "),
+      help: "Enter pins it. All charts of the page have one cursor and one range.",
+    });
+  }
+
+  view.onPoint(() => chart && rest());
   view.subscribe(() => {
     if (!chart) return;
     const [min, max] = view.window();
-    chart.setScale("x", { min, max });
-    rest();
+    change(() => chart.setScale("x", { min, max }));
   });
   new IntersectionObserver(([entry]) => {
     seen = entry.isIntersecting;

@@ -1,22 +1,18 @@
 // One figure of several runs over steps, time or tokens: a line each, in the run's colour.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { count, duration, integer } from "../format.js";
+import { ownKeys } from "./keys.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
+import { tickWords } from "./ticks.js";
 
 const HEIGHT = 220;
 export const TOKENS = ["--series-0", "--series-1", "--series-2", "--series-3", "--series-4", "--series-9"];
-const ALONG = {
-  step: { label: "optimiser step", words: integer },
-  time: { label: "time since its first step", words: duration },
-  tokens: { label: "tokens", words: count },
+/** What places a run's points along an axis, and how that is written. */
+export const ALONG = {
+  step: { column: "step", label: "optimiser step", words: integer },
+  time: { column: "elapsed_s", label: "time since its first step began", words: duration },
+  tokens: { column: "tokens", label: "tokens", words: count },
 };
-
-/** Places of a run's points along an axis: its steps, seconds since its first, or tokens of whole batches. */
-export function places(curve, along) {
-  if (along === "step") return curve.step;
-  if (along === "tokens") return curve.step.map((step, index) => step * (curve.tokens[index] ?? 0));
-  return curve.time.map((time) => time - curve.time[0]);
-}
 
 /** [xs, ys] of the points that are told, by rising place: a chart takes no other. */
 export function told(xs, ys) {
@@ -42,7 +38,7 @@ export function runsChart(container, lines, { along, values, select }) {
         cursor: { drag: { x: true, y: false, setScale: !select } },
         legend: { markers: MARKERS },
         scales: { x: { time: false } },
-        axes: [axis(ALONG[along].label, (_, ticks) => ticks.map(ALONG[along].words), 36), axis(null, (_, ticks) => ticks.map(values), 70)],
+        axes: [axis(ALONG[along].label, (_, ticks) => ticks.map(ALONG[along].words), 36), axis(null, tickWords(values), 70)],
         series: [
           { label: ALONG[along].label, value: (_, x) => (x === null ? "–" : ALONG[along].words(x)) },
           ...lines.map(({ letter, place }) => ({
@@ -60,6 +56,7 @@ export function runsChart(container, lines, { along, values, select }) {
     );
   };
   build();
+  ownKeys(container, () => chart, { zooms: true, enter: select, help: select && "Enter tells what differs about what is in sight." });
   keepFitting(container, build, () => chart);
   return { destroy: () => chart.destroy() };
 }

@@ -18,7 +18,7 @@ export function clockTicks(_, ticks) {
 }
 
 /** Of ascending `times`, the place before which `time` would stand. */
-function placeOf(times, time) {
+export function placeOf(times, time) {
   let [low, high] = [0, times.length];
   while (low < high) {
     const middle = (low + high) >> 1;
@@ -56,3 +56,16 @@ export function stepTicks(curve, from, to, most) {
   }
   return ticks;
 }
+
+const MOST_LETTERS = 8; // that stand beside an axis
+
+/** Words of a value axis' ticks. Where `format` makes two of them alike: plain numbers that tell them apart, if they fit. */
+export const tickWords = (format) => (_, ticks) => {
+  const words = ticks.map((tick) => (tick === null ? "" : format(tick)));
+  if (ticks.length < 2 || new Set(words).size === words.length) return words;
+  const [gap, most] = [Math.abs(ticks[1] - ticks[0]), Math.max(...ticks.map(Math.abs))];
+  const place = (value) => Math.floor(Math.log10(value) + 1e-9);
+  const extreme = most < 1e-3 || most >= 1e6;
+  const plain = ticks.map((tick) => (extreme ? tick.toExponential(Math.max(0, place(most) - place(gap))) : tick.toFixed(Math.max(0, -place(gap)))));
+  return plain.every((one) => one.length <= MOST_LETTERS) ? plain : words;
+};

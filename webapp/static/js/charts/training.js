@@ -9,7 +9,7 @@ const small = (value) => (value === 0 ? "0" : Math.abs(value) >= 0.01 && Math.ab
 
 /** By id of its place. `values` is of the legend, `ticks` of the axis. */
 export const CURVES = {
-  "loss-chart": { name: "train", label: "nats per token", value: loss, ticks: (value) => loss(value, 2), range: padded, height: 158 },
+  "loss-chart": { name: "train", label: "nats per token", unit: "nats per token", value: loss, ticks: (value) => loss(value, 2), range: padded, height: 158 },
   "norm-chart": { name: "grad_norm", label: "gradient norm", value: small, ticks: small },
   "rate-chart": { name: "learning_rate", label: "learning rate", value: small, ticks: small, plain: true },
   "speed-chart": { name: "tokens_s", label: "tokens/s", value: tokenRate, ticks: count },
@@ -41,8 +41,8 @@ export function mfuFrom(estimate) {
 }
 
 export function curveChart(container, page) {
-  const { name, label, value, ticks, range, height = 158, plain } = CURVES[container.id];
-  const draw = plot(container, page, { height, label, value, values: ticks, size: 68, steps: true, range });
+  const { name, label, value, ticks, range, height = 158, plain, unit } = CURVES[container.id];
+  const draw = plot(container, page, { height, label, value, values: ticks, size: 68, steps: true, range, unit });
   return (curve, evals, weight) => {
     const raw = curve[name];
     const smoothed = weight > 0 && !plain;

@@ -30,7 +30,9 @@ export function writeView(search, view) {
 export function createView(search, write) {
   let now = readView(search());
   let extent = null; // of all that is known
+  let pointed = null; // where keys moved the cursor to; of this visit, in no address
   const listeners = new Set();
+  const pointListeners = new Set();
 
   function change(next) {
     now = { ...now, ...next };
@@ -38,14 +40,33 @@ export function createView(search, write) {
     for (const listener of listeners) listener();
   }
 
+  const whole = () => extent ?? [0, 1];
+
+  function point(at) {
+    if (at === pointed) return;
+    pointed = at;
+    for (const listener of pointListeners) listener();
+  }
+
   return {
     get now() {
       return now;
     },
+    /** Where the cursor stands while no mouse moves it, null for nowhere. */
+    get cursor() {
+      return pointed ?? now.at;
+    },
+    get pointed() {
+      return pointed !== null;
+    },
+    /** Of all that is known, [first, newest]. */
+    get extent() {
+      return whole();
+    },
     /** What the charts show, [from, to]. */
     window() {
       if (now.from !== null) return [now.from, now.to];
-      const [first, newest] = extent ?? [0, 1];
+      const [first, newest] = whole();
       return now.last === null ? [first, newest] : [Math.max(first, newest - now.last), newest];
     },
     extend(first, newest) {
@@ -54,6 +75,12 @@ export function createView(search, write) {
     zoom: (from, to) => to - from >= LEAST_S && change({ from, to, last: null }),
     follow: (seconds) => change({ from: null, to: null, last: seconds }),
     pin: (at) => change({ at }),
+    point,
+    reset() {
+      point(null);
+      change(EMPTY);
+    },
     subscribe: (listener) => listeners.add(listener),
+    onPoint: (listener) => pointListeners.add(listener),
   };
 }

@@ -3,6 +3,8 @@ import { color } from "../charts/theme.js";
 import { el } from "../dom.js";
 import { atShare, channels, shadeOf, shades } from "./scale.js";
 
+const LEAST_BETWEEN = 8; // px from one line to the next
+
 /**
  * `told(row, column)`: the words of a cell. Returns {show(cells, {rows, columns, most, borders, missing}), choose}:
  * cells row by row, NaN where nothing is known; `borders` are row and column numbers before which a host begins.
@@ -34,15 +36,16 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
     paintLines();
   }
 
-  /** Where a host begins: lines of one pixel on a canvas as large as the box is. */
+  /** Where a host begins: lines of one pixel on a canvas as large as the box is, unless they would be most of it. */
   function paintLines() {
     const [width, height] = [box.clientWidth, box.clientHeight];
     if (width === 0) return;
     [lines.width, lines.height] = [width, height];
     const drawn = lines.getContext("2d");
     drawn.fillStyle = color("--line-strong");
-    for (const row of shown.borders?.rows ?? []) drawn.fillRect(0, Math.round((row * height) / shown.rows), width, 1);
-    for (const column of shown.borders?.columns ?? []) drawn.fillRect(Math.round((column * width) / shown.columns), 0, 1, height);
+    const roomFor = (borders, size) => (borders && size / (borders.length + 1) >= LEAST_BETWEEN ? borders : []);
+    for (const row of roomFor(shown.borders?.rows, height)) drawn.fillRect(0, Math.round((row * height) / shown.rows), width, 1);
+    for (const column of roomFor(shown.borders?.columns, width)) drawn.fillRect(Math.round((column * width) / shown.columns), 0, 1, height);
   }
 
   function choose(next) {

@@ -60,8 +60,9 @@ export function pairsPanel(panel) {
       panel.querySelector(`#pairs-${name}`).parentElement.hidden = !squares[name];
       if (squares[name]) map.show(squares[name].bytes, { rows: world, columns: world, most, borders: { rows: borders, columns: borders } });
     }
-    const sources = planned ? `Measured: the mean of ${integer(steps)} ${steps === 1 ? "step" : "steps"}.` : `Of step ${step.step}, as its events tell.`;
-    note = `Rows send, columns receive; algorithmic bytes of a step, spread as a ring, an all-to-all or a pipeline sends them. ${sources}${borders.length > 0 ? " Lines: where a host begins." : ""}`;
+    const counted = steps > 0 ? `Measured: the mean of ${integer(steps)} ${steps === 1 ? "step" : "steps"}.` : "No step was counted.";
+    const sources = planned ? counted : `Of step ${step.step}, as its events tell.`;
+    note = `Rows send, columns receive; algorithmic bytes of a step, spread as a ring, an all-to-all or a pipeline sends them. ${sources}${borders.length > 0 ? " Lines, where there is room for them: where a host begins." : ""}`;
     if (!panel.contains(document.activeElement)) tell(null);
     legend($("pairs-legend"), most, (value) => `${bytes(Math.round(value))} a step`);
   };

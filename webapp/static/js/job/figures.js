@@ -4,6 +4,12 @@ import { secondsLeft } from "../store.js";
 
 const $ = (id) => document.getElementById(id);
 
+/** Where there is too little room for all of it, the rest is in its title. */
+function put(id, words) {
+  const place = $(id);
+  if (place.textContent !== words) [place.textContent, place.title] = [words, words];
+}
+
 function newest(points) {
   const step = Math.max(...points.keys());
   return { step, loss: points.get(step).loss };
@@ -11,22 +17,22 @@ function newest(points) {
 
 export function showProgress(job, state) {
   const { progress } = state;
-  if (state.lastLoss) $("figure-loss").textContent = loss(state.lastLoss.loss);
+  if (state.lastLoss) put("figure-loss", loss(state.lastLoss.loss));
   if (state.evals.size > 0) {
     const last = newest(state.evals);
-    $("figure-eval").textContent = loss(last.loss);
-    $("figure-eval-step").textContent = `after step ${integer(last.step)}`;
+    put("figure-eval", loss(last.loss));
+    put("figure-eval-step", `after step ${integer(last.step)}`);
   }
   const phases = new Set([...state.ranks.values()].map((rank) => rank.phase).filter(Boolean));
-  $("figure-phase").textContent = phases.size > 0 && !job.finished ? `ranks are in: ${[...phases].join(", ")}` : "";
+  put("figure-phase", phases.size > 0 && !job.finished ? `now: ${[...phases].join(", ")}` : "");
   if (!progress) return;
   const steps = progress.steps ?? job.spec.train.steps;
-  $("figure-step").textContent = `${integer(progress.step)} of ${integer(steps)}`;
+  put("figure-step", `${integer(progress.step)} of ${integer(steps)}`);
   $("progress").value = progress.step;
   $("progress").max = steps;
-  $("figure-rate").textContent = tokenRate(progress.rate);
-  $("figure-step-time").textContent = progress.step_s ? `${duration(progress.step_s)} last step` : "";
-  $("figure-left").textContent = job.finished ? "–" : duration(secondsLeft(progress));
+  put("figure-rate", tokenRate(progress.rate));
+  put("figure-step-time", progress.step_s ? `${duration(progress.step_s)} last step` : "");
+  put("figure-left", job.finished ? "–" : duration(secondsLeft(progress)));
 }
 
 /** `off`: {bytesOff, callsOff} or null before anything was compared. */
@@ -37,7 +43,7 @@ export function showOff(off, exact) {
   place.textContent = amount < 1e7 ? exactBytes(amount) : bytes(amount);
   place.title = exactBytes(amount);
   place.dataset.tone = amount === 0 && off.callsOff === 0 ? "good" : "bad";
-  $("figure-off-calls").textContent = `${integer(off.callsOff)} ${off.callsOff === 1 ? "call" : "calls"} off`;
+  put("figure-off-calls", `${integer(off.callsOff)} ${off.callsOff === 1 ? "call" : "calls"} off`);
 }
 
 /** Of a script: how many optimiser steps ended, where that was told; else whether any did. */

@@ -1,10 +1,7 @@
 // The bar that sticks: a way to every panel of the page, and the time range of all charts.
 import { el } from "../dom.js";
-import { exactTime, integer } from "../format.js";
-import { markWords } from "../charts/marks.js";
-import { stepAt } from "../charts/ticks.js";
-
-const NEAR = 0.01; // of the window: a mark so near to the pin is told with it
+import { momentWords } from "../charts/moment.js";
+import { exactTime } from "../format.js";
 
 export function jumpBar(bar, board) {
   const list = bar.querySelector("ol");
@@ -34,26 +31,16 @@ export function rangeBar(bar, page) {
   const told = bar.querySelector("[data-told]");
   const reset = bar.querySelector("[data-reset]");
   for (const radio of radios) radio.addEventListener("change", () => view.follow(radio.value === "whole" ? null : Number(radio.value)));
-  reset.addEventListener("click", () => {
-    view.follow(null);
-    view.pin(null);
-  });
+  reset.addEventListener("click", view.reset);
 
   function show() {
     const { from, to, last, at } = view.now;
     for (const radio of radios) radio.checked = from === null && (radio.value === "whole" ? last === null : Number(radio.value) === last);
     reset.hidden = from === null && at === null;
     const words = at !== null ? momentWords(at, page) : from !== null ? `${exactTime(new Date(from * 1000))} to ${exactTime(new Date(to * 1000))}` : "";
-    if (told.textContent !== words) told.textContent = words;
+    if (told.textContent !== words) [told.textContent, told.title] = [words, words];
   }
 
   view.subscribe(show);
   return show;
-}
-
-function momentWords(at, page) {
-  const [from, to] = page.view.window();
-  const near = page.marks.filter((mark) => Math.abs(mark.time - at) <= NEAR * (to - from)).map(markWords);
-  const step = stepAt(page.curve, at);
-  return [step === null ? null : `step ${integer(step)}`, exactTime(new Date(at * 1000)), ...near].filter(Boolean).join(" · ");
 }

@@ -32,23 +32,27 @@ export function plannedParts(estimate) {
   };
 }
 
-/** Means over ranks and their last steps; what is neither data, waiting nor the optimiser is compute. Null before the first. */
+/** Means over ranks and their last steps. Null before the first. */
 export function measuredParts(ranks) {
   const lines = [...ranks.values()].flatMap((rank) => rank.parts ?? []);
   if (lines.length === 0) return null;
   const mean = (of) => lines.reduce((sum, line) => sum + (of(line) ?? 0), 0) / lines.length;
-  const axesOf = (kind) => [...new Set(lines.flatMap((line) => Object.keys(line[kind])))];
-  const step_s = mean((line) => line.step_s);
-  const parts = [
-    { name: "data", kind: "data", seconds: mean((line) => line.data) },
-    { name: "optimizer", kind: "optimizer", seconds: mean((line) => line.optimizer) },
-    ...axesOf("exposed").map((name) => ({ name, kind: "exposed", seconds: mean((line) => line.exposed[name]) })),
-  ];
-  const compute = Math.max(0, step_s - parts.reduce((sum, part) => sum + part.seconds, 0));
-  parts.push({ name: "compute", kind: "compute", seconds: compute });
-  parts.push(...axesOf("hidden").map((name) => ({ name, kind: "hidden", seconds: mean((line) => line.hidden[name]) })));
+  const byName = (kind) => {
+    const names = [...new Set(lines.flatMap((line) => Object.keys(line[kind])))];
+    return Object.fromEntries(names.map((name) => [name, mean((line) => line[kind][name])]));
+  };
+  const [step_s, data_s, optimizer_s] = [(line) => line.step_s, (line) => line.data, (line) => line.optimizer].map(mean);
   const most = Math.max(...[...ranks.values()].map((rank) => rank.parts?.length ?? 0));
   const steps = most > 1 ? most : 0; // of a history there is one line, itself a mean of several steps
+  return partsOf({ step_s, data_s, optimizer_s, exposed: byName("exposed"), hidden: byName("hidden") }, steps);
+}
+
+/** Of means, seconds a step: what is neither data, waiting nor the optimiser is compute. */
+export function partsOf({ step_s, data_s, optimizer_s, exposed, hidden }, steps = 0) {
+  const axes = (kind, means) => Object.entries(means).map(([name, seconds]) => ({ name, kind, seconds }));
+  const parts = [{ name: "data", kind: "data", seconds: data_s }, { name: "optimizer", kind: "optimizer", seconds: optimizer_s }, ...axes("exposed", exposed)];
+  const compute = Math.max(0, step_s - parts.reduce((sum, part) => sum + part.seconds, 0));
+  parts.push({ name: "compute", kind: "compute", seconds: compute }, ...axes("hidden", hidden));
   return { step_s, sure: 0, steps, parts: parts.map((part) => ({ waiting_s: 0, ...part })) };
 }
 

@@ -1,6 +1,6 @@
 // Which rank is where, and what each does now: a square for each rank, host by host.
 import { el } from "../dom.js";
-import { duration } from "../format.js";
+import { duration, integer } from "../format.js";
 
 const DOES = { setup: "setting up", step: "training", eval: "validating", checkpoint: "saving", proof: "proving", teardown: "ending" };
 const GONE = new Set(["stopped", "zombie", "gone"]);
@@ -64,6 +64,7 @@ export function placesView(section) {
       }),
     );
     list.classList.toggle("many", squares.size > MANY);
+    if (squares.size > MANY) section.tabIndex = 0; // the panel scrolls
   }
 
   return (job, state) => {
@@ -81,7 +82,7 @@ export function placesView(section) {
       square.dataset.does = does.replace(" ", "-");
       square.classList.toggle("blamed", blamed);
     }
-    const told = [...counts].map(([does, number]) => `${number} ${LEGEND[does] ?? does}`).join(" · ");
+    const told = [...counts].map(([does, number]) => `${integer(number)} ${LEGEND[does] ?? does}`).join(" · ");
     if (legend.textContent !== told) legend.textContent = told;
   };
 }

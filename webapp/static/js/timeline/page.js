@@ -1,5 +1,6 @@
 // The full page of a job's steps: the same telemetry as the job page, and only these panels.
 import { embedded } from "../dom.js";
+import { replay } from "../job/replay.js";
 import { connect } from "../socket.js";
 import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "../store.js";
 import { tracePanels } from "./panels.js";
@@ -13,7 +14,7 @@ function redraw() {
   show(job, state);
 }
 
-if (job.exit?.summary) foldSummary(state, job.exit.summary);
+if (!(await replay(state, job)) && job.exit?.summary) foldSummary(state, job.exit.summary);
 redraw();
 connect(`/ws/jobs/${job.id}/`, {
   resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),

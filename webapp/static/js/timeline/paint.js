@@ -91,16 +91,21 @@ function paintRow(context, row, view, place, ink, tokens) {
   return count;
 }
 
+/** Names of the events that have room for them; of two that run at once, the first one's stands over the second. */
 function label(context, row, view, { y, left, scale, rowHeight, beyond: width }, first, beyond, ink) {
   if (beyond - first > 400) return 0;
   context.fillStyle = ink("--surface");
+  let free = left;
   for (let i = first; i < beyond; i += 1) {
     const event = row.events[i];
-    const x = left + Math.max(0, (event.from - view.from) * scale);
+    const x = Math.max(free, left + (event.from - view.from) * scale);
     const end = Math.min(width, left + (event.to - view.from) * scale);
     if (end - x < NAMED_WIDTH) continue;
     const text = event.work === undefined ? event.op : event.micro < 0 ? event.work : `${event.work[0].toUpperCase()}${event.micro}`;
-    if (context.measureText(text).width < end - x - 6) context.fillText(text, x + 3, y + rowHeight - 4);
+    const wide = context.measureText(text).width;
+    if (wide >= end - x - 6) continue;
+    context.fillText(text, x + 3, y + rowHeight - 4);
+    free = x + 3 + wide;
   }
   return 0;
 }

@@ -1,5 +1,5 @@
 // An event in words.
-import { byteRate, bytes, duration, opName } from "../format.js";
+import { byteRate, bytes, duration, integer, opName } from "../format.js";
 import { busFactor } from "../collectives.js";
 import { transferred, waited } from "./step.js";
 
@@ -11,7 +11,7 @@ export function told(event, step) {
     return `${event.work}${part}${chunk} · ${duration(event.to - event.from)} · ${when}`;
   }
   const { axis, ranks } = step.groups[event.group];
-  const peer = event.peer >= 0 ? ` ${event.op === "send" ? "to" : "from"} rank ${event.peer}` : ` over ${ranks.length} ranks`;
+  const peer = event.peer >= 0 ? ` ${event.op === "send" ? "to" : "from"} rank ${event.peer}` : ` over ${integer(ranks.length)} ranks`;
   const parts = [`${axis} ${opName(event.op)} ${event.sequence}${peer}`, bytes(event.bytes)];
   const wait = waited(event);
   if (event.open) parts.push("its end was not recorded");

@@ -1,0 +1,140 @@
+"""How long a stage's kernels take on one micro-batch: each by itself, and what its host lets the device wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from planner.facts.precision import mix_of
+from planner.facts.shards import Held
+from planner.facts.spec import JobSpec, StackName
+from planner.hardware.calibration import Calibration
+from planner.hardware.cluster import LAUNCH_S, Accelerator, kernel_seconds
+from planner.hardware.kernels import Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work
+from planner.hardware.stacks import Stack
+
+
+class Halves(NamedTuple):
+    """Seconds of a piece of the model: forward, backward of inputs, backward of weights, what recompute repeats.
+
+    `attention_s`: the part of forward and backward that is attention over keys and values. `launch_s`: what the device
+    waits because its host launches the kernels of a half more slowly than they run.
+    """
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    recompute_s: float = 0.0
+    attention_s: float = 0.0
+    launch_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_input_s + self.backward_weight_s + self.recompute_s
+
+
+class Compute:
+    """Times stages' kernels with each stack's constants; what layouts share is computed once."""
+
+    def __init__(
+        self, accelerator: Accelerator, stacks: Mapping[StackName, Stack], calibration: Calibration | None
+    ) -> None:
+        self.stacks, self.calibration = stacks, calibration
+        self._accelerators = {name: _tuned(accelerator, stack) for name, stack in stacks.items()}
+        self._pieces: dict[tuple[object, ...], tuple[Halves, ...]] = {}
+
+    def of_stage(self, spec: JobSpec, own: Held, ranks: int) -> Halves:
+        layer, moe, embedding, head = self._piece(spec, ranks)
+        dense = own.num_layers - own.num_moe_layers
+        parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, own.stage.last)]
+        return Halves(*(sum(part[i] * number for part, number in parts) for i in range(6)))
+
+    def _piece(self, spec: JobSpec, ranks: int) -> tuple[Halves, ...]:
+        """Layer, layer with experts, embedding and head: of one micro-batch on one rank."""
+        layout, train = spec.layout, spec.train
+        key = (
+            *(
+                layout.tp,
+                layout.cp,
+                layout.ep,
+                layout.sequence_parallel,
+                layout.recompute,
+                layout.zero == 3,
+                spec.model,
+            ),
+            *(ranks, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
+            spec.resources.stack,
+        )
+        if key not in self._pieces:
+            moe = Halves(0, 0, 0)
+            if spec.model.moe:
+                moe = self._layer(spec, layer_work(spec, moe=True))
+            head = head_work(spec, gathers_logits=self.stacks[spec.resources.stack].gathers_logits)
+            ends = (self._halves(spec, embedding_work(spec)), self._halves(spec, head))
+            pieces = (self._layer(spec, layer_work(spec)), moe, *ends)
+            self._pieces[key] = self._measured(spec, pieces, ranks)
+        return self._pieces[key]
+
+    def _measured(self, spec: JobSpec, pieces: tuple[Halves, ...], ranks: int) -> tuple[Halves, ...]:
+        """Pieces whose shape a calibration measured, with its figures; of forward as much is repeated as estimated."""
+        if self.calibration is None:
+            return pieces
+        layer, moe, embedding, head = pieces
+        if found := self.calibration.layer(spec, ranks):
+            repeated = found.forward_s * layer.recompute_s / layer.forward_s
+            layer = Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2, repeated)
+        if found := self.calibration.ends(spec, ranks):
+            head = Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2)
+            embedding = Halves(0, 0, 0)
+        return layer, moe, embedding, head
+
+    def with_collectives(self, spec: JobSpec, ranks: int) -> bool:
+        """Whether layers were measured with their tensor collectives."""
+        if self.calibration is None or spec.layout.tp == 1:
+            return False
+        return self.calibration.layer(spec, ranks) is not None
+
+    def _layer(self, spec: JobSpec, work: Work) -> Halves:
+        halves = self._halves(spec, work)._replace(attention_s=self._seconds(spec, work.attention))
+        if spec.layout.recompute == "none":
+            return halves
+        selected = work.operations if self.stacks[spec.resources.stack].repeats_operations else work.repeated
+        again = work.forward if spec.layout.recompute == "full" else selected
+        repeated = self._seconds(spec, again)
+        return halves._replace(recompute_s=repeated, launch_s=halves.launch_s + self._launch(spec, again, repeated))
+
+    def _halves(self, spec: JobSpec, work: Work) -> Halves:
+        parts = (work.forward, work.backward_input, work.backward_weight)
+        forward, backward_input, backward_weight = (self._seconds(spec, kernels) for kernels in parts)
+        seconds = (forward, backward_input, backward_weight)
+        launch = sum(self._launch(spec, kernels, s) for kernels, s in zip(parts, seconds, strict=True))
+        return Halves(forward, backward_input, backward_weight, launch_s=launch)
+
+    def _seconds(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
+        mix, accelerator = mix_of(spec.train.precision), self._accelerators[spec.resources.stack]
+        stack = self.stacks[spec.resources.stack]
+        seconds = 0.0
+        for kernel in kernels:
+            one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute)
+            if isinstance(kernel, Pass):
+                one *= stack.bytes_of(kernel.kind)
+            elif isinstance(kernel, Gemm) and kernel.batch > 1 and not kernel.wide:
+                one /= stack.grouped
+            seconds += one
+        return seconds
+
+    def _launch(self, spec: JobSpec, kernels: Sequence[Kernel], device_s: float) -> float:
+        return max(0.0, len(kernels) * self._accelerators[spec.resources.stack].launch_s - device_s)
+
+
+def _tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
+    """The accelerator as the stack uses it."""
+    gemm = stack.gemm * (stack.gemm_hopper if accelerator.fp8_flops else 1)
+    return accelerator.model_copy(
+        update={
+            "gemm_efficiency": accelerator.gemm_efficiency * gemm,
+            "fp8_efficiency": accelerator.fp8_efficiency * gemm,
+            "attention_efficiency": accelerator.attention_efficiency * stack.attention,
+            "launch_s": accelerator.launch_s * stack.launch_s / LAUNCH_S,
+        }
+    )

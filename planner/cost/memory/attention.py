@@ -1,0 +1,185 @@
+"""Attention tensor by tensor: fused, by blocks of a ring, latent, or with every score in memory."""
+
+from __future__ import annotations
+
+from planner.cost.memory.graph import Graph, Variable
+from planner.cost.memory.shape import Shape
+from planner.cost.memory.tape import BUFFERS, WORKING
+from planner.facts.placements import kv_heads_held
+from planner.facts.precision import FP32_BYTES
+
+
+def attention(g: Graph, s: Shape, x: Variable) -> Variable:
+    model = s.model
+    if model.mla:
+        return _latent_attention(g, s, x)
+    heads, kv_heads = model.num_heads // s.tp, kv_heads_held(model.num_kv_heads, s.tp)
+    row = s.tokens * s.element
+    query, key = row * heads * model.head_dim, row * kv_heads * model.head_dim
+    h, bias, rope = model.hidden_size, model.arch == "gpt", model.arch == "llama"
+    kv_clones = rope and kv_heads > 1
+    q = g.linear(x, query, h * heads * model.head_dim, bias=bias, clones=rope and heads > 1)
+    k = g.linear(x, key, h * kv_heads * model.head_dim, bias=bias, clones=kv_clones)
+    v = g.linear(x, key, h * kv_heads * model.head_dim, bias=bias)
+    if rope:
+        rotated = _rotated(g, s, q)
+        other = _rotated(g, s, k)
+        g.done(q, k)
+        q, k = rotated, other
+    mixed = _attend(g, s, q, k, v, heads=heads, kv_heads=kv_heads)
+    g.done(q, k, v)
+    if rope and heads > 1:
+        ordered = g.copied(mixed)
+        g.done(mixed)
+        mixed = ordered
+    out = g.linear(mixed, s.hidden_bytes, heads * model.head_dim * h)
+    g.done(mixed)
+    return out
+
+
+def _rotated(g: Graph, s: Shape, x: Variable) -> Variable:
+    """RoPE by halves: tables of cosines and sines are kept, a few operations come and go."""
+    tape, whole = g.tape, x.num_bytes
+    table = s.tokens // s.sequences * s.model.head_dim * s.element
+    kept = g.save_bytes(table)
+    tape.briefly(whole, WORKING)
+    out = g.variable(whole)
+
+    def run() -> None:
+        grad = g.taken(out)
+        tape.briefly(whole * 3 // 2, WORKING)
+        halves = tape.take(whole, WORKING)
+        tape.drop(grad)
+        g.release(kept)
+        wide = tape.take(2 * whole, WORKING)
+        tape.drop(halves)
+        made = tape.take(whole, WORKING)
+        tape.drop(wide)
+        g.give(x, made)
+
+    g.node(run)
+    return out
+
+
+def _attend(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int, kv_heads: int) -> Variable:
+    sums = s.tokens * heads * FP32_BYTES  # each query's log-sum-exp
+    if s.cp > 1:
+        return _attend_by_blocks(g, s, q, k, v, sums)
+    if s.attention == "fused":
+        return g.op((q, k, v), q.num_bytes, saves=(q, k, v), extra=sums, saves_output=True)
+    return _every_score(g, s, q, k, v, heads=heads, kv_heads=kv_heads)
+
+
+def _attend_by_blocks(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, sums: int) -> Variable:
+    """One rank's keys and values at a time; output and gradients of queries are joined in fp32."""
+    tape, wide, mixed = g.tape, q.num_bytes // s.element * FP32_BYTES, s.element != FP32_BYTES
+    pair = k.num_bytes + v.num_bytes
+    block = g.variable(pair)
+    others = pair * (2 if s.ring and s.cp > 2 else 1 if s.ring else s.cp)
+    came = tape.take(others, BUFFERS)
+    joined = tape.take(wide, WORKING)
+    lse = g.save_bytes(sums)
+    tape.briefly(q.num_bytes + (wide if mixed else 0), WORKING)
+    tape.drop(came)
+    out = g.variable(q.num_bytes) if mixed else Variable(tape.hold(joined))
+    tape.drop(joined)
+    kept = [*g.save(q, block, out), *lse]
+    g.done(block)
+
+    def run() -> None:
+        grad = g.taken(out)
+        if q.num_bytes != s.tokens * s.model.head_dim * s.element:
+            ordered = tape.take(q.num_bytes, WORKING)
+            tape.drop(grad)
+            grad = ordered
+        total = tape.take(wide, WORKING)
+        came = tape.take(others, BUFFERS)
+        found = tape.take(q.num_bytes + pair, WORKING)
+        travelling = tape.take(pair * (4 if s.ring else 2 * s.cp), BUFFERS)
+        tape.drop(found, travelling, came)
+        if mixed:
+            made = tape.take(q.num_bytes, WORKING)
+            tape.drop(total)
+        else:
+            made = total
+        both = tape.take(pair, WORKING)
+        tape.drop(grad)
+        g.release(kept)
+        halves = [tape.take(x.num_bytes, WORKING) for x in (k, v)]
+        tape.drop(both)
+        g.give(q, made)
+        for variable, half in zip((k, v), halves, strict=True):
+            g.give(variable, half)
+
+    g.node(run)
+    return out
+
+
+def _latent_attention(g: Graph, s: Shape, x: Variable) -> Variable:
+    """Low-rank queries, keys and values (2405.04434 section 2.1); no trainer of ours runs it yet."""
+    mla, heads, h = s.model.mla, s.model.num_heads // s.tp, s.model.hidden_size
+    assert mla is not None
+    row = s.tokens * s.element
+    latent = mla.q_rank + mla.kv_rank + mla.rope_head_dim
+    width = heads * (mla.nope_head_dim + mla.rope_head_dim)
+    values = heads * mla.value_head_dim
+    down = g.linear(x, row * latent, h * latent)
+    normed = g.op((down,), row * (mla.q_rank + mla.kv_rank), saves=(down,))
+    g.done(down)
+    q = g.linear(normed, row * width, mla.q_rank * width)
+    k = g.linear(normed, row * width, mla.kv_rank * heads * mla.nope_head_dim)
+    v = g.linear(normed, row * values, mla.kv_rank * values)
+    g.done(normed)
+    sums = s.tokens * heads * FP32_BYTES
+    mixed = g.op((q, k, v), row * values, saves=(q, k, v), extra=sums, saves_output=True)
+    g.done(q, k, v)
+    out = g.linear(mixed, s.hidden_bytes, values * h)
+    g.done(mixed)
+    return out
+
+
+def _every_score(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int, kv_heads: int) -> Variable:
+    """Attention with every score in memory; selective recompute keeps queries, keys and values alone."""
+    if s.recompute != "selective" or not g.saving:
+        return _scores(g, s, q, k, v, heads=heads)
+    g.saving = False
+    out = _scores(g, s, q, k, v, heads=heads)
+    g.saving = True
+    kept = g.save(q, k, v)
+
+    def run() -> None:
+        grad = g.taken(out)
+        again = [Variable(g.tape.hold(x.buffer)) for x in (q, k, v)]
+        mark = g.mark()
+        made = _scores(g, s, *again, heads=heads)
+        g.done(made)
+        made.grad = grad
+        g.backward(mark)
+        g.release([*(x.buffer for x in again), *kept])
+        for variable, copy in zip((q, k, v), again, strict=True):
+            g.give(variable, g.taken(copy))
+
+    g.node(run)
+    return out
+
+
+def _scores(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int) -> Variable:
+    """Products, scale, mask, softmax, product: each of the scores' size."""
+    each = s.tokens // s.sequences
+    size = s.sequences * heads * each * each * s.element
+    keys, values = (g.op((x,), q.num_bytes) for x in (k, v))
+    raw = g.op((q, keys), size, saves=(q, keys))
+    scaled = g.op((raw,), size)
+    g.done(raw)
+    # Where there is dropout, kernels of Megatron's time are planned, which made the mask anew.
+    masked = g.op((scaled,), size, extra=0 if s.dropout else each * each)
+    g.done(scaled)
+    soft = g.op((masked,), size, saves_output=True)
+    g.done(masked)
+    if s.dropout:
+        dropped = g.op((soft,), size, extra=size // s.element)
+        g.done(soft)
+        soft = dropped
+    out = g.op((soft, values), q.num_bytes, saves=(soft, values))
+    g.done(soft, keys, values)
+    return out

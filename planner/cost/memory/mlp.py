@@ -1,0 +1,82 @@
+"""The MLP and the mixture of experts, tensor by tensor."""
+
+from __future__ import annotations
+
+from planner.cost.memory.graph import Graph, Remake, Variable
+from planner.cost.memory.shape import Shape
+from planner.facts.precision import FP32_BYTES
+
+
+def mixture(g: Graph, s: Shape, x: Variable) -> Variable:
+    """Router, rows to the experts' ranks, a product for each expert, rows back, weighted sum."""
+    moe, h = s.model.moe, s.model.hidden_size
+    assert moe is not None
+    routed = s.tokens * moe.experts_per_token
+    row = h * s.element
+    inner = moe.expert_ffn_hidden_size // s.tp
+    weight = moe.num_experts // s.ep * inner * h
+    wide = g.op((x,), s.tokens * h * FP32_BYTES) if s.element != FP32_BYTES else g.passes(x)
+    if s.element == FP32_BYTES and not s.light:
+        wide.remake = x.remake  # a view of what is gathered again
+    probabilities = g.op((wide,), s.tokens * moe.num_experts * FP32_BYTES, saves=(wide,), saves_output=True)
+    g.done(wide)
+    sent = g.op((x,), routed * row)
+    arrived = _exchanged(g, s, sent)
+    g.done(sent)
+    rows = _exchanged(g, s, arrived)  # by expert, where they came by rank
+    g.done(arrived)
+    inside = routed * inner * s.element
+    gate, up = (g.linear(rows, inside, weight) for _ in range(2))
+    made = activated(g, s, gate, up, dropped=False)
+    outputs = g.linear(made, routed * row, weight)
+    g.done(gate, up, made)
+    ordered = _exchanged(g, s, outputs)
+    back = _exchanged(g, s, ordered)
+    g.done(outputs, ordered)
+    answers = g.op((back,), routed * row)
+    g.done(back, rows)
+    gates = g.op((probabilities,), routed * s.element)
+    weighed = g.op((answers, gates), routed * row, saves=(answers, gates))
+    out = g.op((weighed,), s.hidden_bytes)
+    g.done(weighed, answers, probabilities, gates)
+    if not moe.shared_experts:
+        return out
+    shared = mlp(g, s, x, moe.shared_experts * moe.expert_ffn_hidden_size // s.tp)
+    both = g.add(out, shared)
+    g.done(out, shared)
+    return both
+
+
+def _exchanged(g: Graph, s: Shape, rows: Variable) -> Variable:
+    return g.op((rows,), rows.num_bytes) if s.ep > 1 else g.passes(rows)
+
+
+def mlp(g: Graph, s: Shape, x: Variable, inner: int) -> Variable:
+    """GELU for gpt; SwiGLU else."""
+    h, wide = s.model.hidden_size, s.tokens * inner * s.element
+    bias = s.model.arch == "gpt"
+    gate = None if bias else g.linear(x, wide, h * inner)
+    up = g.linear(x, wide, h * inner, bias=bias)
+    made = activated(g, s, gate, up, dropped=s.light)
+    g.done(*([gate] if gate else []), up)
+    out = g.linear(made, s.hidden_bytes, inner * h)
+    g.done(made)
+    return out
+
+
+def activated(g: Graph, s: Shape, gate: Variable | None, up: Variable, *, dropped: bool) -> Variable:
+    """`dropped`: backward makes it again."""
+    wide = up.num_bytes
+    if gate is None:
+        made = g.op((up,), wide, saves=(up,))
+        if dropped:
+            made.remake = Remake(wide, 0)
+        return made
+    opened = g.op((gate,), wide, saves=(gate,))
+    if dropped:
+        opened.remake = Remake(wide, 0)
+    made = g.op((opened, up), wide, saves=(opened, up))
+    if dropped:
+        made.remake = Remake(wide, wide)
+    g.done(opened)
+    return made

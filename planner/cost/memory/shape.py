@@ -1,0 +1,95 @@
+"""What one rank computes of a layer with one micro-batch: all that memory depends on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from planner.facts.placements import vocab_rows
+from planner.facts.precision import FP8_BYTES, mix_of
+from planner.facts.shards import micro_batch_tokens
+from planner.facts.spec import AttentionKernel, Device, JobSpec, ModelSpec, Recompute
+from planner.hardware.stacks import STACKS
+
+
+class Shape(NamedTuple):
+    """What one rank computes of a layer with one micro-batch. `tokens` of its cp part, `element` bytes of the compute
+    type, `narrow` of what products take; `parts` that sequence parallelism divides the residual stream into.
+    `fused_loss`, `gathers_logits`, `repeats_operations` as the stack has them."""
+
+    model: ModelSpec
+    vocab_rows: int
+    tokens: int
+    sequences: int
+    seq_len: int
+    tp: int
+    sequence_parallel: bool
+    cp: int
+    ring: bool
+    ep: int
+    element: int
+    recompute: Recompute
+    regather: bool
+    attention: AttentionKernel
+    dropout: bool
+    device: Device
+    narrow: int
+    fused_loss: bool
+    gathers_logits: bool
+    repeats_operations: bool
+
+    @property
+    def parts(self) -> int:
+        return self.tp if self.sequence_parallel else 1
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Hidden states between collectives."""
+        return self.tokens * self.model.hidden_size * self.element
+
+    @property
+    def part_bytes(self) -> int:
+        """Hidden states of the residual stream."""
+        return self.hidden_bytes // self.parts
+
+    @property
+    def embedded_elements(self) -> int:
+        """Of the tables that an embedding looks up."""
+        model = self.model
+        positions = model.max_seq_len if model.arch == "gpt" else 0
+        return (self.vocab_rows + positions) * model.hidden_size
+
+    @property
+    def light(self) -> bool:
+        """Selective recompute where attention is fused: norms and activations are made again."""
+        return self.recompute == "selective" and self.attention == "fused" and not self.repeats_operations
+
+    @property
+    def by_operation(self) -> bool:
+        """Selective recompute that makes a layer again from its input and from outputs of operations."""
+        return self.recompute == "selective" and self.repeats_operations
+
+
+def shape_of(spec: JobSpec) -> Shape:
+    layout, train, stack = spec.layout, spec.train, STACKS[spec.resources.stack]
+    return Shape(
+        model=spec.model,
+        vocab_rows=vocab_rows(spec),
+        tokens=micro_batch_tokens(spec),
+        sequences=spec.micro_batch_size,
+        seq_len=train.seq_len,
+        tp=layout.tp,
+        sequence_parallel=layout.sequence_parallel,
+        cp=layout.cp,
+        ring=layout.cp_method == "ring",
+        ep=layout.ep,
+        element=mix_of(train.precision).compute,
+        recompute=layout.recompute,
+        regather=layout.regather,
+        attention=train.attention,
+        dropout=train.dropout,
+        device=spec.resources.device,
+        narrow=FP8_BYTES if mix_of(train.precision).gemm == "fp8" else mix_of(train.precision).compute,
+        fused_loss=stack.fused_loss or (stack.compiles_loss and train.compile),
+        gathers_logits=stack.gathers_logits,
+        repeats_operations=stack.repeats_operations,
+    )

@@ -1,0 +1,263 @@
+"""Signing on with a provider, a second factor, and an invitation's link, as people do it: in a browser, on wide light
+and narrow dark screens. Nothing overflows, and axe-core finds nothing grave, on any page of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value, yield_hotp_counters_from_time
+from axe_playwright_python.sync_playwright import Axe
+from django.core.management import call_command
+from django.test import override_settings
+from oidc_provider_mock import run_server_in_thread
+from playwright.sync_api import Browser, ConsoleMessage, Page
+
+from tests.screens.look import faults, grave
+from tests.support.processes import ROOT, redis_server, wait_until
+from tests.support.web import Site, site
+
+pytestmark = pytest.mark.slow
+SCREENS: dict[str, Any] = {
+    "wide": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"},
+    "narrow": {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"},
+}
+INVITED = """
+import json, sys, django
+django.setup()
+from jobs.models import Project
+from jobs.people.invitations import InvitationWish, invite
+team = Project.objects.create(name=sys.argv[1])
+wishes = [InvitationWish(role="submitter", email=email) for email in (f"{sys.argv[1]}@acme.example", None)]
+print(json.dumps([invite(team, wish, "staff")[1] for wish in wishes]))
+"""
+Shoot = Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[str]:
+    with run_server_in_thread() as server:
+        yield f"http://localhost:{server.server_port}"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, provider: str) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("signing-on")
+    with override_settings(STATIC_ROOT=folder / "static"):
+        call_command("collectstatic", "--no-input", verbosity=0)
+    settings = {
+        "MESHBOARD_OIDC_URL": provider,
+        "MESHBOARD_OIDC_NAME": "Acme",
+        "MESHBOARD_OIDC_CLIENT_SECRET": "the-board-s-own",
+        "MESHBOARD_STATIC_ROOT": str(folder / "static"),
+        "MESHBOARD_LOGINS_PER_MINUTE": "1000",
+    }
+    database = f"sqlite:///{folder}/board.sqlite3"
+    with redis_server(folder / "redis") as redis, site(database, redis, folder / "web", **settings) as made:
+        yield made
+
+
+@pytest.fixture(params=SCREENS)
+def screen(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def page(browser: Browser, served: Site, screen: str) -> Iterator[Page]:
+    """Nobody is logged in; our pages say nothing on the console but that an answer was a refusal."""
+    context = browser.new_context(base_url=served.url, **SCREENS[screen])
+    context.set_default_timeout(10_000)
+    opened = context.new_page()
+    complaints: list[str] = []
+    opened.on("console", lambda m: complaints.append(m.text) if _is_ours(opened, m) else None)
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    yield opened
+    context.close()
+    assert [one for one in complaints if "the server responded with a status of 4" not in one] == []
+
+
+def _is_ours(page: Page, told: ConsoleMessage) -> bool:
+    """The provider's page asks for what is not here."""
+    return told.type in ("error", "warning") and page.url.startswith("http://127.0.0.1:")
+
+
+@pytest.fixture
+def shoot(page: Page, tmp_path: Path, screen: str) -> Shoot:
+    """Takes the page's picture, and finds nothing wrong on it."""
+    axe = Axe()
+
+    def shot(name: str) -> None:
+        page.screenshot(path=tmp_path / f"{name}-{screen}.png", full_page=True)
+        assert [*faults(page), *grave(page, axe)] == [], name
+
+    return shot
+
+
+def log_in(page: Page, name: str, password: str) -> None:
+    page.goto("/login/")
+    page.fill("#id_username", name)
+    page.fill("#id_password", password)
+    page.click("main button.primary")
+
+
+def log_out(page: Page) -> None:
+    page.context.clear_cookies()
+    page.goto("/login/")
+
+
+def send(page: Page, words: str) -> None:
+    page.get_by_role("button", name=words, exact=True).click()
+
+
+def heading(page: Page, words: str) -> None:
+    page.get_by_role("heading", level=1, name=words).wait_for()
+
+
+def code_of(secret: str, but: str = "") -> str:
+    """Of an authenticator app now; another than `but`, each being good once."""
+
+    def now() -> str:
+        found: str = format_hotp_value(hotp_value(secret, next(iter(yield_hotp_counters_from_time()))))
+        return "" if found == but else found
+
+    return wait_until(now, "the next half minute begins")
+
+
+def test_people_sign_on(page: Page, provider: str, shoot: Shoot, screen: str) -> None:
+    told = {"preferred_username": f"ann-{screen}", "email": f"{screen}-ann@acme.example"}
+    httpx.put(f"{provider}/users/{screen}", json=told).raise_for_status()
+    page.goto("/login/?next=/account/")
+    shoot("login")
+    page.get_by_role("link", name="Log in by Acme").click()
+    page.get_by_placeholder("sub").fill(screen)
+    send(page, "Authorize")
+    heading(page, f"ann-{screen}")
+    assert page.url.endswith("/account/"), "where they were going"
+    page.get_by_text("You log in by Acme.").wait_for()
+    shoot("account-signed-on")
+    page.goto("/login/oidc/board/login/callback/?error=access_denied")
+    heading(page, "Not signed on")
+    shoot("not-signed-on")
+
+
+def test_an_account_of_the_board_s_own_is_connected(page: Page, provider: str, shoot: Shoot, screen: str) -> None:
+    who = {"wide": "stranger", "narrow": "viewer"}[screen]
+    httpx.put(f"{provider}/users/{who}-at-acme", json={"preferred_username": who}).raise_for_status()
+    log_in(page, who, f"{who}-password")
+    page.goto("/account/")
+    page.get_by_role("link", name="Connect it").click()
+    page.get_by_placeholder("sub").fill(f"{who}-at-acme")
+    send(page, "Authorize")
+    page.get_by_text("You log in by Acme.").wait_for()
+    log_out(page)
+    page.get_by_role("link", name="Log in by Acme").click()
+    page.get_by_placeholder("sub").fill(f"{who}-at-acme")
+    send(page, "Authorize")
+    page.wait_for_url("**/")
+    page.goto("/account/")
+    heading(page, who)
+
+
+def test_a_second_factor_is_turned_on_asked_for_and_turned_off(page: Page, shoot: Shoot, screen: str) -> None:
+    who = {"wide": "owner", "narrow": "staff"}[screen]
+    log_in(page, who, f"{who}-password")
+    page.wait_for_url("**/")
+    page.goto("/account/")
+    shoot("account")
+    page.get_by_role("link", name="Turn it on").click()
+    heading(page, "Is it you?")
+    shoot("is-it-you")
+    page.fill("#id_password", f"{who}-password")
+    send(page, "Go on")
+    heading(page, "Second factor")
+    assert page.locator("img.qr").evaluate("image => image.complete && image.naturalWidth > 0"), "the policy lets it"
+    shoot("second-factor-on")
+    page.fill("#id_code", "000000")
+    send(page, "Turn it on")
+    page.get_by_text("Incorrect code").wait_for()
+    shoot("second-factor-on-wrong")
+    secret = page.locator("main code").inner_text()
+    first = code_of(secret)
+    page.fill("#id_code", first)
+    send(page, "Turn it on")
+    heading(page, "Recovery codes")
+    shoot("recovery-codes")
+    codes = page.locator("pre.command").inner_text().split()
+    assert len(codes) == 10
+    log_out(page)
+    log_in(page, who, f"{who}-password")
+    heading(page, "Second factor")
+    page.fill("#id_code", "123456")
+    send(page, "Log in")
+    page.get_by_text("Incorrect code").wait_for()
+    shoot("second-factor-asked")
+    page.fill("#id_code", code_of(secret, but=first))
+    send(page, "Log in")
+    page.wait_for_url("**/")
+    page.goto("/account/")
+    page.get_by_text("On: who knows").wait_for()
+    shoot("account-second-factor")
+    page.get_by_role("link", name="Recovery codes").click()
+    heading(page, "Is it you?")
+    page.fill("#id_password", f"{who}-password")
+    send(page, "Go on")
+    page.get_by_role("link", name="Make new ones").click()
+    shoot("recovery-codes-new")
+    send(page, "Make new ones")
+    heading(page, "Recovery codes")
+    assert not {*page.locator("pre.command").inner_text().split()} & {*codes}
+    page.goto("/account/")
+    page.get_by_role("link", name="Turn it off").click()
+    heading(page, "Turn it off?")
+    shoot("second-factor-off")
+    send(page, "Turn it off")
+    page.get_by_text("Off. REST tokens").wait_for()
+
+
+def test_who_is_invited_makes_an_account_and_who_has_one_joins(
+    page: Page, served: Site, shoot: Shoot, screen: str
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", INVITED, f"team-{screen}"],
+        env=served.environment, cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    new, old = (f"/invitations/?token={text}" for text in json.loads(ran.stdout))
+    page.goto(new)
+    heading(page, f"Join team-{screen}?")
+    shoot("invitation")
+    page.fill("#id_username", "owner")
+    page.fill("#id_password1", "short")
+    page.fill("#id_password2", "shorter")
+    send(page, "Make my account, and join")
+    page.get_by_text("already exists").wait_for()
+    shoot("invitation-refused")
+    page.fill("#id_username", f"bob-{screen}")
+    for field in ("#id_password1", "#id_password2"):
+        page.fill(field, "quite-a-secret-1")
+    send(page, "Make my account, and join")
+    heading(page, f"team-{screen}")
+    page.get_by_text(f"You are submitter of team-{screen}").wait_for()
+    shoot("joined")
+    log_out(page)
+    page.goto(new)
+    heading(page, "No invitation")
+    shoot("invitation-used")
+    page.goto(old)
+    page.get_by_role("link", name="I have an account: log in").click()
+    who = {"wide": "stranger", "narrow": "viewer"}[screen]
+    page.fill("#id_username", who)
+    page.fill("#id_password", f"{who}-password")
+    page.click("main button.primary")
+    heading(page, f"Join team-{screen}?")
+    shoot("invitation-logged-in")
+    send(page, "Join")
+    heading(page, f"team-{screen}")
+    page.get_by_text(f"You are submitter of team-{screen}").wait_for()

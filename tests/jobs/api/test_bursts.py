@@ -1,0 +1,52 @@
+"""Many at once: the web's requests share few connections to PostgreSQL, and no slow reader keeps one."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import httpx
+import psycopg
+import pytest
+from django.http import HttpResponse, StreamingHttpResponse
+from django.test import RequestFactory
+
+from tests.support.web import Site
+from webapp import limits, pool
+
+LOGGED_IN = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'site' AND pid <> pg_backend_pid()"
+
+
+def test_two_hundred_requests_at_once_are_answered_over_few_connections(postgres_site: Site) -> None:
+    seen = []
+
+    async def burst() -> list[int]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            base_url=postgres_site.url, headers=postgres_site.token("owner"), limits=limits, timeout=60
+        ) as client:
+            asked = [asyncio.create_task(client.get("/api/v1/jobs")) for _ in range(200)]
+            while not all(task.done() for task in asked):
+                seen.append(await asyncio.to_thread(logged_in, postgres_site.database_url))
+            return [(await task).status_code for task in asked]
+
+    assert set(asyncio.run(burst())) == {200}
+    assert 2 < max(seen) <= limits.DATABASE_CONNECTIONS
+
+
+def logged_in(url: str) -> int:
+    with psycopg.connect(url, autocommit=True) as database:
+        row = database.execute(LOGGED_IN).fetchone()
+        assert row
+        return int(row[0])
+
+
+@pytest.mark.parametrize(("response", "times"), [(StreamingHttpResponse([b"a"]), 1), (HttpResponse(b"a"), 0)])
+def test_a_long_answer_is_read_without_a_connection(
+    response: HttpResponse, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[int] = []
+    shared = SimpleNamespace(settings_dict={"OPTIONS": {"pool": {}}}, close=lambda: closed.append(1))
+    monkeypatch.setattr(pool, "connection", shared)
+    assert pool.hand_back(lambda _: response)(RequestFactory().get("/")) is response
+    assert len(closed) == times

@@ -1,0 +1,173 @@
+"""What an invitation's link makes: a member of who has an account, an account for who has none; once, for no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
+from rest_framework.test import APIClient
+
+from jobs import access
+from jobs.models import AuditEntry, Invitation, Membership, Project, Role
+from jobs.people.invitations import AccountForm, InvitationWish, find, invite, make_account
+from tests.jobs.conftest import run_together
+from tests.webapp.test_public import PUBLIC
+
+Api = Callable[[User | None], APIClient]
+Members = dict[str, User]
+ANN = {"username": "ann", "password1": "quite-a-secret-1", "password2": "quite-a-secret-1"}
+
+
+def link(team: Project, **wish: Any) -> str:
+    """A path that somebody was sent."""
+    return f"/invitations/?token={invite(team, InvitationWish(**{'role': 'submitter', **wish}), 'admin')[1]}"
+
+
+def test_who_has_no_account_gets_one_with_the_link(team: Project, client: Client) -> None:
+    path = link(team, email="ann@acme.example")
+    page = client.get(path)
+    assert (page.status_code, page.headers["Referrer-Policy"]) == (200, "strict-origin")
+    assert "no-store" in page.headers["Cache-Control"]
+    assert "ann@acme.example" in page.content.decode()
+    assert f"/login/?next={path.replace('/', '%2F').replace('?', '%3F').replace('=', '%3D')}" in page.content.decode()
+    assert not User.objects.exists(), "looking makes nobody"
+    assert client.post(path, ANN).headers["Location"] == "/projects/team/"
+    made = User.objects.get()
+    assert (made.username, made.email, made.is_staff, made.is_superuser) == ("ann", "ann@acme.example", False, False)
+    assert made.check_password(ANN["password1"])
+    assert access.role_in(made, "team") == Role.SUBMITTER
+    assert "You are submitter of team" in client.get("/projects/team/").content.decode(), "logged in"
+    written = AuditEntry.objects.order_by("id").values_list("who", "what", "kind", "name")
+    assert [*written][1:] == [("ann", "make account", "user", "ann"), ("ann", "join", "project", "team")]
+    assert ANN["password1"] not in str([*AuditEntry.objects.values(), *User.objects.values()])
+    other = Client().post(path, {**ANN, "username": "bob"})
+    assert (other.status_code, "was used" in other.content.decode()) == (404, True)
+    assert User.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"password1": "short", "password2": "short"}, "at least 8 characters"),
+        ({"password1": "password123", "password2": "password123"}, "too common"),
+        ({"password2": "quite-a-secret-2"}, "match"),
+        ({"username": "owner"}, "already exists"),
+        ({"username": "OWNER"}, "already exists"),
+        ({"username": "a b<i>"}, "valid username"),
+        ({"username": ""}, "required"),
+        ({"username": "a\x00b"}, "Null characters"),
+    ],
+)
+def test_what_is_no_name_or_password_makes_nobody(
+    given: dict[str, str], words: str, team: Project, owner: User, client: Client
+) -> None:
+    path = link(team)
+    refused = client.post(path, {**ANN, **given})
+    assert (refused.status_code, words in refused.content.decode()) == (422, True), refused.content.decode()
+    assert "<i>" not in refused.content.decode()
+    assert [*User.objects.all()] == [owner]
+    assert client.post(path, ANN).status_code == 302, "the link is as good as it was"
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ({"expires": timezone.now() - timedelta(seconds=1)}, "was good until"),
+        ({"revoked": timezone.now()}, "was revoked"),
+        ({"accepted": timezone.now()}, "was used"),
+        ({"hash": "0" * 64}, "no such invitation"),
+    ],
+)
+def test_a_link_that_is_over_says_so_to_everybody(
+    end: dict[str, Any], words: str, team: Project, owner: User, client: Client
+) -> None:
+    path = link(team)
+    Invitation.objects.update(**end)
+    for _ in range(2):
+        for answer in (client.get(path), client.post(path, ANN)):
+            assert (answer.status_code, words in answer.content.decode()) == (404, True), answer.content.decode()
+        client.force_login(owner)
+    assert [*User.objects.all()] == [owner]
+    assert not Membership.objects.exists()
+
+
+def test_a_link_for_a_mail_address_is_nobody_else_s(team: Project, owner: User, api: Api, client: Client) -> None:
+    path = link(team, email="Owner@acme.example")
+    client.force_login(owner)
+    for answer in (client.get(path), client.post(path)):
+        assert (answer.status_code, "another mail address" in answer.content.decode()) == (404, True)
+    rest = api(owner)
+    token = {"token": path.partition("=")[2]}
+    assert rest.post("/api/v1/invitations/accept", token, format="json").status_code == 409
+    User.objects.filter(pk=owner.pk).update(email="owner@ACME.example")
+    second = Client().post(path, ANN)
+    assert (second.status_code, "log in to it" in second.content.decode()) == (422, True), "the address has an account"
+    assert rest.post("/api/v1/invitations/accept", token, format="json").status_code == 200
+    assert access.role_in(owner, "team") == Role.SUBMITTER
+
+
+@pytest.mark.parametrize("address", ["ann", "ann@", "a b@acme.example", "ann@b.example\x00", f"{'a' * 250}@b.example"])
+def test_what_is_no_mail_address_is_refused(address: str, members: Members, api: Api, client: Client) -> None:
+    rest = api(members["admin"])
+    refused = rest.post("/api/v1/projects/team/invitations", {"role": "viewer", "email": address}, format="json")
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "email")
+    client.force_login(members["admin"])
+    posted = {"role": "viewer", "days": "7", "email": address}
+    assert "email: " in client.post("/projects/team/invitations/", posted, follow=True).content.decode()
+    assert not Invitation.objects.exists()
+
+
+def test_tries_have_a_rate(team: Project, client: Client, settings: Any) -> None:
+    settings.LOGINS_PER_MINUTE = 3
+    path = link(team)
+    codes = [client.post(path, {}).status_code for _ in range(7)]  # a minute may begin between two of them
+    assert codes[:3] == [422] * 3
+    assert 429 in codes[3:]
+
+
+def test_nobody_registers_without_a_link(team: Project, client: Client) -> None:
+    with pytest.raises(NoReverseMatch):
+        reverse("account_signup")
+    fields = {**ANN, "email": "ann@acme.example", "password": ANN["password1"]}
+    for path in ["/invitations/?token=mbi_x", *(f"/{path}" for path in PUBLIC), "/signup/", "/account/signup/"]:
+        client.post(path, fields)
+    assert not User.objects.exists()
+
+
+@pytest.mark.usefixtures("each_database")
+def test_of_many_with_one_link_one_gets_in() -> None:
+    team, old = Project.objects.create(name="team"), User.objects.create_user("old")
+    for number in range(4):
+        path, people = link(team), {f"p{number}-{who}": Client() for who in range(4)}
+        people[f"p{number}-0"].force_login(old)
+        answers: list[int] = []
+
+        def follow(who: str, client: Client, path: str = path, answers: list[int] = answers) -> None:
+            answers.append(client.post(path, {**ANN, "username": who}).status_code)
+
+        before = User.objects.count() + AuditEntry.objects.filter(who="old", what="join").count()
+        run_together([partial(follow, who, client) for who, client in people.items()])
+        assert sorted(answers) == [302, 404, 404, 404]
+        now = User.objects.count() + AuditEntry.objects.filter(who="old", what="join").count()
+        assert now == before + 1, "one, and nothing is left of the others"
+
+
+@pytest.mark.usefixtures("each_database")
+def test_of_two_who_take_one_name_one_has_it_and_the_other_s_link_is_good() -> None:
+    team = Project.objects.create(name="team")
+    texts = [invite(team, InvitationWish(role="viewer"), "admin")[1] for _ in range(2)]
+    forms = [AccountForm(find(text), ANN) for text in texts]
+    assert all(form.is_valid() for form in forms)
+    made: list[User | None] = []
+    pairs = zip(forms, map(find, texts), strict=True)
+    run_together([lambda form=form, found=found: made.append(make_account(form, found)) for form, found in pairs])
+    assert (len([user for user in made if user]), User.objects.count(), Membership.objects.count()) == (1, 1, 1)
+    assert Invitation.objects.filter(accepted=None).count() == 1
+    assert [form.errors.get("username") for form in forms].count(["A user with that username already exists."]) == 1

@@ -1,0 +1,91 @@
+"""Pictures of pages with a thousand of everything on them, and of the same with nothing, into var/sizes; and what is
+wrong with any of them.
+
+    python -m tests.screens.sizes [--only WORD] [--windows WORD]
+
+A board without a controller or hosts: what it shows is synthetic, and named so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.screens.__main__ import look_at, report
+from tests.screens.pages import Shown, World
+from tests.support.processes import ROOT, redis_server
+from tests.support.web import Site, site
+
+ROOM = Path("var/sizes")
+LOGIN = ("staff", "staff-password")
+ALWAYS = {
+    "list": "/",
+    "overview": "/overview/",
+    "hosts": "/hosts/",
+    "queue": "/queue/",
+    "audit": "/queue/audit/",
+    "compare": "/compare/",
+    "imports": "/import/",
+    "projects": "/projects/",
+    "notifications": "/notifications/",
+    "lab": "/lab/",
+}
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser(prog="python -m tests.screens.sizes", description=__doc__.partition("\n")[0])
+    asked.add_argument("--only", default="", help="pages with this in their name")
+    asked.add_argument("--windows", default="", help="sizes and themes with this in their name")
+    told = asked.parse_args()
+    ROOM.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="meshboard-sizes-") as name, redis_server(Path(name) / "redis") as redis:
+        folder = Path(name)
+        given = {"MESHBOARD_STATIC_ROOT": str(folder / "static")}
+        collect = [sys.executable, "manage.py", "collectstatic", "--no-input", "--verbosity", "0"]
+        environment = {**os.environ, **given, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+        subprocess.run(collect, cwd=ROOT, env=environment, check=True)
+        with site(f"sqlite:///{folder}/none.sqlite3", redis, folder / "none", **given) as board:
+            none = [Shown(f"none-{name}", path) for name, path in ALWAYS.items()]
+            seen = look_at(board.url, LOGIN, [one for one in none if told.only in one.name], told.windows, ROOM)
+        with site(f"sqlite:///{folder}/many.sqlite3", redis, folder / "many", **given) as board:
+            world = filled(board)
+            many = [one for one in pages(world) if told.only in one.name]
+            seen |= look_at(board.url, LOGIN, many, told.windows, ROOM)
+    return report(seen, ROOM)
+
+
+def filled(board: Site) -> World:
+    """Django becomes that board's for this process."""
+    os.environ.update({k: v for k, v in board.environment.items() if k.startswith(("DJANGO_", "MESHBOARD_"))})
+    import django
+
+    django.setup()
+    from django.conf import settings
+
+    from tests.screens.crowd import fill
+
+    return fill(board.redis.client(), settings.HISTORY_DIR)
+
+
+def pages(world: World) -> list[Shown]:
+    jobs, both = world.jobs, f"{world.jobs['trained']},{world.jobs['running']}"
+    found = {
+        **ALWAYS,
+        "list-last": "/?page=999",
+        "queue-last": "/queue/?page=999",
+        "host": f"/hosts/{world.host}/",
+        "job-running": f"/jobs/{jobs['running']}/",
+        "job-ended": f"/jobs/{jobs['trained']}/",
+        "job-earlier": f"/jobs/{jobs['earlier']}/",
+        "timeline": f"/jobs/{jobs['trained']}/timeline/",
+        "compare": f"/compare/?jobs={both}",
+    }
+    return [Shown(f"many-{name}", path) for name, path in found.items()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Connections to PostgreSQL that the web's requests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.conf import settings
+from django.db import connection
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from webapp import limits
+
+
+def share_connections() -> None:
+    """Before the first query. Under ASGI each request is a thread of its own, and would log in to the database anew."""
+    database = settings.DATABASES["default"]
+    if database["ENGINE"] != "django.db.backends.postgresql":
+        return
+    database["CONN_MAX_AGE"] = 0
+    database.setdefault("OPTIONS", {})["pool"] = {
+        "min_size": 2,
+        "max_size": limits.DATABASE_CONNECTIONS,
+        "timeout": limits.DATABASE_WAIT_S,
+    }
+
+
+def hand_back(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[[HttpRequest], HttpResponseBase]:
+    """Middleware: who reads a long answer slowly keeps no connection from others meanwhile."""
+
+    def answered(request: HttpRequest) -> HttpResponseBase:
+        response = get_response(request)
+        if response.streaming and "pool" in connection.settings_dict["OPTIONS"]:
+            connection.close()
+        return response
+
+    return answered

@@ -1,0 +1,161 @@
+// A chart's cursor and range by keys, and what stands under the cursor for whoever reads no pixels.
+import { addKeys } from "../keys.js";
+import { el } from "../dom.js";
+import { placeOf } from "./ticks.js";
+
+const FAR = 10; // Shift moves by a so manieth of what is in sight
+const ZOOM = 2;
+const HELP = "Left and Right move the cursor, with Shift further, Home and End to the ends;";
+
+addKeys("On a chart that has the focus", [
+  { key: "← →", words: "Move the cursor" },
+  { key: "Shift ← →", words: "By a tenth of what is in sight" },
+  { key: "Home End", words: "To the ends" },
+  { key: "+ −", words: "Zoom about the cursor" },
+  { key: "Enter", words: "Pin the cursor, or what the chart says" },
+  { key: "Escape", words: "The whole range, no cursor" },
+]);
+
+/** The place in ascending `xs` nearest to `at`. */
+export function nearest(xs, at) {
+  const place = Math.min(placeOf(xs, at), xs.length - 1);
+  return place > 0 && at - xs[place - 1] <= xs[place] - at ? place - 1 : place;
+}
+
+/** Where an arrow leads, from `at` (null: nowhere yet) among the points `xs`, of which `range` is in sight. */
+export function moved(xs, at, range, direction, far) {
+  const [first, last] = [placeOf(xs, range[0]), placeOf(xs, range[1] + Number.EPSILON * Math.abs(range[1])) - 1];
+  if (at === null) return xs[last < first ? nearest(xs, range[0]) : direction > 0 ? first : last];
+  const by = far ? Math.max(1, Math.round((last - first) / FAR)) : 1;
+  return xs[Math.max(0, Math.min(xs.length - 1, nearest(xs, at) + direction * by))];
+}
+
+/** A range of the same width with `at` in it, within `whole`. */
+export function shifted([from, to], whole, at) {
+  if (at >= from && at <= to) return [from, to];
+  const width = to - from;
+  const start = Math.max(whole[0], Math.min(at - width / 2, whole[1] - width));
+  return [start, start + width];
+}
+
+/** Narrower or wider by `factor` about `at`; null once that is all of `whole`. */
+export function zoomed([from, to], whole, factor, at) {
+  const width = (to - from) * factor;
+  if (width >= whole[1] - whole[0]) return null;
+  const about = at === null ? (from + to) / 2 : Math.max(from, Math.min(at, to));
+  const start = Math.max(whole[0], Math.min(about - (about - from) * factor, whole[1] - width));
+  return [start, start + width];
+}
+
+/** What a uPlot chart's own legend tells of its lines where its cursor stands; `unit` of values that carry none. */
+export function legendWords(chart, unit = "") {
+  const lines = chart.series.map(({ label, show }, place) => [label, show === false ? undefined : chart.legend.values[place]?._]);
+  const told = lines.slice(1).filter(([, value]) => value !== undefined && value !== "–");
+  return told.length > 0 ? told.map(([label, value]) => `${label} ${value}${unit && ` ${unit}`}`).join(", ") : "no value";
+}
+
+/** One region for all charts of a page: a screen reader says what comes into it. */
+function say(words) {
+  let place = document.getElementById("chart-told");
+  if (!place) {
+    place = el("p", { id: "chart-told", className: "visually-hidden", role: "status" });
+    (document.querySelector("main") ?? document.body).append(place);
+  }
+  place.textContent = words;
+}
+
+/**
+ * Makes a chart's container reachable by Tab, once there is a chart. `cursor`: {xs(), at(), point(x), words(), help};
+ * where the range changes, {range(), whole(), zoom(from, to), all(), rangeWords()} too; enter() and reset().
+ */
+export function chartKeys(container, cursor) {
+  function go(x) {
+    const range = cursor.range();
+    const next = cursor.zoom ? shifted(range, cursor.whole(), x) : range;
+    if (next[0] !== range[0]) cursor.zoom(...next);
+    cursor.point(x);
+    say(cursor.words());
+  }
+
+  function zoom(factor) {
+    const next = zoomed(cursor.range(), cursor.whole(), factor, cursor.at());
+    if (next) cursor.zoom(...next);
+    else cursor.all();
+    say(cursor.rangeWords());
+  }
+
+  const arrow = (direction) => (event) => go(moved(cursor.xs(), cursor.at(), cursor.range(), direction, event.shiftKey));
+  const [closer, wider] = [() => zoom(1 / ZOOM), () => zoom(ZOOM)];
+  const keys = {
+    ArrowLeft: arrow(-1),
+    ArrowRight: arrow(1),
+    Home: () => go(cursor.xs()[0]),
+    End: () => go(cursor.xs().at(-1)),
+    Enter: cursor.enter,
+    Escape() {
+      cursor.reset();
+      say(cursor.zoom ? cursor.rangeWords() : "");
+    },
+    ...(cursor.zoom ? { "+": closer, "=": closer, "-": wider, _: wider } : {}),
+  };
+
+  container.addEventListener("keydown", (event) => {
+    const act = keys[event.key];
+    if (!act || event.target !== container || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act(event);
+  });
+  container.tabIndex = 0;
+  container.setAttribute("role", "application");
+  container.setAttribute("aria-roledescription", "chart");
+  const zooms = cursor.zoom ? "+ and − zoom, Escape resets." : "Escape takes it away.";
+  container.setAttribute("aria-label", [`${nameOf(container)}.`, HELP, zooms, cursor.help].filter(Boolean).join(" "));
+}
+
+/** Of its figure, or of the panel it stands in. */
+function nameOf(container) {
+  const named = container.closest("figure")?.querySelector("figcaption") ?? container.closest("section")?.querySelector("h2");
+  return named?.textContent.trim() ?? "Chart";
+}
+
+/** Keys of a chart that shares its cursor with no other; `current()`: the uPlot chart as it now is. */
+export function ownKeys(container, current, { zooms = false, enter, help } = {}) {
+  let at = null;
+  const xs = () => current().data[0];
+  const range = () => [current().scales.x.min, current().scales.x.max];
+  const whole = () => [xs()[0], xs().at(-1)];
+  const moment = (x) => current().series[0].value(current(), x);
+
+  function point(x) {
+    at = x;
+    const [left, top] = at === null ? [-10, -10] : [current().valToPos(at, "x"), 1];
+    current().setCursor({ left, top });
+  }
+
+  function zoom(min, max) {
+    current().batch(() => current().setScale("x", { min, max }));
+    point(at);
+  }
+
+  chartKeys(container, {
+    xs,
+    at: () => at,
+    point,
+    range,
+    whole,
+    zoom: zooms ? zoom : undefined,
+    all: () => zoom(...whole()),
+    reset() {
+      if (zooms) zoom(...whole());
+      point(null);
+    },
+    words: () => `${current().series[0].label} ${moment(at)}: ${legendWords(current())}`,
+    rangeWords() {
+      const [from, to] = range();
+      const seen = xs().filter((x) => x >= from && x <= to);
+      return seen.length > 0 ? `${moment(seen[0])} to ${moment(seen.at(-1))}` : "no point";
+    },
+    enter: enter && (() => enter(...range())),
+    help,
+  });
+}
