@@ -306,7 +306,7 @@ def test_levels_of_axes_are_the_planners(modules: Page, degrees: dict[str, int])
     told = call(modules, "hostsofrun.js", "return m.levels(x);", layout.model_dump())
     known = [(level.axis, level.name, *level.group) for level in levels(layout)]
     assert [(one["axis"], one["level"], one["size"], one["stride"]) for one in told] == known
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"axis": axis, "op": op, "group_size": size}
         for axis in ("dp", "tp", "world")
         for op in ("all_reduce", "all_gather", "reduce_scatter")

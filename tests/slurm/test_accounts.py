@@ -66,6 +66,7 @@ def test_of_what_the_accounts_do_not_know_they_are_said_to_say_nothing(accounted
     Attempt.objects.update(engine_id="999999")
     until(engine, job, Status.LOST)
     assert last_word(job) == "Slurm no longer knows its job 999999, and its accounts do not say how it ended"
+    Path(site.python).write_text("#!/bin/sh\n")
     assert [found.words for found in findings(site) if found.level == "ok"] == [
         "its accounts (sacct) tell how a job ended that slurmctld has forgotten"
     ]
