@@ -23,3 +23,18 @@ export function cellsOf(bins, ranks, accepts, { from = null, to = null, filling 
   for (const value of cells) if (value > most) most = value;
   return { cells, columns, most, times: times.slice(first, last) };
 }
+
+/** The cells by fewer rows and columns: each of the new ones is the most of those it stands for, NaN where none is known. */
+export function fewer(cells, rows, columns, newRows, newColumns) {
+  if (newRows >= rows && newColumns >= columns) return cells;
+  const drawn = new Float32Array(newRows * newColumns).fill(Number.NaN);
+  for (let row = 0; row < rows; row += 1) {
+    const base = Math.floor((row * newRows) / rows) * newColumns;
+    for (let column = 0; column < columns; column += 1) {
+      const value = cells[row * columns + column];
+      const at = base + Math.floor((column * newColumns) / columns);
+      if (!(drawn[at] >= value) && !Number.isNaN(value)) drawn[at] = value;
+    }
+  }
+  return drawn;
+}

@@ -1,9 +1,14 @@
-// A heat map on one canvas: a pixel a cell, stretched by the page; pointed at or walked with the arrow keys it tells.
+// A heat map on one canvas: a pixel a cell, stretched by the page; where the screen has fewer pixels than there are
+// cells, each is the most of those it stands for. Pointed at or walked with the arrow keys it tells.
 import { color } from "../charts/theme.js";
 import { el } from "../dom.js";
+import { fewer } from "./cells.js";
 import { atShare, channels, shadeOf, shades } from "./scale.js";
 
 const LEAST_BETWEEN = 8; // px from one line to the next
+
+/** As many cells as the screen has pixels for; all of them while it is not known where they are drawn. */
+const roomFor = (cells, size) => (size > 0 ? Math.min(cells, Math.ceil(size * devicePixelRatio)) : cells);
 
 /**
  * `told(row, column)`: the words of a cell. Returns {show(cells, {rows, columns, most, borders, missing}), choose}:
@@ -26,7 +31,9 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
 
   function paint() {
     if (!shown) return;
-    const { cells, rows, columns, most } = shown;
+    const { most } = shown;
+    const [rows, columns] = [roomFor(shown.rows, box.clientHeight), roomFor(shown.columns, box.clientWidth)];
+    const cells = fewer(shown.cells, shown.rows, shown.columns, rows, columns);
     if (canvas.width !== columns || canvas.height !== rows) [canvas.width, canvas.height] = [columns, rows];
     if (image?.width !== columns || image?.height !== rows) image = context.createImageData(columns, rows);
     const ink = colors();
@@ -43,9 +50,9 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
     [lines.width, lines.height] = [width, height];
     const drawn = lines.getContext("2d");
     drawn.fillStyle = color("--line-strong");
-    const roomFor = (borders, size) => (borders && size / (borders.length + 1) >= LEAST_BETWEEN ? borders : []);
-    for (const row of roomFor(shown.borders?.rows, height)) drawn.fillRect(0, Math.round((row * height) / shown.rows), width, 1);
-    for (const column of roomFor(shown.borders?.columns, width)) drawn.fillRect(Math.round((column * width) / shown.columns), 0, 1, height);
+    const far = (borders, size) => (borders && size / (borders.length + 1) >= LEAST_BETWEEN ? borders : []);
+    for (const row of far(shown.borders?.rows, height)) drawn.fillRect(0, Math.round((row * height) / shown.rows), width, 1);
+    for (const column of far(shown.borders?.columns, width)) drawn.fillRect(Math.round((column * width) / shown.columns), 0, 1, height);
   }
 
   function choose(next) {
@@ -82,7 +89,7 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
     inks = null;
     paint();
   });
-  new ResizeObserver(() => shown && paintLines()).observe(box);
+  new ResizeObserver(paint).observe(box);
   return {
     show(cells, size) {
       shown = { cells, ...size };
