@@ -19,10 +19,11 @@ from jobs.api.parsers import TooLargeError
 from jobs.api.traces import COLUMNS, FORMAT, FORMATS
 from jobs.api.views import refusals, refuse, refuse_body, user_of
 from jobs.models import ImportedTrace
+from jobs.planning.queries import checked
 from jobs.text import storable, whole_number
 from jobs.traces.imports import kept
 from jobs.traces.imports.parts import ImportProblemError
-from jobs.traces.imports.shapes import import_told
+from jobs.traces.imports.shapes import ImportQuery, import_told
 from jobs.traces.imports.wanted import wanted
 from jobs.traces.requests import LARGEST_STEP
 from jobs.traces.shapes import tables
@@ -72,10 +73,7 @@ class Imports(APIView):
     def post(self, request: Request) -> Response:
         """Announce the files: flight recorder dumps, NCCL Inspector logs or Kineto traces. 409: you have 20."""
         try:
-            name, files = wanted(request.data)
-            made = kept.begin(user_of(request), name, files)
-        except ImportProblemError as error:
-            return refuse(422, error.field, f"{error.file}: {error.message}", "body")
+            made = kept.begin(user_of(request), *wanted(checked(ImportQuery, request.data)))
         except kept.TooManyError as error:
             return refuse(409, "import", str(error))
         return Response(import_told(made), status=201)

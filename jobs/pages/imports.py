@@ -14,14 +14,16 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from jobs.api.errors import refused_page
 from jobs.api.problems import details
 from jobs.models import ImportedTrace
+from jobs.planning.queries import checked
 from jobs.text import parse_json, storable, whole_number
 from jobs.traces import chrome, perfetto
 from jobs.traces.imports import kept
 from jobs.traces.imports.parts import ImportProblemError
+from jobs.traces.imports.shapes import ImportQuery
 from jobs.traces.imports.wanted import wanted
 from jobs.traces.requests import LARGEST_STEP
 from jobs.traces.shapes import tables
-from planner.facts.spec import Problem
+from planner.facts.spec import Problem, SpecError
 
 WRITERS = {"perfetto": perfetto, "chrome": chrome}
 
@@ -61,9 +63,10 @@ def imports(request: HttpRequest) -> HttpResponse:
 def begin(request: HttpRequest) -> HttpResponse:
     """{"name", "files": [{"name", "size"}]}: opens an import that files are sent to."""
     try:
-        name, files = wanted(parse_json(request.body))
-    except ImportProblemError as error:
-        return _refused(422, error.field, f"{error.file}: {error.message}")
+        name, files = wanted(checked(ImportQuery, parse_json(request.body)))
+    except SpecError as error:
+        first = error.problems[0]
+        return _refused(422, first.field, first.message)
     except ValueError as error:
         return _refused(400, "request", f"not JSON: {error}")
     try:

@@ -47,6 +47,7 @@ LICENCES = {
 EXCEPTIONS = {
     "psycopg": "LGPL-3.0-only",
     "psycopg-binary": "LGPL-3.0-only",
+    "psycopg-pool": "LGPL-3.0-only",
     # Its own text is BSD-3-Clause's; the second is of "QR Code", a word that DENSO WAVE has registered.
     "qrcode": "BSD License; Other/Proprietary License",
 }

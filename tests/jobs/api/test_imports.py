@@ -72,8 +72,20 @@ def test_parts_go_on_where_the_file_ends_and_no_further(owner: User, api: Api) -
 
 
 @pytest.mark.parametrize(
-    "body", [{}, [], {"files": []}, {"files": [{"name": "", "size": 1}]}, {"files": [{"size": 1}]}]
+    ("body", "pointer"),
+    [
+        ({}, "/files"),
+        ([], ""),
+        ({"files": []}, "/files"),
+        ({"files": [{"name": "", "size": 1}]}, "/files/0/name"),
+        ({"files": [{"size": 1}]}, "/files/0/name"),
+        ({"files": [{"name": "a", "size": True}]}, "/files/0/size"),
+        ({"files": [{"name": "a", "size": 1, "more": 1}]}, "/files/0/more"),
+        ({"files": [{"name": "a", "size": 1}], "more": 1}, "/more"),
+        ({"files": [{"name": "a", "size": 1}], "name": 7}, "/name"),
+        ({"files": [{"name": "a", "size": 1}, {"name": "a", "size": 1}]}, "/files"),
+    ],
 )
-def test_what_announces_no_files_is_422(owner: User, api: Api, body: Any) -> None:
+def test_what_announces_no_files_is_422(owner: User, api: Api, body: Any, pointer: str) -> None:
     answer = api(owner).post("/api/v1/imports", body, format="json")
-    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/files")
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, pointer)

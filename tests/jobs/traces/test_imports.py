@@ -379,12 +379,12 @@ def test_what_cannot_be_read_leaves_nothing_behind(people: dict[str, Client], tm
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ([], "1 to 64 files"),
-        ({"files": []}, "1 to 64 files"),
-        ({"files": [7]}, "1 to 255 characters"),
-        ({"files": [{"name": "a\x00", "size": 1}]}, "1 to 255 characters"),
-        ({"files": [{"name": "a", "size": 0}]}, "67,108,864 bytes, got 0"),
-        ({"files": [{"name": "a", "size": 2**26 + 1}]}, "67,108,864 bytes"),
+        ([], "must be an object"),
+        ({"files": []}, "must have at least 1 of them"),
+        ({"files": [7]}, "must be an object, got 7"),
+        ({"files": [{"name": "a\x00", "size": 1}]}, "must not hold NUL"),
+        ({"files": [{"name": "a", "size": 0}]}, "must be at least 1, got 0"),
+        ({"files": [{"name": "a", "size": 2**26 + 1}]}, "must be at most 67108864"),
         ({"files": [{"name": "a", "size": 1}] * 2}, "same name"),
         ({"files": [{"name": str(n), "size": 2**26} for n in range(5)]}, "are more than 268,435,456"),
     ],
