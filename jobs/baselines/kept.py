@@ -10,7 +10,7 @@ from django.http import Http404
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.access import role_in, visible_job
+from jobs.access import find_project, role_in, visible_job
 from jobs.baselines.facts import Facts, NoFactsError, facts
 from jobs.models import DEFAULT_PROJECT, BaselineRun, Role, Status
 from jobs.present import Moment
@@ -148,8 +148,8 @@ def _mine(user: User, project: str) -> QuerySet[BaselineRun]:
 
 def _seen(user: User, project: str) -> QuerySet[BaselineRun]:
     """Raises Http404 alike for a project that is not there and one of which the user is no member."""
-    if role_in(user, project) is None:
-        raise Http404("no such project")
+    if project != DEFAULT_PROJECT:  # which everybody is in, also where it has no row
+        find_project(user, project)
     return _mine(user, project)
 
 

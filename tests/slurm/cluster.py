@@ -71,7 +71,8 @@ class Cluster:
         return self.command("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T", check=False).strip()
 
     def node_state(self, node: str) -> str:
-        return self.command("sinfo", "--noheader", f"--nodes={node}", "--format=%T").strip()
+        # A line for each partition that sinfo sees apart, which it does or not once slurmctld was restarted.
+        return " ".join(sorted({*self.command("sinfo", "--noheader", f"--nodes={node}", "--format=%T").split()}))
 
     def start(self) -> None:
         self._make_network()
@@ -124,8 +125,7 @@ class Cluster:
         left = ["squeue", "--noheader", "--states=pending,running,completing", "--format=%i"]
         # A slurmctld that was restarted hears of what has ended only when slurmd says it again.
         wait_until(lambda: not self.command(*left).split(), "no job is left", 120)
-        # Nor does it know how nodes stand before it has asked each, once a minute.
-        wait_until(self._all_idle, "the nodes are idle", 120)
+        wait_until(self._all_idle, "the nodes are idle", 60)
 
     def _all_idle(self) -> bool:
         return {self.node_state(node) for node in self.nodes} == {"idle"}

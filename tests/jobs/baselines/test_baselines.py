@@ -176,3 +176,9 @@ def test_what_is_kept_of_a_run_is_bounded() -> None:
         facts({"summary": {"steps": 1, "cells": {"0": cells}}})
     with pytest.raises(NoFactsError, match="trained no step"):
         facts({"summary": {"steps": 0}})
+
+
+@pytest.mark.parametrize("project", ["nobody-s", "0" * 101])
+def test_a_project_that_is_not_there_is_404_for_staff_too(staff: User, api: Api, project: str) -> None:
+    assert api(staff).get(f"/api/v1/projects/{project}/baselines").status_code == 404
+    assert api(staff).get(f"/api/v1/projects/{project}/baselines/main").status_code == 404
