@@ -71,8 +71,9 @@ class Cluster:
         return self.command("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T", check=False).strip()
 
     def node_state(self, node: str) -> str:
-        # A line for each partition that sinfo sees apart, which it does or not once slurmctld was restarted.
-        return " ".join(sorted({*self.command("sinfo", "--noheader", f"--nodes={node}", "--format=%T").split()}))
+        # Not by sinfo: after a restart of slurmctld it goes on to say "mixed" until somebody asks otherwise.
+        told = self.command("scontrol", "--oneliner", "show", "node", node)
+        return told.partition(" State=")[2].partition(" ")[0].lower()
 
     def start(self) -> None:
         self._make_network()
