@@ -87,6 +87,8 @@ trap 'touch "$warned"' USR1
 {told}
 {END_OF_ORDER}
 while wait $!; code=$?; kill -0 $! 2>/dev/null; do :; done
+wait $!; last=$?  # where the warning came as it ended; 127: its code is known
+[ $last -eq 127 ] || code=$last
 exit $code
 """
 
