@@ -36,11 +36,13 @@ MODEL = {
         {"schedule": "zbv", "virtual_stages": 2, "zero": 1, "recompute": "selective", "regather": True},
         {"schedule": "interleaved_1f1b", "virtual_stages": 2, "zero": 1, "recompute": "selective", "regather": True},
         {"schedule": "interleaved_zero_bubble", "zero": 2},
+        {"schedule": "looped_bfs", "virtual_stages": 2, "zero": 3, "keep_gathered": True},
     ],
 )
 def test_a_layout_needs_what_the_plan_says(layout: dict[str, Any]) -> None:
     """Of those that `make memory` draws at random, ones that were far off: split backward's gradients in two types,
-    what selective recompute keeps, the reduce-scatter's buffer that waits for the next micro-batch."""
+    what selective recompute keeps, the reduce-scatter's buffer that waits for the next micro-batch. And ZeRO-3 that
+    keeps what it gathered, which none of them draws."""
     train = {"global_batch": 8, "micro_batches": 4, "seq_len": 1024, "precision": "bf16"}
     fields = {"model": MODEL, "layout": {"dp": 2, "tp": 2, "pp": 2, "sequence_parallel": True, **layout}}
     rows = found(parse_fields({**fields, "train": train}))

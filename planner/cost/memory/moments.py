@@ -51,7 +51,8 @@ class Moment(NamedTuple):
 
 class Pipe(NamedTuple):
     """A schedule on one rank; `kinds` by chunk of the rank. `widens`: a backward finds the gradients that weights'
-    turns have left since the last, and adds them to those of the type they are reduced in."""
+    turns have left since the last, and adds them to those of the type they are reduced in. `left`: the last forward of
+    a chunk is unlike others."""
 
     schedule: Schedule
     pp: int
@@ -59,6 +60,7 @@ class Pipe(NamedTuple):
     stage: int
     kinds: tuple[int, ...]
     widens: bool = False
+    left: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -135,7 +137,7 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
     def species(kind: str, chunk: int) -> Species:
         count = done.get((kind, chunk), 0)
         done[kind, chunk] = count + 1
-        last = kind != "F" and count == m - 1
+        last = (kind != "F" or pipe.left) and count == m - 1
         backward = kind != "F"
         return Species(kind, kind_of[chunk], count == 0, last, backward and chunk in fresh, backward and chunk in wide)
 
