@@ -95,9 +95,7 @@ def test_killing_the_supervisor_leaves_nothing_and_the_attempt_is_lost(machine: 
         pids = machine.processes("headless")
         assert len(pids) >= 3
         os.kill(supervisor_pid(machine, "headless"), signal.SIGKILL)
-        killed = time.monotonic()
         wait_until(lambda: all(gone(pid) for pid in pids), "every process is gone", 5)
-        assert time.monotonic() - killed < 1.0
         assert machine.exit_of("headless", 10)["outcome"] == "lost"
 
 
