@@ -17,12 +17,13 @@ Layers = tuple[tuple[bool, int], ...]
 
 class Turn(NamedTuple):
     """Which backward of a chunk in the step: the first finds no gradients, the last is followed by the update; or which
-    forward. `fresh` and `wide` as a `Species` says them."""
+    forward. `fresh`, `wide` and `frees` as a `Species` says them."""
 
     first: bool
     last: bool
     fresh: bool = False
     wide: bool = False
+    frees: bool = False
 
 
 class Chunk(NamedTuple):
@@ -160,7 +161,7 @@ def _forward(parts: _Parts) -> Iterator[Stretch]:
 def _backward(parts: _Parts) -> Iterator[Stretch]:
     chunk, turn, z = parts.chunk, parts.turn, parts.chunk.sharding
     gathers = z.frees_each or (chunk.left and turn.first)
-    frees = z.frees_each or (z.stage > 0 and turn.last)
+    frees = z.frees_each or (z.stage > 0 and turn.frees)
     reducer, sends = _Reducer(chunk, turn), chunk.sent if turn.last and not chunk.waits else 0
     embedded = chunk.shape.embedded_elements if parts.embedding else 0
     ahead = NO_UNIT
@@ -209,10 +210,11 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
         # Once all are made the units are reduced as they stand in the module, the root first.
         reducer = _Reducer(chunk._replace(waits=False), found, last=chunk.unit(chunk.runs[-1][0]))
         reducer.element = chunk.sharding.reduced if turn.wide else chunk.sharding.compute
-        if chunk.root.numel:
-            yield from reducer.after(chunk.root)
-        for _, unit, count in parts.each:
-            yield joined(reducer.after(unit)).times(count)
+        frees = turn.frees and chunk.sharding.stage < 3
+        for unit, count in [(chunk.root, 1), *((unit, count) for _, unit, count in parts.each)]:
+            if unit.numel:
+                freed = [chunk.sharding.free(unit)] if frees else []
+                yield joined([*freed, *reducer.after(unit)]).times(count)
         yield from reducer.end()
     if turn.last:
         yield changes((BUFFERS, chunk.elements() * chunk.sent))

@@ -278,7 +278,7 @@ class _Costs:
         return found
 
     def _stretch(self, species: Species) -> Stretch:
-        turn = Turn(species.first, species.last, species.fresh, species.wide)
+        turn = Turn(*species[2:])
         if turn == self._turns[species.kind]:
             return self._usual[species.kind]
         found = self._stretches.get((species.kind, turn))
