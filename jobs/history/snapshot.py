@@ -13,12 +13,14 @@ from jobs.history.tables import GAUGES
 MOST_POINTS = 4000  # of a curve
 MOST_BINS, FEWEST_BINS = 600, 60  # of traffic
 MOST_SUMS = 100_000  # of all its bins, ranks and keys
+MOST_RECENT = 25_000  # of its last seconds: of very many ranks the bins of the whole run are as fine
 RECENT_S = 61
 LAST_STEPS = 20  # whose parts are averaged
 MOST_MARKS = 2000
 MOST_GAUGES = 6000  # points of all ranks and hosts
 MOST_LINES, MOST_ITEMS = 200, 2000  # log lines of each rank; items of lines in all
 
+_BYTES = "least(sum(payload_bytes), 9223372036854775807)::BIGINT"  # a sum has 128 bits, which are slow to fetch
 _GAUGES = [name for name in GAUGES.names if name not in ("rank", "node", "host", "time")]
 
 
@@ -155,23 +157,27 @@ def _counters(told: list[tuple[int, Cell]]) -> Counters:
 
 def _traffic(tables: Tables) -> Traffic:
     """Of the whole run, in bins whose width is a second times a power of two."""
-    counted = "SELECT min(second), max(second), count(DISTINCT (rank, axis, op)) FROM traffic"
-    [(first, last, series)] = tables.rows(counted)
+    [(first, last)] = tables.rows("SELECT min(second), max(second) FROM traffic")
     if first is None:
         return {"width_s": 1.0, "start": 0, "length": 0, "rows": []}
-    most = max(FEWEST_BINS, min(MOST_BINS, MOST_SUMS // series))
+    most = max(FEWEST_BINS, min(MOST_BINS, MOST_SUMS // _series(tables)))
     width = 1
     while last // width - first // width >= most:
         width *= 2
     start, length = first // width, last // width - first // width + 1
     found = tables.rows(
-        "SELECT rank, axis, op, list(bin ORDER BY bin), list(bytes ORDER BY bin) FROM"
-        " (SELECT rank, axis, op, second // ? - ? AS bin, sum(payload_bytes) AS bytes FROM traffic GROUP BY ALL)"
+        "SELECT rank, axis, op, list(bin), list(bytes) FROM"
+        f" (SELECT rank, axis, op, second // ? - ? AS bin, {_BYTES} AS bytes FROM traffic GROUP BY ALL)"
         " GROUP BY rank, axis, op ORDER BY rank, axis, op",
         width,
         start,
     )
     return {"width_s": float(width), "start": start, "length": length, "rows": [_row(length, *row) for row in found]}
+
+
+def _series(tables: Tables) -> int:
+    [(series,)] = tables.rows("SELECT count(*) FROM (SELECT DISTINCT rank, axis, op FROM traffic)")
+    return max(1, series)
 
 
 def _row(length: int, rank: int, axis: str, op: str, bins: list[int], amounts: list[int]) -> BinnedTraffic:
@@ -182,12 +188,11 @@ def _row(length: int, rank: int, axis: str, op: str, bins: list[int], amounts: l
 
 
 def _recent(tables: Tables) -> Columns:
-    """By second: the last minute, or of very many ranks as much of it as MOST_SUMS are."""
-    [(series,)] = tables.rows("SELECT count(DISTINCT (rank, axis, op)) FROM traffic")
+    """By second: the last minute, or of very many ranks as much of it as MOST_RECENT are."""
     return tables.columns(
-        "SELECT second, rank, axis, op, sum(payload_bytes) AS bytes FROM traffic"
+        f"SELECT second, rank, axis, op, {_BYTES} AS bytes FROM traffic"
         " WHERE second > (SELECT max(second) FROM traffic) - ? GROUP BY ALL ORDER BY second, rank, axis, op",
-        min(RECENT_S, max(1, MOST_SUMS // max(1, series))),
+        min(RECENT_S, max(1, MOST_RECENT // _series(tables))),
     )
 
 

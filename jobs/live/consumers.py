@@ -18,7 +18,7 @@ from django.contrib.sessions.backends.db import SessionStore
 
 from contracts.names import telemetry_stream
 from jobs.access import visible_job
-from jobs.live.streams import QUEUE_BYTES, Oversize, Watch, hub
+from jobs.live.streams import QUEUE_BYTES, Oversize, Redis, Watch, hub
 from jobs.present import JobDetail, job_detail
 from jobs.queue.lifecycle import group_name
 from jobs.text import whole_number
@@ -45,7 +45,8 @@ class JobConsumer(AsyncWebsocketConsumer):
     """Binary msgpack frames of at most 1 MB to the browser; nothing is read from it.
 
     {"node", "entries": [[id, batch msgpack], ...]}, {"node", "gap": {"after", "first"}} where history was trimmed or
-    does not fit a frame, {"stale": true} while Redis is away, {"job": job detail} at connect and whenever it changed.
+    does not fit a frame, {"node", "stale"}: true while Redis is away, false once it answers again, {"job": job detail}
+    at connect and whenever it changed.
     Each member of a gang has a stream of its own, and `after` a position in each.
     """
 
@@ -135,10 +136,10 @@ class JobConsumer(AsyncWebsocketConsumer):
         async for chunk in watch.chunks():
             if isinstance(chunk, Oversize):
                 await self._send({"node": node, "gap": {"after": chunk.after, "first": chunk.id}})
-            elif chunk:
-                await self._send({"node": node, "entries": [[entry.id, entry.batch] for entry in chunk]})
+            elif isinstance(chunk, Redis):
+                await self._send({"node": node, "stale": chunk is Redis.AWAY})
             else:
-                await self._send({"stale": True})
+                await self._send({"node": node, "entries": [[entry.id, entry.batch] for entry in chunk]})
 
     async def _send(self, message: dict[str, Any]) -> None:
         await self.send(bytes_data=msgpack.packb(message))

@@ -17,7 +17,7 @@ from jobs.live import sse
 from jobs.live.changes import changes, standings
 from jobs.live.held import Follow, Position, Standing
 from jobs.live.sent import Sent
-from jobs.live.streams import QUEUE_BYTES, Chunk, Oversize, Watch, hub
+from jobs.live.streams import QUEUE_BYTES, Chunk, Oversize, Redis, Watch, hub
 from jobs.models import TERMINAL, Member, StateChange
 
 BEAT_S = 15.0
@@ -132,8 +132,8 @@ class Following:
             self._streams[part.node] = part.chunk.id
             self._sent.forget()
             return [sse.event("gap", {"node": part.node, "after": part.chunk.after, "first": part.chunk.id})]
-        if not part.chunk:
-            return [sse.AWAY]
+        if isinstance(part.chunk, Redis):
+            return [sse.AWAY] if part.chunk is Redis.AWAY else []
         told: list[tuple[str, dict[str, Any]]] = []
         steps = []
         for entry in part.chunk:

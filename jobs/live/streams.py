@@ -8,9 +8,10 @@ has. Nothing is read from Redis by a count alone: entries are small or `contract
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any, NamedTuple
 
 import redis.asyncio
@@ -26,6 +27,7 @@ QUEUE_BYTES = 2**20
 ENTRY_BYTES = 200  # what an entry costs beside its batch
 BLOCK_MS = 1000
 RETRY_S = 1.0
+READS_AT_ONCE = 8  # of those that catch up: each has a connection of its own, and a gang of a thousand ranks has 128
 
 
 class Entry(NamedTuple):
@@ -46,7 +48,14 @@ class Oversize(NamedTuple):
     id: str
 
 
-Chunk = list[Entry] | Oversize
+class Redis(enum.Enum):
+    """What became of it since the chunk before."""
+
+    AWAY = "could not be reached just now"
+    BACK = "answers again, though it may have nothing new"
+
+
+Chunk = list[Entry] | Oversize | Redis
 
 
 class Hub:
@@ -59,6 +68,7 @@ class Hub:
         self.redis = redis.asyncio.Redis.from_url(
             settings.REDIS_URL, socket_timeout=BLOCK_MS / 1000 + 5, socket_connect_timeout=2
         )
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
 
     def add(self, watch: Watch) -> None:
         if watch.stream not in self._watches:
@@ -73,6 +83,12 @@ class Hub:
         if not watching:
             self._watches.pop(watch.stream, None)
             self._positions.pop(watch.stream, None)
+
+    async def ask(self, question: Awaitable[Any]) -> Any:
+        """What Redis answers, once few others ask: a crowd of new connections at once would time out, and Redis be
+        called away."""
+        async with self._reads:
+            return await question
 
     async def _read_forever(self) -> None:
         while self._watches:
@@ -120,6 +136,7 @@ class Watch:
         self._queued_bytes, self._most_bytes = 0, queue_bytes
         self._news = asyncio.Event()
         self._behind = True
+        self._away = False
 
     def offer(self, entry: Entry) -> None:
         if self._queued_bytes + entry.num_bytes > self._most_bytes:
@@ -137,7 +154,7 @@ class Watch:
         self._news.set()
 
     async def chunks(self) -> AsyncIterator[Chunk]:
-        """Entries for one frame at a time, for ever. An empty chunk says that Redis could not be reached just now."""
+        """Entries for one frame at a time, for ever, and in between when Redis went away and came back."""
         self._hub.add(self)
         try:
             while True:
@@ -164,12 +181,16 @@ class Watch:
         wanted = 1
         while True:
             try:
-                found: Any = await self._hub.redis.xrange(self.stream, min=f"({self.position}", count=wanted)
+                after = f"({self.position}"
+                found = await self._hub.ask(self._hub.redis.xrange(self.stream, min=after, count=wanted))
             except (RedisError, OSError):
-                self._behind = True
-                yield []
+                self._behind = self._away = True
+                yield Redis.AWAY
                 await asyncio.sleep(RETRY_S)
                 return
+            if self._away:
+                self._away = False
+                yield Redis.BACK
             entries = _entries(found)
             for chunk in self._cut(entries):
                 yield chunk
@@ -199,7 +220,7 @@ class Watch:
 
     async def trimmed_before(self) -> str | None:
         """The first id the stream still has, when what lay between it and our position was trimmed away."""
-        info: Any = await self._hub.redis.xinfo_stream(self.stream)
+        info = await self._hub.ask(self._hub.redis.xinfo_stream(self.stream))
         if info["first-entry"] is None:
             return None
         entry_id, fields = info["first-entry"]

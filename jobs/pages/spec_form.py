@@ -52,7 +52,14 @@ _WORDS: dict[str, Mapping[str, str]] = {
 _FOLDS: dict[str, tuple[str, ...]] = {
     "axes": (
         *("layout.cp", "layout.cp_method", "layout.ep", "layout.balance", "layout.dp_replicas", "layout.regather"),
-        *("layout.scatter_gather", "train.attention", "train.overlap", "train.compile", "train.dropout"),
+        *(
+            "layout.keep_gathered",
+            "layout.scatter_gather",
+            "train.attention",
+            "train.overlap",
+            "train.compile",
+            "train.dropout",
+        ),
         "resources.stack",
     ),
     "training": (

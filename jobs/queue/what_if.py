@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jobs.models import Pool
 from jobs.queue.scheduling.forecast import started_if
-from jobs.queue.scheduling.placement import place
+from jobs.queue.scheduling.placement import decide
 from jobs.queue.scheduling.states import HostState
 from jobs.queue.staff import HIGHEST, LOWEST
 from jobs.queue.view import View
@@ -59,7 +59,7 @@ def asked(given: Mapping[str, str], seen: View) -> Question:
 def would_start(seen: View, question: Question) -> list[str]:
     """Jobs that would start now if it were so; those that start anyway are left out."""
     free = [queued.job for queued in seen.queue if not queued.bar]
-    now = place(free, seen.hosts, quotas=seen.quotas)
+    now = decide(free, seen.hosts, quotas=seen.quotas)
     hosts = [host._replace(paused="" if host.paused == question.pool else host.paused) for host in seen.hosts]
     if question.slots:
         models = {(host.device, host.device_name): host for host in hosts}

@@ -169,6 +169,9 @@ class Layout(Strict):
     ep: Degree = Field(default=1, description="expert parallel degree: experts over dp x cp ranks")
     zero: int = Field(default=0, ge=0, le=3, description="ZeRO stage; 0 is plain DDP")
     dp_replicas: Degree = Field(default=1, description="HSDP: ZeRO shards inside each of so many replicas")
+    keep_gathered: bool = Field(
+        default=False, description="ZeRO-3 under a pipe: what is gathered stays while a rank works on one chunk"
+    )
     sequence_parallel: bool = Field(default=False, description="shard norms and residual along sequence over tp")
     regather: bool = Field(default=False, description="SP keeps inputs divided and gathers them again in backward")
     scatter_gather: bool = Field(default=False, description="each tp rank sends its part over a stage boundary")

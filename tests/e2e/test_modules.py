@@ -96,6 +96,28 @@ def test_the_page_and_the_planner_place_ranks_alike(modules: Page) -> None:
     assert page == [coordinates(rank, layout)._asdict() for rank in ranks]
 
 
+def test_a_page_is_delayed_until_every_stream_is_read_again_or_its_socket_is_new(modules: Page) -> None:
+    told = [{"node": 0, "stale": True}, {"node": 1, "stale": True}, {"node": 0, "stale": False}]
+    told += [{"node": 1, "entries": []}, {"node": 1, "stale": True}]
+    body = """
+    const sockets = [];
+    class Socket extends EventTarget { constructor() { super(); sockets.push(this); } }
+    [globalThis.WebSocket, globalThis.own] = [Socket, globalThis.WebSocket];
+    const seen = [];
+    m.connect("/ws/", { resume: () => ({}), onJob() {}, onGap() {}, onBatch() {}, onState: (name) => seen.push(name) });
+    sockets[0].dispatchEvent(new Event("open"));
+    for (const raw of x) sockets[0].dispatchEvent(new MessageEvent("message", { data: new Uint8Array(raw) }));
+    sockets[0].dispatchEvent(new CloseEvent("close", { code: 1013 }));
+    dispatchEvent(new Event("online"));
+    sockets[1].dispatchEvent(new Event("open"));
+    sockets[1].dispatchEvent(new MessageEvent("message", { data: new Uint8Array(x[3]) }));
+    globalThis.WebSocket = globalThis.own;
+    return seen;
+    """
+    seen = call(modules, "socket.js", body, [list(msgpack.packb(one)) for one in told])
+    assert seen == ["connecting", "live", *["delayed"] * 3, "live", "delayed", "reconnecting", "live", "live"]
+
+
 def test_the_vendored_decoder_reads_what_python_packs(modules: Page) -> None:
     value = {"id": "1-0", "n": [0, -1, 2**40, 1.5, None, True], "text": "ü\u0000x", "big": 2**53 - 1}
     raw = list(msgpack.packb(value))

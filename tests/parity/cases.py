@@ -89,6 +89,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 SP = {"sequence_parallel": True}
+KEPT: dict[str, Any] = {"zero": 3, "keep_gathered": True}
 V2 = {"virtual_stages": 2}
 LOOPED = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
 V = ("zbv", "dualpipev")
@@ -206,6 +207,14 @@ LAYOUTS: dict[str, Try] = {
     "pp2 x zero1 dp2": Try({"pp": 2, "dp": 2, "zero": 1}, 2),
     "pp2 gpipe x zero3 dp2": Try({"pp": 2, "dp": 2, "zero": 3, "schedule": "gpipe"}, 2),
     "pp2 x zero3 dp2": Try({"pp": 2, "dp": 2, "zero": 3}, 4),
+    "pp2 kept x zero3 dp2": Try({"pp": 2, "dp": 2, **KEPT}, 4, ALL),
+    "pp2 kept zero bubble x zero3 dp2": Try({"pp": 2, "dp": 2, **KEPT, "schedule": "interleaved_zero_bubble"}, 4),
+    "pp2 kept looped_bfs x zero3 dp2": Try(chunked(2, "looped_bfs", dp=2, **KEPT), 4, ALL),
+    "pp2 kept bfs x zero3 dp2 x tp2 sp full": Try(
+        chunked(2, "looped_bfs", dp=2, tp=2, **SP, **KEPT, recompute="full"), 4
+    ),
+    "pp2 kept looped_bfs x hsdp zero3 2x2": Try(chunked(2, "looped_bfs", dp=4, dp_replicas=2, **KEPT), 2),
+    "pp2 kept looped_bfs x zero3 ep2 x dp2": Try(chunked(2, "looped_bfs", dp=4, ep=2, **KEPT), 2, ("moe",)),
     "pp3 uneven x zero1 dp2": Try({"pp": 3, "dp": 2, "zero": 1}, 4),
     "pp3 uneven x zero2 dp2": Try({"pp": 3, "dp": 2, "zero": 2}, 4),
     "pp3 uneven x zero3 dp2": Try({"pp": 3, "dp": 2, "zero": 3}, 4),
@@ -266,6 +275,7 @@ CORE_ONCE = (
     "dp2 x tp2",
     "zero3 dp2 x tp2 sp",
     "pp2 x zero3 dp2",
+    "pp2 kept looped_bfs x zero3 dp2",
     "pp2 x tp2 scatter-gather",
     "pp2 interleaved_zero_bubble x dp2",
     "pp2 zbv x zero2 dp2",

@@ -59,6 +59,7 @@ class Visitor:
         page.on("pageerror", lambda error: said.append(f"script: {error}"))
         try:
             answer = page.goto(self._url + shown.path, wait_until="load")
+            page.wait_for_function("() => !document.querySelector('[data-reading]')")
             page.wait_for_timeout(SETTLE_MS)
             if picture is not None:
                 _take(page, picture)

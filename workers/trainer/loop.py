@@ -169,6 +169,9 @@ class StageChunks:
             added = weight_gradients.add(micro_batch)
             self._part.data_parallel.weights_added(self._local[chunk], added, last=last)
 
+    def leave(self, chunk: int) -> None:
+        self._part.data_parallel.after_chunk(self._local[chunk])
+
     def _turn(self, decoder: Decoder, micro_batch: int) -> None:
         if decoder.strategy.weight_gradients is not None:
             decoder.strategy.weight_gradients.micro_batch = micro_batch

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from jobs.queue.scheduling.placement import Plan, in_order, place
+from jobs.queue.scheduling.placement import Decided, decide, in_order
 from jobs.queue.scheduling.states import HostState, Quota, Share, Waiting
 
 MOST_PASSES = 60
@@ -47,7 +47,7 @@ def forecast(
     heapq.heapify(ends)
     now, ended, told = 0.0, "", dict[str, Forecast]()
     for _ in range(MOST_PASSES):
-        plan = place(left.values(), there.values(), quotas=quotas)
+        plan = decide(left.values(), there.values(), quotas=quotas)
         for placement in plan.placements:
             job = left.pop(placement.job)
             told[job.id] = Forecast(now, ended)
@@ -69,11 +69,11 @@ def started_if(
     hosts: Iterable[HostState],
     quotas: Mapping[str, Quota],
     *,
-    otherwise: Plan,
+    otherwise: Decided,
 ) -> list[str]:
     """Jobs that start now in this queue on these hosts, and would not by the plan as it is."""
     known = {placement.job for placement in otherwise.placements}
-    return [p.job for p in place(queue, hosts, quotas=quotas).placements if p.job not in known]
+    return [p.job for p in decide(queue, hosts, quotas=quotas).placements if p.job not in known]
 
 
 def _with(hosts: dict[str, HostState], shares: tuple[Share, ...], *, taken: bool) -> dict[str, HostState]:

@@ -49,19 +49,21 @@ def to_keep(demand: Demand, unit: int, hosts: Sequence[Candidate]) -> tuple[str,
     largest = sorted(hosts, key=lambda host: (-host.slots, host.name))
     chosen: list[str] = []
     slots = 0  # of those chosen
-    for others in reversed(range(fewest)):  # that are chosen after this one
-        after = largest[:others]
-        most = slots + sum(whole(host.slots, unit) for host in after)
-        names = {host.name for host in after}
+    after = {host.name for host in largest[: fewest - 1]}  # the largest, as many as are chosen after this one
+    most = sum(whole(host.slots, unit) for host in largest[: fewest - 1])  # that they could hold
+    for others in reversed(range(fewest)):
         next_largest = whole(largest[others].slots, unit)
         # This one, and the largest after it, hold the gang.
+        lacking = demand.num_slots - slots - most
         one = next(
-            host
-            for host in soonest
-            if most + (next_largest if host.name in names else whole(host.slots, unit)) >= demand.num_slots
+            host for host in soonest if (next_largest if host.name in after else whole(host.slots, unit)) >= lacking
         )
         chosen.append(one.name)
         slots += whole(one.slots, unit)
+        if others:
+            left_out = one if one.name in after else largest[others - 1]
+            after.remove(left_out.name)
+            most -= whole(left_out.slots, unit)
         largest.remove(one)
         soonest.remove(one)
     return tuple(sorted(chosen))

@@ -51,6 +51,16 @@ def in_order(queue: Iterable[Waiting]) -> list[Waiting]:
     return sorted(queue, key=lambda job: (-job.standing, job.created, job.id))
 
 
+class Decided(NamedTuple):
+    """What a pass decided, without the words: those cost as much again, and a pass that is only played needs none."""
+
+    placements: list[Placement]
+    kept: dict[str, tuple[str, ...]]  # as in `Plan`
+    refused: dict[str, str]  # by job: what its project's quota says
+    blocked: list[Waiting]
+    pools: dict[str, Pool]  # by device
+
+
 def place(
     queue: Iterable[Waiting],
     hosts: Iterable[HostState],
@@ -61,32 +71,44 @@ def place(
 
     `trouble`: why a host may be well and yet not heard of. `quotas`: by project; one that is not there has none.
     """
+    found = decide(queue, hosts, trouble, quotas)
+    preempted = [each for pool in found.pools.values() for each in preemptions(pool)]
+    giving_way = {each.for_job for each in preempted}
+    reasons = found.refused | _reasons(found.blocked, found.pools, giving_way)
+    return Plan(found.placements, reasons, found.kept, preempted)
+
+
+def decide(
+    queue: Iterable[Waiting],
+    hosts: Iterable[HostState],
+    trouble: str = "",
+    quotas: Mapping[str, Quota] | None = None,
+) -> Decided:
+    """As `place`, which tells besides why each job waits and who gives way."""
     queue, hosts = in_order(queue), sorted(hosts, key=lambda host: host.name)
     devices = {job.device for job in queue}
     pools = {device: Pool(device, [h for h in hosts if h.device == device], trouble) for device in sorted(devices)}
     budget = Quotas(quotas or {})
     placements: list[Placement] = []
     blocked: list[Waiting] = []
-    reasons: dict[str, str] = {}
+    refused: dict[str, str] = {}
     for job in queue:
         pool = pools[job.device]
-        if pool.fits(job) and (refusal := budget.refusal(job)):
-            reasons[job.id] = refusal
+        fits = pool.fits(job)
+        if fits and (refusal := budget.refusal(job)):
+            refused[job.id] = refusal
             continue
         if placement := pool.take(job):
             placements.append(placement)
             budget.take(job)
             continue
         blocked.append(job)
-        if pool.fits(job):
+        if fits:
             pool.hold(job)
             if job.id in pool.kept:
                 budget.take(job)
     kept = {job.id: pools[job.device].kept.get(job.id, ()) for job in blocked if not job.wanted_host}
-    kept = {job: names for job, names in kept.items() if names}
-    preempted = [each for pool in pools.values() for each in preemptions(pool)]
-    giving_way = {each.for_job for each in preempted}
-    return Plan(placements, reasons | _reasons(blocked, pools, giving_way), kept, preempted)
+    return Decided(placements, {job: names for job, names in kept.items() if names}, refused, blocked, pools)
 
 
 def _reasons(blocked: list[Waiting], pools: dict[str, Pool], giving_way: set[str]) -> dict[str, str]:

@@ -16,19 +16,21 @@ Layers = tuple[tuple[bool, int], ...]
 
 
 class Turn(NamedTuple):
-    """Which backward of a chunk in the step: the first finds no gradients, the last is followed by the update; `fresh`
-    and `wide` as a `Species` says them."""
+    """Which backward of a chunk in the step: the first finds no gradients, the last is followed by the update; or which
+    forward. `fresh`, `wide` and `frees` as a `Species` says them."""
 
     first: bool
     last: bool
     fresh: bool = False
     wide: bool = False
+    frees: bool = False
 
 
 class Chunk(NamedTuple):
     """What decides a chunk's memory. `runs`: (whether of experts, how many) layers of one kind in a row; `dense`, `moe`
     and `root` are their units. `master`: gradients are summed in fp32 beside weights of another type; `sent`: copied in
-    buckets after the last backward; `waits`: weight gradients come apart."""
+    buckets after the last backward; `waits`: weight gradients come apart; `left`: what is gathered is freed after its
+    last forward, because other chunks' turns follow, and gathered again for its first backward."""
 
     shape: Shape
     runs: tuple[tuple[bool, int], ...]
@@ -41,6 +43,7 @@ class Chunk(NamedTuple):
     master: bool
     sent: int
     waits: bool
+    left: bool
 
     @property
     def tied(self) -> bool:
@@ -127,7 +130,7 @@ def _compressed(runs: tuple[tuple[bool, int], ...]) -> Layers:
 
 def _forward(parts: _Parts) -> Iterator[Stretch]:
     chunk, turn, z = parts.chunk, parts.turn, parts.chunk.sharding
-    gathers, frees = z.stage == 3 or (z.stage > 0 and turn.first), z.stage == 3
+    gathers, frees = z.frees_each or (z.stage > 0 and turn.first), z.frees_each
     before = NO_UNIT
     if gathers and chunk.root.numel:
         yield z.gather(chunk.root, before)
@@ -150,11 +153,15 @@ def _forward(parts: _Parts) -> Iterator[Stretch]:
         yield z.free(chunk.root)
     if parts.head:
         yield parts.head.loss
+    if chunk.left and turn.last:
+        yield from (z.free(unit).times(count) for _, unit, count in parts.each)
+        yield z.free(chunk.root)
 
 
 def _backward(parts: _Parts) -> Iterator[Stretch]:
     chunk, turn, z = parts.chunk, parts.turn, parts.chunk.sharding
-    gathers, frees = z.stage == 3, z.stage == 3 or (z.stage > 0 and turn.last)
+    gathers = z.frees_each or (chunk.left and turn.first)
+    frees = z.frees_each or (z.stage > 0 and turn.frees)
     reducer, sends = _Reducer(chunk, turn), chunk.sent if turn.last and not chunk.waits else 0
     embedded = chunk.shape.embedded_elements if parts.embedding else 0
     ahead = NO_UNIT
@@ -203,10 +210,11 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
         # Once all are made the units are reduced as they stand in the module, the root first.
         reducer = _Reducer(chunk._replace(waits=False), found, last=chunk.unit(chunk.runs[-1][0]))
         reducer.element = chunk.sharding.reduced if turn.wide else chunk.sharding.compute
-        if chunk.root.numel:
-            yield from reducer.after(chunk.root)
-        for _, unit, count in parts.each:
-            yield joined(reducer.after(unit)).times(count)
+        frees = turn.frees and chunk.sharding.stage < 3
+        for unit, count in [(chunk.root, 1), *((unit, count) for _, unit, count in parts.each)]:
+            if unit.numel:
+                freed = [chunk.sharding.free(unit)] if frees else []
+                yield joined([*freed, *reducer.after(unit)]).times(count)
         yield from reducer.end()
     if turn.last:
         yield changes((BUFFERS, chunk.elements() * chunk.sent))

@@ -67,6 +67,7 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
     own = held(spec, stage).stage
     degrees = tuple(shard_group(layout, experts=e).size if layout.zero else 1 for e in (False, True))
     parts = _parts(spec.model, own, layout.tp, layout.ep, degrees)
+    left = [layout.keep_gathered and part is not parts[-1] for part in parts]  # its backwards follow its forwards
     mix, whole, shards = mix_of(train.precision), sum(p.numel for p in parts), sum(p.shard for p in parts)
     held_bytes = [0] * len(NOTHING)
     held_bytes[PARAMETERS] = shards * mix.sharded if layout.zero else whole * mix.compute
@@ -85,16 +86,18 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
             dense=part.dense,
             moe=part.moe,
             root=part.root,
-            sharding=Sharding(layout.zero, mix.compute, mix.gradients, mix.sharded),
+            sharding=Sharding(layout.zero, mix.compute, mix.gradients, mix.sharded, layout.keep_gathered),
             master=mix.has_master and mix.gradients == FP32_BYTES,
             sent=mix.gradients if layout.zero == 0 and layout.replica_ranks > 1 else 0,
             waits=splits(layout),
+            left=leaves,
         )
-        for part in parts
+        for part, leaves in zip(parts, left, strict=True)
     )
-    kinds = tuple(dict.fromkeys(parts))
-    firsts = tuple(chunks[parts.index(kind)] for kind in kinds)
-    return Rank(_sized(tuple(held_bytes)), chunks, firsts, tuple(kinds.index(p) for p in parts), shape.part_bytes)
+    unlike = list(zip(parts, left, strict=True))
+    kinds = tuple(dict.fromkeys(unlike))
+    firsts = tuple(chunks[unlike.index(kind)] for kind in kinds)
+    return Rank(_sized(tuple(held_bytes)), chunks, firsts, tuple(map(kinds.index, unlike)), shape.part_bytes)
 
 
 class _Part(NamedTuple):
@@ -223,7 +226,8 @@ def _pipe(spec: JobSpec, stage: int, rank: Rank) -> Pipe:
     layout = spec.layout
     schedule = layout.schedule if layout.pp > 1 else "1f1b"
     widens = any(chunk.widens_late for chunk in rank.kinds)
-    return Pipe(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of, widens)
+    left = any(chunk.left for chunk in rank.kinds)
+    return Pipe(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of, widens, left)
 
 
 def _update(spec: JobSpec, rank: Rank) -> Sized:
@@ -274,7 +278,7 @@ class _Costs:
         return found
 
     def _stretch(self, species: Species) -> Stretch:
-        turn = Turn(species.first, species.last, species.fresh, species.wide)
+        turn = Turn(*species[2:])
         if turn == self._turns[species.kind]:
             return self._usual[species.kind]
         found = self._stretches.get((species.kind, turn))

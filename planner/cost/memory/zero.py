@@ -28,12 +28,19 @@ NO_UNIT = Unit(0, 0, 0, 0)
 
 
 class Sharding(NamedTuple):
-    """ZeRO's stage, and bytes of an element as computed with, as reduced, and as held in shards."""
+    """ZeRO's stage, and bytes of an element as computed with, as reduced, and as held in shards. `keeps`: stage 3 frees
+    nothing while the rank works on a chunk."""
 
     stage: int
     compute: int
     reduced: int
     held: int
+    keeps: bool = False
+
+    @property
+    def frees_each(self) -> bool:
+        """Whether a unit is freed after each use."""
+        return self.stage == 3 and not self.keeps
 
     @property
     def mixed(self) -> bool:

@@ -56,7 +56,8 @@ function whereItIs(id, make) {
 }
 
 function draw() {
-  if (job.finished && replayed) {
+  if (!replayed) return; // nothing is known of what is not read, and no word for that would be true
+  if (job.finished) {
     for (const place of document.querySelectorAll("[data-ended]")) {
       place.textContent = (state.fromSummary && place.dataset.gone) || place.dataset.ended;
     }
@@ -159,6 +160,7 @@ function onBatch(id, batch, node) {
 }
 
 const CONNECTION = {
+  reading: ["", "reading what was kept"],
   connecting: ["", "connecting"],
   live: ["good", "live"],
   delayed: ["warn", "delayed: Redis cannot be reached"],
@@ -211,9 +213,10 @@ function follow() {
 
 listen();
 showHeader(job);
-redraw();
+onConnection("reading");
 await replay(state, job);
 replayed = true;
+for (const place of document.querySelectorAll("[data-reading]")) delete place.dataset.reading;
 seedFromSummary();
 redraw();
 follow();

@@ -14,9 +14,11 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
   let timer = null;
   let socket = null;
   let closed = false;
+  const away = new Set(); // nodes whose streams the server cannot read
 
   function open() {
     timer = null;
+    away.clear();
     const url = new URL(path, location.href);
     url.protocol = location.protocol === "https:" ? "wss:" : "ws:";
     for (const [name, value] of Object.entries(resume())) url.searchParams.set(name, value);
@@ -42,10 +44,11 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
   function take(message) {
     if (message.job) onJob(message.job);
     if (message.gap) onGap(message.node ?? 0);
-    if (message.stale) onState("delayed");
-    if (!message.entries) return;
-    onState("live");
     const node = message.node ?? 0;
+    if (message.stale) away.add(node);
+    else if (message.stale === false || message.entries) away.delete(node);
+    onState(away.size > 0 ? "delayed" : "live");
+    if (!message.entries) return;
     for (const [id, packed] of message.entries) {
       try {
         onBatch(id, decode(packed), node);

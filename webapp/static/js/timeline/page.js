@@ -15,6 +15,7 @@ function redraw() {
 }
 
 if (!(await replay(state, job)) && job.exit?.summary) foldSummary(state, job.exit.summary);
+for (const place of document.querySelectorAll("[data-reading]")) delete place.dataset.reading;
 redraw();
 connect(`/ws/jobs/${job.id}/`, {
   resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),

@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from contracts.names import telemetry_stream
-from jobs.live.streams import CHUNK_BYTES, CHUNK_ENTRIES, QUEUE_BYTES, Entry, Hub, Oversize, Watch
+from jobs.live.streams import CHUNK_BYTES, CHUNK_ENTRIES, QUEUE_BYTES, READS_AT_ONCE, Entry, Hub, Redis, Watch
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import RedisServer
 from tests.support.web import Site
@@ -122,7 +122,7 @@ def test_what_a_watch_keeps_is_bounded_in_bytes(redis_service: RedisServer, sett
         got: list[str] = []
         while len(got) < len(ids):
             chunk = await asyncio.wait_for(anext(chunks), 10)
-            assert not isinstance(chunk, Oversize)
+            assert isinstance(chunk, list)
             assert sum(e.num_bytes for e in chunk) <= CHUNK_BYTES
             assert len(chunk) <= CHUNK_ENTRIES
             got += [e.id for e in chunk]
@@ -131,6 +131,51 @@ def test_what_a_watch_keeps_is_bounded_in_bytes(redis_service: RedisServer, sett
         await hub.redis.aclose()
 
     asyncio.run(watch())
+
+
+def test_a_thousand_ranks_are_read_over_few_connections(redis_service: RedisServer, settings: Any) -> None:
+    """Before, each of 128 hosts' streams opened one at once: on a busy machine some timed out, and the page said that
+    Redis cannot be reached."""
+    settings.REDIS_URL = redis_service.url
+    client = redis_service.client()
+    streams = [telemetry_stream("wide", 1, node) for node in range(128)]
+    for stream in streams:
+        client.xadd(stream, {"b": b"1"})
+
+    async def watch() -> int:
+        hub = Hub()
+        before = client.info("stats")["total_connections_received"]
+        watches = [Watch(hub, stream, "0-0").chunks() for stream in streams]
+        for chunk in await asyncio.gather(*(anext(each) for each in watches)):
+            assert [entry.batch for entry in chunk] == [b"1"]  # type: ignore[union-attr]
+        opened = client.info("stats")["total_connections_received"] - before
+        for each in watches:
+            await each.aclose()  # type: ignore[attr-defined]
+        await hub.redis.aclose()
+        return int(opened)
+
+    assert asyncio.run(watch()) <= READS_AT_ONCE + 1, "and the one that waits for what is new"
+
+
+def test_a_stream_with_nothing_new_is_told_to_be_read_again_once_redis_answers(
+    redis_service: RedisServer, settings: Any
+) -> None:
+    """Nothing more comes of an ended job: its page said for ever that Redis cannot be reached."""
+    settings.REDIS_URL = redis_service.url
+
+    async def watch() -> None:
+        hub = Hub()
+        chunks = Watch(hub, telemetry_stream("quiet", 1), "0-0").chunks()
+        redis_service.stop()
+        assert await anext(chunks) is Redis.AWAY
+        redis_service.start()
+        while (told := await anext(chunks)) is Redis.AWAY:
+            pass
+        assert told is Redis.BACK
+        await chunks.aclose()  # type: ignore[attr-defined]
+        await hub.redis.aclose()
+
+    asyncio.run(asyncio.wait_for(watch(), 60))
 
 
 def test_the_one_reader_survives_what_nobody_foresaw(redis_service: RedisServer, settings: Any) -> None:

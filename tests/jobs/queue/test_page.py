@@ -13,11 +13,12 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, Host, Job, Pool, StateChange, Status
-from jobs.queue.scheduling.forecast import MOST_JOBS, Running, forecast
+from jobs.queue.scheduling.forecast import MOST_JOBS, Running, forecast, started_if
+from jobs.queue.scheduling.placement import decide, place
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.states import Quota, Share
-from tests.jobs.test_placement import host, job
-from tests.jobs.test_scheduler import busy, queued
+from tests.jobs.queue.placing import host, job
+from tests.jobs.queue.test_scheduler import busy, queued
 
 MakeHost = Callable[..., Host]
 SPEC = {"kind": "train", "name": "x", "layout": {"dp": 1, "pp": 1, "tp": 1, "zero": 0, "sequence_parallel": False}}
@@ -41,6 +42,21 @@ def test_starts_are_foretold_from_the_ends_of_what_runs() -> None:
     assert forecast(queue, hosts, running, {"large": 100.0}, {}) == told, "nothing tells when `next` ends"
     quotas = {"default": Quota(4, 8)}
     assert forecast(queue, hosts, running, {}, quotas) == {}, "the quota is full until an unknown end"
+
+
+def test_neither_a_forecast_nor_a_what_if_words_why_jobs_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They play tens of passes and show none of those words, which cost as much as the passes."""
+
+    def worded(*_: object) -> str:
+        raise AssertionError("nobody reads this")
+
+    monkeypatch.setattr("jobs.queue.scheduling.placement.reason", worded)
+    queue, hosts = [job("large", 4, age=2), job("late", 4, age=1)], [host("host-a", 4, free=0)]
+    running = [Running("first", "default", (Share("host-a", (0, 1, 2, 3)),), 60.0)]
+    assert forecast(queue, hosts, running, {}, {}) == {"large": (60.0, "first")}
+    assert started_if(queue, [host("host-a", 4)], {}, otherwise=decide(queue, hosts)) == ["large"]
+    with pytest.raises(AssertionError, match="nobody reads this"):
+        place(queue, hosts)
 
 
 def test_the_page_shows_everything_to_staff_and_ones_own_to_others(
