@@ -67,8 +67,8 @@ _FOLDS: dict[str, tuple[str, ...]] = {
         *("train.seed", "train.on_not_finite", "train.verify"),
     ),
     "data": (
-        *("train.data", "train.column", "train.tokenizer", "train.sampling", "train.checkpoint_every"),
-        *("train.keep_checkpoints", "train.resume"),
+        *("train.data", "train.column", "train.tokenizer", "train.sampling", "train.document_end"),
+        *("train.checkpoint_every", "train.keep_checkpoints", "train.resume"),
     ),
     "turn": (
         *("resources.host", "resources.engine", *turn_form.FIELDS),

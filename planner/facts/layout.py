@@ -291,6 +291,9 @@ def _training(spec: JobSpec) -> list[Problem]:
     if train.seq_len > spec.model.max_seq_len:
         text = f"seq_len {train.seq_len} is longer than the model's max_seq_len {spec.model.max_seq_len}"
         found.append(Problem("train.seq_len", text))
+    if train.document_end is not None and train.document_end >= spec.model.vocab_size:
+        text = f"token {train.document_end} is outside the model's vocab_size {spec.model.vocab_size}"
+        found.append(Problem("train.document_end", text))
     if train.warmup_steps > train.steps:
         text = f"warmup_steps {train.warmup_steps} > steps {train.steps}: the warm-up would never end"
         found.append(Problem("train.warmup_steps", text))

@@ -235,6 +235,12 @@ class TrainSpec(Strict):
     sampling: Sampling = Field(
         default="random", description="sequences from anywhere, or epochs: each part of the data once before any again"
     )
+    document_end: int | None = Field(
+        default=None,
+        ge=0,
+        le=4_194_303,
+        description="token that ends a document, past which attention does not reach; none: it sees the whole sequence",
+    )
     checkpoint_every: int = Field(default=0, ge=0, le=100_000_000, description="steps between checkpoints; 0 is off")
     keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="newest checkpoints of an attempt that stay")
     resume: str | None = Field(

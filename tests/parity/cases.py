@@ -84,9 +84,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     # Padded to 512 rows: on tp 4 the last rank has nothing but padding of the first.
     "vocabulary of 257": {"vocab_size": 257},
     "vocabulary of 510": {"vocab_size": 510},
+    "documents": {},
     # Fewer than the ranks that ZeRO divides them over.
     "three experts": {"moe": {"num_experts": 3, "experts_per_token": 2, "expert_ffn_hidden_size": 48}},
 }
+
+# What is trained otherwise, by the reference too. An end in every second or third sequence: where documents have few
+# tokens, gradients of queries and keys are nearly nothing, and norms part by 1e-5 after some steps.
+TRAINED: dict[str, dict[str, Any]] = {"documents": {"document_end": 5}}
 
 SP = {"sequence_parallel": True}
 KEPT: dict[str, Any] = {"zero": 3, "keep_gathered": True}
@@ -194,6 +199,17 @@ LAYOUTS: dict[str, Try] = {
     "pp2 zbv full recompute": Try(chunked(2, "zbv", recompute="full"), 4),
     "tp2 unfused": Try({"tp": 2}, 2, train={"attention": "unfused"}),
     "unfused selective": Try({"recompute": "selective"}, 2, train={"attention": "unfused"}),
+    # attention within documents
+    "documents": Try({}, 2, ALL, "documents"),
+    "documents unfused selective": Try({"recompute": "selective"}, 2, BOTH, "documents", {"attention": "unfused"}),
+    "documents dp2 x tp2 sp selective": Try(
+        {"dp": 2, "tp": 2, **SP, "recompute": "selective", "regather": True}, 2, BOTH, "documents"
+    ),
+    "documents cp2 ring": Try({"cp": 2}, 2, ALL, "documents"),
+    "documents cp4 ring": Try({"cp": 4}, 1, BOTH, "documents"),
+    "documents cp4 all-gather": Try({"cp": 4, "cp_method": "all_gather"}, 1, BOTH, "documents"),
+    "documents cp2 x pp2 full": Try({"cp": 2, "pp": 2, "recompute": "full"}, 2, BOTH, "documents"),
+    "documents pp2 zbv x zero2 dp2": Try(chunked(2, "zbv", dp=2, zero=2), 4, BOTH, "documents"),
     # compiled blocks
     "compiled": Try({}, 2, train={"compile": True}),
     "compiled pp2 full recompute": Try({"pp": 2, "recompute": "full"}, 2, train={"compile": True}),
@@ -266,6 +282,7 @@ CORE_ONCE = (
     "pp2 dualpipev",
     "cp2 ring",
     "cp4 all-gather",
+    "documents cp2 ring",
     "ep2",
     "ep2 x dp2 mixed layers",
     "zero3 ep2 x dp2",
@@ -328,6 +345,7 @@ def make_spec(
         "grad_clip": 1.0,
         "eval_every": 3,
         "data": DATA,
+        **TRAINED.get(variant, {}),
         **(train or {}),
     }
     return parse_spec({"model": SIZES[arch] | VARIANTS[variant], "layout": layout, "train": train})

@@ -27,6 +27,7 @@ from workers.trainer.optimizer import (
     make_optimizer,
     update,
 )
+from workers.trainer.parallel.documents import documents_of
 from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.parallel.parallelize import Part
 from workers.trainer.parallel.pipeline_parallel import Boundary, Pipeline
@@ -148,7 +149,8 @@ class StageChunks:
         size = self._trainer.spec.micro_batch_size
         rows = self._batch[micro_batch * size : (micro_batch + 1) * size]
         cp = decoder.strategy.cp
-        output: torch.Tensor = decoder(cp.own_part(rows[:, :-1], 1) if hidden is None else hidden)
+        documents = documents_of(rows[:, :-1], self._trainer.spec.train.document_end)
+        output: torch.Tensor = decoder(cp.own_part(rows[:, :-1], 1) if hidden is None else hidden, documents)
         if decoder.final_norm is None:
             return output
         return decoder.loss_sum(output, cp.own_part(rows[:, 1:], 1)) / self._trainer.tokens
