@@ -24,6 +24,7 @@ from jobs.diagnosis.steps import Steps
 
 LEAST_S, MOST_S, PACES = 10.0, 60.0, 10.0
 SLOW_S, EVAL_S, CHECKPOINT_S = 300.0, 60.0, 120.0
+UNTOLD_S = 5.0  # beyond the threshold, for ranks that others wait for to tell where they stand
 SPEAKS_S = 8.0  # a host that told nothing for longer is silent: gauges come every few seconds
 LOADING = ("dataload", "corpus", "dataset", "next_batch", "tokenize", "fetch")
 SAVING = ("workers/checkpoint", "distributed/checkpoint", "torch/serialization", "save_checkpoint")
@@ -90,6 +91,8 @@ class Hangs:
             return None
         knot = untie(self._progress.standing, self._run.world_size, last)
         blame = self._blame(knot, now)
+        if blame.cause == "unknown" and blame.ranks and still < threshold + UNTOLD_S:
+            return None
         if saving and blame.cause in ("compute", "unknown"):
             blame = self._saves(knot)
         return self._told(knot, blame, since, still, threshold if blame.cause != "checkpoint" else pace, now)
@@ -155,8 +158,8 @@ class Hangs:
             return Blame("checkpoint", ranks, "it is saving a checkpoint")
         if _stands_in(stack, LOADING):
             return Blame("data", ranks, "it waits for its data")
-        if not ranks:
-            return Blame("unknown", ranks, "no rank told where it stands")
+        if not any(rank in self._progress.standing or self._processes.of(rank, now) for rank in ranks):
+            return Blame("unknown", ranks, f"{'none of them' if ranks else 'no rank'} told where it stands")
         busy = f", taking {item['cpu']:.2g} of a processor" if item is not None else ""
         return Blame("compute", ranks, f"it is in its own code{busy}")
 

@@ -62,7 +62,7 @@ class Chunk(NamedTuple):
     def elements(self, *, shard: bool = False) -> int:
         """Of its parameters, or of one rank's shards of them."""
         units = [*((self.unit(moe), count) for moe, count in self.runs), (self.root, 1)]
-        return sum((unit.shard if shard else unit.numel) * count for unit, count in units)
+        return sum(((unit.shard if shard else unit.numel) + unit.alone) * count for unit, count in units)
 
 
 def effect(chunk: Chunk, kind: str, turn: Turn) -> Stretch:
@@ -227,6 +227,7 @@ class _Reducer:
     def __init__(self, chunk: Chunk, turn: Turn, last: Unit | None = None) -> None:
         self._chunk, self._turn, self._z = chunk, turn, chunk.sharding
         z = self._z
+        self._adds_alone = not chunk.waits and _sums(chunk, turn) == "keep"
         self._reduces = not chunk.waits and (z.stage >= 2 or (z.stage == 1 and turn.last))
         self._widens = not chunk.waits and z.stage == 1 and z.compute != z.reduced
         # One of several micro-batches, whose gradients have been added up.
@@ -241,6 +242,8 @@ class _Reducer:
 
     def after(self, unit: Unit) -> list[Stretch]:
         z, found = self._z, []
+        if unit.alone and self._adds_alone:
+            found.append(z.add_alone(unit, first=self._turn.first, master=self._chunk.master))
         if self._chunk.widens_late and self._turn.fresh:
             found.append(z.widen(unit, first=not self._turn.wide))
         if self._widens and not (self._turn.first and self._turn.last):

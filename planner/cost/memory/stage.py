@@ -66,11 +66,13 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
     layout, train = spec.layout, spec.train
     own = held(spec, stage).stage
     degrees = tuple(shard_group(layout, experts=e).size if layout.zero else 1 for e in (False, True))
-    parts = _parts(spec.model, own, layout.tp, layout.ep, degrees)
+    parts = _parts(spec.model, own, layout.tp, layout.ep, degrees, bool(layout.zero))
     left = [layout.keep_gathered and part is not parts[-1] for part in parts]  # its backwards follow its forwards
     mix, whole, shards = mix_of(train.precision), sum(p.numel for p in parts), sum(p.shard for p in parts)
     held_bytes = [0] * len(NOTHING)
     held_bytes[PARAMETERS] = shards * mix.sharded if layout.zero else whole * mix.compute
+    if layout.zero and mix.has_master:  # what is computed with beside what FSDP2 does not shard
+        held_bytes[PARAMETERS] += sum(part.alone for part in parts) * mix.compute
     held_bytes[OPTIMIZER] = shards * mix.moments if layout.zero else whole * mix.optimizer
     if STACKS[spec.resources.stack].keeps_both_gradients and mix.has_master and mix.gradients > mix.compute:
         held_bytes[GRADIENTS] = whole * mix.compute
@@ -112,16 +114,20 @@ class _Part(NamedTuple):
 
     @property
     def numel(self) -> int:
-        return sum((self.moe if moe else self.dense).numel * n for moe, n in self.runs) + self.root.numel
+        return sum((self.moe if moe else self.dense).numel * n for moe, n in self.runs) + self.root.numel + self.alone
+
+    @property
+    def alone(self) -> int:
+        return sum(self.moe.alone * n for moe, n in self.runs if moe)
 
     @property
     def shard(self) -> int:
-        return sum((self.moe if moe else self.dense).shard * n for moe, n in self.runs) + self.root.shard
+        return sum((self.moe if moe else self.dense).shard * n for moe, n in self.runs) + self.root.shard + self.alone
 
 
 @cache
-def _parts(model: ModelSpec, own: Stage, tp: int, ep: int, degrees: tuple[int, ...]) -> tuple[_Part, ...]:
-    """`degrees`: ranks that share what is no expert, and what is."""
+def _parts(model: ModelSpec, own: Stage, tp: int, ep: int, degrees: tuple[int, ...], shards: bool) -> tuple[_Part, ...]:
+    """`degrees`: ranks that share what is no expert, and what is. FSDP2 `shards` what more than one share."""
     units, found = iter(divided_units(model, own, tp, ep)), []
     ends = len(own.chunks) - 1
 
@@ -135,7 +141,11 @@ def _parts(model: ModelSpec, own: Stage, tp: int, ep: int, degrees: tuple[int, .
         kinds = [is_moe_layer(model, layer) for layer in layers]
         for moe in kinds:
             unit = following()
-            by_kind[moe] = unit.joined(following()) if moe and ep > 1 else unit
+            if moe and ep > 1:
+                experts = following()
+                alone = shards and degrees[True] == 1
+                unit = unit._replace(alone=experts.numel) if alone else unit.joined(experts)
+            by_kind[moe] = unit
         root = following() if first or last else NO_UNIT
         found.append(_Part(_runs(kinds), first, last, by_kind[False], by_kind[True], root))
     return tuple(found)

@@ -13,12 +13,14 @@ from planner.cost.memory.tape import BUFFERS, GATHERED, GRADIENTS, NOTHING, Stre
 
 
 class Unit(NamedTuple):
-    """Elements of what is sharded together: whole, filled up to equal shards, one shard, and the last tensor's."""
+    """Elements of what is sharded together: whole, filled up to equal shards, one shard, and the last tensor's.
+    `alone`: of experts that no other rank holds, which lie whole beside it."""
 
     numel: int
     padded: int
     shard: int
     last: int
+    alone: int = 0
 
     def joined(self, other: Unit) -> Unit:
         return Unit(self.numel + other.numel, self.padded + other.padded, self.shard + other.shard, other.last)
@@ -84,6 +86,14 @@ class Sharding(NamedTuple):
             return changes((GRADIENTS, -narrow))
         last = unit.last
         return changes((GRADIENTS, wide - narrow + last * self.compute), (GRADIENTS, -last * self.compute))
+
+    def add_alone(self, unit: Unit, *, first: bool, master: bool) -> Stretch:
+        """Gradients of what no other rank holds: kept, in fp32 where there is a `master`, and others added to them."""
+        made = unit.alone * self.compute
+        if not first:
+            return changes((GRADIENTS, -made))
+        wide = unit.alone * self.reduced
+        return changes((GRADIENTS, wide), (GRADIENTS, -made)) if master else changes()
 
     def reduce(self, unit: Unit, before: Unit, *, first: bool, element: int) -> Stretch:
         """`element` bytes of each whole gradient; the first leaves a shard, others are added to it."""

@@ -70,6 +70,18 @@ def all_wait_for(found: Diagnosis, absent: int, now: float, stack: Sequence[str]
             found.add(stands(rank, now, [past("dp", DP[rank], 41), in_call("tp", TP[rank], 81)]), 0)
 
 
+def test_of_ranks_that_did_not_tell_where_they_stand_nothing_is_said_but_that() -> None:
+    """A cut link holds back what the ranks behind it tell: they were said to be in their own code."""
+    found = trained(members=HOSTS)
+    for rank in (0, 1):
+        found.add(stands(rank, STOPPED_AT + 10, [in_call("dp", DP[rank], 41), past("tp", TP[rank], 80)]), 0)
+    assert look(found, STOPPED_AT + 10.5)["hang"] is None, "they may tell it in a moment"
+    hang = look(found, STOPPED_AT + 15.5)["hang"]
+    assert hang is not None
+    assert (hang["cause"], hang["ranks"]) == ("unknown", [2, 3])
+    assert "none of them told where it stands" in hang["text"]
+
+
 @pytest.mark.parametrize(
     ("stack", "cause"),
     [
