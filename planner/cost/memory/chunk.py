@@ -217,7 +217,8 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
                 yield joined([*freed, *reducer.after(unit)]).times(count)
         yield from reducer.end()
     if turn.last:
-        yield changes((BUFFERS, chunk.elements() * chunk.sent))
+        alone = sum(unit.alone * count for _, unit, count in parts.each)
+        yield changes((BUFFERS, (chunk.elements() - alone) * chunk.sent))
 
 
 class _Reducer:

@@ -66,7 +66,8 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
     layout, train = spec.layout, spec.train
     own = held(spec, stage).stage
     degrees = tuple(shard_group(layout, experts=e).size if layout.zero else 1 for e in (False, True))
-    parts = _parts(spec.model, own, layout.tp, layout.ep, degrees, bool(layout.zero))
+    alone = shard_group(layout, experts=True).size == 1
+    parts = _parts(spec.model, own, layout.tp, layout.ep, degrees, alone)
     left = [layout.keep_gathered and part is not parts[-1] for part in parts]  # its backwards follow its forwards
     mix, whole, shards = mix_of(train.precision), sum(p.numel for p in parts), sum(p.shard for p in parts)
     held_bytes = [0] * len(NOTHING)
@@ -126,8 +127,8 @@ class _Part(NamedTuple):
 
 
 @cache
-def _parts(model: ModelSpec, own: Stage, tp: int, ep: int, degrees: tuple[int, ...], shards: bool) -> tuple[_Part, ...]:
-    """`degrees`: ranks that share what is no expert, and what is. FSDP2 `shards` what more than one share."""
+def _parts(model: ModelSpec, own: Stage, tp: int, ep: int, degrees: tuple[int, ...], alone: bool) -> tuple[_Part, ...]:
+    """`degrees`: ranks that share what is no expert, and what is. `alone`: no other rank has an expert's copy."""
     units, found = iter(divided_units(model, own, tp, ep)), []
     ends = len(own.chunks) - 1
 
@@ -143,7 +144,6 @@ def _parts(model: ModelSpec, own: Stage, tp: int, ep: int, degrees: tuple[int, .
             unit = following()
             if moe and ep > 1:
                 experts = following()
-                alone = shards and degrees[True] == 1
                 unit = unit._replace(alone=experts.numel) if alone else unit.joined(experts)
             by_kind[moe] = unit
         root = following() if first or last else NO_UNIT
