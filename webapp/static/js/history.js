@@ -13,7 +13,11 @@ const PART_COLUMNS = ["step_s", "data_s", "optimizer_s", "exposed", "hidden"];
 export function* rowsOf(columns) {
   const names = Object.keys(columns);
   const length = names.length > 0 ? columns[names[0]].length : 0;
-  for (let i = 0; i < length; i += 1) yield Object.fromEntries(names.map((name) => [name, columns[name][i]]));
+  for (let i = 0; i < length; i += 1) {
+    const row = {};
+    for (const name of names) row[name] = columns[name][i];
+    yield row;
+  }
 }
 
 /** `state` as `createState()` made it; `answer`: the JSON of /history/snapshot. */

@@ -31,6 +31,7 @@ let job = embedded("job");
 let state = createState();
 let paused = false;
 let replayed = false; // what the server kept has been asked for
+let verdictsTold = "";
 const openAxes = new Set();
 const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
 const page = { view, curve: { time: [], step: [] }, marks: [] }; // what all charts share
@@ -56,8 +57,7 @@ function whereItIs(id, make) {
 }
 
 function draw() {
-  if (!replayed) return; // nothing is known of what is not read, and no word for that would be true
-  if (job.finished) {
+  if (job.finished && replayed) {
     for (const place of document.querySelectorAll("[data-ended]")) {
       place.textContent = (state.fromSummary && place.dataset.gone) || place.dataset.ended;
     }
@@ -123,6 +123,9 @@ function shownRange() {
 
 function drawVerdicts() {
   $("verdict-panel").hidden = state.verdicts.size === 0;
+  const told = `${job.attempt} ${state.verdicts.size}`; // each rank tells its own once
+  if (told === verdictsTold) return;
+  verdictsTold = told;
   if (state.verdicts.size > 0) showVerdicts($("verdicts"), $("verdict-summary"), state);
 }
 
@@ -214,6 +217,7 @@ function follow() {
 listen();
 showHeader(job);
 onConnection("reading");
+redraw(); // where everything lies: what is not read yet is hidden, for no word for it would be true
 await replay(state, job);
 replayed = true;
 for (const place of document.querySelectorAll("[data-reading]")) delete place.dataset.reading;
