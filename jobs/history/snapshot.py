@@ -177,7 +177,7 @@ def _traffic(tables: Tables) -> Traffic:
 
 def _series(tables: Tables) -> int:
     [(series,)] = tables.rows("SELECT count(*) FROM (SELECT DISTINCT rank, axis, op FROM traffic)")
-    return max(1, series)
+    return max(1, int(series))
 
 
 def _row(length: int, rank: int, axis: str, op: str, bins: list[int], amounts: list[int]) -> BinnedTraffic:
