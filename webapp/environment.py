@@ -162,6 +162,7 @@ class WebSettings(BaseSettings):
     oidc_client_secret: SecretStr | None = Field(None, description="what the board shows the provider")
     oidc_name: str = Field("your organisation", description="the provider, as the login page names it")
     oidc_new_people: bool = Field(True, description="whether who signs on for the first time gets an account")
+    invited_people: bool = Field(True, description="whether who follows an invitation and has no account gets one")
     submits_per_minute: int = Field(60, ge=1, description="jobs that a user may submit in a minute over REST")
     requests_per_minute: int = Field(6000, ge=1, description="other requests of a token, or session's user, over REST")
 

@@ -22,6 +22,8 @@ def share_connections() -> None:
         "min_size": 2,
         "max_size": limits.DATABASE_CONNECTIONS,
         "timeout": limits.DATABASE_WAIT_S,
+        # The pool waits twice as long from try to try. When it gives up, the next request has it try at once.
+        "reconnect_timeout": limits.DATABASE_WAIT_S,
     }
 
 

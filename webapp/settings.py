@@ -131,6 +131,7 @@ SOCIALACCOUNT_LOGIN_ON_GET = True  # a form that leads elsewhere is what the con
 SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"APPS": _given.oidc(), "OAUTH_PKCE_ENABLED": True}}
 OIDC_NAME = _given.oidc_name if _given.oidc_url else ""
 OIDC_NEW_PEOPLE = _given.oidc_new_people
+INVITED_PEOPLE = _given.invited_people
 CSRF_FAILURE_VIEW = "webapp.errors.forged"
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "job-list"

@@ -15,6 +15,7 @@ from jobs.api.throttling import SubmitThrottle
 from jobs.api.views import refusals, refuse, refuse_body, user_of
 from jobs.models import Role
 from jobs.people import invitations, projects, variables
+from jobs.people.invitation_mail import mail
 from jobs.people.invitation_page import link_of
 from jobs.planning.queries import checked
 from jobs.text import storable, whole_number
@@ -133,7 +134,12 @@ class Invitations(APIView):
         found = find_project_to_administer(request.user, project)
         asked = checked(invitations.InvitationWish, request.data)
         made, text = invitations.invite(found, asked, user_of(request).get_username())
-        answer: invitations.NewInvitation = {**invitations.told(made), "token": text, "url": link_of(request, text)}
+        answer: invitations.NewInvitation = {
+            **invitations.told(made),
+            "token": text,
+            "url": link_of(request, text),
+            "mailed": mail(made, text),
+        }
         return Response(answer, status=201, headers={"Cache-Control": "no-store"})
 
 

@@ -52,7 +52,14 @@ _WORDS: dict[str, Mapping[str, str]] = {
 _FOLDS: dict[str, tuple[str, ...]] = {
     "axes": (
         *("layout.cp", "layout.cp_method", "layout.ep", "layout.balance", "layout.dp_replicas", "layout.regather"),
-        *("layout.scatter_gather", "train.attention", "train.overlap", "train.compile", "train.dropout"),
+        *(
+            "layout.keep_gathered",
+            "layout.scatter_gather",
+            "train.attention",
+            "train.overlap",
+            "train.compile",
+            "train.dropout",
+        ),
         "resources.stack",
     ),
     "training": (
@@ -60,8 +67,8 @@ _FOLDS: dict[str, tuple[str, ...]] = {
         *("train.seed", "train.on_not_finite", "train.verify"),
     ),
     "data": (
-        *("train.data", "train.column", "train.tokenizer", "train.sampling", "train.checkpoint_every"),
-        *("train.keep_checkpoints", "train.resume"),
+        *("train.data", "train.column", "train.tokenizer", "train.sampling", "train.document_end"),
+        *("train.checkpoint_every", "train.keep_checkpoints", "train.resume"),
     ),
     "turn": (
         *("resources.host", "resources.engine", *turn_form.FIELDS),

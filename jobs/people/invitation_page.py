@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import login
 from django.contrib.auth.decorators import login_not_required
@@ -24,7 +25,7 @@ BY_PASSWORD = "django.contrib.auth.backends.ModelBackend"  # noqa: S105 - what a
 
 def link_of(request: HttpRequest, text: str) -> str:
     """Behind `?`, which no log has."""
-    return request.build_absolute_uri(_path(text))
+    return request.build_absolute_uri(path_of(text))
 
 
 @sensitive_post_parameters("password1", "password2")
@@ -55,10 +56,12 @@ def _asked(request: HttpRequest, user: User, found: Invitation, text: str) -> Ht
 
 
 def _welcomed(request: HttpRequest, found: Invitation, text: str) -> HttpResponse:
+    login_url = f"{reverse('login')}?{urlencode({'next': path_of(text)})}"
+    if not settings.INVITED_PEOPLE:
+        return render(request, "people/invitation.html", {"invitation": found, "login_url": login_url})
     form: Any = invitations.AccountForm(found, *([request.POST] if request.method == "POST" else []))
     user = invitations.make_account(form, found) if form.is_valid() else None
     if user is None:
-        login_url = f"{reverse('login')}?{urlencode({'next': _path(text)})}"
         context = {"invitation": found, "form": form, "login_url": login_url}
         return render(request, "people/invitation.html", context, status=422 if form.is_bound else 200)
     login(request, user, backend=BY_PASSWORD)
@@ -66,5 +69,5 @@ def _welcomed(request: HttpRequest, found: Invitation, text: str) -> HttpRespons
     return redirect("project", found.project.name)
 
 
-def _path(text: str) -> str:
+def path_of(text: str) -> str:
     return f"{reverse('invitation')}?{urlencode({'token': text})}"

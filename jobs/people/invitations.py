@@ -75,6 +75,7 @@ class NewInvitation(InvitationTold):
 
     token: str
     url: str
+    mailed: Annotated[str | None, Field(description="what became of its mail; null where the board sends none")]
 
 
 class NotInvitedError(Exception):

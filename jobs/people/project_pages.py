@@ -17,6 +17,7 @@ from contracts.variables import PREFIXES
 from jobs.access import find_project, find_project_to_administer, may_administer, visible_projects
 from jobs.models import DEFAULT_PROJECT, Project, Role
 from jobs.people import invitations, projects, variables
+from jobs.people.invitation_mail import mail
 from jobs.people.invitation_page import link_of
 from jobs.people.pages import refusal
 from jobs.planning.queries import checked
@@ -106,7 +107,7 @@ def invite(request: HttpRequest, found: Project) -> HttpResponse:
     wish["email"] = request.POST.get("email", "").strip() or None
     asked = checked(invitations.InvitationWish, {**wish, "days": days if number is None else number})
     made, text = invitations.invite(found, asked, _by(request).get_username())
-    context = {"project": found, "invitation": made, "link": link_of(request, text)}
+    context = {"project": found, "invitation": made, "link": link_of(request, text), "mailed": mail(made, text)}
     answer = render(request, "people/invited.html", context)
     answer["Cache-Control"] = "no-store"
     return answer

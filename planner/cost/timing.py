@@ -24,7 +24,7 @@ from planner.facts.layout import V_SCHEDULES, axis_group
 from planner.facts.placements import vocab_rows
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.shards import held, micro_batch_tokens
-from planner.facts.spec import JobSpec, StackName
+from planner.facts.spec import JobSpec, Layout, StackName
 from planner.hardware.calibration import Calibration, line
 from planner.hardware.cluster import Cluster, collective_seconds, kernel_seconds, span
 from planner.hardware.kernels import Pass
@@ -226,6 +226,7 @@ class Timer:
                 layout.dp,
                 layout.dp_replicas,
                 layout.zero,
+                layout.keep_gathered,
                 repeats,
                 train.precision,
             ),
@@ -286,18 +287,20 @@ class Timer:
         if not spec.train.overlap or self.cluster.device == "cpu":  # a CPU's ranks send with the cores they compute on
             return gathers + reduces
         stack = self.stacks[spec.resources.stack]
-        m, zero = spec.train.micro_batches, spec.layout.zero
+        m, zero, repeats = spec.train.micro_batches, spec.layout.zero, _gathers_each_time(spec.layout)
         backward = halves.total_s - halves.forward_s
         units = max(1, spec.model.num_layers // spec.layout.pp)
-        again = gathers / 2 if zero == 3 else 0.0
+        again = gathers / 2 if repeats else 0.0
+        if spec.layout.keep_gathered:  # all chunks but one twice
+            again = gathers * (1 - spec.layout.virtual_stages / (2 * spec.layout.virtual_stages - 1))
         reduced = reduces + again
-        forward_room = halves.forward_s * (m if zero == 3 else 1)
+        forward_room = halves.forward_s * (m if repeats else 1)
         backward_room = backward * (m if zero >= 2 else 1)
         hides = stack.hidden.get("dp", 1.0)
         forward_room, backward_room = forward_room * hides, backward_room * hides
         first, last = (gathers - again) / units, reduces / units
         if zero >= 2:
-            first, last = first / m if zero == 3 else first, last / m
+            first, last = first / m if repeats else first, last / m
         exposed = max(first, gathers - again - forward_room) + max(last, reduced - backward_room)
         return exposed + stack.contention * max(0.0, gathers + reduces - exposed)
 
@@ -306,6 +309,11 @@ class Timer:
         nodes = -(-spec.layout.world_size // self.cluster.per_node)
         stack = self.stacks[spec.resources.stack]
         return stack.step_s + seconds * stack.jitter * math.log2(nodes)
+
+
+def _gathers_each_time(layout: Layout) -> bool:
+    """Whether each micro-batch gathers the parameters anew."""
+    return layout.zero == 3 and not layout.keep_gathered
 
 
 def _corrected(timing: Timing, ratio: float) -> Timing:

@@ -255,6 +255,7 @@ def _data(spec: JobSpec) -> list[Problem]:
     if layout.zero and layout.replica_ranks == 1:
         text = f"ZeRO-{layout.zero} divides model state over dp, which is 1; choose dp of 2 or more, or ZeRO 0"
         found.append(Problem("layout.zero", text))
+    found += kept_problems(layout)
     if layout.dp_replicas > 1:
         if not layout.zero:
             text = f"{layout.dp_replicas} replicas of what ZeRO shards, and ZeRO is 0; choose ZeRO 1 or more"
@@ -269,12 +270,30 @@ def _data(spec: JobSpec) -> list[Problem]:
     return found + _indivisible("train.global_batch", "global_batch", train.global_batch, by, parts)
 
 
+def kept_problems(layout: Layout) -> list[Problem]:
+    """What a gather that outlasts a micro-batch asks for."""
+    if not layout.keep_gathered:
+        return []
+    text = ""
+    if layout.zero != 3:
+        text = f"keeps what ZeRO-3 would gather again, and ZeRO is {layout.zero}; choose ZeRO 3"
+    elif layout.pp == 1:
+        text = "without a pipe it would keep all parameters all step, as ZeRO-2 does; choose ZeRO 2, or pp of 2 or more"
+    elif layout.virtual_stages > 1 and layout.schedule != "looped_bfs":
+        label, v = SCHEDULE_NAMES[layout.schedule], layout.virtual_stages
+        text = f"{label} turns between {v} chunks a stage with each micro-batch; choose 1 chunk, or Looped BFS"
+    return [Problem("layout.keep_gathered", text)] if text else []
+
+
 def _training(spec: JobSpec) -> list[Problem]:
     train = spec.train
     found = []
     if train.seq_len > spec.model.max_seq_len:
         text = f"seq_len {train.seq_len} is longer than the model's max_seq_len {spec.model.max_seq_len}"
         found.append(Problem("train.seq_len", text))
+    if train.document_end is not None and train.document_end >= spec.model.vocab_size:
+        text = f"token {train.document_end} is outside the model's vocab_size {spec.model.vocab_size}"
+        found.append(Problem("train.document_end", text))
     if train.warmup_steps > train.steps:
         text = f"warmup_steps {train.warmup_steps} > steps {train.steps}: the warm-up would never end"
         found.append(Problem("train.warmup_steps", text))

@@ -42,5 +42,6 @@ def _not_compiled(spec: JobSpec) -> list[str]:
         "selective recompute": layout.recompute == "selective",
         "inputs gathered again": layout.regather,
         "experts": spec.model.moe is not None,
+        "attention within documents": spec.train.document_end is not None,
     }
     return [what for what, is_so in told.items() if is_so]

@@ -169,6 +169,9 @@ class Layout(Strict):
     ep: Degree = Field(default=1, description="expert parallel degree: experts over dp x cp ranks")
     zero: int = Field(default=0, ge=0, le=3, description="ZeRO stage; 0 is plain DDP")
     dp_replicas: Degree = Field(default=1, description="HSDP: ZeRO shards inside each of so many replicas")
+    keep_gathered: bool = Field(
+        default=False, description="ZeRO-3 under a pipe: what is gathered stays while a rank works on one chunk"
+    )
     sequence_parallel: bool = Field(default=False, description="shard norms and residual along sequence over tp")
     regather: bool = Field(default=False, description="SP keeps inputs divided and gathers them again in backward")
     scatter_gather: bool = Field(default=False, description="each tp rank sends its part over a stage boundary")
@@ -231,6 +234,12 @@ class TrainSpec(Strict):
     )
     sampling: Sampling = Field(
         default="random", description="sequences from anywhere, or epochs: each part of the data once before any again"
+    )
+    document_end: int | None = Field(
+        default=None,
+        ge=0,
+        le=4_194_303,
+        description="token that ends a document, past which attention does not reach; none: it sees the whole sequence",
     )
     checkpoint_every: int = Field(default=0, ge=0, le=100_000_000, description="steps between checkpoints; 0 is off")
     keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="newest checkpoints of an attempt that stay")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from planner.cost.timing import Timer
-from planner.facts.layout import SCHEDULE_NAMES, problems
+from planner.facts.layout import SCHEDULE_NAMES, kept_problems, problems
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.search.layouts import RECOMPUTES, needed_bytes
@@ -101,6 +101,8 @@ def _with(spec: JobSpec, words: str, layout: dict[str, Any], micro_batches: int 
         fields.update(virtual_stages=1, schedule="1f1b")
     if ranks == 1:
         fields.update(zero=0, dp_replicas=1)
+    changed = spec.layout.model_copy(update=fields)
+    fields["keep_gathered"] = changed.keep_gathered and not kept_problems(changed)
     if "dp" in fields:
         fields["dp_replicas"] = 1
     train = spec.train

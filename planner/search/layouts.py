@@ -258,6 +258,7 @@ class _Finder:
 _PLAIN: dict[str, Any] = {
     "dp_replicas": 1,
     "regather": False,
+    "keep_gathered": False,
     "scatter_gather": False,
     "virtual_stages": 1,
     "schedule": "1f1b",

@@ -97,11 +97,12 @@ def across(job: dict[str, Any]) -> dict[str, float]:
     return sent
 
 
-def test_the_kernels_own_count_of_what_leaves_each_host_is_what_was_measured(hosts: Cluster) -> None:
+def test_the_kernels_own_count_of_what_leaves_each_host_is_what_was_planned_and_measured(hosts: Cluster) -> None:
     spec = training("witness", {"dp": 2, "tp": 2}, steps=60, verify="off")
     spec["model"] |= {"hidden_size": 256, "ffn_hidden_size": 1024}
     before = {name: machine.cable.sent_bytes() for name, machine in hosts.machines.items()}
     job = hosts.wait_for(hosts.submit(spec), "succeeded", timeout_s=180)
+    check_levels(hosts, job)
     for host, modelled in across(job).items():
         counted = hosts.machines[host].cable.sent_bytes() - before[host]
         assert modelled > 50e6

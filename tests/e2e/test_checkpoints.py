@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support.board import Board
@@ -16,6 +17,7 @@ SAVING: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_resumed_in_another_layout_from_its_row(page: Page, running_board: Board) -> None:
     saved = running_board.submit(SAVING)
     running_board.wait_for(saved, "succeeded", timeout_s=90)
@@ -43,6 +45,7 @@ def test_a_checkpoint_is_resumed_in_another_layout_from_its_row(page: Page, runn
     assert all(abs(point["loss"] - wanted[point["step"]]) / point["loss"] < 1e-5 for point in after)
 
 
+@pytest.mark.slow
 def test_a_layout_no_host_can_hold_is_tried_dry_from_the_form(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     page.fill("[data-field='name']", "dry")

@@ -121,6 +121,7 @@ def test_a_build_on_github_fails_by_axis_and_bytes(
     assert (ran.returncode, ran.stdout.splitlines()[-1]) == (1, "2 passed, 1 failed")
 
 
+@pytest.mark.slow
 def test_a_build_on_gitlab_passes_and_becomes_the_baseline(
     meshboard: Meshboard, environment: dict[str, str], folder: Path, baseline: str
 ) -> None:

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from jobs.lab import picture
 from planner.facts.lab import LabHolding, LabStep
 from planner.facts.spec import LabPrimitive
-from tests.jobs.test_lab_stages import captured, result
+from tests.jobs.lab.test_lab_stages import captured, result
 from tests.support.modules import STATIC, call, static_files
 
 FILM = (STATIC.parents[1] / "templates" / "lab" / "film.html").read_text()

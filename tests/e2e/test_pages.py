@@ -7,6 +7,7 @@ import re
 import shutil
 from typing import Any
 
+import pytest
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
 from contracts.names import telemetry_stream
@@ -135,6 +136,7 @@ def test_a_run_that_diverges_says_why(page: Page, running_board: Board) -> None:
     running_board.wait_for(beside, "succeeded", timeout_s=90)
 
 
+@pytest.mark.slow
 def test_a_run_whose_stream_has_expired_is_not_said_to_have_sent_nothing(page: Page, running_board: Board) -> None:
     job = running_board.submit(SPEC)
     running_board.wait_for(job, "succeeded", timeout_s=90)

@@ -37,7 +37,7 @@ def test_every_figure_is_explained_one_click_away(page: Page, running_board: Boa
 
 
 def test_a_busy_planner_is_asked_again_when_it_said(page: Page, running_board: Board) -> None:
-    """The server's own 503, which `tests/jobs/test_planners.py` brings about, put in the way of the first question."""
+    """The server's own 503 (`tests/jobs/planning/test_planners.py` brings it about) put before the first question."""
     tab = page.context.new_page()  # whose console may tell of the 503
     busy = {"errors": [{"field": "request", "message": "all 2 planners are busy; please try again"}]}
     tab.route("**/plan/", lambda route: route.fulfill(status=503, json=busy, headers={"Retry-After": "2"}), times=1)

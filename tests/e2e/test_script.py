@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support.board import Board
@@ -33,6 +34,7 @@ def test_a_script_runs_unchanged_and_its_groups_are_counted(page: Page, running_
     expect(rows.filter(has_text="all-to-all")).to_contain_text("128 B")
 
 
+@pytest.mark.slow
 def test_a_script_that_is_not_there_says_so(running_board: Board) -> None:
     missing = running_board.submit({"kind": "script", "layout": {"dp": 2}, "script": {"path": "none.py"}})
     found = running_board.wait_for(missing, "failed", timeout_s=90)

@@ -70,7 +70,7 @@ def shared_memory() -> Iterator[int]:
     libc.shmctl(segment, 0, None)  # IPC_RMID
 
 
-@pytest.mark.parametrize("user", ["auto", "none"])
+@pytest.mark.parametrize("user", ["auto", pytest.param("none", marks=pytest.mark.slow)])
 def test_a_script_in_bubblewrap_reaches_its_own_folders_and_nothing_else(
     redis_service: RedisServer, tmp_path: Path, user: str, shared_memory: int
 ) -> None:

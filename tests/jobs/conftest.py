@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from email.message import EmailMessage
 from typing import Any
 
 import msgpack
 import psycopg
 import pytest
 import redis
+from aiosmtpd.controller import Controller as SmtpServer
 from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.utils import timezone
@@ -24,8 +26,10 @@ from jobs.hosts.keys import signing_keys
 from jobs.models import Attempt, Host, Job, Member
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
+from tests.support.mail import Kept
 from tests.support.processes import RedisServer, redis_server
 from tests.support.web import Site, site
+from webapp.runner import free_port
 
 
 @pytest.fixture
@@ -219,3 +223,16 @@ def postgres_site(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -
     url = postgres_url.rpartition("/")[0] + "/site"
     with redis_server(folder / "redis") as redis, site(url, redis, folder / "web") as made:
         yield made
+
+
+@pytest.fixture
+def inbox(settings: Any, db: None) -> Iterator[list[EmailMessage]]:
+    kept, port = Kept(), free_port()
+    server = SmtpServer(kept, hostname="127.0.0.1", port=port)
+    server.start()
+    settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+    settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_USE_TLS = "127.0.0.1", port, False
+    settings.BOARD_URL = "https://board.example"
+    settings.DEFAULT_FROM_EMAIL = "meshboard@board.example"
+    yield kept.mails
+    server.stop()

@@ -22,8 +22,8 @@ from jobs.queue.outcomes import finish
 from planner.facts.kinds import KINDS
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobKind, SpecError
-from tests.jobs.test_calibration import PROFILE
-from tests.jobs.test_lab import POINT, RESULT
+from tests.jobs.lab.test_lab import POINT, RESULT
+from tests.jobs.planning.test_calibration import PROFILE
 
 SPECS: dict[str, dict[str, Any]] = {
     "train": {"model": {"preset": "llama-tiny"}, "layout": {"dp": 2, "tp": 2}},

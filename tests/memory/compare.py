@@ -28,7 +28,7 @@ class Found(NamedTuple):
         said = [model.arch, f"{model.num_layers} x {model.hidden_size}", f"{model.vocab_size:,}", axes or "alone"]
         said += [f"zero{layout.zero}"] if layout.zero else []
         said += [layout.schedule] if layout.pp > 1 else []
-        said += [name for name in ("sequence_parallel", "regather") if getattr(layout, name)]
+        said += [name for name in ("sequence_parallel", "regather", "keep_gathered") if getattr(layout, name)]
         said += [f"{model.moe.num_experts} experts"] if model.moe else []
         said += ["tied"] if model.tied_embeddings else []
         said += [train.precision, train.attention, f"recompute {layout.recompute}", f"m {train.micro_batches}"]

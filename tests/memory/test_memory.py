@@ -36,11 +36,13 @@ MODEL = {
         {"schedule": "zbv", "virtual_stages": 2, "zero": 1, "recompute": "selective", "regather": True},
         {"schedule": "interleaved_1f1b", "virtual_stages": 2, "zero": 1, "recompute": "selective", "regather": True},
         {"schedule": "interleaved_zero_bubble", "zero": 2},
+        {"schedule": "looped_bfs", "virtual_stages": 2, "zero": 3, "keep_gathered": True},
     ],
 )
 def test_a_layout_needs_what_the_plan_says(layout: dict[str, Any]) -> None:
     """Of those that `make memory` draws at random, ones that were far off: split backward's gradients in two types,
-    what selective recompute keeps, the reduce-scatter's buffer that waits for the next micro-batch."""
+    what selective recompute keeps, the reduce-scatter's buffer that waits for the next micro-batch. And ZeRO-3 that
+    keeps what it gathered, which none of them draws."""
     train = {"global_batch": 8, "micro_batches": 4, "seq_len": 1024, "precision": "bf16"}
     fields = {"model": MODEL, "layout": {"dp": 2, "tp": 2, "pp": 2, "sequence_parallel": True, **layout}}
     rows = found(parse_fields({**fields, "train": train}))
@@ -104,6 +106,42 @@ def test_what_waits_for_its_weights_keeps_its_gradient_and_its_input() -> None:
     step = dry_step(spec, 2)
     predicted = sum(memory(spec, 2).values())
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)
+
+
+def test_weights_stay_gathered_until_the_weights_turn() -> None:
+    """A split backward of ZeRO-1's last micro-batch was said to free each layer's: 18 MiB of 387 too few."""
+    layout = {"dp": 2, "pp": 2, "zero": 1, "schedule": "interleaved_zero_bubble", "recompute": "full"}
+    model = {**MODEL, "hidden_size": 512, "num_heads": 8, "tied_embeddings": True}
+    train = {"global_batch": 4, "micro_batches": 2, "seq_len": 1024, "precision": "bf16_gradients"}
+    spec = parse_fields({"model": model, "layout": layout, "train": train})
+    step = dry_step(spec, 0)
+    assert sum(fullest(spec, 0, updates=False).levels) == pytest.approx(
+        step.peak_bytes + step.optimizer_bytes, rel=0.01
+    )
+
+
+def test_experts_of_a_capacity_keep_the_rows_they_were_filled_with() -> None:
+    """1,024 tokens' rows, and as many as their buffers are larger by, 1.25 times, were left out of each layer."""
+    moe = {"num_experts": 4, "experts_per_token": 1, "expert_ffn_hidden_size": 512, "capacity_factor": 1.25}
+    model = {**MODEL, "num_layers": 2, "num_heads": 8, "vocab_size": 512, "moe": moe}
+    train = {"global_batch": 2, "micro_batches": 2, "seq_len": 1024, "precision": "bf16"}
+    spec = parse_fields({"model": model, "layout": {}, "train": train})
+    step = dry_step(spec, 0)
+    assert sum(fullest(spec, 0, updates=False).levels) == pytest.approx(
+        step.peak_bytes + step.optimizer_bytes, rel=0.005
+    )
+
+
+def test_experts_of_one_rank_are_not_sharded() -> None:
+    """dp 2 leaves each of ep 2 experts of its own, whole beside their masters: they were said to be gathered."""
+    moe = {"num_experts": 4, "experts_per_token": 1, "expert_ffn_hidden_size": 1024}
+    model = {**MODEL, "num_layers": 2, "num_heads": 8, "vocab_size": 512, "moe": moe}
+    train = {"global_batch": 4, "micro_batches": 2, "seq_len": 512, "precision": "bf16"}
+    spec = parse_fields({"model": model, "layout": {"dp": 2, "ep": 2, "zero": 1}, "train": train})
+    step = dry_step(spec, 0)
+    assert sum(fullest(spec, 0, updates=False).levels) == pytest.approx(
+        step.peak_bytes + step.optimizer_bytes, rel=0.02
+    )
 
 
 def test_an_update_turns_gradients_into_fp32_and_no_dry_run_does() -> None:

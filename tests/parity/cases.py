@@ -84,11 +84,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     # Padded to 512 rows: on tp 4 the last rank has nothing but padding of the first.
     "vocabulary of 257": {"vocab_size": 257},
     "vocabulary of 510": {"vocab_size": 510},
+    "documents": {},
     # Fewer than the ranks that ZeRO divides them over.
     "three experts": {"moe": {"num_experts": 3, "experts_per_token": 2, "expert_ffn_hidden_size": 48}},
 }
 
+# What is trained otherwise, by the reference too. An end in every second or third sequence: where documents have few
+# tokens, gradients of queries and keys are nearly nothing, and norms part by 1e-5 after some steps.
+TRAINED: dict[str, dict[str, Any]] = {"documents": {"document_end": 5}}
+
 SP = {"sequence_parallel": True}
+KEPT: dict[str, Any] = {"zero": 3, "keep_gathered": True}
 V2 = {"virtual_stages": 2}
 LOOPED = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
 V = ("zbv", "dualpipev")
@@ -193,6 +199,17 @@ LAYOUTS: dict[str, Try] = {
     "pp2 zbv full recompute": Try(chunked(2, "zbv", recompute="full"), 4),
     "tp2 unfused": Try({"tp": 2}, 2, train={"attention": "unfused"}),
     "unfused selective": Try({"recompute": "selective"}, 2, train={"attention": "unfused"}),
+    # attention within documents
+    "documents": Try({}, 2, ALL, "documents"),
+    "documents unfused selective": Try({"recompute": "selective"}, 2, BOTH, "documents", {"attention": "unfused"}),
+    "documents dp2 x tp2 sp selective": Try(
+        {"dp": 2, "tp": 2, **SP, "recompute": "selective", "regather": True}, 2, BOTH, "documents"
+    ),
+    "documents cp2 ring": Try({"cp": 2}, 2, ALL, "documents"),
+    "documents cp4 ring": Try({"cp": 4}, 1, BOTH, "documents"),
+    "documents cp4 all-gather": Try({"cp": 4, "cp_method": "all_gather"}, 1, BOTH, "documents"),
+    "documents cp2 x pp2 full": Try({"cp": 2, "pp": 2, "recompute": "full"}, 2, BOTH, "documents"),
+    "documents pp2 zbv x zero2 dp2": Try(chunked(2, "zbv", dp=2, zero=2), 4, BOTH, "documents"),
     # compiled blocks
     "compiled": Try({}, 2, train={"compile": True}),
     "compiled pp2 full recompute": Try({"pp": 2, "recompute": "full"}, 2, train={"compile": True}),
@@ -206,6 +223,14 @@ LAYOUTS: dict[str, Try] = {
     "pp2 x zero1 dp2": Try({"pp": 2, "dp": 2, "zero": 1}, 2),
     "pp2 gpipe x zero3 dp2": Try({"pp": 2, "dp": 2, "zero": 3, "schedule": "gpipe"}, 2),
     "pp2 x zero3 dp2": Try({"pp": 2, "dp": 2, "zero": 3}, 4),
+    "pp2 kept x zero3 dp2": Try({"pp": 2, "dp": 2, **KEPT}, 4, ALL),
+    "pp2 kept zero bubble x zero3 dp2": Try({"pp": 2, "dp": 2, **KEPT, "schedule": "interleaved_zero_bubble"}, 4),
+    "pp2 kept looped_bfs x zero3 dp2": Try(chunked(2, "looped_bfs", dp=2, **KEPT), 4, ALL),
+    "pp2 kept bfs x zero3 dp2 x tp2 sp full": Try(
+        chunked(2, "looped_bfs", dp=2, tp=2, **SP, **KEPT, recompute="full"), 4
+    ),
+    "pp2 kept looped_bfs x hsdp zero3 2x2": Try(chunked(2, "looped_bfs", dp=4, dp_replicas=2, **KEPT), 2),
+    "pp2 kept looped_bfs x zero3 ep2 x dp2": Try(chunked(2, "looped_bfs", dp=4, ep=2, **KEPT), 2, ("moe",)),
     "pp3 uneven x zero1 dp2": Try({"pp": 3, "dp": 2, "zero": 1}, 4),
     "pp3 uneven x zero2 dp2": Try({"pp": 3, "dp": 2, "zero": 2}, 4),
     "pp3 uneven x zero3 dp2": Try({"pp": 3, "dp": 2, "zero": 3}, 4),
@@ -257,6 +282,7 @@ CORE_ONCE = (
     "pp2 dualpipev",
     "cp2 ring",
     "cp4 all-gather",
+    "documents cp2 ring",
     "ep2",
     "ep2 x dp2 mixed layers",
     "zero3 ep2 x dp2",
@@ -266,6 +292,7 @@ CORE_ONCE = (
     "dp2 x tp2",
     "zero3 dp2 x tp2 sp",
     "pp2 x zero3 dp2",
+    "pp2 kept looped_bfs x zero3 dp2",
     "pp2 x tp2 scatter-gather",
     "pp2 interleaved_zero_bubble x dp2",
     "pp2 zbv x zero2 dp2",
@@ -318,6 +345,7 @@ def make_spec(
         "grad_clip": 1.0,
         "eval_every": 3,
         "data": DATA,
+        **TRAINED.get(variant, {}),
         **(train or {}),
     }
     return parse_spec({"model": SIZES[arch] | VARIANTS[variant], "layout": layout, "train": train})

@@ -261,6 +261,8 @@ def shared_heads(spec: JobSpec) -> int:
 def least_data(spec: JobSpec) -> float:
     """ZeRO 1910.02054 section 7: P the parameters of a replica, n ranks: 2 P (n-1)/n, stage 2 (1+m), stage 3 3m.
 
+    Where stage 3 keeps what it gathered, 1+m: breadth first (2211.05953 section 4.2) once more for a rank's chunks but
+    the last, which it turns round on.
     HSDP adds an all-reduce of each shard over the copies. Experts divided by ep have n/ep replicas.
     """
     layout, model, m = spec.layout, spec.model, spec.train.micro_batches
@@ -272,14 +274,25 @@ def least_data(spec: JobSpec) -> float:
     heads = shared_heads(spec)
     copies_of_heads = heads * (t // model.num_kv_heads - 1) if heads else 0
     dense = parameter_count(model) - experts + table + copied_over_tp(spec)[0] * (t - 1) + copies_of_heads
-    units = {0: 2.0, 1: 2.0, 2: 1.0 + m, 3: 3.0 * m}[layout.zero]
+    units = {0: 2.0, 1: 2.0, 2: 1.0 + m, 3: 1.0 + m if layout.keep_gathered else 3.0 * m}[layout.zero]
+    again = 1 - 1 / layout.virtual_stages if layout.keep_gathered else 0.0
     shards = n // layout.dp_replicas
-    total = layout.dp_replicas * units * (shards - 1) * dense
+    total = layout.dp_replicas * (shards - 1) * (units * dense + (again and again_of(spec, dense)))
     if layout.dp_replicas > 1:
         total += shards * layout.dp_replicas * 2 * (1 - 1 / layout.dp_replicas) * dense / shards
     if experts:
-        total += layout.ep * units * (n // layout.ep - 1) * experts / layout.ep
+        total += layout.ep * (units + again) * (n // layout.ep - 1) * experts / layout.ep
     return total * FP32_BYTES
+
+
+def again_of(spec: JobSpec, dense: float) -> float:
+    """Of `dense` elements over pp and tp, those in chunks that a rank comes back to: the embedding's end too."""
+    model, t = spec.model, spec.layout.tp
+    gpt, table = model.arch == "gpt", model.vocab_size * model.hidden_size
+    positions = model.max_seq_len * model.hidden_size * t * gpt
+    norm = model.hidden_size * t * (2 if gpt else 1)
+    layers = dense - 2 * table - positions - norm
+    return layers * (1 - 1 / spec.layout.virtual_stages) + table + positions
 
 
 def least_tensor(spec: JobSpec) -> float:

@@ -54,6 +54,7 @@ NUMBERS = [
 
 FIELDS = [
     Wrong("layout.zero", 4, "layout.zero", "at most 3, got 4"),
+    Wrong("layout.keep_gathered", "yes", "layout.keep_gathered", "true or false"),
     Wrong("layout.schedule", "zigzag", "layout.schedule", "'gpipe', '1f1b', "),
     Wrong("layout.sequence_parallel", "yes", "layout.sequence_parallel", "true or false"),
     Wrong("layout.sp", 2, "layout.sp", "not a known field"),

@@ -197,7 +197,7 @@ class Cluster:
             "SlurmdParameters=config_overrides",
             f"SlurmdTimeout={NODE_TIMEOUT_S}",
             "MessageTimeout=5",
-            "KillWait=5",
+            "KillWait=30",
             "ReturnToService=2",
             "MinJobAge=300",
             *(

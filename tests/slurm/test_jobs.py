@@ -17,6 +17,7 @@ from tests.support.processes import wait_until
 pytestmark = pytest.mark.slow
 
 LONG = 100_000  # steps: until it is ended
+START_S = 150  # torch on a busy machine
 
 
 def spec(steps: int = 5, nodes: int = 1, **more: Any) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def test_a_job_runs_on_slurm_and_all_of_it_is_told(slurm: Cluster, installed: In
 def test_a_cancelled_job_ends_on_its_nodes_and_in_slurm(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
     job = board.submit(spec(LONG))
-    board.wait_for(job, "running")
+    board.wait_for(job, "running", timeout_s=START_S)
     board.call("POST", f"jobs/{job}/cancel")
     told = ended(board, job)
     assert told["status"] == "cancelled"
@@ -102,7 +103,7 @@ def test_a_node_that_loses_its_power_loses_the_attempt_and_the_next_one_runs_els
 ) -> None:
     board = installed.board
     job = board.submit(spec(LONG))
-    board.wait_for(job, "running")
+    board.wait_for(job, "running", timeout_s=START_S)
     node = board.job(job)["members"][0]["host"]
     slurm.lose_power(node)
     try:
@@ -110,7 +111,7 @@ def test_a_node_that_loses_its_power_loses_the_attempt_and_the_next_one_runs_els
         assert told["status"] == "lost"
         assert told["history"][-1]["reason"].startswith("Slurm: a node failed (NodeDown); job ")
         board.call("POST", f"jobs/{job}/requeue")
-        again = board.wait_for(job, "running", timeout_s=60)
+        again = board.wait_for(job, "running", timeout_s=START_S)
         assert again["attempt"] == 2
         assert again["members"][0]["host"] != node
         board.call("POST", f"jobs/{job}/cancel")
@@ -122,7 +123,7 @@ def test_a_node_that_loses_its_power_loses_the_attempt_and_the_next_one_runs_els
 def test_a_node_that_is_cut_off_ends_its_ranks_when_it_is_back(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
     job = board.submit(spec(LONG))
-    board.wait_for(job, "running")
+    board.wait_for(job, "running", timeout_s=START_S)
     node = board.job(job)["members"][0]["host"]
     slurm.cut(node)
     try:
@@ -170,7 +171,7 @@ def test_the_doctor_finds_what_keeps_jobs_from_running(slurm: Cluster, installed
 def test_slurmctld_restarted_in_the_middle_changes_nothing(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
     job = board.submit(spec(LONG))
-    board.wait_for(job, "running")
+    board.wait_for(job, "running", timeout_s=START_S)
     slurm.stop_controller()
     try:
         waiting = board.submit(spec())
@@ -186,7 +187,7 @@ def test_slurmctld_restarted_in_the_middle_changes_nothing(slurm: Cluster, insta
 def test_the_board_away_ends_no_job(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
     job = board.submit(spec(600))
-    board.wait_for(job, "running")
+    board.wait_for(job, "running", timeout_s=START_S)
     installed.front.stop()
     wait_until(lambda: not trainers(installed), "it trains to its end with nobody listening", 120)
     installed.front.start()

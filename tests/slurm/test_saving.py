@@ -8,7 +8,7 @@ import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.installation import Installation
-from tests.slurm.test_jobs import LONG, ended, reasons, spec
+from tests.slurm.test_jobs import LONG, START_S, ended, reasons, spec
 from tests.support.board import Board
 from tests.support.processes import wait_until
 
@@ -20,6 +20,10 @@ def saving(nodes: int, **asked: Any) -> dict[str, Any]:
     made = spec(LONG, nodes, **asked)
     made["train"]["checkpoint_every"] = LONG - 1
     return made
+
+
+def stopped_after(reason: str) -> int:
+    return int(reason.partition("after step ")[2].partition(" ")[0])
 
 
 def steps_before(board: Board, job: str) -> int:
@@ -43,7 +47,7 @@ def test_before_its_time_limit_a_run_saves_and_run_again_it_goes_on(slurm: Clust
     )
     assert told["status"] == "failed"
     board.call("POST", f"jobs/{job}/requeue")
-    board.wait_for(job, "running", timeout_s=90)
+    board.wait_for(job, "running", timeout_s=START_S)
     assert steps_before(board, job) == stopped
 
 
@@ -52,15 +56,54 @@ def test_preempted_a_run_over_two_nodes_saves_is_queued_again_and_goes_on(
 ) -> None:
     board = installed.board
     job = board.submit(saving(2))
-    board.wait_for(job, "running", timeout_s=90)
+    board.wait_for(job, "running", timeout_s=START_S)
     urgent = slurm.batch("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5", "--partition=urgent")
     again = wait_until(lambda: (told := board.job(job))["attempt"] == 2 and told, "it is queued again", 90)
     assert again
     ends = [reason for status, reason in reasons(again) if status == "cancelled"]
     assert len(ends) == 1
     assert " as Slurm preempts it; its newest checkpoint is " in ends[0]
-    stopped = int(ends[0].partition("after step ")[2].partition(" ")[0])
+    stopped = stopped_after(ends[0])
     wait_until(lambda: slurm.state_of(urgent) == "RUNNING", "the urgent job has the nodes", 60)
     slurm.command("scancel", urgent)
-    board.wait_for(job, "running", timeout_s=90)
+    board.wait_for(job, "running", timeout_s=START_S)
     assert steps_before(board, job) == stopped
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_cancelled_at_slurm_a_run_saves_within_its_killwait_and_run_again_it_goes_on(
+    slurm: Cluster, installed: Installation, nodes: int
+) -> None:
+    board = installed.board
+    job = board.submit(saving(nodes))
+    board.wait_for(job, "running", timeout_s=START_S)
+    slurm.command("scancel", board.job(job)["engine_id"])
+    told = ended(board, job)
+    stopped = told["exit"]["summary"]["steps"]
+    assert told["history"][-1]["reason"] == (
+        f"it stopped after step {stopped} as it was told to end at Slurm; "
+        f"its newest checkpoint is {job}/1/step-{stopped:08d}; run again, it goes on from there"
+    )
+    assert told["status"] == "failed"
+    board.call("POST", f"jobs/{job}/requeue")
+    board.wait_for(job, "running", timeout_s=START_S)
+    assert steps_before(board, job) == stopped
+
+
+def test_preempted_by_a_bare_sigterm_a_run_saves_and_goes_on(slurm: Cluster, installed: Installation) -> None:
+    """As most clusters preempt: SIGTERM when the GraceTime begins, and no signal that a job chose."""
+    board, usual = installed.board, slurm.conf.read_text()
+    slurm.configure(usual.replace("SlurmctldParameters=preempt_send_user_signal\n", ""))
+    try:
+        job = board.submit(saving(2))
+        board.wait_for(job, "running", timeout_s=START_S)
+        urgent = slurm.batch("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5", "--partition=urgent")
+        again = wait_until(lambda: (told := board.job(job))["attempt"] == 2 and told, "it is queued again", 90)
+        assert again
+        (reason,) = [reason for status, reason in reasons(again) if status == "cancelled"]
+        assert " as Slurm preempts it; its newest checkpoint is " in reason
+        slurm.command("scancel", urgent)
+        board.wait_for(job, "running", timeout_s=START_S)
+        assert steps_before(board, job) == stopped_after(reason)
+    finally:
+        slurm.configure(usual)

@@ -115,7 +115,7 @@ def _moved(spec: JobSpec, before: JobSpec) -> str:
     """What makes the loss curve differ from the one before, in words."""
     changed = [
         f"{name} {getattr(before.train, name)} is {getattr(spec.train, name)} now"
-        for name in ("seed", "global_batch", "seq_len", "data", "sampling", "learning_rate", "steps")
+        for name in ("seed", "global_batch", "seq_len", "data", "sampling", "document_end", "learning_rate", "steps")
         if getattr(before.train, name) != getattr(spec.train, name)
     ]
     layout = "" if before.layout == spec.layout else ", in another layout"

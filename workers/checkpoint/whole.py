@@ -18,6 +18,7 @@ from workers.trainer.corpus.data import load_corpus
 from workers.trainer.errors import UserError
 from workers.trainer.model import Decoder, Strategy, unit_parameter
 from workers.trainer.model.initial import full_name
+from workers.trainer.parallel.documents import documents_of
 
 
 class Whole(NamedTuple):
@@ -66,7 +67,8 @@ def evaluate(whole: Whole, data: str, data_root: Path, sequences: int) -> float:
     for first in range(sequences):
         batch = corpus.eval_batch(train.seed, sequences, slice(first, first + 1), train.seq_len)
         rows = torch.from_numpy(batch)
-        total += float(whole.decoder.loss_sum(whole.decoder(rows[:, :-1]), rows[:, 1:]))
+        output = whole.decoder(rows[:, :-1], documents_of(rows[:, :-1], train.document_end))
+        total += float(whole.decoder.loss_sum(output, rows[:, 1:]))
     return total / (sequences * train.seq_len)
 
 
@@ -80,7 +82,8 @@ def sample(whole: Whole, prompt: list[int], count: int, temperature: float, seed
     tokens = list(prompt)
     for _ in range(count):
         window = torch.tensor([tokens[-model.max_seq_len :]])
-        logits = whole.decoder(window)[0, -1].float()
+        documents = documents_of(window, whole.spec.train.document_end)
+        logits = whole.decoder(window, documents)[0, -1].float()
         if temperature == 0:
             tokens.append(int(logits.argmax()))
             continue

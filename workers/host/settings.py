@@ -61,6 +61,7 @@ class HostSettings:
     group_timeout_s: int = DEFAULT_S  # how long a job's ranks wait for each other
     address: str = LOOPBACK  # where the other hosts of a gang reach this one
     signing_key: bytes = b""  # of what it tells the controller
+    saves_on_term: bool = False  # SIGTERM from outside has a run save, and ends no process of it
 
 
 def host_settings(*, joined: bool = True) -> HostSettings:

@@ -23,12 +23,12 @@ from workers.host.supervisor.ending import saved_words
 from workers.host.supervisor.line import GangLine
 from workers.host.supervisor.line.https import BadUrlError, Board
 from workers.host.supervisor.line.over_http import HttpLine
-from workers.slurm.node import Node, NoNodeError, is_preempted, launch_order, read_order, settings_of, this_node
+from workers.slurm.node import Node, NoNodeError, launch_order, read_order, settings_of, this_node, why_ended
 from workers.slurm.prune import prune
 
 
 class Allocated(Supervisor):
-    """A supervisor that Slurm may end, and that does not know why it does; warned, it has the run save first."""
+    """A supervisor that Slurm may end, and that does not know why it does; it has the run save first."""
 
     def __init__(self, attempt: AttemptDir, settings: HostSettings, folder: Path, line: GangLine, node: Node) -> None:
         super().__init__(attempt, settings, folder, line)
@@ -36,7 +36,15 @@ class Allocated(Supervisor):
         self._warned = settings.run_dir.parents[1] / f"{node.slurm_job}.{WARNED}"
 
     def _shut_down(self) -> None:
-        self._end("lost", "Slurm ended it")
+        """Slurm's SIGTERM: it is cancelled, preempted, or its time is over. SIGKILL follows KillWait later, or when the
+        GraceTime is over: what takes longer to save is lost.
+        """
+        if self._over.is_set():  # how it ended stands
+            return
+        if not (self.settings.saves_on_term and self.tally.training):
+            self._end("lost", "Slurm ended it")
+        elif not self._save_first:
+            self._ask_to_save()
 
     async def _see_cancel(self) -> None:
         """The board need not answer for a run to save when Slurm ends it."""
@@ -47,8 +55,14 @@ class Allocated(Supervisor):
     async def _tell_of_stop(self) -> None:
         if node_of(self.order) != 0:
             return
-        self.preempted = await asyncio.to_thread(is_preempted, self._slurm_job)
-        why = "as Slurm preempts it" if self.preempted else "as its time limit at Slurm is near"
+        told = await asyncio.to_thread(why_ended, self._slurm_job)
+        self.preempted = told == "preempted"
+        if self.preempted:
+            why = "as Slurm preempts it"
+        elif told == "time limit" or self._warned.exists():
+            why = "as its time limit at Slurm is near"
+        else:
+            why = "as it was told to end at Slurm"
         self.ended_by = "cancelled" if self.preempted else "failed"
         self.reason = f"{saved_words(self.tally, why)}; run again, it goes on from there"
 

@@ -9,13 +9,15 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 from contracts.allocations import AllocationOrder
 from contracts.codec import BadMessageError, checked_allocation
 from contracts.control import VERSION, Gang, LaunchOrder
 from contracts.control import Node as GangNode
 from contracts.fields import HOST_NAME
+from planner.facts.kinds import saves
+from planner.facts.parse import parse_spec
 from workers.host.address import address_towards
 from workers.host.settings import HostSettings
 
@@ -101,18 +103,21 @@ def settings_of(order: AllocationOrder, node: Node) -> HostSettings:
         script_root=folder / "scripts",
         trainer_module="workers.trainer",
         address=node.address,
+        saves_on_term=saves(parse_spec(order["spec"])),
     )
 
 
-def is_preempted(slurm_job: str) -> bool:
-    """Whether Slurm ends this job to make room; False where it does not say."""
+def why_ended(slurm_job: str) -> Literal["preempted", "time limit", ""]:
+    """What Slurm ends this job for; empty where it does not say."""
     argv = ["scontrol", "show", "job", slurm_job]
     try:
         said = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return False
-    told = re.search(r"\bPreemptTime=(\S+)", said)
-    return told is not None and told[1] != "None"
+        return ""
+    preempted = re.search(r"\bPreemptTime=(\S+)", said)
+    if preempted is not None and preempted[1] != "None":
+        return "preempted"
+    return "time limit" if re.search(r"\bReason=TimeLimit\b", said) else ""
 
 
 def _names(listed: str) -> tuple[str, ...]:

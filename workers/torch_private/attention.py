@@ -4,7 +4,8 @@ With it a part of the keys can be attended to at a time: answers are joined by t
 part by part from the joined ones (FlashAttention 2205.14135 section 3). No kernel holds scores.
 
 Queries are (batch, heads, queries, head size), keys and values (batch, kv heads, keys, head size); the log-sum-exp is
-(batch, heads, queries) fp32. `causal` needs as many keys as queries.
+(batch, heads, queries) fp32. `causal` needs as many keys as queries. A `bias` (1, 1, queries, keys) in the type of the
+queries is added to the scores of a batch of one; FlashAttention takes none on a GPU.
 """
 
 from __future__ import annotations
@@ -27,18 +28,24 @@ class Gradients(NamedTuple):
     v: torch.Tensor
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax over these keys alone: (output, log-sum-exp)."""
     size = q.shape[-1]
     if q.device.type == "cpu":
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*_grouped(q, k, v), 0.0, causal)
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*_grouped(q, k, v), 0.0, causal, attn_mask=bias)
         return _heads(out, q), _heads(lse, q)
     scale, (q, k, v) = size**-0.5, _aligned(q, k, v)
-    if takes_flash(q, k, v, causal=causal):
+    if bias is None and takes_flash(q, k, v, causal=causal):
         out, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[:2]
         return out[..., :size], lse
     out, lse = aten._scaled_dot_product_efficient_attention(
-        *_grouped(q, k, v), None, compute_log_sumexp=True, is_causal=causal, scale=scale
+        *(grouped := _grouped(q, k, v)),
+        _spread(bias, grouped[0]),
+        compute_log_sumexp=True,
+        is_causal=causal,
+        scale=scale,
     )[:2]
     return _heads(out, q)[..., :size], _heads(lse[..., : q.shape[2]], q)
 
@@ -52,16 +59,19 @@ def attend_backward(
     lse: torch.Tensor,
     *,
     causal: bool,
+    bias: torch.Tensor | None = None,
 ) -> Gradients:
     """What these keys add to the gradients, where `out` and `lse` are those over all keys."""
     size = q.shape[-1]
     if q.device.type == "cpu":
         kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward
         some = (_by_group(x, k.shape[1]) for x in (out, lse))
-        return _ungrouped(kernel(_by_group(grad, k.shape[1]), *_grouped(q, k, v), *some, 0.0, causal), q, k)
+        return _ungrouped(
+            kernel(_by_group(grad, k.shape[1]), *_grouped(q, k, v), *some, 0.0, causal, attn_mask=bias), q, k
+        )
     scale, (q, k, v, grad, out) = size**-0.5, _aligned(q, k, v, grad, out)
     seed = torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, which there is none of
-    if takes_flash(q, k, v, causal=causal):
+    if bias is None and takes_flash(q, k, v, causal=causal):
         lengths = (None, None, q.shape[2], k.shape[2])
         kernel = aten._scaled_dot_product_flash_attention_backward
         found = kernel(grad, q, k, v, out, lse.contiguous(), *lengths, 0.0, causal, seed, seed[:0], scale=scale)
@@ -70,7 +80,9 @@ def attend_backward(
     grad, out = (_by_group(x, k.shape[1]) for x in (grad, out))
     kernel = aten._scaled_dot_product_efficient_attention_backward
     wanted = (True, True, True, False)
-    *found, _ = kernel(grad, *_grouped(q, k, v), None, out, rows, seed[0], seed[1], 0.0, wanted, causal, scale=scale)
+    q_grouped, *pair = _grouped(q, k, v)
+    spread = _spread(bias, q_grouped)
+    *found, _ = kernel(grad, q_grouped, *pair, spread, out, rows, seed[0], seed[1], 0.0, wanted, causal, scale=scale)
     return Gradients(*(x[..., :size] for x in _ungrouped(found, q, k)))
 
 
@@ -79,6 +91,14 @@ def takes_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bo
     grouped = q.shape[1] != k.shape[1]
     parameters = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, causal, grouped)
     return torch.backends.cuda.can_use_flash_attention(parameters)
+
+
+def _spread(bias: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
+    """One for each of q's heads, without copies, in rows as long as CUDA's kernels read them."""
+    if bias is None:
+        return None
+    keys = bias.shape[-1]
+    return F.pad(bias, (0, -keys % ALIGNED))[..., :keys].expand(*q.shape[:2], -1, -1)
 
 
 def _aligned(*tensors: torch.Tensor) -> list[torch.Tensor]:

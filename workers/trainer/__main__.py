@@ -14,6 +14,7 @@ import torch.distributed as dist
 from contracts.names import SAVE_FILE
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec, SpecError
+from workers import shield
 from workers.checkpoint.job import JobCheckpoints, Place, place_of
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
@@ -31,6 +32,7 @@ from workers.trainer.proof import Proof
 
 
 def main() -> int:
+    shield.heed_parent()
     parser = argparse.ArgumentParser(prog="python -m workers.trainer", description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
     parser.add_argument("--data-root", type=Path, required=True, help="directory that training data is read below")

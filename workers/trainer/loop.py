@@ -27,6 +27,7 @@ from workers.trainer.optimizer import (
     make_optimizer,
     update,
 )
+from workers.trainer.parallel.documents import documents_of
 from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.parallel.parallelize import Part
 from workers.trainer.parallel.pipeline_parallel import Boundary, Pipeline
@@ -148,7 +149,8 @@ class StageChunks:
         size = self._trainer.spec.micro_batch_size
         rows = self._batch[micro_batch * size : (micro_batch + 1) * size]
         cp = decoder.strategy.cp
-        output: torch.Tensor = decoder(cp.own_part(rows[:, :-1], 1) if hidden is None else hidden)
+        documents = documents_of(rows[:, :-1], self._trainer.spec.train.document_end)
+        output: torch.Tensor = decoder(cp.own_part(rows[:, :-1], 1) if hidden is None else hidden, documents)
         if decoder.final_norm is None:
             return output
         return decoder.loss_sum(output, cp.own_part(rows[:, 1:], 1)) / self._trainer.tokens
@@ -168,6 +170,9 @@ class StageChunks:
         with self._trainer.recorder.doing("weights", chunk, micro_batch):
             added = weight_gradients.add(micro_batch)
             self._part.data_parallel.weights_added(self._local[chunk], added, last=last)
+
+    def leave(self, chunk: int) -> None:
+        self._part.data_parallel.after_chunk(self._local[chunk])
 
     def _turn(self, decoder: Decoder, micro_batch: int) -> None:
         if decoder.strategy.weight_gradients is not None:

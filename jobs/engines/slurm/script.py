@@ -75,6 +75,7 @@ def _script(cpus: int, order: Mapping[str, Any], site: Site) -> str:
 
     srun takes --cpus-per-task from no variable since Slurm 22.05. The script's code is what sbatch's job ends with.
     Slurm's warning comes to the shell alone, as it would end the ranks; a shell hears it where it waits, and only then.
+    Its SIGTERM comes to all: the supervisors have their run save, and the script waits for them.
     """
     text = base64.b64encode(json.dumps(order).encode()).decode()
     told = "\n".join(text[begin : begin + LINE_WIDTH] for begin in range(0, len(text), LINE_WIDTH))
@@ -83,6 +84,7 @@ def _script(cpus: int, order: Mapping[str, Any], site: Site) -> str:
     return f"""#!/bin/sh
 warned={warned}
 trap 'touch "$warned"' USR1
+trap : TERM
 {srun} -m workers.slurm <<'{END_OF_ORDER}' &
 {told}
 {END_OF_ORDER}

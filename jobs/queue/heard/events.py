@@ -5,11 +5,13 @@ it, nor does a host that says much hold up another.
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
 from typing import Any
 
 import redis
 
-from contracts.codec import decode_event
+from contracts.codec import BadMessageError, decode_event
+from contracts.control import Event
 from jobs.hosts.keys import check_sender
 from jobs.queue.heard import inboxes
 from jobs.queue.heard.deadletters import bury, passes
@@ -50,8 +52,10 @@ def wait_for_event(client: redis.Redis, timeout_s: float) -> None:
 def _hear_some(client: redis.Redis, inbox: Inbox) -> tuple[int, Inbox | None]:
     """Take in a chunk; returns how many that were, and the inbox where more waits in it."""
     entries = inbox.read(client) if usable(inbox.position) else []
+    outdated = _outdated(entries, inbox) if len(entries) == inboxes.CHUNK else set()
     for entry, fields in entries:
-        _take_in(entry.decode(), fields, inbox)
+        if entry not in outdated:
+            _take_in(entry.decode(), fields, inbox)
     if entries:  # after each chunk, so that a crash repeats little
         inbox = inbox.at(client, entries[-1][0].decode())
     if len(entries) == inboxes.CHUNK:
@@ -60,6 +64,35 @@ def _hear_some(client: redis.Redis, inbox: Inbox) -> tuple[int, Inbox | None]:
         problem = f"the stream's last id {inbox.last} is beyond {inboxes.LAST_MILLISECONDS} milliseconds"
         inbox.set_aside(client, inbox.last, problem)
     return len(entries), None
+
+
+def _outdated(entries: list[Any], inbox: Inbox) -> set[bytes]:
+    """What the same host says anew further on: where much waits, as after a controller was away, most is that.
+
+    Only of what nobody else can have added; and an end is taken in whenever it is told.
+    """
+    told: set[Hashable] = set()
+    found: set[bytes] = set()
+    for entry, fields in reversed(entries) if inbox.sender else ():
+        try:
+            event = decode_event(fields.get(b"b", b""))
+            inbox.check_sender(event["host"])
+        except BadMessageError:
+            continue  # a dead letter, at its turn
+        news = _news(event)
+        if news is not None and news in told:
+            found.add(entry)
+        told.add(news)
+    return found
+
+
+def _news(event: Event) -> Hashable:
+    """The same of two events of which the later one makes the earlier one needless; None of what never is."""
+    if event["kind"] == "attempt":
+        report = event["report"]
+        return None if report["state"] == "exited" else (report["job"], report["attempt"], report["state"])
+    attempts = frozenset((report["job"], report["attempt"], report["state"]) for report in event["attempts"])
+    return event["boot_id"], event["incarnation"], event["began"], attempts
 
 
 def _take_in(entry: str, fields: dict[bytes, bytes], inbox: Inbox) -> None:

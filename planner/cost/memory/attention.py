@@ -63,7 +63,7 @@ def _rotated(g: Graph, s: Shape, x: Variable) -> Variable:
 
 def _attend(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int, kv_heads: int) -> Variable:
     sums = s.tokens * heads * FP32_BYTES  # each query's log-sum-exp
-    if s.cp > 1:
+    if s.cp > 1 or (s.documents and s.attention == "fused"):
         return _attend_by_blocks(g, s, q, k, v, sums)
     if s.attention == "fused":
         return g.op((q, k, v), q.num_bytes, saves=(q, k, v), extra=sums, saves_output=True)
@@ -75,11 +75,11 @@ def _attend_by_blocks(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable,
     tape, wide, mixed = g.tape, q.num_bytes // s.element * FP32_BYTES, s.element != FP32_BYTES
     pair = k.num_bytes + v.num_bytes
     block = g.variable(pair)
-    others = pair * (2 if s.ring and s.cp > 2 else 1 if s.ring else s.cp)
+    others = pair * (0 if s.cp == 1 else 2 if s.ring and s.cp > 2 else 1 if s.ring else s.cp)
     came = tape.take(others, BUFFERS)
     joined = tape.take(wide, WORKING)
     lse = g.save_bytes(sums)
-    tape.briefly(q.num_bytes + (wide if mixed else 0), WORKING)
+    tape.briefly(q.num_bytes + (wide if mixed else 0) + _hidden_bytes(s), WORKING)
     tape.drop(came)
     out = g.variable(q.num_bytes) if mixed else Variable(tape.hold(joined))
     tape.drop(joined)
@@ -95,7 +95,8 @@ def _attend_by_blocks(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable,
         total = tape.take(wide, WORKING)
         came = tape.take(others, BUFFERS)
         found = tape.take(q.num_bytes + pair, WORKING)
-        travelling = tape.take(pair * (4 if s.ring else 2 * s.cp), BUFFERS)
+        tape.briefly(_hidden_bytes(s), WORKING)
+        travelling = tape.take(pair * (1 if s.cp == 1 else 4 if s.ring else 2 * s.cp), BUFFERS)
         tape.drop(found, travelling, came)
         if mixed:
             made = tape.take(q.num_bytes, WORKING)
@@ -113,6 +114,12 @@ def _attend_by_blocks(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable,
 
     g.node(run)
     return out
+
+
+def _hidden_bytes(s: Shape) -> int:
+    """What keeps one sequence's queries from keys of other documents: added to the scores, and whether it is."""
+    each = s.tokens // s.sequences
+    return each * each * (s.element + 1) if s.documents else 0
 
 
 def _latent_attention(g: Graph, s: Shape, x: Variable) -> Variable:
@@ -172,7 +179,8 @@ def _scores(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads:
     scaled = g.op((raw,), size)
     g.done(raw)
     # Where there is dropout, kernels of Megatron's time are planned, which made the mask anew.
-    masked = g.op((scaled,), size, extra=0 if s.dropout else each * each)
+    masks = each * each * (s.sequences if s.documents else 1)
+    masked = g.op((scaled,), size, extra=0 if s.dropout else masks)
     g.done(scaled)
     soft = g.op((masked,), size, saves_output=True)
     g.done(masked)

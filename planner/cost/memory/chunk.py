@@ -16,19 +16,21 @@ Layers = tuple[tuple[bool, int], ...]
 
 
 class Turn(NamedTuple):
-    """Which backward of a chunk in the step: the first finds no gradients, the last is followed by the update; `fresh`
-    and `wide` as a `Species` says them."""
+    """Which backward of a chunk in the step: the first finds no gradients, the last is followed by the update; or which
+    forward. `fresh`, `wide` and `frees` as a `Species` says them."""
 
     first: bool
     last: bool
     fresh: bool = False
     wide: bool = False
+    frees: bool = False
 
 
 class Chunk(NamedTuple):
     """What decides a chunk's memory. `runs`: (whether of experts, how many) layers of one kind in a row; `dense`, `moe`
     and `root` are their units. `master`: gradients are summed in fp32 beside weights of another type; `sent`: copied in
-    buckets after the last backward; `waits`: weight gradients come apart."""
+    buckets after the last backward; `waits`: weight gradients come apart; `left`: what is gathered is freed after its
+    last forward, because other chunks' turns follow, and gathered again for its first backward."""
 
     shape: Shape
     runs: tuple[tuple[bool, int], ...]
@@ -41,6 +43,7 @@ class Chunk(NamedTuple):
     master: bool
     sent: int
     waits: bool
+    left: bool
 
     @property
     def tied(self) -> bool:
@@ -59,7 +62,7 @@ class Chunk(NamedTuple):
     def elements(self, *, shard: bool = False) -> int:
         """Of its parameters, or of one rank's shards of them."""
         units = [*((self.unit(moe), count) for moe, count in self.runs), (self.root, 1)]
-        return sum((unit.shard if shard else unit.numel) * count for unit, count in units)
+        return sum(((unit.shard if shard else unit.numel) + unit.alone) * count for unit, count in units)
 
 
 def effect(chunk: Chunk, kind: str, turn: Turn) -> Stretch:
@@ -127,7 +130,7 @@ def _compressed(runs: tuple[tuple[bool, int], ...]) -> Layers:
 
 def _forward(parts: _Parts) -> Iterator[Stretch]:
     chunk, turn, z = parts.chunk, parts.turn, parts.chunk.sharding
-    gathers, frees = z.stage == 3 or (z.stage > 0 and turn.first), z.stage == 3
+    gathers, frees = z.frees_each or (z.stage > 0 and turn.first), z.frees_each
     before = NO_UNIT
     if gathers and chunk.root.numel:
         yield z.gather(chunk.root, before)
@@ -150,11 +153,15 @@ def _forward(parts: _Parts) -> Iterator[Stretch]:
         yield z.free(chunk.root)
     if parts.head:
         yield parts.head.loss
+    if chunk.left and turn.last:
+        yield from (z.free(unit).times(count) for _, unit, count in parts.each)
+        yield z.free(chunk.root)
 
 
 def _backward(parts: _Parts) -> Iterator[Stretch]:
     chunk, turn, z = parts.chunk, parts.turn, parts.chunk.sharding
-    gathers, frees = z.stage == 3, z.stage == 3 or (z.stage > 0 and turn.last)
+    gathers = z.frees_each or (chunk.left and turn.first)
+    frees = z.frees_each or (z.stage > 0 and turn.frees)
     reducer, sends = _Reducer(chunk, turn), chunk.sent if turn.last and not chunk.waits else 0
     embedded = chunk.shape.embedded_elements if parts.embedding else 0
     ahead = NO_UNIT
@@ -203,13 +210,15 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
         # Once all are made the units are reduced as they stand in the module, the root first.
         reducer = _Reducer(chunk._replace(waits=False), found, last=chunk.unit(chunk.runs[-1][0]))
         reducer.element = chunk.sharding.reduced if turn.wide else chunk.sharding.compute
-        if chunk.root.numel:
-            yield from reducer.after(chunk.root)
-        for _, unit, count in parts.each:
-            yield joined(reducer.after(unit)).times(count)
+        frees = turn.frees and chunk.sharding.stage < 3
+        for unit, count in [(chunk.root, 1), *((unit, count) for _, unit, count in parts.each)]:
+            if unit.numel:
+                freed = [chunk.sharding.free(unit)] if frees else []
+                yield joined([*freed, *reducer.after(unit)]).times(count)
         yield from reducer.end()
     if turn.last:
-        yield changes((BUFFERS, chunk.elements() * chunk.sent))
+        alone = sum(unit.alone * count for _, unit, count in parts.each)
+        yield changes((BUFFERS, (chunk.elements() - alone) * chunk.sent))
 
 
 class _Reducer:
@@ -219,6 +228,7 @@ class _Reducer:
     def __init__(self, chunk: Chunk, turn: Turn, last: Unit | None = None) -> None:
         self._chunk, self._turn, self._z = chunk, turn, chunk.sharding
         z = self._z
+        self._adds_alone = not chunk.waits and _sums(chunk, turn) == "keep"
         self._reduces = not chunk.waits and (z.stage >= 2 or (z.stage == 1 and turn.last))
         self._widens = not chunk.waits and z.stage == 1 and z.compute != z.reduced
         # One of several micro-batches, whose gradients have been added up.
@@ -233,6 +243,8 @@ class _Reducer:
 
     def after(self, unit: Unit) -> list[Stretch]:
         z, found = self._z, []
+        if unit.alone and self._adds_alone:
+            found.append(z.add_alone(unit, first=self._turn.first, master=self._chunk.master))
         if self._chunk.widens_late and self._turn.fresh:
             found.append(z.widen(unit, first=not self._turn.wide))
         if self._widens and not (self._turn.first and self._turn.last):

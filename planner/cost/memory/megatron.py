@@ -84,7 +84,9 @@ def _state(spec: JobSpec, stage: int) -> list[int]:
     found[PARAMETERS] = (shard if layout.zero == 3 else whole) * mix.compute
     found[GRADIENTS] = (shard if layout.zero >= 2 else whole) * mix.gradients
     found[OPTIMIZER] = shard * mix.optimizer
-    if layout.zero == 3:  # a layer in use, and the next
+    if layout.keep_gathered:
+        found[GATHERED] = max(chunk.elements() for chunk in rank.chunks) * mix.compute
+    elif layout.zero == 3:  # a layer in use, and the next
         found[GATHERED] = 2 * max(unit.numel for c in rank.chunks for unit in (c.dense, c.moe)) * mix.compute
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.cost.memory.graph import Graph, Remake, Variable
 from planner.cost.memory.shape import Shape
+from planner.facts.models import expert_capacity
 from planner.facts.precision import FP32_BYTES
 
 
@@ -20,21 +21,29 @@ def mixture(g: Graph, s: Shape, x: Variable) -> Variable:
         wide.remake = x.remake  # a view of what is gathered again
     probabilities = g.op((wide,), s.tokens * moe.num_experts * FP32_BYTES, saves=(wide,), saves_output=True)
     g.done(wide)
-    sent = g.op((x,), routed * row)
+    capacity = expert_capacity(moe, s.seq_len)
+    taken = routed if capacity is None else moe.num_experts * s.sequences * capacity
+    sent, held = _sent(g, x, routed * row, taken * row, drops=capacity is not None)
     arrived = _exchanged(g, s, sent)
-    g.done(sent)
     rows = _exchanged(g, s, arrived)  # by expert, where they came by rank
-    g.done(arrived)
-    inside = routed * inner * s.element
+    if capacity is None:
+        g.done(sent, arrived)
+    else:
+        held += sent, arrived
+    inside = taken * inner * s.element
     gate, up = (g.linear(rows, inside, weight) for _ in range(2))
     made = activated(g, s, gate, up, dropped=False)
-    outputs = g.linear(made, routed * row, weight)
-    g.done(gate, up, made)
+    outputs = g.linear(made, taken * row, weight)
+    g.done(gate, up, made, rows)
     ordered = _exchanged(g, s, outputs)
     back = _exchanged(g, s, ordered)
     g.done(outputs, ordered)
+    if capacity is not None:
+        filled = g.copied(back)  # and a row of zeros, which dropped tokens take
+        g.done(back)
+        back = filled
     answers = g.op((back,), routed * row)
-    g.done(back, rows)
+    g.done(back, *held)
     gates = g.op((probabilities,), routed * s.element)
     weighed = g.op((answers, gates), routed * row, saves=(answers, gates))
     out = g.op((weighed,), s.hidden_bytes)
@@ -45,6 +54,20 @@ def mixture(g: Graph, s: Shape, x: Variable) -> Variable:
     both = g.add(out, shared)
     g.done(out, shared)
     return both
+
+
+def _sent(
+    g: Graph, x: Variable, routed_bytes: int, taken_bytes: int, *, drops: bool
+) -> tuple[Variable, tuple[Variable, ...]]:
+    """Rows of tokens as they leave for their experts, and what their sender holds beside them. Where tokens are dropped
+    they are added into buffers of one size, and torch's `index_add` keeps what it added (2.13)."""
+    if not drops:
+        return g.op((x,), routed_bytes), ()
+    repeated = g.op((x,), routed_bytes)
+    zeros = g.variable(taken_bytes)
+    sent = g.op((repeated,), taken_bytes, saves=(repeated,))
+    g.done(zeros)
+    return sent, (repeated,)
 
 
 def _exchanged(g: Graph, s: Shape, rows: Variable) -> Variable:

@@ -20,7 +20,7 @@ class Species(NamedTuple):
     """An action as far as memory goes: F, B (I as well) or W of one of the rank's kinds of chunk.
 
     Where a split backward's gradients widen: `fresh` if some have come since the chunk's last backward, `wide` if
-    others have been widened before.
+    others have been widened before. `frees`: after it the chunk's gathered weights are not needed in this step.
     """
 
     kind: str
@@ -29,6 +29,7 @@ class Species(NamedTuple):
     last: bool
     fresh: bool = False
     wide: bool = False
+    frees: bool = False
 
 
 class Moment(NamedTuple):
@@ -51,7 +52,8 @@ class Moment(NamedTuple):
 
 class Pipe(NamedTuple):
     """A schedule on one rank; `kinds` by chunk of the rank. `widens`: a backward finds the gradients that weights'
-    turns have left since the last, and adds them to those of the type they are reduced in."""
+    turns have left since the last, and adds them to those of the type they are reduced in. `left`: the last forward of
+    a chunk is unlike others."""
 
     schedule: Schedule
     pp: int
@@ -59,6 +61,7 @@ class Pipe(NamedTuple):
     stage: int
     kinds: tuple[int, ...]
     widens: bool = False
+    left: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -132,12 +135,13 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
     later = splits(layout)
     fresh, wide = set[int](), set[int]()
 
-    def species(kind: str, chunk: int) -> Species:
+    def species(kind: str, chunk: int, *, whole: bool = True) -> Species:
         count = done.get((kind, chunk), 0)
         done[kind, chunk] = count + 1
-        last = kind != "F" and count == m - 1
         backward = kind != "F"
-        return Species(kind, kind_of[chunk], count == 0, last, backward and chunk in fresh, backward and chunk in wide)
+        last = (backward or pipe.left) and count == m - 1
+        first, narrow, wider = count == 0, backward and chunk in fresh, backward and chunk in wide
+        return Species(kind, kind_of[chunk], first, last, narrow, wider, frees=backward and last and whole)
 
     told: tuple[tuple[Species, int], ...] = ()
 
@@ -165,7 +169,7 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
     for action in actions(layout, stage, m):
         kind, at = action.kind, kind_of[action.chunk]
         if kind != "W":
-            what = species("F" if kind == "F" else "B", action.chunk)
+            what = species("F" if kind == "F" else "B", action.chunk, whole=kind == "B")
             messages.before(action)
             yield moment(what)
             pass_by(what, action.chunk)
@@ -174,7 +178,7 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
                 waiting[at] += 1
             messages.after(action)
         if kind == "W" or (kind == "B" and later):
-            what = species("W", action.chunk)
+            what = species("W", action.chunk, whole=kind == "W")  # what a whole backward used it freed itself
             yield moment(what)
             pass_by(what, action.chunk)
             waiting[at] -= 1

@@ -14,7 +14,8 @@ from planner.hardware.stacks import STACKS
 class Shape(NamedTuple):
     """What one rank computes of a layer with one micro-batch. `tokens` of its cp part, `element` bytes of the compute
     type, `narrow` of what products take; `parts` that sequence parallelism divides the residual stream into.
-    `fused_loss`, `gathers_logits`, `repeats_operations` as the stack has them."""
+    `documents`: attention stays within them. `fused_loss`, `gathers_logits`, `repeats_operations` as the stack has
+    them."""
 
     model: ModelSpec
     vocab_rows: int
@@ -30,6 +31,7 @@ class Shape(NamedTuple):
     recompute: Recompute
     regather: bool
     attention: AttentionKernel
+    documents: bool
     dropout: bool
     device: Device
     narrow: int
@@ -86,6 +88,7 @@ def shape_of(spec: JobSpec) -> Shape:
         recompute=layout.recompute,
         regather=layout.regather,
         attention=train.attention,
+        documents=train.document_end is not None,
         dropout=train.dropout,
         device=spec.resources.device,
         narrow=FP8_BYTES if mix_of(train.precision).gemm == "fp8" else mix_of(train.precision).compute,

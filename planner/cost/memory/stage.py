@@ -66,10 +66,14 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
     layout, train = spec.layout, spec.train
     own = held(spec, stage).stage
     degrees = tuple(shard_group(layout, experts=e).size if layout.zero else 1 for e in (False, True))
-    parts = _parts(spec.model, own, layout.tp, layout.ep, degrees)
+    alone = shard_group(layout, experts=True).size == 1
+    parts = _parts(spec.model, own, layout.tp, layout.ep, degrees, alone)
+    left = [layout.keep_gathered and part is not parts[-1] for part in parts]  # its backwards follow its forwards
     mix, whole, shards = mix_of(train.precision), sum(p.numel for p in parts), sum(p.shard for p in parts)
     held_bytes = [0] * len(NOTHING)
     held_bytes[PARAMETERS] = shards * mix.sharded if layout.zero else whole * mix.compute
+    if layout.zero and mix.has_master:  # what is computed with beside what FSDP2 does not shard
+        held_bytes[PARAMETERS] += sum(part.alone for part in parts) * mix.compute
     held_bytes[OPTIMIZER] = shards * mix.moments if layout.zero else whole * mix.optimizer
     if STACKS[spec.resources.stack].keeps_both_gradients and mix.has_master and mix.gradients > mix.compute:
         held_bytes[GRADIENTS] = whole * mix.compute
@@ -85,16 +89,18 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
             dense=part.dense,
             moe=part.moe,
             root=part.root,
-            sharding=Sharding(layout.zero, mix.compute, mix.gradients, mix.sharded),
+            sharding=Sharding(layout.zero, mix.compute, mix.gradients, mix.sharded, layout.keep_gathered),
             master=mix.has_master and mix.gradients == FP32_BYTES,
             sent=mix.gradients if layout.zero == 0 and layout.replica_ranks > 1 else 0,
             waits=splits(layout),
+            left=leaves,
         )
-        for part in parts
+        for part, leaves in zip(parts, left, strict=True)
     )
-    kinds = tuple(dict.fromkeys(parts))
-    firsts = tuple(chunks[parts.index(kind)] for kind in kinds)
-    return Rank(_sized(tuple(held_bytes)), chunks, firsts, tuple(kinds.index(p) for p in parts), shape.part_bytes)
+    unlike = list(zip(parts, left, strict=True))
+    kinds = tuple(dict.fromkeys(unlike))
+    firsts = tuple(chunks[unlike.index(kind)] for kind in kinds)
+    return Rank(_sized(tuple(held_bytes)), chunks, firsts, tuple(map(kinds.index, unlike)), shape.part_bytes)
 
 
 class _Part(NamedTuple):
@@ -109,16 +115,20 @@ class _Part(NamedTuple):
 
     @property
     def numel(self) -> int:
-        return sum((self.moe if moe else self.dense).numel * n for moe, n in self.runs) + self.root.numel
+        return sum((self.moe if moe else self.dense).numel * n for moe, n in self.runs) + self.root.numel + self.alone
+
+    @property
+    def alone(self) -> int:
+        return sum(self.moe.alone * n for moe, n in self.runs if moe)
 
     @property
     def shard(self) -> int:
-        return sum((self.moe if moe else self.dense).shard * n for moe, n in self.runs) + self.root.shard
+        return sum((self.moe if moe else self.dense).shard * n for moe, n in self.runs) + self.root.shard + self.alone
 
 
 @cache
-def _parts(model: ModelSpec, own: Stage, tp: int, ep: int, degrees: tuple[int, ...]) -> tuple[_Part, ...]:
-    """`degrees`: ranks that share what is no expert, and what is."""
+def _parts(model: ModelSpec, own: Stage, tp: int, ep: int, degrees: tuple[int, ...], alone: bool) -> tuple[_Part, ...]:
+    """`degrees`: ranks that share what is no expert, and what is. `alone`: no other rank has an expert's copy."""
     units, found = iter(divided_units(model, own, tp, ep)), []
     ends = len(own.chunks) - 1
 
@@ -132,7 +142,10 @@ def _parts(model: ModelSpec, own: Stage, tp: int, ep: int, degrees: tuple[int, .
         kinds = [is_moe_layer(model, layer) for layer in layers]
         for moe in kinds:
             unit = following()
-            by_kind[moe] = unit.joined(following()) if moe and ep > 1 else unit
+            if moe and ep > 1:
+                experts = following()
+                unit = unit._replace(alone=experts.numel) if alone else unit.joined(experts)
+            by_kind[moe] = unit
         root = following() if first or last else NO_UNIT
         found.append(_Part(_runs(kinds), first, last, by_kind[False], by_kind[True], root))
     return tuple(found)
@@ -223,7 +236,8 @@ def _pipe(spec: JobSpec, stage: int, rank: Rank) -> Pipe:
     layout = spec.layout
     schedule = layout.schedule if layout.pp > 1 else "1f1b"
     widens = any(chunk.widens_late for chunk in rank.kinds)
-    return Pipe(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of, widens)
+    left = any(chunk.left for chunk in rank.kinds)
+    return Pipe(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of, widens, left)
 
 
 def _update(spec: JobSpec, rank: Rank) -> Sized:
@@ -274,7 +288,7 @@ class _Costs:
         return found
 
     def _stretch(self, species: Species) -> Stretch:
-        turn = Turn(species.first, species.last, species.fresh, species.wide)
+        turn = Turn(*species[2:])
         if turn == self._turns[species.kind]:
             return self._usual[species.kind]
         found = self._stretches.get((species.kind, turn))

@@ -13,12 +13,14 @@ from planner.cost.memory.tape import BUFFERS, GATHERED, GRADIENTS, NOTHING, Stre
 
 
 class Unit(NamedTuple):
-    """Elements of what is sharded together: whole, filled up to equal shards, one shard, and the last tensor's."""
+    """Elements of what is sharded together: whole, filled up to equal shards, one shard, and the last tensor's.
+    `alone`: of experts that no other rank holds, which lie whole beside it."""
 
     numel: int
     padded: int
     shard: int
     last: int
+    alone: int = 0
 
     def joined(self, other: Unit) -> Unit:
         return Unit(self.numel + other.numel, self.padded + other.padded, self.shard + other.shard, other.last)
@@ -28,12 +30,19 @@ NO_UNIT = Unit(0, 0, 0, 0)
 
 
 class Sharding(NamedTuple):
-    """ZeRO's stage, and bytes of an element as computed with, as reduced, and as held in shards."""
+    """ZeRO's stage, and bytes of an element as computed with, as reduced, and as held in shards. `keeps`: stage 3 frees
+    nothing while the rank works on a chunk."""
 
     stage: int
     compute: int
     reduced: int
     held: int
+    keeps: bool = False
+
+    @property
+    def frees_each(self) -> bool:
+        """Whether a unit is freed after each use."""
+        return self.stage == 3 and not self.keeps
 
     @property
     def mixed(self) -> bool:
@@ -77,6 +86,14 @@ class Sharding(NamedTuple):
             return changes((GRADIENTS, -narrow))
         last = unit.last
         return changes((GRADIENTS, wide - narrow + last * self.compute), (GRADIENTS, -last * self.compute))
+
+    def add_alone(self, unit: Unit, *, first: bool, master: bool) -> Stretch:
+        """Gradients of what no other rank holds: kept, in fp32 where there is a `master`, and others added to them."""
+        made = unit.alone * self.compute
+        if not first:
+            return changes((GRADIENTS, -made))
+        wide = unit.alone * self.reduced
+        return changes((GRADIENTS, wide), (GRADIENTS, -made)) if master else changes()
 
     def reduce(self, unit: Unit, before: Unit, *, first: bool, element: int) -> Stretch:
         """`element` bytes of each whole gradient; the first leaves a shard, others are added to it."""

@@ -102,7 +102,8 @@ def eval_traffic(spec: JobSpec, rank: int) -> list[Collective]:
         context_forward(tally, spec, own)
     experts(tally, spec, own, backward=False)
     if spec.layout.zero:
-        data_gather(tally, spec, place.pp, spec.train.micro_batches if spec.layout.zero == 3 else 1)
+        again = spec.layout.zero == 3 and not spec.layout.keep_gathered
+        data_gather(tally, spec, place.pp, spec.train.micro_batches if again else 1)
     tally.add("all_reduce", "world", axis_group(spec.layout, "world"), STATISTIC_BYTES)
     return tally.rows()
 

@@ -14,12 +14,13 @@ from planner.facts.layout import Coordinates, Group
 from planner.facts.models import Parameter, Unit
 from planner.facts.placements import gathered_numel, places, shard_group, shard_numel
 from planner.facts.precision import mix_of
-from planner.facts.shards import BUCKET_BYTES, is_expert_unit, local_units
+from planner.facts.shards import BUCKET_BYTES, divided_units, held, is_expert_unit, local_units
 from planner.facts.spec import JobSpec
 
 
 def data_step(tally: Tally, spec: JobSpec, pp: int) -> None:
-    """Gradients over dp. ZeRO-1 and 2 gather once a step, 3 twice a micro-batch; 1 reduces once, 2 and 3 each time.
+    """Gradients over dp. ZeRO-1 and 2 gather once a step, 3 twice a micro-batch, or each time that a rank turns to a
+    chunk where it keeps what is gathered; 1 reduces once, 2 and 3 each time.
 
     HSDP then sums the shards over its replicas, once a step.
     """
@@ -29,32 +30,45 @@ def data_step(tally: Tally, spec: JobSpec, pp: int) -> None:
     if layout.zero == 0:
         _plain(tally, spec, local_units(spec, pp))
         return
-    data_gather(tally, spec, pp, 2 * m if layout.zero == 3 else 1)
+    data_gather(tally, spec, pp, 2 * m if layout.zero == 3 and not layout.keep_gathered else 1)
+    if layout.keep_gathered:
+        _gather_again(tally, spec, pp)
     reduces = 1 if layout.zero == 1 else m
     replicas = Group(layout.dp_replicas, layout.tp * layout.shard_ranks)
-    for group, numel, units in _sharded(spec, pp):
+    for group, numel, units in _sharded(spec, local_units(spec, pp)):
         tally.add_all("reduce_scatter", "dp", group, reduces * units, reduces * numel * mix.gradients)
         tally.add_all("all_reduce", "dp", replicas, units, numel // group.size * mix.gradients)
 
 
 def data_gather(tally: Tally, spec: JobSpec, pp: int, times: int) -> None:
     """All-gathers of every unit in the compute type, `times` over."""
+    _gather(tally, spec, local_units(spec, pp), times)
+
+
+def _gather_again(tally: Tally, spec: JobSpec, pp: int) -> None:
+    """Chunks that a rank leaves after their forwards and comes back to: all but the last, whose backwards follow."""
+    layout, stage = spec.layout, held(spec, pp).stage
+    left = stage._replace(chunks=stage.chunks[:-1], last=False)
+    _gather(tally, spec, divided_units(spec.model, left, layout.tp, layout.ep), 1)
+
+
+def _gather(tally: Tally, spec: JobSpec, units: tuple[Unit, ...], times: int) -> None:
     compute = mix_of(spec.train.precision).compute
-    for group, numel, units in _sharded(spec, pp):
-        tally.add_all("all_gather", "dp", group, times * units, times * numel * compute)
+    for group, numel, number in _sharded(spec, units):
+        tally.add_all("all_gather", "dp", group, times * number, times * numel * compute)
 
 
 def padded_share(spec: JobSpec, pp: int) -> float:
     """What ZeRO sends more than the parameters need, over what they need: a short shard travels as a full one."""
     if not spec.layout.zero:
         return 0.0
-    gathered = sum(numel for _, numel, _ in _sharded(spec, pp))
-    return gathered / sum(p.numel for unit in local_units(spec, pp) for p in unit.parameters) - 1
-
-
-def _sharded(spec: JobSpec, pp: int) -> list[tuple[Group, int, int]]:
-    """(shard group, elements of all gathered buffers, units): the experts divided by ep apart from the rest."""
     units = local_units(spec, pp)
+    gathered = sum(numel for _, numel, _ in _sharded(spec, units))
+    return gathered / sum(p.numel for unit in units for p in unit.parameters) - 1
+
+
+def _sharded(spec: JobSpec, units: tuple[Unit, ...]) -> list[tuple[Group, int, int]]:
+    """(shard group, elements of all gathered buffers, units): the experts divided by ep apart from the rest."""
     found = []
     for experts in (False, True) if spec.layout.ep > 1 else (False,):
         group = shard_group(spec.layout, experts=experts)

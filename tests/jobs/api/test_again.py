@@ -18,7 +18,7 @@ from jobs.queue import actions
 from planner.facts.spec import TrainSpec
 from tests.jobs.history.told import keep
 from tests.jobs.history.told import run as told_run
-from tests.jobs.test_learned import ended, summary
+from tests.jobs.planning.test_learned import ended, summary
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]

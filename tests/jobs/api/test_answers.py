@@ -25,10 +25,10 @@ from jobs.queue import lifecycle
 from jobs.queue.heard.silence import tell_of_silence
 from tests.jobs.history.told import keep
 from tests.jobs.history.told import run as told_run
-from tests.jobs.test_calibration import PROFILE
-from tests.jobs.test_host_join import request as machine
-from tests.jobs.test_learned import ended, summary
-from tests.jobs.test_reporting import Node, fall_silent
+from tests.jobs.hosts.test_join import request as machine
+from tests.jobs.planning.test_calibration import PROFILE
+from tests.jobs.planning.test_learned import ended, summary
+from tests.jobs.reporting.nodes import Node, fall_silent
 from tests.planner.wrong_specs import GOOD
 from tests.support.timelines import batch, late
 from tests.support.written import written

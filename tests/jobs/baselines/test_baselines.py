@@ -15,7 +15,7 @@ from jobs.baselines import kept
 from jobs.baselines.facts import MOST_SENT, NoFactsError, facts
 from jobs.models import AuditEntry, BaselineRun, Host, Job, Membership, Project, Role
 from meshboard.gate import run_of, run_of_facts
-from tests.jobs.test_learned import ended, summary
+from tests.jobs.planning.test_learned import ended, summary
 
 Api = Callable[[User | None], APIClient]
 MAIN = "/api/v1/projects/default/baselines/main"

@@ -10,7 +10,7 @@ from django.core.cache import cache
 
 from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role
 from planner.cost.oversize import parse_plannable
-from tests.jobs.test_scheduler import queued
+from tests.jobs.queue.test_scheduler import queued
 from tests.planner.wrong_specs import GOOD
 
 SPEC = parse_plannable({**GOOD, "layout": {"dp": 1}}).model_dump(mode="json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from email.message import EmailMessage
 from functools import partial
 from typing import Any
 
@@ -16,9 +17,11 @@ from rest_framework.test import APIClient
 
 from jobs import access
 from jobs.models import AuditEntry, Invitation, Membership, Project, Role
+from jobs.people import invitation_mail
 from jobs.people.invitations import AccountForm, InvitationWish, find, invite, make_account
 from tests.jobs.conftest import run_together
 from tests.webapp.test_public import PUBLIC
+from webapp.runner import free_port
 
 Api = Callable[[User | None], APIClient]
 Members = dict[str, User]
@@ -171,3 +174,35 @@ def test_of_two_who_take_one_name_one_has_it_and_the_other_s_link_is_good() -> N
     assert (len([user for user in made if user]), User.objects.count(), Membership.objects.count()) == (1, 1, 1)
     assert Invitation.objects.filter(accepted=None).count() == 1
     assert [form.errors.get("username") for form in forms].count(["A user with that username already exists."]) == 1
+
+
+def test_one_with_a_mail_address_is_mailed_there_and_said_so(
+    team: Project, members: Members, api: Api, inbox: list[EmailMessage], monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    def invited(**wish: Any) -> Any:
+        asked = {"role": "viewer", "days": 3, **wish}
+        return api(members["admin"]).post("/api/v1/projects/team/invitations", asked, format="json").json()
+
+    assert invited()["mailed"] is None, "to nobody"
+    told = invited(email="ann@acme.example")
+    assert told["mailed"] == "mailed to ann@acme.example"
+    (mail,) = inbox
+    assert (mail["To"], mail["Subject"]) == ("ann@acme.example", "Invitation to project team")
+    assert f"https://board.example/invitations/?token={told['token']}" in mail.get_content().splitlines()
+    monkeypatch.setattr(invitation_mail, "MOST_AN_HOUR", 1)
+    assert "an hour's 1 invitations of team were mailed" in invited(email="bob@acme.example")["mailed"]
+    monkeypatch.undo()
+    settings.EMAIL_PORT = free_port()
+    assert "not mailed to bob@acme.example: ConnectionRefusedError" in invited(email="bob@acme.example")["mailed"]
+    assert len(inbox) == 1
+
+
+def test_a_board_that_gives_no_accounts_so_sends_to_the_login(team: Project, client: Client, settings: Any) -> None:
+    settings.INVITED_PEOPLE = False
+    path = link(team)
+    page = client.get(path).content.decode()
+    assert "You need an account of this board" in page
+    assert "/login/?next=%2Finvitations%2F" in page
+    assert "password1" not in page
+    client.post(path, ANN)
+    assert not User.objects.exists()

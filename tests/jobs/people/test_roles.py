@@ -16,7 +16,7 @@ from jobs.queue import actions
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.snapshot import quotas_now
 from planner.facts.spec import SpecError
-from tests.jobs.test_scheduler import reason
+from tests.jobs.queue.test_scheduler import reason
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]

@@ -22,9 +22,9 @@ from jobs.models import Attempt, AuditEntry, Delivery, Host, Invitation, Job, Jo
 from jobs.people.invitations import InvitationWish, invite
 from jobs.queue import actions, lifecycle
 from jobs.queue.heard.silence import tell_of_silence
+from tests.jobs.pages.test_script import FORM as SCRIPT
 from tests.jobs.people.test_signing_on import with_second_factor
-from tests.jobs.test_reporting import Node, fall_silent
-from tests.jobs.test_script import FORM as SCRIPT
+from tests.jobs.reporting.nodes import Node, fall_silent
 from tests.planner.wrong_specs import GOOD
 from tests.support.written import written
 from tests.webapp.test_public import paths

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import email
 from collections.abc import Callable, Iterator
 from email.message import EmailMessage
 from typing import Any
 
 import pytest
-from aiosmtpd.controller import Controller as SmtpServer
-from aiosmtpd.handlers import Message
 from django.contrib.auth.models import User
 from django.test import Client
 from rest_framework.test import APIClient
@@ -21,30 +18,6 @@ from jobs.telling.postman import Postman
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import wait_until
 from webapp.runner import free_port
-
-
-class Kept(Message):
-    """Every mail that was taken, parsed anew from its bytes."""
-
-    def __init__(self) -> None:
-        super().__init__(EmailMessage)
-        self.mails: list[EmailMessage] = []
-
-    def handle_message(self, message: Any) -> None:
-        self.mails.append(email.message_from_bytes(bytes(message), policy=email.policy.default))
-
-
-@pytest.fixture
-def inbox(settings: Any, db: None) -> Iterator[list[EmailMessage]]:
-    kept, port = Kept(), free_port()
-    server = SmtpServer(kept, hostname="127.0.0.1", port=port)
-    server.start()
-    settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
-    settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_USE_TLS = "127.0.0.1", port, False
-    settings.BOARD_URL = "https://board.example"
-    settings.DEFAULT_FROM_EMAIL = "meshboard@board.example"
-    yield kept.mails
-    server.stop()
 
 
 @pytest.fixture

@@ -68,12 +68,14 @@ def test_when_none_is_whole_every_reason_is_told(root: Path) -> None:
     assert "step-00000002: .metadata cannot be read" in problem
 
 
+@pytest.mark.slow
 def test_an_unknown_or_outside_name_is_refused_with_what_there_is(root: Path) -> None:
     have = "complete ones beside it: step-00000002, step-00000004, step-00000006"
     assert have in str(resumed(root, "job/1/step-00000005").problem)
     assert "there is no complete checkpoint in 'jobless'" in str(resumed(root, "jobless").problem)
 
 
+@pytest.mark.slow
 def test_another_model_or_no_step_left_is_refused_with_the_numbers(root: Path) -> None:
     other = run(make_spec({}, "llama", resume="job"), root, job="other")
     assert "the checkpoint holds another model: arch gpt is not llama" in str(other.problem)
@@ -81,6 +83,7 @@ def test_another_model_or_no_step_left_is_refused_with_the_numbers(root: Path) -
     assert "has done 6 steps of the 6 asked for; raise train.steps" in str(done.problem)
 
 
+@pytest.mark.slow
 def test_only_the_newest_stay(saved: Path, tmp_path: Path) -> None:
     assert [c.step for c in complete_below(saved / "job")] == [2, 4, 6]
     ran = run(make_spec({}, checkpoint_every=1, keep_checkpoints=2), tmp_path / "root")

@@ -70,8 +70,10 @@ def test_a_new_attempt_goes_on_from_its_jobs_newest_checkpoint_without_being_tol
 
 @pytest.mark.parametrize(
     ("variant", "layout"),
-    [("", {"dp": 4, "ep": 2, "zero": 2}), ("three experts", {"dp": 4, "zero": 3})],
-    ids=["ep2", "fewer experts than shards"],
+    [
+        pytest.param("", {"dp": 4, "ep": 2, "zero": 2}, id="ep2", marks=pytest.mark.slow),
+        pytest.param("three experts", {"dp": 4, "zero": 3}, id="fewer experts than shards"),
+    ],
 )
 def test_experts_move_to_one_process(root: Path, variant: str, layout: dict[str, Any]) -> None:
     job = f"experts{len(variant)}"

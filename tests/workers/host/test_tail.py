@@ -64,7 +64,7 @@ def test_a_sparse_log_of_terabytes_is_passed_over_and_its_bytes_are_told(tmp_pat
         out.write(b"\nafter\n")
     started = time.monotonic()
     (item,) = tail.read()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20, "4 TB take hours"
     unseen = path.stat().st_size - len("before\n") - BITE_BYTES - COUNTED_BYTES
     assert item["lines"][0] == f"[{unseen:,} bytes of this log are not shown, nor are their lines counted]"
     assert item["lines"][-1] == "after"

@@ -239,11 +239,11 @@ def test_nobody_reading_blocks_neither_counting_nor_sending_nor_the_end(path):
         exporter.send(step_item(step) | {"padding": padding})
         recorder.issue("send", "0", 2, 1)()
         slowest_s = max(slowest_s, time.perf_counter() - start)
-    assert slowest_s < 1  # the socket would have blocked for ever
+    assert slowest_s < 5, "the socket would have blocked for ever"
     assert len(exporter._waiting) <= exporter_module.MAX_WAITING
     start = time.perf_counter()
     assert not exporter.close(0.3)
-    assert time.perf_counter() - start < 2
+    assert time.perf_counter() - start < 5
     assert recorder.cells()[0]["count"] == 3 * exporter_module.MAX_WAITING
     supervisor.kill()
 

@@ -42,7 +42,7 @@ class Remembers(nn.Module):
 
 def sharded(group: dist.ProcessGroup, stage: int) -> FSDPModule:
     torch.manual_seed(0)
-    options = {"stage": stage, "compute": torch.float32, "reduced": torch.float32}
+    options = {"frees": stage == 3, "compute": torch.float32, "reduced": torch.float32}
     model = Remembers()
     return shard(model, group, None, torch.device("cpu"), besides=set(), **options)  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from contracts.control import LaunchOrder
 from contracts.variables import unseal
-from workers import timeouts
+from workers import shield, timeouts
 from workers.host.address import interface_of
 from workers.host.apart.identity import as_user
 from workers.host.apart.lending import give, lend
@@ -139,6 +139,8 @@ class Training:
             "GLOO_SOCKET_IFNAME": self._interface(),
             "NCCL_SOCKET_IFNAME": self._interface(),
         }
+        if self._settings.saves_on_term:
+            environment[shield.VARIABLE] = "1"
         if self._user is not None:
             environment |= {"USER": self._user.name}
         if self._user is not None or self._settings.sandbox == "bwrap":

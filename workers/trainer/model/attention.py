@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.facts.spec import ModelSpec
 from workers.trainer.model.layers import Linear, Strategy, columns
+from workers.trainer.parallel.documents import Places, hidden
 from workers.trainer.parallel.tensor_parallel import Entered
 
 
@@ -78,32 +79,41 @@ class Attention(nn.Module):
         self.v = Linear(kv, h, bias, strategy)
         self.out = Linear(h, h // tp, bias, strategy)
 
-    def forward(self, x: Entered) -> torch.Tensor:
-        """Partial sums of the output, (batch, seq, hidden)"""
+    def forward(self, x: Entered, documents: torch.Tensor | None = None) -> torch.Tensor:
+        """Partial sums of the output, (batch, seq, hidden); `documents` (batch, whole seq) as `documents_of` says."""
         parts = columns(x, [part.pair for part in (self.q, self.k, self.v)], self.strategy)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
         if self.rope:
             positions = self.strategy.cp.positions(q.shape[2], q.device)
             each = turns(self.model, q.device)
             q, k = rotate(q, positions, each), rotate(k, positions, each)
-        heads = self._attend(q, k, v)
+        heads = self._attend(q, k, v, documents)
         return self.out.partial(heads.transpose(1, 2).flatten(2))
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        if self.strategy.cp.group is not None:
-            return self.strategy.cp.attend(q, k, v)
-        if self.strategy.attention == "fused":
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None
+    ) -> torch.Tensor:
+        fused = self.strategy.attention == "fused"
+        if self.strategy.cp.group is not None or (fused and documents is not None):
+            return self.strategy.cp.attend(q, k, v, documents)
+        if fused:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
         if self.strategy.recompute == "selective" and torch.is_grad_enabled():
-            heads: torch.Tensor = checkpoint(scores_and_all, q, k, v, use_reentrant=False)
+            heads: torch.Tensor = checkpoint(scores_and_all, q, k, v, documents, use_reentrant=False)
             return heads
-        return scores_and_all(q, k, v)
+        return scores_and_all(q, k, v, documents)
 
 
-def scores_and_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def scores_and_all(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None = None
+) -> torch.Tensor:
     """Attention with every score in memory, as before FlashAttention. (batch, heads, seq, head size) each."""
     served = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(served, 1), v.repeat_interleave(served, 1)
     scores: torch.Tensor = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return scores.masked_fill(later, float("-inf")).softmax(-1) @ v
+    if documents is None:
+        unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    else:
+        places = Places(documents, torch.arange(q.shape[2], device=q.device))
+        unseen = hidden(places, places)
+    return scores.masked_fill(unseen, float("-inf")).softmax(-1) @ v

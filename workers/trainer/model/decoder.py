@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -33,19 +34,19 @@ class Block(nn.Module):
         self.moe = Mixture(model, model.moe, strategy) if moe and model.moe else None
         self.mlp = None if self.moe else Mlp(model, model.ffn_hidden_size, strategy)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
         """(batch, seq, hidden) -> the same"""
         if self.strategy.recompute == "full" and torch.is_grad_enabled():
-            again: torch.Tensor = checkpoint(self._layer, x, use_reentrant=False)
+            again: torch.Tensor = checkpoint(self._layer, x, documents, use_reentrant=False)
             return again
-        return self._layer(x)
+        return self._layer(x, documents)
 
     def compile_layer(self) -> None:
         """Let torch.compile make kernels of what lies between collectives."""
         self._layer = compiled(self._layer)  # type: ignore[method-assign]
 
-    def _layer(self, x: torch.Tensor) -> torch.Tensor:
-        attended = self._half(x, self.attention_norm, self.attention)
+    def _layer(self, x: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
+        attended = self._half(x, self.attention_norm, partial(self.attention, documents=documents))
         x = x + self.attention.out.add_bias(attended)
         if self.mlp is None:
             assert self.moe is not None
@@ -95,12 +96,15 @@ class Decoder(nn.Module):
         """The layers in order."""
         return [layer for layer in self.layers.values() if isinstance(layer, Block)]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Tokens (batch, seq) on the first chunk, hidden states otherwise -> hidden states, or logits on the last."""
+    def forward(self, x: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
+        """Tokens (batch, seq) on the first chunk, hidden states otherwise -> hidden states, or logits on the last.
+
+        `documents` (batch, whole seq): attention stays within each, as `documents_of` numbers them.
+        """
         if self.embedding is not None:
             x = self._embed(x)
         for layer in self.layers.values():
-            x = layer(x)
+            x = layer(x, documents)
         if self.final_norm is None:
             return x
         table = self.head if self.head is not None else self.embedding

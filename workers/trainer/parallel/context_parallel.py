@@ -9,7 +9,7 @@ softmax, 1805.02867).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from planner.facts.spec import ContextMethod
 from workers.torch_private.attention import attend, attend_backward
 from workers.trainer.compiled import not_compiled
+from workers.trainer.parallel.documents import Places, attend_within, attend_within_backward
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,18 @@ class ContextParallel:
         return self.own_part(torch.arange(seq_len * self.degree, device=device), 0)
 
     @not_compiled
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Causal attention, (batch, heads, seq/cp, head size); keys and values may have fewer heads."""
-        return _Attention.apply(q, torch.stack((k, v)), self)  # type: ignore[no-any-return]
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Causal attention, (batch, heads, seq/cp, head size); keys and values may have fewer heads. Within each of the
+        `documents` (batch, seq) where there are several."""
+        return _Attention.apply(q, torch.stack((k, v)), self, documents)  # type: ignore[no-any-return]
+
+    def places(self, owner: int, documents: torch.Tensor) -> Places:
+        """Those of the tokens that rank `owner` has, of `documents` (batch, seq)."""
+        one = replace(self, index=owner)
+        positions = one.positions(documents.shape[1] // self.degree, documents.device)
+        return Places(one.own_part(documents, 1), positions)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over the parts of a sequence of something no gradient flows through."""
@@ -113,6 +123,22 @@ class _Ring:
         return arriving, works
 
 
+class _Alone:
+    """One rank, with all there is."""
+
+    def __init__(self, own: torch.Tensor) -> None:
+        self._own = own
+
+    def blocks(self) -> Iterator[tuple[int, torch.Tensor]]:
+        yield 0, self._own
+
+    def give(self, owner: int, gradient: torch.Tensor) -> None:
+        self._own = gradient
+
+    def home(self) -> torch.Tensor:
+        return self._own
+
+
 class _Gathered:
     """One all-gather of the blocks, one reduce-scatter of their gradients."""
 
@@ -139,6 +165,8 @@ class _Gathered:
 
 
 def _transport(own: torch.Tensor, cp: ContextParallel) -> _Transport:
+    if cp.group is None:
+        return _Alone(own)
     return _Ring(own, cp) if cp.method == "ring" else _Gathered(own, cp)
 
 
@@ -162,12 +190,19 @@ class _Attention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, kv: torch.Tensor, cp: ContextParallel) -> torch.Tensor:
+    def forward(
+        ctx: Any, q: torch.Tensor, kv: torch.Tensor, cp: ContextParallel, documents: torch.Tensor | None
+    ) -> torch.Tensor:
         out, total = q, q  # the first block is one's own, which all queries see
         for owner, block in _transport(kv, cp).blocks():
             queries, keys, causal = _visible(owner, cp.index, q.shape[2])
             k, v = block[..., keys, :]
-            part, here = attend(q[..., queries, :], k, v, causal=causal)
+            some_q = q[..., queries, :]
+            if documents is None:
+                part, here = attend(some_q, k, v, causal=causal)
+            else:
+                asking, asked = cp.places(cp.index, documents).part(queries), cp.places(owner, documents).part(keys)
+                part, here = attend_within(some_q, k, v, asking, asked)
             if owner == cp.index:
                 out, total = part.float(), here
                 continue
@@ -176,13 +211,14 @@ class _Attention(torch.autograd.Function):
             before.copy_(torch.logaddexp(before, here))
         result = out.to(q.dtype)
         ctx.save_for_backward(q, kv, result, total)
-        ctx.cp = cp
+        ctx.cp, ctx.documents = cp, documents
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         q, kv, out, total = ctx.saved_tensors
         cp: ContextParallel = ctx.cp
+        documents: torch.Tensor | None = ctx.documents
         grad = grad.contiguous()
         q_grad = torch.zeros_like(q, dtype=torch.float32)
         transport = _transport(kv, cp)
@@ -190,9 +226,14 @@ class _Attention(torch.autograd.Function):
             queries, keys, causal = _visible(owner, cp.index, q.shape[2])
             some_grad, some_q, some_out = (x[..., queries, :] for x in (grad, q, out))
             k, v = block[..., keys, :]
-            found = attend_backward(some_grad, some_q, k, v, some_out, total[..., queries], causal=causal)
+            saved = some_grad, some_q, k, v, some_out, total[..., queries]
+            if documents is None:
+                found = attend_backward(*saved, causal=causal)
+            else:
+                asking, asked = cp.places(cp.index, documents).part(queries), cp.places(owner, documents).part(keys)
+                found = attend_within_backward(*saved, asking, asked)
             q_grad[..., queries, :] += found.q
             block_grad = torch.zeros_like(block)
             block_grad[0][..., keys, :], block_grad[1][..., keys, :] = found.k, found.v
             transport.give(owner, block_grad)
-        return q_grad.to(q.dtype), transport.home(), None
+        return q_grad.to(q.dtype), transport.home(), None, None

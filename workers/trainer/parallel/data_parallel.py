@@ -29,6 +29,9 @@ class DataParallel(Protocol):
     def weights_added(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
         """Called when the weight gradients of a split backward have been added to `parameters`."""
 
+    def after_chunk(self, chunk: int) -> None:
+        """Called when this rank turns from a chunk to another."""
+
     def after_backward(self) -> None:
         """Called once a step, when every backward has been issued: gradients are final afterwards."""
 
@@ -44,6 +47,8 @@ class NoDataParallel:
     def before_backward(self, chunk: int, *, last: bool, split: bool) -> None: ...
 
     def weights_added(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None: ...
+
+    def after_chunk(self, chunk: int) -> None: ...
 
     def after_backward(self) -> None: ...
 
@@ -141,6 +146,10 @@ class Together:
     def weights_added(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
         for kind in self._kinds:
             kind.weights_added(chunk, parameters, last=last)
+
+    def after_chunk(self, chunk: int) -> None:
+        for kind in self._kinds:
+            kind.after_chunk(chunk)
 
     def after_backward(self) -> None:
         for kind in self._kinds:

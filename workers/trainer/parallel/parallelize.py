@@ -136,7 +136,8 @@ def assemble(spec: JobSpec, mesh: Mesh, built: Built) -> Part:
         tensors += [_held(spec, decoder, unit, p) for unit in units for p in unit.parameters]
     apart = {held.tensor: held.master for held in tensors if held.summed is not held.tensor}
     kinds: list[DataParallel] = [MasterGradients(apart, splits=splits(spec.layout))] if apart else []
-    kinds += [Zero(built.roots, spec.layout.zero)] if built.roots else _plain(spec, mesh, built, tensors)
+    zero = [Zero(built.roots, spec.layout.zero, keeps=spec.layout.keep_gathered)] if built.roots else []
+    kinds += zero or _plain(spec, mesh, built, tensors)
     return Part(built.chunks, tensors, Together(kinds), compute_type(spec))
 
 
@@ -182,8 +183,8 @@ def _shard(
     shards, copies = (mesh.expert_shards, None) if experts else (mesh.shards, mesh.copies)
     assert shards is not None
     reduced = torch.float32 if mix_of(spec.train.precision).gradients == FP32_BYTES else torch.bfloat16
-    stage = spec.layout.zero
-    return shard(module, shards, copies, device, stage=stage, compute=dtype, reduced=reduced, besides=besides)
+    frees = spec.layout.zero == 3 and not spec.layout.keep_gathered
+    return shard(module, shards, copies, device, frees=frees, compute=dtype, reduced=reduced, besides=besides)
 
 
 def _experts(module: nn.Module) -> list[nn.Module]:

@@ -172,6 +172,9 @@ class Chunks(Protocol):
     def weights(self, chunk: int, micro_batch: int, *, last: bool) -> None:
         """The weight gradients that a split backward left."""
 
+    def leave(self, chunk: int) -> None:
+        """Called when what comes next is another chunk's."""
+
 
 class Pipeline:
     """Runs steps and validations of one rank."""
@@ -179,6 +182,7 @@ class Pipeline:
     def __init__(self, layout: Layout, stage: int, micro_batches: int, boundary: Boundary | None) -> None:
         self._lists = [actions(layout, rank, micro_batches) for rank in range(layout.pp)]
         self._order, self._boundary, self._last_chunk = self._lists[stage], boundary, num_chunks(layout) - 1
+        self._stage = stage
         self._splits = splits(layout)
         self._final = {a.chunk: i for i, a in enumerate(self._order) if a.kind in ("B", "W")}
 
@@ -189,6 +193,7 @@ class Pipeline:
         total: torch.Tensor | None = None
         for index, action in enumerate(self._order):
             kind, i, chunk = action
+            self._leave(chunks, self._order, index)
             last = self._final[chunk] == index
             if kind == "F":
                 hidden = self._input(chunk, i)
@@ -210,14 +215,20 @@ class Pipeline:
 
     def forward(self, chunks: Chunks) -> torch.Tensor | None:
         """Forwards only, as a validation does. Returns the summed losses on the rank of the last chunk."""
-        self._expect([[action for action in order if action.kind == "F"] for order in self._lists])
+        forwards = [[action for action in order if action.kind == "F"] for order in self._lists]
+        self._expect(forwards)
         total: torch.Tensor | None = None
-        for action in self._order:
-            if action.kind == "F":
-                output = chunks.forward(action.chunk, action.micro_batch, self._input(action.chunk, action.micro_batch))
-                total = self._pass_on(action, output, total)
+        for index, action in enumerate(forwards[self._stage]):
+            self._leave(chunks, forwards[self._stage], index)
+            output = chunks.forward(action.chunk, action.micro_batch, self._input(action.chunk, action.micro_batch))
+            total = self._pass_on(action, output, total)
         self._flush()
         return total
+
+    def _leave(self, chunks: Chunks, order: list[Action], index: int) -> None:
+        before = order[index - 1] if index else order[index]
+        if before.chunk != order[index].chunk:
+            chunks.leave(before.chunk)
 
     def _input(self, chunk: int, micro_batch: int) -> torch.Tensor | None:
         if chunk == 0:

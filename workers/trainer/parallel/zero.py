@@ -2,7 +2,8 @@
 
 1: gradients stay whole until the last micro-batch, one reduce-scatter and one all-gather a step.
 2: a reduce-scatter each micro-batch, so only shards of gradients stay; one all-gather a step.
-3: parameters are freed after use too: two all-gathers and one reduce-scatter each micro-batch.
+3: parameters are freed after use too: two all-gathers and one reduce-scatter each micro-batch. Under a pipe they may
+   stay gathered while a rank works on one chunk: an all-gather for each time that it turns to it.
 """
 
 from __future__ import annotations
@@ -20,35 +21,45 @@ from workers.trainer.parallel.data_parallel import NoDataParallel
 
 
 class Zero(NoDataParallel):
-    """The FSDP2 roots of this rank's chunks, under one stage."""
+    """The FSDP2 roots of this rank's chunks, under one stage. `keeps`: stage 3 frees a chunk when it is left."""
 
-    def __init__(self, roots: list[FSDPModule], stage: int) -> None:
-        self._roots, self._stage = roots, stage
+    def __init__(self, roots: list[FSDPModule], stage: int, *, keeps: bool = False) -> None:
+        self._roots, self._stage, self._keeps = roots, stage, keeps
+        self._frees_each = stage == 3 and not keeps
         for root in roots:
             _say_what_backward_gathers_next(root, stage)
 
     def before_backward(self, chunk: int, *, last: bool, split: bool) -> None:
         reduces = not split and (last or self._stage >= 2)
-        self._set(self._roots[chunk], last=last and not split, reduces=reduces, frees=last or self._stage == 3)
+        self._set(self._roots[chunk], last=last and not split, reduces=reduces, frees=last or self._frees_each)
 
     def weights_added(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
         if not last and self._stage == 1:
             return
         root = self._roots[chunk]
-        self._set(root, last=last, reduces=True, frees=last or self._stage == 3)
+        self._set(root, last=last, reduces=True, frees=last or self._frees_each)
         finish_backward(root)
+
+    def after_chunk(self, chunk: int) -> None:
+        if self._keeps:
+            _free(self._roots[chunk])
 
     def after_eval(self) -> None:
         # Nothing freed the gathered parameters of stages 1 and 2, and the next step must not find old ones.
         for root in self._roots:
-            for module in units_of(root):
-                module.reshard()
+            _free(root)
 
     def _set(self, root: FSDPModule, *, last: bool, reduces: bool, frees: bool) -> None:
         root.set_is_last_backward(last)
         root.set_requires_gradient_sync(reduces)
         root.set_requires_all_reduce(last)
         root.set_reshard_after_backward(frees)
+
+
+def _free(root: FSDPModule) -> None:
+    """Let go of what is gathered of a chunk; its shards stay."""
+    for module in units_of(root):
+        module.reshard()
 
 
 def units_of(root: FSDPModule) -> list[FSDPModule]:
@@ -72,14 +83,15 @@ def shard(
     copies: dist.ProcessGroup | None,
     device: torch.device,
     *,
-    stage: int,
+    frees: bool,
     compute: torch.dtype,
     reduced: torch.dtype,
     besides: set[nn.Parameter],
 ) -> FSDPModule:
     """Let FSDP2 shard one unit over `shards`, and keep `copies` of each shard alike. Sums gradients, undivided.
 
-    Parameters in `besides` stay whole: those that another unit or nobody shards.
+    `frees`: parameters are freed after each forward. Those in `besides`, which another unit or nobody shards, stay
+    whole.
     """
     policy = MixedPrecisionPolicy()
     if compute != torch.float32:
@@ -87,7 +99,7 @@ def shard(
     fully_shard(
         module,
         mesh=_mesh(shards, copies, device),
-        reshard_after_forward=stage == 3,
+        reshard_after_forward=frees,
         shard_placement_fn=lambda parameter: _shard_of(parameter, shards.size()),
         mp_policy=policy,
         ignored_params=besides,

@@ -24,7 +24,7 @@ from planner.cost.timing import step_time
 from planner.facts.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS
 from tests.jobs.conftest import attempt_event, run_together, say
-from tests.jobs.test_calibration import PROFILE
+from tests.jobs.planning.test_calibration import PROFILE
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]

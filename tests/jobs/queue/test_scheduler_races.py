@@ -14,8 +14,8 @@ from django.utils import timezone
 from jobs.models import Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions, lifecycle
 from jobs.queue.scheduling.scheduler import schedule
-from tests.jobs.test_lifecycle import run_together
-from tests.jobs.test_scheduler import busy, queued
+from tests.jobs.queue.test_lifecycle import run_together
+from tests.jobs.queue.test_scheduler import busy, queued
 from tests.support.postgres import as_default_database, postgres_server
 
 CANCELS = 72

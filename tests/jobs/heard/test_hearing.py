@@ -15,6 +15,7 @@ from django.utils import timezone
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key, events_stream
 from jobs.models import Attempt, Cursor, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions
+from jobs.queue.heard import inboxes
 from jobs.queue.heard.events import drain
 from jobs.queue.heard.reconcile import reconcile
 from jobs.queue.scheduling.scheduler import schedule
@@ -303,3 +304,21 @@ def test_a_note_is_shown_until_it_is_gone(job: Job, live_redis: redis.Redis) -> 
     hear(live_redis, host_event(attempts=[report(job.id, 1, "running", note="rank 2 is stopped")]))
     hear(live_redis, attempt_event(job.id, 1, "exited", "failed"))
     assert Member.objects.get().note == ""
+
+
+def test_what_was_said_again_and_again_while_nobody_listened_is_taken_in_once(
+    job: Job, live_redis: redis.Redis, django_assert_max_num_queries: Any
+) -> None:
+    for state in ("starting", "running"):
+        for _ in range(inboxes.CHUNK):
+            say(live_redis, host_event(attempts=[report(job.id, 1, state)]))
+            say(live_redis, attempt_event(job.id, 1, state))
+    say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+    last = host_event()
+    say(live_redis, last)
+    with django_assert_max_num_queries(200):  # each by itself: far more
+        assert drain(live_redis) == 4 * inboxes.CHUNK + 2
+    assert [change.status for change in StateChange.objects.filter(job=job)] == [
+        "queued", "starting", "running", "succeeded",
+    ]  # fmt: skip
+    assert Host.objects.get().sequence == last["sequence"]

@@ -2,122 +2,25 @@
 
 from __future__ import annotations
 
-import time
 import zlib
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.core.cache import cache
-from django.utils import timezone
-from rest_framework.test import APIClient
 
 from contracts.codec import BATCH_BYTES, REPORT_BYTES, decode_batch
 from contracts.names import telemetry_stream
-from jobs.models import Job, Member, RunToken, Status
+from jobs.models import RunToken, Status
 from jobs.queue import actions
 from jobs.queue.heard.silence import tell_of_silence
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.reporting import inflow
 from tests.jobs.conftest import report
+from tests.jobs.reporting.nodes import Api, Node, fall_silent, job_of, reasons, said
 from tests.planner.wrong_specs import GOOD
-from tests.support.processes import RedisServer, redis_server
-
-Api = Callable[[User | None], APIClient]
-CLAIM = "the-secret-of-this-process"
-
-
-@pytest.fixture(scope="module")
-def one_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture
-def live_redis(one_redis: RedisServer, settings: Any) -> Iterator[redis.Redis]:
-    """Empty, behind the settings."""
-    settings.REDIS_URL = one_redis.url
-    client = one_redis.client()
-    client.flushall()
-    yield client
-    client.close()
-
-
-@pytest.fixture(autouse=True)
-def _fresh_counts() -> None:
-    cache.clear()  # submits of a minute are counted
-
-
-class Node:
-    """What the wrapper on one node of a run may say."""
-
-    def __init__(self, run: str, token: str, node: int = 0, claim: str = CLAIM, attempt: int = 1) -> None:
-        self.run, self.node, self.attempt = run, node, attempt
-        self.client = APIClient()
-        self.headers = {"HTTP_AUTHORIZATION": f"Run {token}", "HTTP_MESHBOARD_CLAIM": claim}
-        self.claim = claim
-
-    def join(self, name: str = "", **secure: Any) -> Any:
-        body = {"node": self.node, "name": name or f"gpu-{self.node}", "claim": self.claim}
-        path = f"/api/v1/runs/{self.run}/{self.attempt}/members"
-        return self.client.post(path, body, format="json", **{**self.headers, **secure})
-
-    def batch(self, number: int = 0, rank: int = 0, told: Any = None, **changes: Any) -> Any:
-        item = {"kind": "phase", "rank": rank, "time": 1.0, "phase": "step"}
-        whole = {"v": 1, "job": self.run, "attempt": self.attempt, "time": 1.0, "items": [item], **changes}
-        return self._send(f"batches?n={number}", msgpack.packb(whole) if told is None else told)
-
-    def report(self, state: str = "running", outcome: str | None = None, **changes: Any) -> Any:
-        return self.raw_report(report(self.run, self.attempt, state, outcome, slots=[], **changes))
-
-    def raw_report(self, told: Any, **headers: Any) -> Any:
-        return self._send("report", told if isinstance(told, bytes) else msgpack.packb(told), **headers)
-
-    def _send(self, path: str, body: bytes, **headers: Any) -> Any:
-        address = f"/api/v1/runs/{self.run}/{self.attempt}/members/{self.node}/{path}"
-        return self.client.post(address, body, content_type="application/msgpack", **{**self.headers, **headers})
-
-
-@pytest.fixture
-def open_run(owner: User, api: Api, live_redis: redis.Redis) -> Callable[..., Any]:
-    def opened(**asked: Any) -> Any:
-        answer = api(owner).post("/api/v1/runs", {"world_size": 2, "name": "by hand", **asked}, format="json")
-        assert answer.status_code == 201, answer.json()
-        return answer.json()
-
-    return opened
-
-
-@pytest.fixture
-def node(open_run: Callable[..., Any]) -> Node:
-    """The one node of a run, which has joined."""
-    told = open_run()
-    made = Node(told["run"], told["token"])
-    assert made.join("gpu-7").status_code == 200
-    return made
-
-
-def said(answer: Any) -> Any:
-    """What a node was told, but for the board's time."""
-    told = answer.json()
-    assert abs(told.pop("now") - time.time()) < 60
-    return told
-
-
-def job_of(node: Node) -> Job:
-    return Job.objects.get(id=node.run)
-
-
-def reasons(node: Node) -> list[tuple[str, str]]:
-    return [(change.status, change.reason) for change in job_of(node).history.all()]
-
-
-def fall_silent(node: Node, seconds: float = 31.0) -> None:
-    Member.objects.filter(attempt__job_id=node.run).update(heard=timezone.now() - timedelta(seconds=seconds))
 
 
 def test_a_run_begins_without_a_queue_or_a_slot_runs_and_ends_by_its_report(node: Node) -> None:
@@ -344,160 +247,3 @@ def test_it_is_never_queued_again(node: Node, owner: User, api: Api) -> None:
     answer = api(owner).post(f"/api/v1/jobs/{node.run}/requeue")
     assert answer.status_code == 409
     assert job_of(node).status == Status.FAILED
-
-
-def test_several_nodes_open_one_run_by_its_key_and_it_ends_when_all_have(
-    owner: User, stranger: User, api: Api, live_redis: redis.Redis
-) -> None:
-    asked = {"world_size": 4, "nodes": 2, "key": "slurm 17"}
-    first = api(owner).post("/api/v1/runs", asked, format="json")
-    second = api(owner).post("/api/v1/runs", asked, format="json")
-    foreign = api(stranger).post("/api/v1/runs", asked, format="json")
-    assert [first.status_code, second.status_code, foreign.status_code] == [201, 200, 201]
-    run = first.json()["run"]
-    assert second.json()["run"] == run
-    assert second.json()["token"] != first.json()["token"]
-    assert foreign.json()["run"] != run
-    assert api(owner).post("/api/v1/runs", {**asked, "nodes": 4}, format="json").status_code == 422
-    nodes = [Node(run, first.json()["token"]), Node(run, second.json()["token"], node=1, claim=CLAIM * 2)]
-    assert [each.join().json()["first_rank"] for each in nodes] == [0, 2]
-    assert nodes[1].join("gpu-0").status_code == 409, "names differ"
-    assert nodes[0].batch(rank=2).status_code == 403
-    assert nodes[1].batch(rank=2).status_code == 200
-    assert live_redis.exists(telemetry_stream(run, 1, 1)) == 1
-    nodes[0].report()
-    assert nodes[0].report("exited", "succeeded").json()["status"] == "running"
-    assert nodes[1].report("exited", "succeeded").json()["status"] == "succeeded"
-    again = api(owner).post("/api/v1/runs", asked, format="json")
-    assert again.status_code == 201, "a key is a run's as long as it lasts"
-
-
-def test_a_node_that_never_joined_is_lost_once_the_others_have_ended(open_run: Callable[..., Any]) -> None:
-    told = open_run(world_size=2, nodes=2)
-    first = Node(told["run"], told["token"])
-    first.join()
-    first.report()
-    first.report("exited", "succeeded")
-    tell_of_silence()
-    assert job_of(first).status == Status.RUNNING
-    long_ago = timezone.now() - timedelta(minutes=6)
-    Member.objects.filter(attempt__job_id=first.run, node=0).update(ended=long_ago)
-    job_of(first).attempts.update(created=long_ago)
-    tell_of_silence()
-    assert reasons(first)[-1] == ("lost", "node 1 of this run never reported")
-
-
-@pytest.mark.parametrize("ranks", [1, 7, 65536])
-def test_any_number_of_ranks_may_report(open_run: Callable[..., Any], ranks: int) -> None:
-    assert Job.objects.get(id=open_run(world_size=ranks)["run"]).world_size == ranks
-
-
-SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"global_batch": 4}}
-
-
-def test_with_a_spec_its_prediction_is_kept_beside_it(open_run: Callable[..., Any]) -> None:
-    job = Job.objects.get(id=open_run(spec=SPEC, name="with a plan")["run"])
-    assert (job.kind, job.name, job.engine) == ("train", "with a plan", "elsewhere")
-    assert job.estimate["exact_traffic"]
-
-
-WRONG_RUNS: list[tuple[dict[str, Any], str]] = [
-    ({"world_size": 0}, "world_size"),
-    ({"world_size": "2"}, "world_size"),
-    ({"world_size": True}, "world_size"),
-    ({"world_size": 2**64}, "world_size"),
-    ({"world_size": 5, "nodes": 2}, "nodes"),
-    ({"nodes": 0}, "nodes"),
-    ({"name": "a\nb"}, "name"),
-    ({"name": ""}, "name"),
-    ({"tags": [""]}, "tags.0"),
-    ({"tags": ["x"] * 21}, "tags"),
-    ({"command": ["\0"]}, "command.0"),
-    ({"key": ""}, "key"),
-    ({"slots": 3}, "slots"),
-    ({"spec": {**SPEC, "layout": {"dp": 4}}}, "spec.layout"),
-    ({"spec": {"kind": "script", "script": {"path": "a.py"}, "layout": {"dp": 2}}}, "spec.kind"),
-    ({"spec": {"model": {"preset": "no such"}, "layout": {"dp": 2}}}, "model.preset"),
-]
-
-
-@pytest.mark.parametrize(("wrong", "field"), WRONG_RUNS)
-def test_a_run_that_makes_no_sense_is_refused_at_its_field_and_leaves_nothing(
-    owner: User, api: Api, wrong: dict[str, Any], field: str
-) -> None:
-    answer = api(owner).post("/api/v1/runs", {"world_size": 2, **wrong}, format="json")
-    assert answer.status_code == 422, answer.json()
-    assert [error["field"] for error in answer.json()["errors"]] == [field]
-    assert not Job.objects.exists()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "status"),
-    [({"node": 1}, 422), ({"node": -1}, 422), ({"name": "a b"}, 422), ({"claim": "short"}, 422), ({"ranks": 2}, 422)],
-)
-def test_a_node_that_makes_no_sense_does_not_join(
-    open_run: Callable[..., Any], wrong: dict[str, Any], status: int
-) -> None:
-    told = open_run()
-    body = {"node": 0, "name": "gpu-7", "claim": CLAIM, **wrong}
-    path = f"/api/v1/runs/{told['run']}/1/members"
-    answer = APIClient().post(path, body, format="json", HTTP_AUTHORIZATION=f"Run {told['token']}")
-    assert answer.status_code == status
-
-
-@pytest.mark.parametrize(
-    ("way", "status"),
-    [
-        ({}, 200),
-        ({"REMOTE_ADDR": "192.0.2.7"}, 403),
-        ({"REMOTE_ADDR": "192.0.2.7", "secure": True}, 200),
-        ({"HTTP_X_FORWARDED_FOR": "192.0.2.7"}, 403),
-        ({"HTTP_X_FORWARDED_PROTO": "http"}, 403),
-    ],
-)
-def test_plain_http_is_for_this_machine_alone(
-    node: Node, owner: User, api: Api, way: dict[str, Any], status: int
-) -> None:
-    assert node.join("gpu-7", **way).status_code == status
-    opened = api(owner).post("/api/v1/runs", {"world_size": 1}, format="json", **way)
-    assert opened.status_code == (201 if status == 200 else 403)
-    if status == 403:
-        assert "HTTPS" in opened.json()["errors"][0]["message"]
-
-
-def test_its_page_says_where_it_runs_and_offers_nothing_that_only_launched_jobs_have(
-    node: Node, owner: User, stranger: User, client: Any
-) -> None:
-    client.force_login(owner)
-    text = client.get(f"/jobs/{node.run}/").content.decode()
-    assert 'Launched elsewhere on <span id="where">gpu-7</span>' in text
-    assert "Run again" not in text
-    forms = {line.split('id="')[1].split('"')[0]: line for line in text.splitlines() if "<form id=" in line}
-    assert "hidden" in forms["requeue-form"]
-    assert "data-may-not" in forms["requeue-form"]
-    assert "data-may-not" not in forms["give-up-form"]
-    for panel in ("traffic-title", "collectives-title", "proof-title", "log-title"):
-        assert panel in text
-    for panel in ("advice-title", "checkpoints-title", "fidelity-title"):
-        assert panel not in text
-    client.force_login(stranger)
-    assert client.get(f"/jobs/{node.run}/").status_code == 404
-    assert client.post(f"/jobs/{node.run}/give-up/").status_code == 404
-
-
-def test_with_a_spec_its_page_has_the_difference(open_run: Callable[..., Any], owner: User, client: Any) -> None:
-    client.force_login(owner)
-    text = client.get(f"/jobs/{open_run(spec=SPEC)['run']}/").content.decode()
-    assert "fidelity-title" in text
-    assert "Meshboard's own trainer" in text
-
-
-def test_a_silent_run_is_given_up_on_its_page(node: Node, owner: User, client: Any) -> None:
-    client.force_login(owner)
-    node.report()
-    client.post(f"/jobs/{node.run}/give-up/")
-    assert job_of(node).status == Status.RUNNING, "it speaks"
-    fall_silent(node)
-    tell_of_silence()
-    assert client.post(f"/jobs/{node.run}/give-up/").status_code == 302
-    assert job_of(node).status == Status.LOST

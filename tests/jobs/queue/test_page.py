@@ -17,8 +17,8 @@ from jobs.queue.scheduling.forecast import MOST_JOBS, Running, forecast, started
 from jobs.queue.scheduling.placement import decide, place
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.states import Quota, Share
-from tests.jobs.test_placement import host, job
-from tests.jobs.test_scheduler import busy, queued
+from tests.jobs.queue.placing import host, job
+from tests.jobs.queue.test_scheduler import busy, queued
 
 MakeHost = Callable[..., Host]
 SPEC = {"kind": "train", "name": "x", "layout": {"dp": 1, "pp": 1, "tp": 1, "zero": 0, "sequence_parallel": False}}

@@ -18,7 +18,7 @@ from jobs.models import Attempt, Job, Status
 from jobs.queue import actions, lifecycle
 from jobs.reporting.tokens import issue
 from tests.jobs.conftest import report
-from tests.jobs.test_reporting import Node, live_redis, one_redis  # noqa: F401  # fixtures
+from tests.jobs.reporting.nodes import Node
 
 SPEC: dict[str, Any] = {
     "model": {"preset": "gpt-tiny"},
@@ -29,7 +29,7 @@ SITE = Site("/cluster", "/usr/bin/python3", "https://board")
 
 
 @pytest.fixture
-def attempt(owner: User, live_redis: redis.Redis, settings: Any) -> Attempt:  # noqa: F811
+def attempt(owner: User, live_redis: redis.Redis, settings: Any) -> Attempt:
     """Submitted, and pending in Slurm's queue."""
     settings.SLURM = SITE._asdict()
     job, _ = actions.submit(owner, SPEC)

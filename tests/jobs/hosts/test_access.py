@@ -45,7 +45,7 @@ from jobs.queue.heard.events import drain
 from jobs.queue.heard.inboxes import MOST_ENTRIES
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import host_event
-from tests.jobs.test_host_join import IDENTITIES, request
+from tests.jobs.hosts.test_join import IDENTITIES, request
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from workers.host.join import worker_command

@@ -42,23 +42,35 @@ def test_what_saves_nothing_is_not_stopped_early(tmp_path: Path) -> None:
 
 
 SRUN = """#!/bin/sh
+echo $$ >"$SEEN.pid"
 cat >"$SEEN"
 : >"$SEEN.whole"
 while ! [ -e "$RUNS/17.warned" ]; do sleep 0.02; done
 exit 7
 """
+# The warning is not over before srun is, and the shell has taken its end in.
+SLOW_TOUCH = """#!/bin/sh
+/usr/bin/touch "$@"
+while kill -0 $(cat "$SEEN.pid") 2>/dev/null; do sleep 0.02; done
+"""
 
 
-def test_its_warning_leaves_a_file_and_ends_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("as_it_ends", [False, True])
+@pytest.mark.parametrize("terminated", [False, True])
+def test_its_warning_leaves_a_file_and_ends_nothing(tmp_path: Path, as_it_ends: bool, terminated: bool) -> None:
     folder, seen = tmp_path / "a folder of 'theirs'", tmp_path / "seen"
     (folder / "runs").mkdir(parents=True)
-    (tmp_path / "srun").write_text(SRUN)
-    (tmp_path / "srun").chmod(0o755)
+    for name, text in (("srun", SRUN), ("touch", SLOW_TOUCH if as_it_ends else "")):
+        if text:
+            (tmp_path / name).write_text(text)
+            (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     told = {"PATH": path, "SLURM_JOB_ID": "17", "SEEN": str(seen), "RUNS": str(folder / "runs")}
     shell = subprocess.Popen(["/bin/sh", "-c", made(folder)[1]], env=told)
     try:
         wait_until(seen.with_suffix(".whole").exists, "srun has its order")
+        if terminated:
+            shell.send_signal(signal.SIGTERM)
         shell.send_signal(signal.SIGUSR1)
         assert shell.wait(20) == 7, "it ends as srun does"
     finally:

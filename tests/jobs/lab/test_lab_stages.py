@@ -13,7 +13,7 @@ from jobs.lab.stages import Moving, moving
 from planner.facts.collectives import algorithmic_bytes
 from planner.facts.lab import LabHolding, LabResult, LabStep, metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabPrimitive
-from tests.jobs.test_lab import RESULT
+from tests.jobs.lab.test_lab import RESULT
 
 SHOWN = [primitive for primitive in LAB_PRIMITIVES if primitive != "barrier"]
 

@@ -1,0 +1,35 @@
+"""The link of an invitation with a mail address, mailed there where the board sends mail."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.conf import settings
+from django.utils import timezone
+
+from jobs.models import Invitation
+from jobs.models.telling import new_delivery_key
+from jobs.people.invitation_page import path_of
+from jobs.telling.mail import Mail, send
+
+MOST_AN_HOUR = 50  # of a project: whoever may invite shall not write to strangers through the board
+
+
+def mail(invitation: Invitation, text: str) -> str | None:
+    """What became of the mail, in words; None where there is none to send. `text`: what it is accepted with. Waits for
+    the mail server: the board does not keep the text to send it later."""
+    if not invitation.email or not settings.EMAIL_HOST:
+        return None
+    project, address = invitation.project, invitation.email
+    hour = timezone.now() - timedelta(hours=1)
+    if project.invitations.filter(created__gt=hour).exclude(email="").count() > MOST_AN_HOUR:
+        return f"not mailed to {address}: an hour's {MOST_AN_HOUR} invitations of {project.name} were mailed"
+    lines = [
+        f"{invitation.created_by} invites you to project {project.name}, as {invitation.get_role_display()}.",
+        "",
+        settings.BOARD_URL + path_of(text),
+        "",
+        f"This link is for you alone, good once, until {invitation.expires:%Y-%m-%d %H:%M} UTC.",
+    ]
+    went = send(Mail(address, f"Invitation to project {project.name}", "\n".join(lines), new_delivery_key()))
+    return f"mailed to {address}" if went.delivered else f"not mailed to {address}: {went.words}"

@@ -1,0 +1,191 @@
+"""What `place` promises to jobs that may run on several hosts, and under quotas."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.queue.scheduling.placement import place
+from jobs.queue.scheduling.states import HostState, Quota, Waiting
+from tests.jobs.queue.placing import (
+    NAMES,
+    full_world,
+    gang,
+    host,
+    in_order,
+    job,
+    may_be_on,
+    places,
+    shares_of,
+    smallest_number_of_hosts,
+    some_gangs,
+    some_labelled_hosts,
+)
+
+
+@given(some_gangs(), some_labelled_hosts())
+def test_a_gang_is_whole_on_hosts_of_one_model_that_it_may_use_with_its_groups_inside(
+    queue: list[Waiting], hosts: list[HostState]
+) -> None:
+    asked, there = {job.id: job for job in queue}, {host.name: host for host in hosts}
+    taken: set[tuple[str, int]] = set()
+    for job_id, shares in place(queue, hosts).placements:
+        job, names = asked[job_id], [share.host for share in shares]
+        assert sum(len(share.slots) for share in shares) == job.num_slots
+        assert len(set(names)) == len(names) <= (job.max_hosts or len(names))
+        assert all(may_be_on(job, there[name]) for name in names)
+        assert len({there[name].device_name for name in names}) == 1
+        assert all(len(share.slots) % min(job.units) == 0 for share in shares), "a tp group was divided"
+        for name, slots in shares:
+            assert slots
+            assert set(slots) <= set(there[name].free)
+            assert taken.isdisjoint((name, slot) for slot in slots)
+            taken |= {(name, slot) for slot in slots}
+
+
+@given(some_gangs(), some_labelled_hosts())
+def test_one_gang_alone_starts_on_as_few_hosts_as_have_room(queue: list[Waiting], hosts: list[HostState]) -> None:
+    for asked in queue[:1]:
+        plan = place([asked], hosts)
+        models: dict[str, dict[str, int]] = {}
+        for there in hosts:
+            if may_be_on(asked, there):
+                models.setdefault(there.device_name, {})[there.name] = len(there.free)
+        fewest = [smallest_number_of_hosts(asked, min(asked.units), free) for free in models.values()]
+        possible = [number for number in fewest if number is not None]
+        if plan.placements:
+            assert len(plan.placements[0].shares) >= min(possible)
+            if len(asked.units) == 1:
+                assert len(plan.placements[0].shares) == min(possible)
+        elif len(asked.units) == 1:
+            assert not possible, "there is room"
+
+
+@given(some_gangs(), some_labelled_hosts())
+def test_hosts_kept_for_a_gang_can_hold_it_and_are_kept_for_it_alone(
+    queue: list[Waiting], hosts: list[HostState]
+) -> None:
+    plan, there, asked = place(queue, hosts), {host.name: host for host in hosts}, {job.id: job for job in queue}
+    held: list[str] = []
+    for job_id, names in plan.kept.items():
+        job = asked[job_id]
+        held += names
+        assert job_id in plan.reasons
+        assert all(may_be_on(job, there[name]) for name in names)
+        assert len(names) <= (job.max_hosts or len(names))
+        slots = [there[name].slots for name in names]
+        unit = min(job.units)
+        assert job.num_slots <= max(slots[0] if len(names) == 1 else 0, sum(size // unit * unit for size in slots))
+    assert len(held) == len(set(held))
+    order = [job.id for job in in_order(queue)]
+    for job_id, shares in plan.placements:
+        for share in shares:
+            holder = next((job for job, names in plan.kept.items() if share.host in names), None)
+            assert holder is None or order.index(job_id) < order.index(holder), "a later job got slots of a kept host"
+
+
+@given(some_gangs(), some_labelled_hosts(), st.randoms(use_true_random=False))
+def test_gangs_are_placed_alike_whatever_the_order_of_rows(
+    queue: list[Waiting], hosts: list[HostState], random: object
+) -> None:
+    quotas = {"other": Quota(8, 2)}
+    plan = place(queue, hosts, quotas=quotas)
+    random.shuffle(queue)  # type: ignore[attr-defined]
+    random.shuffle(hosts)  # type: ignore[attr-defined]
+    assert place(queue, hosts, quotas=quotas) == plan
+
+
+@given(some_gangs(), some_labelled_hosts(), st.integers(0, 12), st.integers(0, 12))
+def test_a_quota_is_never_exceeded_and_holds_back_nobody_elses(
+    queue: list[Waiting], hosts: list[HostState], slots: int, used: int
+) -> None:
+    plan = place(queue, hosts, quotas={"other": Quota(slots, used)})
+    asked = {job.id: job for job in queue}
+    started = sum(asked[p.job].num_slots for p in plan.placements if asked[p.job].project == "other")
+    assert started == 0 or used + started <= slots
+    assert {*plan.reasons, *(p.job for p in plan.placements)} == {*asked}
+    without = place([job for job in queue if job.project == "default"], hosts)
+    if slots == 0:
+        assert [p for p in plan.placements if asked[p.job].project == "default"] == without.placements
+
+
+def test_what_starts_in_a_pass_counts_to_the_quota() -> None:
+    queue = [job("first", 2, age=2, project="p"), job("second", 2, age=1, project="p")]
+    assert places(place(queue, [host("host-a", 8)], quotas={"p": Quota(3, 0)})) == {"first": "host-a"}
+
+
+def test_the_first_that_a_quota_holds_back_holds_back_its_project() -> None:
+    """Or small jobs would keep it out for ever."""
+    queue = [job("large", 4, age=2, project="p"), job("small", 1, age=1, project="p"), job("other", 1)]
+    plan = place(queue, [host("host-a", 8)], quotas={"p": Quota(4, 1)})
+    assert places(plan) == {"other": "host-a"}
+    assert plan.reasons == {
+        "large": "needs 4 slots; project p may hold 4, and 1 are held or kept for jobs of its ahead",
+        "small": "needs 1 slot; project p may hold 4, and a job of its ahead waits for them",
+    }
+
+
+def test_what_a_head_needs_of_its_quota_is_kept_for_it() -> None:
+    queue = [job("head", 4, age=2, project="p"), job("late", 2, project="p")]
+    plan = place(queue, [host("host-a", 4, free=1), host("host-b", 2)], quotas={"p": Quota(5, 0)})
+    assert plan.kept == {"head": ("host-a",)}
+    assert plan.placements == []
+
+
+def test_tensor_parallel_groups_stay_inside_a_host() -> None:
+    plan = place([gang("g", 8, 4)], [host("host-a", 6), host("host-b", 7)])
+    assert shares_of(plan) == {"g": {"host-a": 4, "host-b": 4}}
+    assert place([gang("g", 8, 8)], [host("host-a", 6), host("host-b", 7)]).reasons["g"] == (
+        "needs 8 slots on cpu hosts, 8 or a multiple of it on each, but its tensor-parallel group of 8 stays on one; "
+        "the largest has 7"
+    )
+
+
+def test_context_parallel_groups_stay_inside_a_host_where_they_fit_one() -> None:
+    wide = gang("g", 8)._replace(units=(4, 2))
+    assert shares_of(place([wide], [host("host-a", 4), host("host-b", 4)])) == {"g": {"host-a": 4, "host-b": 4}}
+    assert shares_of(place([wide], [host(n, 2) for n in NAMES[:4]])) == {"g": dict.fromkeys(NAMES[:4], 2)}
+    assert place([wide], [host("host-a", 4, free=2), *(host(n, 4, free=3) for n in NAMES[1:])]).placements == [], (
+        "it waits for hosts where they fit"
+    )
+
+
+def test_a_gang_takes_one_model_of_device() -> None:
+    hosts = [host("host-a", 4, device_name="a100"), host("host-b", 4, device_name="h100")]
+    assert place([gang("g", 8)], hosts).reasons == {"g": "needs 8 slots on one cpu host; the largest has 4"}
+    hosts.append(host("host-c", 3, device_name="h100"))
+    assert place([gang("g", 8)], hosts).reasons == {"g": "needs 8 slots on cpu hosts; those of one model have 7 so"}
+
+
+def test_a_gangs_hosts_are_kept_and_said() -> None:
+    hosts = [host("host-a", 4, free=1), host("host-b", 4, free=3), host("host-c", 4, free=0)]
+    plan = place([gang("head", 8, 2, age=1), gang("late", 1)], hosts)
+    assert plan.kept == {"head": ("host-a", "host-b")}
+    assert plan.placements == []
+    assert plan.reasons["head"] == (
+        "needs 8 slots on cpu hosts, 2 or a multiple of it on each; host-a, host-b have 4 of 8 free and are kept for it"
+    )
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_gang_starts_when_the_old_jobs_of_its_hosts_have_ended_whatever_comes_after_it(data: st.DataObject) -> None:
+    world = data.draw(full_world(hosts=4))
+    total = sum(slots // 2 * 2 for slots in world.slots.values())
+    most = max(world.slots.values())
+    head = gang("head", data.draw(st.integers(most // 2 + 1, total // 2).map(lambda n: 2 * n)), 2, age=1)
+    world.queue["head"] = head
+    promised: tuple[str, ...] = ()
+    for step in range(80):
+        for number in range(data.draw(st.integers(0, 2))):
+            late = gang(f"late-{step}-{number}", data.draw(st.integers(1, 6)), max_hosts=data.draw(st.integers(0, 2)))
+            world.queue[late.id] = late
+        plan = world.schedule()
+        if "head" in world.running:
+            return
+        promised = promised or plan.kept["head"]
+        assert plan.kept["head"] == promised
+        old = [name for name, (shares, _) in world.running.items() if "old" in name and shares[0].host in promised]
+        assert old, "a later job keeps the head out"
+        ended = data.draw(st.sampled_from(sorted(world.running)))
+        del world.running[ended]

@@ -1,0 +1,292 @@
+"""What `place` promises, for any queue and any hosts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.queue.scheduling.placement import place
+from jobs.queue.scheduling.states import Booking, HostState, Share, Waiting
+from tests.jobs.queue.placing import (
+    LONG,
+    World,
+    full_world,
+    host,
+    in_order,
+    job,
+    may_use,
+    places,
+    some_hosts,
+    some_queue,
+)
+
+
+@given(some_queue(), some_hosts())
+def test_a_gang_gets_free_slots_of_one_host_that_takes_jobs_and_nobody_gets_them_twice(
+    queue: list[Waiting], hosts: list[HostState]
+) -> None:
+    asked, there = {job.id: job for job in queue}, {host.name: host for host in hosts}
+    taken: set[tuple[str, int]] = set()
+    for job_id, ((name, slots),) in place(queue, hosts).placements:
+        assert may_use(asked[job_id], there[name])
+        assert len(slots) == len(set(slots)) == asked[job_id].num_slots
+        assert set(slots) <= set(there[name].free)
+        assert taken.isdisjoint((name, slot) for slot in slots)
+        taken |= {(name, slot) for slot in slots}
+
+
+@given(some_queue(), some_hosts())
+def test_every_job_is_placed_once_or_has_a_reason(queue: list[Waiting], hosts: list[HostState]) -> None:
+    plan = place(queue, hosts)
+    placed = [placement.job for placement in plan.placements]
+    assert sorted([*placed, *plan.reasons]) == sorted(job.id for job in queue)
+    assert all(0 < len(text) <= 500 for text in plan.reasons.values())
+
+
+@given(some_queue(), some_hosts())
+def test_no_job_gets_slots_on_which_one_before_it_could_have_run(queue: list[Waiting], hosts: list[HostState]) -> None:
+    plan = place(queue, hosts)
+    on = places(plan)
+    for there in hosts:
+        left = len(there.free)
+        waits: Waiting | None = None
+        for asked in in_order(queue):
+            if on.get(asked.id) == there.name:
+                assert waits is None, f"{waits} could have had the slots of {asked}"
+                left -= asked.num_slots
+            elif asked.id not in on and may_use(asked, there) and asked.num_slots <= left:
+                waits = asked
+
+
+@given(some_queue(), some_hosts())
+def test_hosts_idle_only_for_one_head_a_device_and_for_those_that_ask_for_them(
+    queue: list[Waiting], hosts: list[HostState]
+) -> None:
+    """Whoever waits though a host has room for it waits for a holder before it: a pinned job, or the one head."""
+    plan = place(queue, hosts)
+    on = places(plan)
+    asks = {job.id: job.num_slots for job in queue}
+    heads = [job for job in queue if job.id in plan.kept]
+    assert len({job.device for job in heads}) == len(heads)
+    assert all(len(plan.kept[head.id]) == 1 for head in heads)
+    assert all(not head.wanted_host and head.id in plan.reasons for head in heads)
+    free = {h.name: len(h.free) - sum(asks[job] for job in on if on[job] == h.name) for h in hosts}
+    for place_of, late in enumerate(in_order(queue)):
+        for there in (h for h in hosts if late.id in plan.reasons and may_use(late, h)):
+            before = [job for job in in_order(queue)[:place_of] if job.id in plan.reasons and may_use(job, there)]
+            held = any(job.wanted_host or plan.kept.get(job.id) == (there.name,) for job in before)
+            assert held or free[there.name] < late.num_slots
+
+
+@given(some_queue(), some_hosts())
+def test_jobs_that_no_host_could_take_change_nothing_for_others(queue: list[Waiting], hosts: list[HostState]) -> None:
+    hopeful = [job for job in queue if any(may_use(job, host) for host in hosts)]
+    with_them, without = place(queue, hosts), place(hopeful, hosts)
+    assert (with_them.placements, with_them.kept) == (without.placements, without.kept)
+    assert {job.id: with_them.reasons.get(job.id) for job in hopeful} == {
+        job.id: without.reasons.get(job.id) for job in hopeful
+    }
+
+
+@given(some_queue(), some_hosts(), st.randoms(use_true_random=False))
+def test_the_order_in_which_rows_come_means_nothing(
+    queue: list[Waiting], hosts: list[HostState], random: object
+) -> None:
+    plan = place(queue, hosts)
+    random.shuffle(queue)  # type: ignore[attr-defined]
+    random.shuffle(hosts)  # type: ignore[attr-defined]
+    assert place(queue, hosts) == plan
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_head_starts_when_the_old_jobs_of_its_host_have_ended_whatever_comes_after_it(data: st.DataObject) -> None:
+    """Jobs end in any order, later ones come at any time and run for ever unless drawn to end."""
+    world = data.draw(full_world(hosts=3))
+    head = job("head", num_slots=max(world.slots.values()), age=1)
+    world.queue["head"] = head
+    promised = ""
+    for step in range(60):
+        for number in range(data.draw(st.integers(0, 2))):
+            wanted = data.draw(st.sampled_from(["", "", *world.slots]))
+            small = data.draw(st.integers(1, 4))
+            world.queue[f"late-{step}-{number}"] = job(f"late-{step}-{number}", small, wanted, priority=-(step % 2))
+        plan = world.schedule()
+        if "head" in world.running:
+            break
+        (kept,) = plan.kept["head"]
+        promised = promised or kept
+        assert kept == promised
+        old = [len(slots) for name, (((on, slots),), _) in world.running.items() if on == promised and "old" in name]
+        assert world.slots[promised] - sum(old) < head.num_slots, "a later job keeps the head out"
+        ended = data.draw(st.sampled_from(sorted(world.running)))
+        del world.running[ended]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_where_one_host_is_large_enough_later_jobs_change_nothing_for_the_head(data: st.DataObject) -> None:
+    """The same world with and without later jobs; the old ones end in the same order."""
+    alone = data.draw(full_world(hosts=3))
+    alone.slots["host-z"] = 8
+    alone.running |= {
+        f"old-z-{at}": ((Share("host-z", (at,)),), 0) for at in data.draw(st.sets(st.integers(0, 7), min_size=1))
+    }
+    crowded = World(alone.slots)
+    crowded.running = dict(alone.running)
+    alone.queue["head"] = crowded.queue["head"] = job("head", num_slots=8, age=1)
+    for step, ended in enumerate(["", *data.draw(st.permutations(sorted(alone.running)))]):
+        late = job(f"late-{step}", data.draw(st.integers(1, 8)), data.draw(st.sampled_from(["", "host-a", "host-z"])))
+        crowded.queue[late.id] = late
+        for world in (alone, crowded):
+            world.running.pop(ended, None)
+            world.schedule()
+        assert ("head" in alone.running) == ("head" in crowded.running)
+        if "head" in alone.running:
+            return
+    raise AssertionError("the head never started")
+
+
+def test_a_stream_of_small_jobs_starves_no_large_one() -> None:
+    """Each job runs for 5 passes, more small ones come than there are slots for, and three large ones wait."""
+    world = World({"host-a": 4, "host-b": 4, "host-c": 8})
+    lasts, large = 5, {f"large-{number}": slots for number, slots in enumerate((8, 4, 8))}
+    started: dict[str, int] = {}
+    for step in range(60):
+        if step == lasts:
+            world.queue |= {name: job(name, slots, age=100) for name, slots in large.items()}
+        for number in range(5):
+            world.queue[f"small-{step}-{number}"] = job(f"small-{step}-{number}", age=-step)
+        for placement in world.schedule().placements:
+            started[placement.job] = step
+        world.running = {name: row for name, row in world.running.items() if world.now - row[1] < lasts}
+    assert all(started[name] - lasts <= len(large) * lasts for name in large)
+
+
+def test_a_head_that_fits_one_host_leaves_the_others_open() -> None:
+    hosts = [host("large", 8, free=5), host("small", 4)]
+    plan = place([job("head", 8, age=2), job("next", 2, age=1), job("late", 2)], hosts)
+    assert places(plan) == {"next": "small", "late": "small"}
+
+
+def test_a_job_for_an_absent_host_holds_up_nobody() -> None:
+    plan = place([job("pinned", 1, "absent", priority=9), job("other", 4)], [host("host-a", 4)])
+    assert [placement.job for placement in plan.placements] == ["other"]
+
+
+def test_a_pinned_job_overtakes_no_job_of_a_higher_priority() -> None:
+    hosts = [host("host-a", 4, free=2)]
+    plan = place([job("urgent", 4, priority=100), job("pinned", 2, "host-a")], hosts)
+    assert plan.placements == []
+    assert plan.reasons == {
+        "urgent": "needs 4 slots on one cpu host; host-a has 2 of 4 free and is kept for it",
+        "pinned": "needs 2 slots on host-a, the one host it asks for; "
+        "host-a has 2 of 4 free and is kept for a job ahead that needs 4 slots",
+    }
+
+
+def test_of_equal_priority_the_older_starts() -> None:
+    plan = place([job("a-young", 4, age=1), job("old", 4, age=2)], [host("host-a", 4)])
+    assert [placement.job for placement in plan.placements] == ["old"]
+
+
+def test_the_tightest_fit_keeps_large_holes() -> None:
+    plan = place([job("small", 2), job("large", 8, age=-1)], [host("host-a", 8), host("host-b", 3)])
+    assert places(plan) == {"small": "host-b", "large": "host-a"}
+
+
+def test_the_head_holds_the_host_that_needs_the_fewest_further_slots() -> None:
+    hosts = [host("host-a", 8, free=1), host("host-b", 8, free=3), host("host-c", 4, free=3)]
+    assert place([job("head", 8)], hosts).kept == {"head": ("host-b",)}
+    assert place([job("head", 8, kept=("host-a",))], hosts).kept == {"head": ("host-a",)}, "it was promised that one"
+
+
+BUSY = [host("host-a", 4, free=1), host("host-b", 2, free=0), host("host-c", 4, drained=True)]
+
+
+@pytest.mark.parametrize(
+    ("queue", "hosts", "told"),
+    [
+        ([job("j")], [], "no cpu host is connected"),
+        ([job("j")], [host("host-a", 4, live=False)], "no cpu host is connected"),
+        ([job("j")], [host("host-a", 4, drained=True)], "every cpu host is drained and takes no new jobs"),
+        ([job("j", 5)], [host("host-a", 4)], "needs 5 slots on one cpu host; the largest has 4"),
+        (
+            [job("j", 5)],
+            [host("host-a", 4), host("host-b", 8, drained=True)],
+            "needs 5 slots on one cpu host; the largest that takes jobs now has 4",
+        ),
+        ([job("j", 5, "host-a")], [host("host-a", 4)], "needs 5 slots; host-a, the one host it asks for, has 4"),
+        ([job("j", 1, "host-z")], BUSY, "host-z, the one host it asks for, is not connected"),
+        ([job("j", 1, "host-c")], BUSY, "host-c, the one host it asks for, is drained and takes no new jobs"),
+        (
+            [job("j", 1, "host-b")],
+            BUSY,
+            "needs 1 slot on host-b, the one host it asks for; host-b has 0 of 2 free and is kept for it",
+        ),
+        ([job("j", 3)], BUSY, "needs 3 slots on one cpu host; host-a has 1 of 4 free and is kept for it"),
+        (
+            [job("j", 2), job("ahead", 4, age=1, owner=2)],
+            BUSY,
+            "needs 2 slots on one cpu host; of those open to it host-b has 0 of 2 free, the most; "
+            "1 job is ahead and needs 4 slots",
+        ),
+        (
+            [job("j", 2), job("first", 4, age=3), job("second", 2, age=2, owner=2)],
+            BUSY,
+            "needs 2 slots on one cpu host; of those open to it host-b has 0 of 2 free, the most; "
+            "2 jobs are ahead, the first (name-of-first) needs 4 slots",
+        ),
+        (
+            [job("j", 2), *(job(f"ahead-{number}", 4, age=1) for number in range(47))],
+            BUSY,
+            "needs 2 slots on one cpu host; none open to it has as many free; at least 20 jobs are ahead",
+        ),
+    ],
+)
+def test_what_it_says(queue: list[Waiting], hosts: list[HostState], told: str) -> None:
+    assert place(queue, hosts).reasons["j"] == told
+
+
+@given(some_queue(), some_hosts())
+def test_no_reason_names_a_strangers_job(queue: list[Waiting], hosts: list[HostState]) -> None:
+    """Each owner's jobs bear a secret; no text for the other's may hold it, nor any job's id."""
+    queue = [job._replace(name=f"secret-of-{job.owner}") for job in queue]
+    reasons = place(queue, [*hosts, host("host-full", 10, free=0)]).reasons
+    for job_ in queue:
+        text = reasons.get(job_.id, "")
+        assert f"secret-of-{3 - job_.owner}" not in text
+        assert not any(other.id in text for other in queue)
+
+
+def test_the_longest_names_fit() -> None:
+    """With room to spare: a text that is cut off is not the truth."""
+    long_host = "h" * 100
+    queue = [job(f"ahead-{n}", 65536, name=LONG, age=9) for n in range(9)] + [job("j", 65535, name=LONG)]
+    hosts = [host(long_host, 65536, free=1), host(long_host + "2", 65536, free=0)]
+    assert all(len(text) < 500 for text in place(queue, hosts).reasons.values())
+
+
+def test_one_start_far_ahead_changes_few_texts() -> None:
+    """1,000 waiting jobs of one size: those behind are not told anew each time one before them starts."""
+    queue = [job(f"{number:04}", 4, age=1000 - number) for number in range(1000)]
+    hosts = [host("host-a", 4, free=0), host("host-b", 4, free=0)]
+    before = place(queue, hosts).reasons
+    after = place(queue, [hosts[0], host("host-b", 4)]).reasons
+    assert sum(before[name] != text for name, text in after.items()) < 25
+
+
+def test_a_paused_pool_and_a_reservation_are_said() -> None:
+    paused = host("host-a", 4, pools=frozenset({"big"}), paused="big")
+    assert place([job("j", pool="big")], [paused]).reasons["j"] == (
+        "every cpu host of pool big is in pool big, which is paused, and takes no new jobs"
+    )
+    booked = host("host-a", 4, bookings=(Booking("other", 100.0),))
+    assert places(place([job("short", limit_s=100)], [booked])) == {"short": "host-a"}
+    assert place([job("long")], [booked]).reasons["long"] == (
+        "every cpu host that takes jobs is reserved for another project"
+    )
+    assert place([job("j", labels=frozenset({"ib"}))], [booked]).reasons["j"] == (
+        "no cpu host with label ib is connected"
+    )

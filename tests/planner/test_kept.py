@@ -1,0 +1,107 @@
+"""ZeRO-3 under a pipe that keeps what it gathered: what it sends and holds beside ZeRO-2 and 3."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cost.memory import memory
+from planner.cost.timing import step_time
+from planner.cost.traffic import step_traffic
+from planner.facts.parse import parse_spec
+from planner.facts.schedules import actions
+from planner.facts.spec import JobSpec, SpecError
+from planner.hardware.clusters import CLUSTERS
+
+KEPT = {"zero": 3, "keep_gathered": True}
+
+
+def spec(layout: dict[str, Any], *, micro_batches: int = 4, **train: Any) -> JobSpec:
+    model = {"preset": "llama-mini", "num_layers": 8}
+    settings = {"global_batch": 64, "micro_batches": micro_batches, "seq_len": 256, "precision": "bf16"}
+    return parse_spec({"model": model, "layout": layout, "train": settings | train})
+
+
+def gathered(asked: JobSpec, stage: int) -> tuple[int, int]:
+    """(calls, bytes) of a step."""
+    rows = step_traffic(asked, stage * asked.layout.world_size // asked.layout.pp)
+    found = [row for row in rows if (row.axis, row.op) == ("dp", "all_gather")]
+    return sum(row.count for row in found), sum(row.payload_bytes for row in found)
+
+
+def turns(asked: JobSpec, stage: int) -> Counter[int]:
+    """How often a rank turns to each of its chunks, from the schedule's own list."""
+    found: Counter[int] = Counter()
+    before = None
+    for action in actions(asked.layout, stage, asked.train.micro_batches):
+        if action.chunk != before:
+            found[action.chunk] += 1
+        before = action.chunk
+    return found
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(
+    st.fixed_dictionaries(
+        {
+            "dp": st.sampled_from([2, 4]),
+            "pp": st.sampled_from([2, 4]),
+            "tp": st.sampled_from([1, 2]),
+            "recompute": st.sampled_from(["none", "full"]),
+        }
+    ),
+    st.sampled_from(
+        [("1f1b", 1), ("gpipe", 1), ("naive", 1), ("looped_bfs", 1), ("looped_bfs", 2), ("interleaved_zero_bubble", 1)]
+    ),
+    st.sampled_from([4, 8]),
+)
+def test_a_unit_is_gathered_each_time_that_its_rank_turns_to_it(
+    layout: dict[str, Any], schedule: tuple[str, int], micro_batches: int
+) -> None:
+    layout = {**layout, "schedule": schedule[0], "virtual_stages": schedule[1]}
+    kept, each, once = (
+        spec({**layout, **zero}, micro_batches=micro_batches) for zero in (KEPT, {"zero": 3}, {"zero": 2})
+    )
+    for stage in range(kept.layout.pp):
+        calls, size = gathered(kept, stage)
+        every_calls, every_size = gathered(each, stage)
+        counted = turns(kept, stage)
+        units = dict.fromkeys(counted, 8 // (kept.layout.pp * schedule[1]))
+        units[min(units)] += stage == 0  # the table of the embedding
+        units[max(units)] += stage == kept.layout.pp - 1  # the head
+        assert calls == sum(counted[chunk] * units[chunk] for chunk in units)
+        assert size < every_size
+        assert every_calls == 2 * micro_batches * sum(units.values())
+        if schedule[1] == 1:
+            assert step_traffic(kept, stage) == step_traffic(once, stage)
+            assert memory(kept, stage) == memory(once, stage)
+        else:
+            least, held, most = (sum(memory(asked, stage).values()) for asked in (each, kept, once))
+            assert least <= held < most
+    cluster = CLUSTERS["h100"]
+    assert step_time(kept, cluster).step_s <= step_time(each, cluster).step_s
+
+
+def test_breadth_first_holds_one_chunk_and_not_all() -> None:
+    layout = {"pp": 2, "dp": 2, "schedule": "looped_bfs", "virtual_stages": 4}
+    one, all_chunks = (memory(spec({**layout, **zero}, seq_len=16), 0)["gathered"] for zero in (KEPT, {"zero": 2}))
+    assert 0 < one < all_chunks / 2
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ({"dp": 2, "pp": 2, "zero": 2}, "ZeRO is 2; choose ZeRO 3"),
+        ({"dp": 2, "zero": 3}, "as ZeRO-2 does; choose ZeRO 2, or pp of 2"),
+        ({"dp": 2, "pp": 2, "zero": 3, "schedule": "zbv", "virtual_stages": 2}, "ZBV turns between 2 chunks"),
+        ({"dp": 2, "pp": 2, "zero": 3, "schedule": "interleaved_1f1b", "virtual_stages": 4}, "between 4 chunks"),
+    ],
+)
+def test_where_nothing_is_kept_the_field_is_refused(layout: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        spec({**layout, "keep_gathered": True})
+    assert [(p.field, words in p.message) for p in refused.value.problems] == [("layout.keep_gathered", True)]

@@ -1,0 +1,21 @@
+"""A mail server that keeps what it took."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+from email.message import EmailMessage
+from typing import Any
+
+from aiosmtpd.handlers import Message
+
+
+class Kept(Message):
+    """Every mail that was taken, parsed anew from its bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(EmailMessage)
+        self.mails: list[EmailMessage] = []
+
+    def handle_message(self, message: Any) -> None:
+        self.mails.append(email.message_from_bytes(bytes(message), policy=email.policy.default))

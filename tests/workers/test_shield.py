@@ -1,0 +1,71 @@
+"""SIGTERM from a parent ends what is shielded; anybody else's, as Slurm sends to all that runs, ends nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.processes import ROOT, wait_until
+from workers.shield import VARIABLE
+
+SHIELDED = """
+import os, signal, sys, time
+from workers import shield
+if sys.argv[1] == "guardian":
+    import subprocess
+    shield.block()
+    child = subprocess.Popen([sys.executable, "-c", sys.stdin.read(), "rank"], stdin=subprocess.PIPE)
+    print(child.pid, flush=True)
+    signal.sigwait({signal.SIGUSR1})
+    print("the parent ends it", flush=True)
+    child.terminate()
+    sys.exit(child.wait())
+signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"is ended\\n"), os._exit(1)))
+signal.signal(signal.SIGWINCH, lambda *_: os.write(1, b"goes on\\n"))
+shield.heed_parent()
+while True:
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def guardian(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """It ends its child by SIGTERM when it is told to, and says so; the child says when it is ended."""
+    monkeypatch.setenv(VARIABLE, "1")
+    argv = [
+        sys.executable,
+        "-c",
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})" + SHIELDED,
+    ]
+    process = subprocess.Popen([*argv, "guardian"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(SHIELDED.encode())
+    process.stdin.close()
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_only_a_parents_sigterm_ends_it(guardian: subprocess.Popen[bytes]) -> None:
+    assert guardian.stdout is not None
+    rank = int(guardian.stdout.readline())
+    for pid in (guardian.pid, rank):
+        os.kill(pid, signal.SIGTERM)  # nobody's parent but the guardian's, and that one heeds nobody
+    wait_until(lambda: not _pending(rank), "the rank has taken it")
+    os.kill(rank, signal.SIGWINCH)
+    assert guardian.stdout.readline() == b"goes on\n"
+    guardian.send_signal(signal.SIGUSR1)
+    assert guardian.wait(20) == 1
+    assert guardian.stdout.read().decode().splitlines() == ["the parent ends it", "is ended"]
+
+
+def _pending(pid: int) -> bool:
+    """Whether SIGTERM waits to be taken; it is gone from there in a process that has ended, too."""
+    with open(f"/proc/{pid}/status") as status:
+        bits = next(line for line in status if line.startswith("ShdPnd"))
+    return bool(int(bits.split()[1], 16) & 1 << (signal.SIGTERM - 1))
