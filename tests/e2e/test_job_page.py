@@ -176,17 +176,24 @@ def shown(page: Page) -> dict[str, Any]:
     return texts | {"points": page.get_attribute("#loss-chart", "data-points")}
 
 
+def end(board: Board, job: str) -> None:
+    """Until nobody writes of it any more."""
+    if not board.job(job)["finished"]:
+        board.call("POST", f"jobs/{job}/cancel")
+    board.wait_for(job, "cancelled")
+
+    def kept() -> bool:
+        (attempt,) = board.call("GET", f"jobs/{job}/history")["attempts"]
+        return bool(attempt["ended"]) and bool(board.job(job)["diagnosis"]["over"])
+
+    wait_until(kept, "the recorder has all of it, and has judged it", 60)
+
+
 def test_a_run_that_ended_shows_the_same_page_when_its_stream_is_gone(
     tab: Page, running_board: Board, watched: str
 ) -> None:
-    running_board.call("POST", f"jobs/{watched}/cancel")
+    end(running_board, watched)
     tab.wait_for_selector("#status[data-status=cancelled]", timeout=60_000)
-
-    def kept() -> bool:
-        (attempt,) = running_board.call("GET", f"jobs/{watched}/history")["attempts"]
-        return bool(attempt["ended"])
-
-    wait_until(kept, "the recorder has all of it", 60)
     live = shown(tab)
     running_board.redis().delete(telemetry_stream(watched, 1))
     tab.reload()
@@ -209,6 +216,7 @@ TOLD: dict[str, Any] = {
 def test_the_verdict_its_reason_and_the_next_step_stand_on_the_first_screen_with_their_evidence_folded(
     tab: Page, running_board: Board, watched: str
 ) -> None:
+    end(running_board, watched)
     with contextlib.closing(sqlite3.connect(running_board.state / "db.sqlite3", timeout=30)) as database, database:
         database.execute("UPDATE jobs_attempt SET diagnosis = ? WHERE job_id = ?", (json.dumps(TOLD), watched))
     tab.reload()
