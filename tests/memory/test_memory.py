@@ -134,9 +134,9 @@ def test_experts_of_a_capacity_keep_the_rows_they_were_filled_with() -> None:
 
 def test_experts_of_one_rank_are_not_sharded() -> None:
     """dp 2 leaves each of ep 2 experts of its own, whole beside their masters: they were said to be gathered."""
-    moe = {"num_experts": 4, "experts_per_token": 1, "expert_ffn_hidden_size": 1024}
+    moe = {"num_experts": 4, "experts_per_token": 1, "expert_ffn_hidden_size": 4096}
     model = {**MODEL, "num_layers": 2, "num_heads": 8, "vocab_size": 512, "moe": moe}
-    train = {"global_batch": 4, "micro_batches": 2, "seq_len": 512, "precision": "bf16"}
+    train = {"global_batch": 4, "micro_batches": 2, "seq_len": 128, "precision": "fp32"}
     spec = parse_fields({"model": model, "layout": {"dp": 2, "ep": 2, "zero": 1}, "train": train})
     step = dry_step(spec, 0)
     assert sum(fullest(spec, 0, updates=False).levels) == pytest.approx(
