@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -42,12 +43,14 @@ def guardian(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes
         "-c",
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})" + SHIELDED,
     ]
-    process = subprocess.Popen([*argv, "guardian"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*argv, "guardian"], cwd=ROOT, stdin=pipe, stdout=pipe, start_new_session=True)
     assert process.stdin is not None
     process.stdin.write(SHIELDED.encode())
     process.stdin.close()
     yield process
-    process.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # its child too, where a test failed
     process.wait()
 
 
