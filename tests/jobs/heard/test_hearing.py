@@ -317,7 +317,7 @@ def test_what_was_said_again_and_again_while_nobody_listened_is_taken_in_once(
     last = host_event()
     say(live_redis, last)
     with django_assert_max_num_queries(200):  # each by itself: far more
-        assert drain(live_redis) == 4 * inboxes.CHUNK + 2
+        assert sum(iter(lambda: drain(live_redis), 0)) == 4 * inboxes.CHUNK + 2
     assert [change.status for change in StateChange.objects.filter(job=job)] == [
         "queued", "starting", "running", "succeeded",
     ]  # fmt: skip
