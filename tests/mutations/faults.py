@@ -142,7 +142,7 @@ FAULTS: dict[str, Fault] = {
     "the norm counts copies twice": Fault((Edit(OPTIMIZER, " / held.copies", ""),), "gpt", {"dp": 2}),
     # what is old, or not there yet
     "ZeRO-1 goes on with old weights after a validation": Fault(
-        (Edit(ZERO, "                module.reshard()", "                pass"),),
+        (Edit(ZERO, "        for root in self._roots:\n            _free(root)", "        pass"),),
         "llama",
         {"dp": 2, "zero": 1},
         2,

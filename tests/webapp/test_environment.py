@@ -140,6 +140,7 @@ def shown(default: object) -> str:
 def test_every_variable_that_anything_reads_is_in_the_docs() -> None:
     # Cookies on processes and words between ours, which nobody sets; and a prefix.
     of_our_own = {"MESHBOARD_ATTEMPT", "MESHBOARD_RUNS", "MESHBOARD_COMPARE", "MESHBOARD_TELEMETRY", "MESHBOARD_SLURM"}
+    of_our_own |= {"MESHBOARD_TERM_FROM_PARENT"}
     sources = [f for room in ("webapp", "workers", "jobs") for f in (ROOT / room).rglob("*.py")]
     text = "\n".join(f.read_text() for f in [*sources, ROOT / "docker-compose.yml", ROOT / "Dockerfile"])
     read_somewhere = set(re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", text)) - of_our_own

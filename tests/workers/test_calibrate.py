@@ -37,9 +37,10 @@ def test_every_kind_is_measured_with_one_rank_and_with_all(profile: HostProfile)
 def test_more_work_takes_longer(profile: HostProfile) -> None:
     alone = sorted((2 * p.m * p.n * p.k, p.seconds) for p in profile.gemm if p.ranks == 1)
     assert alone[0][1] < alone[-1][1]
-    layers = [p for p in profile.layers if p.ranks == 1 and p.hidden_size == 256 and p.arch == "gpt"]
-    by_batch = {p.micro_batch: p.forward_s + p.backward_s for p in layers}
-    assert by_batch[1] < by_batch[4]
+    layers = [p for p in profile.layers if p.ranks == 1 and p.arch == "gpt"]
+    # The least and the most of it: of neighbours a busy machine may turn the order round.
+    seconds = {(p.hidden_size, p.micro_batch): p.forward_s + p.backward_s for p in layers}
+    assert seconds[min(seconds)] < seconds[max(seconds)]
 
 
 def test_the_planner_rests_on_it(profile: HostProfile) -> None:

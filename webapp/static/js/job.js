@@ -163,7 +163,7 @@ function onBatch(id, batch, node) {
 }
 
 const CONNECTION = {
-  reading: ["", "reading what was kept"],
+  reading: ["", "reading"], // no longer than "connecting": with a long name all below would move
   connecting: ["", "connecting"],
   live: ["good", "live"],
   delayed: ["warn", "delayed: Redis cannot be reached"],
