@@ -204,7 +204,8 @@ def test_a_host_that_is_not_ready_fails_the_gang_by_its_name(hosts: Cluster) -> 
     job = hosts.submit(endless("not ready", SQUARE))
     hosts.wait_for(job, "starting")
     _, second = hosts.member_hosts(job)
-    second.run("sh", "-c", "until pkill -STOP -f [w]orkers.host.start.launch; do sleep 0.05; done")
+    its = f"[w]orkers.host.start.launch.*/{second.name}/runs/{job}/"  # a namespace of the network sees all processes
+    second.run("sh", "-c", f"until pkill -STOP -f '{its}'; do sleep 0.05; done")
     ended: dict[str, Any] = hosts.wait_for(job, "failed", timeout_s=170)
     assert ended["history"][-1]["reason"] == f"the gang did not start: host {second.name} was not ready within 120 s"
     none_left(hosts, job)
