@@ -177,8 +177,8 @@ def test_a_router_keeps_no_input_that_is_gathered_again() -> None:
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_stage_without_a_head_gathers_its_last_layer_first_and_forgets_what_a_backward_used(stage: int) -> None:
-    """Under ZeRO-3 the layer whose output is the stage's own is gathered before the table: 4.5 of 193 MiB were missing on
-    stage 0. On stage 1 the graph of the last micro-batch's output kept messages: 4 of 54 MiB that are no longer needed."""
+    """Under ZeRO-3 the layer whose output is the stage's own is gathered before the table: 4.5 of 193 MiB were missing
+    on stage 0. On stage 1 the graph of the last micro-batch's output kept messages: 4 of 54 MiB, no longer needed."""
     layout = {"dp": 2, "tp": 2, "pp": 3, "zero": 3, "schedule": "naive", "sequence_parallel": True}
     model = {**MODEL, "num_layers": 3, "hidden_size": 512, "num_heads": 8, "num_kv_heads": 4, "ffn_hidden_size": 1024}
     train = {"global_batch": 6, "micro_batches": 3, "seq_len": 1024, "precision": "fp32"}
