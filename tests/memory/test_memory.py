@@ -8,8 +8,11 @@ import pytest
 
 from planner.cost.alike import alike_stages
 from planner.cost.memory import layer_bytes, memory, most_bytes
+from planner.cost.memory.chunk import _Buckets
 from planner.cost.memory.moments import Pipe, _moments, moments
 from planner.cost.memory.stage import CONVERTED_ELEMENTS, fullest, rank_of_stage
+from planner.cost.memory.tape import BUFFERS
+from planner.cost.memory.zero import Unit, changes
 from planner.facts.parse import parse_fields
 from planner.facts.spec import Schedule
 from tests.memory.__main__ import USUALLY
@@ -186,3 +189,17 @@ def test_a_stage_without_a_head_gathers_its_last_layer_first_and_forgets_what_a_
     step = dry_step(spec, 4 * stage)
     predicted = sum(fullest(spec, stage, updates=False).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.022)
+
+
+def test_gradients_are_copied_when_they_fill_a_bucket_and_what_is_left_when_the_last_has_come() -> None:
+    """Of 6 layers with 10 MiB of gradients each and a table of 4: after the third and the sixth 30 MiB, then the table.
+    Of layers that fill a bucket, each by itself."""
+
+    def copied(layer_bytes: int, count: int) -> list[int]:
+        unit, buckets = Unit(layer_bytes // 4, layer_bytes // 4, layer_bytes // 4, 0), _Buckets(4)
+        found = [each.net[BUFFERS] // 2**20 for each in buckets.after(changes(), unit, count)]
+        return [*found, buckets.rest(2**20).net[BUFFERS] // 2**20]
+
+    assert copied(10 * 2**20, 6) == [0, 0, 30, 0, 0, 30, 4]
+    assert copied(10 * 2**20, 4) == [0, 0, 30, 0, 14]
+    assert copied(40 * 2**20, 5) == [40, 160, 4]
