@@ -132,9 +132,11 @@ class Graph:
         *,
         bias: bool = False,
         clones: bool = False,
+        grouped: bool = False,
         part: int = ACTIVATIONS,
     ) -> Variable:
-        """A product with a weight of so many elements. `clones`: its gradient arrives in another order of elements."""
+        """A product with a weight of so many elements. `clones`: its gradient arrives in another order of elements.
+        `grouped`: of several weights, whose gradient no turn of the weights makes: it is made at once, and waits."""
         tape, kept = self.tape, self.save(x)
         out = self.variable(num_bytes, part)
 
@@ -145,7 +147,7 @@ class Graph:
                 tape.drop(grad)
                 grad = copied
             self.unpack(kept)
-            if self.waits:
+            if self.waits and not grouped:
                 made = tape.take(x.num_bytes, WORKING)
                 self._waiting.append(([grad, *kept], weight))
                 self.give(x, made)
@@ -155,6 +157,9 @@ class Graph:
             tape.drop(grad)
             self.release(kept)
             self.give(x, made)
+            if self.waits:
+                self._waiting.append(([weight_grad], 0))
+                return
             self.accumulate(weight_grad, weight)
 
         self.node(run)

@@ -31,9 +31,9 @@ def mixture(g: Graph, s: Shape, x: Variable) -> Variable:
     else:
         held += sent, arrived
     inside = taken * inner * s.element
-    gate, up = (g.linear(rows, inside, weight) for _ in range(2))
+    gate, up = (g.linear(rows, inside, weight, grouped=True) for _ in range(2))
     made = activated(g, s, gate, up, dropped=False)
-    outputs = g.linear(made, taken * row, weight)
+    outputs = g.linear(made, taken * row, weight, grouped=True)
     g.done(gate, up, made, rows)
     ordered = _exchanged(g, s, outputs)
     back = _exchanged(g, s, ordered)
