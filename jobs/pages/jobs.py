@@ -206,6 +206,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "first": [f"jobs/panels/{name}.html" for name in first],
         "panels": [f"jobs/panels/{name}.html" for name in below],
         "terminal": job.status in TERMINAL,
+        "started": job.history.filter(attempt=job.attempt, status=Status.STARTING).exists(),
         "elsewhere": elsewhere,
         "again": job.status in AGAIN and not elsewhere,
         "may_change": may_change(request.user, job),
