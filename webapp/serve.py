@@ -11,7 +11,7 @@ import uvicorn
 from django.core.exceptions import ImproperlyConfigured
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from jobs.api.problems import CONTENT_TYPE
+from jobs.api.http.problems import CONTENT_TYPE
 from webapp import limits
 from webapp.doors import problem
 from webapp.environment import SettingError, WebSettings, read

@@ -10,9 +10,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonRespons
 from django.views.decorators.http import require_GET
 
 from jobs.access import find_job
-from jobs.api.errors import LATER, of_request, refused_page
-from jobs.api.history import as_event_file, as_file
-from jobs.api.problems import details
+from jobs.api.http.errors import LATER, of_request, refused_page
+from jobs.api.http.problems import details
+from jobs.api.runs.history import as_event_file, as_file
 from jobs.history import answers
 from jobs.history.asked import asked
 from jobs.history.folder import GoneError

@@ -15,7 +15,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from jobs.access import find_job, find_job_to_change, find_job_to_run, may_change, may_submit_to
-from jobs.api.errors import LATER, of_request, refused_page
+from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status
 from jobs.pages import spec_form

@@ -24,7 +24,7 @@ from knox.models import AuthToken
 from redis import Redis
 
 from contracts.names import telemetry_stream
-from jobs.api import patient
+from jobs.api.http import patient
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import wait_until

@@ -7,12 +7,20 @@ from typing import TypeVar
 
 from rest_framework.request import Request
 
-from jobs.api.listing import BadParameterError
+from jobs.api.http.problems import Where
 from jobs.text import whole_number
 from planner.facts.spec import Problem, SpecError
 
 T = TypeVar("T")
 D = TypeVar("D")
+
+
+class BadParameterError(Exception):
+    """Every parameter that makes no sense."""
+
+    def __init__(self, problems: list[Problem], where: Where = "query") -> None:
+        super().__init__("; ".join(f"{p.field}: {p.message}" for p in problems))
+        self.problems, self.where = problems, where
 
 
 class Parameters:

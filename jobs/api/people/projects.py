@@ -10,9 +10,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.access import find_project, find_project_to_administer, visible_projects
-from jobs.api import schema
-from jobs.api.throttling import SubmitThrottle
-from jobs.api.views import refusals, refuse, refuse_body, user_of
+from jobs.api.document import schema
+from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.models import Role
 from jobs.people import invitations, projects, variables
 from jobs.people.invitation_mail import mail

@@ -21,12 +21,12 @@ from rest_framework.views import APIView
 from contracts.codec import BATCH_BYTES, BadMessageError, decode_batch, decode_report
 from contracts.telemetry import Batch
 from jobs.access import find_job, find_job_to_change
-from jobs.api import run_shapes as shapes
-from jobs.api.errors import LATER, RunEnded, of_request, refused
-from jobs.api.problems import details
-from jobs.api.schema import of, ref, request_body
-from jobs.api.throttling import SubmitThrottle
-from jobs.api.views import refusals, refuse, refuse_body, user_of
+from jobs.api.document.schema import of, ref, request_body
+from jobs.api.http.errors import LATER, RunEnded, of_request, refused
+from jobs.api.http.problems import details
+from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.runs import messages
+from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.models import Member, RunToken
 from jobs.present import job_detail
 from jobs.queue.heard import silence
@@ -158,11 +158,11 @@ class Members(OfRun):
 class Batches(OfRun):
     """Telemetry."""
 
-    parser_classes = [shapes.MsgpackParser]
+    parser_classes = [messages.MsgpackParser]
 
     @extend_schema(
         operation_id="sendBatch",
-        request=shapes.BATCH_BODY,
+        request=messages.BATCH_BODY,
         parameters=[NUMBER, CLAIM],
         responses={200: of("Heard"), **refusals(403, 404, 410, 415, 422, 429)},
     )
@@ -183,11 +183,11 @@ class Batches(OfRun):
 class Report(OfRun):
     """How a node stands."""
 
-    parser_classes = [shapes.MsgpackParser]
+    parser_classes = [messages.MsgpackParser]
 
     @extend_schema(
         operation_id="reportRun",
-        request=shapes.REPORT_BODY,
+        request=messages.REPORT_BODY,
         parameters=[CLAIM],
         responses={200: of("Heard"), **refusals(403, 404, 410, 415, 422)},
     )

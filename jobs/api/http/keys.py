@@ -7,7 +7,7 @@ import re
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 
-from jobs.api.listing import BadParameterError
+from jobs.api.http.parameters import BadParameterError
 from planner.facts.spec import Problem
 
 LONGEST_KEY = 200

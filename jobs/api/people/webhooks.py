@@ -8,9 +8,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from jobs.api import schema
-from jobs.api.listing import BadParameterError
-from jobs.api.views import refusals, refuse, refuse_body, user_of
+from jobs.api.document import schema
+from jobs.api.http.parameters import BadParameterError
+from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.models import Delivery, Webhook
 from jobs.planning.queries import checked
 from jobs.telling import hooks

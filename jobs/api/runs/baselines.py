@@ -10,8 +10,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from jobs.api import schema
-from jobs.api.views import refusals, refuse, refuse_body, user_of
+from jobs.api.document import schema
+from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.baselines import kept
 from jobs.models.baselines import BRANCH_PATTERN, LONGEST_BRANCH
 from jobs.planning.queries import checked

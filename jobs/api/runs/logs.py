@@ -16,11 +16,11 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from jobs.access import find_job
-from jobs.api.asked import Parameters
-from jobs.api.errors import LATER
-from jobs.api.negotiation import WhateverIsAccepted
-from jobs.api.views import refusals, refuse
-from jobs.api.wait import RESUME, STREAM, followed
+from jobs.api.http.errors import LATER
+from jobs.api.http.negotiation import WhateverIsAccepted
+from jobs.api.http.parameters import Parameters
+from jobs.api.jobs.wait import RESUME, STREAM, followed
+from jobs.api.shared import refusals, refuse
 from jobs.live.held import OneLog
 from jobs.logs import whole
 from jobs.logs.places import LAUNCHER, NOT_STARTED, NoLogError, Place, member_of, place_of

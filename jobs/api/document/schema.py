@@ -12,9 +12,9 @@ from drf_spectacular.utils import OpenApiResponse
 from pydantic import TypeAdapter
 
 from contracts.join import Joined, JoinRequest
-from jobs.api.errors import RunEnded
-from jobs.api.lab_shapes import LabQuery, PrimitiveShown, PrimitiveTold
-from jobs.api.problems import ProblemDetails
+from jobs.api.document.lab_shapes import LabQuery, PrimitiveShown, PrimitiveTold
+from jobs.api.http.errors import RunEnded
+from jobs.api.http.problems import ProblemDetails
 from jobs.baselines.kept import Baseline, BaselineWish, BranchBrief
 from jobs.history.checkpoints import CheckpointTold
 from jobs.history.compare import Comparison
@@ -120,7 +120,7 @@ EXPLAIN = request_body({"allOf": [ref("ExplainQuery")]}, {"spec": EXAMPLE})
 class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     """How a token is sent."""
 
-    target_class = "jobs.api.authentication.AsciiTokenAuthentication"
+    target_class = "jobs.api.http.authentication.AsciiTokenAuthentication"
     name = "token"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:

@@ -11,10 +11,10 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.access import find_job
-from jobs.api import schema
-from jobs.api.asked import Parameters
-from jobs.api.negotiation import WhateverIsAccepted
-from jobs.api.views import refusals, refuse, user_of
+from jobs.api.document import schema
+from jobs.api.http.negotiation import WhateverIsAccepted
+from jobs.api.http.parameters import Parameters
+from jobs.api.shared import refusals, refuse, user_of
 from jobs.live import sse
 from jobs.live.held import Follow, Position, Standing, UntilReached, held_by
 from jobs.models import TERMINAL, Job, StateChange, Status

@@ -12,9 +12,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.access import may_change_hosts
-from jobs.api import schema
-from jobs.api.errors import refused
-from jobs.api.problems import CONTENT_TYPE, KINDS, WHOLE, Where, details
+from jobs.api.document import schema
+from jobs.api.http.errors import refused
+from jobs.api.http.problems import CONTENT_TYPE, KINDS, WHOLE, Where, details
 from planner.facts.spec import Problem, SpecError
 
 ANYWHERE = (400, 401, 406, 408, 413, 429, 500, 503)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from jobs.api.problems import CONTENT_TYPE, WHOLE, details
+from jobs.api.http.problems import CONTENT_TYPE, WHOLE, details
 from jobs.live import sse
 from jobs.live.changes import changes
 from jobs.live.following import Following

@@ -12,12 +12,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from jobs.api import schema
-from jobs.api.asked import Parameters
-from jobs.api.negotiation import WhateverIsAccepted
-from jobs.api.parsers import TooLargeError
-from jobs.api.traces import COLUMNS, FORMAT, FORMATS
-from jobs.api.views import refusals, refuse, refuse_body, user_of
+from jobs.api.document import schema
+from jobs.api.http.negotiation import WhateverIsAccepted
+from jobs.api.http.parameters import Parameters
+from jobs.api.http.parsers import TooLargeError
+from jobs.api.runs.traces import COLUMNS, FORMAT, FORMATS
+from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.models import ImportedTrace
 from jobs.planning.queries import checked
 from jobs.text import storable, whole_number

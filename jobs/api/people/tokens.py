@@ -9,9 +9,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from jobs.api import schema
-from jobs.api.throttling import SubmitThrottle
-from jobs.api.views import refusals, refuse_body, user_of
+from jobs.api.document import schema
+from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.shared import refusals, refuse_body, user_of
 from jobs.people import tokens
 from jobs.planning.queries import checked
 from jobs.text import storable

@@ -11,9 +11,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.access import find_job
-from jobs.api import schema
-from jobs.api.listing import BadParameterError
-from jobs.api.views import refusals, refuse
+from jobs.api.document import schema
+from jobs.api.http.parameters import BadParameterError
+from jobs.api.shared import refusals, refuse
 from jobs.history import answers
 from jobs.history.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, asked
 from jobs.history.compare import LEAST, MOST, comparison

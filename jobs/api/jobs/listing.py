@@ -14,8 +14,8 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 
 from jobs.access import listed_jobs
-from jobs.api.deprecation import OFFSET
-from jobs.api.problems import Where
+from jobs.api.http.deprecation import OFFSET
+from jobs.api.http.parameters import BadParameterError
 from jobs.filters import JobFilter
 from jobs.models import Job
 from jobs.text import storable, whole_number
@@ -36,14 +36,6 @@ HELP = {
 
 
 NAMES = ("limit", "offset", "cursor", *HELP)
-
-
-class BadParameterError(Exception):
-    """Every parameter that makes no sense."""
-
-    def __init__(self, problems: list[Problem], where: Where = "query") -> None:
-        super().__init__("; ".join(f"{p.field}: {p.message}" for p in problems))
-        self.problems, self.where = problems, where
 
 
 class Listed(NamedTuple):

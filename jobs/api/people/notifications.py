@@ -7,8 +7,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from jobs.api import schema
-from jobs.api.views import refusals, user_of
+from jobs.api.document import schema
+from jobs.api.shared import refusals, user_of
 from jobs.planning.queries import checked
 from jobs.telling import wishes
 

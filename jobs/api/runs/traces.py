@@ -9,10 +9,10 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.access import find_job
-from jobs.api import schema
-from jobs.api.errors import LATER, of_request, refused
-from jobs.api.listing import BadParameterError
-from jobs.api.views import refusals, refuse
+from jobs.api.document import schema
+from jobs.api.http.errors import LATER, of_request, refused
+from jobs.api.http.parameters import BadParameterError
+from jobs.api.shared import refusals, refuse
 from jobs.history.steps import step_kept, steps_kept
 from jobs.models import TERMINAL, Job
 from jobs.text import whole_number

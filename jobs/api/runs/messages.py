@@ -10,7 +10,7 @@ from rest_framework.exceptions import ParseError
 from rest_framework.parsers import BaseParser
 
 from contracts.codec import BATCH_BYTES, REPORT_BYTES
-from jobs.api.parsers import TooLargeError
+from jobs.api.http.parsers import TooLargeError
 
 
 class MsgpackParser(BaseParser):

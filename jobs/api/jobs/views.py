@@ -8,13 +8,13 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.access import find_job, find_job_to_change, find_job_to_run
-from jobs.api import schema
-from jobs.api.deprecation import OFFSET, mark
-from jobs.api.keys import KEY, key_of
-from jobs.api.listing import PARAMETERS, narrowed
-from jobs.api.tagged import IF_NONE_MATCH, UNCHANGED, tagged
-from jobs.api.throttling import SubmitThrottle
-from jobs.api.views import refusals, refuse, refuse_body, user_of
+from jobs.api.document import schema
+from jobs.api.http.deprecation import OFFSET, mark
+from jobs.api.http.keys import KEY, key_of
+from jobs.api.http.tagged import IF_NONE_MATCH, UNCHANGED, tagged
+from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.jobs.listing import PARAMETERS, narrowed
+from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.planning.between import between
 from jobs.planning.elastic import NoOfferError, smaller
 from jobs.planning.hindsight import NoAdviceError, advice

@@ -9,11 +9,11 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.access import find_job
-from jobs.api import schema
-from jobs.api.asked import Parameters
-from jobs.api.history import ATTEMPT, FILES, TIME, as_file
-from jobs.api.negotiation import WhateverIsAccepted
-from jobs.api.views import refusals, refuse
+from jobs.api.document import schema
+from jobs.api.http.negotiation import WhateverIsAccepted
+from jobs.api.http.parameters import Parameters
+from jobs.api.runs.history import ATTEMPT, FILES, TIME, as_file
+from jobs.api.shared import refusals, refuse
 from jobs.history import answers
 from jobs.history.asked import FORMATS, MOST_ATTEMPTS, MOST_BINS, Asked, a_time
 from jobs.history.folder import GoneError

@@ -10,11 +10,11 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.access import find_job
-from jobs.api import schema
-from jobs.api.keys import KEY, key_of
+from jobs.api.document import schema
+from jobs.api.http.keys import KEY, key_of
+from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.plans import INSIDE
-from jobs.api.throttling import SubmitThrottle
-from jobs.api.views import refusals, refuse, user_of
+from jobs.api.shared import refusals, refuse, user_of
 from jobs.history.checkpoints import checkpoints
 from jobs.models import Job
 from jobs.planning.queries import checked

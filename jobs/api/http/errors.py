@@ -13,8 +13,8 @@ from django.http import JsonResponse
 from rest_framework.response import Response
 from rest_framework.views import exception_handler, set_rollback
 
-from jobs.api.listing import BadParameterError
-from jobs.api.problems import CONTENT_TYPE, WHOLE, ProblemDetails, Where, details
+from jobs.api.http.parameters import BadParameterError
+from jobs.api.http.problems import CONTENT_TYPE, WHOLE, ProblemDetails, Where, details
 from jobs.planning.planners import BusyError
 from jobs.reference import current
 from planner.facts.spec import Problem, SpecError
