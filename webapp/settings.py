@@ -151,6 +151,7 @@ SHARE_POINTS = _given.share_points
 SHARE_HALF_LIFE_H = _given.share_half_life_h
 LOGINS_PER_MINUTE = _given.logins_per_minute
 SUBMITS_PER_MINUTE = _given.submits_per_minute
+WEB_PROCESSES = _given.web_processes
 REQUESTS_PER_MINUTE = _given.requests_per_minute
 TRUSTED_PROXIES = _given.trusted_proxies or []
 

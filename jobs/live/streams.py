@@ -27,6 +27,8 @@ QUEUE_BYTES = 2**20
 ENTRY_BYTES = 200  # what an entry costs beside its batch
 BLOCK_MS = 1000
 RETRY_S = 1.0
+FRAMES_PER_S = 600  # to all sockets of a process while they keep up: a fifth of a core
+SLOWEST_S = 0.4  # from frame to frame of a socket that keeps up, however large the crowd
 READS_AT_ONCE = 8  # of those that catch up: each has a connection of its own, and a gang of a thousand ranks has 128
 
 
@@ -83,6 +85,12 @@ class Hub:
         if not watching:
             self._watches.pop(watch.stream, None)
             self._positions.pop(watch.stream, None)
+
+    @property
+    def pause_s(self) -> float:
+        """From frame to frame of a socket. A crowd is told less often of more at a time: each frame costs the same,
+        and what requests wait for is the same process."""
+        return min(SLOWEST_S, sum(map(len, self._watches.values())) / FRAMES_PER_S)
 
     async def ask(self, question: Awaitable[Any]) -> Any:
         """What Redis answers, once few others ask: a crowd of new connections at once would time out, and Redis be
@@ -165,6 +173,7 @@ class Watch:
                 await self._news.wait()
                 for chunk in self._cut(self._take()):
                     yield chunk
+                await asyncio.sleep(self._hub.pause_s)
         finally:
             self._hub.remove(self)
 

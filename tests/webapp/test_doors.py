@@ -70,7 +70,7 @@ def behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behind]:
         monkeypatch.setattr(limits, name, PATIENCE_S)
     made = Behind()
     config = serve.config("127.0.0.1", made.port)
-    config.app, config.lifespan, config.log_level = Doors(made), "off", "error"
+    config.app, config.factory, config.lifespan, config.log_level = Doors(made), False, "off", "error"
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

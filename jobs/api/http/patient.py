@@ -49,9 +49,9 @@ class Patient:
         self._held[held.user] += 1
         try:
             if isinstance(held.wish, UntilReached):
-                await _unless_gone(receive, self._wait(scope, held.wish, send))
+                await unless_gone(receive, self._wait(scope, held.wish, send))
             else:
-                await _unless_gone(receive, self._tell(scope, held.wish, headers, send))
+                await unless_gone(receive, self._tell(scope, held.wish, headers, send))
         finally:
             self._held[held.user] -= 1
             if not self._held[held.user]:
@@ -162,7 +162,7 @@ async def _send_part(send: Send, part: bytes) -> None:
     await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
-async def _unless_gone(receive: Receive, work: Awaitable[None]) -> None:
+async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
     """The work, which ends where the client goes away."""
     tasks = {asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))}
     try:
