@@ -72,6 +72,10 @@ ROOMS = {
         "elsewhere",
         "slurm",
     ],
+    "jobs.diagnosis": [
+        *("shapes", "run", "findings", "plan"),
+        *("events", "course", "stuck", "slow", "verdict", "diagnosis"),
+    ],
     "jobs.api": ["http", "document", "shared", "plans", "hosts", "queue", "jobs people runs", "urls"],
 }
 # Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.

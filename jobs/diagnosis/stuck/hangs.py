@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from contracts.telemetry import FIRST_STEPS
-from jobs.diagnosis.events import Step
+from jobs.diagnosis.course.steps import Steps
+from jobs.diagnosis.events.step import Step
 from jobs.diagnosis.findings import Finding, cut, evidence, ranks_words, seconds
-from jobs.diagnosis.processes import THROTTLED, Processes
-from jobs.diagnosis.progress import Progress
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import MOST_LINE, MOST_RANKS, MOST_STACK, Cause, Hang
-from jobs.diagnosis.standstill import Knot, untie
-from jobs.diagnosis.steps import Steps
+from jobs.diagnosis.stuck.processes import THROTTLED, Processes
+from jobs.diagnosis.stuck.progress import Progress
+from jobs.diagnosis.stuck.standstill import Knot, untie
 
 LEAST_S, MOST_S, PACES = 10.0, 60.0, 10.0
 SLOW_S, EVAL_S, CHECKPOINT_S = 300.0, 60.0, 120.0

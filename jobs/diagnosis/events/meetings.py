@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from contracts.telemetry import Op
-from jobs.diagnosis.clocks import Clocks
-from jobs.diagnosis.events import PAIRED, Call, Group, Step
+from jobs.diagnosis.events.clocks import Clocks
+from jobs.diagnosis.events.step import PAIRED, Call, Group, Step
 
 
 class Meeting(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from contracts.telemetry import Op, Standing, StandingItem
-from jobs.diagnosis.events import PAIRED, Group, Step
+from jobs.diagnosis.events.step import PAIRED, Group, Step
 
 
 class Blocked(NamedTuple):

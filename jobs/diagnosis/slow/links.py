@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from statistics import median
 
+from jobs.diagnosis.events.links import Way, between_hosts
+from jobs.diagnosis.events.window import FIRST, Window
 from jobs.diagnosis.findings import Finding, evidence, percent, ranks_words
-from jobs.diagnosis.links import Way, between_hosts
 from jobs.diagnosis.run import Run
-from jobs.diagnosis.window import FIRST, Window
 
 RECENT = 6  # steps
 SLOWER = 4.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from contracts.telemetry import Op, TimelineItem
-from jobs.diagnosis.clocks import Clocks
+from jobs.diagnosis.events.clocks import Clocks
 
 MOST_HELD = 400_000  # events of steps that not all ranks told yet; the oldest step goes first
 US = 1e-6

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean, median
 from typing import NamedTuple
 
-from jobs.diagnosis.events import RankStep, Step, Stood
+from jobs.diagnosis.events.step import RankStep, Step, Stood
 from planner.cost.pipes import simulate
 from planner.facts.layout import coordinates
 from planner.facts.schedules import splits

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from jobs.diagnosis.meetings import Meeting
+from jobs.diagnosis.events.meetings import Meeting
 
 Charge = tuple[str, int]  # an axis, and the rank that waiting on it is due to
 
@@ -76,8 +76,8 @@ def _due(
 
 class Messages:
     """What of the waits along a pipe is due to no single rank, but to the schedule or a stage as a whole, which
-    `jobs.diagnosis.pipes` tells apart: of a wait for a message, what all replicas of a stage waited alike; of one for a
-    rank of another stage, what all ranks of that stage came late by."""
+    `jobs.diagnosis.events.pipes` tells apart: of a wait for a message, what all replicas of a stage waited alike; of
+    one for a rank of another stage, what all ranks of that stage came late by."""
 
     def __init__(self, found: Iterable[Meeting], stage_of: Callable[[int], int]) -> None:
         self._stage_of = stage_of

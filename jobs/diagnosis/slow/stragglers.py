@@ -1,7 +1,7 @@
 """A rank that the others wait for in step after step.
 
 The rule. Of each step that was told event by event it is known what the others waited for each rank on average
-(`jobs.diagnosis.charging`). A rank is a straggler when, over the last steps,
+(`jobs.diagnosis.events.charging`). A rank is a straggler when, over the last steps,
 
 1. it is the one waited for most more often than chance would make it: were all N ranks alike, each would be that in one
    step of N, and the chance of so many, times N ranks that could show it, is below CHANCE; and in MOST_STEPS of them;
@@ -22,14 +22,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median, quantiles
 from typing import NamedTuple
 
-from jobs.diagnosis.charging import Charge
-from jobs.diagnosis.events import OTHER
+from jobs.diagnosis.events.charging import Charge
+from jobs.diagnosis.events.links import between_hosts
+from jobs.diagnosis.events.step import OTHER
+from jobs.diagnosis.events.window import KEPT, Found
 from jobs.diagnosis.findings import Finding, cut, evidence, percent, seconds
-from jobs.diagnosis.links import between_hosts
-from jobs.diagnosis.processes import Processes
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import MOST_STRAGGLERS, Cause, Straggler
-from jobs.diagnosis.window import KEPT, Found
+from jobs.diagnosis.stuck.processes import Processes
 from planner.facts.layout import coordinates
 
 CHANCE = 1e-3

@@ -7,9 +7,9 @@ from functools import cached_property
 from statistics import median
 from typing import NamedTuple
 
+from jobs.diagnosis.events.window import Found
 from jobs.diagnosis.findings import Finding, evidence, percent, seconds
 from jobs.diagnosis.run import Run
-from jobs.diagnosis.window import Found
 from planner.cost.timing import Timer
 from planner.facts.layout import problems
 from planner.facts.spec import JobSpec

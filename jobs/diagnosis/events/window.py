@@ -8,12 +8,12 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from contracts.telemetry import TimelineItem
-from jobs.diagnosis.charging import Charge, Messages, charge
-from jobs.diagnosis.clocks import Clocks
-from jobs.diagnosis.events import Gathering, Step, own_seconds
-from jobs.diagnosis.links import Moved, Way, moved
-from jobs.diagnosis.meetings import Meeting, meetings
-from jobs.diagnosis.pipes import Pipe, pipe_of
+from jobs.diagnosis.events.charging import Charge, Messages, charge
+from jobs.diagnosis.events.clocks import Clocks
+from jobs.diagnosis.events.links import Moved, Way, moved
+from jobs.diagnosis.events.meetings import Meeting, meetings
+from jobs.diagnosis.events.pipes import Pipe, pipe_of
+from jobs.diagnosis.events.step import Gathering, Step, own_seconds
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import MOST_WAITS, Wait
 from planner.facts.layout import coordinates

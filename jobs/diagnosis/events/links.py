@@ -7,8 +7,8 @@ from statistics import median
 from typing import NamedTuple
 
 from contracts.telemetry import Op
-from jobs.diagnosis.events import Group
-from jobs.diagnosis.meetings import Meeting
+from jobs.diagnosis.events.meetings import Meeting
+from jobs.diagnosis.events.step import Group
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import MOST_GROUPS, MOST_RANKS, GroupSpeed
 from planner.facts.collectives import bus_factor
