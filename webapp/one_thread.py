@@ -11,7 +11,7 @@ from django.core.signals import request_started
 from django.http import FileResponse
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
-from jobs.api.patient import unless_gone
+from jobs.api.http.patient import unless_gone
 
 
 class OneThreadHandler(ASGIHandler):

@@ -1,6 +1,6 @@
 """The web server: uvicorn with every bound of `webapp.limits`, in MESHBOARD_WEB_PROCESSES processes.
 
-    python -m webapp.serve --host H --port P
+python -m webapp.serve --host H --port P
 """
 
 from __future__ import annotations
