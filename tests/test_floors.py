@@ -72,6 +72,10 @@ ROOMS = {
         "elsewhere",
         "slurm",
     ],
+    "jobs.pages": [
+        *("forms", "jobs", "hosts", "queue", "overview", "find", "learn"),
+        *("imports", "metrics", "notifications", "webhooks"),
+    ],
     "jobs.diagnosis": [
         *("shapes", "run", "findings", "plan"),
         *("events", "course", "stuck", "slow", "verdict", "diagnosis"),

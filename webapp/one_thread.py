@@ -11,6 +11,7 @@ from django.core.signals import request_started
 from django.http import FileResponse
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
+
 from jobs.api.http.patient import unless_gone
 
 

@@ -18,7 +18,7 @@ from jobs.access import changeable_jobs, listed_jobs, sees_others
 from jobs.filters import JobFilter
 from jobs.kinds import kind_of, layout_words
 from jobs.models import TERMINAL, Attempt, Job, Status
-from jobs.pages.progress import steps_of
+from jobs.pages.jobs.progress import steps_of
 from jobs.planning.queries import checked
 from jobs.queue.several import UNDONE_BY, Several, carry_out
 from planner.facts.spec import Problem, SpecError

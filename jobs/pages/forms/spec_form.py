@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from django.utils.datastructures import MultiValueDict
 
-from jobs.pages import engines, forms, turn_form
+from jobs.pages.forms import derived, engines, turn_form
 from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.models import parameter_count
@@ -18,16 +18,16 @@ from planner.search.auto import AutoSpec
 from planner.search.choices import DEGREES
 
 DEFAULT_PRESET = "gpt-tiny"
-_DRY = forms.fields_of("", JobSpec, only=["dry_ranks"])
-_AUTO = forms.fields_of("layout.auto", AutoSpec, only=["ranks"])
-_MODEL = forms.fields_of("model", ModelSpec)
+_DRY = derived.fields_of("", JobSpec, only=["dry_ranks"])
+_AUTO = derived.fields_of("layout.auto", AutoSpec, only=["ranks"])
+_MODEL = derived.fields_of("model", ModelSpec)
 FIELDS = (
-    forms.fields_of("", JobSpec, only=["name"])
+    derived.fields_of("", JobSpec, only=["name"])
     | _MODEL
-    | forms.fields_of("layout", Layout)
-    | forms.fields_of("train", TrainSpec)
-    | forms.fields_of("resources", Resources)
-    | forms.fields_of("resources.slurm", SlurmSpec)
+    | derived.fields_of("layout", Layout)
+    | derived.fields_of("train", TrainSpec)
+    | derived.fields_of("resources", Resources)
+    | derived.fields_of("resources.slurm", SlurmSpec)
     | turn_form.FIELDS
 )
 _SIZES = {name.removeprefix("model.") for name in _MODEL} - {"preset"}
@@ -88,15 +88,15 @@ class Folds(NamedTuple):
 
 def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
     """The untrusted spec a form asks for. A preset named by the form wins over the sizes beside it."""
-    spec = engines.without_others(forms.spec_from(FIELDS, form))
+    spec = engines.without_others(derived.spec_from(FIELDS, form))
     preset = form.get("model.preset")
     if preset:
         spec["model"] = {"preset": preset}
-    if form.get("auto") in forms.YES:
-        spec["layout"] = {"auto": _given(forms.spec_from(_AUTO, form))}
+    if form.get("auto") in derived.YES:
+        spec["layout"] = {"auto": _given(derived.spec_from(_AUTO, form))}
     kind = form.get("kind")
     if any(name == kind and other.one_slot for name, other in KINDS.items()):
-        spec |= {"kind": kind, **forms.spec_from(_DRY, form)}
+        spec |= {"kind": kind, **derived.spec_from(_DRY, form)}
     return spec
 
 
@@ -114,17 +114,17 @@ def values_from_spec(spec: object) -> dict[str, Any]:
     whole["model"] = {**expand_preset({"preset": DEFAULT_PRESET}), "preset": None, **expand_preset(model)}
     layout = whole.get("layout")
     is_auto = layout == "auto" or (isinstance(layout, Mapping) and "auto" in layout)
-    return {**forms.values_of(FIELDS | _DRY | _AUTO, whole), "auto": "true" if is_auto else "false"}
+    return {**derived.values_of(FIELDS | _DRY | _AUTO, whole), "auto": "true" if is_auto else "false"}
 
 
-def options_for(values: Mapping[str, str]) -> forms.Options:
+def options_for(values: Mapping[str, str]) -> derived.Options:
     """The choices of each segmented field."""
-    return forms.options_of(FIELDS, _WORDS, values)
+    return derived.options_of(FIELDS, _WORDS, values)
 
 
 def limits() -> dict[str, str]:
     """What each number must lie between."""
-    return forms.limits_of(FIELDS | _DRY | _AUTO)
+    return derived.limits_of(FIELDS | _DRY | _AUTO)
 
 
 def folds(values: Mapping[str, str], errors: Mapping[str, str]) -> Folds:
@@ -137,7 +137,7 @@ def folds(values: Mapping[str, str], errors: Mapping[str, str]) -> Folds:
 
 def errors_by_field(problems: list[Problem]) -> tuple[dict[str, str], list[str]]:
     """Messages for the fields the form has, and lines for the rest."""
-    return forms.errors_beside(problems, [*FIELDS, *_DRY, *_AUTO, "model", "layout", "layout.auto"], {})
+    return derived.errors_beside(problems, [*FIELDS, *_DRY, *_AUTO, "model", "layout", "layout.auto"], {})
 
 
 def preset_cards() -> dict[str, dict[str, Any]]:

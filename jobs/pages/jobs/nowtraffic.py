@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
 from jobs.connection import connect
-from jobs.pages.progress import Key, OfRunning
+from jobs.pages.jobs.progress import Key, OfRunning
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from jobs.access import find_job, find_job_to_change, find_job_to_run, may_chang
 from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status
-from jobs.pages import spec_form
+from jobs.pages.forms import spec_form
 from jobs.planning import answers
 from jobs.planning.elastic import NoOfferError
 from jobs.planning.hardware import hardware
