@@ -76,6 +76,7 @@ ROOMS = {
         *("forms", "jobs", "hosts", "queue", "overview", "find", "learn"),
         *("imports", "metrics", "notifications", "webhooks"),
     ],
+    "jobs.history": ["kept", "recording", "told", "exports"],
     "jobs.diagnosis": [
         *("shapes", "run", "findings", "plan"),
         *("events", "course", "stuck", "slow", "verdict", "diagnosis"),

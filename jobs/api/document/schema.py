@@ -16,11 +16,11 @@ from jobs.api.document.lab_shapes import LabQuery, PrimitiveShown, PrimitiveTold
 from jobs.api.http.errors import RunEnded
 from jobs.api.http.problems import ProblemDetails
 from jobs.baselines.kept import Baseline, BaselineWish, BranchBrief
-from jobs.history.checkpoints import CheckpointTold
-from jobs.history.compare import Comparison
-from jobs.history.results import Results
-from jobs.history.shapes import History, Rows, Snapshot
-from jobs.history.slow import Slow
+from jobs.history.told.checkpoints import CheckpointTold
+from jobs.history.told.compare import Comparison
+from jobs.history.told.results import Results
+from jobs.history.told.shapes import History, Rows, Snapshot
+from jobs.history.told.slow import Slow
 from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.hosts.tokens import TokenQuery
 from jobs.people.invitations import AcceptWish, InvitationTold, InvitationWish, NewInvitation

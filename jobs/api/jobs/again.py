@@ -15,7 +15,7 @@ from jobs.api.http.keys import KEY, key_of
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.plans import INSIDE
 from jobs.api.shared import refusals, refuse, user_of
-from jobs.history.checkpoints import checkpoints
+from jobs.history.told.checkpoints import checkpoints
 from jobs.models import Job
 from jobs.planning.queries import checked
 from jobs.present import job_detail

@@ -14,14 +14,14 @@ from jobs.access import find_job
 from jobs.api.document import schema
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.shared import refusals, refuse
-from jobs.history import answers
-from jobs.history.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, asked
-from jobs.history.compare import LEAST, MOST, comparison
-from jobs.history.folder import GoneError
-from jobs.history.slow import NoStepsError, asked_steps, slow
-from jobs.history.snapshot import snapshot
-from jobs.history.tables import TABLES
-from jobs.history.tensorboard import event_file, file_name
+from jobs.history.exports.tensorboard import event_file, file_name
+from jobs.history.kept.folder import GoneError
+from jobs.history.kept.tables import TABLES
+from jobs.history.told import answers
+from jobs.history.told.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, asked
+from jobs.history.told.compare import LEAST, MOST, comparison
+from jobs.history.told.slow import NoStepsError, asked_steps, slow
+from jobs.history.told.snapshot import snapshot
 from jobs.models import Job
 from planner.facts.spec import Problem, SpecError
 

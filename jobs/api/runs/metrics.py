@@ -14,10 +14,10 @@ from jobs.api.http.negotiation import WhateverIsAccepted
 from jobs.api.http.parameters import Parameters
 from jobs.api.runs.history import ATTEMPT, FILES, TIME, as_file
 from jobs.api.shared import refusals, refuse
-from jobs.history import answers
-from jobs.history.asked import FORMATS, MOST_ATTEMPTS, MOST_BINS, Asked, a_time
-from jobs.history.folder import GoneError
-from jobs.history.results import results
+from jobs.history.kept.folder import GoneError
+from jobs.history.told import answers
+from jobs.history.told.asked import FORMATS, MOST_ATTEMPTS, MOST_BINS, Asked, a_time
+from jobs.history.told.results import results
 
 USUAL_POINTS = 200
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {

@@ -13,7 +13,7 @@ from jobs.api.document import schema
 from jobs.api.http.errors import LATER, of_request, refused
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.shared import refusals, refuse
-from jobs.history.steps import step_kept, steps_kept
+from jobs.history.told.steps import step_kept, steps_kept
 from jobs.models import TERMINAL, Job
 from jobs.text import whole_number
 from jobs.traces import chrome, perfetto, stream

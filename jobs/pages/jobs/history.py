@@ -13,11 +13,11 @@ from jobs.access import find_job
 from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.api.http.problems import details
 from jobs.api.runs.history import as_event_file, as_file
-from jobs.history import answers
-from jobs.history.asked import asked
-from jobs.history.folder import GoneError
-from jobs.history.slow import NoStepsError, asked_steps, slow
-from jobs.history.snapshot import snapshot as snapshot_of
+from jobs.history.kept.folder import GoneError
+from jobs.history.told import answers
+from jobs.history.told.asked import asked
+from jobs.history.told.slow import NoStepsError, asked_steps, slow
+from jobs.history.told.snapshot import snapshot as snapshot_of
 from jobs.planning.planners import BusyError
 from planner.facts.spec import Problem, SpecError
 

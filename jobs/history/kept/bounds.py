@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from django.conf import settings
 
-from jobs.history.folder import Folder, Manifest, num_bytes
-from jobs.history.query import Tables, engine
-from jobs.history.tables import RAW, TABLES
+from jobs.history.kept.folder import Folder, Manifest, num_bytes
+from jobs.history.kept.query import Tables, engine
+from jobs.history.kept.tables import RAW, TABLES
 
 ROLLED_UP = ("steps", "traffic", "gauges")
 LOG_BYTES = 16 * 2**20

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from django.conf import settings
 
-from jobs.history.folder import Folder, GoneError, Manifest, OvertakenError, histories, num_bytes
-from jobs.history.tables import RAW
+from jobs.history.kept.folder import Folder, GoneError, Manifest, OvertakenError, histories, num_bytes
+from jobs.history.kept.tables import RAW
 from jobs.models import Job
 
 DAY_S = 24 * 3600.0

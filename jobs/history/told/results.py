@@ -8,8 +8,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from contracts.telemetry import DryRunItem, ProofItem, VerdictRow
-from jobs.history.folder import GoneError
-from jobs.history.query import ask
+from jobs.history.kept.folder import GoneError
+from jobs.history.kept.query import ask
 from jobs.models import Job
 
 

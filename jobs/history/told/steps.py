@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jobs.history.folder import GoneError
-from jobs.history.query import Tables, ask
+from jobs.history.kept.folder import GoneError
+from jobs.history.kept.query import Tables, ask
 from jobs.traces.shapes import Trace, of_tables
 
 MOST_STEPS = 1000  # told of, the newest

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import redis
 
 from contracts.names import telemetry_stream
-from jobs.history.folder import Node
+from jobs.history.kept.folder import Node
 
 STREAMS_AT_ONCE = 32
 ENTRIES_AT_ONCE = 4  # of each stream: with contracts.codec.BATCH_BYTES each, 32 MiB at once

@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from contracts.telemetry import CheckpointItem, DryRunItem, ProcessItem, ProofItem, StandingItem, VerdictRow
-from jobs.history.rows import Progress, Started
+from jobs.history.kept.state import Progress, Started
 
 Columns = dict[str, list[Any]]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jobs.history.query import Tables
+from jobs.history.kept.query import Tables
 
 MOST_POINTS = 10_000  # of a curve; every second, third .. step is told where there are more
 MOST_RANKS = 64  # with curves of their own

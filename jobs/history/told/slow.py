@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.history.asked import MOST_ATTEMPTS, MOST_STEP
-from jobs.history.query import Tables, ask, short
+from jobs.history.kept.query import Tables, ask, short
+from jobs.history.told.asked import MOST_ATTEMPTS, MOST_STEP
 from jobs.text import whole_number
 from planner.facts.spec import Problem, SpecError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from contracts.telemetry import Cell
-from jobs.history.query import Tables, ask, short
-from jobs.history.rows import State, new_state
-from jobs.history.shapes import BinnedTraffic, Columns, Counters, Followed, Snapshot, Traffic
-from jobs.history.tables import GAUGES
+from jobs.history.kept.query import Tables, ask, short
+from jobs.history.kept.state import State, new_state
+from jobs.history.kept.tables import GAUGES
+from jobs.history.told.shapes import BinnedTraffic, Columns, Counters, Followed, Snapshot, Traffic
 
 MOST_POINTS = 4000  # of a curve
 MOST_BINS, FEWEST_BINS = 600, 60  # of traffic

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.history.folder import GoneError
-from jobs.history.query import Tables, ask, short
-from jobs.history.shapes import Columns
+from jobs.history.kept.folder import GoneError
+from jobs.history.kept.query import Tables, ask, short
+from jobs.history.told.shapes import Columns
 from jobs.models import Job
 
 LEAST, MOST = 2, 6

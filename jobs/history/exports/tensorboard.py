@@ -16,8 +16,8 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from jobs.history.query import Tables, ask
-from jobs.history.scalars import scalars
+from jobs.history.exports.scalars import scalars
+from jobs.history.kept.query import Tables, ask
 
 VERSION = "brain.Event:2"  # what a reader looks for first
 

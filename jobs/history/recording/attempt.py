@@ -9,10 +9,10 @@ from pathlib import Path
 
 from contracts.codec import BadMessageError, salvage_batch
 from contracts.telemetry import Batch
-from jobs.history import bounds
-from jobs.history.folder import Folder, Node
-from jobs.history.rows import Rows
-from jobs.history.streams import Heard, Stream
+from jobs.history.kept import bounds
+from jobs.history.kept.folder import Folder, Node
+from jobs.history.recording.rows import Rows
+from jobs.history.recording.streams import Heard, Stream
 
 log = logging.getLogger(__name__)
 

@@ -1,17 +1,12 @@
-"""Items to rows, and to what they add up to. Pure: no clock, no database, no files.
-
-Counters are cumulative, so each value becomes the rise since the one before: rows of a counter add up to its last
-value whatever was lost between. What rose over a gap is told in the second in which the gap began.
-"""
+"""Items to rows, and to what they add up to. Pure: no clock, no database, no files."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NotRequired
+from typing import Any
 
 import pyarrow as pa
-from typing_extensions import TypedDict
 
 from contracts.telemetry import (
     Batch,
@@ -32,100 +27,18 @@ from contracts.telemetry import (
     TimelineItem,
     TrafficItem,
     VerdictItem,
-    VerdictRow,
 )
-from jobs.history.tables import GAUGES, TABLES
+from jobs.history.kept.state import LATEST, RankState, Started, State, new_state
+from jobs.history.kept.tables import GAUGES, TABLES
+from jobs.history.recording.counters import Counters
 
-LATEST = float(2**40)  # unix seconds; beyond it nothing is a time
 LARGEST_SHORT = 3.4e38  # of 32 bits
-MOST_CELLS = 100_000  # counters of an attempt: a script names its own groups
 MOST_CHECKPOINTS = 100
 MOST_STEP_TIMES = 50
 MOST_STARTS = 10_000
 MOST_STANDING = 64  # ranks of which it is kept where they stand
 MOST_FRAMES = 20  # innermost, of their stacks
-SETTLED_S = 2.0  # after a gap, in which a counter that was not known before may have begun in it
-
 Told = dict[str, list[Any]]
-
-
-class RankState(TypedDict):
-    """What one rank's items add up to. `exact` are its cells of phase "step" as step `ran` of this run ended."""
-
-    node: int
-    phase: str | None
-    dropped: int
-    ran: int
-    exact: list[Cell]
-    cells: dict[str, Cell]
-    gap: tuple[float, float] | None  # the last one of its stream
-    stale: list[str]  # cells not heard of since
-
-
-class Progress(TypedDict):
-    """As `webapp/static/js/store.js` keeps it. `rate`: tokens a second over about ten steps."""
-
-    step: int
-    steps: int | None
-    step_s: NotRequired[float]
-    tokens: NotRequired[int]
-    time: NotRequired[float]
-    learning_rate: NotRequired[float]
-    grad_norm: NotRequired[float | None]
-    rate: float | None
-
-
-class Started(TypedDict):
-    """A stage of a start that was over. `rank` -1: of a member as a whole."""
-
-    node: int
-    rank: int
-    stage: str
-    time: float
-
-
-class State(TypedDict):
-    """What the streams of an attempt add up to."""
-
-    ranks: dict[int, RankState]
-    progress: Progress | None
-    step_times: list[float]  # of rank 0's last steps
-    verdicts: dict[int, list[VerdictRow]]
-    peaks: dict[int, int]
-    proof: ProofItem | None
-    dry_runs: dict[int, DryRunItem]
-    checkpoints: list[CheckpointItem]
-    starts: list[Started]
-    standing: dict[int, StandingItem]  # ranks that stand still
-    processes: dict[int, ProcessItem]  # of ranks that do not speak
-    resumed: bool
-    faulty_step: int
-    refused: int  # items that made no sense
-    lost: bool  # some part of some stream
-
-
-def new_state() -> State:
-    return {
-        "ranks": {},
-        "progress": None,
-        "step_times": [],
-        "verdicts": {},
-        "peaks": {},
-        "proof": None,
-        "dry_runs": {},
-        "checkpoints": [],
-        "starts": [],
-        "standing": {},
-        "processes": {},
-        "resumed": False,
-        "faulty_step": 0,
-        "refused": 0,
-        "lost": False,
-    }
-
-
-def cell_key(cell: Cell) -> str:
-    return f"{cell['phase']}/{cell['axis']}/{cell['op']}/{cell['group_size']}"
 
 
 class Rows:
@@ -133,9 +46,8 @@ class Rows:
 
     def __init__(self, state: State | None = None) -> None:
         self.state = state or new_state()
-        self._num_cells = sum(len(rank["cells"]) for rank in self.state["ranks"].values())
+        self._counters = Counters(self.state["ranks"])
         self._tables: dict[str, Told] = {}
-        self._traffic: dict[tuple[int, int, str, str, str, int], list[float]] = {}
         self.first: float | None = None
         self.last: float | None = None
         self._add: dict[str, Callable[[Any], None]] = {
@@ -160,7 +72,7 @@ class Rows:
     @property
     def waiting(self) -> bool:
         """Whether there is a row to take."""
-        return bool(self._tables or self._traffic)
+        return bool(self._tables) or self._counters.waiting
 
     def add(self, batch: Batch, node: int, before: float | None) -> None:
         """Take a checked batch of a member whose batch before it was of the time `before`."""
@@ -204,11 +116,8 @@ class Rows:
     def take(self) -> dict[str, pa.Table]:
         """All rows since the last time, by table."""
         told, self._tables = self._tables, {}
-        if self._traffic:
-            names = TABLES["traffic"].names
-            rows = [(*key, *amounts) for key, amounts in sorted(self._traffic.items())]
-            told["traffic"] = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-            self._traffic = {}
+        if self._counters.waiting:
+            told["traffic"] = self._counters.take()
         return {name: pa.table(columns, schema=TABLES[name]) for name, columns in told.items()}
 
     def _row(self, table: str, **values: Any) -> None:
@@ -229,56 +138,7 @@ class Rows:
         return found
 
     def _add_cells(self, number: int, time: float, cells: list[Cell]) -> None:
-        rank = self._rank(number)
-        known = rank["cells"]
-        for cell in cells:
-            key = cell_key(cell)
-            before = known.get(key)
-            if before is None:
-                if self._num_cells >= MOST_CELLS:
-                    self.state["refused"] += 1
-                    continue
-                self._num_cells += 1
-            # Step items and traffic items leave the rank by two doors: an older snapshot may arrive second.
-            elif cell["count"] < before["count"] or cell["completed"] < before["completed"]:
-                continue
-            known[key] = cell
-            second = math.floor(self._when(rank, key, before, time))
-            self._rise(second, number, cell, before)
-
-    def _when(self, rank: RankState, key: str, before: Cell | None, time: float) -> float:
-        """When a counter rose: over a gap, as that began."""
-        if rank["gap"] is None:
-            return time
-        since, until = rank["gap"]
-        if before is None:
-            return since if time < until + SETTLED_S else time
-        if key in rank["stale"]:
-            rank["stale"].remove(key)
-            return since
-        return time
-
-    def _rise(self, second: int, number: int, cell: Cell, before: Cell | None) -> None:
-        calls, completed = cell["count"], cell["completed"]
-        payload, algorithmic, busy = cell["payload_bytes"], cell["algorithmic_bytes"], cell["busy_s"]
-        if before is not None:
-            calls -= before["count"]
-            completed -= before["completed"]
-            payload -= before["payload_bytes"]
-            algorithmic -= before["algorithmic_bytes"]
-            busy -= before["busy_s"]
-        if not (calls or completed or payload or algorithmic or busy):
-            return
-        place = (second, number, cell["phase"], cell["op"], cell["axis"], cell["group_size"])
-        sums = self._traffic.get(place)
-        if sums is None:
-            self._traffic[place] = [calls, completed, payload, algorithmic, busy]
-            return
-        sums[0] += calls
-        sums[1] += completed
-        sums[2] += payload
-        sums[3] += algorithmic
-        sums[4] += busy
+        self.state["refused"] += self._counters.add(number, self._rank(number), time, cells)
 
     def _add_traffic(self, item: TrafficItem) -> None:
         self._rank(item["rank"])["dropped"] = item["dropped"]

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import duckdb
 from django.conf import settings
 
-from jobs.history.folder import Folder, GoneError, Manifest
-from jobs.history.tables import TABLES
+from jobs.history.kept.folder import Folder, GoneError, Manifest
+from jobs.history.kept.tables import TABLES
 from jobs.planning.planners import BusyError
 
 AT_ONCE = 3

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import TypedDict
 
-from jobs.history.tables import TABLES
+from jobs.history.kept.tables import TABLES
 
 VERSION = 1
 MANIFEST = "meta.json"

@@ -15,8 +15,8 @@ from contracts.codec import BadMessageError, salvage_batch
 from contracts.telemetry import Batch
 from jobs.diagnosis import Diagnosis, Member, Run
 from jobs.diagnosis.shapes import MOST_BYTES
-from jobs.history.folder import Node
-from jobs.history.streams import Stream, known_entries
+from jobs.history.kept.folder import Node
+from jobs.history.recording.streams import Stream, known_entries
 from jobs.models import ELSEWHERE, Attempt, StateChange, Status
 from jobs.queue import lifecycle
 

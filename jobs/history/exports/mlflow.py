@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from jobs.history.query import ask
-from jobs.history.scalars import scalars
+from jobs.history.exports.scalars import scalars
+from jobs.history.kept.query import ask
 from jobs.models import Attempt, Job
 
 BATCH = 1000  # metrics that a server takes at once: https://mlflow.org/docs/latest/rest-api.html#log-batch

@@ -9,11 +9,11 @@ from typing import BinaryIO, NamedTuple
 
 from django.conf import settings
 
-from jobs.history.asked import Asked
-from jobs.history.folder import Folder, GoneError, Manifest, num_bytes
-from jobs.history.query import Tables, ask
-from jobs.history.shapes import AttemptKept, Rows
-from jobs.history.tables import GAUGES
+from jobs.history.kept.folder import Folder, GoneError, Manifest, num_bytes
+from jobs.history.kept.query import Tables, ask
+from jobs.history.kept.tables import GAUGES
+from jobs.history.told.asked import Asked
+from jobs.history.told.shapes import AttemptKept, Rows
 from planner.facts.spec import Problem, SpecError
 
 MOST_ROWS = 100_000  # of an answer in JSON; files have no bound but the table's

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from jobs.history.rows import LATEST
-from jobs.history.tables import TABLES
+from jobs.history.kept.state import LATEST
+from jobs.history.kept.tables import TABLES
 from jobs.text import whole_number
 from planner.facts.spec import Problem, SpecError
 

@@ -17,11 +17,11 @@ from django.db.models import Count
 from django.utils import timezone
 
 from jobs.connection import connect
-from jobs.history.diagnosing import Diagnoses
-from jobs.history.folder import GoneError, OvertakenError
-from jobs.history.forgetting import forget_old
-from jobs.history.recording import Recording
-from jobs.history.streams import Heard, Stream, new_entries, set_back
+from jobs.history.kept.folder import GoneError, OvertakenError
+from jobs.history.kept.forgetting import forget_old
+from jobs.history.recording.attempt import Recording
+from jobs.history.recording.diagnosing import Diagnoses
+from jobs.history.recording.streams import Heard, Stream, new_entries, set_back
 from jobs.models import Attempt, Job
 from jobs.queue.control.lease import WorkLease
 from jobs.queue.control.troubles import Troubles, away, of_database
