@@ -27,7 +27,8 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
     socket.addEventListener("open", () => onState("live"));
     socket.addEventListener("message", (event) => {
       delay = FIRST_DELAY_MS; // a connection that delivers is a good one
-      take(decode(event.data));
+      const told = decode(event.data);
+      for (const message of Array.isArray(told) ? told : [told]) take(message);
     });
     socket.addEventListener("close", (event) => {
       if (closed) return;
