@@ -1,21 +1,18 @@
-"""Jobs, hosts, and what runs where. Status is written by `jobs.queue.lifecycle` alone."""
+"""Jobs, their attempts, and what runs where. Status is written by `jobs.queue.lifecycle` alone."""
 
 from __future__ import annotations
 
 import secrets
-from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
 from django.db import models
-from django.utils import timezone
 
+from jobs.models.hosts import Host
 from jobs.models.people import projects_of
-from jobs.models.policy import DEFAULT_PROJECT, checked_labels
+from jobs.models.policy import DEFAULT_PROJECT
 
-HOST_SILENT_AFTER = timedelta(seconds=30)
 ELSEWHERE = "elsewhere"  # the engine of runs that somebody else launched, and that report themselves
-NOTHING_READ = "0-0"  # of a stream
 ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
@@ -41,79 +38,6 @@ class Status(models.TextChoices):
 TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.LOST, Status.CANCELLED)
 LIVE = tuple(s for s in Status if s not in TERMINAL)
 ON_A_HOST = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELLING)
-
-
-class HostQuerySet(models.QuerySet["Host"]):
-    def present(self) -> HostQuerySet:
-        """Hosts that staff did not remove."""
-        return self.filter(removed__isnull=True)
-
-    def live(self, device: str) -> HostQuerySet:
-        """Hosts of a device that were heard of lately."""
-        return self.present().filter(device=device, last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
-
-
-class Host(models.Model):
-    """A machine with slots, as its host worker last described it."""
-
-    name = models.CharField(max_length=100, unique=True)
-    slots = models.PositiveIntegerField()
-    device = models.CharField(max_length=8)
-    device_name = models.CharField(max_length=200)
-    memory_bytes = models.BigIntegerField(help_text="per slot")
-    boot_id = models.CharField(max_length=200)
-    address = models.CharField(max_length=45, default="", blank=True, help_text="where other hosts reach it")
-    last_seen = models.DateTimeField()
-    drained = models.BooleanField(default=False, help_text="takes no new jobs")
-    labels = models.JSONField(default=list, blank=True, validators=[checked_labels], help_text='["a100", "zone=eu"]')
-    # What orders its heartbeats: one is believed only if it is newer than the last one believed.
-    incarnation = models.CharField(max_length=200, default="", editable=False)
-    began = models.FloatField(default=0, editable=False, help_text="when the incarnation started, unix seconds")
-    sequence = models.BigIntegerField(default=0, editable=False)
-    holding = models.JSONField(
-        default=list, editable=False, help_text="slots that it says live attempts hold: [job, attempt, slots]"
-    )
-    note = models.CharField(max_length=1000, default="", blank=True, editable=False, help_text="what it wants known")
-    profile = models.JSONField(null=True, editable=False, help_text="what its last calibration measured")
-    profiled = models.DateTimeField(null=True, editable=False)
-    # Who may speak as this host: `jobs.hosts.keys` makes its key and its password of the generation.
-    generation = models.PositiveIntegerField(
-        default=0, editable=False, help_text="how often a machine became this host; 0: none ever did"
-    )
-    identity_hash = models.CharField(max_length=64, default="", editable=False, help_text="SHA-256 of what it showed")
-    joined = models.DateTimeField(null=True, editable=False)
-    joined_from = models.CharField(max_length=45, default="", editable=False, help_text="address of who joined")
-    removed = models.DateTimeField(null=True, editable=False, help_text="by staff: it may not speak any more")
-    given_up = models.DateTimeField(null=True, editable=False, help_text="when staff last did")
-    facts = models.JSONField(null=True, editable=False, help_text="contracts.facts.Facts, as last told")
-    use = models.JSONField(null=True, editable=False, help_text="contracts.facts.Use, as last told")
-
-    objects = HostQuerySet.as_manager()
-
-    def __str__(self) -> str:
-        return self.name
-
-
-class JoinToken(models.Model):
-    """What lets a machine become a host. Only its hash is kept: it is shown once."""
-
-    hash = models.CharField(max_length=64, unique=True, editable=False, help_text="SHA-256")
-    note = models.CharField(max_length=200, blank=True, default="", help_text="what it is for")
-    created = models.DateTimeField(auto_now_add=True)
-    created_by = models.CharField(max_length=150, editable=False)
-    expires = models.DateTimeField()
-    most_uses = models.PositiveIntegerField(null=True, help_text="hosts that may join with it; null: any number")
-    uses = models.PositiveIntegerField(default=0, editable=False)
-    last_used = models.DateTimeField(null=True, editable=False)
-    last_host = models.CharField(max_length=100, blank=True, default="", editable=False)
-    labels = models.JSONField(default=list, editable=False, help_text="of hosts that join with it")
-    revoked = models.DateTimeField(null=True, editable=False)
-
-    class Meta:
-        ordering = ["-id"]
-
-    def __str__(self) -> str:
-        return f"join token {self.pk}"
 
 
 class JobQuerySet(models.QuerySet["Job"]):
@@ -358,79 +282,3 @@ class StateChange(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job_id} {self.status}"
-
-
-class Outbox(models.Model):
-    """A Celery task to send, written in the transaction that decided it; deleted once sent."""
-
-    task = models.CharField(max_length=100)
-    queue = models.CharField(max_length=150)
-    arguments = models.JSONField()
-    created = models.DateTimeField(auto_now_add=True)
-
-    def __str__(self) -> str:
-        return f"{self.task} -> {self.queue}"
-
-
-def cursor_of(host: str) -> str:
-    """Which `Cursor` says how far a host was heard."""
-    return f"events:{host}"
-
-
-class Cursor(models.Model):
-    """How far a stream was read; and what the scheduler keeps from pass to pass, with the row that it locks."""
-
-    name = models.CharField(max_length=150, primary_key=True)
-    position = models.CharField(max_length=50, default=NOTHING_READ)
-    again_to = models.CharField(
-        max_length=50, default=NOTHING_READ, help_text="up to where what is read may have been heard before"
-    )
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.position}"
-
-
-class Lease(models.Model):
-    """Which controller works: whoever last moved `beats`. One that moves no more has lost it, whatever clocks say."""
-
-    name = models.CharField(max_length=50, primary_key=True)
-    holder = models.CharField(max_length=200, blank=True)
-    beats = models.BigIntegerField(default=0)
-    ticked = models.DateTimeField(null=True, help_text="end of the last tick of which every stage went well")
-    pruned = models.DateTimeField(null=True)
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.holder or 'nobody'}"
-
-
-class IdempotentRequest(models.Model):
-    """A submit that carried an Idempotency-Key: the same key and body get the same job."""
-
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
-    key = models.CharField(max_length=200)
-    body_hash = models.CharField(max_length=64)
-    job = models.ForeignKey(Job, on_delete=models.CASCADE)
-    created = models.DateTimeField(auto_now_add=True)
-
-    class Meta:
-        constraints = [models.UniqueConstraint(fields=["user", "key"], name="one_answer_per_key")]
-
-    def __str__(self) -> str:
-        return self.key
-
-
-class DeadLetter(models.Model):
-    """An event that could not be taken in: kept for staff, so that the ones behind it are."""
-
-    entry = models.CharField(max_length=50, help_text="its id in its host's stream of events")
-    sender = models.CharField(max_length=100, blank=True, help_text="the host that said it")
-    reason = models.CharField(max_length=1000)
-    body = models.TextField(help_text="the message as text, cut at 4,000 characters")
-    num_bytes = models.PositiveBigIntegerField()
-    created = models.DateTimeField(auto_now_add=True)
-
-    class Meta:
-        ordering = ["-id"]
-
-    def __str__(self) -> str:
-        return f"{self.entry} {self.reason[:60]}"
