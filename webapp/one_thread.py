@@ -12,7 +12,7 @@ from django.http import FileResponse
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
-from jobs.api.patient import unless_gone
+from jobs.api.http.patient import unless_gone
 
 
 class OneThreadHandler(ASGIHandler):

@@ -1,6 +1,6 @@
 """The web server: uvicorn with every bound of `webapp.limits`, in MESHBOARD_WEB_PROCESSES processes.
 
-    python -m webapp.serve --host H --port P
+python -m webapp.serve --host H --port P
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.supervisors.multiprocess import Multiprocess
 
-from jobs.api.problems import CONTENT_TYPE
+from jobs.api.http.problems import CONTENT_TYPE
 from webapp import limits
 from webapp.doors import problem
 from webapp.environment import SettingError, WebSettings, read

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from jobs.api.problems import ProblemDetails, details
+from jobs.api.http.problems import ProblemDetails, details
 from planner.facts.spec import Problem
 from tests.support.processes import wait_until
 from webapp import limits, serve
