@@ -31,6 +31,7 @@ from jobs.models.core import (
     cursor_of,
     new_job_id,
 )
+from jobs.models.loans import Loan
 from jobs.models.people import Invitation, Membership, ProjectVariable, Role, Scope, TokenGrant
 from jobs.models.policy import (
     DEFAULT_PROJECT,
@@ -73,6 +74,7 @@ __all__ = [
     "JoinToken",
     "KeptHost",
     "Lease",
+    "Loan",
     "MailWish",
     "Member",
     "Membership",

@@ -199,13 +199,14 @@ def test_a_slow_link_slows_the_job_and_nothing_else(hosts: Cluster) -> None:
     check_true(job, 4)
 
 
-def test_a_host_that_is_not_ready_fails_the_gang_by_its_name(hosts: Cluster) -> None:
-    """Its supervisors stop as they start: what the others wait for does not come."""
+@pytest.mark.parametrize("node", [0, 1], ids=["the first", "the second"])
+def test_a_host_that_is_not_ready_fails_the_gang_by_its_name(hosts: Cluster, node: int) -> None:
+    """Its launcher stops as it starts: what the others wait for does not come, be it the store where they meet."""
     job = hosts.submit(endless("not ready", SQUARE))
     hosts.wait_for(job, "starting")
-    _, second = hosts.member_hosts(job)
-    its = f"[w]orkers.host.start.launch.*/{second.name}/runs/{job}/"  # a namespace of the network sees all processes
-    second.run("sh", "-c", f"until pkill -STOP -f '{its}'; do sleep 0.05; done")
+    late = hosts.member_hosts(job)[node]
+    its = f"[w]orkers.host.start.launch.*/{late.name}/runs/{job}/"  # a namespace of the network sees all processes
+    late.run("sh", "-c", f"until pkill -STOP -f '{its}'; do sleep 0.05; done")
     ended: dict[str, Any] = hosts.wait_for(job, "failed", timeout_s=170)
-    assert ended["history"][-1]["reason"] == f"the gang did not start: host {second.name} was not ready within 120 s"
+    assert ended["history"][-1]["reason"] == f"the gang did not start: host {late.name} was not ready within 120 s"
     none_left(hosts, job)
