@@ -153,7 +153,7 @@ class Supervisor:
             return await gathered(self.line, self.order, own)
 
         try:
-            await meet(self.training.launcher, self.settings.address, lead_of)
+            await meet(self.training.launcher, self.order["gang"], self.settings.address, lead_of)
         except NotReadyError as error:
             self._end("failed", f"the gang did not start: {error}")
 
