@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -131,6 +132,11 @@ def test_what_cannot_be_had_is_told_with_the_host(tmp_path: Path, theirs: Path) 
     with lent(theirs) as port:
         short = borrow(ours, told(loan, port), LEAST, None)
     assert short.problem == f"host anna hung up with {2 * CHUNK_BYTES + 13:,} bytes of __0_0.distcp left"
+    (theirs / "1" / "step-00000020" / "__0_0.distcp").unlink()
+    os.mkfifo(theirs / "1" / "step-00000020" / "__0_0.distcp")
+    with lent(theirs) as port:
+        pipe = borrow(ours, told(loan, port), LEAST, None)
+    assert "hung up" in pipe.problem
     assert folder.complete_below(ours) == []
     assert list(ours.glob("*/.*")) == []
 
