@@ -17,7 +17,16 @@ from planner.facts.parse import parse_spec
 from workers.checkpoint import folder
 from workers.checkpoint.borrow import borrow
 from workers.checkpoint.lend import Lending
-from workers.checkpoint.loan import CHUNK_BYTES, BadOfferError, Offer, decode, encode
+from workers.checkpoint.loan import (
+    CHUNK_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    BadOfferError,
+    Offer,
+    decode,
+    encode,
+    proof,
+)
 
 SECRET, OTHER = "5e" * 32, "00" * 32
 LEAST = (1, 20)
@@ -97,6 +106,17 @@ def test_a_stranger_gets_nothing_and_takes_nothing_from_who_comes_after(tmp_path
         late = borrow(tmp_path / "late", told(tmp_path / "loan", port), LEAST, None)
     assert late.problem.startswith("host anna could not send it: "), "it is sent once"
     assert not (tmp_path / "stranger").exists()
+
+
+def test_it_is_sent_to_one_at_a_time_though_another_shows_the_secret(tmp_path: Path, theirs: Path) -> None:
+    with lent(theirs) as port, closing(socket.create_connection(("127.0.0.1", port))) as first:
+        first.sendall(b"\0" * NONCE_BYTES)
+        with first.makefile("rb") as said:
+            nonce, _ = said.read(NONCE_BYTES), said.read(PROOF_BYTES)
+            first.sendall(proof(SECRET, "borrower", nonce, b"\0" * NONCE_BYTES))
+            assert said.read(4), "it is sent"
+            second = borrow(tmp_path / "job", told(tmp_path / "loan", port), LEAST, None)
+    assert second.problem.startswith("host anna could not send it: ")
 
 
 def test_who_cannot_show_the_secret_is_not_believed(tmp_path: Path) -> None:
