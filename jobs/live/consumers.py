@@ -41,6 +41,7 @@ async def no_such_socket(_scope: Any, _receive: Any, send: Any) -> None:
 class JobConsumer(AsyncWebsocketConsumer):
     """Binary msgpack frames of at most 1 MB to the browser, each a message or a list of them; nothing is read from it.
 
+    A large frame is {"deflated": zlib's of such a frame}.
     {"node", "entries": [[id, batch msgpack], ...]}, {"node", "gap": {"after", "first"}} where history was trimmed or
     does not fit a frame, {"node", "stale"}: true while Redis is away, false once it answers again, {"job": job detail}
     at connect and whenever it changed.

@@ -2,13 +2,15 @@
 
 A `Viewer` first reads from Redis what its page has not seen, then is given the frames of its `Room`, which keeps
 ROOM_BYTES of them: who is slower than that reads from Redis again. A crowd is told less often of more at a time, as a
-frame costs the same whatever is in it, and what requests wait for is the same process.
+frame costs the same whatever is in it, and what requests wait for is the same process. Large frames are deflated: what
+ranks tell again and again is a tenth of its size then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -19,7 +21,8 @@ from redis.exceptions import RedisError
 from contracts.names import telemetry_stream
 from jobs.live.streams import CHUNK_BYTES, RETRY_S, Entry, Hub, hub, order
 
-ROOM_BYTES = 2**22
+ROOM_BYTES = 2**23  # of entries, beside the frames made of them
+DEFLATED_FROM = 2**14  # bytes of a frame
 FRAMES_PER_S = 600  # to all the pages of a hub: a fifth of a core
 SLOWEST_S = 0.4  # from frame to frame of a page that keeps up, however large the crowd
 START = "0-0"
@@ -38,6 +41,10 @@ class Frame(NamedTuple):
 
     parts: list[Part]
     packed: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for part in self.parts for entry in part.entries)
 
 
 class Ear:
@@ -112,9 +119,9 @@ class Room:
         self._new = {}
         for frame in framed(parts):
             self.frames.append(frame)
-            self._kept_bytes += len(frame.packed)
+            self._kept_bytes += frame.num_bytes
         while self._kept_bytes > ROOM_BYTES:
-            self._kept_bytes -= len(self.frames.popleft().packed)
+            self._kept_bytes -= self.frames.popleft().num_bytes
             self.first += 1
         for viewer in self.viewers:
             viewer.news.set()
@@ -153,12 +160,11 @@ class Viewer:
         begun: set[int] = set()
         while True:
             if self._behind:
-                node = min(self._behind)
-                if node not in begun:
-                    begun.add(node)
-                    if gap := await self._trimmed(node):
-                        yield gap
-                async for packed in self._catch_up(node):
+                if new := self._behind - begun:
+                    begun |= new
+                    async for packed in self._trimmed(new):
+                        yield packed
+                async for packed in self._catch_up():
                     yield packed
             elif self._next < self._room.first:
                 self._next = self._room.end
@@ -172,36 +178,41 @@ class Viewer:
                 for packed in self._of(frame):
                     yield packed
 
-    async def _trimmed(self, node: int) -> bytes | None:
-        """The gap before what a stream still holds."""
-        at, stream = self._at[node], self._room.stream(node)
-        with contextlib.suppress(Exception):  # no stream yet, or no Redis: nothing was trimmed that we know of
-            if first := await self._room.hub.trimmed_before(stream, at):
-                return _packed([{"node": node, "gap": {"after": at, "first": first}}])
-        return None
+    async def _trimmed(self, nodes: set[int]) -> AsyncIterator[bytes]:
+        """The gaps before what streams still hold."""
+        with contextlib.suppress(Exception):  # no Redis: nothing was trimmed that we know of
+            streams = {self._room.stream(node): node for node in sorted(nodes)}
+            seen = {stream: self._at[node] for stream, node in streams.items()}
+            found = await self._room.hub.trimmed_before(seen)
+            gaps = [
+                {"node": streams[stream], "gap": {"after": seen[stream], "first": first}}
+                for stream, first in found.items()
+            ]
+            if gaps:
+                yield _packed(gaps)
 
-    async def _catch_up(self, node: int) -> AsyncIterator[bytes]:
-        """What Redis has of a stream. When it cannot be reached the page is told, and when it is back."""
-        away = False
-        while True:
-            self._behind.discard(node)
+    async def _catch_up(self) -> AsyncIterator[bytes]:
+        """What Redis has of the streams that are behind. When it cannot be reached the page is told, and when it is
+        back."""
+        away: int | None = None  # a node whose stream the page was told cannot be read
+        while self._behind:
+            streams = {self._room.stream(node): node for node in sorted(self._behind)}
+            self._behind.clear()
             try:
-                async for entries in self._room.hub.behind(self._room.stream(node), self._at[node]):
-                    if away:
-                        away = False
-                        yield _packed([{"node": node, "stale": False}])
-                    for frame in framed([Part(node, self._at[node], entries)]):
+                async for found in self._room.hub.behind({s: self._at[node] for s, node in streams.items()}):
+                    parts = [Part(streams[s], self._at[streams[s]], entries) for s, entries in found.items()]
+                    for frame in framed(parts):
                         yield frame.packed
-                    self._at[node] = entries[-1].id
+                    self._at.update((part.node, part.entries[-1].id) for part in parts)
             except (RedisError, OSError):
-                self._behind.add(node)
-                away = True
-                yield _packed([{"node": node, "stale": True}])
+                self._behind.update(streams.values())
+                away = next(iter(streams.values())) if away is None else away
+                yield _packed([{"node": away, "stale": True}])
                 await asyncio.sleep(RETRY_S)
                 continue
-            if away:  # nothing new
-                yield _packed([{"node": node, "stale": False}])
-            return
+            if away is not None:
+                yield _packed([{"node": away, "stale": False}])
+                away = None
 
     def _of(self, frame: Frame) -> Iterator[bytes]:
         """What of a frame is new to this page: mostly all of it."""
@@ -281,9 +292,12 @@ def _messages(part: Part) -> Iterator[dict[str, Any]]:
 
 
 def _packed(messages: list[dict[str, Any]]) -> bytes:
-    """One message as it is, several as a list."""
+    """One message as it is, several as a list, many bytes deflated."""
     packed: bytes = msgpack.packb(messages[0] if len(messages) == 1 else messages)
-    return packed
+    if len(packed) < DEFLATED_FROM:
+        return packed
+    deflated: bytes = msgpack.packb({"deflated": zlib.compress(packed, 1)})
+    return deflated
 
 
 _rooms: dict[Hub, Rooms] = {}

@@ -11,7 +11,7 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import redis.asyncio
@@ -21,7 +21,9 @@ from redis.exceptions import RedisError
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 2**20 - 2**14  # of batches in one chunk: one frame of at most 1 MB with what is written round them
-CHUNK_ENTRIES = 32  # read at once at most; at BATCH_BYTES each that is 8 MB
+CHUNK_ENTRIES = 32  # of a stream, read at once at most; at BATCH_BYTES each that is 8 MB
+STREAMS_TOGETHER = 16  # asked for at once, as each is a round trip otherwise
+ENTRIES_TOGETHER = 64  # of them all: 16 MB at BATCH_BYTES each
 LIVE_ENTRIES = 1  # of each stream at a time: a host writes a few a second
 QUEUE_BYTES = 2**20
 ENTRY_BYTES = 200  # what an entry costs beside its batch
@@ -95,34 +97,47 @@ class Hub:
             self._listeners.pop(listener.stream, None)
             self._positions.pop(listener.stream, None)
 
-    async def behind(self, stream: str, position: str) -> AsyncIterator[list[Entry]]:
-        """All that a stream holds after a position, a little at a time.
+    async def behind(self, positions: dict[str, str]) -> AsyncIterator[dict[str, list[Entry]]]:
+        """All that streams hold after a position in each, a little at a time.
 
         Raises:
             RedisError, OSError: Redis cannot be reached.
         """
-        wanted = 1
-        while True:
-            found: Any = await self._ask(self.redis.xrange(stream, min=f"({position}", count=wanted))
-            entries = _entries(found)
-            if entries:
-                position = entries[-1].id
-                yield entries
-            if len(entries) < wanted:
-                return
-            mean_bytes = sum(e.num_bytes for e in entries) // len(entries) + 1
-            wanted = max(1, min(CHUNK_ENTRIES, 2 * wanted, CHUNK_BYTES // mean_bytes))
+        left, wanted = dict(positions), 1
+        while left:
+            sizes: list[int] = []
+            for streams in _together(left):
+                asked = self.redis.pipeline(transaction=False)
+                for stream in streams:
+                    asked.xrange(stream, min=f"({left[stream]}", count=wanted)
+                told = await self._ask(asked.execute())
+                found = {stream: _entries(entries) for stream, entries in zip(streams, told, strict=True)}
+                for stream, entries in found.items():
+                    sizes += [entry.num_bytes for entry in entries]
+                    if len(entries) < wanted:
+                        del left[stream]
+                    else:
+                        left[stream] = entries[-1].id
+                if some := {stream: entries for stream, entries in found.items() if entries}:
+                    yield some
+            if left:
+                most = min(CHUNK_ENTRIES, ENTRIES_TOGETHER // min(len(left), STREAMS_TOGETHER))
+                mean_bytes = sum(sizes) // len(sizes) + 1
+                wanted = max(1, min(most, 2 * wanted, CHUNK_BYTES // mean_bytes))
 
-    async def trimmed_before(self, stream: str, position: str) -> str | None:
-        """The first id a stream still has, when what lay between it and a position was trimmed away."""
-        info = await self._ask(self.redis.xinfo_stream(stream))
-        if info["first-entry"] is None:
-            return None
-        entry_id, fields = info["first-entry"]
-        first: str = entry_id.decode()
-        if position == "0-0":
-            return first if fields.get(b"n", b"0") != b"0" else None
-        return first if order(first) > order(position) else None
+    async def trimmed_before(self, positions: dict[str, str]) -> dict[str, str]:
+        """The first id that streams still have, of those where what lay between it and a position was trimmed away."""
+        found = {}
+        for streams in _together(positions):
+            asked = self.redis.pipeline(transaction=False)
+            for stream in streams:
+                asked.xinfo_stream(stream)
+            for stream, info in zip(streams, await self._ask(asked.execute(raise_on_error=False)), strict=True):
+                if isinstance(info, dict) and (
+                    first := _trimmed_before(info, positions[stream])
+                ):  # else: no stream yet
+                    found[stream] = first
+        return found
 
     async def _ask(self, question: Awaitable[Any]) -> Any:
         """What Redis answers, once few others ask: a crowd of new connections at once would time out, and Redis be
@@ -219,11 +234,11 @@ class Watch:
     async def _catch_up(self) -> AsyncIterator[Chunk]:
         self._behind = False
         try:
-            async for entries in self._hub.behind(self.stream, self.position):
+            async for found in self._hub.behind({self.stream: self.position}):
                 if self._away:
                     self._away = False
                     yield Redis.BACK
-                for chunk in self._cut(entries):
+                for chunk in self._cut(found[self.stream]):
                     yield chunk
         except (RedisError, OSError):
             self._behind = self._away = True
@@ -255,7 +270,24 @@ class Watch:
 
     async def trimmed_before(self) -> str | None:
         """See `Hub.trimmed_before`."""
-        return await self._hub.trimmed_before(self.stream, self.position)
+        return (await self._hub.trimmed_before({self.stream: self.position})).get(self.stream)
+
+
+def _together(streams: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """So few at a time that what they hold fits."""
+    whole = tuple(streams)
+    for first in range(0, len(whole), STREAMS_TOGETHER):
+        yield whole[first : first + STREAMS_TOGETHER]
+
+
+def _trimmed_before(info: dict[str, Any], position: str) -> str | None:
+    if info["first-entry"] is None:
+        return None
+    entry_id, fields = info["first-entry"]
+    first: str = entry_id.decode()
+    if position == "0-0":
+        return first if fields.get(b"n", b"0") != b"0" else None
+    return first if order(first) > order(position) else None
 
 
 def _entries(found: Any) -> list[Entry]:

@@ -21,6 +21,7 @@ from jobs.models.jobs import (
     Status,
     new_job_id,
 )
+from jobs.models.loans import Loan
 from jobs.models.people import Invitation, Membership, ProjectVariable, Role, Scope, TokenGrant
 from jobs.models.plumbing import NOTHING_READ, Cursor, DeadLetter, IdempotentRequest, Lease, Outbox, cursor_of
 from jobs.models.policy import (
@@ -64,6 +65,7 @@ __all__ = [
     "JoinToken",
     "KeptHost",
     "Lease",
+    "Loan",
     "MailWish",
     "Member",
     "Membership",

@@ -25,12 +25,13 @@ from contracts.names import (
     gang_key,
     host_keys,
     host_queue,
+    loan_key,
     telemetry_stream,
     wanted_key,
 )
 from jobs.hosts.access import FAREWELL, Access
 from jobs.hosts.rights import user_of
-from jobs.models import DeadLetter, Host, Member, Outbox
+from jobs.models import DeadLetter, Host, Loan, Member, Outbox
 from jobs.queue import hosts as staff
 from jobs.queue.control.outbox import deliver
 from jobs.queue.heard import events, inboxes
@@ -259,6 +260,7 @@ def test_members_of_a_gang_meet_and_nobody_else_does(
         ordered=timezone.now(),
     )
     stranger = admitted("host-c", IDENTITIES[2])
+    Loan.objects.create(attempt=lead.attempt, host=Host.objects.get(name="host-c"))
     Access().keep(live_redis)
     for node, guest in enumerate((a, b)):
         guest.redis.hset(gang_key(job, 1), str(node), json.dumps(["10.0.0.1", 1234]))
@@ -266,6 +268,12 @@ def test_members_of_a_gang_meet_and_nobody_else_does(
     assert len(a.redis.hgetall(gang_key(job, 1))) == 2
     with pytest.raises(redis.exceptions.NoPermissionError):
         stranger.redis.hgetall(gang_key(job, 1))
+    where = loan_key("host-c", job, 1)
+    stranger.redis.hset(where, mapping={"address": "10.0.0.3", "port": 1234})
+    assert a.redis.hgetall(where)[b"port"] == b"1234", "it lends to the lead"
+    for refused in (lambda: a.redis.hset(where, "port", 1), lambda: b.redis.hgetall(where)):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            refused()
     with pytest.raises(redis.exceptions.NoPermissionError):
         b.redis.xadd(telemetry_stream(job, 1), {"b": "of the lead"})
     stranger.redis.close()

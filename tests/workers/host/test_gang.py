@@ -114,9 +114,24 @@ def test_a_launcher_that_talks_nonsense_starts_nothing(said: bytes) -> None:
     async def lead_of(own: Ready) -> Ready:
         raise AssertionError("it said no port")
 
-    asyncio.run(meet(ours, ADDRESSES[0], lead_of))
+    asyncio.run(meet(ours, order_of(0)["gang"], ADDRESSES[0], lead_of))
     theirs.settimeout(5)
     assert theirs.recv(10) == b""
+
+
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [(0, "host host-0 did not answer within 0 s"), (1, "host host-1 did not reach host host-0 within 0 s")],
+)
+def test_a_launcher_that_was_ready_and_meets_nobody_is_named(node: int, says: str) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b'{"port": 7}\n')
+
+    async def lead_of(own: Ready) -> Ready:
+        return own
+
+    with theirs, pytest.raises(NotReadyError, match=f"^{says}$"):
+        asyncio.run(meet(ours, order_of(node)["gang"], ADDRESSES[node], lead_of, (0.05, 0.1)))
 
 
 def test_only_a_gang_has_a_lease_and_hearing_the_board_renews_it() -> None:
@@ -232,7 +247,14 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         for _, _, training in members:
             await training.start()
         meetings = [
-            asyncio.create_task(meet(training.launcher, settings.address, lambda own, node=node: lead_of(node, own)))
+            asyncio.create_task(
+                meet(
+                    training.launcher,
+                    order_of(node)["gang"],
+                    settings.address,
+                    lambda own, node=node: lead_of(node, own),
+                )
+            )
             for node, (_, settings, training) in enumerate(members)
         ]
         waits = [asyncio.create_task(training.wait()) for _, _, training in members]

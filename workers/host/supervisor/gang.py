@@ -9,12 +9,15 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from contracts.control import LaunchOrder
+from contracts.control import Gang, LaunchOrder
 from workers.host.supervisor.line import GangLine, LineError, Ready
 
 log = logging.getLogger(__name__)
 
 START_S = 120.0  # for all to be ready, from when we are
+# For a launcher to meet the others once it was told where: less than its own patience (`rendezvous.STORE_TIMEOUT`),
+# which knows no names. Of a lead that stands still its own supervisor tells first, when it has ended it: 11 s later.
+LEADS_S, FOLLOWS_S = 30.0, 55.0
 LOOK_S = 0.2
 LAUNCHER_BYTES = 4096
 MOST_NAMED = 5
@@ -49,13 +52,20 @@ async def gathered(line: GangLine, order: LaunchOrder, own: Ready, start_s: floa
         await asyncio.sleep(LOOK_S)
 
 
-async def meet(launcher: socket.socket, address: str, lead_of: Callable[[Ready], Awaitable[Ready]]) -> None:
-    """Hear from the launcher that it is up, and tell it the lead's store when all are. Returns when the launcher has
-    ended before that, which its exit tells of.
+async def meet(
+    launcher: socket.socket,
+    gang: Gang,
+    address: str,
+    lead_of: Callable[[Ready], Awaitable[Ready]],
+    patience_s: tuple[float, float] = (LEADS_S, FOLLOWS_S),
+) -> None:
+    """Hear from the launcher that it is up, tell it the lead's store when all are, and hear that it is there. Returns
+    when the launcher has ended before that, which its exit tells of.
 
     Raises:
-        NotReadyError: what `lead_of` raises.
+        NotReadyError: what `lead_of` raises; it is not there within `patience_s`, of the lead's launcher and of others.
     """
+    within_s = patience_s[gang["node"] > 0]
     reader, writer = await asyncio.open_connection(sock=launcher, limit=LAUNCHER_BYTES)
     try:
         port = _port(await reader.readline())
@@ -64,6 +74,12 @@ async def meet(launcher: socket.socket, address: str, lead_of: Callable[[Ready],
         lead = await lead_of(Ready(address, port))
         writer.write(json.dumps(lead._asdict()).encode() + b"\n")
         await writer.drain()
+        async with asyncio.timeout(within_s):
+            await reader.readline()
+    except TimeoutError:
+        own, first = gang["nodes"][gang["node"]]["host"], gang["nodes"][0]["host"]
+        how = f"reach host {first}" if gang["node"] else "answer"
+        raise NotReadyError(f"host {own} did not {how} within {within_s:.0f} s") from None
     except (ConnectionError, ValueError):
         log.warning("the launcher ended before the gang was ready")
     finally:
