@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from django.conf import settings
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -17,7 +14,7 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from jobs.history.exports.scalars import scalars
-from jobs.history.kept.query import Tables, ask
+from jobs.history.kept.query import Tables, filed
 
 VERSION = "brain.Event:2"  # what a reader looks for first
 
@@ -28,16 +25,7 @@ def event_file(job: str, attempt: int, spec: dict[str, Any]) -> BinaryIO:
     Raises:
         GoneError, BusyError
     """
-    spill: Path = settings.HISTORY_DIR / "spill"
-    spill.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=spill)
-    os.close(handle)
-    path = Path(name)
-    try:
-        ask(job, attempt, lambda tables: _write(tables, spec, path))
-        return path.open("rb")
-    finally:
-        path.unlink(missing_ok=True)
+    return filed(job, attempt, lambda tables, path: _write(tables, spec, path))
 
 
 def file_name(job: str, attempt: int) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import duckdb
 from django.conf import settings
@@ -42,7 +44,7 @@ class Tables:
 
     @property
     def state(self) -> Any:
-        """What the streams add up to (`rows.State`)."""
+        """What the streams add up to (`kept.state.State`)."""
         return self._folder.state(self.manifest)
 
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -82,6 +84,30 @@ def ask(job: str, attempt: int, work: Callable[[Tables], Answer]) -> Answer:
     raise AssertionError("unreachable")
 
 
+def filed(job: str, attempt: int, write: Callable[[Tables, Path], None]) -> BinaryIO:
+    """What `write` finds in a history, as a file that is gone once it is closed.
+
+    Raises:
+        GoneError, BusyError
+    """
+    spill = spill_folder()
+    spill.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=spill)
+    os.close(handle)
+    path = Path(name)
+    try:
+        ask(job, attempt, lambda tables: write(tables, path))
+        return path.open("rb")
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def spill_folder() -> Path:
+    """Where what does not fit in memory lies for as long as somebody reads it."""
+    root: Path = settings.HISTORY_DIR
+    return root / "spill"
+
+
 def short(value: float) -> float:
     """As few digits as a number of 32 bits has."""
     return float(f"{value:.7g}")
@@ -113,13 +139,12 @@ def _cursor() -> Iterator[duckdb.DuckDBPyConnection]:
 @cache
 def engine() -> duckdb.DuckDBPyConnection:
     """It reads the files it is told of and nothing else: no extension is fetched, nothing written beside its spill."""
-    spill = settings.HISTORY_DIR / "spill"
     return duckdb.connect(
         ":memory:",
         config={
             "threads": THREADS,
             "memory_limit": MEMORY_LIMIT,
-            "temp_directory": str(spill),
+            "temp_directory": str(spill_folder()),
             "max_temp_directory_size": SPILL_LIMIT,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from django.conf import settings
 
 from jobs.history.kept.folder import Folder, GoneError, Manifest, num_bytes
-from jobs.history.kept.query import Tables, ask
+from jobs.history.kept.query import Tables, ask, filed
 from jobs.history.kept.tables import GAUGES
 from jobs.history.told.asked import Asked
 from jobs.history.told.shapes import AttemptKept, Rows
@@ -108,16 +106,7 @@ def file(job: str, attempt: int, table: str, asked: Asked) -> BinaryIO:
     Raises:
         GoneError, BusyError
     """
-    spill: Path = settings.HISTORY_DIR / "spill"
-    spill.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=spill)
-    os.close(handle)
-    path = Path(name)
-    try:
-        ask(job, attempt, lambda tables: _write(tables, table, asked, path))
-        return path.open("rb")
-    finally:
-        path.unlink(missing_ok=True)
+    return filed(job, attempt, lambda tables, path: _write(tables, table, asked, path))
 
 
 def _write(tables: Tables, table: str, asked: Asked, path: Path) -> None:
