@@ -47,7 +47,7 @@ from workers.host.supervisor.training import Training
 
 log = logging.getLogger(__name__)
 
-BATCH_S = 0.15
+BATCH_S = 0.1
 POLL_S = 1.0
 HEARTBEAT_S = 5.0
 CLOCK_S = 30.0
