@@ -11,6 +11,7 @@ from planner.cost.memory.pieces import Piece, embedding_piece, head_piece, layer
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import BUFFERS, Stretch, joined
 from planner.cost.memory.zero import NO_UNIT, Sharding, Unit, changes
+from planner.facts.shards import BUCKET_BYTES
 
 Layers = tuple[tuple[bool, int], ...]
 
@@ -162,7 +163,7 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
     chunk, turn, z = parts.chunk, parts.turn, parts.chunk.sharding
     gathers = z.frees_each or (chunk.left and turn.first)
     frees = z.frees_each or (z.stage > 0 and turn.frees)
-    reducer, sends = _Reducer(chunk, turn), chunk.sent if turn.last and not chunk.waits else 0
+    reducer, buckets = _Reducer(chunk, turn), _Buckets(chunk.sent if turn.last and not chunk.waits else 0)
     embedded = chunk.shape.embedded_elements if parts.embedding else 0
     several, ahead, gathered = parts.each, NO_UNIT, False
     if parts.head:
@@ -180,7 +181,7 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
             yield z.gather_ahead(ahead)
     if parts.head:
         yield parts.head.backward
-        yield changes((BUFFERS, (chunk.root.numel - embedded) * sends))
+        yield buckets.add(chunk.root.numel - embedded)
     for index in reversed(range(len(several))):
         piece, unit, count = several[index]
         each = []
@@ -191,8 +192,8 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
         each.append(piece.backward)
         if frees:
             each.append(z.free(unit))
-        each += [*reducer.after(unit), changes((BUFFERS, unit.numel * sends))]
-        yield joined(each).times(count)
+        each += reducer.after(unit)
+        yield from buckets.after(joined(each), unit, count)
     if parts.embedding:
         yield parts.embedding.backward
     if frees:
@@ -200,7 +201,7 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
     if chunk.root.numel:
         yield from reducer.after(chunk.root)
     yield from reducer.end()
-    yield changes((BUFFERS, embedded * sends))
+    yield buckets.rest(embedded)
 
 
 def _weights(parts: _Parts) -> Iterator[Stretch]:
@@ -225,6 +226,32 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
     if turn.last:
         alone = sum(unit.alone * count for _, unit, count in parts.each)
         yield changes((BUFFERS, (chunk.elements() - alone) * chunk.sent))
+
+
+class _Buckets:
+    """Copies of gradients, `element` bytes each, as plain data parallelism sends them: of layers together, when these
+    fill a bucket."""
+
+    def __init__(self, element: int) -> None:
+        self._element, self._waiting = element, 0
+
+    def add(self, numel: int) -> Stretch:
+        self._waiting += numel * self._element
+        return self.rest(0) if self._waiting >= BUCKET_BYTES else changes()
+
+    def after(self, layer: Stretch, unit: Unit, count: int) -> Iterator[Stretch]:
+        """So many backwards of one layer, each followed by what it fills."""
+        size = unit.numel * self._element
+        alike = count - 1 if not size or size >= BUCKET_BYTES else 0  # all but the first send their own
+        for _ in range(count - alike):
+            yield layer.then(self.add(unit.numel))
+        if alike:
+            yield layer.then(changes((BUFFERS, size))).times(alike)
+
+    def rest(self, numel: int) -> Stretch:
+        """What is left when the last gradients have come."""
+        left, self._waiting = self._waiting + numel * self._element, 0
+        return changes((BUFFERS, left))
 
 
 class _Reducer:
