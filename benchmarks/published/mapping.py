@@ -9,15 +9,14 @@ import math
 import re
 from typing import Any, Literal, NamedTuple
 
+from benchmarks.published.mixtures import expert_tp, is_gated, mixture_of
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import PublishedRow, SkipError
 from planner.facts.spec import (
     AttentionKernel,
     JobSpec,
     Layout,
-    MlaSpec,
     ModelSpec,
-    MoeSpec,
     Precision,
     Recompute,
     Resources,
@@ -26,7 +25,16 @@ from planner.facts.spec import (
 )
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS, GB
-from planner.hardware.stacks import ASYNC_TP, EAGER_NORMS, EAGER_SCORES, FLASH_1, STACKS, Stack
+from planner.hardware.stacks import (
+    ASYNC_TP,
+    DETERMINISTIC_LAUNCH_S,
+    EAGER_NORMS,
+    EAGER_SCORES,
+    FLASH_1,
+    FP4_CASTS,
+    STACKS,
+    Stack,
+)
 
 Meter = Literal["device", "reserved", "allocated"]
 
@@ -35,7 +43,8 @@ class Planned(NamedTuple):
     """`scale`: steps of the row over steps of the spec, where its batch cannot be divided evenly.
 
     `stage`: whose memory was measured, None for the fullest. `meter`: the device's own count, what the allocator
-    holds of it, or gives of that. `own_tests`: of Megatron-LM's. `kempner`: as `of_kempner` says.
+    holds of it, or gives of that. `own_tests`: of Megatron-LM's. `gated`: as the row's own MLPs are. `kempner`: as
+    `of_kempner` says.
     """
 
     spec: JobSpec
@@ -47,6 +56,7 @@ class Planned(NamedTuple):
     meter: Meter
     any_recompute: bool
     own_tests: bool
+    gated: bool
     kempner: bool
 
 
@@ -73,41 +83,14 @@ _GPUS = (
     (r"mi300x", "mi300x"),
 )
 
-_MLA = MlaSpec(q_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
-
-
-class _Mixture(NamedTuple):
-    """What the columns do not say of a mixture: its routed experts, how many a token meets, the rest. `ffn` of an
-    expert where the column has another."""
-
-    experts: int
-    top: int
-    shared: int = 0
-    dense: int = 0
-    dense_ffn: int = 0
-    mla: MlaSpec | None = None
-    ffn: int = 0
-
-
 # Its recompute-modules hold norms and products, not the attention core, whose unfused scores are what it keeps.
 KEEPS_SCORES = "tp2_pp2_ep4_etp1_selective_recompute_experimental"
-# (pattern in the model's name; its mixture as the model's own configuration has it)
-_MIXTURES = (
-    (
-        KEEPS_SCORES,
-        _Mixture(32, 4, shared=1, dense=3, dense_ffn=4096, mla=_MLA, ffn=1024),
-    ),
-    (r"mixtral", _Mixture(8, 2)),
-    (r"grok-?1", _Mixture(8, 2)),
-    (r"dbrx", _Mixture(16, 4)),
-    (r"gpt-oss-120b", _Mixture(128, 4)),
-    (r"gpt-oss-20b", _Mixture(32, 4)),
-    (r"qwen3.*a3b|qwen3.*a22b", _Mixture(128, 8)),
-    (r"deepseek-?v3|deepseek-?r1", _Mixture(256, 8, shared=1, dense=3, dense_ffn=18432, mla=_MLA)),
-    (r"kimi-k2", _Mixture(384, 8, shared=1, dense=1, dense_ffn=18432, mla=_MLA)),
-)
-# Megatron-LM's own tests, tests/functional_tests/test_cases/*/model_config.yaml.
-_TEST_MLA = MlaSpec(q_rank=192, kv_rank=64, nope_head_dim=16, rope_head_dim=8, value_head_dim=16)
+# Megatron-LM's tests whose configuration drops nothing out, as those with cp do, against its arguments' default.
+WITHOUT_DROPOUT = r"etp1|deepseek_proxy|scoped_cudagraph"
+# Those that give the pipe's layout (`Et*3|(tt|)*6tmL`): 8 chunks on 2 stages.
+IN_8_CHUNKS = r"selective_recompute_experimental|fine_grained_offloading|scoped_cudagraph"
+# Megatron-LM's tests whose configuration lacks --moe-grouped-gemm; sharded ones have it.
+EXPERTS_APART = r"(?<!groupedgemm)experts2parallel(?!.*groupedgemm)(?!_top2router)"
 _HEAD_DIMS = ((r"qwen3", 128), (r"gpt-oss", 64))
 
 
@@ -151,7 +134,7 @@ def plan_of(row: PublishedRow) -> Planned:
         precision=precision,
         attention=_attention(text, stack),
         compile=stack == "fsdp2" and not _computes_loss_apart(row),
-        dropout=tests_of_megatron(row) and model.arch == "gpt",  # its arguments' default
+        dropout=tests_of_megatron(row) and layout.cp == 1 and not re.search(WITHOUT_DROPOUT, text),
     )
     spec = JobSpec(model=model, layout=layout, train=train, resources=Resources(device=cluster.device, stack=stack))
     recompute = row.text("recompute").lower()
@@ -164,6 +147,7 @@ def plan_of(row: PublishedRow) -> Planned:
         stage=layout.pp - 1 if "(last)" in text or row.kind == "steady" else None,
         meter=_meter(row),
         own_tests=tests_of_megatron(row),
+        gated=is_gated(row, text),
         kempner=of_kempner(row),
         any_recompute=recompute in ("see recipe", "unknown", ""),
     )
@@ -209,6 +193,8 @@ def _refuse(text: str) -> None:
 def stack_of(row: PublishedRow) -> StackName:
     """By what the row says of its software, then by who published it, then by how it shards."""
     text = f"{row.text('source_repo_path')} {row.text('note')}".lower()
+    if tests_of_megatron(row):  # names of some say FSDP2
+        return "megatron"
     if re.search(r"fsdp1|llm-foundry", text):
         return "fsdp1"
     if re.search(r"compile off|eager, fsdp", text):
@@ -252,11 +238,11 @@ def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
         raise SkipError("hidden is no multiple of heads")
     kv_heads = row.count("kv_heads", heads) or heads
     tp = max(1, row.count("tp", 1))
-    moe, mla, dense_ffn = _mixture(row, text)
+    moe, mla, dense_ffn = mixture_of(row, text)
     ffn = dense_ffn or row.count("ffn", 4 * hidden)
     if heads % kv_heads or (kv_heads > tp and kv_heads % tp) or heads % tp:
         raise SkipError("heads cannot be divided so")
-    gated = moe is not None or mla is not None or _is_gated(row, text)
+    gated = moe is not None or mla is not None or is_gated(row, text)
     like_gpt = not gated and kv_heads == heads and "nemotron" not in text
     if not gated and not like_gpt:
         ffn = round(ffn * 2 / 3 / (8 * tp)) * 8 * tp  # squared ReLU without biases: as many weights in a gated MLP
@@ -272,41 +258,10 @@ def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
         ffn_hidden_size=ffn,
         vocab_size=-(-max(256, vocab) // tp) * tp,
         max_seq_len=seq,
-        tied_embeddings=like_gpt and "untie" not in text,
+        tied_embeddings=(like_gpt or tests_of_megatron(row)) and "untie" not in text,
         moe=moe,
         mla=mla,
     )
-
-
-def _is_gated(row: PublishedRow, text: str) -> bool:
-    if "swiglu" in text:
-        return True
-    return not re.search(r"\b(mpt|gpt|bloom|opt|nemotron|moe-test)", row.text("model").lower())
-
-
-def _mixture(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | None, int]:
-    """(experts, latent attention, width of the dense layers' MLP where it differs from the column)"""
-    ffn, layers = row.count("ffn", 4 * row.count("hidden")), row.count("layers")
-    found = next((mixture for pattern, mixture in _MIXTURES if re.search(pattern, text)), None)
-    if found is None:
-        number = re.search(r"num-experts=(\d+)|(\d+) experts", text)
-        if number is None:
-            if "moe" in text or row.count("ep", 1) > 1:
-                raise SkipError("a mixture whose experts are not told")
-            return None, _TEST_MLA if "multi-latent-attention" in text else None, 0
-        top = re.search(r"router-topk=(\d+)|top (\d+)", text)
-        found = _Mixture(int(number[1] or number[2]), int(top[1] or top[2]) if top else 1)
-        if not _is_gated(row, text):
-            ffn = round(ffn * 2 / 3)  # as many weights in a gated MLP
-    moe = MoeSpec(
-        num_experts=found.experts,
-        experts_per_token=min(found.top, found.experts),
-        expert_ffn_hidden_size=found.ffn or ffn,
-        shared_experts=found.shared,
-        dense_layers=found.dense if found.dense < layers else 0,
-    )
-    mla = found.mla or (_MLA if "multi-latent-attention" in text else None)
-    return moe, mla, found.dense_ffn
 
 
 def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) -> Layout:
@@ -316,16 +271,22 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
     if rest or dp < 1:
         raise SkipError("degrees do not divide the GPUs")
     chunks = row.count("vpp", 1) if pp > 1 else 1
+    if tests_of_megatron(row) and re.search(IN_8_CHUNKS, text) and model.num_layers % 8 == 0:
+        chunks = 8 // pp
     if pp * max(1, chunks) > model.num_layers:
         raise SkipError("more stages than layers")
-    # Where experts span tensor ranks too, those divide each expert here: a rank holds and computes as much.
-    ep = math.gcd(max(1, row.count("ep", 1)), dp * cp, model.moe.num_experts) if model.moe else 1
+    # Where tensor ranks divide no expert (etp 1) they have other ones. Here they divide each: a rank holds and computes
+    # as much with so many times fewer expert ranks.
+    held = max(1, row.count("ep", 1) * expert_tp(row, text, tp) // tp)
+    ep = math.gcd(held, dp * cp, model.moe.num_experts) if model.moe else 1
     zero = min(3, row.count("zero", 0)) if dp * cp > 1 else 0
     if zero > 1 and pp > 1 and row.source == "pytorch/torchtitan":
         zero = 1  # its stages gather once a step and sum after the last micro-batch (parallelize_llama.py, apply_fsdp)
     replicas = 1
     if found := re.search(r"shard group (\d+)", text):
         replicas = max(1, dp * cp // int(found[1]))
+    elif "multi_dist_optimizer_instances" in text:
+        replicas = 2  # its --num-distributed-optimizer-instances
     sequence, recompute = _sequence_parallel(text, stack, tp), _recompute(row.text("recompute").lower())
     if KEEPS_SCORES in text:
         recompute = "none"
@@ -377,6 +338,11 @@ def _precision(text: str) -> Precision:
 def _kernels(row: PublishedRow, text: str, stack: StackName) -> Stack:
     """The stack's constants, with those of the kernels that the row names instead."""
     changed: dict[str, Any] = switched_on(row)
+    if "fp4" in row.text("precision").lower():
+        changed["casts"] = STACKS[stack].casts * FP4_CASTS
+    if tests_of_megatron(row):
+        changed["launch_s"] = DETERMINISTIC_LAUNCH_S
+        changed["experts_apart"] = re.search(EXPERTS_APART, text) is not None
     if re.search(r"async ?tp", text):
         changed["hidden"] = ASYNC_TP
     if found := re.search(r"attention kernel ([^;]*)", text):

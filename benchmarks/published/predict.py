@@ -12,11 +12,12 @@ from planner.cost.memory import memory, most_bytes
 from planner.cost.pipes import chunks_in_flight
 from planner.cost.timing import Timer
 from planner.facts.flops import model_flops
-from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.precision import FP32_BYTES
 from planner.facts.shards import local_units
 from planner.facts.spec import JobSpec, Recompute
 from planner.hardware.stacks import EAGER_NORMS, EAGER_SCORES
 
+WORKSPACE_BYTES = 32 * 2**20
 EAGER_NORM_BYTES = 8
 EAGER_SCORE_BYTES = 12
 
@@ -60,8 +61,8 @@ class Predictor:
             return Answer(row, planned, self._seconds(planned, spec), _measured_seconds(row, spec), fits)
         if row.kind == "steady":
             return Answer(row, planned, _steady(planned, spec.layout.pp - 1), row.num_bytes, fits)
-        peak = _tensors(spec, planned.stage) + _table_bytes(planned)
-        peak += _eager_bytes(planned, spec) + _kempner_bytes(planned, spec)
+        peak = _tensors(spec, planned.stage) + _workspaces(planned)
+        peak += _eager_bytes(planned, spec) + _kempner_bytes(planned, spec) + _weighed_bytes(planned)
         told = {"device": needed, "reserved": peak * (1 + planned.cluster.accelerator.fragmentation), "allocated": peak}
         return Answer(row, planned, told[planned.meter], row.num_bytes, fits)
 
@@ -137,23 +138,33 @@ def _tensors(spec: JobSpec, stage: int | None) -> int:
 
 def _steady(planned: Planned, stage: int) -> float:
     """What stays between steps: weights, gradients and moments as the stack keeps them (1910.02054 figure 1)."""
-    spec = planned.spec
-    layout, mix = spec.layout, mix_of(spec.train.precision)
-    units = local_units(spec, stage)
-    held = sum(p.numel for unit in units for p in unit.parameters)
-    degree, zero = layout.shard_ranks, layout.zero
-    weights = mix.compute / (degree if zero == 3 else 1)
-    gradients = mix.gradients / (degree if zero >= 2 else 1)
-    moments = mix.optimizer / (degree if zero else 1)
-    return held * (weights + gradients + moments) + _table_bytes(planned)
+    parts = memory(planned.spec, stage)
+    return sum(parts[name] for name in ("parameters", "gradients", "optimizer")) + _workspaces(planned)
 
 
-def _table_bytes(planned: Planned) -> int:
-    """As much as a whole table in fp32, whatever tp, which every value of Megatron-LM's own tests has on top."""
+def _workspaces(planned: Planned) -> int:
+    """What stays allocated for products in every value of Megatron-LM's own tests: 32 MiB each of cuBLAS
+    (CUBLAS_WORKSPACE_CONFIG=:4096:8), Transformer Engine (`get_cublas_workspace_size_bytes`) and NCCL's streams; of
+    each of the 4 streams on which it computes experts together."""
     if not planned.own_tests:
         return 0
-    model = planned.spec.model
-    return model.vocab_size * model.hidden_size * FP32_BYTES
+    grouped = planned.spec.model.moe is not None and not planned.kernels.experts_apart
+    return (3 + (4 if grouped else 0)) * WORKSPACE_BYTES
+
+
+def _weighed_bytes(planned: Planned) -> int:
+    """What experts' activations take again, times their probabilities, where no kernel does both: in Megatron-LM's own
+    tests without swiglu (--no-bias-gelu-fusion; mlp.py, `per_token_scale`). Gated experts stand for theirs: of three
+    halves the width."""
+    layout, train, model = planned.spec.layout, planned.spec.train, planned.spec.model
+    if not planned.own_tests or model.moe is None or planned.gated:
+        return 0
+    tokens = planned.spec.micro_batch_size * train.seq_len // layout.cp
+    wide = tokens * model.moe.experts_per_token * model.moe.expert_ffn_hidden_size * 3 // 2 // layout.tp
+    stage = planned.stage or 0
+    chunks = chunks_in_flight(layout, stage, train.micro_batches)
+    layers = (model.num_layers - model.moe.dense_layers) // layout.pp
+    return 2 * wide * layers * chunks // layout.virtual_stages
 
 
 def _measured_seconds(row: PublishedRow, spec: JobSpec) -> float:

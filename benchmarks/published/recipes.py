@@ -2,7 +2,8 @@
 
 Megatron-Bridge, scripts/performance/configs/*/*_workload_base_configs.py: v0.3.0 is release 26.02, v0.4.0 26.04, v0.5.0
 26.06. `moe_a2a_overlap` sends one micro-batch's tokens beside the products of another; `cutedsl_fused_grouped_mlp`
-computes an expert's MLP in one kernel, with the whole iteration in a CUDA graph.
+computes an expert's MLP in one kernel, with the whole iteration in a CUDA graph; `cuda_graph_scope` names the modules
+that are one otherwise. dgxc-benchmarking: its launch scripts by tag.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ import re
 from typing import Any, NamedTuple
 
 from benchmarks.published.rows import PublishedRow
-from planner.hardware.stacks import FUSED_EXPERTS, OVERLAPPED_EXPERTS, STACKS
+from planner.hardware.stacks import (
+    EARLY_BLACKWELL_FP8,
+    GRAPHED_ATTENTION,
+    GRAPHED_ROUTER,
+    OVERLAPPED_EXPERTS,
+    STACKS,
+    WHOLE_GRAPH,
+)
 
 
 class _Recipes(NamedTuple):
@@ -32,21 +40,76 @@ _OVERLAPPED = (
     _Recipes("gpt-oss-120b", "gb200", "bf16", since="26.04"),
     _Recipes("deepseek-v3", r"\bb200", "mxfp8", pp=8),
 )
-_FUSED = (
+_WHOLE = (
     _Recipes("deepseek-v3|qwen3|gpt-oss", "gb[23]00", "mxfp8", since="26.06"),
     _Recipes("qwen3-30b", "b300", "mxfp8", since="26.06"),
+)
+_ATTENTION = (
+    _Recipes("deepseek-v3|qwen3-235b", "gb200", ""),
+    _Recipes("deepseek-v3", "gb300", "bf16"),
+    _Recipes("deepseek-v3", r"\bb300", "", since="26.06"),
+    _Recipes("deepseek-v3", r"\bb200", "mxfp8", pp=8),
+    _Recipes("gpt-oss-120b", "b300", ""),
+    _Recipes("qwen3-235b", "gb300", "", pp=4),
+    _Recipes("qwen3-30b", "gb200", ""),
+    _Recipes("qwen3-30b", r"\bb200", "", since="26.04"),
+)
+_ROUTER = (
+    _Recipes("qwen3", "gb300", ""),
+    _Recipes("qwen3-30b", "b[23]00", ""),
+    _Recipes("qwen3-30b", "h100", "bf16"),
+    _Recipes("kimi-k2", "gb200", ""),
+)
+_DENSE_WHOLE = (
+    _Recipes("llama3.*-8b", "b[23]00", ""),
+    _Recipes("llama3.*-70b", r"\bb200", "bf16"),
 )
 
 
 def switched_on(row: PublishedRow) -> dict[str, Any]:
     """Constants of the stack that a row's recipe changes."""
+    early = {"gemm_fp8": EARLY_BLACKWELL_FP8} if _is_early_blackwell(row) else dict[str, Any]()
+    if row.source == "NVIDIA/dgxc-benchmarking":
+        return early | _of_dgxc(row)
     if row.source != "NVIDIA-NeMo/Megatron-Bridge" or not row.release:
-        return {}
-    fused = any(_is(row, recipe) for recipe in _FUSED)
-    if not fused and not any(_is(row, recipe) for recipe in _OVERLAPPED):
-        return {}
-    changed = {"hidden": {**STACKS["megatron"].hidden, **OVERLAPPED_EXPERTS}}
-    return changed | FUSED_EXPERTS if fused else changed
+        return early
+    megatron, changed = STACKS["megatron"], dict[str, Any]()
+    if "gpt-oss" in row.text("model").lower():
+        changed["experts_biased"] = True
+    whole = _any(row, _WHOLE)
+    if whole or _any(row, _OVERLAPPED):
+        changed["hidden"] = {**megatron.hidden, **OVERLAPPED_EXPERTS}
+    if whole or _any(row, _DENSE_WHOLE):
+        return changed | WHOLE_GRAPH
+    if _any(row, _ATTENTION):
+        changed["launch_s"] = megatron.launch_s * GRAPHED_ATTENTION
+    elif _any(row, _ROUTER):
+        changed["launch_s"] = megatron.launch_s * GRAPHED_ROUTER
+    return changed
+
+
+def _of_dgxc(row: PublishedRow) -> dict[str, Any]:
+    """NeMo's graphs on GB200 (nemotron/launch.sh, grok1/launch.sh: --cuda_graphs true). Grok 1 before: each expert by
+    itself, buffers of a capacity, tokens sent by all-to-all (grok1/grok1_314b.yaml)."""
+    model, graphed = row.text("model").lower(), row.text("gpu").lower().startswith("gb200")
+    changed: dict[str, Any] = {}
+    if graphed and re.search("nemotron4|grok", model):
+        changed |= WHOLE_GRAPH
+    if "grok" in model:
+        changed |= {"shares_dispatch": False, "gathers_experts": True, "syncs_experts": False}
+        if not graphed:
+            changed["experts_apart"] = True
+    return changed
+
+
+def _is_early_blackwell(row: PublishedRow) -> bool:
+    """Whether a row is of the first software for Blackwell, of spring 2025."""
+    of_spring = re.search(r"dgxc-benchmarking@v25\.0|training_results_v5\.0", row.text("source_repo_path"))
+    return of_spring is not None and re.search(r"b200", row.text("gpu").lower()) is not None
+
+
+def _any(row: PublishedRow, recipes: tuple[_Recipes, ...]) -> bool:
+    return any(_is(row, recipe) for recipe in recipes)
 
 
 def _is(row: PublishedRow, recipe: _Recipes) -> bool:

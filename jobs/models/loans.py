@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from django.db import models
 
-from jobs.models.core import Attempt, Host
+from jobs.models.hosts import Host
+from jobs.models.jobs import Attempt
 
 
 class Loan(models.Model):

@@ -66,12 +66,14 @@ class Compute:
             spec.resources.stack,
         )
         if key not in self._pieces:
-            moe = Halves(0, 0, 0)
+            stack, moe = self.stacks[spec.resources.stack], Halves(0, 0, 0)
+            joined = stack.joins_products
             if spec.model.moe:
-                moe = self._layer(spec, layer_work(spec, moe=True))
-            head = head_work(spec, gathers_logits=self.stacks[spec.resources.stack].gathers_logits)
+                work = layer_work(spec, moe=True, joined=joined, apart=stack.experts_apart, biased=stack.experts_biased)
+                moe = self._layer(spec, work, waits=stack.syncs_experts)
+            head = head_work(spec, gathers_logits=stack.gathers_logits)
             ends = (self._halves(spec, embedding_work(spec)), self._halves(spec, head))
-            pieces = (self._layer(spec, layer_work(spec)), moe, *ends)
+            pieces = (self._layer(spec, layer_work(spec, joined=joined)), moe, *ends)
             self._pieces[key] = self._measured(spec, pieces, ranks)
         return self._pieces[key]
 
@@ -94,8 +96,8 @@ class Compute:
             return False
         return self.calibration.layer(spec, ranks) is not None
 
-    def _layer(self, spec: JobSpec, work: Work) -> Halves:
-        halves = self._halves(spec, work)._replace(attention_s=self._seconds(spec, work.attention))
+    def _layer(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Halves:
+        halves = self._halves(spec, work, waits=waits)._replace(attention_s=self._seconds(spec, work.attention))
         if spec.layout.recompute == "none":
             return halves
         selected = work.operations if self.stacks[spec.resources.stack].repeats_operations else work.repeated
@@ -103,11 +105,14 @@ class Compute:
         repeated = self._seconds(spec, again)
         return halves._replace(recompute_s=repeated, launch_s=halves.launch_s + self._launch(spec, again, repeated))
 
-    def _halves(self, spec: JobSpec, work: Work) -> Halves:
+    def _halves(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Halves:
+        """`waits`: the host knows only after the router what to launch, so that none of its time hides."""
         parts = (work.forward, work.backward_input, work.backward_weight)
         forward, backward_input, backward_weight = (self._seconds(spec, kernels) for kernels in parts)
+        backward_weight += self._added_s(spec, work.backward_weight)
         seconds = (forward, backward_input, backward_weight)
-        launch = sum(self._launch(spec, kernels, s) for kernels, s in zip(parts, seconds, strict=True))
+        hides = (0.0, *seconds[1:]) if waits else seconds
+        launch = sum(self._launch(spec, kernels, s) for kernels, s in zip(parts, hides, strict=True))
         return Halves(forward, backward_input, backward_weight, launch_s=launch)
 
     def _seconds(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
@@ -118,13 +123,25 @@ class Compute:
             one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute)
             if isinstance(kernel, Pass):
                 one *= stack.bytes_of(kernel.kind)
-            elif isinstance(kernel, Gemm) and kernel.batch > 1 and not kernel.wide:
-                one /= stack.grouped
             seconds += one
         return seconds
 
+    def _added_s(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
+        """What products wait that add to the gradients so far: each is read and written as wide as they are kept."""
+        share, chip = self.stacks[spec.resources.stack].adds_gradients, self._accelerators[spec.resources.stack]
+        elements = sum(kernel.m * kernel.n * kernel.batch for kernel in kernels if isinstance(kernel, Gemm))
+        moved = 2 * mix_of(spec.train.precision).gradients * elements
+        return share * moved / (chip.bytes_per_s * chip.memory_efficiency)
+
     def _launch(self, spec: JobSpec, kernels: Sequence[Kernel], device_s: float) -> float:
-        return max(0.0, len(kernels) * self._accelerators[spec.resources.stack].launch_s - device_s)
+        """What the host needs beyond the device: a product's own call casts its operands."""
+        calls = sum(not (isinstance(kernel, Pass) and kernel.kind == "casts") for kernel in kernels)
+        experts = sum(
+            kernel.batch for kernel in kernels if isinstance(kernel, Gemm) and not kernel.wide and kernel.batch > 1
+        )
+        stack = self.stacks[spec.resources.stack]
+        host_s = calls * self._accelerators[spec.resources.stack].launch_s + experts * stack.expert_s
+        return max(0.0, host_s - device_s)
 
 
 def _tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
@@ -133,7 +150,7 @@ def _tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
     return accelerator.model_copy(
         update={
             "gemm_efficiency": accelerator.gemm_efficiency * gemm,
-            "fp8_efficiency": accelerator.fp8_efficiency * gemm,
+            "fp8_efficiency": accelerator.fp8_efficiency * gemm * stack.gemm_fp8,
             "attention_efficiency": accelerator.attention_efficiency * stack.attention,
             "launch_s": accelerator.launch_s * stack.launch_s / LAUNCH_S,
         }

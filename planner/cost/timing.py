@@ -19,6 +19,7 @@ from planner.cost.correction import Correction, corrected_by
 from planner.cost.memory import held_parameters
 from planner.cost.pipes import bubble_ratio, simulate, stretched
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
+from planner.cost.traffic.expert import dispatched_rows, row_bytes
 from planner.facts.flops import hardware_flops, model_flops
 from planner.facts.layout import V_SCHEDULES, axis_group
 from planner.facts.placements import vocab_rows
@@ -198,6 +199,8 @@ class Timer:
             if row.op != "recv":  # the sender's time is counted
                 share = self._dispatched(spec, row) if row.axis == "ep" else 1.0
                 waits[row.axis] += share * self._row_seconds(spec, row, ranks) / spec.train.micro_batches
+        if stack.gathers_experts and layout.tp > 1:
+            waits["tp"] += held(spec, index).num_moe_layers * self._gathered_experts_s(spec, ranks)
         if stack.gathers_logits and layout.tp > 1 and held(spec, index).stage.last:
             waits["tp"] += self._gathered_logits_s(spec, ranks)
         if self._compute.with_collectives(spec, ranks):
@@ -206,6 +209,15 @@ class Timer:
         if "cp" in waits and spec.layout.cp_method == "ring":
             waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next part travels meanwhile
         return halves, {axis: _exposed(seconds, stack.hidden.get(axis, 0.0), halves) for axis, seconds in waits.items()}
+
+    def _gathered_experts_s(self, spec: JobSpec, ranks: int) -> float:
+        """Of a layer's micro-batch, where tensor ranks divide experts: each gathers what came to the others, and their
+        results are summed; in backward the other way."""
+        group, size = axis_group(spec.layout, "tp"), dispatched_rows(spec) * row_bytes(spec)
+        return sum(
+            self._row_seconds(spec, Collective(op, "tp", group.size, group.stride, 2, 2 * size), ranks)
+            for op in ("all_gather", "reduce_scatter")
+        )
 
     def _gathered_logits_s(self, spec: JobSpec, ranks: int) -> float:
         """Of one micro-batch, where each tensor rank takes the other ranks' logits."""
@@ -255,12 +267,16 @@ class Timer:
 
     def _dispatched(self, spec: JobSpec, row: Collective) -> float:
         """Share of what `ours` sends to experts that the stack sends."""
-        moe, layout = spec.model.moe, spec.layout
-        if moe is None or not self.stacks[spec.resources.stack].shares_dispatch:
+        moe, layout, stack = spec.model.moe, spec.layout, self.stacks[spec.resources.stack]
+        if moe is None or not stack.divides_dispatch:
             return 1.0
-        nodes, top = span(row.group_size, row.stride, self.cluster.per_node).nodes, moe.experts_per_token
-        visited = nodes * (1 - (1 - 1 / nodes) ** top) if nodes > 1 else top  # nodes that `top` even choices reach
-        return min(visited, top) / top / (layout.tp if layout.sequence_parallel else 1)
+        top, part = moe.experts_per_token, 1 / (layout.tp if layout.sequence_parallel else 1)
+        if not stack.shares_dispatch:
+            return part
+        nodes = span(row.group_size, row.stride, self.cluster.per_node).nodes
+        places = nodes if nodes > 1 else row.group_size
+        reached = places * (1 - (1 - 1 / places) ** top)  # of them, by `top` even choices
+        return min(reached, top) / top * part
 
     def _row_seconds(self, spec: JobSpec, row: Collective, ranks: int) -> float:
         stack = self.stacks[spec.resources.stack]

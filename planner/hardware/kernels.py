@@ -76,14 +76,24 @@ RING_KERNELS = 4
 SHARD_KERNELS = (5, 10)
 # Of latent attention: two norms of latents, queries and keys put together of their parts.
 LATENT_KERNELS = 4
+# Of an element that an expert gives, where its bias times its probability is added in fp32 by kernels of their own
+# (Megatron's experts.py, `_apply_bias`: product, sum, concatenation, cast; in backward two sums over products).
+BIAS_BYTES = (28, 32)
 ALIGNED = 16  # tokens: what an expert takes is filled up to so many
 
 
-def layer_work(spec: JobSpec, *, moe: bool = False) -> Work:
-    """One transformer layer of one micro-batch on one rank."""
-    products = [*_attention_products(spec), *(_expert_products(spec) if moe else _mlp_products(spec))]
+def layer_work(
+    spec: JobSpec, *, moe: bool = False, joined: bool = False, apart: bool = False, biased: bool = False
+) -> Work:
+    """One transformer layer of one micro-batch on one rank.
+
+    `joined`: queries, keys and values are one product, so are gate and up. `apart`: each expert's products are its own.
+    `biased`: each expert adds a bias to what it gives.
+    """
+    inner = _expert_products(spec, joined=joined, apart=apart) if moe else _mlp_products(spec, joined=joined)
+    products = [*_attention_products(spec, joined=joined), *inner]
     scores = _unfused(spec) if spec.train.attention == "unfused" else _fused(spec)
-    passes_forward, passes_backward = _passes(spec, moe=moe)
+    passes_forward, passes_backward = _passes(spec, moe=moe, biased=biased)
     casts_forward, casts_backward = _casts(spec, products)
     return Work(
         forward=(*products, *scores[0], *passes_forward, *casts_forward),
@@ -100,7 +110,7 @@ def layer_work(spec: JobSpec, *, moe: bool = False) -> Work:
     )
 
 
-def _attention_products(spec: JobSpec) -> Iterator[Gemm]:
+def _attention_products(spec: JobSpec, *, joined: bool) -> Iterator[Gemm]:
     model, tp, tokens = spec.model, spec.layout.tp, micro_batch_tokens(spec)
     h, heads = model.hidden_size, model.num_heads // tp
     if model.mla:
@@ -112,21 +122,28 @@ def _attention_products(spec: JobSpec) -> Iterator[Gemm]:
         yield Gemm(tokens, h, heads * mla.value_head_dim)
         return
     query, kv = heads * model.head_dim, max(1, model.num_kv_heads // tp) * model.head_dim
-    if model.arch == "gpt":
+    if joined or model.arch == "gpt":
         yield Gemm(tokens, query + 2 * kv, h)
     else:
         yield from (Gemm(tokens, query, h), Gemm(tokens, kv, h), Gemm(tokens, kv, h))
     yield Gemm(tokens, h, query)
 
 
-def _mlp_products(spec: JobSpec) -> Iterator[Gemm]:
+def _mlp_products(spec: JobSpec, *, joined: bool) -> Iterator[Gemm]:
     model, tokens = spec.model, micro_batch_tokens(spec)
     h, inner = model.hidden_size, model.ffn_hidden_size // spec.layout.tp
-    yield from [Gemm(tokens, inner, h)] * (2 if model.arch == "llama" else 1)
+    yield from _widening(Gemm(tokens, inner, h), joined=joined, gated=model.arch == "llama")
     yield Gemm(tokens, h, inner)
 
 
-def _expert_products(spec: JobSpec) -> Iterator[Gemm]:
+def _widening(one: Gemm, *, joined: bool, gated: bool = True) -> list[Gemm]:
+    """An MLP's first product, or its two."""
+    if not gated:
+        return [one]
+    return [one._replace(n=2 * one.n)] if joined else [one] * 2
+
+
+def _expert_products(spec: JobSpec, *, joined: bool, apart: bool) -> Iterator[Gemm]:
     """Router, routed experts (tokens spread evenly), shared experts."""
     model, layout, moe = spec.model, spec.layout, spec.model.moe
     assert moe is not None
@@ -134,10 +151,12 @@ def _expert_products(spec: JobSpec) -> Iterator[Gemm]:
     inner, local = moe.expert_ffn_hidden_size // layout.tp, moe.num_experts // layout.ep
     routed = -(-tokens * moe.experts_per_token // (local * ALIGNED)) * ALIGNED
     yield Gemm(tokens, moe.num_experts, h, wide=True)
-    yield from [Gemm(routed, inner, h, local)] * 2
-    yield Gemm(routed, h, inner, local)
+    calls, batch = (local, 1) if apart else (1, local)
+    for _ in range(calls):
+        yield from _widening(Gemm(routed, inner, h, batch), joined=joined)
+        yield Gemm(routed, h, inner, batch)
     if moe.shared_experts:
-        yield from [Gemm(tokens, moe.shared_experts * inner, h)] * 2
+        yield from _widening(Gemm(tokens, moe.shared_experts * inner, h), joined=joined)
         yield Gemm(tokens, h, moe.shared_experts * inner)
 
 
@@ -184,7 +203,7 @@ def _fused(spec: JobSpec) -> Halves:
     return (Flash(flops, size), *again), (Flash(flops * 5 // 2, 2 * size), *again)
 
 
-def _passes(spec: JobSpec, *, moe: bool) -> Halves:
+def _passes(spec: JobSpec, *, moe: bool, biased: bool) -> Halves:
     """Norms, residuals with bias and dropout, and the MLP's activation, as bytes read and written."""
     model, layout, train = spec.model, spec.layout, spec.train
     e = mix_of(train.precision).compute
@@ -214,6 +233,10 @@ def _passes(spec: JobSpec, *, moe: bool) -> Halves:
         permute = Pass(2 * e * tokens * model.hidden_size * model.moe.experts_per_token)
         forward += [permute, permute, *[Pass(0)] * ROUTER_KERNELS]
         backward += [permute, permute, *[Pass(0)] * ROUTER_KERNELS]
+        if biased:
+            given = tokens * model.hidden_size * model.moe.experts_per_token
+            forward.append(Pass(BIAS_BYTES[0] * given))
+            backward.append(Pass(BIAS_BYTES[1] * given))
     return tuple(forward), tuple(backward)
 
 

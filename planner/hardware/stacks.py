@@ -1,8 +1,8 @@
 """Software stacks to plan for: what a training framework makes of the same kernels and links.
 
 Constants stand on top of those of the accelerator. Each was chosen on the fit half of the published rows of its stack
-(2026-11-22; `python -m benchmarks.published` prints both halves) and rounded. Two things were settled with all open
-rows in sight, so that the report half is not blind to them: which effects there are, and Megatron's `launch_s`.
+(2026-11-23; `python -m benchmarks.published` prints both halves) and rounded. Which effects there are was settled with
+all open rows in sight for stacks other than Megatron, so that the report half is not blind to that.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ class Stack(NamedTuple):
     `within`: 9 of 10 step times of the report half lie no further from the estimate; of a stack with few rows, of all.
     `measured_on`: what is in the names of accelerators that `within` holds on; any other has the widest. Empty is all.
     `gemm`, `attention`: of the accelerator's own efficiency; `gemm_hopper` also, where it has fp8: power holds the
-    clock of those down. `grouped`: of a product's rate, for those of several experts in one call.
+    clock of those down; `gemm_fp8` of products in fp8. `joins_products`: queries, keys and values are one product, so
+    are gate and up. `adds_gradients`: share of the time to read and write a gradient that its product takes longer
+    where it adds to it.
     `norms`, `scores` (unfused attention), `casts` (to fp8), `loss` (over logits) and `passes` (all else that is no
     product): bytes moved over the fewest that one kernel for each needs; below 1 where a compiler fuses, above where
     eager code cuts.
     `launch_s`: the host's time for a kernel of `planner.hardware.kernels`, autograd and Python included.
+    `expert_s`: the host's time for each expert of a product of several: operands are cast and products launched one by
+    one. `syncs_experts`: it waits for the router's counts before it launches experts, so that the device waits for all
+    of its time in forward. `experts_apart`: each expert runs by itself; `experts_biased`: and adds a bias, in fp32.
     `links`: of a link's efficiency, that collectives reach beside compute.
-    `shares_dispatch`: a token goes once to each node that has an expert for it, and from each tensor rank its part.
+    `divides_dispatch`: each tensor rank sends its part of the tokens; `gathers_experts`: and gathers the others' where
+    tensor ranks divide an expert. `shares_dispatch`: a token goes once to each node, inside one to each rank, that has
+    an expert for it.
     `hidden`: share of each axis' waiting that runs beside products; of dp, of the room that compute leaves to it.
     `contention`: share of hidden gathers' and sums' time that compute loses to them.
     `step_s`: once a step, for the optimiser's launches, data and logging. `jitter`: share of a step that waiting for
@@ -44,16 +51,24 @@ class Stack(NamedTuple):
     measured_on: tuple[str, ...] = ()
     gemm: float = 1.0
     gemm_hopper: float = 1.0
+    gemm_fp8: float = 1.0
+    joins_products: bool = False
+    adds_gradients: float = 0.0
     attention: float = 1.0
-    grouped: float = 1.0
     norms: float = 1.0
     scores: float = 1.0
     casts: float = 1.0
     loss: float = 1.0
     passes: float = 1.0
     launch_s: float = LAUNCH_S
+    expert_s: float = 0.0
+    syncs_experts: bool = False
+    experts_apart: bool = False
+    experts_biased: bool = False
     links: float = 1.0
+    divides_dispatch: bool = False
     shares_dispatch: bool = False
+    gathers_experts: bool = False
     hidden: dict[Axis, float] = {}
     contention: float = 0.0
     step_s: float = 0.0
@@ -85,16 +100,21 @@ STACKS: dict[StackName, Stack] = {
     "ours": Stack(
         "FSDP2, eager (what runs here)", 0.45, gemm_hopper=0.85, norms=1.7, loss=1.7, passes=1.7, contention=0.3
     ),
-    # 148 rows: NVIDIA's performance tables, MLPerf's logs, Megatron-LM's own tests (those alone tell the host's time).
+    # 155 rows: NVIDIA's performance tables, MLPerf's logs, Megatron-LM's own tests. The host's time is what recipes of
+    # mixtures without CUDA graphs take beyond those with them.
     "megatron": Stack(
         "Megatron with Transformer Engine",
         0.3,
-        grouped=0.485,
         norms=1.35,
         loss=1.35,
         passes=1.35,
         casts=0.6,
-        launch_s=1.5e-4,
+        launch_s=1e-4,
+        expert_s=4e-5,
+        syncs_experts=True,
+        joins_products=True,
+        adds_gradients=0.5,
+        divides_dispatch=True,
         shares_dispatch=True,
         hidden={"tp": 0.66},
         contention=0.1,
@@ -187,6 +207,11 @@ def within(name: StackName, accelerator: str) -> float:
 EAGER_NORMS = 15.0  # RMSNorm as a dozen kernels in fp32
 EAGER_SCORES = 5.8  # scale, mask and softmax in fp32, each a kernel
 OVERLAPPED_EXPERTS: dict[Axis, float] = {"ep": 0.8}  # Megatron's 1F1B of experts' tokens beside other products
-FUSED_EXPERTS: dict[str, float] = {"grouped": 1.0, "launch_s": 0.0}  # one kernel an MLP; the iteration is one graph
+# Of a layer's host time, what is left where the named modules are one CUDA graph: its kernels outside it, of 17.
+GRAPHED_ATTENTION, GRAPHED_ROUTER = 0.35, 0.75
+WHOLE_GRAPH: dict[str, float] = {"launch_s": 0.0, "expert_s": 0.0}
+DETERMINISTIC_LAUNCH_S = 1.6e-4  # Megatron's host with --deterministic-mode: its own tests
+FP4_CASTS = 1.75  # over fp8's: a pass for the tensor's own scale, and one rotated by Hadamard's matrix (2509.25149)
+EARLY_BLACKWELL_FP8 = 0.8  # of later software's rate, in spring 2025: Nemotron, Grok and MLPerf v5.0 agree
 FLASH_1 = 0.5  # FlashAttention 1, over `scaling`'s 2
 ASYNC_TP: dict[Axis, float] = {"tp": 0.25}  # torch's asynchronous tensor parallelism, by two pairs of torchtitan's rows

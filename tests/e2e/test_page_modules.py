@@ -190,6 +190,72 @@ def test_where_there_is_no_verdict_the_page_says_so_and_why(modules: Page) -> No
     assert words == ["No verdict yet.", "Not started yet.", "No verdict was made of this attempt.", "As planned."]
 
 
+def changes(*statuses: str, attempt: int = 1) -> list[dict[str, Any]]:
+    return [{"status": status, "attempt": attempt} for status in statuses]
+
+
+UNPLACED = changes("queued", "cancelling", "cancelled")
+PLACED = changes("queued", "starting", "failed")
+TRAFFIC = {"kind": "traffic", "rank": 0, "time": 1.0, "dropped": 0, "cells": [
+    {"phase": "setup", "op": "all_reduce", "axis": "dp", "group_size": 2, "count": 1, "completed": 1,
+     "payload_bytes": 8, "algorithmic_bytes": 8, "busy_s": 0.1},
+]}  # fmt: skip
+LINE = {"kind": "log", "rank": 0, "time": 1.0, "first": 1, "lines": ["no module named train"], "stream": "stderr"}
+HOST_GAUGE = {"kind": "gauge", "rank": -1, "time": 1.0, "cpu": 0.5}
+RANK_GAUGE = {"kind": "gauge", "rank": 0, "time": 1.0, "resident_bytes": 5}
+
+
+@pytest.mark.parametrize(
+    ("ended", "history", "told", "kept", "never"),
+    [
+        ("cancelled", UNPLACED, [], None, "ran"),  # known before anybody is asked
+        ("cancelled", PLACED + changes("queued", "cancelled", attempt=2), [], None, "ran"),
+        ("failed", PLACED, [], False, "measured"),
+        ("lost", PLACED, [], False, "measured"),
+        ("failed", changes("queued", "starting", "running", "failed"), [LINE, HOST_GAUGE], True, "measured"),
+        ("failed", PLACED, [], None, ""),  # what was kept is not known: nothing is claimed
+        ("failed", PLACED, [TRAFFIC], True, ""),
+        ("failed", PLACED, [RANK_GAUGE], True, ""),
+        ("succeeded", PLACED, [], False, ""),
+        ("running", changes("queued", "starting", "running"), [], False, ""),
+    ],
+)
+def test_what_ended_before_it_had_anything_to_draw_is_known_as_that(
+    modules: Page, ended: str, history: list[Any], told: list[Any], kept: bool | None, never: str
+) -> None:
+    body = """
+    const store = await import('/js/store.js');
+    const s = store.createState();
+    store.foldBatch(s, '1-0', {v: 1, job: 'j', attempt: 1, time: 1, items: x[1]});
+    return m.neverDid(x[0], s, x[2]);
+    """
+    finished = ended != "running"
+    shown = job(status=ended, finished=finished, history=history, attempt=history[-1]["attempt"])
+    assert call(modules, "job/nothing.js", body, [shown, told, kept]) == never
+
+
+def test_a_page_without_anything_to_draw_is_short_and_says_why(modules: Page) -> None:
+    body = """<main id="main"><p id="nothing" hidden></p><section id="health"></section>
+    <section id="log" data-needs="ran"></section><section id="loss" data-needs="measured"></section></main>"""
+    show = """
+    const state = (await import('/js/store.js')).createState();
+    const show = m.nothingView(document.getElementById('main'), document.getElementById('nothing'));
+    const starting = [{status: 'starting', attempt: 1}];
+    return [[[], null], [starting, null], [starting, {}]].map(([history, progress]) => {
+      show({finished: true, status: 'cancelled', attempt: 1, history}, {...state, progress}, false);
+      const seen = [...document.querySelectorAll('section')].filter((one) => one.checkVisibility());
+      return [seen.map((one) => one.id), document.getElementById('nothing').innerText];
+    });
+    """
+    with paper(modules, body, "css/base.css", "css/job.css") as page:
+        ran, measured, drawn = call(page, "job/nothing.js", show)
+    assert ran[0] == ["health"]
+    assert ran[1] == "Cancelled before it started: nothing ran, so there is no step, no traffic and no log to show."
+    assert measured[0] == ["health", "log"]
+    assert measured[1].startswith("Cancelled before any rank came to a collective or a step")
+    assert drawn == [["health", "log", "loss"], ""]
+
+
 def test_a_stack_of_axes_ends_at_their_sum_and_tells_each_axis_own(modules: Page) -> None:
     body = """
     const bins = new (await import('/js/rates.js')).Bins(1, 10, 'whole');

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.__main__ import answers_of, report
-from benchmarks.published.mapping import KEEPS_SCORES, plan_of
+from benchmarks.published.mapping import KEEPS_SCORES, Planned, plan_of
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
-from planner.hardware.stacks import ASYNC_TP, STACKS
+from planner.facts.shards import local_units
+from planner.hardware.stacks import ASYNC_TP, GRAPHED_ATTENTION, GRAPHED_ROUTER, STACKS
 
 ROW = {
     "source_repo_path": "Aleph-Alpha/layouts:runs.xlsx",
@@ -155,17 +156,18 @@ def test_scores_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "model", "release", "ep", "fused"),
+    ("gpu", "model", "release", "ep", "host"),
     [
-        ("GB300", "deepseek-v3-671b", "26.06", 0.8, True),
-        ("GB300", "deepseek-v3-671b", "26.04.01", 0.0, False),
-        ("B200", "deepseek-v3-671b", "26.04.01", 0.8, False),
-        ("B300", "qwen3-235b-a22b", "26.02", 0.8, False),
-        ("B300", "qwen3-235b-a22b", "26.04", 0.0, False),
+        ("GB300", "deepseek-v3-671b", "26.06", 0.8, 0.0),
+        ("GB300", "deepseek-v3-671b", "26.04.01", 0.0, 1.0),
+        ("B200", "deepseek-v3-671b", "26.04.01", 0.8, GRAPHED_ATTENTION),
+        ("B300", "qwen3-235b-a22b", "26.02", 0.8, 1.0),
+        ("B300", "qwen3-235b-a22b", "26.04", 0.0, 1.0),
+        ("GB300", "qwen3-30b-a3b", "26.04", 0.0, GRAPHED_ROUTER),
     ],
 )
 def test_what_a_recipe_switches_on_goes_by_its_release(
-    tmp_path: Path, gpu: str, model: str, release: str, ep: float, fused: bool
+    tmp_path: Path, gpu: str, model: str, release: str, ep: float, host: float
 ) -> None:
     row = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "precision": "MXFP8", "gpu": gpu, "model": model}
     (read,) = read_rows(_file(tmp_path / "rows.csv", row | {"pp": "8", "note": f"{release} Pre-Training Performance"}))
@@ -173,4 +175,49 @@ def test_what_a_recipe_switches_on_goes_by_its_release(
     usual = STACKS["megatron"]
     kernels = usual._replace(**switched_on(read))
     assert kernels.hidden == usual.hidden | ({"ep": ep} if ep else {})
-    assert (kernels.grouped, kernels.launch_s) == ((1.0, 0.0) if fused else (usual.grouped, usual.launch_s))
+    assert (kernels.launch_s, kernels.expert_s) == (host * usual.launch_s, usual.expert_s if host else 0.0)
+
+
+def _planned(tmp_path: Path, **row: str) -> Planned:
+    (read,) = read_rows(_file(tmp_path / "rows.csv", row))
+    assert not isinstance(read, SkipError)
+    return plan_of(read)
+
+
+DGXC = {"source_repo_path": "NVIDIA/dgxc-benchmarking@v25.05.04:README.md", "tp": "2", "dp": "64", "gpus": "512"}
+
+
+@pytest.mark.parametrize(("note", "ep"), [("NeMo", 32), ("NeMo; etp 2", 64)])
+def test_experts_that_tensor_ranks_do_not_divide_are_held_whole(tmp_path: Path, note: str, ep: int) -> None:
+    """64 expert ranks with one expert of 64 each, or its half where tensor ranks divide it: 32 x 2 or 64 x 2 parts."""
+    row = {**DGXC, "model": "deepseek-v3-671b", "layers": "60", "pp": "4", "ep": "64", "note": note}
+    assert _planned(tmp_path, **row).spec.layout.ep == ep
+
+
+def test_experts_run_apart_where_the_recipe_does_not_group_them(tmp_path: Path) -> None:
+    test = {"source_repo_path": "NVIDIA/Megatron-LM:tests/x.json", "ep": "2", "note": "num-experts=8"}
+    grok = {**DGXC, "model": "grok1-314b", "ep": "8", "note": "", "gpus": "128"}
+    apart = {
+        "moe-test gpt3_te_8experts2parallel_dist_optimizer": True,
+        "moe-test gpt3_te_8experts2parallel_groupedGEMM": False,
+        "moe-test gpt3_tp2_zp_z3_te_8experts2parallel_top2router": False,
+    }
+    for model, is_apart in apart.items():
+        assert _planned(tmp_path, **test, model=model).kernels.experts_apart == is_apart
+    h100, gb200 = (_planned(tmp_path, **grok, gpu=gpu).kernels for gpu in ("H100-SXM5-80GB", "GB200"))
+    assert (h100.experts_apart, gb200.experts_apart) == (True, False)
+    assert (h100.launch_s, gb200.launch_s) == (STACKS["megatron"].launch_s, 0.0)
+
+
+def test_what_experts_keep_between_steps_is_shared_among_their_own_replicas(tmp_path: Path) -> None:
+    """4 experts a rank on 4 data ranks, 2 hold the same: ZeRO-1 divides their moments by 2 and the others' by 4."""
+    row = {"source_repo_path": "NVIDIA/Megatron-LM:tests/x.json", "model": "moe-test te_8experts2parallel", "ep": "2"}
+    sizes = {"layers": "2", "hidden": "512", "heads": "8", "kv_heads": "8", "ffn": "2048", "gpus": "8", "dp": "4"}
+    kind = {"measure_name": "steady_memory_bytes", "measure_value": "1e9", "note": "num-experts=8; swiglu"}
+    answers, skipped = answers_of(read_rows(_file(tmp_path / "rows.csv", {**row, **sizes, **kind, "tp": "2"})))
+    assert skipped == []
+    experts = 2 * 4 * 3 * 512 * 2048 // 2
+    spec = answers[0].planned.spec
+    whole = sum(p.numel for unit in local_units(spec, 0) for p in unit.parameters)
+    state = 6 * whole + 12 * (experts // 2 + (whole - experts) // 4)
+    assert answers[0].predicted == pytest.approx(state + 3 * 32 * 2**20, rel=1e-3)

@@ -279,3 +279,51 @@ def test_scores_without_dropout_are_kept_once() -> None:
     plain, dropped = (on("megatron", SPEC.model_copy(update={"layout": layout, "train": t})) for t in train)
     scores, masks = 2 * 16 * 4096**2, 2 * 2 * 4096 * 4096 // 2  # heads of a rank; two masks of the divided stream
     assert layer_bytes(dropped) - layer_bytes(plain) == 3 * scores + masks
+
+
+MIXED = SPEC.model_copy(
+    update={
+        "model": SPEC.model.model_copy(
+            update={"moe": MoeSpec(num_experts=16, experts_per_token=2, expert_ffn_hidden_size=4096)}
+        ),
+        "layout": Layout(dp=32, tp=2, ep=4, sequence_parallel=True),
+    }
+)
+
+
+def _products(**kinds: bool) -> list[Gemm]:
+    return [k for k in layer_work(MIXED, moe=True, **kinds).forward if isinstance(k, Gemm) and not k.wide]
+
+
+def test_joined_products_and_experts_apart_compute_the_same_in_other_calls() -> None:
+    """q, k, v, o, two widening products and one back; as many of each expert where it runs by itself."""
+    usual, joined, apart = _products(), _products(joined=True), _products(apart=True)
+    assert (len(usual), len(joined), len(apart)) == (7, 4, 4 + 4 * 3)
+    assert {sum(g.flops for g in products) for products in (usual, joined, apart)} == {sum(g.flops for g in usual)}
+    assert {g.batch for g in usual} == {1, 4}
+    assert {g.batch for g in apart} == {1}
+
+
+def _launched(**changed: float) -> float:
+    stacks = {**STACKS, "megatron": STACKS["megatron"]._replace(**changed)}
+    return Timer(H100, stacks).step(on("megatron", MIXED)).launch_s
+
+
+def test_the_device_waits_for_all_the_host_does_after_a_router_and_for_no_cast() -> None:
+    layers, m = 32, 4
+    assert _launched(syncs_experts=False, expert_s=0.0) == 0.0, "hidden behind products of 8,192 tokens"
+    forward = layer_work(MIXED, moe=True, joined=True).forward
+    own = STACKS["megatron"].launch_s * len(forward) * layers * m
+    assert _launched(expert_s=0.0) == pytest.approx(own)
+    assert _launched() - _launched(expert_s=0.0) == pytest.approx(2 * 4 * STACKS["megatron"].expert_s * layers * m)
+    fp8 = MIXED.model_copy(update={"train": TRAIN.model_copy(update={"precision": "fp8"})})
+    assert step_time(on("megatron", fp8), H100).launch_s == pytest.approx(_launched())
+
+
+def test_a_product_waits_to_add_to_the_gradients_so_far() -> None:
+    apart = {**STACKS, "megatron": STACKS["megatron"]._replace(adds_gradients=0.0)}
+    waits = [Timer(H100, stacks).step(on("megatron")).backward_weight_s for stacks in (STACKS, apart)]
+    chip, weights = H100.accelerator, sum(g.m * g.n for g in layer_work(SPEC).backward_weight if isinstance(g, Gemm))
+    head = 128_256 // 2 * 4096
+    each = 0.5 * 2 * 4 * (32 * weights + head) / (chip.bytes_per_s * chip.memory_efficiency)
+    assert waits[0] - waits[1] == pytest.approx(each, rel=1e-6)

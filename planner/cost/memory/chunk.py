@@ -164,21 +164,27 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
     frees = z.frees_each or (z.stage > 0 and turn.frees)
     reducer, sends = _Reducer(chunk, turn), chunk.sent if turn.last and not chunk.waits else 0
     embedded = chunk.shape.embedded_elements if parts.embedding else 0
-    ahead = NO_UNIT
+    several, ahead, gathered = parts.each, NO_UNIT, False
     if parts.head:
         yield parts.head.loss_backward
     if gathers and chunk.root.numel:
+        end = several[-1][1]
+        if not parts.head:  # the last layer's output is the root's too, and the layer's hook comes first
+            gathered = True
+            yield z.gather_ahead(end).then(z.copy_out(end))
+            end = several[-2][1] if len(several) > 1 else NO_UNIT
+            yield z.gather_ahead(end)
         yield z.gather_ahead(chunk.root).then(z.copy_out(chunk.root))
-        ahead = parts.each[-1][1]
-        yield z.gather_ahead(ahead)
+        ahead = end
+        if parts.head:
+            yield z.gather_ahead(ahead)
     if parts.head:
         yield parts.head.backward
         yield changes((BUFFERS, (chunk.root.numel - embedded) * sends))
-    several = parts.each
     for index in reversed(range(len(several))):
         piece, unit, count = several[index]
         each = []
-        if gathers:
+        if gathers and not (gathered and index == len(several) - 1):
             each += [z.copy_out(unit)] if ahead.numel else [z.gather_ahead(unit), z.copy_out(unit)]
             ahead = several[index - 1][1] if index else NO_UNIT
             each.append(z.gather_ahead(ahead))

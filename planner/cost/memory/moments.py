@@ -187,8 +187,8 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
 class _Messages:
     """Hidden states and their gradients between stages, as `workers.trainer.parallel.pipeline_parallel` keeps them.
 
-    A receive from each stage is posted ahead. What backward used, and what was sent, stays until the engine's next step
-    of that sort lets go of it. An output in flight counts with its chunk.
+    A receive from each stage is posted ahead. What a chunk was given stays until its backward has ended, a gradient for
+    another chunk of the rank until that one's. An output in flight counts with its chunk.
     """
 
     def __init__(self, layout: Layout, stage: int, m: int) -> None:
@@ -200,7 +200,6 @@ class _Messages:
                 if other is not None:
                     self._to_come[other] = self._to_come.get(other, 0) + m
         self._kept = 0
-        self._output = self._gradient = self._sent = False
 
     @property
     def number(self) -> int:
@@ -212,30 +211,14 @@ class _Messages:
         return None if found == self._stage else found
 
     def before(self, action: Action) -> None:
-        forward = action.kind == "F"
-        if not forward and self._output:
-            self._kept, self._output = self._kept - 1, False
-        sender = self._other(action.chunk + (-1 if forward else 1))
+        sender = self._other(action.chunk + (-1 if action.kind == "F" else 1))
         if sender is not None:
             self._to_come[sender] -= 1
             self._kept += 1
-        if not forward and self._gradient:
-            self._kept, self._gradient = self._kept - 1, False
 
     def after(self, action: Action) -> None:
-        forward, chunk = action.kind == "F", action.chunk
-        if forward and self._output:
-            self._kept, self._output = self._kept - 1, False
-        if not forward:
-            self._gradient = self._output = chunk < self._last
-            # The output of this chunk has left those in flight.
-            self._kept += chunk < self._last
-            # Its input's gradient is new.
-            self._kept += chunk > 0
-            if self._other(chunk - 1) is not None:
-                self._kept -= 1
-        if self._other(chunk + (1 if forward else -1)) is None:
+        if action.kind == "F":
             return
-        if self._sent:
-            self._kept -= 1
-        self._sent = not forward
+        self._kept -= action.chunk < self._last  # its output's gradient
+        if action.chunk > 0:
+            self._kept += 1 if self._other(action.chunk - 1) is None else -1  # a gradient stays, or the input goes

@@ -176,6 +176,13 @@ class Chunks(Protocol):
         """Called when what comes next is another chunk's."""
 
 
+class Pending(NamedTuple):
+    """A forward whose backward is to come: what went into it (none into the first chunk) and what came out."""
+
+    hidden: torch.Tensor | None
+    output: torch.Tensor
+
+
 class Pipeline:
     """Runs steps and validations of one rank."""
 
@@ -189,29 +196,35 @@ class Pipeline:
     def step(self, chunks: Chunks) -> torch.Tensor | None:
         """All forwards and backwards. Returns the summed losses on the rank of the last chunk."""
         self._expect(self._lists)
-        pending: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
+        pending: dict[tuple[int, int], Pending] = {}
         total: torch.Tensor | None = None
         for index, action in enumerate(self._order):
             kind, i, chunk = action
             self._leave(chunks, self._order, index)
             last = self._final[chunk] == index
             if kind == "F":
-                hidden = self._input(chunk, i)
-                output = chunks.forward(chunk, i, hidden)
-                pending[chunk, i] = hidden, output
-                total = self._pass_on(action, output, total)
+                pending[chunk, i] = self._forward(chunks, chunk, i)
+                total = self._pass_on(action, pending[chunk, i].output, total)
                 continue
             if kind != "W":
-                hidden, output = pending.pop((chunk, i))
-                gradient = self._take(Message("B", chunk, i)) if chunk < self._last_chunk else None
-                chunks.backward(action, output, gradient, last=last, split=self._splits)
-                if hidden is not None:
-                    assert hidden.grad is not None
-                    self._give(Message("B", chunk - 1, i), hidden.grad)
+                self._backward(chunks, action, pending.pop((chunk, i)), last=last)
             if kind == "W" or (kind == "B" and self._splits):
                 chunks.weights(chunk, i, last=last)
         self._flush()
         return total
+
+    def _forward(self, chunks: Chunks, chunk: int, micro_batch: int) -> Pending:
+        hidden = self._input(chunk, micro_batch)
+        return Pending(hidden, chunks.forward(chunk, micro_batch, hidden))
+
+    def _backward(self, chunks: Chunks, action: Action, pending: Pending, *, last: bool) -> None:
+        """When it returns nothing holds the graph any more, nor the messages that came in."""
+        _, i, chunk = action
+        gradient = self._take(Message("B", chunk, i)) if chunk < self._last_chunk else None
+        chunks.backward(action, pending.output, gradient, last=last, split=self._splits)
+        if pending.hidden is not None:
+            assert pending.hidden.grad is not None
+            self._give(Message("B", chunk - 1, i), pending.hidden.grad)
 
     def forward(self, chunks: Chunks) -> torch.Tensor | None:
         """Forwards only, as a validation does. Returns the summed losses on the rank of the last chunk."""
