@@ -30,12 +30,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
-from playwright.sync_api import CDPSession, sync_playwright
+from playwright.sync_api import CDPSession
 from websockets.asyncio.client import connect
 
 from benchmarks.latency import WATCH_FRAMES
 from contracts.names import telemetry_stream
 from tests.planner.wrong_specs import GOOD
+from tests.support.browser import chromium
 from tests.support.frames import messages
 from tests.support.processes import ROOT, redis_server
 from tests.support.web import Site, site
@@ -270,10 +271,7 @@ def page_of(board: Site, job: str, asked: Asked) -> Iterator[dict[str, Any] | No
     if not asked.browser:
         yield None
         return
-    chromium = shutil.which("chromium")
-    assert chromium, "run tests/install_tools.sh first"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as browser:
         context = browser.new_context(viewport={"width": 1440, "height": 900})
         context.add_cookies([{"name": "sessionid", "value": board.people["owner"]["session"], "url": board.url}])
         page = context.new_page()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import parse_qs
@@ -17,8 +18,9 @@ from django.contrib.auth import get_user
 from django.contrib.sessions.backends.db import SessionStore
 
 from jobs.access import visible_job
+from jobs.live.details import FRESH_S, shared_detail
 from jobs.live.room import START, Viewer, rooms
-from jobs.present import JobDetail, job_detail
+from jobs.present import JobDetail
 from jobs.queue.lifecycle import group_name
 from jobs.text import whole_number
 
@@ -53,7 +55,7 @@ class JobConsumer(AsyncWebsocketConsumer):
         self._watching: asyncio.Task[None] | None = None
         self._viewer: Viewer | None = None
         self._following: asyncio.Task[None] | None = None
-        self._look_now = asyncio.Event()
+        self._look_now, self._changed_s = asyncio.Event(), 0.0
         query = parse_qs(self.scope["query_string"].decode("latin-1"))
         after = positions(query.get("after", [START])[0])
         await self.accept()
@@ -76,6 +78,7 @@ class JobConsumer(AsyncWebsocketConsumer):
 
     async def job_changed(self, _message: dict[str, Any]) -> None:
         """Channel layer event from `jobs.queue.lifecycle`."""
+        self._changed_s = time.monotonic()
         self._look_now.set()
 
     async def _or_close(self, work: Coroutine[Any, Any, None]) -> None:
@@ -99,7 +102,8 @@ class JobConsumer(AsyncWebsocketConsumer):
             if shown is None:
                 with contextlib.suppress(Exception):  # without the channel layer, looking every LOOK_S still works
                     await self.channel_layer.group_add(group_name(self.job_id), self.channel_name)
-                self._look_now.set()  # it may have changed before we were told of changes
+                self._changed_s = time.monotonic()  # it may have changed before we were told of changes
+                self._look_now.set()
             if job != shown:
                 await self._send({"job": job})
                 shown = job
@@ -133,7 +137,7 @@ class JobConsumer(AsyncWebsocketConsumer):
     @database_sync_to_async
     def _visible_job(self) -> JobDetail | None:
         """The job as JSON if this session's user may see it now; the session is read anew each time."""
-        session = self.scope["session"]
+        session, read = self.scope["session"], time.monotonic()
         if not session.session_key:
             return None
 
@@ -143,7 +147,7 @@ class JobConsumer(AsyncWebsocketConsumer):
         request: Any = Request()
         request.session = SessionStore(session.session_key)
         job = visible_job(get_user(request), self.job_id)
-        return job_detail(job) if job else None
+        return shared_detail(job, read, max(self._changed_s, read - FRESH_S)) if job else None
 
 
 def positions(text: str) -> dict[int, str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zlib
 from typing import Any
 
 import msgpack
@@ -106,15 +107,20 @@ def test_a_page_is_delayed_until_every_stream_is_read_again_or_its_socket_is_new
     const seen = [];
     m.connect("/ws/", { resume: () => ({}), onJob() {}, onGap() {}, onBatch() {}, onState: (name) => seen.push(name) });
     sockets[0].dispatchEvent(new Event("open"));
+    const told = async (count) => { while (seen.length < count) await new Promise((then) => setTimeout(then)); };
     for (const raw of x) sockets[0].dispatchEvent(new MessageEvent("message", { data: new Uint8Array(raw) }));
+    await told(7);
     sockets[0].dispatchEvent(new CloseEvent("close", { code: 1013 }));
     dispatchEvent(new Event("online"));
     sockets[1].dispatchEvent(new Event("open"));
     sockets[1].dispatchEvent(new MessageEvent("message", { data: new Uint8Array(x[3]) }));
+    await told(10);
     globalThis.WebSocket = globalThis.own;
     return seen;
     """
-    seen = call(modules, "socket.js", body, [list(msgpack.packb(one)) for one in told])
+    frames = [msgpack.packb(one) for one in told]
+    frames[2] = msgpack.packb({"deflated": zlib.compress(frames[2])})
+    seen = call(modules, "socket.js", body, [list(frame) for frame in frames])
     assert seen == ["connecting", "live", *["delayed"] * 3, "live", "delayed", "reconnecting", "live", "live"]
 
 
