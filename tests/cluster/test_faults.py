@@ -212,6 +212,18 @@ def test_a_host_that_is_not_ready_fails_the_gang_by_its_name(hosts: Cluster, nod
     none_left(hosts, job)
 
 
+def test_a_first_host_that_stops_while_ranks_start_fails_the_gang_by_its_name(hosts: Cluster) -> None:
+    """They would wait for its store for ever: torch's own patience ends where a connection is taken."""
+    job = hosts.submit(endless("stands", SQUARE))
+    hosts.wait_for(job, "starting")
+    first, _ = hosts.member_hosts(job)
+    wait_until(lambda: hosts.has_rank(job, 0), "a rank is there", 60, 0.02)
+    first.run("pkill", "-STOP", "-f", f"[w]orkers.host.start.launch.*/{first.name}/runs/{job}/")
+    ended: dict[str, Any] = hosts.wait_for(job, "failed", timeout_s=90)
+    assert ended["history"][-1]["reason"] == f"the gang did not start: host {first.name} did not answer within 30 s"
+    none_left(hosts, job)
+
+
 def test_a_first_host_that_stops_once_it_was_ready_fails_the_gang_by_its_name(hosts: Cluster) -> None:
     """The others are told to meet at its store, which takes their connections and answers none."""
     job = hosts.submit(endless("stops", SQUARE))

@@ -35,7 +35,7 @@ from workers.checkpoint.loan import (
 )
 from workers.trainer.errors import UserError
 
-PATIENCE_S = 60.0  # for the host to say where it lends: it was told when we were
+PATIENCE_S = 90.0  # for the host to say where it lends: it was told when we were, and others may have their turn first
 LOOK_S = 0.2
 
 

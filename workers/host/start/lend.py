@@ -33,26 +33,27 @@ log = logging.getLogger(__name__)
 
 PROGRAM = "workers.checkpoint.lend"
 WAIT_S = 900.0  # for the borrower, which waits for all its hosts and reads its corpus first
-AT_ONCE = 8
+AT_ONCE = 16
+TURN_S = 60.0  # so long an order waits for its turn, of which the borrower knows nothing
 LOOK_S = 1.0
 
 
 class Lender:
-    """A thread and a process for each loan."""
+    """A thread and a process for each loan. More than AT_ONCE wait, as after a drain, and are refused after TURN_S."""
 
     def __init__(self, settings: HostSettings) -> None:
         self._settings = settings
         self._free = threading.BoundedSemaphore(AT_ONCE)
 
     def lend(self, order: LendOrder) -> None:
-        """Begin to, and return. Of more than AT_ONCE at a time the later ones are refused: their attempts fail."""
-        if not self._free.acquire(blocking=False):
-            log.warning("cannot lend to %s/%d: %d loans are open already", order["job"], order["attempt"], AT_ONCE)
-            return
+        """Begin to, and return."""
         threading.Thread(target=self._lend, args=(order,), name=f"lend-{order['job']}", daemon=True).start()
 
     def _lend(self, order: LendOrder) -> None:
         name = f"{order['job']}/{order['attempt']}"
+        if not self._free.acquire(timeout=TURN_S):
+            log.warning("cannot lend to %s: %d others have been lent to for %.0f s", name, AT_ONCE, TURN_S)
+            return
         try:
             log.info("lending to %s ended with %s", name, _lent(order, self._settings))
         except (RedisError, OSError) as error:

@@ -117,3 +117,10 @@ def meet(node: int, address: str, supervisor: socket.socket) -> Meeting:
     with contextlib.suppress(OSError):  # an older supervisor has hung up: it waits for nothing more
         supervisor.sendall(b'{"met": true}\n')
     return met
+
+
+def answer(supervisor: socket.socket) -> None:
+    """Send back what it says, by which it knows that we live, until it hangs up."""
+    with supervisor, contextlib.suppress(OSError):
+        while told := supervisor.recv(WORD_BYTES):
+            supervisor.sendall(told)

@@ -153,7 +153,8 @@ class Supervisor:
             return await gathered(self.line, self.order, own)
 
         try:
-            await meet(self.training.launcher, self.order["gang"], self.settings.address, lead_of)
+            launcher, gang = self.training.launcher, self.order["gang"]
+            await meet(launcher, gang, self.settings.address, lead_of, lambda: self.tally.training)
         except NotReadyError as error:
             self._end("failed", f"the gang did not start: {error}")
 
