@@ -58,9 +58,9 @@ def prepare(folder: Path) -> None:
 
 def report(folder: Path, ranks: int, steps: int) -> bool:
     """Print; whether the page has its history in time."""
-    from jobs.history.folder import num_bytes
-    from jobs.history.recording import Recording
-    from jobs.history.streams import Heard
+    from jobs.history.kept.folder import num_bytes
+    from jobs.history.recording.attempt import Recording
+    from jobs.history.recording.streams import Heard
 
     recording = Recording(folder, "synthetic", 1)
     recording.positions(1)
@@ -153,9 +153,9 @@ def gauge_item(rank: int, at_s: float) -> dict[str, Any]:
 
 def questions() -> Iterator[tuple[str, int, float, float]]:
     """What, bytes of the answer, median seconds until it is there, and of processors for it."""
-    from jobs.history.answers import index, rows
-    from jobs.history.asked import asked
-    from jobs.history.snapshot import snapshot
+    from jobs.history.told.answers import index, rows
+    from jobs.history.told.asked import asked
+    from jobs.history.told.snapshot import snapshot
 
     def table(name: str, **told: str) -> Callable[[], Any]:
         return lambda: rows("synthetic", 1, name, asked(name, {key.strip("_"): [value] for key, value in told.items()}))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
-
 from benchmarks.ticker import TICKS
 from tests.support.board import board
+from tests.support.browser import chromium, log_in
 from tests.support.processes import wait_until
 
 SPEC: dict[str, Any] = {"name": "ticker", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 1}}
@@ -47,23 +45,16 @@ def main() -> None:
 
 def measure(state: Path) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
     """([calls shown, unix s of the frame], [tick, unix s of its end on the later rank])"""
-    chromium = shutil.which("chromium")
-    assert chromium, "run tests/install_tools.sh first"
     settings = {"MESHBOARD_TRAINER_MODULE": "benchmarks.ticker"}
-    with board(state, **settings) as made, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with board(state, **settings) as made, chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.goto(f"{made.url}/login/")
-        page.fill("#id_username", made.up["username"])
-        page.fill("#id_password", made.up["password"])
-        page.click("main button.primary")
+        log_in(page, made.url, made.login)
         job = made.submit(SPEC)
         page.goto(f"{made.url}/jobs/{job}/")
         page.evaluate(WATCH_FRAMES)
         made.wait_for(job, "succeeded", timeout_s=120)
         wait_until(lambda: page.evaluate("window.seen.at(-1)[0]") >= 2 * TICKS, "the page shows the last collective")
         frames = page.evaluate("window.seen")
-        browser.close()
         work = state / "runs" / job / "1" / "work"
         per_rank = [read_ticks(work / f"ticks-{rank}") for rank in range(2)]
     return frames, [(tick, max(ends[tick] for ends in per_rank)) for tick in per_rank[0]]

@@ -1,10 +1,10 @@
 """What a served board bears: submits, lists and sockets at once, and none lost.
 
-    python -m benchmarks.load [--jobs 10000] [--sockets 200] [--rate 50] [--seconds 60] [--database postgres]
+    python -m benchmarks.load [--jobs 10000] [--sockets 200] [--rate 50] [--seconds 60] [--processes 2]
 
-uvicorn, a controller, Redis and a database, each a process of its own; whoever asks runs beside them. Requests begin
-when they are due, whether or not those before were answered, and are timed from then: a server that stops for a
-second shows it in every request of that second. Exits with 1 where a request failed or a submitted job is not there.
+The web, a controller, Redis and a database; whoever asks runs beside them. Requests begin when they are due, whether or
+not those before were answered, and are timed from then: a server that stops for a second shows it in every request of
+that second. Exits with 1 where a request failed or a submitted job is not there.
 """
 
 from __future__ import annotations
@@ -89,11 +89,13 @@ def main() -> int:
     parser.add_argument("--sockets", type=int, default=200)
     parser.add_argument("--rate", type=float, default=50)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--processes", type=int, default=2, help="of the web")
     parser.add_argument("--database", choices=["postgres", "sqlite"], default="postgres")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, database(asked.database, Path(name)) as url:
         folder = Path(name)
-        with redis_server(folder / "redis") as redis, site(url, redis, folder / "web") as board:
+        several = {"MESHBOARD_WEB_PROCESSES": str(asked.processes)}
+        with redis_server(folder / "redis") as redis, site(url, redis, folder / "web", **several) as board:
             watched_job = python(board, FILL, json.dumps(GOOD), str(asked.jobs)).strip()
             controller = [sys.executable, "manage.py", "controller"]
             with running(controller, board.environment, folder / "controller.log", ROOT):
@@ -146,7 +148,8 @@ async def measure(board: Site, asked: argparse.Namespace, watched_job: str) -> i
     ids = [one.answer["id"] for one in submits if not one.error]
     there = int(python(board, FIND, sent=json.dumps(ids)))
     errors = [one.error for one in (*submits, *lists) if one.error]
-    print(f"{asked.database}, {asked.jobs:,} jobs before, {asked.sockets} sockets, {asked.seconds:.0f} s")
+    web = f"{asked.processes} web processes"
+    print(f"{asked.database}, {web}, {asked.jobs:,} jobs before, {asked.sockets} sockets, {asked.seconds:.0f} s")
     told("submit", submits, SUBMIT_P95_S)
     told("list", lists, LIST_P95_S)
     print(f"sockets   {watched.open} opened, {cut} cut off, {watched.frames:,} frames")

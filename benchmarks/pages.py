@@ -14,7 +14,9 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
+
+from tests.support.browser import chromium, log_in
 
 REPEATS = 3
 PAINT_S = 1.0  # the budget of a page
@@ -46,9 +48,8 @@ def main() -> None:
     from tests.screens.pages import pages
     from tests.screens.world import a_board
 
-    with a_board(told.up) as (made, world), sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        state = _login(browser, made.url, made.up["username"], made.up["password"])
+    with a_board(told.up) as (made, world), chromium() as browser:
+        state = _login(browser, made.url, made.login)
         print(f"{'page':44} {'first paint':>12} {'bytes':>10} {'requests':>9}")
         over = 0
         for page in pages(world):
@@ -61,18 +62,12 @@ def main() -> None:
             over += late or heavy
             words = " ".join(word for word, said in (("LATE", late), ("HEAVY", heavy)) if said)
             print(f"{page.name:44} {cost.paint_s:10.2f} s {cost.num_bytes:10,} {cost.requests:9} {words}")
-        browser.close()
     print(f"budget of a page: {PAINT_S:g} s, {PAGE_BYTES:,} B; over it: {over}")
 
 
-def _login(browser: Browser, url: str, username: str, password: str) -> object:
+def _login(browser: Browser, url: str, login: tuple[str, str]) -> object:
     context = browser.new_context()
-    page = context.new_page()
-    page.goto(f"{url}/login/")
-    page.fill("#id_username", username)
-    page.fill("#id_password", password)
-    page.click("main button.primary")
-    page.wait_for_url(f"{url}/**")
+    log_in(context.new_page(), url, login)
     state = context.storage_state()
     context.close()
     return state

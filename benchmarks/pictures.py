@@ -6,15 +6,12 @@ Each figure is the median and the worst of many draws, in the browser's own mill
 
 from __future__ import annotations
 
-import functools
-import http.server
-import threading
-from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
-STATIC = Path(__file__).resolve().parents[1] / "webapp" / "static"
+from tests.support.modules import static_files
+
 DRAWS = 60
 
 HEAT = """
@@ -94,25 +91,11 @@ async ([ranks, events, draws]) => {
 """
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    extensions_map = {**http.server.SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript"}
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def main() -> None:
-    handler = functools.partial(_Quiet, directory=str(STATIC))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, sync_playwright() as playwright:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        try:
-            page = browser.new_page(viewport={"width": 1440, "height": 900})
-            page.goto(f"http://127.0.0.1:{server.server_address[1]}/js/")
-            measure(page)
-        finally:
-            browser.close()
-            server.shutdown()
+    with static_files() as (browser, address):
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(f"{address}/js/")
+        measure(page)
 
 
 def measure(page: Page) -> None:

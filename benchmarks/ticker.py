@@ -23,7 +23,7 @@ def main() -> None:
     for name in ("--spec", "--data-root", "--job", "--telemetry"):
         parser.add_argument(name)
     parser.add_argument("--attempt", type=int)
-    options = parser.parse_args()
+    options, _ = parser.parse_known_args()  # whatever else trainers are told
     rank = int(os.environ["RANK"])
     recorder = Recorder(rank)
     exporter = Exporter(recorder, options.telemetry, options.job, options.attempt)

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from contracts.allocations import AllocationOrder
 from contracts.control import AttemptReport, Event, ExitReport, LaunchOrder
 from contracts.join import JoinRequest
+from contracts.loans import LendOrder, Loan
 from contracts.logs import PART_BYTES, LogOrder, LogPart
 from contracts.telemetry import Batch, Frame, Item
 
@@ -99,6 +100,16 @@ def decode_log_part(body: bytes) -> LogPart:
     return cast(LogPart, _decode(_LOG_PART, body, LOG_PART_BYTES))
 
 
+def checked_lend_order(told: object) -> LendOrder:
+    """An order as Celery brought it. Raises BadMessageError."""
+    return cast(LendOrder, _checked(_LEND_ORDER, told))
+
+
+def checked_loan(told: object) -> Loan:
+    """What a supervisor left for rank 0. Raises BadMessageError."""
+    return cast(Loan, _checked(_LOAN, told))
+
+
 def checked_exit(told: object) -> ExitReport:
     """An exit report read back from JSON. Raises BadMessageError."""
     return cast(ExitReport, _checked(_EXIT, told))
@@ -180,6 +191,8 @@ _REPORT: TypeAdapter[Any] = TypeAdapter(AttemptReport)
 _EXIT: TypeAdapter[Any] = TypeAdapter(ExitReport)
 _ORDER: TypeAdapter[Any] = TypeAdapter(LaunchOrder)
 _LOG_ORDER: TypeAdapter[Any] = TypeAdapter(LogOrder)
+_LEND_ORDER: TypeAdapter[Any] = TypeAdapter(LendOrder)
+_LOAN: TypeAdapter[Any] = TypeAdapter(Loan)
 _LOG_PART: TypeAdapter[Any] = TypeAdapter(LogPart)
 _JOIN: TypeAdapter[Any] = TypeAdapter(JoinRequest)
 _ALLOCATION: TypeAdapter[Any] = TypeAdapter(AllocationOrder)

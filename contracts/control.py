@@ -29,6 +29,7 @@ from contracts.fields import (
     Slot,
     Word,
 )
+from contracts.loans import Secret
 from contracts.telemetry import Cell, CheckpointItem, DryRunItem, ProofItem, VerdictRow
 
 VERSION: Final = 1
@@ -60,6 +61,7 @@ class KeptCheckpoint(TypedDict):
 
     name: CheckpointName
     host: HostName
+    lent: NotRequired[Secret]  # for node 0: that host, none of this attempt's, sends it to whoever shows this
 
 
 class LaunchOrder(TypedDict):

@@ -5,9 +5,11 @@ from __future__ import annotations
 TASK_LAUNCH = "workers.launch"  # argument: LaunchOrder; starts a detached supervisor and returns
 TASK_ACKNOWLEDGE = "workers.acknowledge"  # arguments: job, attempt; the exit report was stored
 TASK_READ_LOG = "workers.read_log"  # argument: logs.LogOrder; one part of a log, answered at `log_key`
+TASK_LEND = "workers.lend"  # argument: loans.LendOrder; a checkpoint's files, from where `loan_key` says
 
 OLD_EVENTS_STREAM = "meshboard:events"  # all hosts' once; heard for as long as some have an older version
 SAVE_FILE = "save"  # beside the telemetry socket: the run is to save a checkpoint and stop
+LOAN_FILE = "loan"  # beside it too: a loans.Loan as JSON, once its host has said where
 CANCEL_KEYS = "meshboard:cancel:"
 
 
@@ -29,6 +31,11 @@ def host_queue(host: str) -> str:
 def log_key(host: str, question: str) -> str:
     """Redis list with the one answer to a `logs.LogOrder`: signature and msgpack of a `logs.LogPart`. It expires."""
     return f"{host_keys(host)}log:{question}"
+
+
+def loan_key(host: str, job: str, attempt: int) -> str:
+    """Redis hash of a host that lends an attempt a checkpoint: "address" and "port" where it does. It expires."""
+    return f"{host_keys(host)}loan:{job}:{attempt}"
 
 
 def telemetry_stream(job: str, attempt: int, node: int = 0) -> str:

@@ -31,7 +31,7 @@ from django.db import connection, models, transaction
 from django.db.migrations.loader import MigrationLoader
 from typing_extensions import TypedDict
 
-from jobs.history.folder import MANIFEST, Folder, GoneError, histories
+from jobs.history.kept.folder import MANIFEST, Folder, GoneError, histories
 from jobs.models import Host, Job, Lease
 from jobs.queue.control.lease import NAME as CONTROLLER
 from jobs.queue.control.lease import unhealthy

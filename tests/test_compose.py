@@ -213,8 +213,9 @@ def proxy_command(state: Path) -> list[str]:
 
 # A browser: the link that logs in once, then the job's socket until the job has ended.
 BROWSER = """
-import asyncio, json, msgpack, ssl, sys, urllib.error, urllib.request as u
+import asyncio, json, ssl, sys, urllib.error, urllib.request as u
 from http.cookiejar import CookieJar
+from tests.support.frames import messages
 from websockets.asyncio.client import connect
 ca, once, job = sys.argv[1:]
 trust, jar = ssl.create_default_context(cafile=ca), CookieJar()
@@ -234,11 +235,11 @@ async def watch():
                        additional_headers=headers, max_size=None) as socket:
         entries = 0
         async for frame in socket:
-            told = msgpack.unpackb(frame)
-            entries += len(told.get("entries", []))
-            if told.get("job", {}).get("finished"):
-                print(json.dumps({"status": told["job"]["status"], "entries": entries}))
-                return
+            for told in messages(frame):
+                entries += len(told.get("entries", []))
+                if told.get("job", {}).get("finished"):
+                    print(json.dumps({"status": told["job"]["status"], "entries": entries}))
+                    return
 asyncio.run(asyncio.wait_for(watch(), 120))
 """
 

@@ -14,7 +14,7 @@ from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E40
 from channels.sessions import SessionMiddlewareStack  # noqa: E402
 from django.urls import path, re_path  # noqa: E402
 
-from jobs.api.patient import Patient  # noqa: E402
+from jobs.api.http.patient import Patient  # noqa: E402
 from jobs.live.consumers import JobConsumer, no_such_socket  # noqa: E402
 from webapp.doors import Doors  # noqa: E402
 from webapp.one_thread import OneThreadHandler  # noqa: E402

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jobs import reference
-from jobs.api.problems import CONTENT_TYPE, WHOLE, details
+from jobs.api.http.problems import CONTENT_TYPE, WHOLE, details
 from planner.facts.spec import Problem
 from webapp import limits
 from webapp.logs import REQUESTS

@@ -164,6 +164,7 @@ class WebSettings(BaseSettings):
     oidc_new_people: bool = Field(True, description="whether who signs on for the first time gets an account")
     invited_people: bool = Field(True, description="whether who follows an invitation and has no account gets one")
     submits_per_minute: int = Field(60, ge=1, description="jobs that a user may submit in a minute over REST")
+    web_processes: int = Field(1, ge=1, le=64, description="processes that answer requests, each at most a core")
     requests_per_minute: int = Field(6000, ge=1, description="other requests of a token, or session's user, over REST")
 
     ageing_per_hour: float = Field(0.1, ge=0, le=1000, description="points that a queued job gains in an hour")

@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views import csrf, defaults
 
-from jobs.api.errors import failed, failure, of_request, refused_page
+from jobs.api.http.errors import failed, failure, of_request, refused_page
 from webapp.doors import is_api
 
 

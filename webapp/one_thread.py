@@ -1,19 +1,53 @@
-"""Django behind ASGI, a request in one thread from the first middleware to the view and back."""
+"""Django behind ASGI, a request in one thread from its first signal to its last."""
 
 from __future__ import annotations
 
+from typing import IO, Any
+
 from asgiref.sync import sync_to_async
-from django.core.handlers.asgi import ASGIHandler
-from django.http import HttpRequest
+from django.core.exceptions import RequestAborted
+from django.core.handlers.asgi import ASGIHandler, get_script_prefix
+from django.core.signals import request_started
+from django.http import FileResponse
 from django.http.response import HttpResponseBase
+from django.urls import set_script_prefix
+
+from jobs.api.http.patient import unless_gone
 
 
 class OneThreadHandler(ASGIHandler):
-    """Nearly all of our views wait for the database in a thread. Left alone, Django goes to and fro between that thread
-    and the loop for every middleware that could do either; a view that is a coroutine still runs in the loop."""
+    """Our views wait for the database in a thread. Left alone, Django goes to and fro between that thread and the loop
+    for the request's signals, for every middleware that could do either, and for the view: each time a wait for
+    Python's lock."""
 
     def load_middleware(self, is_async: bool = False) -> None:
         super().load_middleware(is_async=False)
 
-    async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
-        return await sync_to_async(self.get_response, thread_sensitive=True)(request)
+    async def handle(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            body = await self.read_body(receive)
+        except RequestAborted:
+            return
+        with body:
+            response = await sync_to_async(self._answer)(scope, body)
+            if not response.streaming:
+                await self.send_response(response, send)
+                return
+            try:
+                await unless_gone(receive, self.send_response(response, send))
+            finally:
+                await sync_to_async(response.close)()
+
+    def _answer(self, scope: Any, body: IO[bytes]) -> HttpResponseBase:
+        """The response; one that is whole is closed already."""
+        set_script_prefix(get_script_prefix(scope))
+        request_started.send(sender=self.__class__, scope=scope)
+        request, refused = self.create_request(scope, body)
+        response: Any = refused if request is None else self.get_response(request)
+        response._handler_class = self.__class__
+        if isinstance(response, FileResponse):
+            response.block_size = self.chunk_size
+        if not response.streaming:
+            response.close()
+        answered: HttpResponseBase = response
+        return answered

@@ -20,7 +20,7 @@ def share_connections() -> None:
     database["CONN_MAX_AGE"] = 0
     database.setdefault("OPTIONS", {})["pool"] = {
         "min_size": 2,
-        "max_size": limits.DATABASE_CONNECTIONS,
+        "max_size": max(limits.FEWEST_CONNECTIONS, limits.DATABASE_CONNECTIONS // settings.WEB_PROCESSES),
         "timeout": limits.DATABASE_WAIT_S,
         # The pool waits twice as long from try to try. When it gives up, the next request has it try at once.
         "reconnect_timeout": limits.DATABASE_WAIT_S,

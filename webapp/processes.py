@@ -49,7 +49,7 @@ class Fleet:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches only us, and we stop them in order
-                preexec_fn=functools.partial(_die_with, os.getpid()),  # safe: this process has one thread
+                preexec_fn=functools.partial(die_with, os.getpid()),  # safe: this process has one thread
             )
         self._children[child.name] = (child, process)
 
@@ -157,7 +157,7 @@ def _signal_session(process: subprocess.Popen[bytes], number: signal.Signals) ->
         os.killpg(process.pid, number)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     # A runner killed outright must not leave services behind that hold its port and its database.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before we asked

@@ -1,21 +1,29 @@
-"""The web server: uvicorn with every bound of `webapp.limits`. `python -m webapp.serve --host H --port P`."""
+"""The web server: uvicorn with every bound of `webapp.limits`, in MESHBOARD_WEB_PROCESSES processes.
+
+python -m webapp.serve --host H --port P
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
+import multiprocessing
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import uvicorn
 from django.core.exceptions import ImproperlyConfigured
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.supervisors.multiprocess import Multiprocess
 
-from jobs.api.problems import CONTENT_TYPE
+from jobs.api.http.problems import CONTENT_TYPE
 from webapp import limits
 from webapp.doors import problem
 from webapp.environment import SettingError, WebSettings, read
 from webapp.pool import share_connections
+from webapp.processes import die_with
 
 
 class BoundedHeads(HttpToolsProtocol):
@@ -75,11 +83,26 @@ class BoundedHeads(HttpToolsProtocol):
             self.transport.close()
 
 
-def config(host: str, port: int, trusted_proxies: Sequence[str] = ()) -> uvicorn.Config:
+def application() -> Any:
+    """What each process that serves begins with."""
+    if parent := multiprocessing.parent_process():
+        assert parent.pid
+        die_with(parent.pid)  # or it would keep the port from the next one
+    from webapp.asgi import application  # sets Django up
+
+    share_connections()
+    gc.freeze()  # what was imported stays: looking through it again and again took a tenth of the web's time
+    return application
+
+
+def config(host: str, port: int, trusted_proxies: Sequence[str] = (), processes: int = 1) -> uvicorn.Config:
     """`trusted_proxies`: addresses and networks whose X-Forwarded-For is believed; nobody's by default,
     where uvicorn would believe everybody on loopback."""
     return uvicorn.Config(
-        "webapp.asgi:application",
+        "webapp.serve:application",
+        factory=True,
+        workers=processes,
+        timeout_worker_healthcheck=limits.SILENT_PROCESS_S,
         host=host,
         port=port,
         http=BoundedHeads,
@@ -103,12 +126,15 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     arguments = parser.parse_args()
     try:
-        proxies = read(WebSettings).trusted_proxies or ()
+        asked = read(WebSettings)
         import_module("webapp.asgi")  # uvicorn would show what refuses to start as a traceback
-        share_connections()
     except (SettingError, ImproperlyConfigured) as error:
         parser.error(str(error))
-    uvicorn.Server(config(arguments.host, arguments.port, proxies)).run()
+    serving = config(arguments.host, arguments.port, asked.trusted_proxies or (), asked.web_processes)
+    if asked.web_processes == 1:
+        uvicorn.Server(serving).run()
+        return
+    Multiprocess(serving, [serving.bind_socket()]).run()
 
 
 if __name__ == "__main__":

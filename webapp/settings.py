@@ -151,6 +151,7 @@ SHARE_POINTS = _given.share_points
 SHARE_HALF_LIFE_H = _given.share_half_life_h
 LOGINS_PER_MINUTE = _given.logins_per_minute
 SUBMITS_PER_MINUTE = _given.submits_per_minute
+WEB_PROCESSES = _given.web_processes
 REQUESTS_PER_MINUTE = _given.requests_per_minute
 TRUSTED_PROXIES = _given.trusted_proxies or []
 
@@ -176,18 +177,18 @@ CHANNEL_LAYERS = {
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "jobs.api.authentication.AsciiTokenAuthentication",
+        "jobs.api.http.authentication.AsciiTokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["jobs.api.parsers.StrictJSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["jobs.api.http.parsers.StrictJSONParser"],
     "URL_FORMAT_OVERRIDE": None,
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.PageNumberPagination",
     "PAGE_SIZE": 50,
-    "DEFAULT_THROTTLE_CLASSES": ["jobs.api.throttling.RequestThrottle"],
-    "EXCEPTION_HANDLER": "jobs.api.errors.handle",
+    "DEFAULT_THROTTLE_CLASSES": ["jobs.api.http.throttling.RequestThrottle"],
+    "EXCEPTION_HANDLER": "jobs.api.http.errors.handle",
 }
 TOKEN_DAYS = _given.token_days
 KNOX_TOKEN_MODEL = "knox.AuthToken"  # noqa: S105 - a model; its own default, which migrations ask for by name
@@ -198,7 +199,7 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "SERVE_PERMISSIONS": ["rest_framework.permissions.IsAuthenticated"],
-    "POSTPROCESSING_HOOKS": ["jobs.api.schema.with_models"],
+    "POSTPROCESSING_HOOKS": ["jobs.api.document.schema.with_models"],
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2**20
 

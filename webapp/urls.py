@@ -15,22 +15,9 @@ from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
 from jobs.lab import rest
-from jobs.pages import (
-    compare,
-    find,
-    history,
-    hosts,
-    imports,
-    jobs,
-    learn,
-    listing,
-    metrics,
-    notifications,
-    overview,
-    queue,
-    script,
-    webhooks,
-)
+from jobs.pages import find, hosts, imports, learn, metrics, notifications, overview, queue, webhooks
+from jobs.pages.jobs import compare, history, listing, script
+from jobs.pages.jobs import views as jobs
 from jobs.people import invitation_page, project_pages
 from jobs.people import pages as people
 from jobs.traces import pages as traces

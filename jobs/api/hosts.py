@@ -15,9 +15,9 @@ from rest_framework.throttling import SimpleRateThrottle
 from rest_framework.views import APIView
 
 from contracts.codec import BadMessageError, checked_join
-from jobs.api import schema
-from jobs.api.errors import LATER
-from jobs.api.views import MayChangeHosts, refusals, refuse, refuse_body, user_of
+from jobs.api.document import schema
+from jobs.api.http.errors import LATER
+from jobs.api.shared import MayChangeHosts, refusals, refuse, refuse_body, user_of
 from jobs.hosts import joining, tokens
 from jobs.hosts.access import NoRightsError
 from jobs.hosts.present import host_brief, host_detail, token_told

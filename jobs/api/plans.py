@@ -7,9 +7,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from jobs.api import schema
-from jobs.api.throttling import SubmitThrottle
-from jobs.api.views import refusals
+from jobs.api.document import schema
+from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.shared import refusals
 from jobs.planning import answers
 from planner.facts.spec import JobSpec
 

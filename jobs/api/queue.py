@@ -12,9 +12,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.access import may_operate, may_run_queue, visible_jobs
-from jobs.api import schema
-from jobs.api.listing import BadParameterError
-from jobs.api.views import refusals, refuse, refuse_body
+from jobs.api.document import schema
+from jobs.api.http.parameters import BadParameterError
+from jobs.api.shared import refusals, refuse, refuse_body
 from jobs.models import AuditEntry, Job, Pool, Status
 from jobs.planning.queries import checked
 from jobs.queue import staff

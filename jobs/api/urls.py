@@ -1,37 +1,21 @@
 from django.urls import path
 
-from jobs.api import (
-    again,
-    baselines,
-    history,
-    hosts,
-    imports,
-    jobs,
-    logs,
-    metrics,
-    notifications,
-    people,
-    plans,
-    projects,
-    queue,
-    runs,
-    traces,
-    views,
-    wait,
-    webhooks,
-)
+from jobs.api import hosts, plans, queue, shared
+from jobs.api.jobs import again, views, wait
+from jobs.api.people import notifications, projects, tokens, webhooks
+from jobs.api.runs import baselines, history, imports, logs, metrics, reporting, traces
 
 urlpatterns = [
-    path("jobs", jobs.Jobs.as_view(), name="api-jobs"),
-    path("jobs/actions", jobs.ActOnJobs.as_view(), name="api-jobs-act"),
-    path("jobs/<str:job_id>", jobs.JobView.as_view(), name="api-job"),
-    path("jobs/<str:job_id>/cancel", jobs.Cancel.as_view(), name="api-cancel"),
+    path("jobs", views.Jobs.as_view(), name="api-jobs"),
+    path("jobs/actions", views.ActOnJobs.as_view(), name="api-jobs-act"),
+    path("jobs/<str:job_id>", views.JobView.as_view(), name="api-job"),
+    path("jobs/<str:job_id>/cancel", views.Cancel.as_view(), name="api-cancel"),
     path("jobs/<str:job_id>/wait", wait.Wait.as_view(), name="api-wait"),
     path("jobs/<str:job_id>/events", wait.Events.as_view(), name="api-events"),
-    path("jobs/<str:job_id>/advice", jobs.Advice.as_view(), name="api-advice"),
-    path("jobs/<str:job_id>/between-hosts", jobs.BetweenHosts.as_view(), name="api-between-hosts"),
-    path("jobs/<str:job_id>/smaller", jobs.SmallerLayout.as_view(), name="api-smaller"),
-    path("jobs/<str:job_id>/requeue", jobs.Requeue.as_view(), name="api-requeue"),
+    path("jobs/<str:job_id>/advice", views.Advice.as_view(), name="api-advice"),
+    path("jobs/<str:job_id>/between-hosts", views.BetweenHosts.as_view(), name="api-between-hosts"),
+    path("jobs/<str:job_id>/smaller", views.SmallerLayout.as_view(), name="api-smaller"),
+    path("jobs/<str:job_id>/requeue", views.Requeue.as_view(), name="api-requeue"),
     path("jobs/<str:job_id>/copy", again.Copy.as_view(), name="api-copy"),
     path("jobs/<str:job_id>/resume", again.Resume.as_view(), name="api-resume"),
     path("jobs/<str:job_id>/checkpoints", again.Checkpoints.as_view(), name="api-checkpoints"),
@@ -69,12 +53,14 @@ urlpatterns = [
     path("hosts/<path:name>", hosts.HostView.as_view(), name="api-host"),
     path("join-tokens", hosts.Tokens.as_view(), name="api-join-tokens"),
     path("join-tokens/<str:key>/revoke", hosts.RevokeToken.as_view(), name="api-join-token-revoke"),
-    path("jobs/<str:job_id>/give-up", runs.GiveUp.as_view(), name="api-give-up"),
-    path("runs", runs.Runs.as_view(), name="api-runs"),
-    path("runs/<str:run>/<int:attempt>/members", runs.Members.as_view(), name="api-run-members"),
-    path("runs/<str:run>/<int:attempt>/members/<int:node>/batches", runs.Batches.as_view(), name="api-run-batches"),
-    path("runs/<str:run>/<int:attempt>/members/<int:node>/meet", runs.Meet.as_view(), name="api-run-meet"),
-    path("runs/<str:run>/<int:attempt>/members/<int:node>/report", runs.Report.as_view(), name="api-run-report"),
+    path("jobs/<str:job_id>/give-up", reporting.GiveUp.as_view(), name="api-give-up"),
+    path("runs", reporting.Runs.as_view(), name="api-runs"),
+    path("runs/<str:run>/<int:attempt>/members", reporting.Members.as_view(), name="api-run-members"),
+    path(
+        "runs/<str:run>/<int:attempt>/members/<int:node>/batches", reporting.Batches.as_view(), name="api-run-batches"
+    ),
+    path("runs/<str:run>/<int:attempt>/members/<int:node>/meet", reporting.Meet.as_view(), name="api-run-meet"),
+    path("runs/<str:run>/<int:attempt>/members/<int:node>/report", reporting.Report.as_view(), name="api-run-report"),
     path("projects/<str:project>/baselines", baselines.Baselines.as_view(), name="api-baselines"),
     path("projects/<str:project>/baselines/<path:branch>", baselines.BaselineView.as_view(), name="api-baseline"),
     path("queue", queue.Queue.as_view(), name="api-queue"),
@@ -95,8 +81,8 @@ urlpatterns = [
     path("projects/<str:project>/variables/<str:variable>", projects.VariableView.as_view(), name="api-variable"),
     path("invitations/accept", projects.Accept.as_view(), name="api-accept"),
     path("notifications", notifications.Notifications.as_view(), name="api-notifications"),
-    path("tokens", people.Tokens.as_view(), name="api-tokens"),
-    path("tokens/<str:key>", people.Token.as_view(), name="api-token"),
+    path("tokens", tokens.Tokens.as_view(), name="api-tokens"),
+    path("tokens/<str:key>", tokens.Token.as_view(), name="api-token"),
     path("projects/<str:project>/webhooks", webhooks.Webhooks.as_view(), name="api-webhooks"),
     path("projects/<str:project>/webhooks/<str:key>", webhooks.WebhookView.as_view(), name="api-webhook"),
     path("projects/<str:project>/webhooks/<str:key>/rotate", webhooks.Rotate.as_view(), name="api-webhook-rotate"),
@@ -108,5 +94,5 @@ urlpatterns = [
         name="api-redeliver",
     ),
     path("audit", queue.Audit.as_view(), name="api-audit"),
-    path("schema", views.Schema.as_view(), name="api-schema"),
+    path("schema", shared.Schema.as_view(), name="api-schema"),
 ]

@@ -6,24 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.telemetry import Clock, Item
-from jobs.diagnosis.clocks import Clocks
-from jobs.diagnosis.ending import Ending
+from jobs.diagnosis.course.ending import Ending
+from jobs.diagnosis.course.start import Start
+from jobs.diagnosis.course.steps import Steps
+from jobs.diagnosis.course.training import Training
+from jobs.diagnosis.events.clocks import Clocks
+from jobs.diagnosis.events.links import speeds
+from jobs.diagnosis.events.window import Window
 from jobs.diagnosis.findings import cut, evidences, fitted, worst
-from jobs.diagnosis.hangs import Hangs
-from jobs.diagnosis.idle import Idle
-from jobs.diagnosis.links import speeds
 from jobs.diagnosis.plan import planned
-from jobs.diagnosis.processes import Processes
-from jobs.diagnosis.progress import Progress
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import StepParts, Told
-from jobs.diagnosis.slow_links import slow_links
-from jobs.diagnosis.start import Start
-from jobs.diagnosis.steps import Steps
-from jobs.diagnosis.stragglers import stragglers, told
-from jobs.diagnosis.training import Training
+from jobs.diagnosis.slow.idle import Idle
+from jobs.diagnosis.slow.links import slow_links
+from jobs.diagnosis.slow.stragglers import stragglers, told
+from jobs.diagnosis.stuck.hangs import Hangs
+from jobs.diagnosis.stuck.processes import Processes
+from jobs.diagnosis.stuck.progress import Progress
 from jobs.diagnosis.verdict import healthy
-from jobs.diagnosis.window import Window
 
 
 class Diagnosis:

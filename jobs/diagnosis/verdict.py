@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from jobs.diagnosis.ending import Ending
+from jobs.diagnosis.course.ending import Ending
+from jobs.diagnosis.course.start import Start
+from jobs.diagnosis.course.steps import Steps
 from jobs.diagnosis.findings import Finding, apart_words, evidence, percent, seconds
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import StepParts
-from jobs.diagnosis.start import Start
-from jobs.diagnosis.steps import Steps
 
 LEAST = 0.01  # of the step: parts that differ by less from the plan are not named
 UNCALIBRATED = 0.5  # what is slower than a data sheet promises weighs less than what can be changed

@@ -93,11 +93,16 @@ def wanted_rules(hosts: QuerySet[Host] | None = None) -> dict[str, list[str]]:
 
 
 def _live_members(hosts: QuerySet[Host]) -> Iterable[Any]:
-    """Host, job, attempt, node, whether there are others."""
+    """Host, job, attempt, node, whether there are others, who lends it a checkpoint: to node 0 alone."""
     saying = Q(ended=None) | Q(ended__gt=timezone.now() - FAREWELL)
     rows = Member.objects.filter(saying, host__in=hosts).order_by().annotate(members=Count("attempt__members"))
-    told = rows.values_list("host_id", "attempt__job_id", "attempt__number", "node", "members")
-    return [(host, job, number, node, members > 1) for host, job, number, node, members in told]
+    told = rows.values_list(
+        "host_id", "attempt__job_id", "attempt__number", "node", "members", "attempt__loan__host__name"
+    )
+    return [
+        (host, job, number, node, members > 1, lender or "" if node == 0 else "")
+        for host, job, number, node, members, lender in told
+    ]
 
 
 @lru_cache(maxsize=2048)

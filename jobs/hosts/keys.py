@@ -27,6 +27,11 @@ def redis_passwords(name: str, generation: int) -> list[str]:
     return _derived("meshboard.host.redis", name, generation)
 
 
+def loan_secret(job: str, attempt: int) -> str:
+    """Hexadecimal; what an attempt shows to the host that lends it a checkpoint. The same however often it is told."""
+    return salted_hmac("meshboard.loan", f"{attempt}:{job}", algorithm="sha256").hexdigest()
+
+
 def password_hash(password: str) -> str:
     """As Redis keeps it."""
     return hashlib.sha256(password.encode()).hexdigest()

@@ -1,7 +1,8 @@
 """What a host may do in Redis, as the rules of a user of its own. Needs Redis 7: rights that are of single keys.
 
 Beyond its own queue and its own events, it reads flags of cancellation, and for its own members while they live writes
-to their streams and reads which steps are asked for. No script, no administration, no other host's keys.
+to their streams, and reads which steps are asked for and where another host lends them a checkpoint. No script, no
+administration, no other key of another host's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contracts.names import (
     events_stream,
     gang_key,
     host_keys,
+    loan_key,
     telemetry_stream,
     wanted_key,
 )
@@ -40,6 +42,7 @@ class Share(NamedTuple):
     attempt: int
     node: int
     in_a_gang: bool
+    lender: str = ""  # the host that sends it a checkpoint
 
 
 def user_of(host: str) -> str:
@@ -55,6 +58,7 @@ def rules(host: str, password_hashes: Iterable[str], shares: Iterable[Share], *,
     streams = [telemetry_stream(share.job, share.attempt, share.node) for share in shares]
     wanted = sorted({wanted_key(share.job, share.attempt) for share in shares})
     gangs = [gang_key(share.job, share.attempt) for share in shares if share.in_a_gang]
+    loans = [loan_key(share.lender, share.job, share.attempt) for share in shares if share.lender]
     told = ["reset", "on", *(f"#{one}" for one in password_hashes)]
     told += [f"+{command}" for command in OF_A_QUEUE]
     told += [f"~{host_keys(host)}*", f"%R~{CANCEL_KEYS}*"]
@@ -62,6 +66,7 @@ def rules(host: str, password_hashes: Iterable[str], shares: Iterable[Share], *,
     told += [_apart(OF_A_STREAM, streams)] if streams else []
     told += [_apart(("smembers",), wanted, "%R~")] if wanted else []
     told += [_apart(OF_A_GANG, gangs)] if gangs else []
+    told += [_apart(("hgetall",), loans, "%R~")] if loans else []
     return told
 
 

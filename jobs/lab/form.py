@@ -7,21 +7,21 @@ from typing import Any
 from django.utils.datastructures import MultiValueDict
 
 from jobs.models import Host
-from jobs.pages import forms
+from jobs.pages.forms import derived
 from planner.facts.spec import LabSpec, Layout, Problem, Resources
 
 USUAL_RANKS = 4
 FIELDS = (
-    forms.fields_of("resources", Resources, only=["host"])
-    | forms.fields_of("layout", Layout, only=["dp"])
-    | forms.fields_of("lab", LabSpec)
+    derived.fields_of("resources", Resources, only=["host"])
+    | derived.fields_of("layout", Layout, only=["dp"])
+    | derived.fields_of("lab", LabSpec)
 )
 _WORDS = {"lab.reduce_op": {"max": "maximum"}}
 
 
 def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
     """The untrusted spec a form asks for, on the host that it names; without one where there is no such host."""
-    spec = {"lab": {}, "layout": {"dp": ""}, **forms.spec_from(FIELDS, form)}
+    spec = {"lab": {}, "layout": {"dp": ""}, **derived.spec_from(FIELDS, form)}
     name = form.get("resources.host", "")
     host = Host.objects.present().filter(name=name).first() if "\x00" not in name else None
     spec["resources"] = {"device": host.device if host else "cpu", "host": host.name if host else None}
@@ -30,17 +30,17 @@ def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
 
 def values_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
     """The form's values for a spec, which may be wrong; what it lacks has its default."""
-    return forms.values_of(FIELDS, {"layout": {"dp": USUAL_RANKS}, **spec})
+    return derived.values_of(FIELDS, {"layout": {"dp": USUAL_RANKS}, **spec})
 
 
-def options_for(values: dict[str, Any]) -> forms.Options:
+def options_for(values: dict[str, Any]) -> derived.Options:
     """The choices of each field that has some."""
-    return forms.options_of(FIELDS, _WORDS, values)
+    return derived.options_of(FIELDS, _WORDS, values)
 
 
 def limits() -> dict[str, str]:
     """What each number must lie between."""
-    return forms.limits_of(FIELDS)
+    return derived.limits_of(FIELDS)
 
 
 def usual(host: Host | None) -> dict[str, Any]:
@@ -53,4 +53,4 @@ def usual(host: Host | None) -> dict[str, Any]:
 
 def errors_by_field(problems: list[Problem]) -> tuple[dict[str, str], list[str]]:
     """Messages for the fields the form has, and lines for the rest."""
-    return forms.errors_beside(problems, FIELDS, {"layout": "layout.dp"})
+    return derived.errors_beside(problems, FIELDS, {"layout": "layout.dp"})

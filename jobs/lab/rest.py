@@ -11,10 +11,10 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs.access import visible_jobs
-from jobs.api import schema
-from jobs.api.lab_shapes import LabQuery, PrimitiveTold
-from jobs.api.throttling import SubmitThrottle
-from jobs.api.views import refusals, refuse, user_of
+from jobs.api.document import schema
+from jobs.api.document.lab_shapes import LabQuery, PrimitiveTold
+from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.shared import refusals, refuse, user_of
 from jobs.lab.form import USUAL_RANKS
 from jobs.lab.results import newest_shown
 from jobs.lab.words import BY_NAME, PRIMITIVES, Words

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import parse_qs
@@ -16,10 +17,10 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.contrib.auth import get_user
 from django.contrib.sessions.backends.db import SessionStore
 
-from contracts.names import telemetry_stream
 from jobs.access import visible_job
-from jobs.live.streams import QUEUE_BYTES, Oversize, Redis, Watch, hub
-from jobs.present import JobDetail, job_detail
+from jobs.live.details import FRESH_S, shared_detail
+from jobs.live.room import START, Viewer, rooms
+from jobs.present import JobDetail
 from jobs.queue.lifecycle import group_name
 from jobs.text import whole_number
 
@@ -28,8 +29,6 @@ log = logging.getLogger(__name__)
 ENTRY_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 LARGEST_ID = 2**64 - 1  # of either half; Redis refuses more
 MOST_ATTEMPTS = 2**31 - 1
-START = "0-0"
-MOST_SHARES = 16  # of the bytes that may wait for a browser: a member's stream has no less than this part
 LOOK_S = 5.0
 TRY_AGAIN = 1013
 FORBIDDEN = 4403
@@ -42,8 +41,9 @@ async def no_such_socket(_scope: Any, _receive: Any, send: Any) -> None:
 
 
 class JobConsumer(AsyncWebsocketConsumer):
-    """Binary msgpack frames of at most 1 MB to the browser; nothing is read from it.
+    """Binary msgpack frames of at most 1 MB to the browser, each a message or a list of them; nothing is read from it.
 
+    A large frame is {"deflated": zlib's of such a frame}.
     {"node", "entries": [[id, batch msgpack], ...]}, {"node", "gap": {"after", "first"}} where history was trimmed or
     does not fit a frame, {"node", "stale"}: true while Redis is away, false once it answers again, {"job": job detail}
     at connect and whenever it changed.
@@ -53,8 +53,9 @@ class JobConsumer(AsyncWebsocketConsumer):
     async def connect(self) -> None:
         self.job_id = self.scope["url_route"]["kwargs"]["job_id"]
         self._watching: asyncio.Task[None] | None = None
-        self._following: dict[int, asyncio.Task[None]] = {}  # by node
-        self._look_now = asyncio.Event()
+        self._viewer: Viewer | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._look_now, self._changed_s = asyncio.Event(), 0.0
         query = parse_qs(self.scope["query_string"].decode("latin-1"))
         after = positions(query.get("after", [START])[0])
         await self.accept()
@@ -77,6 +78,7 @@ class JobConsumer(AsyncWebsocketConsumer):
 
     async def job_changed(self, _message: dict[str, Any]) -> None:
         """Channel layer event from `jobs.queue.lifecycle`."""
+        self._changed_s = time.monotonic()
         self._look_now.set()
 
     async def _or_close(self, work: Coroutine[Any, Any, None]) -> None:
@@ -100,7 +102,8 @@ class JobConsumer(AsyncWebsocketConsumer):
             if shown is None:
                 with contextlib.suppress(Exception):  # without the channel layer, looking every LOOK_S still works
                     await self.channel_layer.group_add(group_name(self.job_id), self.channel_name)
-                self._look_now.set()  # it may have changed before we were told of changes
+                self._changed_s = time.monotonic()  # it may have changed before we were told of changes
+                self._look_now.set()
             if job != shown:
                 await self._send({"job": job})
                 shown = job
@@ -109,37 +112,24 @@ class JobConsumer(AsyncWebsocketConsumer):
                 if followed or after_attempt not in (None, job["attempt"]):
                     after = {}
                 followed = job["attempt"]
-            self._follow_members(followed, max(1, len(job["members"])), after)
+                self._viewer = Viewer(rooms().of(self.job_id, followed), after)
+                self._following = asyncio.create_task(self._or_close(self._follow(self._viewer)))
+            assert self._viewer
+            self._viewer.follow(max(1, len(job["members"])))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._look_now.wait(), LOOK_S)
             self._look_now.clear()
 
-    def _follow_members(self, attempt: int, nodes: int, after: dict[int, str]) -> None:
-        """Each that is not followed yet: before a job is placed, nobody knows how many there are."""
-        for node in range(nodes):
-            if node not in self._following:
-                stream = telemetry_stream(self.job_id, attempt, node)
-                watch = Watch(hub(), stream, after.get(node, START), QUEUE_BYTES // min(nodes, MOST_SHARES))
-                self._following[node] = asyncio.create_task(self._or_close(self._follow(node, watch)))
-
     def _unfollow(self) -> None:
-        for task in self._following.values():
-            task.cancel()
-        self._following = {}
+        if self._following is not None:
+            self._following.cancel()
+        if self._viewer is not None:
+            self._viewer.leave()
+        self._following = self._viewer = None
 
-    async def _follow(self, node: int, watch: Watch) -> None:
-        after = watch.position
-        with contextlib.suppress(Exception):  # no stream yet, or no Redis: nothing was trimmed that we know of
-            first = await watch.trimmed_before()
-            if first is not None:
-                await self._send({"node": node, "gap": {"after": after, "first": first}})
-        async for chunk in watch.chunks():
-            if isinstance(chunk, Oversize):
-                await self._send({"node": node, "gap": {"after": chunk.after, "first": chunk.id}})
-            elif isinstance(chunk, Redis):
-                await self._send({"node": node, "stale": chunk is Redis.AWAY})
-            else:
-                await self._send({"node": node, "entries": [[entry.id, entry.batch] for entry in chunk]})
+    async def _follow(self, viewer: Viewer) -> None:
+        async for packed in viewer.frames():
+            await self.send(bytes_data=packed)
 
     async def _send(self, message: dict[str, Any]) -> None:
         await self.send(bytes_data=msgpack.packb(message))
@@ -147,7 +137,7 @@ class JobConsumer(AsyncWebsocketConsumer):
     @database_sync_to_async
     def _visible_job(self) -> JobDetail | None:
         """The job as JSON if this session's user may see it now; the session is read anew each time."""
-        session = self.scope["session"]
+        session, read = self.scope["session"], time.monotonic()
         if not session.session_key:
             return None
 
@@ -157,7 +147,7 @@ class JobConsumer(AsyncWebsocketConsumer):
         request: Any = Request()
         request.session = SessionStore(session.session_key)
         job = visible_job(get_user(request), self.job_id)
-        return job_detail(job) if job else None
+        return shared_detail(job, read, max(self._changed_s, read - FRESH_S)) if job else None
 
 
 def positions(text: str) -> dict[int, str] | None:

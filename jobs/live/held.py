@@ -1,4 +1,4 @@
-"""What a view and the layer round it (`jobs.api.patient`) say to each other of a request that is held.
+"""What a view and the layer round it (`jobs.api.http.patient`) say to each other of a request that is held.
 
 A view that has nothing to answer yet leaves a wish in the request's scope and answers 204, which nobody sees. The layer
 waits, which costs no thread, and asks the view again: when something changed, now and then whether the user may still

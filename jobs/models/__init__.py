@@ -1,37 +1,29 @@
 """What the database remembers: jobs and hosts, and the rules that the queue goes by."""
 
 from jobs.models.baselines import BaselineRun
-from jobs.models.core import (
+from jobs.models.hosts import HOST_SILENT_AFTER, Host, HostQuerySet, JoinToken
+from jobs.models.jobs import (
     ELSEWHERE,
-    HOST_SILENT_AFTER,
     ID_ALPHABET,
     LIVE,
-    NOTHING_READ,
     ON_A_HOST,
     TERMINAL,
     Attempt,
-    Cursor,
-    DeadLetter,
-    Host,
-    HostQuerySet,
     HostRun,
-    IdempotentRequest,
     Job,
     JobQuerySet,
     JobTag,
-    JoinToken,
-    Lease,
     Member,
-    Outbox,
     ReportedRun,
     RunToken,
     SlotAllocation,
     StateChange,
     Status,
-    cursor_of,
     new_job_id,
 )
+from jobs.models.loans import Loan
 from jobs.models.people import Invitation, Membership, ProjectVariable, Role, Scope, TokenGrant
+from jobs.models.plumbing import NOTHING_READ, Cursor, DeadLetter, IdempotentRequest, Lease, Outbox, cursor_of
 from jobs.models.policy import (
     DEFAULT_PROJECT,
     AuditEntry,
@@ -73,6 +65,7 @@ __all__ = [
     "JoinToken",
     "KeptHost",
     "Lease",
+    "Loan",
     "MailWish",
     "Member",
     "Membership",

@@ -8,7 +8,7 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
-from jobs.models.core import ID_ALPHABET
+from jobs.models.jobs import ID_ALPHABET
 
 
 def _random(length: int) -> str:

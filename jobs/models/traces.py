@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
-from jobs.models.core import ID_ALPHABET
+from jobs.models.jobs import ID_ALPHABET
 
 
 def new_import_id() -> str:

@@ -11,8 +11,8 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.api.errors import refused_page
-from jobs.api.problems import details
+from jobs.api.http.errors import refused_page
+from jobs.api.http.problems import details
 from jobs.models import ImportedTrace
 from jobs.planning.queries import checked
 from jobs.text import parse_json, storable, whole_number

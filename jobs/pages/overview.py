@@ -16,8 +16,8 @@ from jobs.access import listed_jobs, may_change_hosts, sees_others, visible_jobs
 from jobs.hosts.grid import TONES
 from jobs.hosts.state import state_of
 from jobs.models import ON_A_HOST, Host, Job, SlotAllocation, StateChange, Status
-from jobs.pages.listing import list_rows
-from jobs.pages.nowtraffic import rates_of
+from jobs.pages.jobs.listing import list_rows
+from jobs.pages.jobs.nowtraffic import rates_of
 from jobs.queue.scheduling.snapshot import queue_paused
 
 SHOWN = 6  # lines of each list

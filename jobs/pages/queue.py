@@ -13,8 +13,8 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
 from jobs.access import may_operate, may_run_queue, operated_jobs, sees_others, visible_jobs
-from jobs.api.errors import refused_page
-from jobs.api.problems import details
+from jobs.api.http.errors import refused_page
+from jobs.api.http.problems import details
 from jobs.models import AuditEntry, Pool, Project
 from jobs.planning.queries import checked
 from jobs.queue import staff

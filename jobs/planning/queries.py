@@ -13,7 +13,7 @@ from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
 
 Query = TypeVar("Query", bound=BaseModel)
 
-Draft = Any  # the planner's own parser tells every problem of it; `jobs.api.schema` describes it
+Draft = Any  # the planner's own parser tells every problem of it; `jobs.api.document.schema` describes it
 ClusterName = Annotated[str, Field(max_length=200, pattern=NO_NUL, description="a name of /clusters")]
 
 

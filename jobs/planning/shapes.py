@@ -1,4 +1,4 @@
-"""What the planner answers, typed once: `jobs.api.schema` describes these to who asks over REST."""
+"""What the planner answers, typed once: `jobs.api.document.schema` describes these to who asks over REST."""
 
 from __future__ import annotations
 

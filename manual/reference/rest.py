@@ -15,7 +15,7 @@ Every operation and shape, from the OpenAPI document, which a board gives at `/a
 
 
 def page() -> str:
-    from jobs.api.schema import document  # asks for Django's settings
+    from jobs.api.document.schema import document  # asks for Django's settings
 
     told = document()
     parts = [HEAD]

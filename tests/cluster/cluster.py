@@ -97,6 +97,12 @@ class Cluster:
                     return pid
         raise AssertionError(f"rank {rank} of {job} is not there")
 
+    def has_rank(self, job: str, rank: int, attempt: int = 1) -> bool:
+        """Whether its process is there."""
+        with contextlib.suppress(AssertionError):
+            return self.rank_pid(job, rank, attempt) > 0
+        return False
+
     def step(self, job: str, attempt: int = 1) -> int:
         """The last one that rank 0 told."""
         found = 0

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 
 from contracts.control import VERSION, Gang, LaunchOrder, Node
-from contracts.names import TASK_LAUNCH, host_queue
+from contracts.names import TASK_LAUNCH, gang_key, host_queue
 from tests.cluster.cluster import Cluster, cluster
 from tests.cluster.jobs import check_true, endless, training
 from tests.support.processes import wait_until
@@ -199,13 +199,43 @@ def test_a_slow_link_slows_the_job_and_nothing_else(hosts: Cluster) -> None:
     check_true(job, 4)
 
 
-def test_a_host_that_is_not_ready_fails_the_gang_by_its_name(hosts: Cluster) -> None:
-    """Its supervisors stop as they start: what the others wait for does not come."""
+@pytest.mark.parametrize("node", [0, 1], ids=["the first", "the second"])
+def test_a_host_that_is_not_ready_fails_the_gang_by_its_name(hosts: Cluster, node: int) -> None:
+    """Its launcher stops as it starts: what the others wait for does not come, be it the store where they meet."""
     job = hosts.submit(endless("not ready", SQUARE))
     hosts.wait_for(job, "starting")
-    _, second = hosts.member_hosts(job)
-    its = f"[w]orkers.host.start.launch.*/{second.name}/runs/{job}/"  # a namespace of the network sees all processes
-    second.run("sh", "-c", f"until pkill -STOP -f '{its}'; do sleep 0.05; done")
+    late = hosts.member_hosts(job)[node]
+    its = f"[w]orkers.host.start.launch.*/{late.name}/runs/{job}/"  # a namespace of the network sees all processes
+    late.run("sh", "-c", f"until pkill -STOP -f '{its}'; do sleep 0.05; done")
     ended: dict[str, Any] = hosts.wait_for(job, "failed", timeout_s=170)
-    assert ended["history"][-1]["reason"] == f"the gang did not start: host {second.name} was not ready within 120 s"
+    assert ended["history"][-1]["reason"] == f"the gang did not start: host {late.name} was not ready within 120 s"
+    none_left(hosts, job)
+
+
+def test_a_first_host_that_stops_while_ranks_start_fails_the_gang_by_its_name(hosts: Cluster) -> None:
+    """They would wait for its store for ever: torch's own patience ends where a connection is taken."""
+    job = hosts.submit(endless("stands", SQUARE))
+    hosts.wait_for(job, "starting")
+    first, _ = hosts.member_hosts(job)
+    wait_until(lambda: hosts.has_rank(job, 0), "a rank is there", 60, 0.02)
+    first.run("pkill", "-STOP", "-f", f"[w]orkers.host.start.launch.*/{first.name}/runs/{job}/")
+    ended: dict[str, Any] = hosts.wait_for(job, "failed", timeout_s=90)
+    assert ended["history"][-1]["reason"] == f"the gang did not start: host {first.name} did not answer within 30 s"
+    none_left(hosts, job)
+
+
+def test_a_first_host_that_stops_once_it_was_ready_fails_the_gang_by_its_name(hosts: Cluster) -> None:
+    """The others are told to meet at its store, which takes their connections and answers none."""
+    job = hosts.submit(endless("stops", SQUARE))
+    hosts.wait_for(job, "starting")
+    first, second = hosts.member_hosts(job)
+    its = {machine: f"[w]orkers.host.start.launch.*/{machine.name}/runs/{job}/" for machine in (first, second)}
+    second.run("sh", "-c", f"until pkill -STOP -f '{its[second]}'; do sleep 0.05; done")
+    redis: Any = hosts.board.redis.client()
+    wait_until(lambda: redis.hexists(gang_key(job, 1), "0"), f"{first.name} is ready", 60)
+    assert not redis.hexists(gang_key(job, 1), "1")
+    first.run("pkill", "-STOP", "-f", its[first])
+    second.run("pkill", "-CONT", "-f", its[second])
+    ended: dict[str, Any] = hosts.wait_for(job, "failed", timeout_s=120)
+    assert ended["history"][-1]["reason"] == f"the gang did not start: host {first.name} did not answer within 30 s"
     none_left(hosts, job)

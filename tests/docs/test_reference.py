@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from jobs.api.schema import document
+from jobs.api.document.schema import document
 from manual.nav import PARTS, nav
 from manual.reference import PAGES, command, formulas, words
 from planner.cost.traffic import step_traffic

@@ -10,6 +10,7 @@ import pytest
 from mkdocs.exceptions import Abort
 
 from manual import build
+from tests.support.browser import chromium
 
 CODE = re.compile(r"<code>.*?</code>|<pre>.*?</pre>", re.S)
 # What the CSP forbids, or would fetch from elsewhere: none of it may be in a page.
@@ -143,11 +144,8 @@ def test_a_dead_link_fails_the_build_and_leaves_the_site_as_it_was(
 
 @pytest.mark.slow
 def test_a_browser_shows_it_and_searches_it_under_the_csp(csp_server: str) -> None:
-    from playwright.sync_api import sync_playwright
-
     said: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+    with chromium() as browser:
         page = browser.new_page()
         page.on("console", lambda m: said.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -159,5 +157,4 @@ def test_a_browser_shows_it_and_searches_it_under_the_csp(csp_server: str) -> No
         found.wait_for()
         found.click()
         page.wait_for_url(f"{csp_server}/reference/spec/**")
-        browser.close()
     assert said == []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from tests.support.board import Board, board
+from tests.support.browser import chromium, log_in
 from tests.support.modules import static_files
 
 expect.set_options(timeout=30_000)  # of the two cores others have their share
@@ -24,14 +24,10 @@ def running_board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    assert chromium, "run tests/install_tools.sh first"
     # Playwright's own loop would make Django refuse its synchronous ORM in this thread.
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as launched:
         yield launched
-        launched.close()
     del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
 
 
@@ -53,11 +49,7 @@ def page(browser: Browser, running_board: Board) -> Iterator[Page]:
     complaints: list[str] = []
     opened.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
     opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.goto(f"{running_board.url}/login/")
-    opened.fill("#id_username", running_board.up["username"])
-    opened.fill("#id_password", running_board.up["password"])
-    opened.click("main button.primary")
-    opened.wait_for_url(f"{running_board.url}/")
+    log_in(opened, running_board.url, running_board.login)
     yield opened
     context.close()
     assert complaints == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jobs.history.snapshot import snapshot
+from jobs.history.told.snapshot import snapshot
 from tests.jobs.history import told
 from tests.support.modules import call, static_files
 

@@ -190,6 +190,72 @@ def test_where_there_is_no_verdict_the_page_says_so_and_why(modules: Page) -> No
     assert words == ["No verdict yet.", "Not started yet.", "No verdict was made of this attempt.", "As planned."]
 
 
+def changes(*statuses: str, attempt: int = 1) -> list[dict[str, Any]]:
+    return [{"status": status, "attempt": attempt} for status in statuses]
+
+
+UNPLACED = changes("queued", "cancelling", "cancelled")
+PLACED = changes("queued", "starting", "failed")
+TRAFFIC = {"kind": "traffic", "rank": 0, "time": 1.0, "dropped": 0, "cells": [
+    {"phase": "setup", "op": "all_reduce", "axis": "dp", "group_size": 2, "count": 1, "completed": 1,
+     "payload_bytes": 8, "algorithmic_bytes": 8, "busy_s": 0.1},
+]}  # fmt: skip
+LINE = {"kind": "log", "rank": 0, "time": 1.0, "first": 1, "lines": ["no module named train"], "stream": "stderr"}
+HOST_GAUGE = {"kind": "gauge", "rank": -1, "time": 1.0, "cpu": 0.5}
+RANK_GAUGE = {"kind": "gauge", "rank": 0, "time": 1.0, "resident_bytes": 5}
+
+
+@pytest.mark.parametrize(
+    ("ended", "history", "told", "kept", "never"),
+    [
+        ("cancelled", UNPLACED, [], None, "ran"),  # known before anybody is asked
+        ("cancelled", PLACED + changes("queued", "cancelled", attempt=2), [], None, "ran"),
+        ("failed", PLACED, [], False, "measured"),
+        ("lost", PLACED, [], False, "measured"),
+        ("failed", changes("queued", "starting", "running", "failed"), [LINE, HOST_GAUGE], True, "measured"),
+        ("failed", PLACED, [], None, ""),  # what was kept is not known: nothing is claimed
+        ("failed", PLACED, [TRAFFIC], True, ""),
+        ("failed", PLACED, [RANK_GAUGE], True, ""),
+        ("succeeded", PLACED, [], False, ""),
+        ("running", changes("queued", "starting", "running"), [], False, ""),
+    ],
+)
+def test_what_ended_before_it_had_anything_to_draw_is_known_as_that(
+    modules: Page, ended: str, history: list[Any], told: list[Any], kept: bool | None, never: str
+) -> None:
+    body = """
+    const store = await import('/js/store.js');
+    const s = store.createState();
+    store.foldBatch(s, '1-0', {v: 1, job: 'j', attempt: 1, time: 1, items: x[1]});
+    return m.neverDid(x[0], s, x[2]);
+    """
+    finished = ended != "running"
+    shown = job(status=ended, finished=finished, history=history, attempt=history[-1]["attempt"])
+    assert call(modules, "job/nothing.js", body, [shown, told, kept]) == never
+
+
+def test_a_page_without_anything_to_draw_is_short_and_says_why(modules: Page) -> None:
+    body = """<main id="main"><p id="nothing" hidden></p><section id="health"></section>
+    <section id="log" data-needs="ran"></section><section id="loss" data-needs="measured"></section></main>"""
+    show = """
+    const state = (await import('/js/store.js')).createState();
+    const show = m.nothingView(document.getElementById('main'), document.getElementById('nothing'));
+    const starting = [{status: 'starting', attempt: 1}];
+    return [[[], null], [starting, null], [starting, {}]].map(([history, progress]) => {
+      show({finished: true, status: 'cancelled', attempt: 1, history}, {...state, progress}, false);
+      const seen = [...document.querySelectorAll('section')].filter((one) => one.checkVisibility());
+      return [seen.map((one) => one.id), document.getElementById('nothing').innerText];
+    });
+    """
+    with paper(modules, body, "css/base.css", "css/job.css") as page:
+        ran, measured, drawn = call(page, "job/nothing.js", show)
+    assert ran[0] == ["health"]
+    assert ran[1] == "Cancelled before it started: nothing ran, so there is no step, no traffic and no log to show."
+    assert measured[0] == ["health", "log"]
+    assert measured[1].startswith("Cancelled before any rank came to a collective or a step")
+    assert drawn == [["health", "log", "loss"], ""]
+
+
 def test_a_stack_of_axes_ends_at_their_sum_and_tells_each_axis_own(modules: Page) -> None:
     body = """
     const bins = new (await import('/js/rates.js')).Bins(1, 10, 'whole');
@@ -307,41 +373,3 @@ def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
 def test_ticks_of_an_axis_differ_as_far_as_there_is_room(modules: Page, ticks: list[float], words: list[str]) -> None:
     body = "return m.tickWords((value) => value.toPrecision(3))(null, x)"
     assert call(modules, "charts/ticks.js", body, ticks) == words
-
-
-def test_lines_where_hosts_begin_leave_the_cells_of_very_many_to_be_seen(modules: Page) -> None:
-    body = """async (num_hosts) => {
-      const { heatMap } = await import('/js/heat/map.js');
-      const map = heatMap(document.getElementById('map'), { label: 'map', told: String, onTell() {} });
-      const borders = Array.from({ length: num_hosts - 1 }, (_, i) => 8 * (i + 1));
-      const rows = 8 * num_hosts;
-      const cells = new Float32Array(rows * rows);
-      map.show(cells, { rows, columns: rows, most: 1, borders: { rows: borders, columns: borders } });
-      const lines = document.querySelector('.heat-lines');
-      const { data } = lines.getContext('2d').getImageData(0, 0, lines.width, lines.height);
-      return data.reduce((drawn, value, i) => drawn + (i % 4 === 3 && value > 0), 0);
-    }"""
-    with paper(modules, '<main><div id="map"></div></main>', "css/tokens.css", "css/base.css", "css/heat.css") as page:
-        few, many = page.evaluate(body, 4), page.evaluate(body, 128)
-    assert few > 0
-    assert many == 0, "128 hosts on 400 px: lines would be all that one sees"
-
-
-def test_a_cell_that_is_something_is_seen_however_many_there_are(modules: Page) -> None:
-    body = """async ([rows, at]) => {
-      const { heatMap } = await import('/js/heat/map.js');
-      const map = heatMap(document.getElementById('map'), { label: 'map', told: String, onTell() {} });
-      const cells = new Float32Array(rows * rows);
-      for (const [row, column] of at) cells[row * rows + column] = 1;
-      map.show(cells, { rows, columns: rows, most: 1 });
-      const canvas = document.querySelector('.heat-cells');
-      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-      const pixels = new Uint32Array(data.buffer), nothing = pixels[1];
-      return [canvas.width, pixels.reduce((seen, pixel) => seen + (pixel !== nothing), 0)];
-    }"""
-    at = [[7 * n, (13 * n + 5) % 1024] for n in range(1, 146)]
-    with paper(modules, '<main><div id="map"></div></main>', "css/tokens.css", "css/base.css", "css/heat.css") as page:
-        assert page.evaluate(body, [16, [[3, 4], [15, 15]]]) == [16, 2]
-        width, seen = page.evaluate(body, [1024, at])
-    assert width < 1024, "the box is narrower than there are cells"
-    assert seen == len({(row * width // 1024, column * width // 1024) for row, column in at})

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
 from contracts.names import telemetry_stream
-from jobs.history.folder import MANIFEST
+from jobs.history.kept.folder import MANIFEST
 from tests.support.board import Board
 from tests.support.processes import wait_until
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import expect
 
-from tests.support.board import Board, board
+from tests.support.board import board
+from tests.support.browser import chromium, log_in
 
 RUN: dict[str, Any] = {
     "name": "averaged twice",
@@ -27,21 +27,11 @@ def test_a_wrong_gradient_fails_the_job_and_the_page_names_it(tmp_path: Path) ->
         assert "gradient of embedding.weight differs from one process by 7.1e-01" in job["exit"]["reason"]
         proof = job["exit"]["summary"]["proof"]
         assert (proof["one_process"]["state"], proof["replicas"]["apart"]) == ("apart", 0.0)
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            page = logged_in(browser.new_page(), made)
+        with chromium() as browser:
+            page = browser.new_page()
+            log_in(page, made.url, made.login)
             page.goto(f"{made.url}/jobs/{job['id']}/")
             badge = page.locator("#proof [data-verdict]")
             expect(badge).to_have_text("0 B, 0 calls; replicas agree; differs from one process")
             expect(badge).to_have_attribute("data-tone", "bad")
             expect(page.locator("#proof tbody tr", has_text="layers.2.attention.k.weight")).to_contain_text("0.5")
-            browser.close()
-
-
-def logged_in(page: Page, made: Board) -> Page:
-    page.goto(f"{made.url}/login/")
-    page.fill("#id_username", made.up["username"])
-    page.fill("#id_password", made.up["password"])
-    page.click("main button.primary")
-    page.wait_for_url(f"{made.url}/")
-    return page

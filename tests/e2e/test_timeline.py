@@ -12,7 +12,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from contracts.names import wanted_key
-from tests.jobs.traces.test_imports import HOSTILE, gpu_trace
+from tests.jobs.traces.hostile import HOSTILE
+from tests.jobs.traces.test_imports import gpu_trace
 from tests.jobs.traces.test_imports import recorded as recorded
 from tests.support.drawn import run_of
 from tests.support.inspected import collective, log

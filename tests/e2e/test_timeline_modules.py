@@ -14,7 +14,8 @@ from jobs.traces.stream import trace
 from planner.cost.estimate import estimate
 from planner.cost.matrix import traffic_matrix
 from planner.facts.parse import parse_spec
-from tests.e2e.test_modules import batch, call
+from tests.support.batches import batch
+from tests.support.modules import call, paper
 from tests.support.timelines import item, late, pipelined
 
 MADE = """
@@ -239,3 +240,41 @@ def test_the_time_map_keeps_the_window_and_the_holes(modules: Page) -> None:
     whole, part = call(modules, "heat/cells.js", body)
     assert whole == [[*[10] * 4, "hole", *[10] * 4, *[2] * 4, "hole", *[2] * 4], 9, 10]
     assert part == [[0, 0, "hole", 2, 2, "hole"], 3, 2]
+
+
+def test_lines_where_hosts_begin_leave_the_cells_of_very_many_to_be_seen(modules: Page) -> None:
+    body = """async (num_hosts) => {
+      const { heatMap } = await import('/js/heat/map.js');
+      const map = heatMap(document.getElementById('map'), { label: 'map', told: String, onTell() {} });
+      const borders = Array.from({ length: num_hosts - 1 }, (_, i) => 8 * (i + 1));
+      const rows = 8 * num_hosts;
+      const cells = new Float32Array(rows * rows);
+      map.show(cells, { rows, columns: rows, most: 1, borders: { rows: borders, columns: borders } });
+      const lines = document.querySelector('.heat-lines');
+      const { data } = lines.getContext('2d').getImageData(0, 0, lines.width, lines.height);
+      return data.reduce((drawn, value, i) => drawn + (i % 4 === 3 && value > 0), 0);
+    }"""
+    with paper(modules, '<main><div id="map"></div></main>', "css/tokens.css", "css/base.css", "css/heat.css") as page:
+        few, many = page.evaluate(body, 4), page.evaluate(body, 128)
+    assert few > 0
+    assert many == 0, "128 hosts on 400 px: lines would be all that one sees"
+
+
+def test_a_cell_that_is_something_is_seen_however_many_there_are(modules: Page) -> None:
+    body = """async ([rows, at]) => {
+      const { heatMap } = await import('/js/heat/map.js');
+      const map = heatMap(document.getElementById('map'), { label: 'map', told: String, onTell() {} });
+      const cells = new Float32Array(rows * rows);
+      for (const [row, column] of at) cells[row * rows + column] = 1;
+      map.show(cells, { rows, columns: rows, most: 1 });
+      const canvas = document.querySelector('.heat-cells');
+      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+      const pixels = new Uint32Array(data.buffer), nothing = pixels[1];
+      return [canvas.width, pixels.reduce((seen, pixel) => seen + (pixel !== nothing), 0)];
+    }"""
+    at = [[7 * n, (13 * n + 5) % 1024] for n in range(1, 146)]
+    with paper(modules, '<main><div id="map"></div></main>', "css/tokens.css", "css/base.css", "css/heat.css") as page:
+        assert page.evaluate(body, [16, [[3, 4], [15, 15]]]) == [16, 2]
+        width, seen = page.evaluate(body, [1024, at])
+    assert width < 1024, "the box is narrower than there are cells"
+    assert seen == len({(row * width // 1024, column * width // 1024) for row, column in at})

@@ -22,8 +22,8 @@ from django.utils import timezone
 from knox.models import AuthToken
 
 from jobs import backup
-from jobs.history.folder import Folder
-from jobs.history.tables import TABLES
+from jobs.history.kept.folder import Folder
+from jobs.history.kept.tables import TABLES
 from jobs.models import Attempt, Host, Job, Lease
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.board import Board
+from tests.support.browser import chromium, log_in
 from tests.support.processes import ROOT, base_environment, gone, wait_until
 from webapp.runner import free_port
 
@@ -134,19 +135,12 @@ def test_the_demo_runs_from_wheels_alone_and_its_job_is_0_B_off(up: Board, insta
 
     manage = {"MESHBOARD_SECRET_KEY": secrets.token_urlsafe(48), "MESHBOARD_REDIS_URL": "redis://127.0.0.1"}
     assert "doctor" in run(installed / "meshboard-manage", "help", cwd=tmp_path, HOME=str(tmp_path), **manage)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+    with chromium() as browser:
         page = browser.new_page()
-        page.goto(f"{up.url}/login/")
-        page.fill("#id_username", up.up["username"])
-        page.fill("#id_password", up.up["password"])
-        page.click("main button.primary")
+        log_in(page, up.url, up.login)
         page.goto(f"{up.url}/jobs/{job['id']}/")
         page.get_by_text("0 B").first.wait_for()
         page.goto(f"{up.url}/docs/reference/spec/")
         assert "The spec" in page.inner_text("h1")
-        browser.close()
     with urllib.request.urlopen(f"{up.url}/static/css/tokens.css") as answer:
         assert answer.read() == (ROOT / "webapp/static/css/tokens.css").read_bytes()

@@ -13,11 +13,10 @@ import os
 import sys
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
-
 from tests.screens.look import SIZES, THEMES, Look, Visitor
 from tests.screens.pages import Shown, pages
 from tests.screens.world import a_board
+from tests.support.browser import chromium
 
 ROOM = Path("var/screens")
 Seen = dict[str, dict[str, Look]]  # by page, by window
@@ -36,7 +35,7 @@ def main() -> int:
     ROOM.mkdir(parents=True, exist_ok=True)
     with a_board(told.up) as (made, world):
         wanted = [page for page in pages(world) if told.only in page.name]
-        seen = look_at(made.url, (made.up["username"], made.up["password"]), wanted, told.windows, ROOM)
+        seen = look_at(made.url, made.login, wanted, told.windows, ROOM)
     return report(seen, ROOM)
 
 
@@ -57,8 +56,7 @@ def report(seen: Seen, room: Path) -> int:
 def look_at(url: str, login: tuple[str, str], wanted: list[Shown], windows: str, room: Path) -> Seen:
     """Every page in every window, its picture in `room`."""
     seen: Seen = {}
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+    with chromium() as browser:
         for window, size, theme in ((f"{s}-{t}", size, t) for s, size in SIZES.items() for t in THEMES):
             if windows not in window:
                 continue
@@ -68,7 +66,6 @@ def look_at(url: str, login: tuple[str, str], wanted: list[Shown], windows: str,
                 if look is not None:
                     seen.setdefault(page.name, {})[window] = look
             visitor.close()
-        browser.close()
     return seen
 
 

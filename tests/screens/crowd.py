@@ -114,8 +114,8 @@ def tell(redis: Any, job: str) -> None:
 
 def keep(root: Path, job: str) -> None:
     """As the recorder would."""
-    from jobs.history.recording import Recording
-    from jobs.history.streams import Heard
+    from jobs.history.recording.attempt import Recording
+    from jobs.history.recording.streams import Heard
 
     recording = Recording(root, job, 1)
     recording.positions(RANKS // SLOTS)

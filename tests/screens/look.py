@@ -9,6 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.screens.pages import Shown
+from tests.support.browser import log_in
 
 SIZES = {"1440x900": (1440, 900), "390x844": (390, 844)}
 THEMES = ("light", "dark")
@@ -35,11 +36,7 @@ class Visitor:
         self._guest: BrowserContext = browser.new_context(**look)  # type: ignore[arg-type]
         self._user: BrowserContext = browser.new_context(**look)  # type: ignore[arg-type]
         page = self._user.new_page()
-        page.goto(f"{url}/login/")
-        page.fill("#id_username", login[0])
-        page.fill("#id_password", login[1])
-        page.click("main button.primary")
-        page.wait_for_url(f"{url}/")
+        log_in(page, url, login)
         page.close()
 
     def close(self) -> None:

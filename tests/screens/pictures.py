@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from tests.support.board import Board, board
+from tests.support.browser import chromium, log_in
 from tests.support.processes import ROOT
 
 ROOM = ROOT / "docs" / "pictures"
@@ -102,16 +103,14 @@ def main() -> int:
     told = asked.parse_args()
     ROOM.mkdir(exist_ok=True)
     total = 0
-    with a_board(told.up) as made, sync_playwright() as playwright:
+    with a_board(told.up) as made, chromium() as browser:
         jobs = ran(made)
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         page = logged_in(browser, made)
         for shot in shots(jobs):
             if told.only in shot.name:
                 total += take(page, made.url, shot)
         if told.only in LIVE:
             total += live(page, made)
-        browser.close()
     print(f"{total / 2**10:,.0f} KiB in {ROOM}")
     return 0
 
@@ -140,11 +139,7 @@ def ran(made: Board) -> dict[str, str]:
 
 def logged_in(browser: Browser, made: Board) -> Page:
     page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
-    page.goto(f"{made.url}/login/")
-    page.fill("#id_username", made.up["username"])
-    page.fill("#id_password", made.up["password"])
-    page.click("main button.primary")
-    page.wait_for_url(f"{made.url}/")
+    log_in(page, made.url, made.login)
     return page
 
 

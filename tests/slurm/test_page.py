@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.installation import Installation
+from tests.support.browser import chromium, log_in
 
 pytestmark = pytest.mark.slow
 
@@ -19,24 +19,15 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def page(installed: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     """Logged in; its console must stay silent."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is missing; run tests/install_tools.sh")
     # Playwright's own loop would make Django refuse its synchronous ORM in this thread.
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as browser:
         opened = browser.new_page(viewport={"width": 1280, "height": 900})
         complaints: list[str] = []
         opened.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
         opened.on("pageerror", lambda error: complaints.append(str(error)))
-        opened.goto(f"{installed.board.url}/login/")
-        opened.fill("#id_username", installed.board.up["username"])
-        opened.fill("#id_password", installed.board.up["password"])
-        opened.click("main button.primary")
-        opened.wait_for_url(f"{installed.board.url}/")
+        log_in(opened, installed.board.url, installed.board.login)
         yield opened
-        browser.close()
     assert complaints == []
 
 

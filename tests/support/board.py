@@ -37,6 +37,11 @@ class Board:
     def url(self) -> str:
         return str(self.up["url"])
 
+    @property
+    def login(self) -> tuple[str, str]:
+        """Name and password."""
+        return self.up["username"], self.up["password"]
+
     def call(self, method: str, path: str, body: Any = None, key: str | None = None) -> Any:
         """REST with the token of up.json; raises urllib's HTTPError on a refusal."""
         data = None if body is None else json.dumps(body).encode()

@@ -10,9 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
+
+from tests.support.browser import chromium
 
 STATIC = Path(__file__).parents[2] / "webapp" / "static"
+
+POLL_S = 0.02  # how soon the server sees that it is to end
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
@@ -26,14 +30,12 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 def static_files() -> Iterator[tuple[Browser, str]]:
     """A browser, and the address that the static files have."""
     handler = functools.partial(_Quiet, directory=str(STATIC))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, sync_playwright() as playwright:
-        thread = threading.Thread(target=server.serve_forever)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, chromium() as browser:
+        thread = threading.Thread(target=server.serve_forever, args=[POLL_S])
         thread.start()
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         try:
             yield browser, f"http://127.0.0.1:{server.server_address[1]}"
         finally:
-            browser.close()
             server.shutdown()
             thread.join()
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from jobs.api.problems import ProblemDetails, details
+from jobs.api.http.problems import ProblemDetails, details
 from planner.facts.spec import Problem
 from tests.support.processes import wait_until
 from webapp import limits, serve
@@ -70,7 +70,7 @@ def behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behind]:
         monkeypatch.setattr(limits, name, PATIENCE_S)
     made = Behind()
     config = serve.config("127.0.0.1", made.port)
-    config.app, config.lifespan, config.log_level = Doors(made), "off", "error"
+    config.app, config.factory, config.lifespan, config.log_level = Doors(made), False, "off", "error"
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -22,4 +22,10 @@ def test_templates_hold_no_inline_script_style_or_handler() -> None:
     for template in (ROOT / "templates").rglob("*.html"):
         text = template.read_text()
         assert not re.search(r"<script(?![^>]*\bsrc=)[^>]*>", text), template
-        assert not re.search(r"<style|\sstyle=|\son[a-z]+=", text), template
+        assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:", text), template
+
+
+def test_no_script_makes_html_or_code_of_text() -> None:
+    for script in (VENDOR.parent / "js").rglob("*.js"):
+        text = script.read_text()
+        assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), script

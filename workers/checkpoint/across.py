@@ -26,7 +26,7 @@ Sizes = dict[str, int]  # bytes by file
 class _Seen(NamedTuple):
     """What a rank knows of a job's checkpoints on its host."""
 
-    newest: tuple[int, int] | None  # attempt and step
+    newest: folder.Number | None
     leads: bool  # it is the first rank of its host, which receives for all
 
 
@@ -63,7 +63,7 @@ def bring(job: Path, group: dist.ProcessGroup | None) -> None:
     """
     if group is None:
         return
-    seen = on_every_rank(lambda: _Seen(_newest(job), _leads_host()), group)
+    seen = on_every_rank(lambda: _Seen(newest_of(job), _leads_host()), group)
     newest = max((one.newest for one in seen if one.newest is not None), default=None)
     lacking = [rank for rank, one in enumerate(seen) if one.leads and one.newest != newest]
     if newest is None or not lacking:
@@ -71,7 +71,7 @@ def bring(job: Path, group: dist.ProcessGroup | None) -> None:
     source = next(rank for rank, one in enumerate(seen) if one.newest == newest)
     path = folder.step_folder(job / str(newest[0]), newest[1])
     rank = group.rank()
-    told: list[Sizes | None] = on_every_rank(lambda: _sizes(path) if rank == source else None, group)
+    told: list[Sizes | None] = on_every_rank(lambda: folder.sizes(path) if rank == source else None, group)
     sizes = told[source]
     assert sizes is not None
     trouble = ""
@@ -85,23 +85,14 @@ def bring(job: Path, group: dist.ProcessGroup | None) -> None:
     on_every_rank(lambda: _must_be_well(trouble), group)
 
 
-def _newest(job: Path) -> tuple[int, int] | None:
+def newest_of(job: Path) -> folder.Number | None:
+    """The newest complete checkpoint of a job on this host."""
     found = [c for c in folder.complete_below(job) if c.path.parent.parent == job]
     return (int(found[-1].path.parent.name), found[-1].step) if found else None
 
 
 def _leads_host() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
-def _sizes(path: Path) -> Sizes:
-    """Of all files, the manifest last: with it the checkpoint is complete.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    sizes = {name: size for name, (size, _) in folder.read_manifest(path).files.items()}
-    return sizes | {folder.MANIFEST: (path / folder.MANIFEST).stat().st_size}
 
 
 def _receive_all(path: Path, sizes: Sizes, source: int, group: dist.ProcessGroup) -> str:
@@ -117,7 +108,11 @@ def _receive_all(path: Path, sizes: Sizes, source: int, group: dist.ProcessGroup
     if trouble:
         shutil.rmtree(draft, ignore_errors=True)
         return trouble
-    draft.rename(path)
+    shutil.rmtree(path, ignore_errors=True)  # half deleted, or it would not be lacking
+    try:
+        draft.rename(path)
+    except OSError as error:
+        return _words(error)
     return ""
 
 

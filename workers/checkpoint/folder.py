@@ -21,6 +21,9 @@ STEP = re.compile(r"step-(\d{8,})")
 READ_BYTES = 2**20
 
 
+Number = tuple[int, int]  # of a checkpoint of a job: its attempt and its step
+
+
 class Checkpoint(NamedTuple):
     """A complete checkpoint. `step`: optimiser steps done."""
 
@@ -85,17 +88,36 @@ def candidates(root: Path, wanted: str) -> list[Checkpoint]:
     return [c for c in complete_below(path.parent)[::-1] if c.step <= step]
 
 
-def must_have(found: list[Checkpoint], expected: str, host: str) -> None:
+def number(name: str) -> Number:
+    """Of what ends in attempt/step-n, as `Checkpoint.name` does."""
+    attempt, _, step = name.rpartition("/step-")
+    return int(attempt.rpartition("/")[2]), int(step)
+
+
+def sizes(checkpoint: Path) -> dict[str, int]:
+    """Bytes of all its files, the manifest last: with it the checkpoint is complete.
+
+    Raises:
+        UserError, OSError: it cannot be read.
+    """
+    told = {name: size for name, (size, _) in read_manifest(checkpoint).files.items()}
+    return told | {MANIFEST: (checkpoint / MANIFEST).stat().st_size}
+
+
+def must_have(found: list[Checkpoint], expected: str, host: str, trouble: str = "") -> None:
     """Raise where the newest of `found`, which comes first, is older than one that an earlier attempt told of.
+
+    `trouble`: why it could not be had from the host that has it.
 
     Raises:
         UserError: naming it, and where it was written.
     """
-    attempt, _, step = expected.partition("/")[2].partition("/step-")
-    if found and (_attempt(found[0].path), found[0].step) >= (int(attempt), int(step)):
+    if found and (_attempt(found[0].path), found[0].step) >= number(expected):
         return
     have = f"the newest here is {found[0].path.parent.name}/{found[0].path.name}" if found else "there is none here"
     where = f", on host {host}" if host else ""
+    if trouble:
+        have += f"; {trouble}"
     raise UserError(
         f"checkpoint {expected} was written by an earlier attempt{where}, and no host of this attempt has it; {have}. "
         "Let the hosts share their checkpoint root, or run the job where it lies"

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from contracts.telemetry import CheckpointItem, Item
 from planner.facts.spec import JobSpec
 from workers.checkpoint import across, folder
-from workers.checkpoint.agree import on_first_rank
+from workers.checkpoint.agree import on_every_rank, on_first_rank
+from workers.checkpoint.borrow import borrow
 from workers.checkpoint.folder import Checkpoint
 from workers.checkpoint.load import restore
 from workers.checkpoint.save import Saved, Saver
@@ -23,7 +24,8 @@ from workers.trainer.loop import Trainer
 class Place(NamedTuple):
     """Where a job's checkpoints lie: ROOT/job/attempt/step-n.
 
-    `expected`: the newest that an earlier attempt told of, and on which host it was written.
+    `expected`: the newest that an earlier attempt told of, and on which host it was written. `loan`: where rank 0 hears
+    how that host lends it, where none of this attempt has it.
     """
 
     root: Path
@@ -31,6 +33,7 @@ class Place(NamedTuple):
     attempt: int
     expected: str = ""
     expected_on: str = ""
+    loan: Path | None = None
 
 
 class JobCheckpoints:
@@ -57,9 +60,10 @@ class JobCheckpoints:
         Raises:
             UserError: an earlier attempt told of one, and no host of this one has it: nothing is begun anew in silence.
         """
+        trouble = self._borrow()
         across.bring(self._place.root / self._place.job, self._group)
         # All ranks try the same ones, whatever comes and goes on disk, each below its own host's root.
-        names = on_first_rank(self._names, self._group)
+        names = on_first_rank(lambda: self._names(trouble), self._group)
         if not names:
             return 0
         found = [Checkpoint(self._place.root / name, step) for name, step in names]
@@ -73,16 +77,31 @@ class JobCheckpoints:
         """Wait for what is still being written."""
         self._saver.close()
 
-    def _names(self) -> list[tuple[str, int]]:
+    def _borrow(self) -> str:
+        """What an earlier attempt told of and no host of this one has, to rank 0's host; "" or what went wrong."""
+        place = self._place
+        if not place.expected:
+            return ""
+        job, least = place.root / place.job, folder.number(place.expected)
+        seen = on_every_rank(lambda: (across.newest_of(job), place.loan is not None), self._group)
+        if not seen[0][1] or any(newest is not None and newest >= least for newest, _ in seen):
+            return ""
+        came = borrow(job, place.loan, least, self._group)
+        if not came.problem:
+            rate = f"{came.num_bytes / 1e6:,.1f} MB in {came.took_s:.2f} s"
+            self._say(f"checkpoint {place.job}/{came.name}: {rate} from host {place.expected_on}")
+        return came.problem
+
+    def _names(self, trouble: str) -> list[tuple[str, int]]:
         """Each below the root, and its steps."""
         root = self._place.root
-        bases = [(one, root if one.path.is_relative_to(root) else root.resolve()) for one in self._found()]
+        bases = [(one, root if one.path.is_relative_to(root) else root.resolve()) for one in self._found(trouble)]
         return [(one.name(base), one.step) for one, base in bases]
 
-    def _found(self) -> list[Checkpoint]:
+    def _found(self, trouble: str) -> list[Checkpoint]:
         own = folder.complete_below(self._place.root / self._place.job)[::-1]
         if self._place.expected:
-            folder.must_have(own, self._place.expected, self._place.expected_on)
+            folder.must_have(own, self._place.expected, self._place.expected_on, trouble)
         if own or self._spec.train.resume is None:
             return own
         return folder.candidates(self._place.root, self._spec.train.resume)
@@ -111,7 +130,13 @@ class JobCheckpoints:
 
 
 def place_of(
-    spec: JobSpec, root: Path | None, job: str, attempt: int, expected: str = "", expected_on: str = ""
+    spec: JobSpec,
+    root: Path | None,
+    job: str,
+    attempt: int,
+    expected: str = "",
+    expected_on: str = "",
+    loan: Path | None = None,
 ) -> Place | None:
     """Where a job's checkpoints lie, None when it neither saves nor resumes.
 
@@ -123,4 +148,4 @@ def place_of(
     if root is None:
         field = "checkpoint_every" if spec.train.checkpoint_every else "resume"
         raise UserError(f"train.{field}: needs --checkpoint-root, the directory that checkpoints lie below")
-    return Place(root, job, attempt, expected, expected_on)
+    return Place(root, job, attempt, expected, expected_on, loan)

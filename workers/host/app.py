@@ -13,8 +13,8 @@ import sys
 from celery import Celery
 from celery.signals import setup_logging, worker_ready, worker_shutdown
 
-from contracts.codec import BadMessageError, checked_log_order, checked_order
-from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, TASK_READ_LOG, host_keys, host_queue
+from contracts.codec import BadMessageError, checked_lend_order, checked_log_order, checked_order
+from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, TASK_LEND, TASK_READ_LOG, host_keys, host_queue
 from workers.host.apart.isolation import as_environment, isolated
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.logs import answer
@@ -22,6 +22,7 @@ from workers.host.prune import Pruner
 from workers.host.reporter import Reporter
 from workers.host.settings import host_settings
 from workers.host.start.claims import claim
+from workers.host.start.lend import Lender
 from workers.host.transport import keys_below
 from workers.host.worklog import log_format, write_json
 
@@ -54,7 +55,7 @@ app.conf.update(
     },
 )
 
-reporter, pruner = Reporter(settings, note), Pruner(settings)
+reporter, pruner, lender = Reporter(settings, note), Pruner(settings), Lender(settings)
 
 
 @app.task(name=TASK_LAUNCH)
@@ -110,6 +111,20 @@ def read_log(told: object) -> None:
     if reporter.now() > order["expires"]:
         return
     reporter.answer(order["question"], answer(order, settings))
+
+
+@app.task(name=TASK_LEND)
+def lend(told: object) -> None:
+    """Have a checkpoint of this host sent to an attempt that runs on others, unless the order is stale."""
+    try:
+        order = checked_lend_order(told)
+    except BadMessageError as error:
+        log.warning("refused an order to lend: %s", error)
+        return
+    if reporter.now() > order["expires"]:
+        log.warning("refused to lend to %s/%d: the order has expired", order["job"], order["attempt"])
+        return
+    lender.lend(order)
 
 
 @worker_ready.connect

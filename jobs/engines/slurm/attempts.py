@@ -11,7 +11,7 @@ from contracts.allocations import VERSION, AllocationOrder
 from jobs.engines.slurm.script import Submission, submission
 from jobs.engines.slurm.site import Site
 from jobs.models import Attempt, Job, Member, RunToken
-from jobs.queue.scheduling.scheduler import kept_checkpoint
+from jobs.queue.scheduling.checkpoints import kept_checkpoint
 from jobs.reporting.tokens import issue
 from planner.facts.engines import slurm_of
 from planner.facts.kinds import num_slots

@@ -6,8 +6,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from jobs.history.folder import GoneError
-from jobs.history.mlflow import ExportedError, NotInstalledError, export
+from jobs.history.exports.mlflow import ExportedError, NotInstalledError, export
+from jobs.history.kept.folder import GoneError
 from jobs.models import Job
 from jobs.planning.planners import BusyError
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from jobs.api.growth import shrunk
-from jobs.api.schema import document
+from jobs.api.document.growth import shrunk
+from jobs.api.document.schema import document
 
 PLACE = Path(__file__).resolve().parents[3] / "docs" / "openapi.json"
 

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from jobs.connection import connect
-from jobs.history.forgetting import forget_old
+from jobs.history.kept.forgetting import forget_old
 from jobs.queue.control.prune import prune
 
 

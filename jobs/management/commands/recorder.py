@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from jobs.history.recorder import NAME, Recorder
+from jobs.history.recording.recorder import NAME, Recorder
 from jobs.management.foreground import Foreground
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -10,10 +11,12 @@ import kombu.exceptions
 import redis
 from celery import Celery
 from django.conf import settings
+from django.db.models import QuerySet
 
-from contracts.codec import BadMessageError, checked_order
-from contracts.names import TASK_LAUNCH
-from jobs.models import Member, Outbox
+from contracts.codec import BadMessageError, checked_lend_order, checked_order
+from contracts.names import TASK_LAUNCH, TASK_LEND
+from jobs.hosts.keys import loan_secret
+from jobs.models import Loan, Member, Outbox
 from jobs.people.variables import UnreadableError, sealed_for
 from jobs.queue.ending import fail_unsent
 
@@ -36,7 +39,7 @@ def deliver(client: redis.Redis) -> int:
     expires = seconds + microseconds / 1e6 + ORDER_LASTS_S
     for row in rows:
         try:
-            arguments = [_order(row.arguments[0], expires)] if row.task == TASK_LAUNCH else row.arguments
+            arguments = [COMPLETED[row.task](row.arguments[0], expires)] if row.task in COMPLETED else row.arguments
             if arguments != [None]:
                 producer(settings.REDIS_URL).send_task(row.task, args=arguments, queue=row.queue)
         except (redis.RedisError, kombu.exceptions.OperationalError):
@@ -69,7 +72,30 @@ def _order(told: Any, expires: float) -> Any:
         return None
     try:
         handed = {"variables": sealed} if (sealed := sealed_for(member, member.attempt.job)) else {}
-        return checked_order({**told, **handed, "expires": expires})
+        return checked_order({**_with_loan(told, node), **handed, "expires": expires})
     except (BadMessageError, UnreadableError) as error:
         fail_unsent(member, f"its order cannot be sent: {error}")
         return None
+
+
+def _with_loan(told: Any, node: int) -> Any:
+    """The first host of an attempt that is lent a checkpoint is told the secret."""
+    job, attempt = told["job"], told["attempt"]
+    if node or "checkpoint" not in told or not _lent(job, attempt).exists():
+        return told
+    return {**told, "checkpoint": {**told["checkpoint"], "lent": loan_secret(job, attempt)}}
+
+
+def _lend_order(told: Any, expires: float) -> Any:
+    """The order as it leaves, None where the attempt has ended meanwhile."""
+    if not _lent(told["job"], told["attempt"]).filter(attempt__ended__isnull=True).exists():
+        return None
+    return checked_lend_order({**told, "secret": loan_secret(told["job"], told["attempt"]), "expires": expires})
+
+
+def _lent(job: str, attempt: int) -> QuerySet[Loan]:
+    return Loan.objects.filter(attempt__job_id=job, attempt__number=attempt)
+
+
+# What is added to an order as it is sent, by its task.
+COMPLETED: dict[str, Callable[[Any, float], Any]] = {TASK_LAUNCH: _order, TASK_LEND: _lend_order}

@@ -13,12 +13,18 @@ from typing import NamedTuple
 from planner.facts.gang import Demand, whole
 
 
-def spread(demand: Demand, unit: int, free: Mapping[str, int]) -> dict[str, int] | None:
+def spread(demand: Demand, unit: int, free: Mapping[str, int], liked: str = "") -> dict[str, int] | None:
     """Slots by host, the largest share first: over as few hosts as their free slots allow; None where they cannot.
 
-    Of the hosts that could take the last share it is the one with the fewest free slots, so that large holes stay.
+    Of the hosts that could take the last share it is the one with the fewest free slots, so that large holes stay. Of
+    hosts that are as good the one that is `liked` comes first.
     """
-    usable = sorted(((whole(slots, unit), name) for name, slots in free.items()), key=lambda row: (-row[0], row[1]))
+
+    def turn(name: str) -> tuple[bool, str]:
+        return name != liked, name
+
+    sizes = [(whole(slots, unit), name) for name, slots in free.items()]
+    usable = sorted(sizes, key=lambda row: (-row[0], *turn(row[1])))
     usable = usable[: demand.max_hosts or None]
     reached = list(accumulate(slots for slots, _ in usable))
     fewest = next((number for number, slots in enumerate(reached, 1) if slots >= demand.num_slots), None)
@@ -26,8 +32,8 @@ def spread(demand: Demand, unit: int, free: Mapping[str, int]) -> dict[str, int]
         return None
     shares = {name: slots for slots, name in usable[: fewest - 1]}
     left = demand.num_slots - sum(shares.values())
-    last = min((slots, name) for name, slots in free.items() if name not in shares and slots >= left)
-    return {**shares, last[1]: left}
+    last = min((slots, *turn(name)) for name, slots in free.items() if name not in shares and slots >= left)
+    return {**shares, last[-1]: left}
 
 
 class Candidate(NamedTuple):

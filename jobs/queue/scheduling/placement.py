@@ -1,8 +1,9 @@
 """Which queued job starts where: a pure function of the queue, the hosts and the quotas, without database or clock.
 
 The queue is gone through by standing, then age. A job takes all its slots or none (`gang`): on one host
-where one has room, of those the one with the fewest free slots, else over as few hosts of one model as have. A job
-that cannot start now but fits the hosts that take jobs is blocked, and no later job may delay it where hosts are kept:
+where one has room, of those the one with the fewest free slots, else over as few hosts of one model as have; of hosts
+that are as good it takes the one with the checkpoint that it goes on from. A job that cannot start now but fits the
+hosts that take jobs is blocked, and no later job may delay it where hosts are kept:
 
 - Of all blocked jobs that may go to the same hosts (any; those of a pool; one named host) the first, their head, has
   hosts kept for it: as few as could hold it empty, of such sets the one that needs few further slots to come free, and

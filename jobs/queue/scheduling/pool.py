@@ -105,17 +105,23 @@ class Pool:
 
     def _room(self, job: Waiting) -> dict[str, int] | None:
         demand = job.demand
-        if (one := self._one_host(self.ground(job).hosts, demand)) is not None:
+        if (one := self._one_host(self.ground(job).hosts, demand, job.saved_on)) is not None:
             return {one: demand.num_slots}
         unit = self.unit(job)
         if demand.max_hosts == 1 or unit is None:
             return None
-        spreads = [spread(demand, unit, free) for free in self._open_by_model(job)]
-        return min((found for found in spreads if found), key=lambda found: (len(found), *found), default=None)
+        spreads = [spread(demand, unit, free, job.saved_on) for free in self._open_by_model(job)]
+        found = (each for each in spreads if each)
+        return min(found, key=lambda each: (len(each), job.saved_on not in each, *each), default=None)
 
-    def _one_host(self, hosts: frozenset[str], demand: Demand) -> str | None:
+    def _one_host(self, hosts: frozenset[str], demand: Demand, saved_on: str) -> str | None:
+        """The one with the fewest free slots; of these the one that its checkpoint is on, if it is among them."""
         tightest = bisect_left(self.open, (demand.num_slots, ""))
-        return next((name for _, name in self.open[tightest:] if name in hosts), None)
+        found = next((each for each in self.open[tightest:] if each[1] in hosts), None)
+        if found is None:
+            return None
+        as_good = saved_on in hosts and saved_on not in self.holders and len(self.free[saved_on]) == found[0]
+        return saved_on if as_good else found[1]
 
     def _open_by_model(self, job: Waiting) -> Iterator[dict[str, int]]:
         for names in self.ground(job).by_model:

@@ -17,11 +17,12 @@ from django.db import IntegrityError, transaction
 from django.db.models import Case, CharField, Value, When
 from django.utils import timezone
 
-from contracts.control import VERSION, Gang, KeptCheckpoint, LaunchOrder, Node
+from contracts.control import VERSION, Gang, LaunchOrder, Node
 from contracts.names import TASK_LAUNCH, host_queue
-from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Member, Outbox, SlotAllocation
+from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Loan, Member, Outbox, SlotAllocation
 from jobs.queue import lifecycle
 from jobs.queue.control import stops
+from jobs.queue.scheduling import checkpoints
 from jobs.queue.scheduling.placement import place
 from jobs.queue.scheduling.snapshot import PAUSED, Queued, hosts_now, queue_now, queue_paused, quotas_now
 from jobs.queue.scheduling.states import Placement, Share
@@ -93,10 +94,13 @@ def schedule(trouble: str = "") -> int:
 
 
 def order_launch(job: Job, member: Member) -> None:
-    """Write the order to the outbox; the host starts an attempt once however often it is told."""
+    """Write the order to the outbox; the host starts an attempt once however often it is told, and whoever lends it a
+    checkpoint does that once."""
     members = list(member.attempt.members.select_related("host"))
     slots = sorted(member.allocations.values_list("slot", flat=True))
     _order(job, member, slots, _nodes(members)).save()
+    if member.node == 0 and (loan := Loan.objects.filter(attempt=member.attempt).first()):
+        checkpoints.order(loan).save()
 
 
 def _keep(now: KeptHosts, before: KeptHosts, keys: dict[str, int], turn: Turn) -> None:
@@ -137,7 +141,9 @@ def _start(placements: list[Placement], attempts: dict[str, int], keys: dict[str
             for member, (_, share) in zip(members, drafts, strict=True)
             for slot in share.slots
         )
-        Outbox.objects.bulk_create(_orders(pairs, members))
+        hosts_of = {p.job: [share.host for share in p.shares] for p in placements}
+        lent = checkpoints.lend((attempt, hosts_of[attempt.job_id]) for attempt in created)
+        Outbox.objects.bulk_create([*_orders(pairs, members), *lent])
     return len(pairs)
 
 
@@ -177,16 +183,9 @@ def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Out
     )
     if len(nodes) > 1:
         order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
-    if job.attempt > 1 and (kept := kept_checkpoint(job)):
+    if job.attempt > 1 and (kept := checkpoints.kept_checkpoint(job)):
         order["checkpoint"] = kept
     return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=[order])
-
-
-def kept_checkpoint(job: Job) -> KeptCheckpoint | None:
-    """The newest checkpoint that an earlier attempt told of: rank 0 writes it, on the first host."""
-    told = Attempt.objects.filter(job=job, number__lt=job.attempt).exclude(checkpoint="").order_by("-number")
-    found = told.filter(members__node=0).values_list("checkpoint", "members__host_name").first()
-    return KeptCheckpoint(name=found[0], host=found[1]) if found else None
 
 
 def _for_hosts(spec: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from jobs.models import (
     Status,
 )
 from jobs.queue.leases import held_back
+from jobs.queue.scheduling.checkpoints import holders
 from jobs.queue.scheduling.policy.share import Use, factors
 from jobs.queue.scheduling.policy.standing import Rates, Standing, standing
 from jobs.queue.scheduling.states import Booking, HostState, Occupant, Quota, Waiting
@@ -69,6 +70,7 @@ def queue_now(now: datetime) -> list[Queued]:
         kept.setdefault(job, []).append(host)
     again = {id for id, *_, attempt, _reason, _held, _moved, _placed in rows if attempt > 1}
     waits, alive = after(), held_back(again, now)
+    has = holders() if again else {}
     share = factors({p.name: Use(p.used, p.weight) for p in Project.objects.all()})
     rates = Rates(settings.AGEING_PER_HOUR, settings.SHARE_POINTS)
     found = []
@@ -80,6 +82,7 @@ def queue_now(now: datetime) -> list[Queued]:
         waiting = Waiting(
             id, name, owner, device, num_slots, wanted, priority, created, tuple(kept.get(id, ())),
             (wide, unit) if wide != unit else (unit,), most, stands.points, project, pool, frozenset(labels), limit_s,
+            has.get(id, ""),
         )  # fmt: skip
         bar = alive.get(id, "")
         if held:

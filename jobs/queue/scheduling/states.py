@@ -29,6 +29,7 @@ class Waiting(NamedTuple):
     pool: str = ""  # "" for any
     labels: frozenset[str] = frozenset()  # a host of its has all of them
     limit_s: int | None = None  # it is ended after so long
+    saved_on: str = ""  # the host with the checkpoint that it goes on from: of hosts that are as good it takes this
 
     @property
     def demand(self) -> Demand:

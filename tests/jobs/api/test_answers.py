@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream
-from jobs.history.tables import TABLES
+from jobs.history.kept.tables import TABLES
 from jobs.models import DEFAULT_PROJECT, Attempt, Delivery, Host, Job, Pool, Project, Status
 from jobs.queue import lifecycle
 from jobs.queue.heard.silence import tell_of_silence

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from jobs.api.growth import shrunk
-from jobs.api.schema import document
+from jobs.api.document.growth import shrunk
+from jobs.api.document.schema import document
 from jobs.management.commands import openapi
 
 Change = Callable[[Any], None]

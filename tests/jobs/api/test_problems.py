@@ -13,7 +13,7 @@ from django.core.exceptions import PermissionDenied
 from django.test import Client, RequestFactory
 from rest_framework.test import APIClient
 
-from jobs.api.problems import CONTENT_TYPE, KINDS, details
+from jobs.api.http.problems import CONTENT_TYPE, KINDS, details
 from planner.facts.spec import Problem
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS
 from tests.support.processes import ROOT

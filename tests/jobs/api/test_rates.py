@@ -11,7 +11,7 @@ from django.core.cache import cache
 from redis.exceptions import ConnectionError as AwayError
 from rest_framework.test import APIClient
 
-from jobs.api import throttling
+from jobs.api.http import throttling
 from jobs.models import Job
 from tests.planner.wrong_specs import GOOD
 

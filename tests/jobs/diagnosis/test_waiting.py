@@ -9,10 +9,10 @@ import pytest
 
 from contracts.telemetry import Clock
 from jobs.diagnosis import Diagnosis, Member, Told
-from jobs.diagnosis.clocks import Clocks
-from jobs.diagnosis.events import Gathering, Step
-from jobs.diagnosis.meetings import meetings
-from jobs.diagnosis.stragglers import chance
+from jobs.diagnosis.events.clocks import Clocks
+from jobs.diagnosis.events.meetings import meetings
+from jobs.diagnosis.events.step import Gathering, Step
+from jobs.diagnosis.slow.stragglers import chance
 from tests.jobs.diagnosis.played import Act, Does, Meets, Passes, Player
 from tests.jobs.diagnosis.told import NOW, diagnosis, look, step
 

@@ -11,9 +11,9 @@ import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from jobs.history import recorder as recorder_module
-from jobs.history import recording
-from jobs.history.recorder import Recorder
+from jobs.history.recording import attempt as recording
+from jobs.history.recording import recorder as recorder_module
+from jobs.history.recording.recorder import Recorder
 from jobs.models import Attempt, Host, Job
 from jobs.queue import actions
 from tests.jobs.conftest import member_of

@@ -16,8 +16,9 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream
-from jobs.history import answers, folder
-from jobs.history.recorder import Recorder
+from jobs.history.kept import folder
+from jobs.history.recording.recorder import Recorder
+from jobs.history.told import answers
 from jobs.models import Attempt
 from tests.jobs.history.conftest import end
 from tests.jobs.history.told import BEGAN, Sender, batch, cell, run, step

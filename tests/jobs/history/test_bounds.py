@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs.history import bounds
-from jobs.history.folder import Folder, num_bytes
-from jobs.history.forgetting import forget_old
+from jobs.history.kept import bounds
+from jobs.history.kept.folder import Folder, num_bytes
+from jobs.history.kept.forgetting import forget_old
 from jobs.models import Attempt, Job
 from tests.jobs.history.test_recorder import expected, totals
 from tests.jobs.history.told import BEGAN, batch, keep, rows, run, step

@@ -10,9 +10,9 @@ import redis
 from django.contrib.auth.models import User
 
 from jobs.diagnosis import Diagnosis
-from jobs.history import diagnosing
-from jobs.history import recorder as recorder_module
-from jobs.history.recorder import Recorder
+from jobs.history.recording import diagnosing
+from jobs.history.recording import recorder as recorder_module
+from jobs.history.recording.recorder import Recorder
 from jobs.models import Attempt
 from jobs.present import job_detail
 from jobs.queue import lifecycle

@@ -15,7 +15,7 @@ from django.test import Client
 from rest_framework.test import APIClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from jobs.history import mlflow, scalars
+from jobs.history.exports import mlflow, scalars
 from jobs.models import Attempt, Job
 from jobs.queue import actions
 from tests.jobs.history.told import BEGAN, batch, keep, run, step

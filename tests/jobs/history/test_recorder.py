@@ -15,9 +15,9 @@ import redis
 from django.db import connection
 from django.utils import timezone
 
-from jobs.history import folder as folder_module
-from jobs.history.folder import Folder, GoneError
-from jobs.history.recorder import NAME, Recorder
+from jobs.history.kept import folder as folder_module
+from jobs.history.kept.folder import Folder, GoneError
+from jobs.history.recording.recorder import NAME, Recorder
 from jobs.models import Attempt, Job, Lease, Member
 from tests.jobs.history.conftest import end
 from tests.jobs.history.told import BEGAN, Sender, batch, cell, rows, run, step, traffic

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from rest_framework.test import APIClient
 
-from jobs.history.slow import NoStepsError, Slow, slow
+from jobs.history.told.slow import NoStepsError, Slow, slow
 from jobs.models import Attempt
 from tests.jobs.history.told import BEGAN, batch, keep, step
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgpack
 import pytest
@@ -19,8 +17,6 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 from kombu import Connection, Consumer, Exchange, Queue
 
-from contracts.codec import checked_join
-from contracts.join import Joined
 from contracts.names import (
     OLD_EVENTS_STREAM,
     TASK_ACKNOWLEDGE,
@@ -29,44 +25,23 @@ from contracts.names import (
     gang_key,
     host_keys,
     host_queue,
+    loan_key,
     telemetry_stream,
     wanted_key,
 )
-from contracts.signing import entry
-from jobs.hosts import tokens
 from jobs.hosts.access import FAREWELL, Access
 from jobs.hosts.rights import user_of
-from jobs.models import DeadLetter, Host, Member, Outbox
-from jobs.queue import actions
+from jobs.models import DeadLetter, Host, Loan, Member, Outbox
 from jobs.queue import hosts as staff
 from jobs.queue.control.outbox import deliver
 from jobs.queue.heard import events, inboxes
 from jobs.queue.heard.events import drain
 from jobs.queue.heard.inboxes import MOST_ENTRIES
-from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import host_event
-from tests.jobs.hosts.test_join import IDENTITIES, request
-from tests.planner.wrong_specs import GOOD
-from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
-from workers.host.join import worker_command
+from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
+from tests.jobs.hosts.test_join import IDENTITIES
+from tests.support.processes import RedisServer, wait_until
 from workers.host.transport import keys_below
-
-
-class Guest(NamedTuple):
-    """A host with what it was given, and its own line to Redis."""
-
-    name: str
-    joined: Joined
-    redis: redis.Redis
-
-    def signed(self, event: dict[str, Any]) -> Any:
-        return entry(bytes.fromhex(self.joined["key"]), msgpack.packb(event))
-
-
-def admitted(name: str, identity: str = IDENTITIES[0]) -> Guest:
-    token = tokens.mint("staff", tokens.TokenQuery())[1]
-    joined, _ = staff.join(checked_join(request(name, identity, token=token)), "127.0.0.1")
-    return Guest(name, joined, redis.Redis.from_url(joined["redis_url"], socket_timeout=5))
 
 
 @pytest.fixture
@@ -75,14 +50,6 @@ def guests(live_redis: redis.Redis, db: None) -> Iterator[tuple[Guest, Guest]]:
     yield a, b
     for guest in (a, b):
         guest.redis.close()
-
-
-def running_job(owner: User, host: str) -> str:
-    """A job placed on this host."""
-    job, _ = actions.submit(owner, {**GOOD, "resources": {"host": host}})
-    schedule()
-    assert Member.objects.get(attempt__job=job).host_name == host
-    return job.id
 
 
 def test_a_host_speaks_for_itself_and_for_nobody_else(guests: tuple[Guest, Guest], live_redis: redis.Redis) -> None:
@@ -293,6 +260,7 @@ def test_members_of_a_gang_meet_and_nobody_else_does(
         ordered=timezone.now(),
     )
     stranger = admitted("host-c", IDENTITIES[2])
+    Loan.objects.create(attempt=lead.attempt, host=Host.objects.get(name="host-c"))
     Access().keep(live_redis)
     for node, guest in enumerate((a, b)):
         guest.redis.hset(gang_key(job, 1), str(node), json.dumps(["10.0.0.1", 1234]))
@@ -300,6 +268,12 @@ def test_members_of_a_gang_meet_and_nobody_else_does(
     assert len(a.redis.hgetall(gang_key(job, 1))) == 2
     with pytest.raises(redis.exceptions.NoPermissionError):
         stranger.redis.hgetall(gang_key(job, 1))
+    where = loan_key("host-c", job, 1)
+    stranger.redis.hset(where, mapping={"address": "10.0.0.3", "port": 1234})
+    assert a.redis.hgetall(where)[b"port"] == b"1234", "it lends to the lead"
+    for refused in (lambda: a.redis.hset(where, "port", 1), lambda: b.redis.hgetall(where)):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            refused()
     with pytest.raises(redis.exceptions.NoPermissionError):
         b.redis.xadd(telemetry_stream(job, 1), {"b": "of the lead"})
     stranger.redis.close()
@@ -381,20 +355,6 @@ def test_users_that_redis_brought_from_an_older_file_are_set_right(
         assert guest.redis.llen(host_queue(guest.name)) == 0
         with pytest.raises(redis.exceptions.NoPermissionError):
             guest.redis.flushall()
-
-
-@contextmanager
-def worker(guest: Guest, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The host's own, as `workers.host.join` leaves it."""
-    environment = {
-        **base_environment(),
-        "MESHBOARD_REDIS_URL": guest.joined["redis_url"],
-        "MESHBOARD_HOST_KEY": guest.joined["key"],
-        "MESHBOARD_HOST_NAME": guest.name,
-        "MESHBOARD_STATE_DIR": str(folder / "state"),
-    }
-    with running(worker_command(guest.name), environment, folder / "worker.log", ROOT) as process:
-        yield process
 
 
 @pytest.mark.django_db(transaction=True)

@@ -16,7 +16,7 @@ from django.db import connection
 from django.utils import timezone
 
 from contracts.findings import Finding, exit_code, of_clock, of_names
-from jobs.history.recorder import Recorder
+from jobs.history.recording.recorder import Recorder
 from jobs.hosts.checks import board
 from jobs.models import Host, Lease
 from jobs.queue.control.controller import Controller

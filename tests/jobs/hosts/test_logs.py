@@ -24,7 +24,7 @@ from jobs.logs import ask as asking
 from jobs.logs import whole
 from jobs.logs.places import place_of
 from jobs.models import Host, Job, Member
-from tests.jobs.hosts.test_access import Guest, admitted, running_job, worker
+from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
 from tests.jobs.hosts.test_join import IDENTITIES
 from tests.support.orders import order
 from tests.support.processes import wait_until

@@ -25,6 +25,7 @@ from jobs.live.consumers import positions
 from jobs.models import Attempt, Job, Member, Status
 from jobs.queue import actions, lifecycle
 from tests.planner.wrong_specs import GOOD
+from tests.support.frames import messages
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from webapp.runner import free_port, is_free
 
@@ -90,13 +91,12 @@ async def read(socket: Any, lines: int) -> tuple[list[int], list[str], list[dict
     ids: list[str] = []
     others: list[dict[str, Any]] = []
     while len(numbers) < lines:
-        message = msgpack.unpackb(await asyncio.wait_for(socket.recv(), 15))
-        if "entries" not in message:
-            others.append(message)
-            continue
-        for entry_id, packed in message["entries"]:
-            ids.append(entry_id)
-            numbers += [item["first"] for item in msgpack.unpackb(packed)["items"]]
+        for message in messages(await asyncio.wait_for(socket.recv(), 15)):
+            if "entries" not in message:
+                others.append(message)
+            for entry_id, packed in message.get("entries", []):
+                ids.append(entry_id)
+                numbers += [item["first"] for item in msgpack.unpackb(packed)["items"]]
     return numbers, ids, others
 
 
@@ -140,9 +140,9 @@ def test_each_member_of_a_gang_is_followed_from_where_the_browser_was_in_its_str
         seen: dict[int, list[int]] = {0: [], 1: []}
         async with connect(server.url(job.id, query), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
             while sum(map(len, seen.values())) < lines:
-                message = msgpack.unpackb(await asyncio.wait_for(socket.recv(), 15))
-                for _, packed in message.get("entries", []):
-                    seen[message["node"]] += [item["first"] for item in msgpack.unpackb(packed)["items"]]
+                for message in messages(await asyncio.wait_for(socket.recv(), 15)):
+                    for _, packed in message.get("entries", []):
+                        seen[message["node"]] += [item["first"] for item in msgpack.unpackb(packed)["items"]]
         return seen
 
     assert asyncio.run(watch("", 6)) == {0: [0, 1, 2], 1: [10, 11, 12]}

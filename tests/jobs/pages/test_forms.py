@@ -10,7 +10,8 @@ from django.http import QueryDict
 from django.test import Client
 
 from jobs.lab import form as lab_form
-from jobs.pages import forms, script, spec_form
+from jobs.pages.forms import derived, spec_form
+from jobs.pages.jobs import script
 from planner.facts.parse import parse_spec
 from planner.facts.spec import LabSpec, Layout, SpecError, TrainSpec
 from planner.teaching.templates import TEMPLATES
@@ -36,7 +37,7 @@ def test_every_field_of_the_models_is_on_its_page(path: str, owner: User, client
     client.force_login(owner)
     page = client.get(path).content.decode()
     assert [name for name in PAGES[path] if f'name="{name}"' not in page] == []
-    told = forms.limits_of(PAGES[path])
+    told = derived.limits_of(PAGES[path])
     assert told
     assert [limits for name, limits in told.items() if f'data-field="{name}"' in page and limits not in page] == []
 
@@ -54,7 +55,7 @@ def test_a_spec_goes_into_the_form_and_comes_back(name: str) -> None:
 def test_a_lab_goes_into_the_form_and_comes_back() -> None:
     lab = LabSpec(primitives=["barrier", "gather"], ranks=[3, 1], root=1, dtype="int32", reduce_op="max", factor=2)
     sent = posted(lab_form.values_from_spec({"lab": lab.model_dump(), "layout": {"dp": 4}}))
-    assert LabSpec(**forms.spec_from(lab_form.FIELDS, sent)["lab"]) == lab
+    assert LabSpec(**derived.spec_from(lab_form.FIELDS, sent)["lab"]) == lab
 
 
 def test_what_a_field_takes_is_read_from_its_model() -> None:
@@ -91,20 +92,20 @@ def test_text_becomes_what_the_field_takes_or_stays_for_the_parser_to_refuse(nam
     sent = QueryDict(mutable=True)
     sent[name] = text
     section, _, last = name.rpartition(".")
-    spec = forms.spec_from(spec_form.FIELDS, sent)
+    spec = derived.spec_from(spec_form.FIELDS, sent)
     assert (spec[section] if section else spec)[last] == value
 
 
 def test_what_was_not_sent_keeps_its_default() -> None:
-    assert forms.spec_from(spec_form.FIELDS, QueryDict()) == {}
-    assert forms.spec_from(lab_form.FIELDS, QueryDict("layout.dp=2")) == {"layout": {"dp": 2}}
-    ticked = forms.spec_from(lab_form.FIELDS, QueryDict("lab.factor=2"))
+    assert derived.spec_from(spec_form.FIELDS, QueryDict()) == {}
+    assert derived.spec_from(lab_form.FIELDS, QueryDict("layout.dp=2")) == {"layout": {"dp": 2}}
+    ticked = derived.spec_from(lab_form.FIELDS, QueryDict("lab.factor=2"))
     assert ticked["lab"]["primitives"] == []  # the whole form came, and no box was ticked
 
 
 def test_an_unreadable_line_of_arguments_is_told_by_its_field() -> None:
     with pytest.raises(SpecError, match=r"script\.args: cannot be split into arguments: No closing quotation"):
-        forms.spec_from(script.FIELDS, QueryDict("script.args='open"))
+        derived.spec_from(script.FIELDS, QueryDict("script.args='open"))
 
 
 @pytest.mark.parametrize("spec", [None, 5, [], {"layout": 5}, {"train": None, "model": []}, {"name": {}, "lab": "x"}])

@@ -15,8 +15,8 @@ from django.test.utils import CaptureQueriesContext
 
 from contracts.names import telemetry_stream
 from jobs.models import Attempt, Job, Status
-from jobs.pages import listing as pages
-from jobs.pages import progress
+from jobs.pages.jobs import listing as pages
+from jobs.pages.jobs import progress
 from jobs.queue import actions
 
 Make = Callable[..., list[Job]]

@@ -42,6 +42,18 @@ def test_every_time_on_every_page_is_written_in_full(job: Job, make_host: Any, c
     assert seen >= 4
 
 
+def test_what_was_cancelled_before_it_started_comes_without_room_for_charts(job: Job, client: Any, owner: User) -> None:
+    client.force_login(owner)
+    page = client.get(f"/jobs/{job.id}/").content.decode()
+    sections = re.findall(r"<section.*?</section>", page, re.DOTALL)
+    empty = [section for section in sections if 'class="waiting"' in section]
+    assert len(empty) >= 4
+    assert [section[:80] for section in empty if 'data-needs="measured"' not in section] == []
+    assert "data-nothing" not in page
+    actions.cancel(job, owner.get_username())
+    assert 'data-nothing="ran"' in client.get(f"/jobs/{job.id}/").content.decode()
+
+
 def test_the_admin_tells_the_zone_too(job: Job, client: Any, db: None) -> None:
     client.force_login(User.objects.create_superuser("root", password="root-password"))
     page = client.get("/admin/jobs/job/").content.decode()

@@ -15,7 +15,7 @@ from django.utils import timezone
 from knox.models import AuthToken
 from rest_framework.test import APIClient
 
-from jobs.api import schema
+from jobs.api.document import schema
 from jobs.models import AuditEntry, Job, Project, TokenGrant
 from jobs.people import tokens
 from jobs.people.tokens import TokenWish

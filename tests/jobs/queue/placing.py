@@ -60,6 +60,7 @@ def some_queue(draw: st.DrawFn) -> list[Waiting]:
         pool=st.just(""),
         labels=st.just(frozenset()),
         limit_s=st.none(),
+        saved_on=st.sampled_from(["", "", *NAMES, "absent"]),
     )
     return [job._replace(id=f"id-{number}-") for number, job in enumerate(draw(st.lists(one, max_size=12)))]
 
@@ -134,6 +135,7 @@ def some_gangs(draw: st.DrawFn) -> list[Waiting]:
                 labels=draw(st.sampled_from([frozenset(), frozenset(), frozenset({"nvlink"})])),
                 kept=draw(st.just(()) | st.lists(st.sampled_from(NAMES), unique=True).map(tuple)),
                 limit_s=draw(st.none() | st.just(60)),
+                saved_on=draw(st.sampled_from(["", "", *NAMES])),
             )
         )
     return [each._replace(max_hosts=1) if each.wanted_host else each for each in jobs]

@@ -189,3 +189,35 @@ def test_a_gang_starts_when_the_old_jobs_of_its_hosts_have_ended_whatever_comes_
         assert old, "a later job keeps the head out"
         ended = data.draw(st.sampled_from(sorted(world.running)))
         del world.running[ended]
+
+
+def test_of_hosts_that_are_as_good_a_retry_takes_the_one_with_its_checkpoint() -> None:
+    hosts = [host(name, 2) for name in NAMES[:4]]
+    retry = gang("retry", 2, saved_on="host-c")
+    assert shares_of(place([retry], hosts))["retry"] == {"host-c": 2}
+    assert set(shares_of(place([retry._replace(num_slots=4)], hosts))["retry"]) == {"host-c", "host-a"}
+    models = [host("host-a", 2), host("host-c", 2, device_name="other"), host("host-d", 2, device_name="other")]
+    retry = retry._replace(num_slots=4)
+    assert set(shares_of(place([retry], [*models, host("host-b", 2)]))["retry"]) == {"host-c", "host-d"}
+
+
+def test_it_gives_up_nothing_else_for_that() -> None:
+    retry = gang("retry", 1, saved_on="host-c")
+    assert shares_of(place([retry], [host("host-a", 4, 1), host("host-c", 4)]))["retry"] == {"host-a": 1}
+    on_fewer = [host("host-a", 4), host("host-b", 2), host("host-c", 2)]
+    assert shares_of(place([retry._replace(num_slots=4)], on_fewer))["retry"] == {"host-a": 4}
+    for taken in ({"drained": True}, {"live": False}):
+        assert shares_of(place([retry], [host("host-b", 4), host("host-c", 4, **taken)]))["retry"] == {"host-b": 1}
+    first = job("first", 4, priority=1, kept=("host-c",))
+    kept = place([first, retry], [host("host-b", 4, 3), host("host-c", 4, 3)])
+    assert kept.kept["first"] == ("host-c",)
+    assert shares_of(kept)["retry"] == {"host-b": 1}
+
+
+@given(some_gangs(), some_labelled_hosts())
+def test_where_its_checkpoint_lies_changes_nothing_of_when_one_starts(
+    queue: list[Waiting], hosts: list[HostState]
+) -> None:
+    for asked in queue[:1]:
+        with_one, without = (shares_of(place([each], hosts)) for each in (asked, asked._replace(saved_on="")))
+        assert {id: len(shares) for id, shares in with_one.items()} == {id: len(s) for id, s in without.items()}

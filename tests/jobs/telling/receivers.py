@@ -9,7 +9,11 @@ import threading
 from collections.abc import Iterator
 from email.message import Message
 from email.parser import BytesParser
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from django.contrib.auth.models import User
+
+from jobs.models import Webhook
 
 ENDLESS = b"HTTP/1.1 200 OK\r\nContent-Length: 10000000000\r\n\r\n"
 
@@ -80,3 +84,8 @@ def receiver(answer: bytes | None, *, endless: bool = False, tls: ssl.SSLContext
 
 def answering(status: str, *headers: str) -> bytes:
     return "\r\n".join([f"HTTP/1.1 {status}", "Content-Length: 0", *headers, "", ""]).encode()
+
+
+def hook_of(owner: User, where: Receiver | str, **fields: Any) -> Webhook:
+    url = where if isinstance(where, str) else f"http://127.0.0.1:{where.port}/hook?a=1"
+    return Webhook.objects.create(owner=owner, project="default", name="chat", url=url, **fields)

@@ -13,34 +13,26 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.test import Client
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-from jobs.models import AuditEntry, Delivery, Job, Outcome, StateChange, Status, Webhook
+from jobs.models import AuditEntry, Delivery, Outcome, StateChange, Status, Webhook
 from jobs.queue import actions, lifecycle
-from jobs.telling import deliveries, hooks, post
+from jobs.telling import hooks, post
 from jobs.telling.postman import BATCH, TRIED_FOR, Postman, next_try
 from jobs.telling.signing import secret_of, secrets_of, signature
-from tests.jobs.telling.receivers import ENDLESS, Receiver, answering, receiver
+from tests.jobs.telling.receivers import ENDLESS, answering, hook_of, receiver
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import ROOT, wait_until
 
+pytestmark = pytest.mark.usefixtures("local_receivers")
 OK = answering("204 No Content")
-LOCAL = [ip_network("127.0.0.1/32")]
-
-
-@pytest.fixture(autouse=True)
-def _local(settings: Any, db: None) -> None:
-    settings.WEBHOOK_NETWORKS = LOCAL
-    settings.BOARD_URL = "https://board.example"
 
 
 @pytest.fixture
@@ -48,11 +40,6 @@ def postman() -> Iterator[Postman]:
     made = Postman()
     yield made
     made.close()
-
-
-def hook_of(owner: User, where: Receiver | str, **fields: Any) -> Webhook:
-    url = where if isinstance(where, str) else f"http://127.0.0.1:{where.port}/hook?a=1"
-    return Webhook.objects.create(owner=owner, project="default", name="chat", url=url, **fields)
 
 
 def carried(postman: Postman, *wanted: Delivery, timeout_s: float = 20.0) -> None:
@@ -331,106 +318,3 @@ def test_a_receiver_that_fails_is_tried_once_a_turn_and_the_rest_wait(owner: Use
         first = Delivery.objects.order_by("id")[0]
         carried(postman, first)
         assert Delivery.objects.filter(tries=[]).count() >= BATCH
-
-
-def test_strangers_learn_nothing_of_a_webhook(
-    owner: User, stranger: User, staff: User, api: Callable[[User], APIClient], client: Client
-) -> None:
-    hook = hook_of(owner, "https://a.example/")
-    sent = hooks.send_ping(owner, hook)
-    assert sent is not None
-    path = f"projects/default/webhooks/{hook.id}"
-    posts = ("rotate", "ping", f"deliveries/{sent.key}/redeliver")
-    assert api(stranger).get("/api/v1/projects/default/webhooks").json() == []
-    assert len(api(staff).get("/api/v1/projects/default/webhooks").json()) == 1
-    for answer in (
-        api(stranger).get(f"/api/v1/{path}"),
-        api(stranger).delete(f"/api/v1/{path}"),
-        api(stranger).patch(f"/api/v1/{path}", {"url": "https://mine.example"}, format="json"),
-        api(stranger).get(f"/api/v1/{path}/deliveries"),
-        *(api(stranger).post(f"/api/v1/{path}/{each}") for each in posts),
-    ):
-        assert answer.status_code == 404
-    client.force_login(stranger)
-    assert client.get(f"/{path}/").status_code == 404
-    for each in ("rotate/", "ping/", "change/", "delete/", f"deliveries/{sent.key}/again/"):
-        assert client.post(f"/{path}/{each}").status_code == 404
-    assert hook.url not in client.get("/projects/default/webhooks/").content.decode()
-    assert Webhook.objects.get().generation == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({"url": "http://93.184.216.34/"}, "url"),
-        ({"url": "ftp://hooks.example/"}, "url"),
-        ({"url": "https://user:word@hooks.example/"}, "url"),
-        ({"url": "https://hooks.example/#x"}, "url"),
-        ({"url": "https://169.254.169.254/"}, "url"),
-        ({"url": "https://[::ffff:10.0.0.1]/"}, "url"),
-        ({"url": "https://2130706434/"}, "url"),
-        ({"url": "https://"}, "url"),
-        ({"url": "https://a\x00b/"}, "url"),
-        ({"url": "https://xn--\u00e9/"}, "url"),
-        ({"url": "https://hooks.example:99999/"}, "url"),
-        ({"name": ""}, "name"),
-        ({"states": ["burnt"]}, "states.0"),
-        ({"job": "../.."}, "job"),
-        ({"everybody": True}, "everybody"),
-        ({"colour": "red"}, "colour"),
-    ],
-)
-def test_a_senseless_webhook_is_refused_by_field(
-    given: dict[str, Any], field: str, owner: User, api: Callable[[User], APIClient]
-) -> None:
-    body = {"name": "chat", "url": "https://hooks.example/7", **given}
-    answer = api(owner).post("/api/v1/projects/default/webhooks", body, format="json")
-    assert answer.status_code == 422
-    assert [error["field"] for error in answer.json()["errors"]] == [field]
-    assert not Webhook.objects.exists()
-
-
-def test_no_more_webhooks_and_no_older_messages_than_their_bounds(
-    owner: User, api: Callable[[User], APIClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hooks, "MOST_OF_OWNER", 1)
-    monkeypatch.setattr(deliveries, "MOST_OF_RECEIVER", 3)
-    hook = hook_of(owner, "https://a.example/")
-    told = api(owner).post(
-        "/api/v1/projects/default/webhooks", {"name": "b", "url": "https://b.example/"}, format="json"
-    )
-    assert "1 are the most" in told.json()["errors"][0]["message"]
-    Delivery.objects.bulk_create(Delivery(webhook=hook, event="ping", body="{}") for _ in range(5))
-    newest = list(Delivery.objects.values_list("pk", flat=True)[:3])
-    assert deliveries.forget_old() == 2
-    assert list(Delivery.objects.values_list("pk", flat=True)) == newest
-    Delivery.objects.filter(pk=newest[0]).update(created=timezone.now() - timedelta(days=31))
-    assert deliveries.forget_old() == 1
-
-
-def test_the_pages_make_show_and_change(owner: User, client: Client) -> None:
-    client.force_login(owner)
-    made = client.post(
-        "/projects/default/webhooks/make/",
-        {"name": "<img src=x onerror=1>", "url": "https://a.example/", "states": ["failed", "lost"]},
-    )
-    hook = Webhook.objects.get()
-    assert secret_of(hook) in made.content.decode()
-    assert made["Cache-Control"] == "no-store"
-    path = f"/projects/default/webhooks/{hook.id}/"
-    client.post(f"{path}ping/")
-    Delivery.objects.update(
-        due=None, outcome="given up", tries=[{"at": "", "seconds": 0.1, "status": None, "words": "<b>no</b>"}]
-    )
-    page = client.get(path).content.decode()
-    assert "<img src=x" not in page
-    assert "&lt;b&gt;no&lt;/b&gt;" in page
-    assert secret_of(hook) not in page
-    assert "Send again" in client.get(f"{path}?part=log").content.decode()
-    client.post(f"{path}change/", {"active": "false"})
-    assert Webhook.objects.get().active is False
-    told = client.post(f"{path}change/", {"name": "x", "url": "https://10.0.0.1/"}, follow=True).content.decode()
-    assert "which is inside" in told
-    assert client.post(f"{path}delete/").status_code == 302
-    assert not Webhook.objects.exists()
-    assert Job.objects.count() == 0

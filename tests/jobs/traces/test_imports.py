@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import pickle
-import struct
 import subprocess
 import sys
 from collections import Counter
@@ -22,9 +20,10 @@ from django.utils import timezone
 
 from jobs.models import ImportedTrace
 from jobs.traces.arrivals import meetings
-from jobs.traces.imports import kept, reading, unpickle
+from jobs.traces.imports import kept, reading
 from jobs.traces.imports.parts import ImportProblemError, axis_of, op_of, rank_in
 from jobs.traces.imports.reading import Read, read, source
+from tests.jobs.traces.hostile import HOSTILE
 from tests.support.inspected import collective, header, log, log_of_dumps, metadata
 from tests.support.processes import ROOT, base_environment
 from webapp.runner import free_port
@@ -161,74 +160,6 @@ def test_a_rank_of_a_small_communicator_is_that_of_the_largest(tmp_path: Path) -
     ]
     groups = {(call.axis, call.ranks) for call in read_of(*paths).trace.calls}
     assert groups == {("comm 0xaa", (0, 1, 2, 3)), ("comm 0xb0", (0, 2)), ("comm 0xb1", (1, 3))}
-
-
-class _Runs:
-    """A pickle that would run a command."""
-
-    def __init__(self, mark: Path) -> None:
-        self._mark = mark
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self._mark}",)
-
-
-MEMO = b"\x80\x02}r" + struct.pack("<I", 2**31 - 1) + b"."
-HOSTILE: dict[str, bytes] = {
-    "global": b"cos\nsystem\n(S'true'\ntR.",
-    "stack global": b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
-    "inst": b"(S'true'\nios\nsystem\n.",
-    "obj": b"(cos\nsystem\nS'true'\no.",
-    "build": b"\x80\x02}}b.",
-    "extension": b"\x80\x02\x82\x01.",
-    "persistent": b"Pabc\n.",
-    "buffer": b"\x80\x05\x97.",
-    "memo that asks for 16 GB": MEMO,
-    "set": pickle.dumps({1, 2}, 4),
-    "no end": b"\x80\x02}",
-    "cut": pickle.dumps({"entries": [1] * 100})[:-20],
-    "a length beyond the end": b"\x80\x02X\xff\xff\xff\x7fabc.",
-    "empty stack": b"\x80\x02.",
-    "unhashable": b"\x80\x02}]]s.",
-    "nothing pops": b"\x80\x02a.",
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_pickle_is_refused_and_runs_nothing(name: str) -> None:
-    with pytest.raises(unpickle.RefusedPickleError):
-        unpickle.load(HOSTILE[name])
-
-
-def test_a_pickle_that_would_run_a_command_is_refused_before_it_does(tmp_path: Path) -> None:
-    mark = tmp_path / "ran"
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        with pytest.raises(unpickle.RefusedPickleError):
-            unpickle.load(pickle.dumps({"entries": [_Runs(mark)]}, protocol))
-    assert not mark.exists()
-    pickle.loads(pickle.dumps(_Runs(mark)))  # what the plain reader does with it
-    assert mark.exists()
-
-
-def test_either_fence_holds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpickle, "_check", lambda data: None)
-    with pytest.raises(unpickle.RefusedPickleError, match=r"os\.system|posix\.system"):
-        unpickle.load(pickle.dumps(os.system))
-
-
-def test_too_many_operations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpickle, "MOST_OPS", 1000)
-    with pytest.raises(unpickle.RefusedPickleError, match="more than 1,000 operations"):
-        unpickle.load(pickle.dumps(list(range(2000))))
-    monkeypatch.setattr(unpickle, "MOST_BYTES", 10)
-    with pytest.raises(unpickle.RefusedPickleError, match="bytes are more than 10"):
-        unpickle.load(b"x" * 11)
-
-
-def test_plain_data_of_every_protocol_is_read() -> None:
-    data = {"a": [1, 2.5, None, True, "é", b"x", (1,), (1, 2), (1, 2, 3, 4), 2**70], 3: {}, "twice": [[7]] * 2}
-    for protocol in range(3, pickle.HIGHEST_PROTOCOL + 1):
-        assert unpickle.load(pickle.dumps(data, protocol)) == data
 
 
 FR: dict[str, Any] = {"profiling_name": "gloo:all_reduce", "collective_seq_id": 1, "process_group": ["0", "x"]}

@@ -25,7 +25,7 @@ from workers.host.settings import HostSettings
 from workers.host.start.claims import claim
 from workers.host.supervisor.clock import BoardClock
 from workers.host.supervisor.ending import read_failure
-from workers.host.supervisor.gang import NotReadyError, gathered, meet
+from workers.host.supervisor.gang import NotReadyError, Patience, gathered, meet
 from workers.host.supervisor.lease import Lease
 from workers.host.supervisor.line import LineError, Ready
 from workers.host.supervisor.line.over_redis import RedisLine
@@ -33,6 +33,7 @@ from workers.host.supervisor.training import Training
 
 # Loopback has as many addresses as two hosts of one machine need.
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
+HASTE = Patience(0.05, 0.1, 0.01)
 NODES = [Node(host=f"host-{node}", address=address, ranks=1) for node, address in enumerate(ADDRESSES)]
 
 
@@ -114,9 +115,42 @@ def test_a_launcher_that_talks_nonsense_starts_nothing(said: bytes) -> None:
     async def lead_of(own: Ready) -> Ready:
         raise AssertionError("it said no port")
 
-    asyncio.run(meet(ours, ADDRESSES[0], lead_of))
+    asyncio.run(meet(ours, order_of(0)["gang"], ADDRESSES[0], lead_of, lambda: False))
     theirs.settimeout(5)
     assert theirs.recv(10) == b""
+
+
+@pytest.mark.parametrize(
+    ("node", "said", "says"),
+    [
+        (0, b"", "host host-0 did not answer within 0 s"),
+        (1, b"", "host host-1 did not reach host host-0 within 0 s"),
+        (1, b'{"met": true}\n', "host host-1 did not answer within 0 s"),
+    ],
+    ids=["it leads", "it follows", "it met them"],
+)
+def test_a_launcher_that_was_ready_and_then_stands_still_is_named(node: int, said: bytes, says: str) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b'{"port": 7}\n' + said)
+
+    async def lead_of(own: Ready) -> Ready:
+        return own
+
+    with theirs, pytest.raises(NotReadyError, match=f"^{says}$"):
+        asyncio.run(meet(ours, order_of(node)["gang"], ADDRESSES[node], lead_of, lambda: False, HASTE))
+
+
+def test_a_launcher_is_asked_no_more_once_its_ranks_have_started() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b'{"port": 7}\n{"met": true}\n')
+
+    async def lead_of(own: Ready) -> Ready:
+        return own
+
+    with theirs:
+        asyncio.run(meet(ours, order_of(1)["gang"], ADDRESSES[1], lead_of, lambda: True, HASTE))
+        assert theirs.recv(100) == b'{"address": "127.0.0.3", "port": 7}\n'
+        assert theirs.recv(1) == b"", "it hung up"
 
 
 def test_only_a_gang_has_a_lease_and_hearing_the_board_renews_it() -> None:
@@ -232,7 +266,16 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         for _, _, training in members:
             await training.start()
         meetings = [
-            asyncio.create_task(meet(training.launcher, settings.address, lambda own, node=node: lead_of(node, own)))
+            asyncio.create_task(
+                meet(
+                    training.launcher,
+                    order_of(node)["gang"],
+                    settings.address,
+                    lambda own, node=node: lead_of(node, own),
+                    lambda: False,
+                    Patience(between=0.1),
+                )
+            )
             for node, (_, settings, training) in enumerate(members)
         ]
         waits = [asyncio.create_task(training.wait()) for _, _, training in members]

@@ -1,4 +1,4 @@
-// Folds what the server kept of an attempt (jobs/history/shapes.py, Snapshot) into a fresh state of store.js, as if the
+// Folds what the server kept of an attempt (jobs/history/told/shapes.py, Snapshot) into a fresh state of store.js, as if the
 // page had been open all along; the socket goes on from its positions. Pure: no DOM, no clock.
 import { foldGauge, foldProcess, foldStanding, foldStart } from "./fold/gauges.js";
 import { keepStep, mark } from "./fold/steps.js";

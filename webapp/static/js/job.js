@@ -8,6 +8,7 @@ import { curvesView } from "./job/curves.js";
 import { showOff, showProgress, showStepsSeen } from "./job/figures.js";
 import { healthView } from "./job/health.js";
 import { jumpBar, rangeBar } from "./job/jump.js";
+import { nothingView } from "./job/nothing.js";
 import { placesView } from "./job/places.js";
 import { replay } from "./job/replay.js";
 import { startBar } from "./job/start.js";
@@ -31,6 +32,7 @@ let job = embedded("job");
 let state = createState();
 let paused = false;
 let replayed = false; // what the server kept has been asked for
+let kept = null; // whether it kept anything
 let verdictsTold = "";
 const openAxes = new Set();
 const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
@@ -38,6 +40,7 @@ const page = { view, curve: { time: [], step: [] }, marks: [] }; // what all cha
 if ($("slow-steps")) slowStretch($("slow-steps"), page, () => job);
 const redraw = eachFrame(draw);
 const redrawCharts = notMoreOftenThan(CHARTS_MS, drawCharts);
+const showNothing = nothingView($("main"), $("nothing"));
 const showHealth = whereItIs("health", (place) => healthView(place, showSteps));
 const showPlaces = whereItIs("places", placesView);
 const showParts = whereItIs("parts", stepBar);
@@ -64,6 +67,7 @@ function draw() {
   }
   if ($("progress")) showProgress(job, state);
   if ($("script-steps")) showStepsSeen($("script-steps"), job, state);
+  showNothing(job, state, kept);
   showHealth(job);
   showPlaces(job, state);
   showParts(job, state);
@@ -97,6 +101,7 @@ function drawCharts() {
   drawCurves(job, state);
   drawTraffic(job, state);
   showRange();
+  $("main").toggleAttribute("data-over", job.finished && replayed); // a chart without a line will have none
 }
 
 /** When the first thing was told that a chart shows. */
@@ -218,7 +223,7 @@ listen();
 showHeader(job);
 onConnection("reading");
 redraw(); // where everything lies: what is not read yet is hidden, for no word for it would be true
-await replay(state, job);
+kept = await replay(state, job);
 replayed = true;
 for (const place of document.querySelectorAll("[data-reading]")) delete place.dataset.reading;
 seedFromSummary();

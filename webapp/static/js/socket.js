@@ -14,6 +14,7 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
   let timer = null;
   let socket = null;
   let closed = false;
+  let taken = Promise.resolve(); // messages are taken one after the other, though some have to be inflated first
   const away = new Set(); // nodes whose streams the server cannot read
 
   function open() {
@@ -22,12 +23,17 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
     const url = new URL(path, location.href);
     url.protocol = location.protocol === "https:" ? "wss:" : "ws:";
     for (const [name, value] of Object.entries(resume())) url.searchParams.set(name, value);
-    socket = new WebSocket(url);
+    const mine = new WebSocket(url);
+    socket = mine;
     socket.binaryType = "arraybuffer";
     socket.addEventListener("open", () => onState("live"));
     socket.addEventListener("message", (event) => {
       delay = FIRST_DELAY_MS; // a connection that delivers is a good one
-      take(decode(event.data));
+      taken = taken.then(async () => {
+        const told = await unpacked(event.data);
+        if (socket !== mine) return; // the next one tells it again
+        for (const message of Array.isArray(told) ? told : [told]) take(message);
+      });
     });
     socket.addEventListener("close", (event) => {
       if (closed) return;
@@ -76,4 +82,11 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
       socket?.close();
     },
   };
+}
+
+async function unpacked(bytes) {
+  const told = decode(bytes);
+  if (!told.deflated) return told;
+  const inflated = new Blob([told.deflated]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return decode(await new Response(inflated).arrayBuffer());
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 
 from contracts.control import LaunchOrder
+from contracts.loans import LendOrder
 from workers.host.settings import CHOSEN_USER, MOST_OWNERS, OWNERS, HostSettings, JobUser
 
 
-def user_of(order: LaunchOrder, settings: HostSettings) -> JobUser | None:
+def user_of(order: LaunchOrder | LendOrder, settings: HostSettings) -> JobUser | None:
     """Who an order's processes are, of who they may be here: each owner's are another user's."""
     if settings.job_user != OWNERS:
         return settings.job_user

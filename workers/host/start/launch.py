@@ -15,6 +15,7 @@ import signal
 import socket
 import stat
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from workers import shield
 from workers.host.address import LOOPBACK
 from workers.host.files import write_json
 from workers.host.start.lost_peer import LOST_PEER
-from workers.host.start.rendezvous import BACKEND, Known, Meeting, lead, meet
+from workers.host.start.rendezvous import BACKEND, Known, Meeting, answer, lead, meet
 
 MAX_TOLD_BYTES = 2**20
 MAX_MESSAGE = 2_000  # characters
@@ -124,8 +125,10 @@ def _meeting(options: argparse.Namespace) -> Meeting:
     """Where the ranks meet; of a gang, when all its hosts are ready."""
     if options.nodes == 1:
         return lead(LOOPBACK)
-    with _supervisor() as supervisor:
-        return meet(options.node, options.address, supervisor)
+    supervisor = _supervisor()
+    found = meet(options.node, options.address, supervisor)
+    threading.Thread(target=answer, args=(supervisor,), daemon=True).start()
+    return found
 
 
 def _supervisor() -> socket.socket:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from contracts.control import LaunchOrder
 from contracts.gangs import node_of
+from contracts.names import LOAN_FILE
 from planner.facts.kinds import DEFAULT
 from planner.facts.spec import JobKind
 from workers.host.attempts import AttemptDir
@@ -118,6 +119,8 @@ def rank_command(order: LaunchOrder, attempt: AttemptDir, settings: HostSettings
     }
     if "checkpoint" in order:
         options |= {"expect-checkpoint": order["checkpoint"]["name"], "checkpoint-host": order["checkpoint"]["host"]}
+        if "lent" in order["checkpoint"]:
+            options |= {"loan": str(Path(telemetry_socket).with_name(LOAN_FILE))}
     return [program.module(settings), *_options(options)]
 
 

@@ -11,6 +11,7 @@ fails when they change.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from datetime import timedelta
@@ -22,6 +23,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 BACKEND = "known"
 STORE_TIMEOUT = timedelta(seconds=60)
 WORD_BYTES = 4096
+FOLLOWERS = "meshboard/followers"  # in the store: how many have found it
 
 
 class Meeting(NamedTuple):
@@ -90,14 +92,16 @@ def lead(address: str) -> Meeting:
 def follow(address: str, port: int) -> Meeting:
     """The lead's store. Raises torch's DistStoreError when it does not answer."""
     store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
+    # It answers: whoever took the connection could be stopped. Only our supervisor's patience bounds this one.
+    store.add(FOLLOWERS, 1)
     return Meeting(store, address, port)
 
 
 def meet(node: int, address: str, supervisor: socket.socket) -> Meeting:
     """One member of a gang: say that we are ready, and where the store is if we lead; go on when all are.
 
-    The supervisor hears `{"port": n}` (0: we do not lead) and answers `{"address", "port"}` of the lead, each on a
-    line. Whoever else is ready it asks the board.
+    The supervisor hears `{"port": n}` (0: we do not lead) and answers `{"address", "port"}` of the lead, and hears
+    `{"met": true}` once we are there, each on a line. Whoever else is ready it asks the board.
 
     Raises:
         NotMetError: the supervisor went away.
@@ -108,7 +112,15 @@ def meet(node: int, address: str, supervisor: socket.socket) -> Meeting:
         line = told.readline(WORD_BYTES)
     if not line.endswith(b"\n"):
         raise NotMetError("the supervisor did not say that all hosts are ready")
-    if own is not None:
-        return own
     said = json.loads(line)
-    return follow(said["address"], said["port"])
+    met = own or follow(said["address"], said["port"])
+    with contextlib.suppress(OSError):  # an older supervisor has hung up: it waits for nothing more
+        supervisor.sendall(b'{"met": true}\n')
+    return met
+
+
+def answer(supervisor: socket.socket) -> None:
+    """Send back what it says, by which it knows that we live, until it hangs up."""
+    with supervisor, contextlib.suppress(OSError):
+        while told := supervisor.recv(WORD_BYTES):
+            supervisor.sendall(told)

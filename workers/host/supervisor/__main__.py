@@ -35,6 +35,7 @@ from workers.host.supervisor.gauges import HostGauge, slots_of
 from workers.host.supervisor.lease import Lease
 from workers.host.supervisor.line import GangLine, LineError, Ready
 from workers.host.supervisor.line.over_redis import RedisLine
+from workers.host.supervisor.loan import hand_over
 from workers.host.supervisor.publish import Publisher
 from workers.host.supervisor.ranks import Ranks
 from workers.host.supervisor.serve import Telemetry
@@ -46,7 +47,7 @@ from workers.host.supervisor.training import Training
 
 log = logging.getLogger(__name__)
 
-BATCH_S = 0.15
+BATCH_S = 0.1
 POLL_S = 1.0
 HEARTBEAT_S = 5.0
 CLOCK_S = 30.0
@@ -134,6 +135,8 @@ class Supervisor:
         others = [asyncio.create_task(steadily(work, pause_s)) for work, pause_s in regular]
         if "gang" in self.order:
             others.append(asyncio.create_task(self._meet()))
+        if "checkpoint" in self.order and "lent" in self.order["checkpoint"]:
+            others.append(asyncio.create_task(hand_over(self.line, self.order["checkpoint"], self.folder, user)))
         code = await self.training.wait()
         self._over.set()
         # A disk that hangs must not keep the slots: then the last lines are missing.
@@ -150,7 +153,8 @@ class Supervisor:
             return await gathered(self.line, self.order, own)
 
         try:
-            await meet(self.training.launcher, self.settings.address, lead_of)
+            launcher, gang = self.training.launcher, self.order["gang"]
+            await meet(launcher, gang, self.settings.address, lead_of, lambda: self.tally.training)
         except NotReadyError as error:
             self._end("failed", f"the gang did not start: {error}")
 

@@ -8,8 +8,9 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
 
-from contracts.control import LaunchOrder
+from contracts.control import Gang, LaunchOrder
 from workers.host.supervisor.line import GangLine, LineError, Ready
 
 log = logging.getLogger(__name__)
@@ -18,6 +19,19 @@ START_S = 120.0  # for all to be ready, from when we are
 LOOK_S = 0.2
 LAUNCHER_BYTES = 4096
 MOST_NAMED = 5
+
+
+class Patience(NamedTuple):
+    """With a launcher, seconds."""
+
+    answers: float = 30.0  # for a word of it
+    # For one that does not lead to meet the others: less than its own (`rendezvous.STORE_TIMEOUT`), which knows no
+    # names. Of a lead that stands still its own supervisor tells first, when it has ended it: 11 s later.
+    follows: float = 55.0
+    between: float = 5.0  # from one question to the next
+
+
+PATIENCE = Patience()
 
 
 class NotReadyError(RuntimeError):
@@ -49,13 +63,22 @@ async def gathered(line: GangLine, order: LaunchOrder, own: Ready, start_s: floa
         await asyncio.sleep(LOOK_S)
 
 
-async def meet(launcher: socket.socket, address: str, lead_of: Callable[[Ready], Awaitable[Ready]]) -> None:
-    """Hear from the launcher that it is up, and tell it the lead's store when all are. Returns when the launcher has
-    ended before that, which its exit tells of.
+async def meet(
+    launcher: socket.socket,
+    gang: Gang,
+    address: str,
+    lead_of: Callable[[Ready], Awaitable[Ready]],
+    started: Callable[[], bool],
+    patience: Patience = PATIENCE,
+) -> None:
+    """Hear from the launcher that it is up, tell it the lead's store when all are, and hear that it is there. Then ask
+    it whether it lives until the ranks have `started`, for START_S at most: they would wait for ever for the store of
+    a lead that was stopped. Returns when the launcher has ended before that, which its exit tells of.
 
     Raises:
-        NotReadyError: what `lead_of` raises.
+        NotReadyError: what `lead_of` raises; the launcher does not come or does not answer.
     """
+    own, first = gang["nodes"][gang["node"]]["host"], gang["nodes"][0]["host"]
     reader, writer = await asyncio.open_connection(sock=launcher, limit=LAUNCHER_BYTES)
     try:
         port = _port(await reader.readline())
@@ -64,10 +87,28 @@ async def meet(launcher: socket.socket, address: str, lead_of: Callable[[Ready],
         lead = await lead_of(Ready(address, port))
         writer.write(json.dumps(lead._asdict()).encode() + b"\n")
         await writer.drain()
+        if gang["node"]:
+            alive = await _heard(reader, patience.follows, f"host {own} did not reach host {first}")
+        else:
+            alive = await _heard(reader, patience.answers, f"host {own} did not answer")
+        until = time.monotonic() + START_S
+        while alive and not started() and time.monotonic() < until:
+            await asyncio.sleep(patience.between)
+            writer.write(b"\n")
+            alive = await _heard(reader, patience.answers, f"host {own} did not answer")
     except (ConnectionError, ValueError):
         log.warning("the launcher ended before the gang was ready")
     finally:
         writer.close()
+
+
+async def _heard(reader: asyncio.StreamReader, within_s: float, else_told: str) -> bool:
+    """Whether the launcher said something; False when it has ended. Raises NotReadyError."""
+    try:
+        async with asyncio.timeout(within_s):
+            return bool(await reader.readline())
+    except TimeoutError:
+        raise NotReadyError(f"{else_told} within {within_s:.0f} s") from None
 
 
 def _port(line: bytes) -> int | None:

@@ -21,7 +21,7 @@ export function jumpBar(bar, board) {
     { rootMargin: "-56px 0px -60% 0px" },
   );
   for (const panel of panels) watch.observe(panel);
-  return () => panels.forEach((panel, index) => (links[index].parentElement.hidden = panel.hidden));
+  return () => panels.forEach((panel, index) => (links[index].parentElement.hidden = !panel.checkVisibility()));
 }
 
 /** The choices of a time range, and what is told of it: whether it is zoomed, and where the cursor is pinned. */

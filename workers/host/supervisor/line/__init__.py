@@ -54,6 +54,9 @@ class GangLine(Line, Protocol):
     async def asked_to_save(self) -> bool:
         """Is the run to save a checkpoint and stop?"""
 
+    async def lent_at(self, host: str) -> Ready | None:
+        """Where a host lends the attempt a checkpoint; None while it has not said so."""
+
     async def say_ready(self, node: int, ready: Ready) -> None:
         """Tell the other members."""
 

@@ -97,6 +97,9 @@ class HttpLine:
         """Never by the board: what it launched through another engine gives way there."""
         return False
 
+    async def lent_at(self, host: str) -> None:
+        """Nowhere: all nodes of an allocation see the same files."""
+
     async def wanted(self) -> frozenset[int]:
         """Nobody can ask a run elsewhere: the board's answers do not tell."""
         return frozenset()

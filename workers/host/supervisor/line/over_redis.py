@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from contracts.codec import encode_event
 from contracts.control import VERSION, AttemptEvent, AttemptReport
-from contracts.names import cancel_key, events_stream, gang_key, save_key, telemetry_stream, wanted_key
+from contracts.names import cancel_key, events_stream, gang_key, loan_key, save_key, telemetry_stream, wanted_key
 from contracts.signing import entry
 from workers.host.attempts import AttemptDir
 from workers.host.reporter import EVENTS_KEPT
@@ -34,6 +34,7 @@ class RedisLine:
         self._redis = redis.asyncio.Redis.from_url(
             settings.redis_url, socket_timeout=5, socket_connect_timeout=2, health_check_interval=10
         )
+        self._attempt = attempt.job, attempt.attempt
         self._stream = telemetry_stream(attempt.job, attempt.attempt, node)
         self._events = events_stream(settings.name)
         self._gang = gang_key(attempt.job, attempt.attempt)
@@ -88,6 +89,11 @@ class RedisLine:
         with _told():
             told: Any = await self._redis.time()
             return float(told[0] + told[1] / 1e6)
+
+    async def lent_at(self, host: str) -> Ready | None:
+        with _told():
+            told: Any = await self._redis.hgetall(loan_key(host, *self._attempt))
+            return Ready(told[b"address"].decode(), int(told[b"port"])) if told else None
 
     async def say_ready(self, node: int, ready: Ready) -> None:
         with _told():

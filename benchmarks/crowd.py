@@ -1,0 +1,316 @@
+"""Many who look at one large run: how late they see it, whether anything is missed, what it costs the web.
+
+    python -m benchmarks.crowd [--ranks 64 --hz 10 --viewers 20] [--seconds 20] [--browser]
+
+The run is SYNTHETIC, and its name on the page says so: a process here writes what supervisors of 8 ranks each would,
+three cells a rank. Web, Redis, source and viewers share this machine. Lateness is from the clock of Redis, which takes
+a batch in, to a viewer that has all of it; in a browser, to the frame that shows the calls of all ranks' tick. Each
+viewer counts the batches of every stream: the ones that it was not given are printed. Viewers come one after the
+other and want what is new from then on; what a page reads of the time before is not in these figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import multiprocessing
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+from playwright.sync_api import CDPSession
+from websockets.asyncio.client import connect
+
+from benchmarks.latency import WATCH_FRAMES
+from contracts.names import telemetry_stream
+from tests.planner.wrong_specs import GOOD
+from tests.support.browser import chromium
+from tests.support.frames import messages
+from tests.support.processes import ROOT, redis_server
+from tests.support.web import Site, site
+
+RANKS_OF_HOST = 8
+CELLS = [("all_reduce", "dp"), ("all_reduce", "tp"), ("send", "pp")]
+KEPT_ENTRIES = 500
+SLOW_BYTES_PER_S = 1000
+SETTLE_S = 3.0
+
+# A job that runs, on hosts of 8 ranks each.
+RUNNING = """
+import django, json, sys
+django.setup()
+from django.contrib.auth.models import User
+from django.utils import timezone
+from jobs.models import Attempt, Member, Status
+from jobs.queue import actions
+spec, nodes = json.loads(sys.argv[1]), int(sys.argv[2])
+job, _ = actions.submit(User.objects.get(username="owner"), spec)
+attempt = Attempt.objects.create(job=job, number=1)
+now = timezone.now()
+Member.objects.bulk_create(
+    Member(attempt=attempt, node=n, host_name=f"h{n}", first_rank=8 * n, num_ranks=8, ordered=now) for n in range(nodes)
+)
+job.status = Status.RUNNING
+job.save()
+print(job.id)
+"""
+
+
+class Asked(NamedTuple):
+    """A run: ranks, batches a second of each host, who looks, seconds."""
+
+    ranks: int
+    hz: float
+    viewers: int
+    seconds: float
+    slow: bool = False  # one more, who reads 1 kB/s
+    browser: bool = False
+
+
+class Seen(NamedTuple):
+    """By all viewers: seconds from Redis, batches that one of them was not given, bytes."""
+
+    late: list[float]
+    missed: int
+    num_bytes: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--hz", type=float, default=10)
+    parser.add_argument("--viewers", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--browser", action="store_true")
+    given = parser.parse_args()
+    if given.ranks:
+        runs = [Asked(given.ranks, given.hz, given.viewers, given.seconds, browser=given.browser)]
+    else:
+        runs = [Asked(64, 10, 20, given.seconds, browser=True), Asked(64, 10, 20, given.seconds, slow=True)]
+        runs += [Asked(1024, 5, viewers, given.seconds) for viewers in (1, 50, 100)]
+    for asked in runs:
+        with tempfile.TemporaryDirectory() as name, redis_server(Path(name) / "redis") as redis:
+            static = shutil.copytree(ROOT / "webapp" / "static", Path(name) / "static")
+            database, folder = f"sqlite:///{name}/db.sqlite3", Path(name) / "web"
+            with site(database, redis, folder, MESHBOARD_STATIC_ROOT=str(static)) as board:
+                measure(board, asked)
+
+
+def measure(board: Site, asked: Asked) -> None:
+    nodes = asked.ranks // RANKS_OF_HOST
+    job = running_job(board, asked, nodes)
+    alone = board.memory_bytes
+    cpu = board_cpu_s(board)
+    with source(board, job, asked, nodes) as told, page_of(board, job, asked) as page:
+        seen = in_another_process(board, job, asked)
+        memory = board.memory_bytes
+    cpu = board_cpu_s(board) - cpu
+    late = sorted(seen.late)
+    p50, p99 = statistics.median(late), late[int(len(late) * 0.99) - 1]
+    slow = " and one who reads 1 kB/s" if asked.slow else ""
+    print(f"{asked.ranks:,} ranks x {asked.hz:g} Hz, {asked.viewers} viewers{slow}, {asked.seconds:g} s (synthetic)")
+    print(f"  to a viewer: p50 {1e3 * p50:.0f} ms, p99 {1e3 * p99:.0f} ms; {seen.missed} batches missed")
+    rate = seen.num_bytes / asked.viewers / asked.seconds
+    print(
+        f"  {rate / 1e3:,.0f} kB/s to each; web {memory / 1e6:.0f} MB ({memory / alone:.2f} of before), {cpu:.1f} s CPU"
+    )
+    if page is not None:
+        tell_of_page(page, told, asked)
+
+
+def running_job(board: Site, asked: Asked, nodes: int) -> str:
+    name = f"SYNTHETIC {asked.ranks} ranks x {asked.hz:g} Hz"
+    spec = {**GOOD, "name": name}
+    argv = [sys.executable, "-c", RUNNING, json.dumps(spec), str(nodes)]
+    done = subprocess.run(argv, env=board.environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def board_cpu_s(board: Site) -> float:
+    fields = Path(f"/proc/{board.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+@contextlib.contextmanager
+def source(board: Site, job: str, asked: Asked, nodes: int) -> Iterator[list[float]]:
+    """What supervisors write, until the end; by tick, unix seconds when all hosts' were written."""
+    told: list[float] = []
+    done = threading.Event()
+    client = board.redis.client()
+
+    def write() -> None:
+        began, tick = time.monotonic(), 0
+        while not done.is_set():
+            tick += 1
+            pipe = client.pipeline(transaction=False)
+            for node in range(nodes):
+                entry: Any = {"b": batch(job, node, tick), "n": tick - 1}
+                pipe.xadd(telemetry_stream(job, 1, node), entry, maxlen=KEPT_ENTRIES)
+            pipe.execute()
+            told.append(time.time())
+            done.wait(max(0.0, began + tick / asked.hz - time.monotonic()))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield told
+    finally:
+        done.set()
+        thread.join()
+
+
+def batch(job: str, node: int, tick: int) -> bytes:
+    now = time.time()
+    counted = {"phase": "step", "group_size": 8, "count": tick, "completed": tick, "payload_bytes": tick * 10**6}
+    counted |= {"algorithmic_bytes": tick * 10**6, "busy_s": tick * 1e-3}
+    cells = [{"op": op, "axis": axis, **counted} for op, axis in CELLS]
+    first = node * RANKS_OF_HOST
+    items = [
+        {"kind": "traffic", "rank": rank, "time": now, "cells": cells, "dropped": 0}
+        for rank in range(first, first + RANKS_OF_HOST)
+    ]
+    packed: bytes = msgpack.packb({"v": 1, "job": job, "attempt": 1, "time": now, "host": f"h{node}", "items": items})
+    return packed
+
+
+def in_another_process(board: Site, job: str, asked: Asked) -> Seen:
+    """The viewers, whose work must not slow down the source's."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        arguments = (board.port, board.url, board.cookie("owner"), job, asked)
+        return pool.apply(look, arguments)
+
+
+def look(port: int, origin: str, headers: dict[str, str], job: str, asked: Asked) -> Seen:
+    return asyncio.run(all_look(f"ws://127.0.0.1:{port}/ws/jobs/{job}/", origin, headers, asked))
+
+
+async def all_look(url: str, origin: str, headers: dict[str, str], asked: Asked) -> Seen:
+    late: list[float] = []
+    counts: list[dict[int, list[str]]] = []
+    num_bytes, began = [0], [math.inf]
+
+    def opened(**bounds: Any) -> connect:
+        now, nodes = round(1e3 * time.time()), asked.ranks // RANKS_OF_HOST
+        after = ",".join(f"{node}:{now}-0" for node in range(nodes))
+        return connect(
+            f"{url}?attempt=1&after={after}",
+            origin=origin,  # type: ignore[arg-type]
+            additional_headers=headers,
+            max_size=None,
+            compression=None,
+            **bounds,
+        )
+
+    async def one(joined: asyncio.Event) -> None:
+        had: dict[int, list[str]] = {}
+        counts.append(had)
+        async with opened() as socket:
+            async for frame in socket:
+                now = time.time()
+                measured = now > began[0]
+                num_bytes[0] += len(frame) if measured else 0
+                for message in messages(frame):
+                    if entries := message.get("entries"):
+                        joined.set()
+                        had.setdefault(message["node"], []).extend(entry for entry, _ in entries)
+                        if measured:
+                            late.extend(now - int(entry.partition("-")[0]) / 1000 for entry, _ in entries)
+
+    async def slowly() -> None:
+        async with opened(max_queue=1) as socket:
+            async for frame in socket:
+                await asyncio.sleep(len(frame) / SLOW_BYTES_PER_S)
+
+    tasks = []
+    for _ in range(asked.viewers):
+        joined = asyncio.Event()
+        tasks.append(asyncio.create_task(one(joined)))
+        await joined.wait()
+    tasks += [asyncio.create_task(slowly())] if asked.slow else []
+    await asyncio.sleep(SETTLE_S)
+    began[0] = time.time()
+    await asyncio.sleep(asked.seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return Seen(late, missed(counts), num_bytes[0])
+
+
+def missed(counts: list[dict[int, list[str]]]) -> int:
+    """Batches between the first and the last that a viewer has of a stream, which another was given and it was not."""
+    found = 0
+    for node in {node for had in counts for node in had}:
+        everything = sorted({entry for had in counts for entry in had.get(node, [])}, key=order)
+        place = {entry: n for n, entry in enumerate(everything)}
+        for had in counts:
+            mine = [place[entry] for entry in had.get(node, [])]
+            found += sum(abs(after - before - 1) for before, after in pairwise(mine))
+    return found
+
+
+def order(entry: str) -> tuple[int, int]:
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds), int(number)
+
+
+@contextlib.contextmanager
+def page_of(board: Site, job: str, asked: Asked) -> Iterator[dict[str, Any] | None]:
+    """A browser beside the viewers: what its frames showed, and the seconds its scripts ran."""
+    if not asked.browser:
+        yield None
+        return
+    with chromium() as browser:
+        context = browser.new_context(viewport={"width": 1440, "height": 900})
+        context.add_cookies([{"name": "sessionid", "value": board.people["owner"]["session"], "url": board.url}])
+        page = context.new_page()
+        page.goto(f"{board.url}/jobs/{job}/")
+        page.wait_for_selector("#collectives tr")
+        page.evaluate(WATCH_FRAMES)
+        told: dict[str, Any] = {}
+        session = page.context.new_cdp_session(page)
+        session.send("Performance.enable")
+        before = figures(session)
+        yield told
+        told["seen"], told["after"], told["before"] = page.evaluate("window.seen"), figures(session), before
+        page.screenshot(path="/tmp/crowd.png", full_page=True)
+        browser.close()
+
+
+def figures(session: CDPSession) -> dict[str, float]:
+    return {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+
+
+def tell_of_page(page: dict[str, Any], told: list[float], asked: Asked) -> None:
+    late = []
+    calls = asked.ranks * len(CELLS)
+    first_calls, first_s = page["seen"][0]
+    for tick, end in enumerate(told, 1):
+        if tick * calls <= first_calls or end < first_s + SETTLE_S:
+            continue
+        shown = next((when for shown, when in page["seen"] if shown >= tick * calls), None)
+        if shown is not None:
+            late.append(shown - end)
+    late.sort()
+    spent = page["after"]["ScriptDuration"] - page["before"]["ScriptDuration"]
+    passed = page["after"]["Timestamp"] - page["before"]["Timestamp"]
+    updates = asked.hz * passed
+    p50, p99 = statistics.median(late), late[int(len(late) * 0.99) - 1]
+    print(f"  to a browser's frame: p50 {1e3 * p50:.0f} ms, p99 {1e3 * p99:.0f} ms of {len(late)} ticks")
+    share = f"{spent / passed:.0%} of the time"
+    print(f"  its scripts: {1e3 * spent / updates:.1f} ms an update of all ranks, {share}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""The OpenAPI document: what goes in derives from the models that read it, and what comes out from the types of what
+is built; every reference resolves."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.utils import OpenApiResponse
+from pydantic import TypeAdapter
+
+from contracts.join import Joined, JoinRequest
+from jobs.api.document.lab_shapes import LabQuery, PrimitiveShown, PrimitiveTold
+from jobs.api.http.errors import RunEnded
+from jobs.api.http.problems import ProblemDetails
+from jobs.baselines.kept import Baseline, BaselineWish, BranchBrief
+from jobs.history.told.checkpoints import CheckpointTold
+from jobs.history.told.compare import Comparison
+from jobs.history.told.results import Results
+from jobs.history.told.shapes import History, Rows, Snapshot
+from jobs.history.told.slow import Slow
+from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
+from jobs.hosts.tokens import TokenQuery
+from jobs.people.invitations import AcceptWish, InvitationTold, InvitationWish, NewInvitation
+from jobs.people.projects import MemberTold, ProjectChange, ProjectTold, ProjectWish, RoleWish
+from jobs.people.tokens import ApiToken, NewApiToken, TokenWish
+from jobs.people.variables import Variable, VariableWish
+from jobs.planning.between import Between
+from jobs.planning.queries import ExplainQuery, SearchQuery
+from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
+from jobs.present import JobBrief, JobDetail, Waited
+from jobs.queue.again import ResumeQuery
+from jobs.queue.bulk import Bulk, MoveTo
+from jobs.queue.several import JobChange, Several
+from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold, WhatIf
+from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
+from jobs.telling.hooks import WebhookChange, WebhookQuery
+from jobs.telling.shapes import DeliveryTold, MailsTold, NewWebhook, WebhookTold
+from jobs.telling.wishes import MailsWish
+from jobs.traces.chrome import ChromeTrace
+from jobs.traces.imports.shapes import FileSoFar, ImportQuery, ImportTold
+from jobs.traces.requests import WantedStep, WantedSteps
+from jobs.traces.shapes import StepColumns, TracedSteps
+from planner.facts.presets import PRESETS
+from planner.facts.spec import JobSpec
+from planner.hardware.cluster import Cluster
+from planner.hardware.profile import HostProfile
+from planner.search.auto import AutoSpec
+from planner.teaching.explain import Explanation
+
+READ = (
+    *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
+    *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
+    *(TokenWish, ProjectWish, ProjectChange, RoleWish, InvitationWish, AcceptWish, VariableWish),
+    *(ImportQuery, ResumeQuery, LabQuery, BaselineWish, WebhookQuery, WebhookChange, MailsWish),
+)
+TOLD = (
+    *(ProjectTold, MemberTold, InvitationTold, NewInvitation, Variable, ApiToken, NewApiToken),
+    *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
+    *(OpenedRun, NodeJoined, Heard, Met),
+    *(History, Rows, Snapshot, Slow, Comparison, CheckpointTold, Results, PrimitiveTold, PrimitiveShown),
+    *(ImportTold, FileSoFar, WebhookTold, NewWebhook, DeliveryTold, MailsTold),
+    *(QueueTold, WhatIf, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
+    *(Baseline, BranchBrief),
+    *(Plan, SearchResult, Explanation, Advice, Between, Smaller, Template, Preset, ProblemDetails, RunEnded),
+)
+TEMPLATE = "#/components/schemas/{model}"
+EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}
+
+
+@cache
+def document() -> Any:
+    """The same for everybody, and until the next start."""
+    return SchemaGenerator().get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
+
+
+def ref(name: str) -> dict[str, str]:
+    return {"$ref": TEMPLATE.format(model=name)}
+
+
+def of(name: str, words: str = "") -> OpenApiResponse:
+    """An answer that is one of READ or TOLD."""
+    return OpenApiResponse(ref(name), description=words)
+
+
+def list_of(name: str) -> OpenApiResponse:
+    return OpenApiResponse({"type": "array", "items": ref(name)})
+
+
+def request_body(schema: dict[str, Any], example: object) -> dict[str, Any]:
+    """For `extend_schema(request=...)`."""
+    return {"application/json": {**schema, "examples": [example]}}
+
+
+SUBMIT = request_body({"allOf": [ref("JobSpec")]}, EXAMPLE)
+# What is wrong with a draft is an answer, not a refusal: every JSON value can be asked about.
+DRAFT = request_body({"anyOf": [ref("JobSpec"), {"description": "a draft that is no whole spec yet"}]}, EXAMPLE)
+PATCH = request_body({"type": "object", "additionalProperties": True}, {"layout": {"tp": 4}})
+SEARCH = request_body({"allOf": [ref("SearchQuery")]}, {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 8})
+JOIN_EXAMPLE = {
+    "name": "gpu-7",
+    "identity": "0123456789abcdef0123456789abcdef",
+    "token": "mbj_...",
+    "slots": 8,
+    "device": "cuda",
+    "device_name": "NVIDIA H100 80GB HBM3",
+    "memory_bytes": 85899345920,
+    "boot_id": "3c1b2f0e-8f57-4a55-8c58-5f1b1f1f6b0f",
+}
+JOIN = request_body({"allOf": [ref("JoinRequest")]}, JOIN_EXAMPLE)
+TOKEN = request_body({"allOf": [ref("TokenQuery")]}, {"hours": 24, "uses": 1, "note": "gpu-7"})
+HOOK_EXAMPLE = {"name": "chat", "url": "https://chat.example/hooks/7", "states": ["failed", "lost"]}
+WEBHOOK = request_body({"allOf": [ref("WebhookQuery")]}, HOOK_EXAMPLE)
+WANTED_STEP = request_body({"allOf": [ref("WantedStep")]}, {"step": 120})
+EXPLAIN = request_body({"allOf": [ref("ExplainQuery")]}, {"spec": EXAMPLE})
+
+
+class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """How a token is sent."""
+
+    target_class = "jobs.api.http.authentication.AsciiTokenAuthentication"
+    name = "token"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        return {"type": "apiKey", "in": "header", "name": "Authorization", "description": "Token YOUR_TOKEN"}
+
+
+class RunTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """How a run's own token is sent."""
+
+    target_class = "jobs.reporting.doors.RunTokenAuthentication"
+    name = "runToken"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        return {"type": "apiKey", "in": "header", "name": "Authorization", "description": "Run TOKEN_OF_THE_RUN"}
+
+
+def with_models(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
+    """drf-spectacular's hook: the models and types join the components."""
+    kinds: list[TypeAdapter[Any]] = [TypeAdapter(kind) for kind in (*READ, *TOLD)]
+    _, told = TypeAdapter.json_schemas([(kind, "validation", kind) for kind in kinds], ref_template=TEMPLATE)
+    models = told["$defs"]
+    sized = models.pop("ModelSpec")
+    models |= {"SizedModel": sized, "ModelSpec": _model_or_preset(sized)}
+    # A lab and a script name no model; that other kinds need one is the parser's to say.
+    del models["JobSpec"]["required"]
+    models["JobSpec"]["properties"]["layout"] = _layout_or_auto()
+    models["Preset"]["properties"]["model"] = ref("SizedModel")
+    models["SearchSpec"] = _without_layout(models["JobSpec"])
+    models["ExplainQuery"]["properties"]["spec"] = ref("JobSpec")
+    models["SearchQuery"]["properties"] |= {"spec": ref("SearchSpec"), "fixed": ref("Layout")}
+    for measured in ("profile", "runs"):
+        models["Cluster"]["properties"].pop(measured)
+    models["NamedCluster"] = _named(models.pop("Cluster"))
+    for name, model in models.items():
+        models[name] = {**_for_generators(model), "title": name}
+    result["components"].setdefault("schemas", {}).update(models)
+    _require_bodies(result["paths"], models)
+    return result
+
+
+def _for_generators(part: Any) -> Any:
+    """Without what generators of clients stumble over: pydantic's titles, after which they name classes, several alike,
+    and defaults that are objects, whose fields have defaults of their own."""
+    if isinstance(part, list):
+        return [_for_generators(inner) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    fields = part.get("properties")
+    if isinstance(fields, dict):  # of which one may be called title
+        fields = {name: _for_generators(inner) for name, inner in fields.items()}
+    left_out = {"properties", *({"default"} if isinstance(part.get("default"), dict) else ()), "title"}
+    kept = {name: _for_generators(inner) for name, inner in part.items() if name not in left_out}
+    return kept if fields is None else {**kept, "properties": fields}
+
+
+def _require_bodies(paths: dict[str, Any], models: dict[str, Any]) -> None:
+    """A body whose model has a field that must be there must be there itself."""
+    for operation in (operation for path in paths.values() for operation in path.values()):
+        told = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+        named = [part["$ref"].rpartition("/")[2] for part in (told, *told.get("allOf", ())) if "$ref" in part]
+        if any(models.get(name, {}).get("required") for name in named):
+            operation["requestBody"]["required"] = True
+
+
+def _model_or_preset(sized: dict[str, Any]) -> dict[str, Any]:
+    """A model as it may be asked for: every size, or a preset with the sizes that differ from it."""
+    preset = {"type": "string", "enum": list(PRESETS), "description": "sizes given beside it win"}
+    return {
+        **{name: value for name, value in sized.items() if name != "required"},
+        "properties": {**sized["properties"], "preset": {"anyOf": [preset, {"type": "null"}], "default": None}},
+        "anyOf": [
+            {"required": sized["required"]},
+            {"required": ["preset"], "properties": {"preset": {"type": "string"}}},
+        ],
+    }
+
+
+def _layout_or_auto() -> dict[str, Any]:
+    """A layout as it may be asked for; a stored spec has the one that was chosen."""
+    constrained = {
+        "type": "object",
+        "properties": {"auto": ref("AutoSpec")},
+        "required": ["auto"],
+        "additionalProperties": False,
+    }
+    words = 'degrees and options; "auto" has them chosen, {"auto": {...}} within constraints'
+    return {"anyOf": [ref("Layout"), {"const": "auto"}, constrained], "default": {}, "description": words}
+
+
+def _without_layout(spec: dict[str, Any]) -> dict[str, Any]:
+    properties = {**spec["properties"], "layout": {"description": "ignored: `fixed` says what must stay"}}
+    return {**spec, "properties": properties}
+
+
+def _named(cluster: dict[str, Any]) -> dict[str, Any]:
+    properties = {"id": {"type": "string", "description": "what `cluster` takes"}, **cluster["properties"]}
+    return {**cluster, "properties": properties, "required": ["id", *cluster["required"]]}

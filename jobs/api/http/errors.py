@@ -1,0 +1,89 @@
+"""How a view refuses, and what becomes of an exception in one: problem details, whoever asks and whatever broke."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import SuspiciousOperation
+from django.db import InterfaceError, OperationalError
+from django.http import JsonResponse
+from rest_framework.response import Response
+from rest_framework.views import exception_handler, set_rollback
+
+from jobs.api.http.parameters import BadParameterError
+from jobs.api.http.problems import CONTENT_TYPE, WHOLE, ProblemDetails, Where, details
+from jobs.planning.planners import BusyError
+from jobs.reference import current
+from planner.facts.spec import Problem, SpecError
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 5
+LATER: Mapping[str, str] = {"Retry-After": str(RETRY_AFTER_S)}
+READS = ("GET", "HEAD")  # what they ask is in the address
+
+
+class RunEnded(ProblemDetails):
+    """A refusal to hear a run that is over. `cancel`: whether its ranks are to end."""
+
+    cancel: bool
+
+
+def refused(body: ProblemDetails, headers: Mapping[str, str] | None = None) -> Response:
+    """REST's answer of a refusal."""
+    answer = Response(body, status=body["status"], content_type=CONTENT_TYPE)
+    for name, value in (headers or {}).items():
+        answer[name] = value
+    return answer
+
+
+def refused_page(body: ProblemDetails, headers: Mapping[str, str] | None = None) -> JsonResponse:
+    """The same where no view of REST answers: scripts of pages read it."""
+    return JsonResponse(body, status=body["status"], content_type=CONTENT_TYPE, headers=dict(headers or {}))
+
+
+def of_request(status: int, words: str) -> ProblemDetails:
+    """Of a request as a whole."""
+    return details(status, [Problem(WHOLE, words)])
+
+
+def failure(path: str, error: BaseException | None = None) -> str:
+    """Log a failure of ours under an id that its answer quotes; returns the id."""
+    reference = current() or secrets.token_hex(16)
+    log.error("error %s for %s", reference, path, exc_info=error)
+    return reference
+
+
+def failed(reference: str) -> ProblemDetails:
+    """Of a 500."""
+    return of_request(500, f"something broke on our side; it is in the log under {reference}")
+
+
+def handle(error: Exception, context: dict[str, Any]) -> Response:
+    """DRF's exception handler: a SpecError is 422, a database that is away 503, what nobody expected 500.
+
+    A view's `places` say where in the body fields stand that do not stand under their own name.
+    """
+    request, view = context["request"], context["view"]
+    if isinstance(error, SpecError):
+        where: Where = "query" if request.method in READS else "body"
+        return refused(details(422, error.problems, where, getattr(view, "places", None)))
+    if isinstance(error, BadParameterError):
+        return refused(details(400, error.problems, error.where))
+    if isinstance(error, BusyError):
+        return refused(of_request(503, str(error)), LATER)
+    if isinstance(error, OperationalError | InterfaceError):
+        log.warning("the database did not answer for %s: %s", request.path, error)
+        return refused(of_request(503, "the database does not answer just now; nothing was changed"), LATER)
+    if isinstance(error, SuspiciousOperation):  # more fields than are read, say
+        return refused(of_request(400, str(error)))
+    response = exception_handler(error, context)
+    if response is None:
+        set_rollback()
+        return refused(failed(failure(request.path, error)))
+    detail = response.data.get("detail", response.data) if isinstance(response.data, dict) else response.data
+    response.data, response.content_type = of_request(response.status_code, str(detail)), CONTENT_TYPE
+    return response

@@ -1,0 +1,71 @@
+"""Parameters of an address: each is known, given once, and makes sense, or is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from rest_framework.request import Request
+
+from jobs.api.http.problems import Where
+from jobs.text import whole_number
+from planner.facts.spec import Problem, SpecError
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class BadParameterError(Exception):
+    """Every parameter that makes no sense."""
+
+    def __init__(self, problems: list[Problem], where: Where = "query") -> None:
+        super().__init__("; ".join(f"{p.field}: {p.message}" for p in problems))
+        self.problems, self.where = problems, where
+
+
+class Parameters:
+    """What was asked; `check` raises what is wrong with all of it."""
+
+    def __init__(self, request: Request, *known: str) -> None:
+        self._given = request.query_params
+        words = f"there are {', '.join(known)}" if known else "there is none"
+        self._problems = [
+            Problem(name[:100], f"is no parameter of this; {words}") for name in self._given if name not in known
+        ]
+        self._clashes: list[Problem] = []
+        self._problems += [
+            Problem(name, "was given more than once") for name in known if len(self._given.getlist(name)) > 1
+        ]
+
+    def read(self, name: str, default: D, words: str, reader: Callable[[str], T | None]) -> T | D:
+        """What `reader` makes of it; the default where it was not given. `words`: what it must be."""
+        if name not in self._given:
+            return default
+        found = reader(self._given[name])
+        if found is None:
+            self._problems.append(Problem(name, words))
+            return default
+        return found
+
+    def number(self, name: str, default: D, least: int, most: int) -> int | D:
+        words = f"must be a whole number from {least} to {most}"
+        return self.read(name, default, words, lambda text: whole_number(text, least, most))
+
+    def one_of(self, name: str, default: D, choices: tuple[str, ...]) -> str | D:
+        words = f"must be one of {', '.join(choices)}"
+        return self.read(name, default, words, lambda text: text if text in choices else None)
+
+    def clash(self, name: str, words: str) -> None:
+        """It makes sense by itself, and not beside the others."""
+        self._clashes.append(Problem(name, words))
+
+    def check(self) -> None:
+        """
+        Raises:
+            BadParameterError: of parameters that make no sense, which is 400.
+            SpecError: of some that make none together, which is 422: no document can say it.
+        """
+        if self._problems:
+            raise BadParameterError([*self._problems, *self._clashes])
+        if self._clashes:
+            raise SpecError(self._clashes)

@@ -1,0 +1,86 @@
+"""REST that makes a job of another: a copy of it, or one that goes on from a checkpoint of it; and its checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.access import find_job
+from jobs.api.document import schema
+from jobs.api.http.keys import KEY, key_of
+from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.plans import INSIDE
+from jobs.api.shared import refusals, refuse, user_of
+from jobs.history.told.checkpoints import checkpoints
+from jobs.models import Job
+from jobs.planning.queries import checked
+from jobs.present import job_detail
+from jobs.queue import actions, again
+
+MADE: dict[Any, Any] = {
+    201: schema.of("JobDetail"),
+    200: schema.of("JobDetail", "this key and body were sent before"),
+    **refusals(403, 404, 409, 415, 422, 429),
+}
+
+
+class Copy(APIView):
+    """The same again."""
+
+    throttle_classes = [SubmitThrottle]
+
+    @extend_schema(operation_id="copyJob", request=schema.PATCH, parameters=[KEY], responses=MADE)
+    def post(self, request: Request, job_id: str) -> Response:
+        """A new job of yours with the job's spec, changed by the body: a merge patch (RFC 7396) in which null takes a
+        field back to its default, and a preset the whole model. 409: it was launched elsewhere."""
+        return _made(request, find_job(request.user, job_id), request.data)
+
+
+class Resume(APIView):
+    """On from a checkpoint."""
+
+    places = {**{name: f"/change/{name}" for name in INSIDE}, "train.resume": "/checkpoint"}
+    throttle_classes = [SubmitThrottle]
+
+    @extend_schema(
+        operation_id="resumeJob",
+        request=schema.request_body(schema.ref("ResumeQuery"), {"change": {"layout": {"dp": 4}}}),
+        parameters=[KEY],
+        responses=MADE,
+    )
+    def post(self, request: Request, job_id: str) -> Response:
+        """A new job of yours that goes on from a checkpoint of the job, in another layout where the change says so. To
+        run the job itself again, from its newest checkpoint, is /requeue. 409: it has no checkpoint."""
+        job = find_job(request.user, job_id)
+        asked = checked(again.ResumeQuery, request.data)
+        name = asked.checkpoint or again.newest_checkpoint(job)
+        if name is None:
+            return refuse(409, "checkpoint", "no attempt of it told of a checkpoint")
+        change = asked.change
+        train = change.get("train")
+        return _made(request, job, {**change, "train": {**(train if isinstance(train, dict) else {}), "resume": name}})
+
+
+class Checkpoints(APIView):
+    """What can be resumed."""
+
+    @extend_schema(operation_id="listCheckpoints", responses={200: schema.list_of("CheckpointTold"), **refusals(404)})
+    def get(self, request: Request, job_id: str) -> Response:
+        """The checkpoints that the job's attempts told of, the newest first, at most 100 of each attempt; of one whose
+        history is gone, the newest alone."""
+        return Response(checkpoints(find_job(request.user, job_id)))
+
+
+def _made(request: Request, job: Job, change: Any) -> Response:
+    key = key_of(request)
+    try:
+        made, is_new = again.copy(user_of(request), job, change, key=key)
+    except again.NotAgainError as error:
+        return refuse(409, "engine", str(error))
+    except actions.KeyReusedError:
+        return refuse(422, KEY.name, "was used before with another body", "header")
+    return Response(job_detail(made), status=201 if is_new else 200)

@@ -1,0 +1,119 @@
+"""REST that waits: until a job comes into a state (long poll), and its events as they come (server-sent)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpResponse
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.access import find_job
+from jobs.api.document import schema
+from jobs.api.http.negotiation import WhateverIsAccepted
+from jobs.api.http.parameters import Parameters
+from jobs.api.shared import refusals, refuse, user_of
+from jobs.live import sse
+from jobs.live.held import Follow, Position, Standing, UntilReached, held_by
+from jobs.models import TERMINAL, Job, StateChange, Status
+from jobs.present import job_detail
+
+FINISHED, STARTED = "finished", "started"
+WANTED = (FINISHED, STARTED, *Status.values)
+LONGEST_S, USUALLY_S = 300, 60
+LONGEST_LIVE_S = 60
+RESUME = OpenApiParameter(
+    "Last-Event-ID",
+    {"type": "string", "pattern": sse.ID_PATTERN},
+    OpenApiParameter.HEADER,
+    description="of the last event that was read: only what came after it is told",
+)
+STREAM = OpenApiResponse({"type": "string"}, "server-sent events; a comment each 15 s while there are none")
+
+
+class Wait(APIView):
+    """Long poll."""
+
+    @extend_schema(
+        operation_id="waitForJob",
+        parameters=[
+            OpenApiParameter(
+                "for",
+                {"type": "string", "enum": list(WANTED), "default": FINISHED},
+                description="finished: it has ended, however; started: it has hosts; else a state it came into",
+            ),
+            OpenApiParameter(
+                "timeout",
+                {"type": "integer", "minimum": 0, "maximum": LONGEST_S, "default": USUALLY_S},
+                description="seconds after which it is answered all the same",
+            ),
+        ],
+        responses={200: schema.of("Waited"), **refusals(404, 429)},
+    )
+    def get(self, request: Request, job_id: str) -> Response:
+        """The job once its current attempt has come into a state, once it no longer can, or after `timeout` seconds.
+        What ends the right to see it ends the wait with 401 or 404 within 10 s."""
+        asked = Parameters(request, "for", "timeout")
+        wanted = asked.one_of("for", FINISHED, WANTED)
+        timeout_s = asked.number("timeout", USUALLY_S, 0, LONGEST_S)
+        asked.check()
+        job = find_job(request.user, job_id)
+        reached, held = _has_reached(job, wanted), held_by(request)
+        may_come = not reached and job.status not in TERMINAL and timeout_s > 0
+        if held is not None and not held.last and may_come:
+            held.user = user_of(request).pk
+            held.wish = UntilReached(job.id, Standing(job.status, job.attempt), timeout_s)
+            return Response(status=204)
+        return Response({"reached": reached, "job": job_detail(job)})
+
+
+def _has_reached(job: Job, wanted: str) -> bool:
+    if wanted == FINISHED:
+        return job.status in TERMINAL
+    status = Status.STARTING if wanted == STARTED else wanted
+    return StateChange.objects.filter(job=job, attempt=job.attempt, status=status).exists()
+
+
+class Events(APIView):
+    """Server-sent events."""
+
+    content_negotiation_class = WhateverIsAccepted
+
+    @extend_schema(
+        operation_id="followJob",
+        parameters=[
+            RESUME,
+            OpenApiParameter(
+                "live",
+                {"type": "integer", "minimum": 1, "maximum": LONGEST_LIVE_S},
+                description="how it goes just now, from so many seconds back on: `traffic` each second, and no `log`",
+            ),
+        ],
+        responses={(200, "text/event-stream"): STREAM, **refusals(404, 429)},
+    )
+    def get(self, request: Request, job_id: str) -> Response | HttpResponse:
+        """What happens to a job, from its submit on, until it has ended: `state` (a change of status), `step` (one of
+        the ranks that told of it), `verdict` (a sentence, its reason, what to do next), `log` (lines of a rank), `gap`
+        (a part of a log that is gone), `traffic` (payload bytes of all ranks by second and axis, with `live` alone) and
+        `end`. Each has JSON as its data. `error` has the problem details of a refusal where the right to see the job
+        ended meanwhile."""
+        asked = Parameters(request, "live")
+        live_s = asked.number("live", None, 1, LONGEST_LIVE_S)
+        asked.check()
+        return followed(request, find_job(request.user, job_id), live_s=live_s)
+
+
+def followed(request: Request, job: Job, **only: Any) -> Response | HttpResponse:
+    """The answer to who follows a job, or `log` of it, or follows it `live_s`."""
+    told = request.headers.get("Last-Event-ID")
+    after = Position() if told is None else sse.read(told)
+    if after is None:
+        return refuse(400, RESUME.name, "is no id of an event of this", "header")
+    held = held_by(request)
+    if held is None:  # nobody would go on telling: the reader comes again
+        return HttpResponse(sse.RETRY, content_type="text/event-stream; charset=utf-8")
+    held.user = user_of(request).pk
+    held.wish = Follow(job.id, Standing(job.status, job.attempt), after, **only)
+    return Response(status=204)

@@ -1,0 +1,210 @@
+"""REST of projects: members, invitations, quota, and what their jobs are handed."""
+
+from __future__ import annotations
+
+from django.core.exceptions import PermissionDenied
+from django.http import Http404
+from drf_spectacular.utils import OpenApiResponse, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.access import find_project, find_project_to_administer, visible_projects
+from jobs.api.document import schema
+from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.shared import refusals, refuse, refuse_body, user_of
+from jobs.models import Role
+from jobs.people import invitations, projects, variables
+from jobs.people.invitation_mail import mail
+from jobs.people.invitation_page import link_of
+from jobs.planning.queries import checked
+from jobs.text import storable, whole_number
+
+GONE = OpenApiResponse(description="it is gone")
+
+
+def _body(name: str, example: object) -> dict[str, object]:
+    return schema.request_body({"allOf": [schema.ref(name)]}, example)
+
+
+class Projects(APIView):
+    """Whose jobs share a quota."""
+
+    throttle_classes = [SubmitThrottle]
+
+    @extend_schema(operation_id="listProjects", responses={200: schema.list_of("ProjectTold"), **refusals()})
+    def get(self, request: Request) -> Response:
+        """`default`, those you are a member of, and all for staff, each with your role."""
+        return Response([projects.told(project, request.user) for project in visible_projects(request.user)])
+
+    @extend_schema(
+        operation_id="makeProject",
+        request=_body("ProjectWish", {"name": "vision", "slots": 8}),
+        responses={201: schema.of("ProjectTold"), **refusals(403, 415, 422, 429)},
+    )
+    def post(self, request: Request) -> Response:
+        """A new project, without members. Staff only."""
+        user = user_of(request)
+        if not (user.is_staff and user.has_perm("jobs.add_project")):
+            raise PermissionDenied("staff make projects")
+        made = projects.make(checked(projects.ProjectWish, request.data), user.get_username())
+        return Response(projects.told(made, user), status=201)
+
+
+class ProjectView(APIView):
+    """One of them."""
+
+    @extend_schema(operation_id="getProject", responses={200: schema.of("ProjectTold"), **refusals(404)})
+    def get(self, request: Request, project: str) -> Response:
+        """With your role."""
+        return Response(projects.told(find_project(request.user, project), request.user))
+
+    @extend_schema(
+        operation_id="changeProject",
+        request=_body("ProjectChange", {"own_slots": 4}),
+        responses={200: schema.of("ProjectTold"), **refusals(403, 404, 415, 422)},
+    )
+    def patch(self, request: Request, project: str) -> Response:
+        """Keep it to fewer slots than staff gave. Its admins only."""
+        found, asked = find_project_to_administer(request.user, project), checked(projects.ProjectChange, request.data)
+        projects.keep_to(found, asked.own_slots, user_of(request).get_username())
+        found.refresh_from_db()
+        return Response(projects.told(found, request.user))
+
+
+class Members(APIView):
+    """Who belongs to it."""
+
+    @extend_schema(operation_id="listMembers", responses={200: schema.list_of("MemberTold"), **refusals(404)})
+    def get(self, request: Request, project: str) -> Response:
+        """By name. `default` has none: it is everybody's."""
+        return Response(projects.members(find_project(request.user, project)))
+
+
+class MemberView(APIView):
+    """One of them."""
+
+    @extend_schema(
+        operation_id="setRole",
+        request=_body("RoleWish", {"role": "operator"}),
+        responses={200: schema.list_of("MemberTold"), **refusals(403, 404, 415, 422)},
+    )
+    def put(self, request: Request, project: str, user: str) -> Response:
+        """Change a member's role; staff make anybody a member so. Its admins only."""
+        found, asked = find_project_to_administer(request.user, project), checked(projects.RoleWish, request.data)
+        if not storable(user):
+            raise Http404("no such member")
+        projects.set_role(found, user, Role[asked.role.upper()], user_of(request))
+        return Response(projects.members(found))
+
+    @extend_schema(operation_id="removeMember", request=None, responses={204: GONE, **refusals(403, 404, 415, 422)})
+    def delete(self, request: Request, project: str, user: str) -> Response:
+        """A member belongs to it no more. Its admins, and anybody themselves."""
+        name = user_of(request).get_username()
+        found = find_project(request.user, project)
+        if user != name:
+            find_project_to_administer(request.user, project)
+        refuse_body(request)
+        if not storable(user) or not projects.remove_member(found, user, name):
+            raise Http404("no such member")
+        return Response(status=204)
+
+
+class Invitations(APIView):
+    """Who may become a member."""
+
+    throttle_classes = [SubmitThrottle]
+
+    @extend_schema(
+        operation_id="listInvitations", responses={200: schema.list_of("InvitationTold"), **refusals(403, 404)}
+    )
+    def get(self, request: Request, project: str) -> Response:
+        """Those that may still be accepted. Its admins only."""
+        found = find_project_to_administer(request.user, project)
+        return Response([invitations.told(one) for one in invitations.still_open(found)])
+
+    @extend_schema(
+        operation_id="invite",
+        request=_body("InvitationWish", {"role": "submitter", "days": 7, "note": "Ann"}),
+        responses={201: schema.of("NewInvitation"), **refusals(403, 404, 415, 422, 429)},
+    )
+    def post(self, request: Request, project: str) -> Response:
+        """A link that makes whoever follows it a member, once, and an account for whoever has none; it is told this
+        once. Its admins only."""
+        found = find_project_to_administer(request.user, project)
+        asked = checked(invitations.InvitationWish, request.data)
+        made, text = invitations.invite(found, asked, user_of(request).get_username())
+        answer: invitations.NewInvitation = {
+            **invitations.told(made),
+            "token": text,
+            "url": link_of(request, text),
+            "mailed": mail(made, text),
+        }
+        return Response(answer, status=201, headers={"Cache-Control": "no-store"})
+
+
+class InvitationView(APIView):
+    """One of them."""
+
+    @extend_schema(operation_id="revokeInvitation", request=None, responses={204: GONE, **refusals(403, 404, 415, 422)})
+    def delete(self, request: Request, project: str, key: str) -> Response:
+        """Nobody joins with it any more. Its admins only."""
+        found, number = find_project_to_administer(request.user, project), whole_number(key, 1, 2**63 - 1)
+        refuse_body(request)
+        if number is None or not invitations.revoke(found, number, user_of(request).get_username()):
+            raise Http404("no such invitation")
+        return Response(status=204)
+
+
+class Accept(APIView):
+    """Join by an invitation."""
+
+    throttle_classes = [SubmitThrottle]
+
+    @extend_schema(
+        operation_id="acceptInvitation",
+        request=_body("AcceptWish", {"token": "mbi_..."}),
+        responses={200: schema.of("ProjectTold"), **refusals(403, 409, 415, 422, 429)},
+    )
+    def post(self, request: Request) -> Response:
+        """Become a member of the project that its link was made for. 409 where it was used or revoked, is over, or is
+        for another mail address than yours."""
+        asked = checked(invitations.AcceptWish, request.data)
+        try:
+            made = invitations.accept(user_of(request), asked.token)
+        except invitations.NotInvitedError as error:
+            return refuse(409, "token", str(error))
+        return Response(projects.told(made.project, request.user))
+
+
+class Variables(APIView):
+    """What its jobs are handed."""
+
+    @extend_schema(operation_id="listVariables", responses={200: schema.list_of("Variable"), **refusals(403, 404)})
+    def get(self, request: Request, project: str) -> Response:
+        """Their names, and who set them when; never a value. Its admins only."""
+        return Response(variables.known(find_project_to_administer(request.user, project)))
+
+
+class VariableView(APIView):
+    """One of them."""
+
+    @extend_schema(
+        operation_id="setVariable",
+        request=_body("VariableWish", {"value": "hf_..."}),
+        responses={200: schema.of("Variable"), **refusals(403, 404, 415, 422)},
+    )
+    def put(self, request: Request, project: str, variable: str) -> Response:
+        """Hand it to every job of the project that starts from now on. It is written, never read back. Its admins
+        only."""
+        found, asked = find_project_to_administer(request.user, project), checked(variables.VariableWish, request.data)
+        return Response(variables.put(found, variable, asked.value, user_of(request).get_username()))
+
+    @extend_schema(operation_id="removeVariable", request=None, responses={204: GONE, **refusals(403, 404, 415, 422)})
+    def delete(self, request: Request, project: str, variable: str) -> Response:
+        """Hand it to no job any more. Its admins only."""
+        found = find_project_to_administer(request.user, project)
+        refuse_body(request)
+        if not storable(variable) or not variables.remove(found, variable, user_of(request).get_username()):
+            raise Http404("no such variable")
+        return Response(status=204)

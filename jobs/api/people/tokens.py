@@ -1,0 +1,60 @@
+"""REST of one's own tokens."""
+
+from __future__ import annotations
+
+from django.http import Http404
+from drf_spectacular.utils import OpenApiResponse, extend_schema
+from knox.models import AuthToken
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.api.document import schema
+from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.shared import refusals, refuse_body, user_of
+from jobs.people import tokens
+from jobs.planning.queries import checked
+from jobs.text import storable
+
+WISH = schema.request_body({"allOf": [schema.ref("TokenWish")]}, {"name": "ci", "scopes": ["read", "submit"]})
+
+
+class Tokens(APIView):
+    """What programs of yours show."""
+
+    throttle_classes = [SubmitThrottle]
+
+    @extend_schema(operation_id="listTokens", responses={200: schema.list_of("ApiToken"), **refusals()})
+    def get(self, request: Request) -> Response:
+        """Your REST tokens that have not ended, the newest first."""
+        return Response([tokens.told(token) for token in tokens.known(user_of(request))])
+
+    @extend_schema(
+        operation_id="makeToken",
+        request=WISH,
+        responses={201: schema.of("NewApiToken"), **refusals(403, 415, 422, 429)},
+    )
+    def post(self, request: Request) -> Response:
+        """A new REST token, shown this once. One that is asked for with a token may no more than that one, and ends no
+        later."""
+        asked = checked(tokens.TokenWish, request.data)
+        by = request.auth if isinstance(request.auth, AuthToken) else None
+        token, text = tokens.make(user_of(request), asked, by=by)
+        made: tokens.NewApiToken = {**tokens.told(token), "token": text}
+        return Response(made, status=201, headers={"Cache-Control": "no-store"})
+
+
+class Token(APIView):
+    """One of them."""
+
+    @extend_schema(
+        operation_id="revokeToken",
+        request=None,
+        responses={204: OpenApiResponse(description="nobody gets in with it any more"), **refusals(403, 404, 415, 422)},
+    )
+    def delete(self, request: Request, key: str) -> Response:
+        """End one of your tokens."""
+        refuse_body(request)
+        if not storable(key) or not tokens.revoke(user_of(request), key):
+            raise Http404("no such token, or not yours")
+        return Response(status=204)

@@ -1,0 +1,168 @@
+"""REST of a project's webhooks, and the log of what was sent to them."""
+
+from __future__ import annotations
+
+from django.http import Http404
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.api.document import schema
+from jobs.api.http.parameters import BadParameterError
+from jobs.api.shared import refusals, refuse, refuse_body, user_of
+from jobs.models import Delivery, Webhook
+from jobs.planning.queries import checked
+from jobs.telling import hooks
+from jobs.text import storable
+from planner.facts.spec import Problem
+
+MOST_ROWS = 100
+BEFORE = OpenApiParameter(
+    "before",
+    {"type": "string", "pattern": "^d[a-z2-7]{19}$"},
+    description="only deliveries older than the one of this id",
+)
+
+
+def _find(request: Request, project: str, key: str) -> Webhook:
+    found = hooks.visible_to(request.user, project).filter(pk=key).first() if storable(project + key) else None
+    if found is None:
+        raise Http404("no such webhook, or not yours")
+    return found
+
+
+def _project(request: Request, project: str) -> str:
+    if not storable(project) or not hooks.may_see(request.user, project):
+        raise Http404("no such project")
+    return project
+
+
+class Webhooks(APIView):
+    """A project's."""
+
+    @extend_schema(operation_id="listWebhooks", responses={200: schema.list_of("WebhookTold"), **refusals(404)})
+    def get(self, request: Request, project: str) -> Response:
+        """Your webhooks of a project; all of them for who administers it."""
+        return Response(hooks.told(hooks.visible_to(request.user, _project(request, project))))
+
+    @extend_schema(
+        operation_id="makeWebhook",
+        request=schema.WEBHOOK,
+        responses={201: schema.of("NewWebhook", "with its secret, shown once"), **refusals(403, 404, 415, 422)},
+    )
+    def post(self, request: Request, project: str) -> Response:
+        """Have a URL told of what becomes of jobs: of your own, or as `everybody` of all in the project."""
+        asked = checked(hooks.WebhookQuery, request.data)
+        hook = hooks.make(user_of(request), _project(request, project), asked)
+        return _secret(hook, 201)
+
+
+class WebhookView(APIView):
+    """One of them."""
+
+    @extend_schema(operation_id="getWebhook", responses={200: schema.of("WebhookTold"), **refusals(404)})
+    def get(self, request: Request, project: str, key: str) -> Response:
+        """A webhook, without its secret."""
+        return Response(hooks.brief(_find(request, project, key)))
+
+    @extend_schema(
+        operation_id="changeWebhook",
+        request=schema.request_body(schema.ref("WebhookChange"), {"active": False}),
+        responses={200: schema.of("WebhookTold"), **refusals(403, 404, 415, 422)},
+    )
+    def patch(self, request: Request, project: str, key: str) -> Response:
+        """Change what is given. A webhook that is not active is told of nothing, and what waits for it is kept."""
+        hook = _find(request, project, key)
+        hooks.change(user_of(request), hook, checked(hooks.WebhookChange, request.data))
+        return Response(hooks.brief(hook))
+
+    @extend_schema(operation_id="deleteWebhook", responses={204: None, **refusals(403, 404, 415, 422)})
+    def delete(self, request: Request, project: str, key: str) -> Response:
+        """With its log, and what waits for it."""
+        hook = _find(request, project, key)
+        refuse_body(request)
+        hooks.delete(user_of(request), hook)
+        return Response(status=204)
+
+
+class Rotate(APIView):
+    """Another secret."""
+
+    @extend_schema(
+        operation_id="rotateWebhook",
+        request=None,
+        responses={200: schema.of("NewWebhook", "with its secret, shown once"), **refusals(403, 404, 415, 422)},
+    )
+    def post(self, request: Request, project: str, key: str) -> Response:
+        """Make a new secret. For a day each message is signed with the one before as well."""
+        hook = _find(request, project, key)
+        refuse_body(request)
+        hooks.rotate(user_of(request), hook)
+        return _secret(hook, 200)
+
+
+class Ping(APIView):
+    """Try it."""
+
+    @extend_schema(
+        operation_id="pingWebhook",
+        request=None,
+        responses={202: schema.of("DeliveryTold"), **refusals(403, 404, 409, 415, 422)},
+    )
+    def post(self, request: Request, project: str, key: str) -> Response:
+        """Send an event "ping", which tells of no job; the log says how it went."""
+        hook = _find(request, project, key)
+        refuse_body(request)
+        made = hooks.send_ping(user_of(request), hook)
+        if made is None:
+            return refuse(409, "request", "a ping is on its way already")
+        return Response(hooks.delivery_told(made), status=202)
+
+
+class Deliveries(APIView):
+    """What was sent."""
+
+    @extend_schema(
+        operation_id="listDeliveries",
+        parameters=[BEFORE],
+        responses={200: schema.list_of("DeliveryTold"), **refusals(404)},
+    )
+    def get(self, request: Request, project: str, key: str) -> Response:
+        """The newest 100 messages to a webhook, each with how its tries went. Kept for 30 days."""
+        hook = _find(request, project, key)
+        theirs = Delivery.objects.filter(webhook=hook)
+        if unknown := [name for name in request.query_params if name != "before"]:
+            raise BadParameterError([Problem(name[:100], "is no parameter of this list") for name in unknown])
+        if (before := request.query_params.get("before")) is not None:
+            last = theirs.filter(key=before).first() if storable(before) else None
+            if last is None:
+                raise BadParameterError([Problem("before", "is no delivery of this webhook")])
+            theirs = theirs.filter(pk__lt=last.pk)
+        return Response([hooks.delivery_told(delivery) for delivery in theirs[:MOST_ROWS]])
+
+
+class Redeliver(APIView):
+    """Once more."""
+
+    @extend_schema(
+        operation_id="redeliver",
+        request=None,
+        responses={202: schema.of("DeliveryTold"), **refusals(403, 404, 409, 415, 422)},
+    )
+    def post(self, request: Request, project: str, key: str, delivery: str) -> Response:
+        """Send a message again, whatever became of it; it is tried for a day."""
+        hook = _find(request, project, key)
+        theirs = Delivery.objects.filter(webhook=hook)
+        found = theirs.filter(key=delivery).first() if storable(delivery) else None
+        if found is None:
+            raise Http404("no such delivery")
+        refuse_body(request)
+        if not hooks.redeliver(user_of(request), hook, found):
+            return refuse(409, "request", "it is on its way")
+        found.refresh_from_db()
+        return Response(hooks.delivery_told(found), status=202)
+
+
+def _secret(hook: Webhook, status: int) -> Response:
+    return Response(hooks.shown_once(hook), status=status, headers={"Cache-Control": "no-store"})

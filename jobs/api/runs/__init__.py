@@ -1,0 +1,1 @@
+"""REST of what a run sends and what is kept of it, wherever it was launched."""

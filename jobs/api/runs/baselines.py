@@ -1,0 +1,89 @@
+"""REST of baselines: runs that the gate holds others to, by project and branch."""
+
+from __future__ import annotations
+
+import re
+
+from django.http import Http404
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.api.document import schema
+from jobs.api.shared import refusals, refuse, refuse_body, user_of
+from jobs.baselines import kept
+from jobs.models.baselines import BRANCH_PATTERN, LONGEST_BRANCH
+from jobs.planning.queries import checked
+from jobs.text import storable
+
+PROJECT = OpenApiParameter("project", {"type": "string", "minLength": 1, "maxLength": 100}, OpenApiParameter.PATH)
+BRANCH = OpenApiParameter(
+    "branch",
+    {"type": "string", "maxLength": LONGEST_BRANCH, "pattern": f"^{BRANCH_PATTERN}$"},
+    OpenApiParameter.PATH,
+    description="a word, such as the name of a git branch",
+)
+
+
+class Baselines(APIView):
+    """Branches."""
+
+    @extend_schema(
+        operation_id="listBaselines",
+        parameters=[PROJECT],
+        responses={200: schema.list_of("BranchBrief"), **refusals(404)},
+    )
+    def get(self, request: Request, project: str) -> Response:
+        """Branches of a project that have a baseline. In the project `default` everybody has branches of their own."""
+        return Response(kept.branches(user_of(request), _stored(project)))
+
+
+class BaselineView(APIView):
+    """Runs of one."""
+
+    @extend_schema(
+        operation_id="getBaseline",
+        parameters=[PROJECT, BRANCH],
+        responses={200: schema.of("Baseline"), **refusals(404)},
+    )
+    def get(self, request: Request, project: str, branch: str) -> Response:
+        """What the newest runs of a branch measured, at most 20."""
+        return Response(kept.baseline(user_of(request), _stored(project), _stored(branch)))
+
+    @extend_schema(
+        operation_id="setBaseline",
+        parameters=[PROJECT, BRANCH],
+        request=schema.request_body(schema.ref("BaselineWish"), {"job": "abcdefghij"}),
+        responses={200: schema.of("Baseline"), **refusals(403, 404, 409, 415, 422)},
+    )
+    def put(self, request: Request, project: str, branch: str) -> Response:
+        """Hold builds to this run too: what it measured is kept, and stays when the job is forgotten. The newest 20 of
+        a branch tell its noise. 409: the job did not succeed. Takes an operator of the project."""
+        wish = checked(kept.BaselineWish, request.data)
+        if not re.fullmatch(BRANCH_PATTERN, branch):
+            words = f"1 to {LONGEST_BRANCH} of letters, digits and . _ / + = @ # -, the first no sign but _"
+            return refuse(422, "branch", words)
+        try:
+            return Response(kept.add(user_of(request), _stored(project), branch, wish.job))
+        except kept.NotSetError as error:
+            return refuse(409, "job", str(error))
+
+    @extend_schema(
+        operation_id="forgetBaseline",
+        parameters=[PROJECT, BRANCH],
+        request=None,
+        responses={204: None, **refusals(403, 404, 415, 422)},
+    )
+    def delete(self, request: Request, project: str, branch: str) -> Response:
+        """Forget all runs of a branch. Takes an operator of the project."""
+        refuse_body(request)
+        kept.forget(user_of(request), _stored(project), _stored(branch))
+        return Response(status=204)
+
+
+def _stored(name: str) -> str:
+    """Raises Http404: no database can be asked for it."""
+    if not storable(name):
+        raise Http404("no such thing")
+    return name

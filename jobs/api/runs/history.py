@@ -1,0 +1,204 @@
+"""REST for what attempts sent: what is kept, tables of it to read or to keep, and all that the job page shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import FileResponse, HttpResponseBase, QueryDict
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.access import find_job
+from jobs.api.document import schema
+from jobs.api.http.parameters import BadParameterError
+from jobs.api.shared import refusals, refuse
+from jobs.history.exports.tensorboard import event_file, file_name
+from jobs.history.kept.folder import GoneError
+from jobs.history.kept.tables import TABLES
+from jobs.history.told import answers
+from jobs.history.told.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, asked
+from jobs.history.told.compare import LEAST, MOST, comparison
+from jobs.history.told.slow import NoStepsError, asked_steps, slow
+from jobs.history.told.snapshot import snapshot
+from jobs.models import Job
+from planner.facts.spec import Problem, SpecError
+
+RANGES = {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}
+TIME = {"type": "number", "minimum": 0, "exclusiveMaximum": 2**40}
+ATTEMPT = OpenApiParameter(
+    "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="by default the current one"
+)
+TABLE = OpenApiParameter("table", str, OpenApiParameter.PATH, enum=list(TABLES))
+PARAMETERS = [
+    TABLE,
+    ATTEMPT,
+    OpenApiParameter("from", TIME, description="unix seconds"),
+    OpenApiParameter("to", TIME, description="unix seconds"),
+    OpenApiParameter("steps", RANGES, description='as "0,3,8-15"; of tables that know steps'),
+    OpenApiParameter("ranks", RANGES, description='as "0,3,8-15"'),
+    OpenApiParameter(
+        "bins",
+        {"type": "integer", "minimum": 1, "maximum": MOST_BINS},
+        description=f"so many bins of time instead of rows: sums of traffic; least, mean and most of {', '.join(BY)}",
+    ),
+    OpenApiParameter("by", str, description="what bins are told apart by, with commas between"),
+    OpenApiParameter("format", str, enum=list(FORMATS), default="json"),
+]
+ID = "[a-z0-9-]{1,64}"
+EVENT_FILE = "application/octet-stream"
+FILES = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
+
+
+class History(APIView):
+    """What is kept."""
+
+    @extend_schema(operation_id="getHistory", responses={200: schema.of("History"), **refusals(404)})
+    def get(self, request: Request, job_id: str) -> Response:
+        """Attempts with their tables: rows, bytes, times, and what had to go."""
+        job = find_job(request.user, job_id)
+        return Response({"job": job.id, "attempts": answers.index(job.id)})
+
+
+class HistoryTable(APIView):
+    """One table."""
+
+    @extend_schema(
+        operation_id="getHistoryTable",
+        parameters=PARAMETERS,
+        responses={
+            (200, "application/json"): schema.of("Rows"),
+            (200, FILES["csv"]): OpenApiResponse({"type": "string"}, "with a header"),
+            (200, FILES["parquet"]): OpenApiResponse({"type": "string", "format": "binary"}),
+            **refusals(404, 422),
+        },
+    )
+    def get(self, request: Request, job_id: str, table: str) -> HttpResponseBase:
+        """Its rows, or bins of them. 422 where a parameter makes no sense for the table, or the rows are too many for
+        JSON: as a file all of them are told."""
+        job = find_job(request.user, job_id)
+        query = asked(table, dict(request.query_params.lists()))
+        attempt = query.attempt or job.attempt
+        try:
+            if query.format == "json":
+                return Response(answers.rows(job.id, attempt, table, query))
+            return as_file(job, attempt, table, query)
+        except GoneError as error:
+            return refuse(404, "attempt", str(error), "query")
+
+
+class SlowSteps(APIView):
+    """Some steps beside the others."""
+
+    @extend_schema(
+        operation_id="explainSlowSteps",
+        parameters=[
+            ATTEMPT,
+            *(
+                OpenApiParameter(
+                    name, {"type": "integer", "minimum": 1, "maximum": MOST_STEP}, required=True, description=words
+                )
+                for name, words in (("from", "the first step, from 1"), ("to", "the last, itself counted"))
+            ),
+        ],
+        responses={200: schema.of("Slow"), **refusals(404)},
+    )
+    def get(self, request: Request, job_id: str) -> Response:
+        """Which part of a step, axis, rank, host and collective took longer in these steps than in the others, and by
+        how much. 404 where there are no such steps, or no others."""
+        job = find_job(request.user, job_id)
+        try:
+            attempt, first, last = asked_steps(dict(request.query_params.lists()))
+            return Response(slow(job.id, attempt or job.attempt, first, last))
+        except SpecError as error:
+            raise BadParameterError(error.problems) from None
+        except NoStepsError as error:
+            return refuse(404, "from", str(error), "query")
+        except GoneError as error:
+            return refuse(404, "attempt", str(error), "query")
+
+
+class HistorySnapshot(APIView):
+    """All that the job page shows."""
+
+    @extend_schema(
+        operation_id="getSnapshot", parameters=[ATTEMPT], responses={200: schema.of("Snapshot"), **refusals(404)}
+    )
+    def get(self, request: Request, job_id: str) -> Response:
+        """Curves, counters, traffic by bin, marks, verdicts, gauges and last log lines of an attempt, up to a position
+        in each member's stream."""
+        job = find_job(request.user, job_id)
+        attempt = _asked("marks", request.query_params, "attempt").attempt or job.attempt
+        try:
+            return Response(snapshot(job.id, attempt))
+        except GoneError as error:
+            return refuse(404, "attempt", str(error), "query")
+
+
+class TensorBoard(APIView):
+    """For another tool."""
+
+    @extend_schema(
+        operation_id="getEventFile",
+        parameters=[ATTEMPT],
+        responses={
+            (200, EVENT_FILE): OpenApiResponse(
+                {"type": "string", "format": "binary"}, "put it into a folder of its own"
+            ),
+            **refusals(404),
+        },
+    )
+    def get(self, request: Request, job_id: str) -> HttpResponseBase:
+        """An attempt's curves as an event file of TensorBoard: loss, rates, each rank's steps, bytes by axis."""
+        job = find_job(request.user, job_id)
+        attempt = _asked("marks", request.query_params, "attempt").attempt or job.attempt
+        try:
+            return as_event_file(job, attempt)
+        except GoneError as error:
+            return refuse(404, "attempt", str(error), "query")
+
+
+class Compare(APIView):
+    """Runs side by side."""
+
+    @extend_schema(
+        operation_id="compareJobs",
+        parameters=[
+            OpenApiParameter(
+                "jobs",
+                {"type": "string", "pattern": f"^{ID}(,{ID}){{{LEAST - 1},{MOST - 1}}}$"},
+                required=True,
+                description=f"{LEAST} to {MOST} different ids with commas between",
+            )
+        ],
+        responses={200: schema.of("Comparison"), **refusals(404, 422)},
+    )
+    def get(self, request: Request) -> Response:
+        """Where their specs differ; curves by step, time and tokens; traffic, step parts and plan of each."""
+        ids = request.query_params.get("jobs", "").split(",")
+        if not LEAST <= len(ids) <= MOST or len(set(ids)) != len(ids) or len(request.query_params) != 1:
+            raise SpecError([Problem("jobs", f"must be {LEAST} to {MOST} different ids, with commas between")])
+        return Response(comparison([find_job(request.user, job) for job in ids]))
+
+
+def as_file(job: Job, attempt: int, table: str, query: Asked) -> FileResponse:
+    """Raises GoneError, BusyError."""
+    name = answers.file_name(job.id, attempt, table, query.format)
+    told = answers.file(job.id, attempt, table, query)
+    return FileResponse(told, as_attachment=True, filename=name, content_type=FILES[query.format])
+
+
+def as_event_file(job: Job, attempt: int) -> FileResponse:
+    """Raises GoneError, BusyError."""
+    told = event_file(job.id, attempt, job.spec)
+    return FileResponse(told, as_attachment=True, filename=file_name(job.id, attempt), content_type=EVENT_FILE)
+
+
+def _asked(table: str, told: QueryDict, *only: str) -> Asked:
+    """Raises BadParameterError."""
+    given: dict[str, Any] = dict(told.lists())
+    try:
+        return asked(table, given, *only)
+    except SpecError as error:
+        raise BadParameterError(error.problems) from None

@@ -1,0 +1,199 @@
+"""REST of imports: traces of runs from elsewhere, sent file by file in parts, then read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import IO, Any
+
+from django.http import Http404, HttpResponse
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.parsers import BaseParser
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.api.document import schema
+from jobs.api.http.negotiation import WhateverIsAccepted
+from jobs.api.http.parameters import Parameters
+from jobs.api.http.parsers import TooLargeError
+from jobs.api.runs.traces import COLUMNS, FORMAT, FORMATS
+from jobs.api.shared import refusals, refuse, refuse_body, user_of
+from jobs.models import ImportedTrace
+from jobs.planning.queries import checked
+from jobs.text import storable, whole_number
+from jobs.traces.imports import kept
+from jobs.traces.imports.parts import ImportProblemError
+from jobs.traces.imports.shapes import ImportQuery, import_told
+from jobs.traces.imports.wanted import wanted
+from jobs.traces.requests import LARGEST_STEP
+from jobs.traces.shapes import tables
+
+PART = {"application/octet-stream": {"type": "string", "format": "binary", "maxLength": kept.PART_BYTES}}
+EXAMPLE = {"name": "a run", "files": [{"name": "trace_rank0.json", "size": 120000}]}
+OFFSET = OpenApiParameter(
+    "offset",
+    {"type": "integer", "minimum": 0, "maximum": kept.FILE_BYTES},
+    required=True,
+    description="where the part begins: what the file has so far",
+)
+STEP = OpenApiParameter("step", {"type": "integer", "minimum": 0, "maximum": LARGEST_STEP, "default": 0})
+PLACE = OpenApiParameter(
+    "place", {"type": "string", "pattern": "^[0-9]{1,2}$"}, OpenApiParameter.PATH, description="of the file, from 0"
+)
+
+
+class PartParser(BaseParser):
+    """The bytes themselves."""
+
+    media_type = "application/octet-stream"
+
+    def parse(
+        self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        raw: bytes = stream.read(kept.PART_BYTES + 1)
+        if len(raw) > kept.PART_BYTES:
+            raise TooLargeError(f"a part has at most {kept.PART_BYTES:,} bytes")
+        return raw
+
+
+class Imports(APIView):
+    """All of one's own."""
+
+    @extend_schema(operation_id="listImports", responses={200: schema.list_of("ImportTold"), **refusals()})
+    def get(self, request: Request) -> Response:
+        """Your imports, the newest first; each is kept for 30 days."""
+        mine = ImportedTrace.objects.filter(owner=user_of(request)).order_by("-created")
+        return Response([import_told(made) for made in mine])
+
+    @extend_schema(
+        operation_id="openImport",
+        request=schema.request_body(schema.ref("ImportQuery"), EXAMPLE),
+        responses={201: schema.of("ImportTold"), **refusals(403, 409, 415, 422)},
+    )
+    def post(self, request: Request) -> Response:
+        """Announce the files: flight recorder dumps, NCCL Inspector logs or Kineto traces. 409: you have 20."""
+        try:
+            made = kept.begin(user_of(request), *wanted(checked(ImportQuery, request.data)))
+        except kept.TooManyError as error:
+            return refuse(409, "import", str(error))
+        return Response(import_told(made), status=201)
+
+
+class Import(APIView):
+    """One of them."""
+
+    @extend_schema(operation_id="getImport", responses={200: schema.of("ImportTold"), **refusals(404)})
+    def get(self, request: Request, key: str) -> Response:
+        """What it is to hold and, once it was read, its steps."""
+        return Response(import_told(_find(request, key)))
+
+    @extend_schema(
+        operation_id="deleteImport",
+        request=None,
+        responses={204: OpenApiResponse(description="it is gone"), **refusals(403, 404, 415, 422)},
+    )
+    def delete(self, request: Request, key: str) -> Response:
+        """Forget it, with what was sent."""
+        made = _find(request, key, change=True)
+        refuse_body(request)
+        kept.delete(made)
+        return Response(status=204)
+
+
+class Part(APIView):
+    """Some bytes."""
+
+    parser_classes = [PartParser]
+
+    @extend_schema(
+        operation_id="sendPart",
+        request=PART,
+        parameters=[OFFSET, PLACE],
+        responses={200: schema.of("FileSoFar"), **refusals(403, 404, 409, 415)},
+    )
+    def put(self, request: Request, key: str, place: str) -> Response:
+        """The next bytes of a file, at most 512 KiB. 409: they do not go on where it ends."""
+        given = Parameters(request, OFFSET.name)
+        offset = given.number(OFFSET.name, None, 0, kept.FILE_BYTES)
+        given.check()
+        made = _find(request, key, change=True)
+        number = whole_number(place, 0, kept.MOST_FILES)
+        if number is None or number >= len(made.files):
+            raise Http404("the import has no such file")
+        if offset is None:
+            return refuse(400, OFFSET.name, "is required", "query")
+        if made.format:
+            return refuse(409, "import", "it was read before")
+        told: Any = request.data
+        part = told if isinstance(told, bytes) else b""
+        try:
+            return Response({"size": kept.add(made, number, offset, part)})
+        except ImportProblemError as error:
+            return refuse(409, error.field, f"{error.file}: {error.message}")
+
+
+class Read(APIView):
+    """All was sent."""
+
+    @extend_schema(
+        operation_id="readImport",
+        request=None,
+        responses={200: schema.of("ImportTold"), **refusals(403, 404, 409, 415, 422)},
+    )
+    def post(self, request: Request, key: str) -> Response:
+        """Read what was sent. 422: it is none of the known formats, or a file is not whole; the import is gone."""
+        made = _find(request, key, change=True)
+        refuse_body(request)
+        if made.format:
+            return refuse(409, "import", "it was read before")
+        try:
+            kept.finish(made)
+        except ImportProblemError as error:
+            return refuse(422, error.field, f"{error.file}: {error.message}")
+        made.refresh_from_db()
+        return Response(import_told(made))
+
+
+class Trace(APIView):
+    """Its events."""
+
+    content_negotiation_class = WhateverIsAccepted
+
+    @extend_schema(
+        operation_id="getImportedTrace",
+        parameters=[STEP, FORMAT],
+        responses={
+            (200, "application/octet-stream"): OpenApiResponse({"type": "string", "format": "binary"}, "for Perfetto"),
+            (200, "application/json"): OpenApiResponse(
+                {"anyOf": [schema.ref("ChromeTrace"), schema.ref("StepColumns")]}, "Chrome's JSON, or columns"
+            ),
+            **refusals(404),
+        },
+    )
+    def get(self, request: Request, key: str) -> Response | HttpResponse:
+        """A step event by event, as /jobs/ID/trace has it of a run of ours."""
+        given = Parameters(request, STEP.name, FORMAT.name)
+        step = given.number(STEP.name, 0, 0, LARGEST_STEP)
+        chosen = given.one_of(FORMAT.name, "perfetto", (*FORMATS, COLUMNS))
+        given.check()
+        made = _find(request, key)
+        if step not in made.steps:
+            return refuse(404, STEP.name, "the import has no such step", "query")
+        trace = kept.trace_of(made, step)
+        if chosen == COLUMNS:
+            return Response({"step": step, **tables(trace)})
+        writer = FORMATS[chosen]
+        answer = HttpResponse(writer.write(trace, f"{made.name}, step {step}"), content_type=writer.CONTENT_TYPE)
+        answer["Content-Disposition"] = f'attachment; filename="{made.id}-step-{step}.{writer.SUFFIX}"'
+        return answer
+
+
+def _find(request: Request, key: str, *, change: bool = False) -> ImportedTrace:
+    """The import; 404 alike for what is not there and what is not theirs. Staff may look at others' alone."""
+    seen = ImportedTrace.objects.visible_to(request.user)
+    if change:
+        seen = seen.filter(owner=user_of(request))
+    found = seen.select_related("owner").filter(pk=key).first() if storable(key) else None
+    if found is None:
+        raise Http404("no such import")
+    return found

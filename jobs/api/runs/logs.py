@@ -1,0 +1,156 @@
+"""REST for whole logs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from django.http import Http404, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from jobs.access import find_job
+from jobs.api.http.errors import LATER
+from jobs.api.http.negotiation import WhateverIsAccepted
+from jobs.api.http.parameters import Parameters
+from jobs.api.jobs.wait import RESUME, STREAM, followed
+from jobs.api.shared import refusals, refuse
+from jobs.live.held import OneLog
+from jobs.logs import whole
+from jobs.logs.places import LAUNCHER, NOT_STARTED, NoLogError, Place, member_of, place_of
+from jobs.text import whole_number
+
+log = logging.getLogger(__name__)
+
+MOST_RANKS = 65535
+MOST_ATTEMPTS = 2**31 - 1
+LAST_BYTE = 2**53 - 1
+FILES = ("stdout", "stderr")
+SIZE_HEADER = "Meshboard-Log-Bytes"
+ATTEMPT = OpenApiParameter(
+    "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="by default the current one"
+)
+FILE = OpenApiParameter(
+    "file",
+    {"type": "string", "enum": list(FILES)},
+    description="of a rank; by default both, one after the other",
+)
+FROM = OpenApiParameter(
+    "from", {"type": "integer", "minimum": 0, "maximum": LAST_BYTE, "default": 0}, description="the first byte told"
+)
+BYTES = OpenApiParameter(
+    "bytes", {"type": "integer", "minimum": 1, "maximum": LAST_BYTE}, description="at most so many; by default all"
+)
+FOLLOW = OpenApiParameter(
+    "follow", {"type": "string", "enum": ["0", "1"], "default": "0"}, description="1: go on telling as it is written"
+)
+TEXT = OpenApiResponse(
+    OpenApiTypes.STR, description=f"the log as its host keeps it; {SIZE_HEADER}: about how many bytes will come"
+)
+
+
+class Asked(NamedTuple):
+    """What of a log. `rank`: None where there is no such one; `first`, `most`: bytes."""
+
+    rank: int | None
+    attempt: int | None
+    file: str | None
+    first: int
+    most: int | None
+    follow: bool
+
+
+class Log(APIView):
+    """A whole log."""
+
+    content_negotiation_class = WhateverIsAccepted
+
+    @extend_schema(
+        operation_id="readLog",
+        parameters=[ATTEMPT, FILE, FROM, BYTES, FOLLOW, RESUME],
+        responses={(200, "text/plain"): TEXT, (200, "text/event-stream"): STREAM, **refusals(404, 409, 422)},
+    )
+    def get(self, request: Request, job_id: str, rank: str) -> HttpResponseBase:
+        """All that the host keeps of a rank's log, or a range of it; -1 is the launcher of the first host, -2 that of
+        the second. Where a log outgrew its bound, its middle is gone, and a line says how much. The connection breaks
+        where the host falls silent before the end. 409: the log lies where the board does not read. With `follow` its
+        newest lines, and each further one as it comes, as the events `log`, `gap` and `end` of /events."""
+        job = find_job(request.user, job_id)
+        asked = _asked(request, rank)
+        number = asked.attempt or job.attempt
+        if asked.rank is None or number > job.attempt:
+            missing = f"attempt {number}" if asked.rank is not None else f"rank {rank[:40]!r}"
+            raise Http404(f"this job has no {missing}")
+        attempt = job.attempts.filter(number=number).first()
+        if attempt is None:
+            return refuse(409, "log", NOT_STARTED)
+        try:
+            if asked.follow:
+                node = member_of(attempt, asked.rank).node
+                return followed(request, job, log=OneLog(number, node, max(asked.rank, LAUNCHER)))
+            return _read(place_of(attempt, asked.rank), asked.rank, asked)
+        except NoLogError as error:
+            return refuse(error.status, "log", str(error), headers=LATER if error.status == 503 else None)
+        except whole.BusyError as error:
+            return refuse(503, "log", str(error), headers=LATER)
+        except (RedisError, OperationalError) as error:
+            log.warning("a log cannot be asked for: %s", error)
+            return refuse(503, "log", "Redis does not answer just now: hosts cannot be asked", headers=LATER)
+
+
+def _asked(request: Request, rank: str) -> Asked:
+    """Raises BadParameterError, SpecError."""
+    given = Parameters(request, *(parameter.name for parameter in (ATTEMPT, FILE, FROM, BYTES, FOLLOW)))
+    asked = Asked(
+        rank=_rank(rank),
+        attempt=given.number("attempt", None, 1, MOST_ATTEMPTS),
+        file=given.one_of("file", None, FILES),
+        first=given.number("from", 0, 0, LAST_BYTE),
+        most=given.number("bytes", None, 1, LAST_BYTE),
+        follow=given.one_of("follow", "0", ("0", "1")) == "1",
+    )
+    is_range = asked.first > 0 or asked.most is not None
+    if is_range and asked.file is None and asked.rank is not None and asked.rank > LAUNCHER:
+        given.clash("file", "is required of a range: a rank has two")
+    given.check()
+    return asked
+
+
+def _read(place: Place, rank: int, asked: Asked) -> StreamingHttpResponse:
+    """Raises NoLogError, BusyError, RedisError, OperationalError."""
+    begun = whole.begin(place, tuple(one for one in place.files if asked.file in (None, one)), asked.first)
+    name = f"{place.job}-{place.attempt}-" + (f"rank{rank}" if rank > LAUNCHER else f"launcher{LAUNCHER - rank}")
+    told, size = whole.parts(place, begun), max(0, whole.num_bytes(begun) - asked.first)
+    if asked.most is not None:
+        told, size = whole.first_bytes(told, asked.most), min(size, asked.most)
+    headers = {
+        "Content-Disposition": f'attachment; filename="{name}.log"',
+        "Cache-Control": "no-store",
+        SIZE_HEADER: str(size),
+    }
+    text = "text/plain; charset=utf-8"
+    return StreamingHttpResponse(_until_it_breaks(told, name), content_type=text, headers=headers)
+
+
+async def _until_it_breaks(parts: AsyncIterator[bytes], name: str) -> AsyncIterator[bytes]:
+    try:
+        async for part in parts:
+            yield part
+    except Exception as error:
+        log.warning("log %s breaks off: %s", name, error)
+        yield f"\n[the log breaks off here: {error}]\n".encode()
+        raise
+
+
+def _rank(text: str) -> int | None:
+    """A rank, or a launcher as -1 and below."""
+    number = whole_number(text.removeprefix("-"), 0, MOST_RANKS)
+    if number is None or text == "-0":
+        return None
+    return -number if text.startswith("-") else number

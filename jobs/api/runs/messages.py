@@ -1,0 +1,49 @@
+"""The bodies of messages that are msgpack: read as bytes within bounds, and described."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import IO, Any
+
+from rest_framework.exceptions import ParseError
+from rest_framework.parsers import BaseParser
+
+from contracts.codec import BATCH_BYTES, REPORT_BYTES
+from jobs.api.http.parsers import TooLargeError
+
+
+class MsgpackParser(BaseParser):
+    """The bytes themselves, at most as many as a message has; `Content-Encoding: deflate` is undone within that."""
+
+    media_type = "application/msgpack"
+
+    def parse(
+        self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Raises TooLargeError, ParseError."""
+        request = (parser_context or {})["request"]
+        raw: bytes = stream.read(REPORT_BYTES + 1)
+        encoding = request.headers.get("Content-Encoding", "identity")
+        if encoding == "deflate":
+            raw = _inflated(raw)
+        elif encoding != "identity":
+            raise ParseError(f"Content-Encoding: {encoding[:40]!r} is not read; deflate is")
+        if len(raw) > REPORT_BYTES:
+            raise TooLargeError(f"the message is larger than {REPORT_BYTES:,} bytes")
+        return raw
+
+
+def _inflated(raw: bytes) -> bytes:
+    reader = zlib.decompressobj()
+    try:
+        found = reader.decompress(raw, REPORT_BYTES + 1)
+    except zlib.error as error:
+        raise ParseError(f"not deflated: {error}") from None
+    if reader.unconsumed_tail:
+        raise TooLargeError(f"the message is larger than {REPORT_BYTES:,} bytes")
+    return found
+
+
+BATCH_BODY = {"application/msgpack": {"type": "string", "format": "binary", "maxLength": BATCH_BYTES}}
+REPORT_BODY = {"application/msgpack": {"type": "string", "format": "binary", "maxLength": REPORT_BYTES}}

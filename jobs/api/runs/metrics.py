@@ -1,0 +1,120 @@
+"""REST of what a run measured: its metrics and its traffic, by time, and what it proved; as JSON or a file."""
+
+from __future__ import annotations
+
+from django.http.response import HttpResponseBase
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.access import find_job
+from jobs.api.document import schema
+from jobs.api.http.negotiation import WhateverIsAccepted
+from jobs.api.http.parameters import Parameters
+from jobs.api.runs.history import ATTEMPT, FILES, TIME, as_file
+from jobs.api.shared import refusals, refuse
+from jobs.history.kept.folder import GoneError
+from jobs.history.told import answers
+from jobs.history.told.asked import FORMATS, MOST_ATTEMPTS, MOST_BINS, Asked, a_time
+from jobs.history.told.results import results
+
+USUAL_POINTS = 200
+GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
+    "steps": {"job": (), "rank": ("rank",)},
+    "traffic": {"job": (), "rank": ("rank",), "axis": ("axis",), "collective": ("axis", "op")},
+}
+
+
+def parameters(table: str) -> list[OpenApiParameter]:
+    return [
+        OpenApiParameter("by", {"type": "string", "enum": list(GROUPS[table]), "default": "job"}),
+        ATTEMPT,
+        OpenApiParameter("from", TIME, description="unix seconds; by default the attempt's first"),
+        OpenApiParameter("to", TIME, description="unix seconds; by default its last"),
+        OpenApiParameter(
+            "points",
+            {"type": "integer", "minimum": 1, "maximum": MOST_BINS, "default": USUAL_POINTS},
+            description="bins of equal time, of which those with something in them are told; 1: all of it as one",
+        ),
+        OpenApiParameter("format", {"type": "string", "enum": list(FORMATS), "default": "json"}),
+    ]
+
+
+ROWS = {
+    (200, "application/json"): schema.of("Rows"),
+    (200, FILES["csv"]): OpenApiResponse({"type": "string"}, "with a header"),
+    (200, FILES["parquet"]): OpenApiResponse({"type": "string", "format": "binary"}),
+    **refusals(404, 422),
+}
+
+
+class Binned(APIView):
+    """A table by time."""
+
+    table = ""
+    content_negotiation_class = WhateverIsAccepted
+
+    def answer(self, request: Request, job_id: str) -> HttpResponseBase:
+        given = Parameters(request, *(parameter.name for parameter in parameters(self.table)))
+        by = given.one_of("by", "job", tuple(GROUPS[self.table]))
+        attempt = given.number("attempt", None, 1, MOST_ATTEMPTS)
+        since = given.read("from", None, "must be unix seconds", a_time)
+        until = given.read("to", None, "must be unix seconds", a_time)
+        points = given.number("points", USUAL_POINTS, 1, MOST_BINS)
+        form = given.one_of("format", "json", FORMATS)
+        if since is not None and until is not None and since > until:
+            given.clash("from", f"{since:g} is after to = {until:g}")
+        given.check()
+        job = find_job(request.user, job_id)
+        number = attempt or job.attempt
+        asked = Asked(number, since, until, None, None, points, GROUPS[self.table][by], form)
+        try:
+            if form != "json":
+                return as_file(job, number, self.table, asked)
+            return Response(answers.rows(job.id, number, self.table, asked))
+        except GoneError as error:
+            return refuse(404, "attempt", str(error), "query")
+
+
+class Metrics(Binned):
+    """Steps."""
+
+    table = "steps"
+
+    @extend_schema(operation_id="getMetrics", parameters=parameters("steps"), responses=ROWS)
+    def get(self, request: Request, job_id: str) -> HttpResponseBase:
+        """Step time, loss, gradient norm, learning rate, time for data and for the optimiser by time: the least, mean
+        and most of each. While it runs, up to some seconds ago."""
+        return self.answer(request, job_id)
+
+
+class Traffic(Binned):
+    """Bytes."""
+
+    table = "traffic"
+
+    @extend_schema(operation_id="getTraffic", parameters=parameters("traffic"), responses=ROWS)
+    def get(self, request: Request, job_id: str) -> HttpResponseBase:
+        """Collectives by time: calls, completed ones, payload and algorithmic bytes, busy seconds: sums over all ranks,
+        and exact. `by` tells them apart; points=1 has the totals. While it runs, up to some seconds ago."""
+        return self.answer(request, job_id)
+
+
+class OfAttempt(APIView):
+    """What came of it."""
+
+    @extend_schema(
+        operation_id="getResults", parameters=[ATTEMPT], responses={200: schema.of("Results"), **refusals(404)}
+    )
+    def get(self, request: Request, job_id: str) -> Response:
+        """What an attempt proved or found so far: predicted beside measured bytes, the checks of copies and of the
+        first steps, what a dry run found of each rank, and a lab's result."""
+        given = Parameters(request, "attempt")
+        attempt = given.number("attempt", None, 1, MOST_ATTEMPTS)
+        given.check()
+        job = find_job(request.user, job_id)
+        try:
+            return Response(results(job, attempt or job.attempt))
+        except GoneError as error:
+            return refuse(404, "attempt", str(error), "query")

@@ -1,0 +1,277 @@
+"""REST for runs that report themselves. A person's token opens one; the run's own token does the rest."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+import time
+from typing import Any
+
+from django.db import transaction
+from django.http import Http404
+from django.urls import reverse
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from redis.exceptions import RedisError
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from contracts.codec import BATCH_BYTES, BadMessageError, decode_batch, decode_report
+from contracts.telemetry import Batch
+from jobs.access import find_job, find_job_to_change
+from jobs.api.document.schema import of, ref, request_body
+from jobs.api.http.errors import LATER, RunEnded, of_request, refused
+from jobs.api.http.problems import details
+from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.runs import messages
+from jobs.api.shared import refusals, refuse, refuse_body, user_of
+from jobs.models import Member, RunToken
+from jobs.present import job_detail
+from jobs.queue.heard import silence
+from jobs.reporting import runs
+from jobs.reporting.doors import OverHttps, RunTokenAuthentication
+from jobs.reporting.inflow import Place, TooFastError, put
+from jobs.reporting.meeting import meet
+from jobs.reporting.requests import Heard, MeetRequest, NodeJoined, NodeRequest, OpenedRun, RunRequest, read
+from jobs.reporting.tokens import digest
+from planner.facts.spec import Problem
+
+log = logging.getLogger(__name__)
+
+LARGEST_NUMBER = 2**53 - 1  # of a batch: what Redis' scripts count exactly
+OF_NODES = ("log", "gauge", "start")  # items that a node says of itself too, as rank -1
+NUMBER = OpenApiParameter(
+    "n",
+    {"type": "integer", "minimum": 0, "maximum": LARGEST_NUMBER},
+    required=True,
+    description="the batch's number from 0: each is taken once",
+)
+CLAIM = OpenApiParameter(
+    "Meshboard-Claim",
+    {"type": "string", "minLength": 20, "maxLength": 200},
+    OpenApiParameter.HEADER,
+    required=True,
+    description="the secret that this node joined with",
+)
+OPEN = request_body({"allOf": [ref("RunRequest")]}, {"name": "by hand", "world_size": 8, "nodes": 2})
+JOIN = request_body({"allOf": [ref("NodeRequest")]}, {"node": 0, "name": "gpu-7", "claim": "a-secret-of-this-process"})
+
+MEET = request_body({"allOf": [ref("MeetRequest")]}, {"address": "10.0.0.7", "port": 0})
+
+
+class Runs(APIView):
+    """Begin to report a run."""
+
+    permission_classes = [IsAuthenticated, OverHttps]
+    throttle_classes = [SubmitThrottle]
+
+    @extend_schema(
+        operation_id="openRun",
+        request=OPEN,
+        responses={
+            201: of("OpenedRun"),
+            200: of("OpenedRun", "its key's run, with another token"),
+            **refusals(403, 415, 422, 429),
+        },
+    )
+    def post(self, request: Request) -> Response:
+        """A run that somebody launched elsewhere: the board shows it, and starts nothing. It takes no slot."""
+        asked = read(RunRequest, request.data)
+        opened = runs.open_run(user_of(request), asked)
+        run, page = opened.attempt.job_id, reverse("job-detail", args=[opened.attempt.job_id])
+        told: OpenedRun = {
+            "run": run,
+            "attempt": opened.attempt.number,
+            "token": opened.token,
+            "url": request.build_absolute_uri(page),
+            "nodes": asked.nodes,
+            "ranks_per_node": asked.world_size // asked.nodes,
+        }
+        return Response(told, status=201 if opened.new else 200, headers={"Cache-Control": "no-store"})
+
+
+class OfRun(APIView):
+    """What a run's own token may do."""
+
+    authentication_classes = [RunTokenAuthentication]
+    permission_classes = [IsAuthenticated, OverHttps]
+    throttle_classes = ()  # how fast a node may speak is bounded in bytes
+
+    def handle_exception(self, exc: Exception) -> Response:
+        if isinstance(exc, runs.EndedError):
+            ended: RunEnded = {**details(410, [Problem("run", str(exc))]), "cancel": exc.cancel}
+            return refused(ended)
+        if isinstance(exc, runs.TakenError):
+            return refuse(409, "node", str(exc), "body")
+        if isinstance(exc, BadMessageError):
+            return refuse(422, "message", str(exc))
+        if isinstance(exc, TooFastError):
+            words = f"more than a node may send; wait {exc.wait_s:.1f} s"
+            return refused(of_request(429, words), {"Retry-After": str(math.ceil(exc.wait_s))})
+        if isinstance(exc, RedisError):
+            log.warning("telemetry cannot be taken: %s", exc)
+            return refused(of_request(503, "Redis does not answer just now; it was not taken"), LATER)
+        return super().handle_exception(exc)
+
+    def run(self, run: str, attempt: int) -> RunToken:
+        """The token's attempt. Raises Http404 where the address is another's."""
+        token = self.request.auth
+        assert isinstance(token, RunToken), "the only way in"
+        if (token.attempt.job_id, token.attempt.number) != (run, attempt):
+            raise Http404("this token is of another run or attempt")
+        return token
+
+    def member(self, run: str, attempt: int, node: int) -> Member:
+        """The member that the request's claim speaks for. Raises Http404, TakenError."""
+        found = self.run(run, attempt).attempt.members.select_related("attempt__job").filter(node=node).first()
+        if found is None or not found.claim:
+            raise Http404(f"node {node} has not joined this run")
+        claim = self.request.headers.get("Meshboard-Claim", "")
+        if not (claim.isascii() and hmac.compare_digest(digest(claim), found.claim)):
+            self.permission_denied(self.request, message=f"another process speaks for node {node} of this run")
+        return found
+
+
+class Members(OfRun):
+    """A node joins."""
+
+    @extend_schema(
+        operation_id="joinRun",
+        request=JOIN,
+        responses={200: of("NodeJoined"), **refusals(403, 404, 409, 410, 415, 422)},
+    )
+    def post(self, request: Request, run: str, attempt: int) -> Response:
+        """From now on this process speaks for the node; the same claim again changes nothing."""
+        token = self.run(run, attempt)
+        member = runs.join(token, read(NodeRequest, request.data))
+        told: NodeJoined = {
+            "node": member.node,
+            "first_rank": member.first_rank,
+            "num_ranks": member.num_ranks,
+            "cancel": runs.must_end(member),
+        }
+        return Response(told)
+
+
+class Batches(OfRun):
+    """Telemetry."""
+
+    parser_classes = [messages.MsgpackParser]
+
+    @extend_schema(
+        operation_id="sendBatch",
+        request=messages.BATCH_BODY,
+        parameters=[NUMBER, CLAIM],
+        responses={200: of("Heard"), **refusals(403, 404, 410, 415, 422, 429)},
+    )
+    def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
+        """One msgpack `Batch` (contracts/telemetry.py) of at most 256 KiB, of this node's ranks alone."""
+        member = self.member(run, attempt, node)
+        runs.refuse_ended(member.attempt)
+        number = _number(request)
+        raw = _raw(request)
+        if len(raw) > BATCH_BYTES:
+            return refuse(413, "message", f"{len(raw):,} bytes; a batch has at most {BATCH_BYTES:,}")
+        if problem := foreign(decode_batch(raw), member):
+            return refuse(403, "message", problem)
+        put(Place(run, attempt, node), number, raw)
+        return _heard(member)
+
+
+class Report(OfRun):
+    """How a node stands."""
+
+    parser_classes = [messages.MsgpackParser]
+
+    @extend_schema(
+        operation_id="reportRun",
+        request=messages.REPORT_BODY,
+        parameters=[CLAIM],
+        responses={200: of("Heard"), **refusals(403, 404, 410, 415, 422)},
+    )
+    def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
+        """One msgpack `AttemptReport` (contracts/control.py), every few seconds and at the end; it may be deflated."""
+        member = self.member(run, attempt, node)
+        told = decode_report(_raw(request))
+        named = {(told["job"], told["attempt"])} | (
+            {(told["exit"]["job"], told["exit"]["attempt"])} if "exit" in told else set()
+        )
+        if named != {(run, attempt)}:
+            return refuse(403, "message", "it is of another run or attempt than its address")
+        runs.take_report(member, told)
+        return _heard(member)
+
+
+class Meet(OfRun):
+    """How a gang starts."""
+
+    @extend_schema(
+        operation_id="meetRun",
+        request=MEET,
+        parameters=[CLAIM],
+        responses={200: of("Met"), **refusals(403, 404, 410, 415, 422)},
+    )
+    def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
+        """A node of several says that it is ready, and where, or only asks who is; each answer tells the time."""
+        member = self.member(run, attempt, node)
+        runs.refuse_ended(member.attempt)
+        return Response(meet(member, read(MeetRequest, request.data), cancel=runs.must_end(member)))
+
+
+class GiveUp(APIView):
+    """Wait no longer."""
+
+    @extend_schema(
+        operation_id="giveUpRun",
+        request=None,
+        responses={200: of("JobDetail"), **refusals(403, 404, 409, 415, 422)},
+    )
+    def post(self, request: Request, job_id: str) -> Response:
+        """A run from elsewhere that fell silent and will not speak again is lost. 409 while it speaks."""
+        job = find_job_to_change(request.user, job_id)
+        refuse_body(request)
+        try:
+            silence.give_up(job, request.user.get_username())
+        except silence.HeardError:
+            return refuse(409, "status", f"a run that is {job.status} and not silent is not given up: cancel it")
+        return Response(job_detail(find_job(request.user, job_id)))
+
+
+def foreign(batch: Batch, member: Member) -> str:
+    """Why a batch is not this member's to send; empty where it is."""
+    if (batch["job"], batch["attempt"]) != (member.attempt.job_id, member.attempt.number):
+        return f"it is of {batch['job']}/{batch['attempt']}"
+    own = range(member.first_rank, member.first_rank + member.num_ranks)
+    for item in batch["items"]:
+        if item["kind"] == "gap" or (item["kind"] in OF_NODES and item["rank"] == -1):
+            continue
+        if item["rank"] not in own:
+            return f"rank {item['rank']} is not of node {member.node}, which has {own.start} to {own.stop - 1}"
+    return ""
+
+
+def _raw(request: Request) -> bytes:
+    """What was sent; nothing where there was no body, which no parser is asked about."""
+    told: Any = request.data
+    return told if isinstance(told, bytes) else b""
+
+
+def _number(request: Request) -> int:
+    """Raises BadMessageError."""
+    told = request.query_params.getlist("n")
+    if len(told) != 1 or not told[0].isascii() or not told[0].isdigit() or len(told[0]) > 16:
+        raise BadMessageError("n: the number of the batch, once, from 0")
+    number = int(told[0])
+    if number > LARGEST_NUMBER:
+        raise BadMessageError(f"n: at most {LARGEST_NUMBER}")
+    return number
+
+
+def _heard(member: Member) -> Response:
+    with transaction.atomic():
+        runs.hear(member)
+        silence.heard_again(member)
+    member.attempt.job.refresh_from_db(fields=["status"])
+    return Response(Heard(cancel=runs.must_end(member), status=member.attempt.job.status, now=time.time()))

@@ -1,0 +1,139 @@
+"""REST for steps event by event: which there are, each as a trace to download, and which step to tell next."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse, JsonResponse
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from jobs.access import find_job
+from jobs.api.document import schema
+from jobs.api.http.errors import LATER, of_request, refused
+from jobs.api.http.parameters import BadParameterError
+from jobs.api.shared import refusals, refuse
+from jobs.history.told.steps import step_kept, steps_kept
+from jobs.models import TERMINAL, Job
+from jobs.text import whole_number
+from jobs.traces import chrome, perfetto, stream
+from jobs.traces.requests import LARGEST_STEP, wanted_step
+from jobs.traces.shapes import Trace, tables
+from jobs.traces.stream import AwayError
+from jobs.traces.wanted import FullError, ask
+from planner.facts.spec import Problem
+
+FORMATS = {"perfetto": perfetto, "chrome": chrome}
+COLUMNS = "columns"
+STEP = OpenApiParameter(
+    "step",
+    {"type": "integer", "minimum": 0, "maximum": LARGEST_STEP},
+    description="by default the newest that was told",
+)
+ATTEMPT = OpenApiParameter(
+    "attempt", {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}, description="by default the current one"
+)
+FORMAT = OpenApiParameter(
+    "format", str, enum=[*FORMATS, COLUMNS], default="perfetto", description="columns: as the history's tables"
+)
+
+
+class TracedSteps(APIView):
+    """Which steps can be had event by event."""
+
+    @extend_schema(
+        operation_id="listTracedSteps",
+        parameters=[ATTEMPT],
+        responses={200: schema.of("TracedSteps"), **refusals(404)},
+    )
+    def get(self, request: Request, job_id: str) -> Response:
+        """Steps of an attempt that its ranks told event by event and that are kept, in order."""
+        job = find_job(request.user, job_id)
+        attempt = _number(request, "attempt", 1, 2**31 - 1) or job.attempt
+        kept = steps_kept(job.id, attempt)
+        try:
+            found = kept or stream.steps_told(job, attempt)
+        except AwayError:
+            return _away()
+        return Response({"steps": found})
+
+
+class StepTrace(APIView):
+    """A step event by event."""
+
+    @extend_schema(
+        operation_id="getTrace",
+        parameters=[STEP, ATTEMPT, FORMAT],
+        responses={
+            (200, "application/octet-stream"): OpenApiResponse({"type": "string", "format": "binary"}, "for Perfetto"),
+            (200, "application/json"): OpenApiResponse(
+                {"anyOf": [schema.ref("ChromeTrace"), schema.ref("StepColumns")]}, "Chrome's JSON, or columns"
+            ),
+            **refusals(404),
+        },
+    )
+    def get(self, request: Request, job_id: str) -> HttpResponse:
+        """Compute and collectives of every rank in a step: a track for each rank and axis, waiting apart from transfer
+        in each event's notes. 404 where the step was not told."""
+        job = find_job(request.user, job_id)
+        step = _number(request, "step", 0, LARGEST_STEP)
+        attempt = _number(request, "attempt", 1, 2**31 - 1) or job.attempt
+        chosen = request.query_params.get("format", "perfetto")
+        if chosen not in (*FORMATS, COLUMNS):
+            raise BadParameterError([Problem("format", f"is none of {', '.join([*FORMATS, COLUMNS])}")])
+        try:
+            found = _find(job, attempt, step)
+        except AwayError:
+            return _away()
+        if found is None:
+            words = "no step was told event by event" if step is None else f"step {step} was not told event by event"
+            return refuse(404, "step", f"attempt {attempt}: {words}; ask for one while it runs", "query")
+        told, trace = found
+        if chosen == COLUMNS:
+            return JsonResponse({"step": told, **tables(trace)})
+        writer = FORMATS[chosen]
+        answer = HttpResponse(writer.write(trace, f"{job.name}, step {told}"), content_type=writer.CONTENT_TYPE)
+        answer["Content-Disposition"] = f'attachment; filename="{job.id}-{attempt}-step-{told}.{writer.SUFFIX}"'
+        return answer
+
+    @extend_schema(
+        operation_id="askForTrace",
+        request=schema.WANTED_STEP,
+        responses={202: schema.of("WantedSteps"), **refusals(403, 404, 409, 415, 422)},
+    )
+    def post(self, request: Request, job_id: str) -> Response:
+        """Ask a run for the events of a step, when it comes or while its hosts still have it."""
+        job = find_job(request.user, job_id)
+        step = wanted_step(request.data)
+        if job.status in TERMINAL:
+            return refuse(409, "status", f"a job that is {job.status} tells no further step")
+        try:
+            return Response({"steps": ask(job, step)}, status=202)
+        except FullError as error:
+            return refuse(409, "step", str(error), "body")
+        except AwayError:
+            return _away()
+
+
+def _find(job: Job, attempt: int, step: int | None) -> tuple[int, Trace] | None:
+    """Of the history, which is whole; what it does not have yet, of the stream."""
+    kept = steps_kept(job.id, attempt)
+    wanted = max(kept, default=None) if step is None else step
+    trace = step_kept(job.id, attempt, wanted) if wanted in kept and wanted is not None else None
+    if trace is not None and wanted is not None and (step is not None or job.status in TERMINAL):
+        return wanted, trace
+    return stream.trace_of(job, attempt, step) or (None if trace is None or wanted is None else (wanted, trace))
+
+
+def _away() -> Response:
+    return refused(of_request(503, "Redis cannot be reached just now"), LATER)
+
+
+def _number(request: Request, name: str, least: int, most: int) -> int | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    number = whole_number(text, least, most)
+    if number is None:
+        raise BadParameterError([Problem(name, f"must be a whole number from {least} to {most}")])
+    return number

@@ -1,0 +1,1 @@
+"""Steps that were told event by event: who met whom, who waited, how fast data moved."""

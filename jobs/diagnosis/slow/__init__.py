@@ -1,0 +1,1 @@
+"""What ails a run that goes on, and slower than it might."""

@@ -1,0 +1,89 @@
+"""What a pipeline idles, and what other numbers of micro-batches would make of it, by the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from statistics import median
+from typing import NamedTuple
+
+from jobs.diagnosis.events.window import Found
+from jobs.diagnosis.findings import Finding, evidence, percent, seconds
+from jobs.diagnosis.run import Run
+from planner.cost.timing import Timer
+from planner.facts.layout import problems
+from planner.facts.spec import JobSpec
+from planner.hardware.cluster import Cluster
+from planner.search.layouts import needed_bytes
+
+NOTABLE = 0.15  # of the step, that is idle
+LEAST_FASTER = 1.05
+MOST_TIMES = 16
+
+
+class Better(NamedTuple):
+    """A number of micro-batches, the share of the step that idles with it, and how many times faster a step is."""
+
+    micro_batches: int
+    bubble: float
+    times: float
+
+
+class Idle:
+    """Asks the planner once."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @cached_property
+    def _better(self) -> Better | None:
+        spec, cluster = self._run.spec, self._run.cluster
+        return fewer_idle(spec, cluster) if spec is not None and cluster is not None else None
+
+    def findings(self, steps: Sequence[Found]) -> Iterator[Finding]:
+        """Where the schedule makes ranks idle for NOTABLE of the step or more."""
+        told = [(step.pipe, step.step_s) for step in steps if step.pipe is not None]
+        if self._run.spec is None or not told:
+            return
+        share = median(pipe.bubble_s / step_s for pipe, step_s in told)
+        if share < NOTABLE:
+            return
+        layout, m = self._run.spec.layout, self._run.spec.train.micro_batches
+        sentence = (
+            f"Pipeline bubble {percent(share)}: {m} micro-{'batch' if m == 1 else 'batches'} on {layout.pp} stages"
+        )
+        bubble_s = median(pipe.bubble_s for pipe, _ in told)
+        facts = (evidence(f"each rank idles {seconds(bubble_s)} a step by the schedule {layout.schedule}"),)
+        reason = "the schedule fills and drains the pipe once a step"
+        better = self._better
+        if better is None:
+            yield Finding(
+                "notice", share, sentence, reason, "another schedule, or fewer stages, would idle less", facts
+            )
+            return
+        sentence += f"; {better.micro_batches} would make it {percent(better.bubble)}, {better.times:.2f} times faster"
+        following = f"set micro_batches to {better.micro_batches}"
+        yield Finding("notice", share, sentence, f"{reason}; the planner's estimate", following, facts)
+
+
+def fewer_idle(spec: JobSpec, cluster: Cluster) -> Better | None:
+    """The fastest of 2, 4, .. MOST_TIMES times as many micro-batches that the rules allow and that fits; None where
+    none is LEAST_FASTER times as fast."""
+    timer = Timer(cluster)
+    here = timer.predicted(spec)
+    found = []
+    times = 2
+    while times <= MOST_TIMES:
+        other = _with(spec, spec.train.micro_batches * times)
+        times *= 2
+        if problems(other) or needed_bytes(other, cluster) > cluster.accelerator.memory_bytes:
+            continue
+        there = timer.predicted(other)
+        better = Better(other.train.micro_batches, there.bubble_s / there.step_s, here.step_s / there.step_s)
+        found.append(better)
+    best = max(found, key=lambda better: better.times, default=None)
+    return best if best is not None and best.times >= LEAST_FASTER else None
+
+
+def _with(spec: JobSpec, micro_batches: int) -> JobSpec:
+    return spec.model_copy(update={"train": spec.train.model_copy(update={"micro_batches": micro_batches})})

@@ -1,0 +1,211 @@
+"""A rank that the others wait for in step after step.
+
+The rule. Of each step that was told event by event it is known what the others waited for each rank on average
+(`jobs.diagnosis.events.charging`). A rank is a straggler when, over the last steps,
+
+1. it is the one waited for most more often than chance would make it: were all N ranks alike, each would be that in one
+   step of N, and the chance of so many, times N ranks that could show it, is below CHANCE; and in MOST_STEPS of them;
+2. the others wait for it LEAST_SHARE of the step at least (the median over the steps), and LEAST_TIMES as long as for
+   whoever they wait for second most;
+3. even in the quietest quarter of the steps they wait for it QUIETEST of the median: contention comes in bursts, a slow
+   rank is slow in every step;
+4. those are FEWEST steps and LEAST_S seconds at least, and in most of the last RECENT steps it still was.
+
+Of several such runs of last steps the longest counts; it began at the first of them in which it was waited for half as
+long as usual. Medians and counts are used, so that a few steps that were slow for another reason change nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median, quantiles
+from typing import NamedTuple
+
+from jobs.diagnosis.events.charging import Charge
+from jobs.diagnosis.events.links import between_hosts
+from jobs.diagnosis.events.step import OTHER
+from jobs.diagnosis.events.window import KEPT, Found
+from jobs.diagnosis.findings import Finding, cut, evidence, percent, seconds
+from jobs.diagnosis.run import Run
+from jobs.diagnosis.shapes import MOST_STRAGGLERS, Cause, Straggler
+from jobs.diagnosis.stuck.processes import Processes
+from planner.facts.layout import coordinates
+
+CHANCE = 1e-3
+MOST_STEPS = 0.7
+LEAST_SHARE = 0.1
+LEAST_TIMES = 2.0
+QUIETEST = 1 / 3
+FEWEST = 6
+LEAST_S = 8.0
+RECENT = 4
+LENGTHS = (KEPT, 48, 32, 24, 16, 12, 8, FEWEST)
+UNEVEN = 1.25  # times the others' bytes of all-to-alls: the router sends it more tokens
+COMPUTE = ("forward", "backward", "weights", "eval", OTHER)
+NEXT: dict[str, str] = {
+    "compute": "look at what else runs on {host}, at its clocks and its temperature",
+    "data": "look at what {host} reads its data from",
+    "checkpoint": "look at the disk that {host} saves to",
+    "optimizer": "look at what else runs on {host}",
+    "link": "look at the network of {host}",
+    "quota": "raise the CPU quota of its cgroup on {host}, or give its ranks fewer neighbours",
+    "stopped": "find who stops it on {host}",
+    "experts": "raise the weight of the balance loss, or set a capacity factor",
+    "unknown": "look at what else runs on {host}",
+}
+
+
+class Late(NamedTuple):
+    """A straggler, and the steps it is one in. `times`: in how many the others waited most for it."""
+
+    rank: int
+    steps: tuple[Found, ...]
+    times: int
+    wait_s: float
+    share: float
+
+
+def stragglers(run: Run, steps: Sequence[Found]) -> list[Late]:
+    """Those of now, the worst first."""
+    waited = [step.of_rank() for step in steps]
+    found: dict[int, Late] = {}
+    for length in LENGTHS:
+        for late in _over(run.world_size, steps[-length:], waited[-length:]):
+            found.setdefault(late.rank, late)
+    return sorted(found.values(), key=lambda late: -late.share)[:MOST_STRAGGLERS]
+
+
+def _over(world: int, steps: Sequence[Found], waited: Sequence[Mapping[int, float]]) -> Iterator[Late]:
+    if len(steps) < FEWEST or steps[-1].ended - steps[0].ended < LEAST_S:
+        return
+    most = [max(ranks, key=lambda rank: ranks[rank]) if ranks else -1 for ranks in waited]
+    for rank in set(most) - {-1}:
+        times = most.count(rank)
+        if times < MOST_STEPS * len(steps) or most[-RECENT:].count(rank) <= RECENT // 2:
+            continue
+        if world * chance(len(steps), times, world) > CHANCE:
+            continue
+        waits = [ranks.get(rank, 0.0) for ranks in waited]
+        others = [max((s for other, s in ranks.items() if other != rank), default=0.0) for ranks in waited]
+        share = median(wait / step.step_s for wait, step in zip(waits, steps, strict=True))
+        wait_s, quiet_s = median(waits), quantiles(waits, n=4)[0]
+        if share >= LEAST_SHARE and wait_s >= LEAST_TIMES * median(others) and quiet_s >= QUIETEST * wait_s:
+            began = next(i for i, wait in enumerate(waits) if wait >= wait_s / 2)
+            yield Late(rank, tuple(steps[began:]), most[began:].count(rank), wait_s, share)
+
+
+def chance(steps: int, times: int, world: int) -> float:
+    """That one of `world` ranks that are all alike is waited for most in so many steps or more."""
+    p = 1 / max(2, world)
+    return sum(math.comb(steps, k) * p**k * (1 - p) ** (steps - k) for k in range(times, steps + 1))
+
+
+class Why(NamedTuple):
+    cause: Cause
+    reason: str
+
+
+def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
+    """What a straggler spends more than its peers, those of its pipeline stage, or all where it has none there."""
+    peers = _peers(run, late.rank)
+    hint = processes.hint(late.rank, peers, now)
+    over = {
+        name: median(_excess(step, late.rank, peers, of) for step in late.steps)
+        for name, of in (
+            ("compute", lambda step, rank: sum(step.own[rank].get(work, 0.0) for work in COMPUTE)),
+            ("data", lambda step, rank: step.own[rank].get("data", 0.0)),
+            ("checkpoint", lambda step, rank: step.own[rank].get("checkpoint", 0.0)),
+            ("optimizer", lambda step, rank: step.own[rank].get("optimizer", 0.0)),
+            ("link", lambda step, rank: step.moving[rank]),
+        )
+    }
+    name = max(over, key=lambda part: over[part])
+    if over[name] < 0.3 * late.wait_s:
+        text = "what it does longer than the others, nothing tells"
+        return Why("unknown" if hint is None else _cause(hint.cause), text if hint is None else hint.text)
+    more = f"{seconds(over[name])} a step more than its peers"
+    if name == "compute":
+        if hint is not None:
+            return Why(_cause(hint.cause), f"its compute, {more}: {hint.text}")
+        tokens = _experts(late, peers)
+        if tokens > UNEVEN:
+            return Why("experts", f"its experts get {tokens:.1f} times the tokens of the others: {more}")
+        return Why("compute", f"its compute, not its link: {more}")
+    if name == "link" and not _has_links(run, late.rank, peers):
+        starved = "it gets too little of a processor: a quota, its neighbours, or somebody stops it again and again"
+        return Why("quota", f"transfers inside its host take {more}; {starved}")
+    words = {
+        "data": "it waits for its data",
+        "checkpoint": "it saves a checkpoint",
+        "optimizer": "its optimiser, not its link",
+        "link": "its link, not its compute",
+    }
+    return Why("compute" if name == "optimizer" else _cause(name), f"{words[name]}: {more}")
+
+
+def _has_links(run: Run, rank: int, peers: Sequence[int]) -> bool:
+    """Whether anything but a host's own processors moves its data."""
+    return between_hosts(run, [rank, *peers]) or (run.cluster is not None and run.cluster.device == "cuda")
+
+
+def _cause(name: str) -> Cause:
+    return name  # type: ignore[return-value]  # of NEXT's
+
+
+def _peers(run: Run, rank: int) -> list[int]:
+    ranks = [other for other in range(run.world_size) if other != rank]
+    if run.spec is None or run.spec.layout.pp == 1:
+        return ranks
+    layout = run.spec.layout
+    stage = coordinates(rank, layout).pp
+    return [other for other in ranks if coordinates(other, layout).pp == stage] or ranks
+
+
+def _excess(step: Found, rank: int, peers: Sequence[int], of: Callable[[Found, int], float]) -> float:
+    told = [of(step, other) for other in peers if other in step.own]
+    return of(step, rank) - median(told) if told else 0.0
+
+
+def _experts(late: Late, peers: Sequence[int]) -> float:
+    """Bytes of its all-to-alls over its peers': what an expert gets it sends back."""
+    own = sum(step.experts.get(late.rank, 0) for step in late.steps)
+    others = [sum(step.experts.get(rank, 0) for step in late.steps) for rank in peers]
+    usual = median(others) if others else 0
+    return own / usual if usual else 1.0
+
+
+def told(run: Run, late: Late, processes: Processes, now: float) -> tuple[Straggler, Finding]:
+    """As the page has it, and what the verdict may say of it."""
+    found = why(run, late, processes, now)
+    charges: dict[Charge, float] = {}
+    for step in late.steps:
+        for key, waited in step.charges.items():
+            if key[1] == late.rank:
+                charges[key] = charges.get(key, 0.0) + waited
+    axis = max(charges, key=lambda key: charges[key])[0]
+    calls = sum(step.calls.get((axis, late.rank), 0) for step in late.steps)
+    last_in = sum(step.came_last.get((axis, late.rank), 0) for step in late.steps) / calls if calls else 0.0
+    first, last = late.steps[0].number, late.steps[-1].number
+    where = run.where(late.rank)
+    often = f"came last to {percent(last_in)} of its {axis} collectives" if last_in >= 0.5 else "holds up the others"
+    sentence = f"{where[0].upper()}{where[1:]} {often} since step {first}, {percent(late.share)} of every step"
+    host = run.host_of(late.rank) or "its host"
+    straggler: Straggler = {
+        "rank": late.rank,
+        "host": run.host_of(late.rank),
+        "axis": axis,
+        "cause": found.cause,
+        "since_step": first,
+        "seconds": late.wait_s,
+        "share": late.share,
+        "last_in": last_in,
+        "text": cut(f"{sentence}; {found.reason}"),
+    }
+    facts = (
+        evidence(f"the others wait {seconds(late.wait_s)} a step for it, the median", [late.rank], (first, last)),
+        evidence(f"in {late.times} of {len(late.steps)} steps most of all ranks", [late.rank], (first, last)),
+        evidence(found.reason, [late.rank], (first, last)),
+    )
+    following = NEXT[found.cause].format(host=host)
+    return straggler, Finding("slow", late.share, sentence, found.reason, following, facts)

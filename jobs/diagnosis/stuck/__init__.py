@@ -1,0 +1,1 @@
+"""What ails a run of which nothing ends any more."""

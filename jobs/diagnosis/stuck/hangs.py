@@ -1,0 +1,250 @@
+"""Nothing ends any more: since when, in which collective, whose fault, and what to do.
+
+A run stands still when on no rank anything ended for its threshold, while its hosts still speak. The threshold is the
+run's own pace: PACES times its median step, 10 s at least and 60 s at most, and no less than twice its longest step of
+late. What is slow by nature has more: the way to the first steps, a proof and what is compiled SLOW_S; a validation
+EVAL_S, a checkpoint CHECKPOINT_S or twice the longest before where that is more. A process that its host sees stopped
+or gone explains a standstill at once: LEAST_S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from contracts.telemetry import FIRST_STEPS
+from jobs.diagnosis.course.steps import Steps
+from jobs.diagnosis.events.step import Step
+from jobs.diagnosis.findings import Finding, cut, evidence, ranks_words, seconds
+from jobs.diagnosis.run import Run
+from jobs.diagnosis.shapes import MOST_LINE, MOST_RANKS, MOST_STACK, Cause, Hang
+from jobs.diagnosis.stuck.processes import THROTTLED, Processes
+from jobs.diagnosis.stuck.progress import Progress
+from jobs.diagnosis.stuck.standstill import Knot, untie
+
+LEAST_S, MOST_S, PACES = 10.0, 60.0, 10.0
+SLOW_S, EVAL_S, CHECKPOINT_S = 300.0, 60.0, 120.0
+UNTOLD_S = 5.0  # beyond the threshold, for ranks that others wait for to tell where they stand
+SPEAKS_S = 8.0  # a host that told nothing for longer is silent: gauges come every few seconds
+LOADING = ("dataload", "corpus", "dataset", "next_batch", "tokenize", "fetch")
+SAVING = ("workers/checkpoint", "distributed/checkpoint", "torch/serialization", "save_checkpoint")
+EVALUATING = ("evaluate", "validate")
+NEXT: dict[str, str] = {
+    "stopped": "let it go on (kill -CONT on {host}), and find who stopped it",
+    "dead": "look at its log and at {host}: the others end once they give up waiting",
+    "skipped call": "look at what makes it leave that call out: a branch on its rank, or on its own data",
+    "mismatch": "print shapes and dtypes before that call on both sides",
+    "link": "look at the network of {host}: cables, routes, a firewall",
+    "data": "look at what {host} reads its data from",
+    "quota": "raise the CPU quota of its cgroup on {host}",
+    "checkpoint": "look at the disk that {host} saves to",
+    "compute": "look at where its Python stands",
+    "unknown": "look at where the ranks stand",
+}
+
+
+class Blame(NamedTuple):
+    cause: Cause
+    ranks: tuple[int, ...]
+    reason: str
+
+
+class Hangs:
+    """Whether the run stands still."""
+
+    def __init__(self, run: Run, steps: Steps, progress: Progress, processes: Processes) -> None:
+        self._run, self._steps, self._progress, self._processes = run, steps, progress, processes
+
+    def threshold_s(self, now: float) -> float:
+        """Seconds after which a standstill is told, by what the run does."""
+        if self._held(now):
+            return LEAST_S
+        phases = set(self._progress.phases.values())
+        if self._steps.ran <= FIRST_STEPS or self._steps.median_s is None or phases & {"setup", "proof"}:
+            return SLOW_S
+        if phases == {"teardown"}:
+            return SLOW_S
+        pace = max(LEAST_S, min(PACES * self._steps.median_s, MOST_S), 2 * self._steps.longest_s)
+        if self._saving():
+            return max(pace, CHECKPOINT_S, 2 * self._steps.longest_save_s)
+        return max(pace, EVAL_S) if "eval" in phases else pace
+
+    def _held(self, now: float) -> bool:
+        told = (self._processes.of(rank, now) for rank in range(self._run.world_size))
+        return any(item is not None and item["state"] in ("stopped", "zombie", "gone") for item in told)
+
+    def _saving(self) -> bool:
+        items = self._progress.standing.values()
+        return any(item["phase"] == "checkpoint" or _stands_in(item["stack"], SAVING) for item in items)
+
+    def look(self, now: float, last: Step | None) -> tuple[Hang, Finding] | None:
+        """`last`: the newest step that is known event by event."""
+        since, told = self._progress.last, self._progress.told
+        if since is None or told is None:
+            return None
+        still, threshold = now - since, self.threshold_s(now)
+        pace = min(threshold, self._pace_s())
+        if still < pace or now - told > SPEAKS_S:  # nobody speaks: it is the way to the board that is broken
+            return None
+        saving = self._saving()
+        if still < threshold and not saving:
+            return None
+        knot = untie(self._progress.standing, self._run.world_size, last)
+        blame = self._blame(knot, now)
+        if blame.cause == "unknown" and blame.ranks and still < threshold + UNTOLD_S:
+            return None
+        if saving and blame.cause in ("compute", "unknown"):
+            blame = self._saves(knot)
+        return self._told(knot, blame, since, still, threshold if blame.cause != "checkpoint" else pace, now)
+
+    def _pace_s(self) -> float:
+        """The threshold of training itself."""
+        if self._steps.median_s is None:
+            return SLOW_S
+        return max(LEAST_S, min(PACES * self._steps.median_s, MOST_S), 2 * self._steps.longest_s)
+
+    def _blame(self, knot: Knot | None, now: float) -> Blame:
+        by_process = self._by_process(knot, now)
+        if by_process is not None:
+            return by_process
+        if knot is None:
+            return self._own_code(tuple(sorted(self._progress.standing)), now)
+        if knot.kind == "missing":
+            return self._silent(knot.roots, now) or self._own_code(knot.roots, now)
+        if knot.kind == "skipped":
+            which = "others wait for it in one collective while it waits for them in another"
+            return Blame("skipped call", knot.roots, f"{which}: it left a call out, or made one more")
+        if knot.kind == "mismatch":
+            return Blame("mismatch", knot.roots, "the same collective by its number, with another size or another op")
+        return Blame(
+            "link", (), "all its ranks have come to it and it does not end: what is between them does not pass"
+        )
+
+    def _by_process(self, knot: Knot | None, now: float) -> Blame | None:
+        """A process that is stopped or gone explains everything, whoever it makes wait."""
+        found = {rank: self._processes.of(rank, now) for rank in range(self._run.world_size)}
+        for states, cause, words in (
+            (("stopped",), "stopped", "its process is stopped"),
+            (("zombie", "gone"), "dead", "its process is gone"),
+        ):
+            ranks = tuple(rank for rank, item in found.items() if item is not None and item["state"] in states)
+            if ranks:
+                return Blame(cause, ranks, words)  # type: ignore[arg-type]
+        roots = knot.roots if knot is not None and knot.kind == "missing" else ()
+        held = [rank for rank in roots if (item := found[rank]) is not None and item["throttled"] >= THROTTLED]
+        if held:
+            item = found[held[0]]
+            assert item is not None
+            kept = f"a CPU quota keeps its process waiting {seconds(item['throttled'])} of each second"
+            return Blame("quota", tuple(held), kept)
+        return None
+
+    def _silent(self, roots: Sequence[int], now: float) -> Blame | None:
+        """Ranks of a host of which nothing is heard any more, while others speak."""
+        quiet = tuple(
+            rank
+            for rank in roots
+            if now - self._progress.heard.get(self._run.member_of(rank), now) > SPEAKS_S and rank in roots
+        )
+        if not quiet:
+            return None
+        return Blame("link", quiet, f"nothing is heard of {self._run.host_of(quiet[0]) or 'its host'} any more")
+
+    def _own_code(self, ranks: tuple[int, ...], now: float) -> Blame:
+        """Ranks that are in no collective: what they do instead, by where their Python stands."""
+        stack = self._stack(ranks[:1], now)
+        item = self._processes.of(ranks[0], now) if ranks else None
+        if _stands_in(stack, SAVING):
+            return Blame("checkpoint", ranks, "it is saving a checkpoint")
+        if _stands_in(stack, LOADING):
+            return Blame("data", ranks, "it waits for its data")
+        if not any(rank in self._progress.standing or self._processes.of(rank, now) for rank in ranks):
+            return Blame("unknown", ranks, f"{'none of them' if ranks else 'no rank'} told where it stands")
+        busy = f", taking {item['cpu']:.2g} of a processor" if item is not None else ""
+        return Blame("compute", ranks, f"it is in its own code{busy}")
+
+    def _saves(self, knot: Knot | None) -> Blame:
+        items = self._progress.standing.values()
+        ranks = tuple(sorted(i["rank"] for i in items if _stands_in(i["stack"], SAVING)))
+        roots = knot.roots if knot is not None and knot.kind == "missing" else ()
+        return Blame("checkpoint", roots or ranks, "a checkpoint is being saved")
+
+    def _stack(self, ranks: Sequence[int], now: float) -> list[str]:
+        for rank in ranks:
+            standing, process = self._progress.standing.get(rank), self._processes.of(rank, now)
+            if process is not None and process["stack"]:
+                return process["stack"]
+            if standing is not None and standing["stack"]:
+                return standing["stack"]
+        return []
+
+    def _told(
+        self, knot: Knot | None, blame: Blame, since: float, still: float, threshold: float, now: float
+    ) -> tuple[Hang, Finding]:
+        at = knot.at if knot is not None else None
+        waiting = [rank for rank in (knot.waiting if knot is not None else ()) if rank not in blame.ranks]
+        stack = self._stack(blame.ranks[:1] or (at.rank,) if at is not None else blame.ranks[:1], now)
+        named = blame.ranks or (at.group.ranks if at is not None else ())
+        host = self._hosts(named)
+        step = max((item["step"] for item in self._progress.standing.values()), default=self._steps.last)
+        hang: Hang = {
+            "cause": blame.cause,
+            "since": since,
+            "still_s": still,
+            "threshold_s": threshold,
+            "step": step,
+            "ranks": list(blame.ranks[:MOST_RANKS]),
+            "host": host,
+            "waiting": waiting[:MOST_RANKS],
+            "num_waiting": len(waiting),
+            "group": None,
+            "op": at.op if at is not None else "",
+            "sequence": at.sequence if at is not None else None,
+            "stack": [line[-MOST_LINE:] for line in stack[-MOST_STACK:]],
+            "text": "",
+        }
+        call = ""
+        if at is not None:
+            ranks = at.group.ranks
+            hang["group"] = {
+                "axis": at.group.axis,
+                "ranks": list(ranks[:MOST_RANKS]),
+                "size": len(ranks),
+                "nth": at.group.nth,
+            }
+            number = f" {at.sequence:,}" if at.sequence is not None else ""
+            call = f"{at.op}{number} of {at.group.axis} ({ranks_words(ranks)})"
+        sentence = _sentence(blame, call, still, self._run)
+        hang["text"] = cut(f"{sentence}: {blame.reason}")
+        facts = [evidence(f"nothing ended on any rank for {seconds(still)}, in step {step + 1}", named)]
+        if waiting:
+            facts.append(evidence(f"{ranks_words(waiting)} {'wait' if len(waiting) > 1 else 'waits'}", waiting))
+        if stack:
+            facts.append(evidence(f"it stands in {stack[-1]}", blame.ranks[:1]))
+        following = NEXT[blame.cause].format(host=host or "its host")
+        state = "notice" if blame.cause == "checkpoint" and still < CHECKPOINT_S else "hung"
+        return hang, Finding(state, 1.0, sentence, blame.reason, following, tuple(facts))  # type: ignore[arg-type]
+
+    def _hosts(self, ranks: Sequence[int]) -> str:
+        """'host-a', or 'host-a and host-b' where ranks are on several."""
+        hosts = list(dict.fromkeys(host for rank in ranks if (host := self._run.host_of(rank))))
+        return hosts[0] if len(hosts) == 1 else " and ".join((", ".join(hosts[:-1]), hosts[-1])) if hosts else ""
+
+
+def _stands_in(stack: Sequence[str], words: Sequence[str]) -> bool:
+    return any(word in line.lower() for line in stack for word in words)
+
+
+def _sentence(blame: Blame, call: str, still: float, run: Run) -> str:
+    since = f"for {seconds(still)}"
+    who = run.where(blame.ranks[0]) if len(blame.ranks) == 1 else ranks_words(blame.ranks)
+    who = f"{who[0].upper()}{who[1:]}"
+    if blame.cause == "checkpoint":
+        return f"A checkpoint is being saved {since}" + (f" by {ranks_words(blame.ranks)}" if blame.ranks else "")
+    if not blame.ranks:
+        return f"Nothing ends {since}: {call} does not" if call else f"Nothing ends {since}"
+    if blame.cause == "mismatch":
+        return f"{who} came to {call} with something else, {since}"
+    if not call:
+        return f"Nothing ends {since}: {ranks_words(blame.ranks)} stands still"
+    return f"{who} never entered {call}, {since}"

@@ -1,0 +1,68 @@
+"""An attempt's curves as a run of MLflow's, where it is installed: `pip install 'meshboard[mlflow]'`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from jobs.history.exports.scalars import scalars
+from jobs.history.kept.query import ask
+from jobs.models import Attempt, Job
+
+BATCH = 1000  # metrics that a server takes at once: https://mlflow.org/docs/latest/rest-api.html#log-batch
+MOST_PARAMS = 100  # that it takes at once
+LONGEST_VALUE = 500
+OUTCOMES = {"succeeded": "FINISHED", "cancelled": "KILLED"}
+JOB, ATTEMPT = "meshboard.job", "meshboard.attempt"
+
+
+class NotInstalledError(Exception):
+    """MLflow is an extra."""
+
+
+class ExportedError(Exception):
+    """The attempt is there already: its metrics would be there twice."""
+
+
+def export(job: Job, attempt: int, to: str, experiment: str) -> str:
+    """Write an attempt to the server or folder `to`; returns the id of its run there.
+
+    Raises:
+        NotInstalledError, ExportedError, GoneError, BusyError
+    """
+    try:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+    except ImportError:
+        raise NotInstalledError("MLflow is not installed: pip install 'meshboard[mlflow]'") from None
+    points = ask(job.id, attempt, lambda tables: list(scalars(tables)))
+    client = MlflowClient(tracking_uri=to)
+    found = client.get_experiment_by_name(experiment)
+    where = found.experiment_id if found else client.create_experiment(experiment)
+    same = f"tags.`{JOB}` = '{job.id}' AND tags.`{ATTEMPT}` = '{attempt}'"
+    if there := client.search_runs([where], same):
+        raise ExportedError(f"attempt {attempt} of {job.id} is there as run {there[0].info.run_id}")
+    began = int(1000 * min((point.time for point in points), default=job.created.timestamp()))
+    tags = {JOB: job.id, ATTEMPT: str(attempt), "meshboard.project": job.project, "mlflow.user": job.owner.username}
+    run: str = client.create_run(where, start_time=began, tags=tags, run_name=job.name).info.run_id
+    params = [Param(name, value[:LONGEST_VALUE]) for name, value in flat(job.spec)]
+    for first in range(0, len(params), MOST_PARAMS):
+        client.log_batch(run, params=params[first : first + MOST_PARAMS])
+    told = (Metric(point.curve, point.value, int(1000 * point.time), point.step) for point in points)
+    while batch := list(islice(told, BATCH)):
+        client.log_batch(run, metrics=batch)
+    report = Attempt.objects.filter(job=job, number=attempt).values_list("exit", flat=True).first() or {}
+    ended = int(1000 * max((point.time for point in points), default=began / 1000))
+    if "outcome" in report:
+        client.set_terminated(run, OUTCOMES.get(report["outcome"], "FAILED"), ended)
+    return run
+
+
+def flat(spec: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, str]]:
+    """A spec's fields as MLflow has parameters: `layout.dp`, each as text."""
+    for name, value in spec.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{under}{name}.")
+        elif value is not None:
+            yield f"{under}{name}", str(value)

@@ -1,0 +1,73 @@
+"""An attempt's curves as other tools keep them: a name, a step, when, and a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jobs.history.kept.query import Tables
+
+MOST_POINTS = 10_000  # of a curve; every second, third .. step is told where there are more
+MOST_RANKS = 64  # with curves of their own
+
+
+class Point(NamedTuple):
+    """`step` completed, from 1; of what is told by the second, seconds since the attempt's first. `time` is Unix'."""
+
+    curve: str
+    step: int
+    time: float
+    value: float
+
+
+# Of each step over its ranks: the loss is told by those that know it, and a step is as long as its slowest rank's.
+_OF_STEPS = """
+SELECT step, max(time), avg(loss), avg(grad_norm), avg(learning_rate), max(step_s)::DOUBLE,
+       max(tokens) / max(step_s)::DOUBLE
+FROM steps WHERE step % ? = 0 GROUP BY step ORDER BY step
+"""
+_CURVES = ("loss", "grad_norm", "learning_rate", "step_seconds", "tokens_per_second")
+_OF_RANKS = "SELECT step, time, rank, step_s::DOUBLE FROM steps WHERE step % ? = 0 AND rank < ? ORDER BY step, rank"
+_EXPOSED = """
+SELECT step, max(time), told.key, avg(told.value)::DOUBLE
+FROM (SELECT step, time, unnest(map_entries(exposed)) AS told FROM steps WHERE step % ? = 0)
+GROUP BY step, told.key ORDER BY step, told.key
+"""
+_VALIDATED = "SELECT step, time, value FROM marks WHERE kind = 'validation' ORDER BY step"
+_SENT = """
+SELECT (second - ?) // ? * ? AS since, axis, sum(payload_bytes)::DOUBLE / ?
+FROM traffic GROUP BY since, axis ORDER BY since, axis
+"""
+
+
+def scalars(tables: Tables) -> Iterator[Point]:
+    """Every curve, each in the order of its steps; what is not finite is left out."""
+    for point in _points(tables):
+        if point.value is not None and math.isfinite(point.value):
+            yield point
+
+
+def _points(tables: Tables) -> Iterator[Point]:
+    [(last,)] = tables.rows("SELECT coalesce(max(step), 0) FROM steps")
+    every = max(1, math.ceil(last / MOST_POINTS))
+    for step, time, *values in tables.rows(_OF_STEPS, every):
+        for name, value in zip(_CURVES, values, strict=True):
+            yield Point(f"train/{name}", step, time, value)
+    for step, time, value in tables.rows(_VALIDATED):
+        yield Point("validation/loss", step, time, value)
+    for step, time, axis, value in tables.rows(_EXPOSED, every):
+        yield Point(f"exposed_seconds/{axis}", step, time, value)
+    for step, time, rank, value in tables.rows(_OF_RANKS, every, MOST_RANKS):
+        yield Point(f"step_seconds/rank_{rank}", step, time, value)
+    yield from _sent(tables)
+
+
+def _sent(tables: Tables) -> Iterator[Point]:
+    """Payload bytes a second over all ranks."""
+    [(first, last)] = tables.rows("SELECT min(second), max(second) FROM traffic")
+    if first is None:
+        return
+    width = max(1, math.ceil((last - first + 1) / MOST_POINTS))
+    for since, axis, value in tables.rows(_SENT, first, width, width, width):
+        yield Point(f"payload_bytes_per_second/{axis}", since, first + since, value)

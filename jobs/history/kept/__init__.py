@@ -1,0 +1,1 @@
+"""What lies on disk of an attempt: its tables, their bounds, and questions to them."""

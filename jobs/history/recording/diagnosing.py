@@ -1,0 +1,142 @@
+"""What is wrong with an attempt, kept beside its job while the attempt runs: `jobs.diagnosis` fed and stored."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import redis
+from django.db import Error
+from redis.exceptions import RedisError
+
+from contracts.codec import BadMessageError, salvage_batch
+from contracts.telemetry import Batch
+from jobs.diagnosis import Diagnosis, Member, Run
+from jobs.diagnosis.shapes import MOST_BYTES
+from jobs.history.kept.folder import Node
+from jobs.history.recording.streams import Stream, known_entries
+from jobs.models import ELSEWHERE, Attempt, StateChange, Status
+from jobs.queue import lifecycle
+
+Key = tuple[str, int]  # job, attempt
+
+
+class Diagnoser:
+    """The diagnosis of one attempt, as it was last stored."""
+
+    def __init__(self, key: int, nodes: int) -> None:
+        """`key` of the attempt's row; `nodes` that it had then: with more, ranks are on other hosts."""
+        attempt = Attempt.objects.select_related("job").prefetch_related("members").get(pk=key)
+        job, members = attempt.job, list(attempt.members.all())
+        ours = job.engine != ELSEWHERE
+        self.row, self._job, self.nodes = key, job.id, nodes
+        run = Run(
+            job.spec,
+            job.estimate,
+            job.world_size,
+            hardware=job.hardware,
+            members=[Member(member.host_name, member.first_rank, member.num_ranks) for member in members],
+            submitted=_queued(attempt) if ours else None,
+            ordered=min((member.ordered.timestamp() for member in members), default=None) if ours else None,
+        )
+        self._diagnosis = Diagnosis(run)
+        self._stored: dict[str, Any] | None = None
+        self._over = False
+
+    @property
+    def tells(self) -> bool:
+        """Whether there is anything to say of a job of this kind."""
+        return self._diagnosis.tells
+
+    def add(self, batch: Batch, node: int) -> None:
+        """Take in what a member told."""
+        for item in batch["items"]:
+            self._diagnosis.add(item, node, batch.get("clock"))
+
+    def end(self) -> None:
+        """The attempt has ended: from now on its last word is told."""
+        if self._over:
+            return
+        report = Attempt.objects.values_list("exit", flat=True).get(pk=self.row) or {}
+        self._diagnosis.ended(report.get("outcome", "lost"), report or None)
+        self._over = True
+
+    def look(self, now: float) -> bool:
+        """Store how it stands at `now` by the board's clock, where that is news; True when it was."""
+        told: dict[str, Any] = dict(self._diagnosis.look(now))
+        news = {name: value for name, value in told.items() if name != "time"}
+        if news == self._stored:
+            return False
+        size = len(json.dumps(told))
+        if size > MOST_BYTES:
+            raise ValueError(f"a diagnosis of {size:,} bytes; at most {MOST_BYTES:,} are kept")
+        Attempt.objects.filter(pk=self.row).update(diagnosis=told)
+        self._stored = news
+        lifecycle.announce(self._job)
+        return True
+
+
+class Diagnoses:
+    """Of every attempt that is recorded. One that fails is none: what its attempt tells is kept all the same."""
+
+    def __init__(self, client: redis.Redis, tell: Callable[[str, Exception], None]) -> None:
+        """`tell` is told what went wrong."""
+        self._client, self._tell = client, tell
+        self._of: dict[Key, Diagnoser] = {}
+
+    def begin(self, key: Key, row: int, nodes: int, positions: Mapping[Stream, Node]) -> None:
+        """What streams told up to these positions is told again: a diagnosis is of a whole run."""
+        self.forget(key)
+        self._trying(key, lambda: self._begin(key, row, nodes, positions))
+
+    def _begin(self, key: Key, row: int, nodes: int, positions: Mapping[Stream, Node]) -> None:
+        made = Diagnoser(row, nodes)
+        if not made.tells:
+            return
+        for stream, where in positions.items():
+            for body in known_entries(self._client, stream, where["after"]):
+                with contextlib.suppress(BadMessageError):
+                    made.add(salvage_batch(body)[0], stream.node)
+        self._of[key] = made
+
+    def add(self, key: Key, batch: Batch, node: int) -> None:
+        if made := self._of.get(key):
+            self._trying(key, lambda: made.add(batch, node))
+
+    def look(self, key: Key, nodes: int, positions: Mapping[Stream, Node], *, over: bool) -> None:
+        """Store how it stands where that is news; begin anew where somebody joined. `over`: it has ended."""
+        made = self._of.get(key)
+        if made is None:
+            return
+        if positions and nodes != made.nodes:
+            self.begin(key, made.row, nodes, positions)
+            return
+        if over:
+            self._trying(key, made.end)
+        self._trying(key, lambda: made.look(self._now()))
+
+    def forget(self, key: Key) -> None:
+        self._of.pop(key, None)
+
+    def _now(self) -> float:
+        """By the board's clock."""
+        told: Any = self._client.time()
+        return float(told[0] + told[1] / 1e6)
+
+    def _trying(self, key: Key, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except (RedisError, OSError, Error) as error:  # it may go better the next time
+            self._tell("diagnosis", error)
+        except Exception as error:
+            self.forget(key)
+            self._tell("diagnosis of an attempt", error)
+
+
+def _queued(attempt: Attempt) -> float:
+    """When it came into the queue."""
+    changes = StateChange.objects.filter(job=attempt.job_id, attempt=attempt.number, status=Status.QUEUED)
+    found = changes.order_by("id").values_list("at", flat=True).first()
+    return (found or attempt.job.created).timestamp()

@@ -1,0 +1,234 @@
+"""The recorder: drains the telemetry of every attempt into its history, again and again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from django.conf import settings
+from django.db import connection
+from django.db.models import Count
+from django.utils import timezone
+
+from jobs.connection import connect
+from jobs.history.kept.folder import GoneError, OvertakenError
+from jobs.history.kept.forgetting import forget_old
+from jobs.history.recording.attempt import Recording
+from jobs.history.recording.diagnosing import Diagnoses
+from jobs.history.recording.streams import Heard, Stream, new_entries, set_back
+from jobs.models import Attempt, Job
+from jobs.queue.control.lease import WorkLease
+from jobs.queue.control.troubles import Troubles, away, of_database
+
+log = logging.getLogger(__name__)
+
+NAME = "recorder"
+LOOKED_EVERY_S = 2.0  # for attempts to record; while there are none, nothing else is done
+READ_EVERY_S = 0.5
+READ_FOR_S = 2.0  # at a time, however much there is: the lease has to be kept
+DIAGNOSED_EVERY_S = 2.0
+QUIET_S = 5.0  # of a stream after the end of its attempt, until its history is whole
+SET_BACK_EVERY_S = 10.0
+FORGET_EVERY_S = 600.0
+LONGEST_PAUSE_S = 5.0  # between tries while the database or Redis is away
+
+Key = tuple[str, int]  # job, attempt
+
+
+class Due(NamedTuple):
+    """An attempt whose history is not whole."""
+
+    key: int
+    nodes: int
+    ended: datetime | None
+
+
+class Recorder:
+    """Works while it holds the lease. Killed anywhere, the next one goes on from what is in the folders."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root or settings.HISTORY_DIR
+        self._lease = WorkLease(NAME)
+        self._troubles = Troubles()
+        self._client = connect()
+        self._due: dict[Key, Due] = {}
+        self._open: dict[Key, Recording] = {}
+        self._diagnoses = Diagnoses(self._client, self._tell)
+        self._waiting = self._away = self._behind = False
+        self._diagnosed = self._looked = self._checked = self._forgot = float("-inf")
+
+    def run(self, stop: threading.Event) -> None:
+        """Until told to stop."""
+        failures = 0
+        try:
+            while not stop.is_set():
+                began, self._away = time.monotonic(), False
+                self.turn()
+                failures = failures + 1 if self._away else 0
+                pause = 0.0 if self._behind else READ_EVERY_S if self._due else LOOKED_EVERY_S
+                if self._away:
+                    pause = min(LONGEST_PAUSE_S, READ_EVERY_S * 2 ** min(failures, 10))
+                stop.wait(max(0.05, pause - (time.monotonic() - began)))
+        finally:
+            self.close()
+            connection.close()
+
+    def close(self) -> None:
+        """What was heard is committed, and another may begin at once."""
+        if not self._waiting:
+            for key in list(self._open):
+                self._of_one(key, "stop", self._commit_now)
+        self._stage("stop", self._lease.release)
+        self._client.close()
+
+    def turn(self) -> None:
+        """One pass over everything, or none while another recorder works."""
+        if not self._stage("lease", self._take_lease) or self._waiting:
+            return
+        went_well = [self._stage("attempts", self._look), self._stage("streams", self._read)]
+        went_well += [self._of_one(key, "commit", self._commit) for key in list(self._open)]
+        ended = [key for key, due in self._due.items() if due.ended is not None]
+        went_well.append(self._stage("diagnoses", self._diagnose))
+        went_well += [self._of_one(key, "finish", self._finish_if_quiet) for key in ended]
+        went_well.append(self._stage("forget", self._forget))
+        if all(went_well):
+            self._stage("lease", self._lease.ticked)
+
+    def _take_lease(self) -> None:
+        waiting = not self._lease.hold()
+        if waiting and not self._waiting:
+            log.info("another recorder works (%s): waiting", self._lease.holder_now())
+            self._open.clear()  # it goes on from the folders, and so shall we
+        if self._waiting and not waiting:
+            log.info("the other recorder is gone: going on")
+            self._looked = float("-inf")
+        self._waiting = waiting
+
+    def _look(self) -> None:
+        """Which attempts there are to record."""
+        now = time.monotonic()
+        if now - self._looked < LOOKED_EVERY_S - READ_EVERY_S / 2:
+            return
+        rows = Attempt.objects.filter(recorded__isnull=True).annotate(nodes=Count("members"))
+        self._due = {
+            (job, number): Due(key, max(1, nodes), ended)
+            for key, job, number, ended, nodes in rows.values_list("id", "job_id", "number", "ended", "nodes")
+        }
+        self._looked = now
+        for gone in set(self._open) - set(self._due):
+            recording = self._open.pop(gone)
+            self._diagnoses.forget(gone)
+            if not Job.objects.filter(id=gone[0]).exists():
+                recording.folder.forget()
+
+    def _read(self) -> None:
+        """Everything that is new, a few entries of each stream at a time."""
+        for key in set(self._due) - set(self._open):
+            self._of_one(key, "open", self._begin)
+        positions = {
+            stream: node
+            for key, recording in self._open.items()
+            for stream, node in recording.positions(self._due[key].nodes).items()
+        }
+        some, until = bool(positions), time.monotonic() + READ_FOR_S
+        while some and time.monotonic() < until:
+            some = False
+            for stream, entries in new_entries(self._client, positions):
+                some = True
+                take = partial(self._take, stream, entries)
+                self._of_one((stream.job, stream.attempt), "take", take)
+            if some:
+                for key in list(self._open):
+                    self._of_one(key, "commit", self._commit)
+                positions = {s: node for s, node in positions.items() if (s.job, s.attempt) in self._open}
+        self._behind = some
+        now = time.monotonic()
+        if positions and now - self._checked >= SET_BACK_EVERY_S:
+            self._checked = now
+            for stream in set_back(self._client, positions):
+                self._read_again(stream)
+
+    def _read_again(self, stream: Stream) -> None:
+        log.warning("the stream of %s/%d, node %d, begins anew: read from its start", *stream)
+        if recording := self._open.get((stream.job, stream.attempt)):
+            recording.read_again(stream.node)
+
+    def _begin(self, key: Key) -> None:
+        recording = Recording(self._root, *key, also=partial(self._diagnoses.add, key))
+        due = self._due[key]
+        self._diagnoses.begin(key, due.key, due.nodes, recording.positions(due.nodes))
+        self._open[key] = recording
+
+    def _diagnose(self) -> None:
+        """Look at every attempt that runs, or has just ended."""
+        now = time.monotonic()
+        if now - self._diagnosed < DIAGNOSED_EVERY_S:
+            return
+        self._diagnosed = now
+        for key, recording in self._open.items():
+            due = self._due[key]
+            self._diagnoses.look(key, due.nodes, recording.positions(due.nodes), over=due.ended is not None)
+
+    def _take(self, stream: Stream, entries: list[Heard], key: Key) -> None:
+        if key in self._open:  # else it is opened anew, and reads them again
+            self._open[key].take(stream.node, entries)
+
+    def _commit(self, key: Key) -> None:
+        self._open[key].commit_if_due()
+
+    def _commit_now(self, key: Key) -> None:
+        self._open[key].commit()
+
+    def _finish_if_quiet(self, key: Key) -> None:
+        recording, due = self._open.get(key), self._due[key]
+        if recording is None or recording.quiet_s < QUIET_S or due.ended is None:
+            return
+        attempt = Attempt.objects.only("exit").get(pk=due.key)
+        report = attempt.exit or {}
+        self._diagnoses.look(key, due.nodes, {}, over=True)
+        self._diagnoses.forget(key)
+        recording.finish(report.get("outcome"), report.get("reason", ""), due.ended.timestamp())
+        Attempt.objects.filter(pk=due.key).update(recorded=timezone.now())
+        del self._open[key], self._due[key]
+
+    def _forget(self) -> None:
+        now = time.monotonic()
+        if now - self._forgot < FORGET_EVERY_S:
+            return
+        self._forgot = now
+        for what, count in forget_old(self._root).items():
+            if count:
+                log.info("forgot %s %s", f"{count:,}", what)
+
+    def _of_one(self, key: Key, what: str, work: Callable[[Key], object]) -> bool:
+        """A stage of one attempt: where it fails the others go on, and it is read from its folder again."""
+        try:
+            work(key)
+        except Exception as error:
+            self._open.pop(key, None)
+            if isinstance(error, OvertakenError | GoneError):
+                log.info("%s of %s/%d begins anew: %s", what, *key, error)
+                return True
+            self._tell(f"{what} of an attempt", error)
+            return False
+        return True
+
+    def _stage(self, name: str, work: Callable[[], object]) -> bool:
+        try:
+            work()
+        except Exception as error:
+            self._tell(name, error)
+            return False
+        return True
+
+    def _tell(self, name: str, error: Exception) -> None:
+        self._troubles.tell(name, error)
+        self._away |= away(error)
+        if of_database(error):
+            connection.close()  # the next use opens another

@@ -1,0 +1,1 @@
+"""What is answered of histories, each answer with its shape."""

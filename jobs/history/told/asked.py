@@ -1,0 +1,128 @@
+"""What may be asked of a table: attempt, time, steps, ranks, bins; each parameter that makes no sense is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from jobs.history.kept.state import LATEST
+from jobs.history.kept.tables import TABLES
+from jobs.text import whole_number
+from planner.facts.spec import Problem, SpecError
+
+FORMATS = ("json", "csv", "parquet")
+BY = {"traffic": ("rank", "axis", "op", "phase", "group_size"), "steps": ("rank",), "gauges": ("rank", "node", "host")}
+USUALLY_BY = {"traffic": ("rank", "axis", "op"), "steps": (), "gauges": ("rank", "node")}
+MOST_BINS = 2000
+MOST_ATTEMPTS = 2**31 - 1
+MOST_STEP = 2**53 - 1
+MOST_RANGES = 64
+HIGHEST_RANK = 65535
+TIME_WORDS = "must be unix seconds"
+RANGES_WORDS = f'must be ranges as "0,3,8-15": at most {MOST_RANGES}, each from 0 to '
+
+T = TypeVar("T")
+Range = tuple[int, int]
+
+
+class Asked(NamedTuple):
+    """None where nothing was asked. Both ends of ranges count."""
+
+    attempt: int | None
+    since: float | None
+    until: float | None
+    steps: tuple[Range, ...] | None
+    ranks: tuple[Range, ...] | None
+    bins: int | None
+    by: tuple[str, ...]
+    format: str
+
+
+KNOWN = ("attempt", "from", "to", "steps", "ranks", "bins", "by", "format")
+
+
+def asked(table: str, told: Mapping[str, Sequence[str]], *known: str) -> Asked:
+    """The parameters of an address, each with all its values; all there are where none are said to be known.
+
+    Raises:
+        SpecError: naming each that makes no sense.
+    """
+    problems: list[Problem] = []
+    known = known or KNOWN
+    for name, values in told.items():
+        if name not in known:
+            problems.append(Problem(name[:100], f"is no parameter of this; there are {', '.join(known)}"))
+        elif len(values) > 1:
+            problems.append(Problem(name, "was given more than once"))
+    if table not in TABLES:
+        problems.append(Problem("table", f"is none of {', '.join(TABLES)}"))
+
+    def read(name: str, words: str, reader: Callable[[str], T | None]) -> T | None:
+        if name not in told:
+            return None
+        found = reader(told[name][-1])
+        if found is None:
+            problems.append(Problem(name, words))
+        return found
+
+    groups = BY.get(table, ())
+    by_words = f"must be some of {', '.join(groups)}, with commas between"
+    found = Asked(
+        attempt=read("attempt", _whole(1, MOST_ATTEMPTS), lambda text: whole_number(text, 1, MOST_ATTEMPTS)),
+        since=read("from", TIME_WORDS, a_time),
+        until=read("to", TIME_WORDS, a_time),
+        steps=read("steps", f"{RANGES_WORDS}{MOST_STEP}", lambda text: _ranges(text, MOST_STEP)),
+        ranks=read("ranks", f"{RANGES_WORDS}{HIGHEST_RANK}", lambda text: _ranges(text, HIGHEST_RANK)),
+        bins=read("bins", _whole(1, MOST_BINS), lambda text: whole_number(text, 1, MOST_BINS)),
+        by=read("by", by_words, lambda text: _by(text, groups)) or USUALLY_BY.get(table, ()),
+        format=read("format", f"is none of {', '.join(FORMATS)}", lambda t: t if t in FORMATS else None) or "json",
+    )
+    problems += _together(table, found)
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def _together(table: str, found: Asked) -> list[Problem]:
+    problems = []
+    if found.since is not None and found.until is not None and found.since > found.until:
+        problems.append(Problem("from", f"{found.since:g} is after to = {found.until:g}"))
+    if found.bins is not None and table in TABLES and table not in BY:
+        problems.append(Problem("bins", f"{table} has none; {', '.join(BY)} have"))
+    if found.steps is not None and table in TABLES and "step" not in TABLES[table].names:
+        problems.append(Problem("steps", f"{table} knows no steps"))
+    return problems
+
+
+def _whole(least: int, most: int) -> str:
+    return f"must be a whole number from {least} to {most}"
+
+
+def a_time(text: str) -> float | None:
+    """Unix seconds."""
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) and 0 <= found < LATEST else None
+
+
+def _by(text: str, known: tuple[str, ...]) -> tuple[str, ...] | None:
+    names = tuple(text.split(","))
+    return names if set(names) <= set(known) and len(set(names)) == len(names) else None
+
+
+def _ranges(text: str, most: int) -> tuple[Range, ...] | None:
+    parts = text.split(",")
+    if len(parts) > MOST_RANGES:
+        return None
+    found = []
+    for part in parts:
+        low, dash, high = part.partition("-")
+        first = whole_number(low, 0, most)
+        last = whole_number(high, 0, most) if dash else first
+        if first is None or last is None or last < first:
+            return None
+        found.append((first, last))
+    return tuple(found)

@@ -1,0 +1,170 @@
+"""Runs side by side: where their specs differ, their curves, traffic and step parts, and what was planned of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from jobs.history.kept.folder import GoneError
+from jobs.history.kept.query import Tables, ask, short
+from jobs.history.told.shapes import Columns
+from jobs.models import Job
+
+LEAST, MOST = 2, 6
+MOST_POINTS = 1000  # of each curve
+LAST_STEPS = 200  # whose parts are averaged
+
+
+class Difference(TypedDict):
+    """A field of the specs on which they differ, and its value in each; null where a spec has none."""
+
+    field: str
+    values: list[Any]
+
+
+class RunTraffic(TypedDict):
+    """Traffic of a whole run, all ranks."""
+
+    axis: str
+    op: str
+    calls: int
+    payload_bytes: int
+    busy_s: float
+
+
+class Parts(TypedDict):
+    """Means over the last steps and all ranks, seconds a step."""
+
+    steps: int
+    step_s: float
+    data_s: float
+    optimizer_s: float
+    exposed: dict[str, float]
+    hidden: dict[str, float]
+
+
+class Compared(TypedDict):
+    """One of the runs. Empty where nothing is kept of it."""
+
+    job: str
+    name: str
+    attempt: int
+    recorded: Annotated[bool, Field(description="whether a history of it is kept")]
+    curve: Annotated[
+        Columns,
+        Field(
+            description="step, elapsed_s since its first step began, tokens so far, loss, step_s, tokens_s, grad_norm,"
+            " learning_rate"
+        ),
+    ]
+    validation: Annotated[Columns, Field(description="step, elapsed_s, loss")]
+    traffic: list[RunTraffic]
+    parts: Parts | None
+    plan: Annotated[dict[str, Any], Field(description="its estimate: time, memory")]
+
+
+class Comparison(TypedDict):
+    """In the order asked for."""
+
+    jobs: list[Compared]
+    differences: list[Difference]
+
+
+def comparison(jobs: list[Job]) -> Comparison:
+    """Raises BusyError."""
+    return {"jobs": [_one(job) for job in jobs], "differences": differences([job.spec for job in jobs])}
+
+
+def differences(specs: list[Mapping[str, Any]]) -> list[Difference]:
+    """Fields in dotted words, but for the name, which says nothing."""
+    flat = [dict(_leaves(spec)) for spec in specs]
+    fields = dict.fromkeys(field for one in flat for field in one if field != "name")
+    found: list[Difference] = [{"field": field, "values": [one.get(field) for one in flat]} for field in fields]
+    return [one for one in found if any(value != one["values"][0] for value in one["values"])]
+
+
+def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        return [leaf for name, inner in value.items() for leaf in _leaves(inner, f"{path}.{name}" if path else name)]
+    return [(path, value)]
+
+
+def _one(job: Job) -> Compared:
+    plan = {name: job.estimate[name] for name in ("time", "memory", "stage_memory") if name in job.estimate}
+    told: Compared = {
+        "job": job.id,
+        "name": job.name,
+        "attempt": job.attempt,
+        "recorded": False,
+        "curve": {},
+        "validation": {},
+        "traffic": [],
+        "parts": None,
+        "plan": plan,
+    }
+    try:
+        return ask(job.id, job.attempt, lambda tables: _told(tables, told))
+    except GoneError:
+        return told
+
+
+def _told(tables: Tables, told: Compared) -> Compared:
+    [(began, steps)] = tables.rows("SELECT min(time - step_s), count(DISTINCT step) FROM steps")
+    stride = max(1, -(-steps // MOST_POINTS))
+    per_step = (
+        "SELECT step, arg_min(time, rank) - ? AS elapsed_s, arg_min(tokens, rank) AS each, max(loss) AS loss,"
+        " arg_min(step_s, rank) AS step_s, max(grad_norm) AS grad_norm, max(learning_rate) AS learning_rate,"
+        " max(over) AS over FROM steps GROUP BY step"
+    )
+    so_far = f"SELECT *, sum(each * over) OVER (ORDER BY step) AS so_far FROM ({per_step})"
+    curve = tables.columns(
+        "SELECT step, elapsed_s, try_cast(so_far AS BIGINT) AS tokens, loss, step_s,"
+        " each / nullif(step_s, 0) AS tokens_s, grad_norm, learning_rate"
+        f" FROM ({so_far}) WHERE step % ? = 0 OR over > 1 ORDER BY step",
+        began,
+        stride,
+    )
+    validation = tables.columns(
+        "SELECT step, time - ? AS elapsed_s, value AS loss FROM marks WHERE kind = 'validation' ORDER BY step", began
+    )
+    traffic: list[RunTraffic] = [
+        {"axis": axis, "op": op, "calls": int(calls), "payload_bytes": int(payload), "busy_s": busy}
+        for axis, op, calls, payload, busy in tables.rows(
+            "SELECT axis, op, sum(calls), sum(payload_bytes), sum(busy_s) FROM traffic"
+            " GROUP BY axis, op ORDER BY axis, op"
+        )
+    ]
+    return {
+        **told,
+        "recorded": True,
+        "curve": curve,
+        "validation": validation,
+        "traffic": traffic,
+        "parts": _parts(tables),
+    }
+
+
+def _parts(tables: Tables) -> Parts | None:
+    last = f"SELECT * FROM steps WHERE data_s IS NOT NULL AND step > (SELECT max(step) FROM steps) - {LAST_STEPS}"
+    means = ", ".join(f"sum({name} * over) / sum(over)" for name in ("step_s", "data_s", "optimizer_s"))
+    [(steps, weight, *times)] = tables.rows(f"SELECT count(DISTINCT step), sum(over), {means} FROM ({last})")
+    if not steps:
+        return None
+
+    def by_axis(column: str) -> dict[str, float]:
+        entries = f"SELECT over, unnest(map_entries({column})) AS entry FROM ({last})"
+        sums = tables.rows(f"SELECT entry.key, sum(entry.value * over) FROM ({entries}) GROUP BY ALL ORDER BY ALL")
+        return {axis: short(seconds / weight) for axis, seconds in sums}
+
+    step_s, data_s, optimizer_s = map(short, times)
+    return {
+        "steps": steps,
+        "step_s": step_s,
+        "data_s": data_s,
+        "optimizer_s": optimizer_s,
+        "exposed": by_axis("exposed"),
+        "hidden": by_axis("hidden"),
+    }

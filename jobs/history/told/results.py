@@ -1,0 +1,59 @@
+"""What an attempt proved or found: predicted beside measured, its proofs, a dry run's ranks, a lab's result."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from contracts.telemetry import DryRunItem, ProofItem, VerdictRow
+from jobs.history.kept.folder import GoneError
+from jobs.history.kept.query import ask
+from jobs.models import Job
+
+
+class Results(TypedDict):
+    """Of one attempt, so far. Bytes."""
+
+    attempt: int
+    ended: Annotated[bool, Field(description="nothing comes any more")]
+    verdicts: Annotated[dict[str, list[VerdictRow]], Field(description="predicted beside measured, by rank")]
+    off_bytes: Annotated[int | None, Field(description="measured off predicted, every row; null while none told")]
+    proof: Annotated[ProofItem | None, Field(description="copies bit for bit, the first steps beside one process")]
+    dry_runs: list[DryRunItem]
+    peak_bytes: Annotated[dict[str, int], Field(description="most that a rank held at once")]
+    lab: Annotated[dict[str, Any] | None, Field(description="as planner.facts.lab.LabResult")]
+
+
+def results(job: Job, number: int) -> Results:
+    """Of the attempt's exit report; of one that runs, of its history.
+
+    Raises:
+        GoneError: there is neither.
+        BusyError: too much is asked at once.
+    """
+    attempt = job.attempts.filter(number=number).first()
+    if attempt is None:
+        raise GoneError(f"attempt {number} has not started")
+    summary = (attempt.exit or {}).get("summary")
+    if summary is None:
+        state = ask(job.id, number, lambda tables: tables.state)
+        summary = {
+            "verdict": {str(rank): rows for rank, rows in state["verdicts"].items()},
+            "proof": state["proof"],
+            "dry_runs": list(state["dry_runs"].values()),
+            "peak_bytes": {str(rank): peak for rank, peak in state["peaks"].items()},
+        }
+    verdicts = summary.get("verdict", {})
+    off = [abs(row["measured_bytes"] - row["predicted_bytes"]) for rows in verdicts.values() for row in rows]
+    return {
+        "attempt": number,
+        "ended": attempt.ended is not None,
+        "verdicts": verdicts,
+        "off_bytes": sum(off) if off else None,
+        "proof": summary.get("proof"),
+        "dry_runs": summary.get("dry_runs", []),
+        "peak_bytes": summary.get("peak_bytes", {}),
+        "lab": summary.get("lab"),
+    }

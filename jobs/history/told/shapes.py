@@ -1,0 +1,141 @@
+"""What is told of histories. Bytes, seconds, unix seconds by the board's clock; columns are of one length."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from contracts.telemetry import CheckpointItem, DryRunItem, ProcessItem, ProofItem, StandingItem, VerdictRow
+from jobs.history.kept.state import Progress, Started
+
+Columns = dict[str, list[Any]]
+
+
+class TableKept(TypedDict):
+    """Of one table."""
+
+    rows: int
+    bytes: int
+
+
+AttemptKept = TypedDict(
+    "AttemptKept",
+    {
+        "attempt": int,
+        "ended": Annotated[bool, Field(description="nothing comes any more")],
+        "from": float | None,
+        "to": float | None,
+        "bytes": int,
+        "tables": dict[str, TableKept],
+        "merged_s": Annotated[int, Field(description="seconds that a row of the oldest traffic covers")],
+        "raw_dropped": Annotated[int, Field(description="steps whose calls and spans had to go")],
+    },
+)
+AttemptKept.__doc__ = "What is kept of an attempt."
+
+Rows = TypedDict(
+    "Rows",
+    {
+        "table": str,
+        "attempt": int,
+        "from": float | None,
+        "to": float | None,
+        "width_s": Annotated[float | None, Field(description="of a bin; null where rows are told as they are")],
+        "columns": Annotated[Columns, Field(description="by name, all of one length; `time` of a bin is its start")],
+    },
+)
+Rows.__doc__ = "Rows of a table, or bins of it."
+
+
+class History(TypedDict):
+    """What is kept of a job, oldest attempt first."""
+
+    job: str
+    attempts: list[AttemptKept]
+
+
+class Followed(TypedDict):
+    """How far a member's stream is in the answer: `after` is where to follow it from."""
+
+    node: int
+    after: str
+    time: float | None
+    host: str | None
+    lost: Annotated[bool, Field(description="a part of it was trimmed before it was read")]
+
+
+class RankNow(TypedDict):
+    """A rank as it last was. `ran`: steps of this run that `exact` counters are of."""
+
+    rank: int
+    node: int
+    phase: str | None
+    dropped: int
+    ran: int
+
+
+class Counters(TypedDict):
+    """Cumulative counters in columns; `key` is a place in `keys`: [phase, op, axis, group size]."""
+
+    keys: list[tuple[str, str, str, int]]
+    rank: list[int]
+    key: list[int]
+    count: list[int]
+    completed: list[int]
+    payload_bytes: list[int]
+    algorithmic_bytes: list[int]
+    busy_s: list[float]
+
+
+class BinnedTraffic(TypedDict):
+    """Payload bytes of a rank, axis and op by bin."""
+
+    rank: int
+    axis: str
+    op: str
+    bytes: list[int]
+
+
+class Traffic(TypedDict):
+    """Bins of `width_s`; bin 0 is number `start` since 1970, and there are `length`."""
+
+    width_s: float
+    start: int
+    length: int
+    rows: list[BinnedTraffic]
+
+
+class Snapshot(TypedDict):
+    """All that the page of an attempt shows, up to a position in each member's stream."""
+
+    job: str
+    attempt: int
+    ended: bool
+    lost: bool
+    time: float | None
+    followed: list[Followed]
+    progress: Progress | None
+    step_times: list[float]
+    stride: Annotated[int, Field(description="steps of the curve are multiples of it")]
+    curve: Annotated[Columns, Field(description="step, time, step_s, tokens, loss, grad_norm, learning_rate")]
+    parts: Annotated[
+        Columns, Field(description="of each rank's last steps: step_s, data_s, optimizer_s, exposed, hidden")
+    ]
+    marks: Annotated[Columns, Field(description="time, kind, rank, step, text, value")]
+    ranks: list[RankNow]
+    cells: Counters
+    exact: Annotated[Counters, Field(description='of phase "step", as step `ran` of each rank ended')]
+    verdicts: dict[str, list[VerdictRow]]
+    peaks: dict[str, int]
+    proof: ProofItem | None
+    dry_runs: list[DryRunItem]
+    checkpoints: list[CheckpointItem]
+    starts: list[Started]
+    standing: Annotated[list[StandingItem], Field(description="of ranks that stood still")]
+    processes: Annotated[list[ProcessItem], Field(description="of ranks that did not speak")]
+    traffic: Traffic
+    recent: Annotated[Columns, Field(description="the last minute's: second, rank, axis, op, bytes")]
+    gauges: Annotated[Columns, Field(description="means by bin: node, rank, time and each gauge")]
+    logs: Annotated[Columns, Field(description="the last lines of each rank: node, rank, time, first, lines, skipped")]

@@ -1,0 +1,85 @@
+"""Hosts, and what lets a machine become one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.db import models
+from django.utils import timezone
+
+from jobs.models.policy import checked_labels
+
+HOST_SILENT_AFTER = timedelta(seconds=30)
+
+
+class HostQuerySet(models.QuerySet["Host"]):
+    def present(self) -> HostQuerySet:
+        """Hosts that staff did not remove."""
+        return self.filter(removed__isnull=True)
+
+    def live(self, device: str) -> HostQuerySet:
+        """Hosts of a device that were heard of lately."""
+        return self.present().filter(device=device, last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
+
+
+class Host(models.Model):
+    """A machine with slots, as its host worker last described it."""
+
+    name = models.CharField(max_length=100, unique=True)
+    slots = models.PositiveIntegerField()
+    device = models.CharField(max_length=8)
+    device_name = models.CharField(max_length=200)
+    memory_bytes = models.BigIntegerField(help_text="per slot")
+    boot_id = models.CharField(max_length=200)
+    address = models.CharField(max_length=45, default="", blank=True, help_text="where other hosts reach it")
+    last_seen = models.DateTimeField()
+    drained = models.BooleanField(default=False, help_text="takes no new jobs")
+    labels = models.JSONField(default=list, blank=True, validators=[checked_labels], help_text='["a100", "zone=eu"]')
+    # What orders its heartbeats: one is believed only if it is newer than the last one believed.
+    incarnation = models.CharField(max_length=200, default="", editable=False)
+    began = models.FloatField(default=0, editable=False, help_text="when the incarnation started, unix seconds")
+    sequence = models.BigIntegerField(default=0, editable=False)
+    holding = models.JSONField(
+        default=list, editable=False, help_text="slots that it says live attempts hold: [job, attempt, slots]"
+    )
+    note = models.CharField(max_length=1000, default="", blank=True, editable=False, help_text="what it wants known")
+    profile = models.JSONField(null=True, editable=False, help_text="what its last calibration measured")
+    profiled = models.DateTimeField(null=True, editable=False)
+    # Who may speak as this host: `jobs.hosts.keys` makes its key and its password of the generation.
+    generation = models.PositiveIntegerField(
+        default=0, editable=False, help_text="how often a machine became this host; 0: none ever did"
+    )
+    identity_hash = models.CharField(max_length=64, default="", editable=False, help_text="SHA-256 of what it showed")
+    joined = models.DateTimeField(null=True, editable=False)
+    joined_from = models.CharField(max_length=45, default="", editable=False, help_text="address of who joined")
+    removed = models.DateTimeField(null=True, editable=False, help_text="by staff: it may not speak any more")
+    given_up = models.DateTimeField(null=True, editable=False, help_text="when staff last did")
+    facts = models.JSONField(null=True, editable=False, help_text="contracts.facts.Facts, as last told")
+    use = models.JSONField(null=True, editable=False, help_text="contracts.facts.Use, as last told")
+
+    objects = HostQuerySet.as_manager()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class JoinToken(models.Model):
+    """What lets a machine become a host. Only its hash is kept: it is shown once."""
+
+    hash = models.CharField(max_length=64, unique=True, editable=False, help_text="SHA-256")
+    note = models.CharField(max_length=200, blank=True, default="", help_text="what it is for")
+    created = models.DateTimeField(auto_now_add=True)
+    created_by = models.CharField(max_length=150, editable=False)
+    expires = models.DateTimeField()
+    most_uses = models.PositiveIntegerField(null=True, help_text="hosts that may join with it; null: any number")
+    uses = models.PositiveIntegerField(default=0, editable=False)
+    last_used = models.DateTimeField(null=True, editable=False)
+    last_host = models.CharField(max_length=100, blank=True, default="", editable=False)
+    labels = models.JSONField(default=list, editable=False, help_text="of hosts that join with it")
+    revoked = models.DateTimeField(null=True, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"join token {self.pk}"

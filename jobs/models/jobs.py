@@ -1,0 +1,284 @@
+"""Jobs, their attempts, and what runs where. Status is written by `jobs.queue.lifecycle` alone."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+
+from jobs.models.hosts import Host
+from jobs.models.people import projects_of
+from jobs.models.policy import DEFAULT_PROJECT
+
+ELSEWHERE = "elsewhere"  # the engine of runs that somebody else launched, and that report themselves
+ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
+
+
+def new_job_id() -> str:
+    """10 characters of base32: short to read aloud, 50 bits against guessing."""
+    return "".join(secrets.choice(ID_ALPHABET) for _ in range(10))
+
+
+class Status(models.TextChoices):
+    """States of a job's current attempt."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    UNREACHABLE = "unreachable"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.LOST, Status.CANCELLED)
+LIVE = tuple(s for s in Status if s not in TERMINAL)
+ON_A_HOST = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELLING)
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    def visible_to(self, user: Any) -> JobQuerySet:
+        """A job is its owner's, its project's members' and the staff's; nobody else learns that it exists."""
+        if not (user.is_authenticated and user.is_active):
+            return self.none()
+        if user.is_staff:
+            return self
+        mine, projects = models.Q(owner=user), projects_of(user)
+        return self.filter(mine | models.Q(project__in=projects) if projects else mine)
+
+
+class Job(models.Model):
+    """What was asked, what it was predicted to cost, and how its current attempt stands."""
+
+    id = models.CharField(primary_key=True, max_length=16, default=new_job_id, editable=False)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="jobs")
+    name = models.CharField(max_length=100)
+    spec = models.JSONField(editable=False)
+    # Of the spec, what lists and the scheduler ask for without reading it.
+    kind = models.CharField(max_length=16, editable=False)
+    device = models.CharField(max_length=8, editable=False)
+    num_slots = models.PositiveIntegerField(editable=False)
+    wanted_host = models.CharField(max_length=100, blank=True, default="", editable=False)
+    engine = models.CharField(max_length=16, default="hosts", editable=False, help_text="who places and starts it")
+    estimate = models.JSONField(editable=False)
+    hardware = models.JSONField(
+        null=True, editable=False, help_text="the cluster that it was planned for, without the runs that corrected it"
+    )
+    chosen = models.JSONField(
+        null=True, editable=False, help_text="where the layout was to be chosen: what was asked, and why this one"
+    )
+    unit = models.PositiveIntegerField(default=1, editable=False, help_text="slots that must share a host")
+    wide_unit = models.PositiveIntegerField(default=1, editable=False, help_text="slots that should where they fit")
+    max_hosts = models.PositiveIntegerField(default=1, editable=False, help_text="0: any number")
+    pool = models.CharField(max_length=100, blank=True, default="", editable=False)
+    labels = models.JSONField(default=list, editable=False, help_text="that its hosts have")
+    project = models.CharField(max_length=100, default=DEFAULT_PROJECT, editable=False, db_index=True)
+    time_limit_s = models.PositiveIntegerField(null=True, editable=False)
+    idle_limit_s = models.PositiveIntegerField(null=True, editable=False)
+    preemptible = models.BooleanField(default=False, editable=False)
+    # What staff say of its turn.
+    priority = models.SmallIntegerField(default=0, help_text="higher first")
+    moved = models.FloatField(default=0.0, editable=False, help_text="points that staff gave it by moving it")
+    held = models.BooleanField(default=False, editable=False, help_text="does not start until it is released")
+    stop = models.CharField(
+        max_length=16, default="", editable=False, help_text="why the board ends the current attempt: see queue.stops"
+    )
+    status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED, editable=False, db_index=True)
+    attempt = models.PositiveIntegerField(default=1, editable=False)
+    wait_reason = models.CharField(max_length=500, blank=True, editable=False)
+    archived = models.BooleanField(default=False, editable=False, help_text="has ended, and lists leave it out")
+    created = models.DateTimeField(auto_now_add=True)
+    changed = models.DateTimeField(auto_now=True)
+
+    objects = JobQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-created"]
+        indexes = [
+            models.Index(fields=["-created"], name="job_newest"),
+            models.Index(fields=["owner", "-created"], name="job_newest_of_owner"),
+            models.Index(fields=["status", "-priority", "created"], name="job_queue"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.id})"
+
+    @property
+    def world_size(self) -> int:
+        layout: dict[str, Any] = self.spec["layout"]
+        return int(layout["dp"] * layout["pp"] * layout["tp"] * layout.get("cp", 1))  # cp: not in the oldest specs
+
+
+class JobTag(models.Model):
+    """A word that people gave a job, to find it by."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="tags")
+    name = models.CharField(max_length=50)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["job", "name"], name="one_tag_per_name")]
+        indexes = [models.Index(fields=["name"], name="tag_name")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Attempt(models.Model):
+    """One try of a job: a gang, whole. Its number fences off messages about earlier tries."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
+    number = models.PositiveIntegerField()
+    created = models.DateTimeField(auto_now_add=True)
+    exit = models.JSONField(null=True, editable=False, help_text="of the whole gang, once all its members have ended")
+    ended = models.DateTimeField(null=True, editable=False, help_text="when the last of its members had")
+    checkpoint = models.CharField(
+        max_length=100, default="", blank=True, editable=False, help_text="the newest that it told of: a retry goes on"
+    )
+    engine_id = models.CharField(
+        max_length=100, default="", blank=True, editable=False, help_text="what the engine calls it: Slurm's job id"
+    )
+    engine_told = models.JSONField(
+        default=dict, editable=False, help_text="what the engine said of it last, for people: words by what they tell"
+    )
+    engine_ended = models.DateTimeField(
+        null=True, editable=False, help_text="when the engine had nothing left of it; hosts tell that by member"
+    )
+    recorded = models.DateTimeField(
+        null=True, editable=False, help_text="when its history was whole; the recorder reads its streams until then"
+    )
+
+    diagnosis = models.JSONField(null=True, editable=False, help_text="jobs.diagnosis.Told, as last looked at")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number")]
+        indexes = [models.Index(fields=["id"], condition=models.Q(recorded__isnull=True), name="attempts_to_record")]
+
+    def __str__(self) -> str:
+        return f"{self.job_id}/{self.number}"
+
+    def where(self) -> str:
+        """Its hosts in the order of their ranks, as text."""
+        return ", ".join(member.host_name for member in self.members.all())
+
+
+class Member(models.Model):
+    """An attempt's share of one host: its slots, and ranks that follow each other."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="members")
+    node = models.PositiveIntegerField(help_text="its place in the gang; rank 0 is on node 0")
+    # None where the machine is not ours to give: an engine's, or a user's own.
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, null=True, related_name="members")
+    host_name = models.CharField(max_length=100)
+    first_rank = models.PositiveIntegerField()
+    num_ranks = models.PositiveIntegerField()
+    ordered = models.DateTimeField(help_text="when the launch order was last sent")
+    exit = models.JSONField(null=True, editable=False, help_text="what its supervisor told, until the gang's is made")
+    outcome = models.CharField(
+        max_length=16, default="", blank=True, editable=False, help_text="contracts.control.Outcome; lost: never told"
+    )
+    reason = models.CharField(max_length=1000, default="", blank=True, editable=False, help_text="of its outcome")
+    ended = models.DateTimeField(
+        null=True,
+        editable=False,
+        help_text="its host said so, it rebooted, or staff gave it up; until then it holds slots",
+    )
+    missed = models.PositiveIntegerField(
+        default=0, editable=False, help_text="heartbeats in a row of its host that did not name it"
+    )
+    note = models.CharField(max_length=1000, blank=True, default="", editable=False)
+    # Of one that reports over HTTPS; "" and None until it does.
+    claim = models.CharField(
+        max_length=64, blank=True, default="", editable=False, help_text="who speaks for it: a hash"
+    )
+    heard = models.DateTimeField(null=True, editable=False, help_text="when it last spoke")
+
+    class Meta:
+        ordering = ["node"]
+        constraints = [
+            models.UniqueConstraint(fields=["attempt", "node"], name="one_member_per_node"),
+            models.UniqueConstraint(fields=["attempt", "host_name"], name="one_member_per_host"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.attempt_id} on {self.host_name}"
+
+
+class RunToken(models.Model):
+    """Lets its holder report one attempt over HTTPS. The token is told once and not kept."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="tokens")
+    digest = models.CharField(max_length=64, unique=True)
+    created = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"a token of {self.attempt_id}"
+
+
+class ReportedRun(models.Model):
+    """What was told of a run that somebody launched elsewhere as it was opened."""
+
+    attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="reported")
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
+    key = models.CharField(
+        max_length=200, blank=True, default="", help_text="every node that opens a run with it gets this one"
+    )
+    tags = models.JSONField(default=list)
+    command = models.JSONField(default=list)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["owner", "key"], condition=~models.Q(key=""), name="one_run_per_key")
+        ]
+
+    def __str__(self) -> str:
+        return f"told of {self.attempt_id}"
+
+
+class SlotAllocation(models.Model):
+    """A slot held by a member until it has ended. The constraint is what keeps two attempts off one slot."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="allocations")
+    slot = models.PositiveIntegerField()
+    member = models.ForeignKey(Member, on_delete=models.CASCADE, related_name="allocations")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["host", "slot"], name="one_attempt_per_slot")]
+
+    def __str__(self) -> str:
+        return f"{self.host_id}:{self.slot}"
+
+
+class HostRun(models.Model):
+    """What one run left with its host (`planner.hardware.runs.Run`): it stays when its job is deleted."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="runs")
+    attempt = models.OneToOneField(Attempt, on_delete=models.SET_NULL, null=True, related_name="measured")
+    device_name = models.CharField(max_length=200, help_text="of the host then: what another device did says nothing")
+    run = models.JSONField()
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"a run on {self.host_id}"
+
+
+class StateChange(models.Model):
+    """History: every change of status, with its reason."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="history")
+    attempt = models.PositiveIntegerField()
+    status = models.CharField(max_length=16, choices=Status)
+    reason = models.CharField(max_length=1000, blank=True)
+    at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{self.job_id} {self.status}"

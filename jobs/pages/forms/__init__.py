@@ -1,0 +1,1 @@
+"""Forms derived from what a spec is, and back."""

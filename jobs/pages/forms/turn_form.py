@@ -1,0 +1,23 @@
+"""The part of a form that tells of a job's turn: whose it is, where it may go, when it ends by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobs.pages.forms import derived
+from planner.facts.spec import JobSpec, Resources, RetrySpec, RunSpec
+
+FIELDS = (
+    derived.fields_of("", JobSpec, only=["project", "after", "after_failed"])
+    | derived.fields_of("resources", Resources, only=["max_hosts", "pool", "labels"])
+    | derived.fields_of("run", RunSpec)
+    | derived.fields_of("retry", RetrySpec)
+)
+WORDS: dict[str, Mapping[str, str]] = {"after_failed": {"cancel": "it is cancelled", "start": "it starts all the same"}}
+
+
+def is_told(values: Mapping[str, Any]) -> bool:
+    """Whether one of them differs from its default."""
+    usual = derived.values_of(FIELDS, {})
+    return any(values.get(name, usual[name]) != usual[name] for name in FIELDS)

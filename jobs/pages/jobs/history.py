@@ -1,0 +1,97 @@
+"""What the pages ask of histories: the same answers as REST's, for sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.views.decorators.http import require_GET
+
+from jobs.access import find_job
+from jobs.api.http.errors import LATER, of_request, refused_page
+from jobs.api.http.problems import details
+from jobs.api.runs.history import as_event_file, as_file
+from jobs.history.kept.folder import GoneError
+from jobs.history.told import answers
+from jobs.history.told.asked import asked
+from jobs.history.told.slow import NoStepsError, asked_steps, slow
+from jobs.history.told.snapshot import snapshot as snapshot_of
+from jobs.planning.planners import BusyError
+from planner.facts.spec import Problem, SpecError
+
+Door = Callable[..., HttpResponseBase]
+
+
+def _refusing(view: Door) -> Door:
+    """In the shape of every refusal."""
+
+    @wraps(view)
+    def answered(request: HttpRequest, job_id: str, **names: str) -> HttpResponseBase:
+        try:
+            return view(request, job_id, **names)
+        except SpecError as error:
+            return refused_page(details(422, error.problems, "query"))
+        except GoneError as error:
+            return refused_page(details(404, [Problem("attempt", str(error))], "query"))
+        except NoStepsError as error:
+            return refused_page(details(404, [Problem("from", str(error))], "query"))
+        except BusyError as error:
+            return refused_page(of_request(503, str(error)), LATER)
+
+    return answered
+
+
+@require_GET
+@login_required
+def index(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Attempts with their tables."""
+    job = find_job(request.user, job_id)
+    return JsonResponse({"job": job.id, "attempts": answers.index(job.id)})
+
+
+@require_GET
+@login_required
+@_refusing
+def snapshot(request: HttpRequest, job_id: str) -> HttpResponse:
+    """All that the job page shows of an attempt; 204 where nothing was kept, for the page asks before it knows."""
+    job = find_job(request.user, job_id)
+    attempt = asked("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
+    try:
+        return JsonResponse(snapshot_of(job.id, attempt))
+    except GoneError:
+        return HttpResponse(status=204)
+
+
+@require_GET
+@login_required
+@_refusing
+def slow_steps(request: HttpRequest, job_id: str) -> HttpResponse:
+    """What differs about the steps `from` to `to`."""
+    job = find_job(request.user, job_id)
+    attempt, first, last = asked_steps(dict(request.GET.lists()))
+    return JsonResponse(slow(job.id, attempt or job.attempt, first, last))
+
+
+@require_GET
+@login_required
+@_refusing
+def table(request: HttpRequest, job_id: str, table: str) -> HttpResponseBase:
+    """Rows or bins of a table, or a file of them."""
+    job = find_job(request.user, job_id)
+    query = asked(table, dict(request.GET.lists()))
+    attempt = query.attempt or job.attempt
+    if query.format == "json":
+        return JsonResponse(answers.rows(job.id, attempt, table, query))
+    return as_file(job, attempt, table, query)
+
+
+@require_GET
+@login_required
+@_refusing
+def tensorboard(request: HttpRequest, job_id: str) -> HttpResponseBase:
+    """An attempt's curves as an event file."""
+    job = find_job(request.user, job_id)
+    attempt = asked("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
+    return as_event_file(job, attempt)

@@ -1,0 +1,197 @@
+"""The list of jobs: a page of it, narrowed and in the columns asked for; and what is done to several at once."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.paginator import Paginator
+from django.db.models import Count
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_POST
+
+from jobs.access import changeable_jobs, listed_jobs, sees_others
+from jobs.filters import JobFilter
+from jobs.kinds import kind_of, layout_words
+from jobs.models import TERMINAL, Attempt, Job, Status
+from jobs.pages.jobs.progress import steps_of
+from jobs.planning.queries import checked
+from jobs.queue.several import UNDONE_BY, Several, carry_out
+from planner.facts.spec import Problem, SpecError
+
+PAGE_SIZE = 50
+COLUMNS = {
+    "owner": "Owner",
+    "layout": "Layout",
+    "status": "Status",
+    "steps": "Steps",
+    "created": "Created",
+    "ended": "Ended",
+    "speed": "Tokens/s",
+    "project": "Project",
+    "priority": "Priority",
+    "slots": "Slots",
+    "attempt": "Attempt",
+}
+USUAL = ("owner", "layout", "status", "steps", "created")
+OF_ATTEMPTS = {"ended", "speed"}
+AS_LINKS = {"status", "whose"}  # rather than fields of the form
+DONE = {
+    "cancel": "asked to end",
+    "archive": "archived",
+    "restore": "brought back",
+    "tag": "tagged",
+    "untag": "untagged",
+}
+
+
+@require_GET
+@login_required
+def job_list(request: HttpRequest) -> HttpResponse:
+    """Jobs of the user, or everybody's for staff, a page at a time, narrowed by `jobs.filters`.
+
+    `?part=rows` gives the table alone, for refreshing. `col` may be given several times: the columns to show.
+    """
+    filters = JobFilter(request.GET, user=request.user, queryset=listed_jobs(request.user))
+    counts = _counts(filters)
+    page = _CountedPages(filters, counts).get_page(request.GET.get("page"))
+    others = sees_others(request.user)
+    columns = columns_of(request, others)
+    context = {
+        "rows": list_rows(list(page), columns),
+        "page": page,
+        "counts": [(status, counts[status]) for status in Status.values if status in counts],
+        "total": sum(counts.values()),
+        "asked": filters.form.cleaned_data,
+        "narrows": filters.narrows,
+        "columns": columns,
+    }
+    if request.GET.get("part") == "rows":
+        return render(request, "jobs/rows.html", context)
+    hidden = AS_LINKS if others else AS_LINKS | {"owner"}
+    context |= {
+        "sees_others": others,
+        "filters": [field for field in filters.form if field.name not in hidden],
+        "problems": [error for name in sorted(hidden) for error in filters.form.errors.get(name, ())],
+        "all_columns": COLUMNS,
+        "undo": request.session.pop("undo", None),
+    }
+    return render(request, "jobs/list.html", context)
+
+
+def columns_of(request: HttpRequest, others: bool) -> list[str]:
+    """Those asked for that there are, the usual ones where none is; in the order of COLUMNS. Whose a job is only where
+    there may be jobs of others.
+    """
+    asked = [name for name in request.GET.getlist("col") if name in COLUMNS] or list(USUAL)
+    return [name for name in COLUMNS if name in asked and (others or name != "owner")]
+
+
+def _counts(filters: JobFilter) -> dict[str, int]:
+    """Jobs by status, whichever of them is asked for."""
+    return dict(filters.of_any_status.order_by().values_list("status").annotate(Count("id")))
+
+
+class _CountedPages(Paginator):  # type: ignore[type-arg]  # Django 5.2's cannot be subscripted
+    """Pages of jobs that are counted already."""
+
+    def __init__(self, filters: JobFilter, counts: dict[str, int]) -> None:
+        super().__init__(filters.qs.prefetch_related("tags"), PAGE_SIZE)
+        status = filters.form.cleaned_data.get("status")
+        self._count = counts.get(status, 0) if status else sum(counts.values())
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+
+def list_rows(jobs: list[Job], columns: list[str]) -> list[dict[str, Any]]:
+    """What the table shows. `step` is None where nothing is known, `steps` where none were asked for."""
+    done = steps_of(jobs)
+    attempts = _attempts(jobs) if OF_ATTEMPTS.intersection(columns) else {}
+    return [
+        {
+            "id": job.id,
+            "name": job.name,
+            "owner": job.owner.get_username(),
+            "kind": kind_of(job.spec).title,
+            "subject": kind_of(job.spec).subject(job.spec),
+            "layout": layout_words(job.spec),
+            "status": job.status,
+            "wait_reason": job.wait_reason,
+            "step": done.get(job.id),
+            "steps": kind_of(job.spec).steps_asked(job.spec),
+            "created": job.created,
+            "project": job.project,
+            "priority": job.priority,
+            "slots": job.num_slots,
+            "attempt": job.attempt,
+            "archived": job.archived,
+            "tags": [tag.name for tag in job.tags.all()],
+            **attempts.get(job.id, {}),
+        }
+        for job in jobs
+    ]
+
+
+def _attempts(jobs: list[Job]) -> dict[str, dict[str, Any]]:
+    current = {(job.id, job.attempt) for job in jobs if job.status in TERMINAL}
+    found = Attempt.objects.filter(job__in=[job for job, _ in current])
+    told = found.values_list("job_id", "number", "ended", "exit__summary__tokens_per_s")
+    return {job: {"ended": at, "speed": speed} for job, number, at, speed in told if (job, number) in current}
+
+
+@require_POST
+@login_required
+def jobs_act(request: HttpRequest) -> HttpResponse:
+    """One action on the chosen jobs, then back to the list as it was; a cancel is asked about first."""
+    back = _list_url(request.POST.get("back", ""))
+    ids, action = request.POST.getlist("job"), request.POST.get("action", "")
+    if action == "compare":
+        return redirect(f"{reverse('compare')}?{urlencode({'jobs': ','.join(ids)})}")
+    tags = [name.strip() for name in request.POST.get("tags", "").split(",")]
+    try:
+        asked = _checked({"action": action, "jobs": ids, "tags": [name for name in tags if name]})
+        if asked.action == "cancel" and "confirmed" not in request.POST:
+            return _confirm(request, asked)
+        done = carry_out(asked, request.user)
+    except SpecError as error:
+        messages.error(request, _refusal(error))
+        return redirect(back)
+    told = f"{len(done)} of {len(asked.jobs)} jobs {DONE[asked.action]}."
+    if done and asked.action in UNDONE_BY:
+        undo = {"action": UNDONE_BY[asked.action], "jobs": done, "tags": ", ".join(asked.tags)}
+        request.session["undo"] = {**undo, "told": told}
+    else:
+        messages.success(request, told)
+    return redirect(back)
+
+
+def _checked(data: dict[str, Any]) -> Several:
+    asked = checked(Several, data)
+    if asked.action in ("tag", "untag") and not asked.tags:
+        raise SpecError([Problem("tags", "are not written yet: write one beside the button")])
+    return asked
+
+
+def _confirm(request: HttpRequest, asked: Several) -> HttpResponse:
+    live = changeable_jobs(request.user).filter(id__in=asked.jobs).exclude(status__in=TERMINAL)
+    named = live.only("id", "name", "owner__username", "status")
+    return render(request, "jobs/confirm.html", {"jobs": named, "back": request.POST.get("back", "")})
+
+
+def _list_url(query: str) -> str:
+    """The list with the parameters it was asked with."""
+    asked = QueryDict(query[:2000], mutable=True)
+    asked.pop("part", None)
+    return f"{reverse('job-list')}?{asked.urlencode()}" if asked else reverse("job-list")
+
+
+def _refusal(error: SpecError) -> str:
+    if any(problem.field.startswith("jobs") for problem in error.problems):
+        return "Choose jobs first."
+    return "; ".join(f"{problem.field} {problem.message}" for problem in error.problems)

@@ -1,0 +1,57 @@
+"""The form for a script of one's own."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django.conf import settings
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods
+
+from jobs.access import find_job
+from jobs.pages.forms import derived, engines, turn_form
+from jobs.queue import actions
+from planner.facts.spec import JobSpec, Layout, Problem, Resources, ScriptSpec, SlurmSpec, SpecError
+
+EMPTY: dict[str, Any] = {"name": "my script", "layout": {"dp": 2}}
+FIELDS = (
+    derived.fields_of("", JobSpec, only=["name"])
+    | derived.fields_of("script", ScriptSpec)
+    | derived.fields_of("layout", Layout, only=["dp"])
+    | derived.fields_of("resources", Resources, only=["device", "host", "engine"])
+    | derived.fields_of("resources.slurm", SlurmSpec)
+    | turn_form.FIELDS
+)
+_WORDS = {"resources.device": {"cpu": "CPU", "cuda": "GPU"}, "resources.engine": engines.WORDS, **turn_form.WORDS}
+
+
+@require_http_methods(["GET", "POST"])
+@login_required
+def script_new(request: HttpRequest) -> HttpResponse:
+    """A path below the host's script root, arguments as one would type them, and how many ranks."""
+    if request.method == "GET":
+        source = find_job(request.user, request.GET["from"]) if "from" in request.GET else None
+        return _form(request, derived.values_of(FIELDS, EMPTY if source is None else source.spec), [])
+    try:
+        spec = {"kind": "script", **engines.without_others(derived.spec_from(FIELDS, request.POST))}
+        job, _ = actions.submit(cast(User, request.user), spec)
+    except SpecError as error:
+        return _form(request, {name: request.POST.get(name, "") for name in FIELDS}, error.problems)
+    return redirect("job-detail", job.id)
+
+
+def _form(request: HttpRequest, values: dict[str, Any], problems: list[Problem]) -> HttpResponse:
+    beside, other = derived.errors_beside(problems, FIELDS, {"layout": "layout.dp", "script": "script.path"})
+    context = {
+        "values": values,
+        "errors": beside,
+        "other_errors": other,
+        "options": derived.options_of(FIELDS, _WORDS, values),
+        "limits": derived.limits_of(FIELDS),
+        "slurm": settings.SLURM is not None,
+        "turn": turn_form.is_told(values),
+    }
+    return render(request, "jobs/script.html", context, status=422 if problems else 200)

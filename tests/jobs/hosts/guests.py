@@ -1,0 +1,65 @@
+"""Hosts that have joined, each with what it was given and a line of its own to Redis."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+import redis
+from django.contrib.auth.models import User
+
+from contracts.codec import checked_join
+from contracts.join import Joined
+from contracts.signing import entry
+from jobs.hosts import tokens
+from jobs.models import Member
+from jobs.queue import actions
+from jobs.queue import hosts as staff
+from jobs.queue.scheduling.scheduler import schedule
+from tests.jobs.hosts.test_join import IDENTITIES, request
+from tests.planner.wrong_specs import GOOD
+from tests.support.processes import ROOT, base_environment, running
+from workers.host.join import worker_command
+
+
+class Guest(NamedTuple):
+    """A host with what it was given, and its own line to Redis."""
+
+    name: str
+    joined: Joined
+    redis: redis.Redis
+
+    def signed(self, event: dict[str, Any]) -> Any:
+        return entry(bytes.fromhex(self.joined["key"]), msgpack.packb(event))
+
+
+def admitted(name: str, identity: str = IDENTITIES[0]) -> Guest:
+    token = tokens.mint("staff", tokens.TokenQuery())[1]
+    joined, _ = staff.join(checked_join(request(name, identity, token=token)), "127.0.0.1")
+    return Guest(name, joined, redis.Redis.from_url(joined["redis_url"], socket_timeout=5))
+
+
+def running_job(owner: User, host: str) -> str:
+    """A job placed on this host."""
+    job, _ = actions.submit(owner, {**GOOD, "resources": {"host": host}})
+    schedule()
+    assert Member.objects.get(attempt__job=job).host_name == host
+    return job.id
+
+
+@contextmanager
+def worker(guest: Guest, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The host's own, as `workers.host.join` leaves it."""
+    environment = {
+        **base_environment(),
+        "MESHBOARD_REDIS_URL": guest.joined["redis_url"],
+        "MESHBOARD_HOST_KEY": guest.joined["key"],
+        "MESHBOARD_HOST_NAME": guest.name,
+        "MESHBOARD_STATE_DIR": str(folder / "state"),
+    }
+    with running(worker_command(guest.name), environment, folder / "worker.log", ROOT) as process:
+        yield process

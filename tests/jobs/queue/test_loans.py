@@ -1,0 +1,95 @@
+"""A retry that no host with its checkpoint can take: the host that has it is told to lend it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from contracts.codec import checked_lend_order
+from contracts.control import LaunchOrder
+from contracts.loans import LendOrder
+from contracts.names import TASK_LAUNCH, TASK_LEND, host_queue, loan_key
+from jobs.hosts.access import wanted_rules
+from jobs.hosts.rights import user_of
+from jobs.models import Attempt, Host, Job, Loan, Member, Outbox, Status
+from jobs.queue import actions
+from jobs.queue.control.outbox import COMPLETED
+from jobs.queue.scheduling.scheduler import order_launch, schedule
+from tests.planner.wrong_specs import GOOD
+
+
+@pytest.fixture
+def retried(owner: User, make_host: Callable[..., Host]) -> Job:
+    """Queued again, with a checkpoint on host-a, which takes no jobs."""
+    a, _ = make_host("host-a"), make_host("host-b")
+    job, _ = actions.submit(owner, GOOD)
+    ended = timezone.now()
+    first = Attempt.objects.create(job=job, number=1, checkpoint=f"{job.id}/1/step-00000020", ended=ended)
+    Member.objects.create(
+        attempt=first, node=0, host=a, host_name="host-a", first_rank=0, num_ranks=1, ordered=ended, ended=ended
+    )
+    Job.objects.filter(pk=job.pk).update(attempt=2, status=Status.QUEUED)
+    Host.objects.filter(name="host-a").update(drained=True)
+    Outbox.objects.all().delete()
+    job.refresh_from_db()
+    return job
+
+
+def orders() -> dict[str, Any]:
+    """By queue, as they leave."""
+    return {row.queue: COMPLETED[row.task](row.arguments[0], 1.0) for row in Outbox.objects.all()}
+
+
+def test_the_host_that_has_it_and_the_one_that_needs_it_hear_one_secret(retried: Job) -> None:
+    schedule()
+    assert {row.task for row in Outbox.objects.all()} == {TASK_LAUNCH, TASK_LEND}
+    assert "secret" not in str([row.arguments for row in Outbox.objects.all()]), "the database holds none"
+    told = orders()
+    lend: LendOrder = checked_lend_order(told[host_queue("host-a")])
+    launch: LaunchOrder = told[host_queue("host-b")]
+    assert (lend["job"], lend["attempt"], lend["owner"]) == (retried.id, 2, retried.owner_id)
+    assert launch["checkpoint"] == {
+        "name": f"{retried.id}/1/step-00000020", "host": "host-a", "lent": lend["secret"],
+    }  # fmt: skip
+    Outbox.objects.all().delete()
+    order_launch(Job.objects.get(pk=retried.pk), Member.objects.get(attempt__number=2))
+    assert orders() == told, "an order that was lost is sent again with its loan"
+
+
+def test_only_that_attempts_first_host_may_see_where(retried: Job) -> None:
+    schedule()
+    key = loan_key("host-a", retried.id, 2)
+    Host.objects.update(generation=1)
+    rules = wanted_rules(Host.objects.all())
+    assert f"(+hgetall %R~{key})" in rules[user_of("host-b")]
+    Member.objects.filter(attempt__number=2).update(node=1)
+    assert key not in str(wanted_rules(Host.objects.all())[user_of("host-b")])
+
+
+def test_once_the_attempt_has_ended_nobody_is_told_to_lend(retried: Job) -> None:
+    schedule()
+    Attempt.objects.filter(number=2).update(ended=timezone.now())
+    assert orders()[host_queue("host-a")] is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"last_seen": timezone.now() - timedelta(minutes=5)},
+        {"removed": timezone.now()},
+        {"drained": False},  # the job goes there itself
+    ],
+    ids=["silent", "removed", "of the gang"],
+)
+def test_nobody_lends(retried: Job, changes: dict[str, Any]) -> None:
+    Host.objects.filter(name="host-a").update(**changes)
+    schedule()
+    (row,) = Outbox.objects.all()
+    assert row.task == TASK_LAUNCH
+    assert not Loan.objects.exists()
+    assert "lent" not in COMPLETED[TASK_LAUNCH](row.arguments[0], 1.0)["checkpoint"]

@@ -1,0 +1,16 @@
+"""Receivers are on loopback, which a board calls inside."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+
+LOCAL = [ip_network("127.0.0.1/32")]
+
+
+@pytest.fixture
+def local_receivers(settings: Any, db: None) -> None:
+    settings.WEBHOOK_NETWORKS = LOCAL
+    settings.BOARD_URL = "https://board.example"

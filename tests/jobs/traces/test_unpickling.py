@@ -1,0 +1,60 @@
+"""Hostile pickles: nothing of them is run, and nothing is taken that they only announce."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.traces.imports import unpickle
+from tests.jobs.traces.hostile import HOSTILE
+
+
+class _Runs:
+    """A pickle that would run a command."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self._mark}",)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_pickle_is_refused_and_runs_nothing(name: str) -> None:
+    with pytest.raises(unpickle.RefusedPickleError):
+        unpickle.load(HOSTILE[name])
+
+
+def test_a_pickle_that_would_run_a_command_is_refused_before_it_does(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(unpickle.RefusedPickleError):
+            unpickle.load(pickle.dumps({"entries": [_Runs(mark)]}, protocol))
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(_Runs(mark)))  # what the plain reader does with it
+    assert mark.exists()
+
+
+def test_either_fence_holds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpickle, "_check", lambda data: None)
+    with pytest.raises(unpickle.RefusedPickleError, match=r"os\.system|posix\.system"):
+        unpickle.load(pickle.dumps(os.system))
+
+
+def test_too_many_operations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpickle, "MOST_OPS", 1000)
+    with pytest.raises(unpickle.RefusedPickleError, match="more than 1,000 operations"):
+        unpickle.load(pickle.dumps(list(range(2000))))
+    monkeypatch.setattr(unpickle, "MOST_BYTES", 10)
+    with pytest.raises(unpickle.RefusedPickleError, match="bytes are more than 10"):
+        unpickle.load(b"x" * 11)
+
+
+def test_plain_data_of_every_protocol_is_read() -> None:
+    data = {"a": [1, 2.5, None, True, "é", b"x", (1,), (1, 2), (1, 2, 3, 4), 2**70], 3: {}, "twice": [[7]] * 2}
+    for protocol in range(3, pickle.HIGHEST_PROTOCOL + 1):
+        assert unpickle.load(pickle.dumps(data, protocol)) == data

@@ -1,0 +1,32 @@
+"""The browser that tests and benchmarks drive."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """This machine's own Chromium, which tests/install_tools.sh installs."""
+    path = shutil.which("chromium")
+    assert path, "run tests/install_tools.sh first"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def log_in(page: Page, url: str, login: tuple[str, str]) -> None:
+    """To the board at `url` with a name and a password; leaves its first page open."""
+    username, password = login
+    page.goto(f"{url}/login/")
+    page.fill("#id_username", username)
+    page.fill("#id_password", password)
+    page.click("main button.primary")
+    page.wait_for_url(f"{url}/")

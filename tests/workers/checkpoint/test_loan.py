@@ -1,0 +1,183 @@
+"""A checkpoint that another host lends: to who knows the loan's secret, whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from planner.facts.parse import parse_spec
+from workers.checkpoint import folder
+from workers.checkpoint.borrow import borrow
+from workers.checkpoint.lend import Lending
+from workers.checkpoint.loan import (
+    CHUNK_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    BadOfferError,
+    Offer,
+    decode,
+    encode,
+    proof,
+)
+
+SECRET, OTHER = "5e" * 32, "00" * 32
+LEAST = (1, 20)
+
+
+def publish(job: Path, attempt: int, step: int) -> Path:
+    draft = folder.draft_of(folder.step_folder(job / str(attempt), step))
+    draft.mkdir(parents=True)
+    (draft / "__0_0.distcp").write_bytes(bytes(range(256)) * (2 * CHUNK_BYTES // 256) + b"more than two chunks")
+    (draft / ".metadata").write_bytes(b"")
+    files = folder.describe(draft, ["__0_0.distcp", ".metadata"])
+    return folder.publish(draft, parse_spec({"model": {"preset": "gpt-tiny"}}), step, files, [1])
+
+
+@contextmanager
+def lent(job: Path) -> Iterator[int]:
+    """The port at which the job's newest is lent."""
+    door = socket.create_server(("127.0.0.1", 0))
+
+    async def serve() -> None:
+        lending = Lending(job, SECRET)
+        loop.append((asyncio.get_running_loop(), lending.end))
+        async with await asyncio.start_server(lending.serve, sock=door):
+            up.set()
+            await lending.over
+
+    loop: list[tuple[asyncio.AbstractEventLoop, object]] = []
+    up = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    up.wait(10)
+    try:
+        yield int(door.getsockname()[1])
+    finally:
+        running, end = loop[0]
+        if thread.is_alive():
+            running.call_soon_threadsafe(end)  # type: ignore[arg-type]
+        thread.join(10)
+
+
+def told(path: Path, port: int, secret: str = SECRET) -> Path:
+    path.write_text(json.dumps({"host": "anna", "address": "127.0.0.1", "port": port, "secret": secret}))
+    return path
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    job = tmp_path / "anna" / "job"
+    publish(job, 1, 20)
+    return job
+
+
+def test_who_knows_the_secret_gets_the_newest_whole_and_keeps_it_alone(tmp_path: Path, theirs: Path) -> None:
+    newest, ours = publish(theirs, 1, 30), tmp_path / "job"
+    publish(ours, 1, 10)
+    (folder.step_folder(ours / "1", 30) / "half deleted").mkdir(parents=True)
+    with lent(theirs) as port:
+        came = borrow(ours, told(tmp_path / "loan", port), LEAST, None)
+    assert (came.problem, came.name) == ("", "1/step-00000030")
+    (have,) = folder.complete_below(ours)
+    assert {path.name: path.read_bytes() for path in have.path.iterdir()} == {
+        path.name: path.read_bytes() for path in newest.iterdir()
+    }
+    assert came.num_bytes == sum(path.stat().st_size for path in newest.iterdir())
+    assert list(ours.glob("*/.*")) == [], "no draft is left"
+
+
+def test_a_stranger_gets_nothing_and_takes_nothing_from_who_comes_after(tmp_path: Path, theirs: Path) -> None:
+    with lent(theirs) as port:
+        came = borrow(tmp_path / "stranger", told(tmp_path / "guessed", port, OTHER), LEAST, None)
+        assert came.problem == "host anna could not send it: BadOfferError: what answers there is not that host"
+        with closing(socket.create_connection(("127.0.0.1", port))) as silent:
+            silent.sendall(b"\0" * 64)  # a nonce, and what should prove something
+            with silent.makefile("rb") as said:
+                assert len(said.read()) == 64, "a nonce and a proof, and no word of the checkpoint"
+        assert borrow(tmp_path / "job", told(tmp_path / "loan", port), LEAST, None).problem == ""
+        late = borrow(tmp_path / "late", told(tmp_path / "loan", port), LEAST, None)
+    assert late.problem.startswith("host anna could not send it: "), "it is sent once"
+    assert not (tmp_path / "stranger").exists()
+
+
+def test_it_is_sent_to_one_at_a_time_though_another_shows_the_secret(tmp_path: Path, theirs: Path) -> None:
+    with lent(theirs) as port, closing(socket.create_connection(("127.0.0.1", port))) as first:
+        first.sendall(b"\0" * NONCE_BYTES)
+        with first.makefile("rb") as said:
+            nonce, _ = said.read(NONCE_BYTES), said.read(PROOF_BYTES)
+            first.sendall(proof(SECRET, "borrower", nonce, b"\0" * NONCE_BYTES))
+            assert said.read(4), "it is sent"
+            second = borrow(tmp_path / "job", told(tmp_path / "loan", port), LEAST, None)
+    assert second.problem.startswith("host anna could not send it: ")
+
+
+def test_who_cannot_show_the_secret_is_not_believed(tmp_path: Path) -> None:
+    """Somebody who took the port would send weights of his own."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def lie() -> None:
+            connection, _ = door.accept()
+            with connection:
+                connection.recv(32)
+                connection.sendall(b"\0" * 64 + encode(Offer("1/step-00000020", {})))
+
+        liar = threading.Thread(target=lie)
+        liar.start()
+        came = borrow(tmp_path / "job", told(tmp_path / "loan", door.getsockname()[1]), LEAST, None)
+        liar.join(10)
+    assert came.problem.endswith("what answers there is not that host")
+    assert not (tmp_path / "job").exists()
+
+
+def test_what_cannot_be_had_is_told_with_the_host(tmp_path: Path, theirs: Path) -> None:
+    ours, loan = tmp_path / "job", tmp_path / "loan"
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        gone = door.getsockname()[1]
+    assert borrow(ours, told(loan, gone), LEAST, None).problem == "host anna could not send it: Connection refused"
+    with lent(theirs) as port:
+        older = borrow(ours, told(loan, port), (1, 21), None)
+    assert older.problem == "the newest that host anna has is 1/step-00000020"
+    with lent(tmp_path / "nobody's") as port:
+        none = borrow(ours, told(loan, port), LEAST, None)
+    assert none.problem == "host anna says: it has no complete checkpoint of the job"
+    (theirs / "1" / "step-00000020" / "__0_0.distcp").write_bytes(b"cut off")
+    with lent(theirs) as port:
+        short = borrow(ours, told(loan, port), LEAST, None)
+    assert short.problem == f"host anna hung up with {2 * CHUNK_BYTES + 13:,} bytes of __0_0.distcp left"
+    (theirs / "1" / "step-00000020" / "__0_0.distcp").unlink()
+    os.mkfifo(theirs / "1" / "step-00000020" / "__0_0.distcp")
+    with lent(theirs) as port:
+        pipe = borrow(ours, told(loan, port), LEAST, None)
+    assert "hung up" in pipe.problem
+    assert folder.complete_below(ours) == []
+    assert list(ours.glob("*/.*")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "says"),
+    [
+        ("../1/step-00000020", {}, "is no checkpoint's name"),
+        ("1/step-00000020", {"../manifest.json": 1}, "is no file's name"),
+        ("1/step-00000020", {"..": 1}, "is no file's name"),
+        ("1/step-00000020", {"": 1}, "is no file's name"),
+        ("1/step-00000020", {"a": -1}, "has -1 bytes"),
+        ("1/step-00000020", {"a": True}, "has True bytes"),
+    ],
+)
+def test_an_offer_names_files_of_its_folder_alone(name: str, sizes: dict[str, int], says: str) -> None:
+    with pytest.raises(BadOfferError, match=says):
+        decode(encode(Offer(name, sizes))[4:])
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b'{"name": "1/step-00000020"}', b'{"sizes": 3, "name": 1}'])
+def test_what_is_no_offer_is_refused(body: bytes) -> None:
+    with pytest.raises(BadOfferError, match="makes no sense"):
+        decode(body)

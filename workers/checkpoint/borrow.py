@@ -1,0 +1,162 @@
+"""A checkpoint that no host of an attempt has, from the one that does: rank 0 asks for it, the others hear of it."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import shutil
+import socket
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from contracts.codec import BadMessageError, checked_loan
+from contracts.loans import Loan
+from workers.checkpoint import folder
+from workers.checkpoint.agree import on_first_rank, words_of
+from workers.checkpoint.loan import (
+    CHUNK_BYTES,
+    GREETING_S,
+    IDLE_S,
+    LENGTH,
+    NONCE_BYTES,
+    OFFER_BYTES,
+    PROOF_BYTES,
+    BadOfferError,
+    Offer,
+    decode,
+    proof,
+)
+from workers.trainer.errors import UserError
+
+PATIENCE_S = 90.0  # for the host to say where it lends: it was told when we were, and others may have their turn first
+LOOK_S = 0.2
+
+
+class Borrowed(NamedTuple):
+    """What came, or else why nothing did."""
+
+    name: str = ""
+    num_bytes: int = 0
+    took_s: float = 0.0
+    problem: str = ""
+
+
+def borrow(job: Path, loan: Path | None, least: folder.Number, group: dist.ProcessGroup | None) -> Borrowed:
+    """A checkpoint that is not older than `least`, to rank 0's host. All ranks call this alike.
+
+    `loan`: where rank 0's supervisor leaves word of who lends it.
+    """
+    began = time.monotonic()
+    with ExitStack() as stack:
+        line = _Line(stack)
+        try:
+            offer = on_first_rank(lambda: line.open(loan, job, least), group)
+            for name, size in offer.sizes.items():  # one by one: ranks wait for each other only so long
+                on_first_rank(partial(line.take, name, size), group)
+            on_first_rank(line.keep, group)
+        except UserError as error:
+            return Borrowed(problem=str(error))
+    return Borrowed(offer.name, sum(offer.sizes.values()), time.monotonic() - began)
+
+
+class _Line:
+    """Rank 0's way to the lender; of the other ranks it is never opened."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._host = ""
+
+    def open(self, loan: Path | None, job: Path, least: folder.Number) -> Offer:
+        """Raises UserError, OSError."""
+        if loan is None:
+            raise UserError("the board did not say who could send it")
+        told = _told(loan)
+        self._host = told["host"]
+        try:
+            self._socket = self._stack.enter_context(
+                socket.create_connection((told["address"], told["port"]), GREETING_S)
+            )
+            offer = self._greeted(told["secret"])
+        except (OSError, BadOfferError) as error:
+            raise self._failed(error) from None
+        if offer.problem:
+            raise UserError(f"host {self._host} says: {offer.problem[:300]}")
+        if folder.number(offer.name) < least:
+            raise UserError(f"the newest that host {self._host} has is {offer.name}")
+        self._path = job / offer.name
+        self._draft = folder.draft_of(self._path)
+        shutil.rmtree(self._draft, ignore_errors=True)
+        self._draft.mkdir(parents=True)
+        self._stack.callback(shutil.rmtree, self._draft, ignore_errors=True)
+        return offer
+
+    def take(self, name: str, size: int) -> None:
+        """Raises UserError, OSError."""
+        with (self._draft / name).open("xb") as file:
+            while size:
+                try:
+                    part = self._socket.recv(min(CHUNK_BYTES, size))
+                except OSError as error:
+                    raise self._failed(error) from None
+                if not part:
+                    raise UserError(f"host {self._host} hung up with {size:,} bytes of {name} left")
+                size -= len(part)
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def keep(self) -> None:
+        """Give it its name: what was here is older. Raises OSError."""
+        shutil.rmtree(self._path, ignore_errors=True)  # half deleted, or it would not have been asked for
+        self._draft.rename(self._path)
+        folder.retain(self._path.parents[1], 1)
+
+    def _greeted(self, secret: str) -> Offer:
+        """What it offers, once each has shown the other that it knows the secret. Raises OSError, BadOfferError."""
+        ours = secrets.token_bytes(NONCE_BYTES)
+        self._socket.sendall(ours)
+        theirs, shown = self._read(NONCE_BYTES), self._read(PROOF_BYTES)
+        if not hmac.compare_digest(shown, proof(secret, "lender", theirs, ours)):
+            raise BadOfferError("what answers there is not that host")
+        self._socket.sendall(proof(secret, "borrower", theirs, ours))
+        self._socket.settimeout(IDLE_S)
+        (length,) = LENGTH.unpack(self._read(LENGTH.size))
+        if length > OFFER_BYTES:
+            raise BadOfferError(f"{length:,} bytes of names; at most {OFFER_BYTES:,} are read")
+        return decode(self._read(length))
+
+    def _read(self, size: int) -> bytes:
+        read = b""
+        while len(read) < size:
+            part = self._socket.recv(size - len(read))
+            if not part:
+                raise OSError("it hung up")
+            read += part
+        return read
+
+    def _failed(self, error: Exception) -> UserError:
+        return UserError(f"host {self._host} could not send it: {words_of(error)}")
+
+
+def _told(path: Path) -> Loan:
+    """Once the supervisor has left it.
+
+    Raises:
+        UserError: it does not.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        if time.monotonic() > until:
+            raise UserError(f"it did not say within {PATIENCE_S:.0f} s where it lends")
+        time.sleep(LOOK_S)
+    try:
+        return checked_loan(json.loads(path.read_text()))
+    except (ValueError, BadMessageError) as error:
+        raise UserError(f"what the host's supervisor said of the loan makes no sense: {error}") from None
