@@ -214,6 +214,7 @@ def test_it_gives_up_nothing_else_for_that() -> None:
     assert shares_of(kept)["retry"] == {"host-b": 1}
 
 
+@settings(max_examples=30)
 @given(some_gangs(), some_labelled_hosts())
 def test_where_its_checkpoint_lies_changes_nothing_of_when_one_starts(
     queue: list[Waiting], hosts: list[HostState]
