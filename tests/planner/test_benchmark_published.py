@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.__main__ import answers_of, report
-from benchmarks.published.mapping import KEEPS_SCORES, Planned, plan_of
+from benchmarks.published.mapping import Planned, plan_of
+from benchmarks.published.own_tests import KEEPS_SCORES
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
