@@ -1,4 +1,4 @@
-"""What published runs keep beside what the planner counts: kernels, losses and optimisers that are no part of a spec."""
+"""What published runs keep beside what the planner counts: their kernels, losses and optimisers are in no spec."""
 
 from __future__ import annotations
 

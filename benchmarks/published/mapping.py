@@ -53,8 +53,9 @@ class Planned(NamedTuple):
     """`scale`: steps of the row over steps of the spec, where its batch cannot be divided evenly.
 
     `stage`: whose memory was measured, None for the fullest. `meter`: the device's own count, what the allocator
-    holds of it, or gives of that. `own_tests`: of Megatron-LM's; `text` names which, `predicts_two`: a second token; `half`: fp16.
-    `gated`: as the row's own MLPs are. `kempner`: as `of_kempner` says.
+    holds of it, or gives of that. `own_tests`: of Megatron-LM's; `text` tells which,
+    `predicts_two`: a second token, `half`: in fp16. `gated`: as the row's own MLPs are. `kempner`: as `of_kempner`
+    says.
     """
 
     spec: JobSpec

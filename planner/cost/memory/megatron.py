@@ -33,7 +33,7 @@ from planner.facts.spec import JobSpec
 WHEN = "as the first backward begins"
 MASK_BYTES = 1  # of a dropout, an element
 SOFTMAX_BYTES, DROPPED_BYTES = 2, 3  # of unfused attention: a score's softmax; with dropout its copy and the mask
-FP8_COPIES = 2  # of a weight beside it, for forward and transposed for backward, from step to step (TE's module/base.py)
+FP8_COPIES = 2  # of a weight, which stay beside it: for forward, and transposed for backward (TE's module/base.py)
 LOGIT_BYTES = 6  # of one logit: as it came, and in fp32, where softmax and its gradient take its place
 
 
