@@ -106,7 +106,7 @@ STACKS: dict[StackName, Stack] = {
     # mixtures without CUDA graphs take beyond those with them.
     "megatron": Stack(
         "Megatron with Transformer Engine",
-        0.3,
+        0.27,
         norms=1.35,
         loss=1.35,
         passes=1.35,
@@ -128,7 +128,7 @@ STACKS: dict[StackName, Stack] = {
     # 21 rows: torchtitan, KempnerForge, MaxText.
     "fsdp2": Stack(
         "FSDP2, compiled",
-        0.5,
+        0.23,
         norms=1.2,
         loss=1.2,
         passes=0.6,
