@@ -68,7 +68,7 @@ def test_which_axis_crosses_hosts_is_as_the_planner_lays_ranks(modules: Page, de
         const { groups, across, ranks } = m.crossing(m.axisGroup(x[0], x[1]), x[2]);
         return [groups, across, [...ranks]];
         """
-        told = call(modules, "hostsofrun.js", body, [layout.model_dump(), axis, gang])
+        told = call(modules, "job/hosts.js", body, [layout.model_dump(), axis, gang])
         assert told[:2] == [len(groups), len(across)]
         assert sorted(told[2]) == sorted(rank for ranks in across for rank in ranks)
 
@@ -84,7 +84,7 @@ def test_which_axis_crosses_hosts_is_as_the_planner_lays_ranks(modules: Page, de
 )
 def test_levels_of_axes_are_the_planners(modules: Page, degrees: dict[str, int]) -> None:
     layout = Layout(**degrees)
-    told = call(modules, "hostsofrun.js", "return m.levels(x);", layout.model_dump())
+    told = call(modules, "job/hosts.js", "return m.levels(x);", layout.model_dump())
     known = [(level.axis, level.name, *level.group) for level in levels(layout)]
     assert [(one["axis"], one["level"], one["size"], one["stride"]) for one in told] == known
     rows: list[dict[str, Any]] = [
@@ -93,7 +93,7 @@ def test_levels_of_axes_are_the_planners(modules: Page, degrees: dict[str, int])
         for op in ("all_reduce", "all_gather", "reduce_scatter")
         for size in (2, 4, 8)
     ]
-    names = call(modules, "hostsofrun.js", "return x[1].map(m.levelIn(x[0]));", [layout.model_dump(), rows])
+    names = call(modules, "job/hosts.js", "return x[1].map(m.levelIn(x[0]));", [layout.model_dump(), rows])
     assert names == [level_of(layout, row["axis"], row["op"], row["group_size"]) for row in rows]
 
 
@@ -102,7 +102,7 @@ def test_bytes_across_hosts_are_told_apart_from_those_inside(modules: Page) -> N
     lines = [{"rank": rank, "predicted": 10 + rank, "measured": 20 + rank} for rank in range(4)]
     compared = [{"axis": axis, "level": level, "ranks": lines} for axis, level in (("dp", ""), ("tp", ""))]
     body = "return m.crossingRows(x[0], x[1], x[2]);"
-    rows = call(modules, "hostsofrun.js", body, [{"dp": 2, "tp": 2}, gang, compared])
+    rows = call(modules, "job/hosts.js", body, [{"dp": 2, "tp": 2}, gang, compared])
     both, none = {"predicted": 46, "measured": 86}, {"predicted": 0, "measured": 0}
     assert [(row["axis"], row["groupsAcross"], row["across"], row["inside"]) for row in rows] == [
         ("dp", 2, both, none),
@@ -127,7 +127,7 @@ def test_hsdp_shards_inside_hosts_and_sums_between_them(modules: Page) -> None:
     const ranks = new Map([0, 1, 2, 3].map((rank) => [rank, { exactStep: 5, exactCells: cells }]));
     return m.crossingRows(x[0], x[1], c.compareAxes(ranks, c.predictionOf(x[2]), m.levelIn(x[0])));
     """
-    rows = call(modules, "hostsofrun.js", body, [layout.model_dump(), gang, estimate])
+    rows = call(modules, "job/hosts.js", body, [layout.model_dump(), gang, estimate])
     assert [(row["level"], row["groupsAcross"], row["across"], row["inside"]) for row in rows[:2]] == [
         ("shards", 0, {"predicted": 0, "measured": 0}, {"predicted": 18000, "measured": 18000}),
         ("replicas", 2, {"predicted": 3000, "measured": 3000}, {"predicted": 0, "measured": 0}),
@@ -166,7 +166,7 @@ def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) 
     assert browser is not None
     page = browser.new_page()
     page.goto(modules.url.replace("/icon.svg", "/js/"))  # a list of files: an HTML page
-    hidden, hosts, crossing, alone = call(page, "hostsofrun.js", body, told)
+    hidden, hosts, crossing, alone = call(page, "job/hosts.js", body, told)
     page.close()
     assert (hidden, alone) == (False, True), "a run on one host has no such panel"
     assert hosts == [
@@ -187,4 +187,4 @@ def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) 
     ],
 )
 def test_a_clock_is_told_with_how_well_it_is_known(modules: Page, clock: dict[str, float] | None, text: str) -> None:
-    assert call(modules, "hostsofrun.js", "return m.clockWords(x);", clock) == text
+    assert call(modules, "job/hosts.js", "return m.clockWords(x);", clock) == text

@@ -32,7 +32,7 @@ def test_a_state_made_of_history_goes_on_as_one_that_was_there_all_along(tmp_pat
     batches.insert(6, told.batch(3.1, gauge, lines, saved, held_out, still))
     told.keep(tmp_path, batches[:8])
     body = """
-    const history = await import('/js/history.js');
+    const history = await import('/js/fold/history.js');
     const feed = (s, from) => x.batches.slice(from).forEach((b, i) => m.foldBatch(s, `${from + i + 1}-0`, b));
     const live = m.createState(), resumed = m.createState();
     feed(live, 0);

@@ -59,7 +59,7 @@ def panel(served: tuple[Browser, str]) -> Iterator[Callable[..., Page]]:
         page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(f"{address}/js/{fragment}")
-        call(page, "joblog.js", START, {"panel": PANEL, "sheets": SHEETS, "job": job})
+        call(page, "logs/panel.js", START, {"panel": PANEL, "sheets": SHEETS, "job": job})
         return page
 
     yield opened

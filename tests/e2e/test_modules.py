@@ -211,7 +211,7 @@ def test_a_log_resumes_without_doubles_and_says_what_it_skipped(modules: Page) -
 
 def test_escape_sequences_never_reach_the_page(modules: Page) -> None:
     text = "\x1b[32mgreen\x1b[0m \x1b]0;title\x07\x1b(Bplain\ttab\x00\x08"
-    assert call(modules, "joblog.js", "return m.plain(x)", text) == "green plain     tab"
+    assert call(modules, "logs/ansi.js", "return m.plain(x)", text) == "green plain     tab"
 
 
 def test_a_summary_stands_in_until_the_stream_replays(modules: Page) -> None:
@@ -260,7 +260,7 @@ def test_what_is_beside_one_process_is_called_equal_only_where_rounding_alone_is
 ) -> None:
     figures = {"steps": 1, "tensors": 60, "update": 2e-4, "loss": 2e-7, "norm": 7e-7, "seconds": 0.3}
     one = {"state": "equal", "why": "the loss ran away", "gradient": gradient, "limit": limit, **figures}
-    told = call(modules, "proof.js", "return m.processProof({one_process: x[0]}, true, x[1])", [one, precision])
+    told = call(modules, "job/proof.js", "return m.processProof({one_process: x[0]}, true, x[1])", [one, precision])
     assert (told["tone"], told["words"]) == ("good", words)
     assert told["more"].endswith("over 1 step; took 300 ms. the loss ran away")
 
@@ -274,7 +274,7 @@ def planned(modules: Page, tensors: int, device: str, measured: dict[str, Any] |
     state = "const s = (await import('/js/store.js')).createState(); s.peaks.set(0, 2**29);"
     state += "s.stepTimes = [0.5, 0.04, 0.04];"
     lines = "return m.plannedLines(x[0], s, [], x[1])"
-    return list(call(modules, "planned.js", state + lines, [estimate, run]))
+    return list(call(modules, "job/planned.js", state + lines, [estimate, run]))
 
 
 def test_a_small_rank_s_memory_is_not_held_against_what_libraries_take(modules: Page) -> None:

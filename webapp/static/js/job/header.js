@@ -1,7 +1,7 @@
 // State, timeline, wait reason and failure of the job page's head, from the job as REST tells it.
-import { el } from "./dom.js";
-import { exactTime } from "./format.js";
-import { plain } from "./joblog.js";
+import { el } from "../dom.js";
+import { exactTime } from "../format.js";
+import { plain } from "../logs/ansi.js";
 
 const $ = (id) => document.getElementById(id);
 const AGAIN = new Set(["failed", "lost", "cancelled"]);

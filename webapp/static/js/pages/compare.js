@@ -1,9 +1,9 @@
 // Runs side by side: their curves over steps, time or tokens, and their steps told apart, each beside its plan.
-import { ALONG, runsChart } from "./charts/runs.js";
-import { el, embedded, stackedBar } from "./dom.js";
-import { count, duration, loss } from "./format.js";
-import { bars, nameOf, partRows, partsOf, plannedParts, tokenOf } from "./job/parts.js";
-import { slowSteps } from "./slowsteps.js";
+import { ALONG, runsChart } from "../charts/runs.js";
+import { el, embedded, stackedBar } from "../dom.js";
+import { count, duration, loss } from "../format.js";
+import { bars, nameOf, partRows, partsOf, plannedParts, tokenOf } from "../job/parts.js";
+import { slowSteps } from "../job/slowsteps.js";
 
 const { jobs, url } = embedded("compared");
 const CURVES = [

@@ -1,6 +1,6 @@
 // The job page of a dry run: what one step of each tried rank would be.
-import { el } from "./dom.js";
-import { bytes, count, duration, exactBytes, integer } from "./format.js";
+import { el } from "../dom.js";
+import { bytes, count, duration, exactBytes, integer } from "../format.js";
 
 const number = (text, title = "") => el("td", { className: "number", title }, text);
 

@@ -1,6 +1,6 @@
 // What differs about steps that were dragged over: which part, axis, rank and host took longer than in the others.
-import { el } from "./dom.js";
-import { duration, integer } from "./format.js";
+import { el } from "../dom.js";
+import { duration, integer } from "../format.js";
 
 const MOST = 4; // findings
 const percent = (share) => `${share >= 0 ? "+" : "−"}${Math.abs(100 * share).toFixed(0)} %`;

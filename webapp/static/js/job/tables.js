@@ -1,7 +1,7 @@
 // The job page's tables: collectives, predicted against measured, and the ranks' own verdicts.
-import { busFactor, collectiveRows, compareAxes, sum } from "./collectives.js";
-import { el, swatch } from "./dom.js";
-import { byteRate, bytes, difference, exactBytes, integer, milliseconds, opName, ratio } from "./format.js";
+import { busFactor, collectiveRows, compareAxes, sum } from "../collectives.js";
+import { el, swatch } from "../dom.js";
+import { byteRate, bytes, difference, exactBytes, integer, milliseconds, opName, ratio } from "../format.js";
 
 const number = (text, extra = "") => el("td", { className: `number ${extra}`.trim() }, text);
 const emptyRow = (columns, text) => el("tr", {}, el("td", { colSpan: columns, className: "note" }, text));

@@ -1,5 +1,5 @@
 // Keys of a page: what a module adds, what elements carry as data-key, and "g" with a letter for the pages.
-import { el } from "./dom.js";
+import { el } from "../dom.js";
 
 const TYPING = "input:not([type=checkbox]):not([type=radio]):not([type=range]), textarea, select, [contenteditable]";
 const GO_MS = 1500;

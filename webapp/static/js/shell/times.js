@@ -1,5 +1,5 @@
 // Shows every <time datetime> in the reader's own zone, named; the server wrote UTC. Pointed at, it says how long ago.
-import { ago, dateTime, exactTime } from "./format.js";
+import { ago, dateTime, exactTime } from "../format.js";
 
 function localise(root) {
   for (const node of root.querySelectorAll("time[datetime]:not([data-local])")) {

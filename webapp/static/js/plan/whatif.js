@@ -1,10 +1,10 @@
 // The what-if page: a shared base, up to four lanes of layouts that the planner costs, and the search.
-import { paretoChart } from "./charts/pareto.js";
-import { copyText, el, stackedBar } from "./dom.js";
-import { bytes, count, duration, integer, tokenRate } from "./format.js";
-import { cell, scrolling, th } from "./pictures/table.js";
-import { within } from "./pictures/time.js";
-import { words } from "./refusal.js";
+import { paretoChart } from "../charts/pareto.js";
+import { copyText, el, stackedBar } from "../dom.js";
+import { bytes, count, duration, integer, tokenRate } from "../format.js";
+import { cell, scrolling, th } from "../pictures/table.js";
+import { within } from "../pictures/time.js";
+import { words } from "../refusal.js";
 
 const MOST = 4;
 const DELAY_MS = 150;

@@ -1,7 +1,7 @@
 // The job page of a lab: its points as a table, a graph and CSV.
-import { collectivesChart } from "./charts/collectives.js";
-import { copyText, el } from "./dom.js";
-import { byteRate, bytes, duration, exactBytes, integer, opName } from "./format.js";
+import { collectivesChart } from "../charts/collectives.js";
+import { copyText, el } from "../dom.js";
+import { byteRate, bytes, duration, exactBytes, integer, opName } from "../format.js";
 
 const COLUMNS = ["primitive", "num_bytes", "seconds", "algbw", "busbw", "wrong", "checked", "payload_bytes", "algorithmic_bytes"];
 const SAID_MS = 2000;

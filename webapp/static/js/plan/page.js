@@ -1,12 +1,12 @@
 // The submit page: asks the planner as one types, shows what the layout costs and what stands in its way.
+import { copyText, el, embedded } from "../dom.js";
+import { parameters } from "../format.js";
+import { readRanks } from "../pictures/ranks.js";
+import { refused } from "../refusal.js";
 import { best, filled, query, why } from "./best.js";
-import { copyText, el, embedded } from "./dom.js";
 import { showEstimate } from "./estimate.js";
 import { explainButtons } from "./explain.js";
-import { parameters } from "./format.js";
 import { showHeadline } from "./headline.js";
-import { readRanks } from "./pictures/ranks.js";
-import { refused } from "./refusal.js";
 
 const DELAY_MS = 150;
 const form = document.getElementById("job-form");

@@ -1,8 +1,8 @@
 // A host's page: what its last calibration measured, drawn.
-import { collectivesChart } from "./charts/collectives.js";
-import { el, embedded } from "./dom.js";
-import { bytes, duration, opName } from "./format.js";
-import { cell, scrolling, th } from "./pictures/table.js";
+import { collectivesChart } from "../charts/collectives.js";
+import { el, embedded } from "../dom.js";
+import { bytes, duration, opName } from "../format.js";
+import { cell, scrolling, th } from "../pictures/table.js";
 
 for (const place of document.querySelectorAll("[data-seconds]")) place.textContent = duration(Number(place.dataset.seconds));
 

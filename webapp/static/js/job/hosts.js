@@ -1,7 +1,7 @@
 // Of a run over several hosts: which ranks are where, how far clocks are off, what crosses between hosts and what stays inside.
-import { byAxis } from "./collectives.js";
-import { el, swatch } from "./dom.js";
-import { difference, exactBytes, integer, milliseconds } from "./format.js";
+import { byAxis } from "../collectives.js";
+import { el, swatch } from "../dom.js";
+import { difference, exactBytes, integer, milliseconds } from "../format.js";
 
 const NOTHING = { predicted: 0, measured: 0 };
 const number = (text, extra = "") => el("td", { className: `number ${extra}`.trim() }, text);

@@ -1,6 +1,6 @@
 // "Fill the best layout": searches every layout on as many ranks as the form asks for and fills in the fastest.
-import { duration, integer } from "./format.js";
-import { words as refusal } from "./refusal.js";
+import { duration, integer } from "../format.js";
+import { words as refusal } from "../refusal.js";
 
 const LIMIT = 1;
 const FILLED = ["dp", "pp", "tp", "cp", "ep", "zero", "sequence_parallel", "schedule", "virtual_stages", "recompute"];

@@ -1,5 +1,5 @@
 // The list of jobs: chosen rows stay chosen while the table is drawn anew, and rows are walked by keys.
-import { addKeys } from "./keys.js";
+import { addKeys } from "../shell/keys.js";
 
 const form = document.getElementById("several");
 const holder = document.getElementById("jobs");

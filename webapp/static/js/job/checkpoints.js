@@ -1,6 +1,6 @@
 // The job page's checkpoints: what is on the host's disk, and the way to go on from it.
-import { el } from "./dom.js";
-import { bytes, exactBytes, integer, milliseconds } from "./format.js";
+import { el } from "../dom.js";
+import { bytes, exactBytes, integer, milliseconds } from "../format.js";
 
 const number = (text, title = "") => el("td", { className: "number", title }, text);
 

@@ -1,13 +1,11 @@
 // The log panel of a job: choosing whose lines, finding among them, following them, and fetching the whole.
-import { copyText, el, eachFrame } from "./dom.js";
-import { integer } from "./format.js";
-import { textOf, View } from "./logs/lines.js";
-import { idOf, LineList } from "./logs/list.js";
-import { fetchLog, save } from "./logs/download.js";
-import { causeOf, showCause } from "./logs/rootcause.js";
-import { Search } from "./logs/search.js";
-
-export { plain } from "./logs/ansi.js";
+import { copyText, el, eachFrame } from "../dom.js";
+import { integer } from "../format.js";
+import { textOf, View } from "./lines.js";
+import { idOf, LineList } from "./list.js";
+import { fetchLog, save } from "./download.js";
+import { causeOf, showCause } from "./rootcause.js";
+import { Search } from "./search.js";
 
 const ALL = "all";
 const TYPING_MS = 150;

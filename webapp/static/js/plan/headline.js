@@ -1,6 +1,6 @@
 // What a layout costs, in three figures that are always in sight; their pictures follow below.
-import { byAxis } from "./collectives.js";
-import { bytes, duration, tokenRate } from "./format.js";
+import { byAxis } from "../collectives.js";
+import { bytes, duration, tokenRate } from "../format.js";
 
 /** {name: {text, tone}} of the figures of an estimate. */
 export function headline(estimate) {

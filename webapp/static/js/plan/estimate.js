@@ -1,13 +1,13 @@
 // What the planner's answer looks like: one picture a figure, each with its table beside it.
-import { el } from "./dom.js";
-import { integer, parameters } from "./format.js";
-import { chosenLayout } from "./pictures/chosen.js";
-import { drawMatrix } from "./pictures/matrix.js";
-import { memoryPicture } from "./pictures/memory.js";
-import { rankGrid } from "./pictures/ranks.js";
-import { drawSchedule } from "./pictures/schedule.js";
-import { timePicture } from "./pictures/time.js";
-import { trafficPicture } from "./pictures/traffic.js";
+import { el } from "../dom.js";
+import { integer, parameters } from "../format.js";
+import { chosenLayout } from "../pictures/chosen.js";
+import { drawMatrix } from "../pictures/matrix.js";
+import { memoryPicture } from "../pictures/memory.js";
+import { rankGrid } from "../pictures/ranks.js";
+import { drawSchedule } from "../pictures/schedule.js";
+import { timePicture } from "../pictures/time.js";
+import { trafficPicture } from "../pictures/traffic.js";
 
 export function showEstimate(panel, plan) {
   const { estimate } = plan;

@@ -1,5 +1,5 @@
 // The palette: jobs and hosts by name, pages, and the actions of the page at hand, all by keyboard.
-import { copyText, el } from "./dom.js";
+import { copyText, el } from "../dom.js";
 import { showKeys, usable, use, wordsOf } from "./keys.js";
 
 const DELAY_MS = 120;

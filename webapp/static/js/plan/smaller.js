@@ -1,6 +1,6 @@
 // Asks which layout fits the hosts that are left, and offers to run in it.
-import { el } from "./dom.js";
-import { duration } from "./format.js";
+import { el } from "../dom.js";
+import { duration } from "../format.js";
 
 const panel = document.getElementById("smaller");
 const place = document.getElementById("smaller-answer");

@@ -1,8 +1,8 @@
 // “Explain”: each term of a figure with its formula, its numbers and its source, in a dialog.
-import { el } from "./dom.js";
-import { bytes, count, duration, exactBytes, integer } from "./format.js";
-import { rowHead, scrolling, th } from "./pictures/table.js";
-import { words } from "./refusal.js";
+import { el } from "../dom.js";
+import { bytes, count, duration, exactBytes, integer } from "../format.js";
+import { rowHead, scrolling, th } from "../pictures/table.js";
+import { words } from "../refusal.js";
 
 function value(number, unit) {
   if (unit === "B") return bytes(number);

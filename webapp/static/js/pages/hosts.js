@@ -1,6 +1,6 @@
 // Pages of hosts: dialogs that ask first, a button that copies, and how long ago each host was heard.
-import { copyText } from "./dom.js";
-import { ago } from "./format.js";
+import { copyText } from "../dom.js";
+import { ago } from "../format.js";
 
 for (const button of document.querySelectorAll("[data-opens]")) {
   button.addEventListener("click", () => document.getElementById(button.dataset.opens).showModal());

@@ -1,6 +1,6 @@
 // What is proven of a run, in words: traffic, copies, one process. What is not proven says "not checked".
-import { el } from "./dom.js";
-import { duration, exactBytes, integer } from "./format.js";
+import { el } from "../dom.js";
+import { duration, exactBytes, integer } from "../format.js";
 
 /** A relative difference: "3e-7", "0.31". */
 export function apartWords(value) {

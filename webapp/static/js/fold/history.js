@@ -1,10 +1,10 @@
 // Folds what the server kept of an attempt (jobs/history/told/shapes.py, Snapshot) into a fresh state of store.js, as if the
 // page had been open all along; the socket goes on from its positions. Pure: no DOM, no clock.
-import { foldGauge, foldProcess, foldStanding, foldStart } from "./fold/gauges.js";
-import { keepStep, mark } from "./fold/steps.js";
-import { cellKey } from "./fold/traffic.js";
-import { foldLog } from "./logs/lines.js";
-import { foldPlace } from "./logs/places.js";
+import { foldLog } from "../logs/lines.js";
+import { foldPlace } from "../logs/places.js";
+import { foldGauge, foldProcess, foldStanding, foldStart } from "./gauges.js";
+import { keepStep, mark } from "./steps.js";
+import { cellKey } from "./traffic.js";
 
 const MARKS = new Set(["checkpoint", "validation", "resume", "fault"]);
 const PART_COLUMNS = ["step_s", "data_s", "optimizer_s", "exposed", "hidden"];

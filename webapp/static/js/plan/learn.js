@@ -1,7 +1,7 @@
 // The teaching page: sliders ask the planner, which alone does the arithmetic; the page draws and formats.
-import { growthChart } from "./charts/growth.js";
-import { copyText, el, embedded } from "./dom.js";
-import { bytes } from "./format.js";
+import { growthChart } from "../charts/growth.js";
+import { copyText, el, embedded } from "../dom.js";
+import { bytes } from "../format.js";
 
 const DELAY_MS = 100;
 const form = document.getElementById("sliders");

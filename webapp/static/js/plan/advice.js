@@ -1,7 +1,7 @@
 // Asks what would have been faster than a run that has ended, and shows the answer below the button.
-import { el } from "./dom.js";
-import { bytes, duration } from "./format.js";
-import { cell, rowHead, scrolling, th } from "./pictures/table.js";
+import { el } from "../dom.js";
+import { bytes, duration } from "../format.js";
+import { cell, rowHead, scrolling, th } from "../pictures/table.js";
 
 const panel = document.getElementById("advice");
 const place = document.getElementById("advice-answer");

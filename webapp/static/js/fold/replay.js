@@ -1,5 +1,5 @@
 // What the server kept of an attempt comes first; the socket goes on from there.
-import { foldHistory } from "../history.js";
+import { foldHistory } from "./history.js";
 
 const PATIENCE_MS = 5000; // then the stream tells what it can
 const PATIENCE_ENDED_MS = 60_000; // nothing else tells of a run that has ended

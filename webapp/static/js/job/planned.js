@@ -1,7 +1,7 @@
 // Plan and measurement side by side: bytes, time, memory, each with its error.
-import { byAxis } from "./collectives.js";
-import { el, swatch } from "./dom.js";
-import { bytes, duration, exactBytes } from "./format.js";
+import { byAxis } from "../collectives.js";
+import { el, swatch } from "../dom.js";
+import { bytes, duration, exactBytes } from "../format.js";
 
 const AXES = new Set(["pp", "dp", "cp", "ep", "tp", "world"]);
 const MEMORY = ["parameters", "gradients", "optimizer", "gathered", "activations", "working", "allowance"];
