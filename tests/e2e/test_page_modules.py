@@ -339,7 +339,7 @@ CUT = """() => [...document.querySelectorAll('.figures dt, .figures dd, .figures
 
 
 def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
-    panels = [render_to_string(f"jobs/panels/{name}.html", {"job": {}}) for name in ("progress", "traffic")]
+    panels = [render_to_string(f"jobs/panels/first/{name}.html", {"job": {}}) for name in ("progress", "traffic")]
     body = """async () => {
       const { showOff, showProgress } = await import('/js/job/figures.js');
       const state = (await import('/js/store.js')).createState();
