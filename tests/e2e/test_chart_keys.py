@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 from tests.support.modules import paper
 
-SHEETS = ("vendor/uplot/uPlot.min.css", "css/tokens.css", "css/base.css", "css/pages.css", "css/job.css")
+SHEETS = ("vendor/uplot/uPlot.min.css", "css/tokens.css", "css/base.css", "css/pages.css", "css/job/charts.css")
 TWO = """<main>
 <section><h2>Loss</h2><div id="loss-chart" class="chart"></div></section>
 <figure><figcaption>Gradient norm</figcaption><div id="norm-chart" class="chart"></div></figure>

@@ -16,7 +16,7 @@ from tests.support.modules import STATIC, call, static_files
 
 FILM = (STATIC.parents[1] / "templates" / "lab" / "film.html").read_text()
 START = """
-const sheets = ["tokens", "base", "components", "lab"];
+const sheets = ["tokens", "base", "components", "fields", "tables", "lab"];
 document.head.innerHTML = sheets.map((one) => `<link rel="stylesheet" href="/css/${one}.css">`).join("");
 document.body.innerHTML = `<main>${x.html.replaceAll(/{[%{].*?[%}]}/gs, "")}</main>`;
 m.playFilm(document.getElementById("film"), x.film);

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.support.modules import STATIC, call, static_files
 
 PANEL = (STATIC.parents[1] / "templates" / "jobs" / "panels" / "log.html").read_text()
-SHEETS = ("tokens", "base", "components", "pages", "logs")
+SHEETS = ("tokens", "base", "components", "fields", "tables", "pages", "job/logs")
 START = """
 const html = x.panel.replaceAll(/{%.*?%}/gs, "");
 document.head.innerHTML = x.sheets.map((one) => `<link rel="stylesheet" href="/css/${one}.css">`).join("");

@@ -247,7 +247,7 @@ def test_a_page_without_anything_to_draw_is_short_and_says_why(modules: Page) ->
       return [seen.map((one) => one.id), document.getElementById('nothing').innerText];
     });
     """
-    with paper(modules, body, "css/base.css", "css/job.css") as page:
+    with paper(modules, body, "css/base.css", "css/job/first.css") as page:
         ran, measured, drawn = call(page, "job/nothing.js", show)
     assert ran[0] == ["health"]
     assert ran[1] == "Cancelled before it started: nothing ran, so there is no step, no traffic and no log to show."
@@ -332,7 +332,10 @@ def test_letters_of_marks_that_are_close_stand_side_by_side(modules: Page, marks
     assert call(modules, "charts/marks.js", "return m.letterPlaces(x, 10, 295)", places(marks)) == places(letters)
 
 
-SHEETS = ("css/tokens.css", "css/base.css", "css/components.css", "css/pages.css", "css/job.css")
+SHEETS = (
+    *("css/tokens.css", "css/base.css", "css/components.css", "css/fields.css", "css/pages.css"),
+    *("css/job/first.css", "css/job/charts.css"),
+)
 CUT = """() => [...document.querySelectorAll('.figures dt, .figures dd, .figures small, .note')]
   .filter((one) => one.scrollWidth > one.clientWidth && !(one.title && one.matches('small, .note') && innerWidth > 704))
   .map((one) => `${one.textContent}: ${one.scrollWidth} of ${one.clientWidth} px at ${innerWidth}`)"""

@@ -254,7 +254,9 @@ def test_lines_where_hosts_begin_leave_the_cells_of_very_many_to_be_seen(modules
       const { data } = lines.getContext('2d').getImageData(0, 0, lines.width, lines.height);
       return data.reduce((drawn, value, i) => drawn + (i % 4 === 3 && value > 0), 0);
     }"""
-    with paper(modules, '<main><div id="map"></div></main>', "css/tokens.css", "css/base.css", "css/heat.css") as page:
+    with paper(
+        modules, '<main><div id="map"></div></main>', "css/tokens.css", "css/base.css", "css/job/heat.css"
+    ) as page:
         few, many = page.evaluate(body, 4), page.evaluate(body, 128)
     assert few > 0
     assert many == 0, "128 hosts on 400 px: lines would be all that one sees"
@@ -273,7 +275,9 @@ def test_a_cell_that_is_something_is_seen_however_many_there_are(modules: Page) 
       return [canvas.width, pixels.reduce((seen, pixel) => seen + (pixel !== nothing), 0)];
     }"""
     at = [[7 * n, (13 * n + 5) % 1024] for n in range(1, 146)]
-    with paper(modules, '<main><div id="map"></div></main>', "css/tokens.css", "css/base.css", "css/heat.css") as page:
+    with paper(
+        modules, '<main><div id="map"></div></main>', "css/tokens.css", "css/base.css", "css/job/heat.css"
+    ) as page:
         assert page.evaluate(body, [16, [[3, 4], [15, 15]]]) == [16, 2]
         width, seen = page.evaluate(body, [1024, at])
     assert width < 1024, "the box is narrower than there are cells"
