@@ -20,7 +20,7 @@ from workers.host.start.claims import claim
 from workers.host.start.launch import read_options
 from workers.host.start.programs import PROGRAMS, launch_command, program_of, rank_command
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 OPTIONS = ["--root=/", "-m", "--", "-c", "--rdzv-endpoint=0.0.0.0:1", "--no-python", "; id"]
 
 

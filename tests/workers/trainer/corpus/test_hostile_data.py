@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from workers.trainer.corpus.data import load_corpus
 from workers.trainer.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 SEQ_LEN = 4
 LINES = [f"line {i} of \u00e9\n" for i in range(200)]
 TOO_LONG = "x" * 300

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from workers.trainer.corpus.data import load_corpus
 from workers.trainer.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 TEXTS = [f"def f{i}(x):\n    return x + {i} \u00e9" for i in range(400)]
 SEQ_LEN = 16
 

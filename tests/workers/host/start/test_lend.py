@@ -13,7 +13,7 @@ from contracts.control import KeptCheckpoint
 from contracts.names import LOAN_FILE, cancel_key, loan_key
 from tests.support.processes import RedisServer, wait_until
 from tests.workers.checkpoint.test_loan import LEAST, SECRET, publish
-from tests.workers.host.test_gang import settings_of
+from tests.workers.host.supervisor.test_gang import settings_of
 from workers.checkpoint import folder
 from workers.checkpoint.borrow import borrow
 from workers.host.attempts import AttemptDir
