@@ -1,6 +1,6 @@
 """The trainer, and how far rank 0's resident set rose since before the model was built, written to a file.
 
-python -m torch.distributed.run ... -m benchmarks.peak FILE trainer-arguments
+python -m torch.distributed.run ... -m benchmarks.calibration.peak FILE trainer-arguments
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def step_seconds(spec: JobSpec, folder: Path) -> float:
 def peak_bytes(spec: JobSpec, folder: Path) -> int:
     """Rank 0's peak above its start."""
     out = folder / "peak"
-    torchrun(spec.layout.world_size, "-m", "benchmarks.peak", str(out), *_arguments(spec, folder))
+    torchrun(spec.layout.world_size, "-m", "benchmarks.calibration.peak", str(out), *_arguments(spec, folder))
     return int(json.loads(out.read_text()))
 
 

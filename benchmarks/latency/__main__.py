@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ticker import TICKS
+from benchmarks.latency.ticker import TICKS
 from tests.support.board import board
 from tests.support.browser import chromium, log_in
 from tests.support.processes import wait_until
@@ -45,7 +45,7 @@ def main() -> None:
 
 def measure(state: Path) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
     """([calls shown, unix s of the frame], [tick, unix s of its end on the later rank])"""
-    settings = {"MESHBOARD_TRAINER_MODULE": "benchmarks.ticker"}
+    settings = {"MESHBOARD_TRAINER_MODULE": "benchmarks.latency.ticker"}
     with board(state, **settings) as made, chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         log_in(page, made.url, made.login)
