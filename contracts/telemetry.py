@@ -354,7 +354,8 @@ class StandingItem(TypedDict):
 
 
 class ProcessItem(TypedDict):
-    """A rank's process as its host sees it, while it stands still, says nothing, or is kept waiting by a quota."""
+    """A rank's process as its host sees it, while it stands still, says nothing, is stopped, or is
+    kept waiting by a quota."""
 
     kind: Literal["process"]
     rank: Rank

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -31,6 +31,7 @@ DUMP_BYTES: Final = 2**20
 MOST_FRAMES: Final = 60
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 CGROUPS: Final = Path("/sys/fs/cgroup")
+THROTTLED_UNITS: Final = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # as cgroup v2 and v1 call it
 
 State = Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
 STATES: Final[dict[str, State]] = {
@@ -101,7 +102,8 @@ class Ranks:
                 continue
             passed_s = max(taken.at - before.at, 1e-3)
             cpu, throttled = (taken.cpu - before.cpu) / passed_s, (taken.throttled - before.throttled) / passed_s
-            if silent_s < SILENT_S and now > rank.stands and throttled < THROTTLED:
+            moves = silent_s < SILENT_S and now > rank.stands
+            if moves and throttled < THROTTLED and state != "stopped":
                 continue
             rank.told = now
             self._tell(
@@ -190,20 +192,31 @@ def _look_at(identity: ProcessId) -> tuple[State, Taken]:
     return STATES.get(fields[0], "sleeping"), Taken(now, cpu, throttled_s(identity.pid))
 
 
-def throttled_s(pid: int, root: Path = CGROUPS) -> float:
-    """Seconds that a quota kept the process' control group, or one above it, waiting so far; 0 without cgroup v2."""
+def throttled_s(pid: int, root: Path = CGROUPS, proc: Path = Path("/proc")) -> float:
+    """Seconds that a quota kept the process' control group, or one above it, waiting so far, by cgroup v2 or v1; 0
+    where neither tells."""
     try:
-        group = Path(f"/proc/{pid}/cgroup").read_text().partition("0::/")[2].splitlines()[0]
-    except (OSError, IndexError):
+        told = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
         return 0.0
-    place = root / group
-    return max(map(_throttled_here, (place, *(above for above in place.parents if above.is_relative_to(root)))))
+    return max((_throttled_here(group) for line in told for group in _groups(line, root)), default=0.0)
+
+
+def _groups(line: str, root: Path) -> Iterator[Path]:
+    """Of a line of /proc/PID/cgroup, "number:controllers:path", the groups that may have a CPU quota: its own and those
+    above it. Version 2 names no controllers and lies at the root; each hierarchy of version 1 lies below its names."""
+    _, controllers, path = line.split(":", 2)
+    if controllers and "cpu" not in controllers.split(","):
+        return
+    top = root / controllers
+    own = top / path.lstrip("/")
+    yield from (own, *(above for above in own.parents if above.is_relative_to(top)))
 
 
 def _throttled_here(group: Path) -> float:
     with contextlib.suppress(OSError, ValueError):
         for line in (group / "cpu.stat").read_text().splitlines():
             name, _, told = line.partition(" ")
-            if name == "throttled_usec":
-                return int(told) / 1e6
+            if name in THROTTLED_UNITS:
+                return int(told) * THROTTLED_UNITS[name]
     return 0.0
