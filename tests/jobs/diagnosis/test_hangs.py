@@ -135,6 +135,16 @@ def test_a_process_that_is_stopped_or_gone_is_named_though_it_says_nothing(state
     assert told["hang"]["stack"] == ["loop.py:12 in step"]
 
 
+def test_what_was_seen_of_a_process_before_all_stood_still_says_nothing() -> None:
+    """Rank 1 was stopped for a moment while all went on; then rank 2 does not come."""
+    found, now = trained(), STOPPED_AT + 12
+    found.add(process(1, STOPPED_AT - 1, "stopped"), 0)
+    all_wait_for(found, 2, now)
+    hang = look(found, now)["hang"]
+    assert hang is not None
+    assert (hang["cause"], hang["ranks"]) == ("compute", [2])
+
+
 def test_a_quota_is_told_from_slow_code() -> None:
     found, now = trained(), STOPPED_AT + 12
     all_wait_for(found, 2, now)

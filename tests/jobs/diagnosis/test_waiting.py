@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from contracts.telemetry import Clock, TimelineItem
+from contracts.telemetry import Clock, Item, TimelineItem
 from jobs.diagnosis import Diagnosis, Member, Told
 from jobs.diagnosis.events.clocks import Clocks
 from jobs.diagnosis.events.meetings import meetings
@@ -79,12 +79,43 @@ def test_a_rank_that_its_host_saw_stopped_is_named_so_also_where_its_transfers_s
             found.add(item, 0)
             found.add(step(rank, player.step, item["step_s"]), 0)
     told = look(found, NOW + player.now)
-    assert [(late["rank"], late["cause"]) for late in told["stragglers"]] == [(2, "quota")], "nobody saw it stopped"
-    seen = {"rank": 2, "time": NOW + player.now, "state": "stopped", "cpu": 0.4, "throttled": 0.0}
-    found.add(ITEM.validate_python({"kind": "process", **seen, "stack": [], "silent_s": 0.3}), 0)
+    assert [(late["rank"], late["cause"]) for late in told["stragglers"]] == [(2, "contention")], (
+        "nobody saw it stopped"
+    )
+    found.add(process(2, NOW + player.now, state="stopped"), 0)
     told = look(found, NOW + player.now)
     assert [(late["rank"], late["cause"]) for late in told["stragglers"]] == [(2, "stopped")]
     assert "its process was stopped of late" in told["reason"]
+
+
+@pytest.mark.parametrize(
+    ("crowded", "cause"),
+    [
+        ({}, "compute"),
+        ({3: 0.6}, "contention"),
+        ({3: 0.3}, "compute"),
+        (dict.fromkeys(range(4), 0.6), "compute"),
+        ({0: 0.6}, "compute"),
+    ],
+)
+def test_a_rank_whose_processor_others_take_is_told_from_one_that_computes_more(
+    crowded: dict[int, float], cause: str
+) -> None:
+    """It takes twice as long, half of the step more: that it was ready and had none for 0.6 s of each second more than
+    its peers explains it; 0.3 s do not, nor what all of them suffer alike."""
+    found, player = diagnosis({"dp": 2, "tp": 2}), Player(4)
+    for _ in range(20):
+        feed(found, player, [mesh(rank, 0.8 if rank == 3 else 0.4) for rank in range(4)])
+        for rank, share in crowded.items():
+            found.add(process(rank, NOW + player.now, crowded=share), 0)
+    told = look(found, NOW + player.now)
+    assert [(late["rank"], late["cause"]) for late in told["stragglers"]] == [(3, cause)]
+    assert ("0.6" in told["reason"] or "600 ms" in told["reason"]) == (cause == "contention")
+
+
+def process(rank: int, now: float, **seen: object) -> Item:
+    item = {"kind": "process", "rank": rank, "time": now, "state": "running", "cpu": 0.4, "throttled": 0.0}
+    return ITEM.validate_python({**item, "stack": [], "silent_s": 0.3, **seen})
 
 
 def _stands_still_instead(item: TimelineItem, seconds: float) -> None:

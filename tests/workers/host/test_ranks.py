@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,31 @@ def test_a_process_that_is_stopped_between_two_words_is_told() -> None:
             assert [(item["rank"], item["state"]) for item in told] == [(3, "stopped")]
         finally:
             process.kill()
+
+
+def test_a_process_that_others_leave_no_processor_is_told() -> None:
+    """Two that never rest, on one processor: each waits for half of the time. One that sleeps waits for none."""
+    told: list[ProcessItem] = []
+    one = min(os.sched_getaffinity(0))
+    spin = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{one}])\nwhile True: pass"]
+    with contextlib.ExitStack() as stack:
+        pids = []
+        for argv in (spin, spin, ["sleep", "60"]):
+            process = stack.enter_context(subprocess.Popen(argv))
+            stack.callback(process.kill)
+            pids.append(process.pid)
+        ranks = Ranks(told.append)
+
+        async def looks() -> None:
+            for _ in range(2):
+                for rank, pid in enumerate(pids):
+                    ranks.heard(rank, pid)
+                await ranks.look()
+                await asyncio.sleep(1.0)
+
+        asyncio.run(looks())
+    assert {item["rank"] for item in told} == {0, 1}
+    assert all(0.2 < item["crowded"] <= 1.2 for item in told), told
 
 
 def test_the_main_thread_s_frames_are_told_outermost_first() -> None:

@@ -24,6 +24,7 @@ SILENT_S: Final = 3.0  # a meter says something every 2 s at least, while its ra
 AGAIN_S: Final = 2.0
 STANDS_S: Final = 3.0  # after it said so
 THROTTLED: Final = 0.05  # seconds a second, from which on it is told of a rank that moves
+CROWDED: Final = 0.1
 DUMP_S: Final = 4.0  # for reading a stack, then it is left
 NEXT_DUMP_S: Final = 5.0  # of the same rank
 REFUSED_S: Final = 60.0  # after one that could not be read, before any is tried again
@@ -50,6 +51,7 @@ class Taken(NamedTuple):
     at: float
     cpu: float
     throttled: float
+    crowded: float
 
 
 class Rank:
@@ -100,10 +102,9 @@ class Ranks:
                 rank.stack = []
             if before is None or now - rank.told < AGAIN_S:
                 continue
-            passed_s = max(taken.at - before.at, 1e-3)
-            cpu, throttled = (taken.cpu - before.cpu) / passed_s, (taken.throttled - before.throttled) / passed_s
+            cpu, throttled, crowded = rates(before, taken)
             moves = silent_s < SILENT_S and now > rank.stands
-            if moves and throttled < THROTTLED and state != "stopped":
+            if moves and throttled < THROTTLED and crowded < CROWDED and state != "stopped":
                 continue
             rank.told = now
             self._tell(
@@ -112,8 +113,9 @@ class Ranks:
                     rank=number,
                     time=time.time(),
                     state=state,
-                    cpu=max(0.0, cpu),
-                    throttled=max(0.0, throttled),
+                    cpu=cpu,
+                    throttled=throttled,
+                    crowded=crowded,
                     stack=rank.stack,
                     silent_s=silent_s,
                 )
@@ -185,11 +187,26 @@ def _look_at(identity: ProcessId) -> tuple[State, Taken]:
     try:
         fields = Path(f"/proc/{identity.pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return "gone", Taken(now, 0.0, 0.0)
+        return "gone", Taken(now, 0.0, 0.0, 0.0)
     if int(fields[19]) != identity.started:
-        return "gone", Taken(now, 0.0, 0.0)
+        return "gone", Taken(now, 0.0, 0.0, 0.0)
     cpu = (int(fields[11]) + int(fields[12])) / TICKS
-    return STATES.get(fields[0], "sleeping"), Taken(now, cpu, throttled_s(identity.pid))
+    return STATES.get(fields[0], "sleeping"), Taken(now, cpu, throttled_s(identity.pid), crowded_s(identity.pid))
+
+
+def rates(before: Taken, after: Taken) -> tuple[float, float, float]:
+    """Seconds of processor time, of a quota's and of others' in each second between two looks."""
+    passed_s = max(after.at - before.at, 1e-3)
+    cpu, throttled, crowded = (max(0.0, b - a) / passed_s for a, b in zip(before[1:], after[1:], strict=True))
+    return cpu, throttled, crowded
+
+
+def crowded_s(pid: int) -> float:
+    """Seconds that the process' main thread was ready to run and had no processor so far; 0 where the kernel does not
+    tell. Of a training process that is the thread that trains."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
+    return 0.0
 
 
 def throttled_s(pid: int, root: Path = CGROUPS, proc: Path = Path("/proc")) -> float:
