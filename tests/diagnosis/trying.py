@@ -106,14 +106,28 @@ def _warm(watching: Watching) -> None:
 
 
 def _nothing_wrong(told: Told) -> None:
-    alarm = told["state"] in ALARMS or told["hang"] is not None
-    assert not alarm, f"before anything was done: {told['sentence']}; {told['reason']}"
+    assert not _alarms(told), f"before anything was done: {told['sentence']}; {told['reason']}"
+
+
+def _alarms(told: Told) -> bool:
+    """Whether it says that something is wrong. That other work takes a rank's processors, which its kernel counts, is
+    true of a machine that is not left alone."""
+    return (told["state"] in ALARMS or told["hang"] is not None) and not _crowded(told)
+
+
+def _crowded(told: Told) -> bool:
+    return (
+        told["state"] == "slow"
+        and told["hang"] is None
+        and bool(told["stragglers"])
+        and (told["stragglers"][0]["cause"] == "contention")
+    )
 
 
 def judge(case: Case, ranks: list[int], watching: Watching, began: float) -> Tried:
     """Listen until the right thing is said, or the wrong one, or nothing in time."""
     for told in watching.looks(PATIENCE_S):
-        if told["state"] not in ALARMS and told["hang"] is None:
+        if not _alarms(told):
             continue
         cause, blamed, since = _blamed(told)
         took = told["time"] - (since if case.told == "hang" else began)
@@ -190,13 +204,14 @@ def healthy(spec: dict[str, Any], seconds: float) -> Tried:
         except AssertionError as error:
             return Tried(False, None, str(error))
         alarms: dict[str, int] = {}
-        looks = 0
+        looks = crowded = 0
         for told in watching.looks(seconds):
-            looks += 1
-            if told["state"] in ALARMS:
+            looks, crowded = looks + 1, crowded + _crowded(told)
+            if _alarms(told):
                 said = f"{told['sentence']} ({told['reason']})"
                 alarms[said] = alarms.get(said, 0) + 1
-        said = f"{told['step']:,} steps, {told['sampled']} looked into, {looks} words; {told['sentence']}"
+        words = f"{looks} words, {crowded} of contention"
+        said = f"{told['step']:,} steps, {told['sampled']} looked into, {words}; {told['sentence']}"
         if alarms:
             said = f"{sum(alarms.values())} of {looks} words alarm: {'; '.join(alarms)}"
         return Tried(not alarms, None, said)

@@ -138,7 +138,7 @@ def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
         return Why("compute", f"its compute, not its link: {more}")
     if inside:
         starved = "it gets too little of a processor: its neighbours, a quota, or somebody stops it again and again"
-        return Why("contention", f"transfers inside its host take {more}; {starved}")
+        return Why("unknown", f"transfers inside its host take {more}; {starved}")
     words = {
         "data": "it waits for its data",
         "checkpoint": "it saves a checkpoint",
