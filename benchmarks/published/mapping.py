@@ -10,6 +10,15 @@ import re
 from typing import Any, Literal, NamedTuple
 
 from benchmarks.published.mixtures import expert_tp, is_gated, mixture_of
+from benchmarks.published.own_tests import (
+    EXPERTS_APART,
+    IN_8_CHUNKS,
+    KEEPS_SCORES,
+    LOCAL,
+    WITHOUT_DROPOUT,
+    predicts_two,
+    tests_of_megatron,
+)
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import PublishedRow, SkipError
 from planner.facts.spec import (
@@ -32,6 +41,7 @@ from planner.hardware.stacks import (
     EAGER_SCORES,
     FLASH_1,
     FP4_CASTS,
+    LOCAL_LAUNCH_S,
     STACKS,
     Stack,
 )
@@ -43,8 +53,9 @@ class Planned(NamedTuple):
     """`scale`: steps of the row over steps of the spec, where its batch cannot be divided evenly.
 
     `stage`: whose memory was measured, None for the fullest. `meter`: the device's own count, what the allocator
-    holds of it, or gives of that. `own_tests`: of Megatron-LM's. `gated`: as the row's own MLPs are. `kempner`: as
-    `of_kempner` says.
+    holds of it, or gives of that. `own_tests`: of Megatron-LM's; `text` tells which,
+    `predicts_two`: a second token, `half`: in fp16. `gated`: as the row's own MLPs are. `kempner`: as `of_kempner`
+    says.
     """
 
     spec: JobSpec
@@ -56,6 +67,9 @@ class Planned(NamedTuple):
     meter: Meter
     any_recompute: bool
     own_tests: bool
+    text: str
+    predicts_two: bool
+    half: bool
     gated: bool
     kempner: bool
 
@@ -83,14 +97,6 @@ _GPUS = (
     (r"mi300x", "mi300x"),
 )
 
-# Its recompute-modules hold norms and products, not the attention core, whose unfused scores are what it keeps.
-KEEPS_SCORES = "tp2_pp2_ep4_etp1_selective_recompute_experimental"
-# Megatron-LM's tests whose configuration drops nothing out, as those with cp do, against its arguments' default.
-WITHOUT_DROPOUT = r"etp1|deepseek_proxy|scoped_cudagraph"
-# Those that give the pipe's layout (`Et*3|(tt|)*6tmL`): 8 chunks on 2 stages.
-IN_8_CHUNKS = r"selective_recompute_experimental|fine_grained_offloading|scoped_cudagraph"
-# Megatron-LM's tests whose configuration lacks --moe-grouped-gemm; sharded ones have it.
-EXPERTS_APART = r"(?<!groupedgemm)experts2parallel(?!.*groupedgemm)(?!_top2router)"
 _HEAD_DIMS = ((r"qwen3", 128), (r"gpt-oss", 64))
 
 
@@ -147,15 +153,13 @@ def plan_of(row: PublishedRow) -> Planned:
         stage=layout.pp - 1 if "(last)" in text or row.kind == "steady" else None,
         meter=_meter(row),
         own_tests=tests_of_megatron(row),
+        text=text,
+        predicts_two=predicts_two(row, text) is not None,
+        half=row.text("precision").lower() == "fp16",
         gated=is_gated(row, text),
         kempner=of_kempner(row),
         any_recompute=recompute in ("see recipe", "unknown", ""),
     )
-
-
-def tests_of_megatron(row: PublishedRow) -> bool:
-    """Whether the row is of Megatron-LM's own tests."""
-    return row.source == "NVIDIA/Megatron-LM"
 
 
 def of_kempner(row: PublishedRow) -> bool:
@@ -246,12 +250,14 @@ def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
     like_gpt = not gated and kv_heads == heads and "nemotron" not in text
     if not gated and not like_gpt:
         ffn = round(ffn * 2 / 3 / (8 * tp)) * 8 * tp  # squared ReLU without biases: as many weights in a gated MLP
-    vocab = row.count("vocab", 128256)
+    layers, vocab = row.count("layers"), row.count("vocab", 128256)
+    if moe and (two := predicts_two(row, text)):
+        layers, moe = two[0], moe.model_copy(update={"dense_layers": two[1]})
     head_dim = next((size for pattern, size in _HEAD_DIMS if re.search(pattern, text)), hidden // heads)
     return _WideHeads(
         head_size=head_dim,
         arch="gpt" if like_gpt else "llama",
-        num_layers=row.count("layers"),
+        num_layers=layers,
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -271,7 +277,7 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
     if rest or dp < 1:
         raise SkipError("degrees do not divide the GPUs")
     chunks = row.count("vpp", 1) if pp > 1 else 1
-    if tests_of_megatron(row) and re.search(IN_8_CHUNKS, text) and model.num_layers % 8 == 0:
+    if tests_of_megatron(row) and re.search(IN_8_CHUNKS, text):
         chunks = 8 // pp
     if pp * max(1, chunks) > model.num_layers:
         raise SkipError("more stages than layers")
@@ -341,8 +347,10 @@ def _kernels(row: PublishedRow, text: str, stack: StackName) -> Stack:
     if "fp4" in row.text("precision").lower():
         changed["casts"] = STACKS[stack].casts * FP4_CASTS
     if tests_of_megatron(row):
-        changed["launch_s"] = DETERMINISTIC_LAUNCH_S
+        changed["launch_s"] = LOCAL_LAUNCH_S if re.search(LOCAL, text) else DETERMINISTIC_LAUNCH_S
         changed["experts_apart"] = re.search(EXPERTS_APART, text) is not None
+    if of_kempner(row):
+        changed["sums_late"] = True
     if re.search(r"async ?tp", text):
         changed["hidden"] = ASYNC_TP
     if found := re.search(r"attention kernel ([^;]*)", text):

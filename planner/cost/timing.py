@@ -106,7 +106,7 @@ class Timer:
         for axis, seconds in others.items():
             exposed[axis] = exposed.get(axis, 0.0) + seconds
         if gathers or reduces:
-            exposed["dp"] = self._exposed_dp(spec, halves, gathers, reduces)
+            exposed["dp"] = self._exposed_dp(spec, pace, gathers, reduces)
         compute = m * (halves.total_s - halves.recompute_s)
         launch = m * halves.launch_s
         total = compute + m * halves.recompute_s + sum(exposed.values()) + launch + bubble + optimizer
@@ -254,7 +254,9 @@ class Timer:
 
     def _stage_parameters(self, spec: JobSpec, index: int) -> tuple[dict[Axis, float], float, float, float]:
         others: dict[Axis, float] = defaultdict(float)
-        gathers = reduces = 0.0
+        gathers, reduces, late = 0.0, 0.0, 1.0
+        if self._sums_late(spec):
+            late = FP32_BYTES / mix_of(spec.train.precision).gradients / spec.train.micro_batches
         for row in step_end_traffic(spec, index):
             seconds = self._row_seconds(spec, row, self._ranks_at_work(spec))
             if row.axis != "dp":
@@ -262,8 +264,11 @@ class Timer:
             elif row.op == "all_gather":
                 gathers += seconds
             else:
-                reduces += seconds
+                reduces += seconds * late
         return dict(others), gathers, reduces, self._optimizer(spec, index)
+
+    def _sums_late(self, spec: JobSpec) -> bool:
+        return spec.layout.zero >= 2 and self.stacks[spec.resources.stack].sums_late
 
     def _dispatched(self, spec: JobSpec, row: Collective) -> float:
         """Share of what `ours` sends to experts that the stack sends."""
@@ -297,9 +302,10 @@ class Timer:
         moved = (2 * (mix.sharded + mix.moments) + mix.sharded) * held_parameters(spec, index)
         return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES)
 
-    def _exposed_dp(self, spec: JobSpec, halves: Halves, gathers: float, reduces: float) -> float:
+    def _exposed_dp(self, spec: JobSpec, pace: Pace, gathers: float, reduces: float) -> float:
         """Gradient sums hide behind backward, gathers behind forward: of one micro-batch, of all of them where ZeRO
         repeats them. The first gather and the last sum have nothing to hide behind."""
+        halves = _scaled(pace, 1 + self._waits_inside(spec, pace) / pace.halves.total_s).halves
         if not spec.train.overlap or self.cluster.device == "cpu":  # a CPU's ranks send with the cores they compute on
             return gathers + reduces
         stack = self.stacks[spec.resources.stack]
@@ -317,8 +323,24 @@ class Timer:
         first, last = (gathers - again) / units, reduces / units
         if zero >= 2:
             first, last = first / m if repeats else first, last / m
-        exposed = max(first, gathers - again - forward_room) + max(last, reduced - backward_room)
+        if self._sums_late(spec):  # beside the last micro-batch's backward alone
+            late = reduces + again / m - backward_room / m
+            exposed = max(0.0, (again - backward_room) * (1 - 1 / m)) + max(reduces / units, late)
+        else:
+            exposed = max(last, reduced - backward_room)
+        exposed += max(first, gathers - again - forward_room)
         return exposed + stack.contention * max(0.0, gathers + reduces - exposed)
+
+    def _waits_inside(self, spec: JobSpec, pace: Pace) -> float:
+        """What compute waits for inside a node, where sums and gathers leave it: they go on meanwhile."""
+        if not self._crosses(spec, "dp"):
+            return 0.0
+        inside: list[Axis] = ["tp", "cp", "ep"]
+        return sum(pace.waits.get(axis, 0.0) for axis in inside if not self._crosses(spec, axis))
+
+    def _crosses(self, spec: JobSpec, axis: Axis) -> bool:
+        group = axis_group(spec.layout, axis)
+        return span(group.size, group.stride, self.cluster.per_node).nodes > 1
 
     def _straggling(self, spec: JobSpec, seconds: float) -> float:
         """What a step waits for the slowest of its nodes."""

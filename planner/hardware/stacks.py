@@ -36,6 +36,7 @@ class Stack(NamedTuple):
     tensor ranks divide an expert. `shares_dispatch`: a token goes once to each node, inside one to each rank, that has
     an expert for it.
     `hidden`: share of each axis' waiting that runs beside products; of dp, of the room that compute leaves to it.
+    `sums_late`: gradients that ZeRO shards wait whole for the last micro-batch, and are summed once, in fp32.
     `contention`: share of hidden gathers' and sums' time that compute loses to them.
     `step_s`: once a step, for the optimiser's launches, data and logging. `jitter`: share of a step that waiting for
     the slowest adds with every doubling of the nodes.
@@ -70,6 +71,7 @@ class Stack(NamedTuple):
     shares_dispatch: bool = False
     gathers_experts: bool = False
     hidden: dict[Axis, float] = {}
+    sums_late: bool = False
     contention: float = 0.0
     step_s: float = 0.0
     jitter: float = 0.0
@@ -211,6 +213,7 @@ OVERLAPPED_EXPERTS: dict[Axis, float] = {"ep": 0.8}  # Megatron's 1F1B of expert
 GRAPHED_ATTENTION, GRAPHED_ROUTER = 0.35, 0.75
 WHOLE_GRAPH: dict[str, float] = {"launch_s": 0.0, "expert_s": 0.0}
 DETERMINISTIC_LAUNCH_S = 1.6e-4  # Megatron's host with --deterministic-mode: its own tests
+LOCAL_LAUNCH_S = 1.1e-4  # the same without Transformer Engine's modules: both such tests of the fit half
 FP4_CASTS = 1.75  # over fp8's: a pass for the tensor's own scale, and one rotated by Hadamard's matrix (2509.25149)
 EARLY_BLACKWELL_FP8 = 0.8  # of later software's rate, in spring 2025: Nemotron, Grok and MLPerf v5.0 agree
 FLASH_1 = 0.5  # FlashAttention 1, over `scaling`'s 2

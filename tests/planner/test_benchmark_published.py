@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.__main__ import answers_of, report
-from benchmarks.published.mapping import KEEPS_SCORES, Planned, plan_of
+from benchmarks.published.mapping import Planned, plan_of
+from benchmarks.published.own_tests import KEEPS_SCORES
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
@@ -139,7 +140,7 @@ def test_megatrons_own_tests_have_the_sizes_of_their_configurations(tmp_path: Pa
     assert first.model.mla.q_rank == 192
     assert second.model.moe is not None
     assert (second.model.moe.expert_ffn_hidden_size, second.model.moe.shared_experts) == (1024, 1)
-    assert (second.model.moe.dense_layers, second.model.ffn_hidden_size, second.layout.recompute) == (3, 4096, "none")
+    assert (second.model.moe.dense_layers, second.model.ffn_hidden_size, second.layout.recompute) == (2, 4096, "none")
 
 
 def test_scores_by_hand() -> None:
@@ -221,3 +222,67 @@ def test_what_experts_keep_between_steps_is_shared_among_their_own_replicas(tmp_
     whole = sum(p.numel for unit in local_units(spec, 0) for p in unit.parameters)
     state = 6 * whole + 12 * (experts // 2 + (whole - experts) // 4)
     assert answers[0].predicted == pytest.approx(state + 3 * 32 * 2**20, rel=1e-3)
+
+
+OWN = {"gpu": "H100-SXM5-80GB", "gpus": "8", "layers": "12", "hidden": "512", "heads": "8", "kv_heads": "8"} | {
+    "ffn": "2048",
+    "vocab": "50304",
+    "seq": "1024",
+    "global_batch": "32",
+    "micro_batch": "4",
+    "dp": "8",
+    "tp": "1",
+    "measure_name": "steady_memory_bytes",
+    "source_repo_path": "NVIDIA/Megatron-LM:tests/x.json",
+}
+SECOND_TOKEN = {"layers": "16", "hidden": "1024", "heads": "32", "kv_heads": "32", "ffn": "4096", "vocab": "51712"} | {
+    "seq": "4096",
+    "tp": "2",
+    "pp": "2",
+    "vpp": "4",
+    "dp": "2",
+    "ep": "4",
+    "precision": "fp8",
+    "note": "multi-latent-attention=True; swiglu=True; attention-backend=unfused; sequence-parallel=True; untie",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "published", "share"),
+    [
+        ("gpt-test gpt3_mcore_tp1_pp1", {"precision": "fp16"}, 518_880_768, 1e-3),
+        (
+            "gpt-test gpt3_mcore_tp4_pp1",
+            {"precision": "fp16", "tp": "4", "dp": "2", "vocab": "50688", "zero": "0"},
+            414_416_384,
+            2e-3,
+        ),
+        ("moe-test te_ep8_resume_muon", {"ep": "8", "zero": "0", "note": "num-experts=8"}, 1_096_738_304, 0.012),
+        ("moe-test ep4_etp1_mtp", SECOND_TOKEN, 7_321_333_248, 0.025),
+    ],
+)
+def test_what_megatrons_own_tests_hold_is_counted(
+    tmp_path: Path, name: str, row: dict[str, str], published: int, share: float
+) -> None:
+    """Scores' buffer without Transformer Engine and fp16's gradients; Muon's one moment; a second token's layer, table
+    and projection."""
+    text = {"note": "transformer-impl=local"} | row
+    rows = read_rows(_file(tmp_path / "rows.csv", {**OWN, **text, "model": name, "measure_value": str(published)}))
+    (answer,), skipped = answers_of(rows)
+    assert skipped == []
+    assert answer.predicted == pytest.approx(published, rel=share)
+
+
+def test_a_loss_that_the_compiler_fuses_keeps_the_exponential_beside_the_logit(tmp_path: Path) -> None:
+    peak = {**OWN, "measure_name": "peak_memory_bytes", "measure_value": "2e9"}
+    rows = [{**peak, "model": f"gpt-test gpt3_mcore_te_tp1{name}"} for name in ("", "_cross_entropy_loss_fusion")]
+    plain, fused = answers_of(read_rows(_file(tmp_path / "rows.csv", *rows)))[0]
+    assert fused.predicted - plain.predicted == 4 * 1024 * 50304 * 4
+
+
+def test_tests_without_transformer_engine_launch_faster(tmp_path: Path) -> None:
+    with_it, without = (
+        _planned(tmp_path, **OWN, model="gpt-test", note=f"transformer-impl={name}").kernels.launch_s
+        for name in ("transformer_engine", "local")
+    )
+    assert with_it > without

@@ -169,6 +169,26 @@ def test_selective_recompute_repeats_only_the_scores() -> None:
     assert hardware_flops(spec) == pytest.approx(once + again, rel=1e-12)
 
 
+def _own_test(layout: Spec, train: Spec) -> JobSpec:
+    """A model of Megatron-LM's own tests."""
+    model = {
+        "arch": "gpt",
+        "num_layers": 12,
+        "hidden_size": 512,
+        "num_heads": 8,
+        "num_kv_heads": 8,
+        "ffn_hidden_size": 2048,
+    }
+    return JobSpec.model_validate(
+        {
+            "model": {**model, "vocab_size": 50304, "max_seq_len": 1024, "tied_embeddings": True},
+            "layout": layout,
+            "train": {**train, "global_batch": 32, "seq_len": 1024, "precision": "bf16", "dropout": True},
+            "resources": {"device": "cuda", "stack": "megatron"},
+        }
+    )
+
+
 @pytest.mark.parametrize(
     ("layout", "train", "published"),
     [
@@ -187,21 +207,21 @@ def test_selective_recompute_repeats_only_the_scores() -> None:
 )
 def test_megatron_keeps_what_its_own_tests_tell(layout: Spec, train: Spec, published: int) -> None:
     """torch.cuda.max_memory_allocated of the last rank, of which a whole table in fp32 is the test's own."""
-    model = {
-        "arch": "gpt",
-        "num_layers": 12,
-        "hidden_size": 512,
-        "num_heads": 8,
-        "num_kv_heads": 8,
-        "ffn_hidden_size": 2048,
-    }
-    spec = JobSpec.model_validate(
-        {
-            "model": {**model, "vocab_size": 50304, "max_seq_len": 1024, "tied_embeddings": True},
-            "layout": layout,
-            "train": {**train, "global_batch": 32, "seq_len": 1024, "precision": "bf16", "dropout": True},
-            "resources": {"device": "cuda", "stack": "megatron"},
-        }
-    )
+    spec = _own_test(layout, train)
     kept = sum(memory(spec, spec.layout.pp - 1).values())
     assert kept + 50304 * 512 * 4 == pytest.approx(published, rel=0.025)
+
+
+@pytest.mark.parametrize(
+    ("layout", "published"),
+    [
+        ({"dp": 8, "zero": 1}, 581_489_664),
+        ({"dp": 2, "pp": 4, "virtual_stages": 3, "schedule": "interleaved_1f1b"}, 759_682_560),
+    ],
+)
+def test_megatron_holds_between_steps_what_its_own_tests_tell(layout: Spec, published: int) -> None:
+    """torch.cuda.memory_allocated of the last rank after a step: three workspaces of 32 MiB, its state, and of each
+    chunk the input that came last with its gradient."""
+    parts = memory(_own_test(layout, {"micro_batches": 4 if "pp" in layout else 1}), layout.get("pp", 1) - 1)
+    held = sum(parts[name] for name in ("parameters", "gradients", "optimizer", "buffers"))
+    assert held + 3 * 32 * 2**20 == pytest.approx(published, rel=1e-4)

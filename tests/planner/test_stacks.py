@@ -26,7 +26,7 @@ from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
 from planner.hardware.profile import CollectivePoint, GemmPoint, HostProfile, StreamPoint
 from planner.hardware.runs import Run, stripped
-from planner.hardware.stacks import STACKS
+from planner.hardware.stacks import STACKS, Stack
 
 H100 = CLUSTERS["h100"]
 TRAIN = TrainSpec(global_batch=256, micro_batches=4, seq_len=4096, precision="bf16")
@@ -327,3 +327,39 @@ def test_a_product_waits_to_add_to_the_gradients_so_far() -> None:
     head = 128_256 // 2 * 4096
     each = 0.5 * 2 * 4 * (32 * weights + head) / (chip.bytes_per_s * chip.memory_efficiency)
     assert waits[0] - waits[1] == pytest.approx(each, rel=1e-6)
+
+
+def test_gradients_that_wait_for_the_last_micro_batch_are_summed_once() -> None:
+    """Over a network too slow to hide anything, ZeRO-3's sums are a third of what it sends each micro-batch in fp32,
+    of which one in 4 is left."""
+    slow = H100.model_copy(update={"network": H100.network.model_copy(update={"bytes_per_s": 1e7})})
+    late = STACKS["fsdp2"]._replace(sums_late=True, contention=0.0)
+    each = late._replace(sums_late=False)
+
+    def exposed(m: int, stack: Stack) -> float:
+        train = SPEC.train.model_copy(update={"micro_batches": m, "precision": "fp32"})
+        spec = SPEC.model_copy(update={"layout": Layout(dp=32, zero=3), "train": train})
+        return Timer(slow, {"fsdp2": stack}).step(on("fsdp2", spec)).exposed_s["dp"]
+
+    assert exposed(1, late) == exposed(1, each)
+    assert exposed(4, late) / exposed(4, each) == pytest.approx((2 + 1 / 4) / 3, rel=0.01)
+
+
+def test_sums_over_the_network_go_on_while_tensor_ranks_wait_inside_their_node() -> None:
+    slow = H100.network.model_copy(update={"bytes_per_s": 5e8})
+    node = H100.node.model_copy(update={"bytes_per_s": H100.node.bytes_per_s / 10})
+    fast, waiting = (H100.model_copy(update={"network": slow, "node": link}) for link in (H100.node, node))
+    waits = [step_time(SPEC, cluster).exposed_s for cluster in (fast, waiting)]
+    assert waits[1]["tp"] > waits[0]["tp"]
+    assert waits[1]["dp"] < waits[0]["dp"]
+
+
+def test_megatron_keeps_fp8_weights_beside_those_in_16_bits() -> None:
+    """Once as they are and once transposed, but of the table and the head."""
+    spec = SPEC.model_copy(update={"layout": Layout(dp=16, tp=2, zero=1, sequence_parallel=True)})
+    kept = [
+        memory(on("megatron", spec.model_copy(update={"train": TRAIN.model_copy(update={"precision": p})})), 0)
+        for p in ("bf16", "fp8")
+    ]
+    tables = 2 * 128256 // 2 * 4096 + 4096
+    assert kept[1]["parameters"] - kept[0]["parameters"] == 2 * (held_parameters(spec, 0) * 16 - tables)

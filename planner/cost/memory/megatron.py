@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from planner.cost.memory.chunk import Chunk
 from planner.cost.memory.shape import Shape, shape_of
 from planner.cost.memory.stage import Fullest, rank_of_stage
 from planner.cost.memory.tape import (
     ACTIVATIONS,
+    BUFFERS,
     GATHERED,
     GRADIENTS,
     LOGITS,
@@ -25,12 +27,13 @@ from planner.cost.memory.tape import (
 )
 from planner.cost.pipes import chunks_in_flight
 from planner.facts.placements import kv_heads_held
-from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
 
 WHEN = "as the first backward begins"
 MASK_BYTES = 1  # of a dropout, an element
 SOFTMAX_BYTES, DROPPED_BYTES = 2, 3  # of unfused attention: a score's softmax; with dropout its copy and the mask
+FP8_COPIES = 2  # of a weight, which stay beside it: for forward, and transposed for backward (TE's module/base.py)
 LOGIT_BYTES = 6  # of one logit: as it came, and in fp32, where softmax and its gradient take its place
 
 
@@ -76,7 +79,9 @@ def _levels(spec: JobSpec, stage: int) -> Levels:
 
 
 def _state(spec: JobSpec, stage: int) -> list[int]:
-    """Weights, gradients and moments from step to step (ZeRO 1910.02054 figure 1)."""
+    """Weights, gradients and moments from step to step (ZeRO 1910.02054 figure 1); and of each chunk but the first the
+    input that it was sent last, with its gradient: nothing lets go of them before the next comes (Megatron-LM's
+    transformer_block.py, `set_input_tensor`)."""
     rank, layout, mix = rank_of_stage(spec, stage), spec.layout, mix_of(spec.train.precision)
     whole = sum(chunk.elements() for chunk in rank.chunks)
     shard = sum(chunk.elements(shard=True) for chunk in rank.chunks) if layout.zero else whole
@@ -84,11 +89,19 @@ def _state(spec: JobSpec, stage: int) -> list[int]:
     found[PARAMETERS] = (shard if layout.zero == 3 else whole) * mix.compute
     found[GRADIENTS] = (shard if layout.zero >= 2 else whole) * mix.gradients
     found[OPTIMIZER] = shard * mix.optimizer
+    if spec.train.precision == "fp8":
+        found[PARAMETERS] += FP8_COPIES * FP8_BYTES * sum(_narrow_elements(chunk) for chunk in rank.chunks)
+    found[BUFFERS] = 2 * rank.message * sum(not chunk.first for chunk in rank.chunks)
     if layout.keep_gathered:
         found[GATHERED] = max(chunk.elements() for chunk in rank.chunks) * mix.compute
     elif layout.zero == 3:  # a layer in use, and the next
         found[GATHERED] = 2 * max(unit.numel for c in rank.chunks for unit in (c.dense, c.moe)) * mix.compute
     return found
+
+
+def _narrow_elements(chunk: Chunk) -> int:
+    """Of weights whose products run in fp8: all but the tables and norms of the ends."""
+    return chunk.elements() - chunk.root.numel
 
 
 def _kept(s: Shape, *, moe: bool) -> Iterator[int]:
