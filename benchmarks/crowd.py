@@ -33,7 +33,7 @@ import msgpack
 from playwright.sync_api import CDPSession
 from websockets.asyncio.client import connect
 
-from benchmarks.latency import WATCH_FRAMES
+from benchmarks.latency.__main__ import WATCH_FRAMES
 from contracts.names import telemetry_stream
 from tests.planner.wrong_specs import GOOD
 from tests.support.browser import chromium

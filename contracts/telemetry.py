@@ -354,7 +354,8 @@ class StandingItem(TypedDict):
 
 
 class ProcessItem(TypedDict):
-    """A rank's process as its host sees it, while it stands still, says nothing, or is kept waiting by a quota."""
+    """A rank's process as its host sees it, while it stands still, says nothing, is stopped, or is
+    kept waiting by a quota or for a processor."""
 
     kind: Literal["process"]
     rank: Rank
@@ -362,6 +363,7 @@ class ProcessItem(TypedDict):
     state: Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
     cpu: Seconds  # seconds of processor time it took in each second of late
     throttled: Seconds  # seconds in each second that a CPU quota kept it waiting
+    crowded: NotRequired[Seconds]  # that its main thread was ready and got no processor, a quota's included
     stack: Annotated[list[Sentence], Field(max_length=60)]  # read from outside, where the rank itself does not speak
     silent_s: Seconds  # since its meter last said anything
 

@@ -27,9 +27,9 @@ class Kind(NamedTuple):
     """How the web shows a kind of job.
 
     `subject` says what a spec of it runs. `form` is the URL of the form that a copy starts from, none for what no form
-    submits. `first` are the templates jobs/panels/NAME.html of its page's first screen, `panels` those below, in order.
-    `steps`: whether so many were `asked` for, are only `seen` as they come, or it has none. `brings`: what its exit
-    report's summary must hold for a good end to be one. `lost`: what a cancel costs.
+    submits. `first` are the templates jobs/panels/first/NAME.html of its page's first screen, `panels` those below,
+    jobs/panels/NAME.html, both in order. `steps`: whether so many were `asked` for, are only `seen` as they come, or it
+    has none. `brings`: what its exit report's summary must hold for a good end to be one. `lost`: what a cancel costs.
     """
 
     title: str

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any
 
+from django.db.models import Prefetch, prefetch_related_objects
 from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from contracts.control import ExitReport
 from jobs.diagnosis.shapes import Told
-from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, Member, Status
+from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, JobTag, Member, Status
 from planner.cost.estimate import Estimate
 from planner.facts.dumped import LayoutDict, SpecDict
 from planner.search.auto import Chosen
@@ -111,9 +112,11 @@ def job_brief(job: Job) -> JobBrief:
     }
 
 
-def job_detail(job: Job) -> JobDetail:
-    """Everything about a job but its telemetry."""
-    attempt = job.attempts.filter(number=job.attempt).prefetch_related("members").first()
+def job_detail(job: Job, *, new: bool = False) -> JobDetail:
+    """Everything about a job but its telemetry. `new`: queued just now, so nothing began, and nobody tagged it."""
+    attempt = None if new else job.attempts.filter(number=job.attempt).prefetch_related("members").first()
+    if new:
+        prefetch_related_objects([job], Prefetch("tags", JobTag.objects.none()))
     history: list[StateChange] = [
         {"status": c.status, "attempt": c.attempt, "reason": c.reason, "at": c.at.isoformat()}
         for c in job.history.all()

@@ -32,6 +32,7 @@ Cause = Literal[
     "checkpoint",
     "quota",
     "stopped",
+    "contention",
     "skipped call",
     "mismatch",
     "dead",

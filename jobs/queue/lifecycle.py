@@ -13,7 +13,7 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 from django.db import transaction
-from django.db.models import Exists, F, OuterRef
+from django.db.models import Exists, F, OuterRef, QuerySet
 from django.utils import timezone
 
 from jobs.models import ELSEWHERE, LIVE, Attempt, Job, Member, SlotAllocation, StateChange, Status
@@ -64,9 +64,18 @@ def change(job_id: str, attempt: int, to: Status, reason: str, *, only_from: tup
 
 def lock_queued(job_ids: Iterable[str], *fields: str) -> list[Job]:
     """Those that are queued, locked until the transaction ends; without any that somebody else is changing now."""
-    rows = Job.objects.select_for_update(skip_locked=True, no_key=True).filter(id__in=list(job_ids)).order_by("id")
+    rows = _locked(job_ids).only("id", "attempt", "status", *fields)
+    return [job for job in rows if job.status == Status.QUEUED]
+
+
+def lock_queued_ids(job_ids: Iterable[str]) -> list[str]:
+    """As `lock_queued`."""
+    return [job for job, status in _locked(job_ids).values_list("id", "status") if status == Status.QUEUED]
+
+
+def _locked(job_ids: Iterable[str]) -> QuerySet[Job]:
     # Asked for by id alone: with the status, SQLite would go through the whole queue.
-    return [job for job in rows.only("id", "attempt", "status", *fields) if job.status == Status.QUEUED]
+    return Job.objects.select_for_update(skip_locked=True, no_key=True).filter(id__in=list(job_ids)).order_by("id")
 
 
 def start(placed: Mapping[str, tuple[int, str]]) -> dict[str, Job]:

@@ -107,7 +107,7 @@ def facts(told: object) -> str:
 
 @register.filter
 def moment(when: datetime | str | None) -> SafeString | str:
-    """A <time>, "22 Nov 2026 03:04 UTC"; js/times.js shows it in the reader's own zone."""
+    """A <time>, "22 Nov 2026 03:04 UTC"; js/shell/times.js shows it in the reader's own zone."""
     return _time(when, '<time datetime="{}">{} UTC</time>', "%H:%M")
 
 

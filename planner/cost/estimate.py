@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from typing_extensions import TypedDict
@@ -127,8 +128,7 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
     layout = spec.layout
     cluster = cluster or default_cluster(spec)
     twins = _twins(spec)
-    traffic = {twin: _traffic(spec, Coordinates(pp=twin), cluster) for twin in set(twins)}
-    stages = [_stage(spec, stage, traffic[twins[stage]], cluster) for stage in range(layout.pp)]
+    stages = _stages(spec, twins, cluster)
     peak = max(stage["memory_bytes"] for stage in stages)
     return Estimate(
         world_size=layout.world_size,
@@ -150,6 +150,11 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
     )
 
 
+def stage_estimates(spec: JobSpec) -> list[StageEstimate]:
+    """What `estimate` says of each stage, on the cluster of the spec's device."""
+    return _stages(spec, _twins(spec), default_cluster(spec))
+
+
 def default_cluster(spec: JobSpec) -> Cluster:
     """The named cluster that stands for the spec's device."""
     return CLUSTERS[DEFAULT_CLUSTER[spec.resources.device]]
@@ -160,6 +165,11 @@ def rank_memory(spec: JobSpec, stage: int, cluster: Cluster) -> dict[str, int]:
     parts = memory(spec, stage)
     parts["allowance"] = allowance(spec, cluster, sum(parts.values()))
     return parts
+
+
+def _stages(spec: JobSpec, twins: Sequence[int], cluster: Cluster) -> list[StageEstimate]:
+    traffic = {twin: _traffic(spec, Coordinates(pp=twin), cluster) for twin in set(twins)}
+    return [_stage(spec, stage, traffic[twin], cluster) for stage, twin in enumerate(twins)]
 
 
 def _twins(spec: JobSpec) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.cost.estimate import estimate
+from planner.cost.estimate import stage_estimates
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec, Problem, SpecError
 
@@ -28,7 +28,7 @@ def oversize(spec: JobSpec) -> list[Problem]:
     if pp * m * v > MOST_CHUNKS:
         product = f"pp {pp} x micro_batches {m} x virtual_stages {v} = {pp * m * v:,}"
         return [Problem("train.micro_batches", f"{product} parts of a step; at most {MOST_CHUNKS:,} can be planned")]
-    stages = estimate(spec)["stages"]
+    stages = stage_estimates(spec)
     needed = max(stage["memory_bytes"] for stage in stages)
     sent = max((row["payload_bytes"] for stage in stages for row in stage["traffic"]), default=0)
     if max(needed, sent) <= LARGEST_BYTES:

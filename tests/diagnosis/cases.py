@@ -14,11 +14,12 @@ Does = Literal["stop", "kill", "quota", "halting", "slow link", "cut link", ""]
 
 class Case(NamedTuple):
     """A fault. `kind` is one that `tests.diagnosis.faulty` has, or `does` what is done to the rank's process or its
-    host's network from outside. `told`: whether it must be named as a standstill, a straggler or an end; `causes`: any
-    of these is right. A rank drawn by seed has it, or `fixed` ones; `everywhere`: all do it, those must be named."""
+    host's network from outside. `told`: whether it must be named as a standstill, as what slows every step, or as an
+    end; `causes`: any of these is right. A rank drawn by seed has it, or `fixed` ones; `everywhere`: all do it, those
+    must be named. With two `hosts` it is between them, at the end of the one drawn by seed: both must be named."""
 
     layout: dict[str, Any]
-    told: Literal["hang", "straggler", "end", "link"]
+    told: Literal["hang", "straggler", "end"]
     causes: tuple[Cause, ...]
     kind: str = ""
     does: Does = ""
@@ -27,7 +28,7 @@ class Case(NamedTuple):
     model: dict[str, Any] = {"preset": "gpt-tiny"}
     fixed: tuple[int, ...] = ()
     everywhere: bool = False
-    hosts: int = 1
+    hosts: tuple[str, ...] = ()
 
     @property
     def world(self) -> int:
@@ -38,7 +39,13 @@ class Case(NamedTuple):
 
     def ranks(self, seed: int) -> list[int]:
         """Who has it."""
-        return list(self.fixed) or [Random(seed).randrange(self.world)]
+        return [] if self.hosts else list(self.fixed) or [self.drawn(seed, self.world)]
+
+    def drawn(self, seed: int, of: int) -> int:
+        """One of so many: another with each of as many seeds as there are, in an order of its own."""
+        order = list(range(of))
+        Random(self.kind or self.does).shuffle(order)
+        return order[seed % of]
 
     def spec(self) -> dict[str, Any]:
         return {"model": self.model, "layout": self.layout, "train": {**TRAIN, **self.train}}
@@ -59,14 +66,14 @@ CASES: dict[str, Case] = {
     "a skewed router": Case(
         {"dp": 2, "ep": 2},
         "straggler",
-        ("experts", "compute"),
+        ("experts",),
         "skewed_router",
         model={"preset": "mixtral-tiny"},
         fixed=(0,),
         everywhere=True,
     ),
-    "a CPU quota on one rank": Case(SQUARE, "straggler", ("quota", "compute"), does="quota", seconds=0.15),
-    "a rank stopped again and again": Case(SQUARE, "straggler", ("compute", "stopped", "quota"), does="halting"),
+    "a CPU quota on one rank": Case(SQUARE, "straggler", ("quota",), does="quota"),
+    "a rank stopped again and again": Case(SQUARE, "straggler", ("stopped",), does="halting"),
     "a stopped rank": Case(SQUARE, "hang", ("stopped",), does="stop"),
     "a killed rank": Case(SQUARE, "end", ("dead",), does="kill"),
     "a loader that hangs": Case(SQUARE, "hang", ("data",), "stuck_loader"),
@@ -79,8 +86,8 @@ CASES: dict[str, Case] = {
     "a checkpoint on a slow disk": Case(
         SQUARE, "hang", ("checkpoint",), "slow_disk", seconds=60.0, train={"checkpoint_every": 10}
     ),
-    "a link cut between two hosts": Case(SQUARE, "link", ("link",), does="cut link", hosts=2),
-    "a slow link between two hosts": Case(SQUARE, "link", ("link",), does="slow link", hosts=2),
+    "a link cut between two hosts": Case(SQUARE, "hang", ("link",), does="cut link", hosts=("anna", "bert")),
+    "a slow link between two hosts": Case(SQUARE, "straggler", ("link",), does="slow link", hosts=("anna", "bert")),
 }
 
 HEALTHY: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from tests.cluster.network import Cable
 QUOTA = 0.05  # of a processor
 PERIOD_US = 100_000
 HALTED_S, RUNNING_S = 0.3, 0.2
-SLOW = "4mbit"
+SLOW = "20mbit"  # a step of the case sends 31 Mbit over it
 V1, V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 

@@ -1,4 +1,4 @@
-"""Reads an attempt's stream as it comes, and asks the diagnosis again and again what it has to say."""
+"""Reads the streams of an attempt's members as they come, and asks the diagnosis again and again how it stands."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Watching:
     """`client` is of the Redis that the attempt's hosts write to."""
 
     def __init__(self, client: Any, job: str, spec: Mapping[str, Any], members: Sequence[Member] = ()) -> None:
-        self._client, self._stream, self._cursor = client, telemetry_stream(job, 1), "-"
+        self._client = client
+        self._cursors = {telemetry_stream(job, 1, node): "-" for node in range(max(1, len(members)))}
         parsed, cpu = parse_spec(spec), CLUSTERS[DEFAULT_CLUSTER["cpu"]]
-        self._nodes = {member.host: node for node, member in enumerate(members)}
         run = Run(
             parsed.model_dump(mode="json"),
             dict(estimate(parsed, cpu)),
@@ -37,13 +37,13 @@ class Watching:
 
     def read(self) -> None:
         """What has come since."""
-        while entries := self._client.xrange(self._stream, min=self._cursor, count=50):
-            for entry_id, fields in entries:
-                self._cursor = f"({entry_id.decode()}"
-                self._take(msgpack.unpackb(fields[b"b"]))
+        for node, stream in enumerate(self._cursors):
+            while entries := self._client.xrange(stream, min=self._cursors[stream], count=50):
+                for entry_id, fields in entries:
+                    self._cursors[stream] = f"({entry_id.decode()}"
+                    self._take(msgpack.unpackb(fields[b"b"]), node)
 
-    def _take(self, batch: Batch) -> None:
-        node = self._nodes.get(batch.get("host", ""), 0)
+    def _take(self, batch: Batch, node: int) -> None:
         for item in batch["items"]:
             self.items += 1
             self.diagnosis.add(item, node, batch.get("clock"))

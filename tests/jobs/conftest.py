@@ -25,8 +25,8 @@ from contracts.signing import entry
 from jobs.hosts.keys import signing_keys
 from jobs.models import Attempt, Host, Job, Member
 from jobs.queue import actions
+from tests.jobs.mail import Kept
 from tests.planner.wrong_specs import GOOD
-from tests.support.mail import Kept
 from tests.support.processes import RedisServer, redis_server
 from tests.support.web import Site, site
 from webapp.runner import free_port

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from tests.support.processes import ROOT, RedisServer, wait_until
-from tests.support.services import Services
+from tests.upgrade.services import Services
 from workers.host.processes import processes_of
 
 SPEC: dict[str, Any] = {

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import ROOT, RedisServer, wait_until
-from tests.support.services import Services
+from tests.upgrade.services import Services
 from tests.upgrade.test_restored import SHORT, SPEC, database, steps_of
 from workers.host.processes import processes_of
 

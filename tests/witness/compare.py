@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from planner.cost.wire import gloo_bytes
 from planner.facts.parse import parse_spec
 from tests.parity.cases import DATA, SIZES, write_data
-from tests.support.network import NetHost, hosts
 from tests.support.processes import wait_until
+from tests.witness.network import NetHost, hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 29411

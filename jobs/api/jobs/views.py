@@ -60,7 +60,7 @@ class Jobs(APIView):
             job, is_new = actions.submit(user_of(request), request.data, key=key)
         except actions.KeyReusedError:
             return refuse(422, KEY.name, "was used before with another body", "header")
-        return Response(job_detail(job), status=201 if is_new else 200)
+        return Response(job_detail(job, new=is_new), status=201 if is_new else 200)
 
 
 class JobView(APIView):

@@ -51,6 +51,7 @@ NEXT: dict[str, str] = {
     "link": "look at the network of {host}",
     "quota": "raise the CPU quota of its cgroup on {host}, or give its ranks fewer neighbours",
     "stopped": "find who stops it on {host}",
+    "contention": "give {host} fewer ranks or fewer neighbours: others take its processors",
     "experts": "raise the weight of the balance loss, or set a capacity factor",
     "unknown": "look at what else runs on {host}",
 }
@@ -125,16 +126,19 @@ def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
         text = "what it does longer than the others, nothing tells"
         return Why("unknown" if hint is None else _cause(hint.cause), text if hint is None else hint.text)
     more = f"{seconds(over[name])} a step more than its peers"
+    share = over[name] / median(step.step_s for step in late.steps)
+    hint = hint or processes.crowded(late.rank, peers, now, share)
+    inside = name == "link" and not _has_links(run, late.rank, peers)
+    if hint is not None and (inside or name in ("compute", "optimizer")):
+        return Why(_cause(hint.cause), f"its {'transfers' if inside else name}, {more}: {hint.text}")
     if name == "compute":
-        if hint is not None:
-            return Why(_cause(hint.cause), f"its compute, {more}: {hint.text}")
         tokens = _experts(late, peers)
         if tokens > UNEVEN:
             return Why("experts", f"its experts get {tokens:.1f} times the tokens of the others: {more}")
         return Why("compute", f"its compute, not its link: {more}")
-    if name == "link" and not _has_links(run, late.rank, peers):
-        starved = "it gets too little of a processor: a quota, its neighbours, or somebody stops it again and again"
-        return Why("quota", f"transfers inside its host take {more}; {starved}")
+    if inside:
+        starved = "it gets too little of a processor: its neighbours, a quota, or somebody stops it again and again"
+        return Why("unknown", f"transfers inside its host take {more}; {starved}")
     words = {
         "data": "it waits for its data",
         "checkpoint": "it saves a checkpoint",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from contracts.telemetry import FIRST_STEPS
+from contracts.telemetry import FIRST_STEPS, ProcessItem
 from jobs.diagnosis.course.steps import Steps
 from jobs.diagnosis.events.step import Step
 from jobs.diagnosis.findings import Finding, cut, evidence, ranks_words, seconds
@@ -70,8 +70,13 @@ class Hangs:
         return max(pace, EVAL_S) if "eval" in phases else pace
 
     def _held(self, now: float) -> bool:
-        told = (self._processes.of(rank, now) for rank in range(self._run.world_size))
+        told = (self._seen(rank, now) for rank in range(self._run.world_size))
         return any(item is not None and item["state"] in ("stopped", "zombie", "gone") for item in told)
+
+    def _seen(self, rank: int, now: float) -> ProcessItem | None:
+        """What its host sees of its process since anything last ended: what was seen before says nothing of now."""
+        item, last = self._processes.of(rank, now), self._progress.last
+        return item if item is not None and last is not None and item["time"] >= last else None
 
     def _saving(self) -> bool:
         items = self._progress.standing.values()
@@ -122,7 +127,7 @@ class Hangs:
 
     def _by_process(self, knot: Knot | None, now: float) -> Blame | None:
         """A process that is stopped or gone explains everything, whoever it makes wait."""
-        found = {rank: self._processes.of(rank, now) for rank in range(self._run.world_size)}
+        found = {rank: self._seen(rank, now) for rank in range(self._run.world_size)}
         for states, cause, words in (
             (("stopped",), "stopped", "its process is stopped"),
             (("zombie", "gone"), "dead", "its process is gone"),
@@ -153,12 +158,12 @@ class Hangs:
     def _own_code(self, ranks: tuple[int, ...], now: float) -> Blame:
         """Ranks that are in no collective: what they do instead, by where their Python stands."""
         stack = self._stack(ranks[:1], now)
-        item = self._processes.of(ranks[0], now) if ranks else None
+        item = self._seen(ranks[0], now) if ranks else None
         if _stands_in(stack, SAVING):
             return Blame("checkpoint", ranks, "it is saving a checkpoint")
         if _stands_in(stack, LOADING):
             return Blame("data", ranks, "it waits for its data")
-        if not any(rank in self._progress.standing or self._processes.of(rank, now) for rank in ranks):
+        if not any(rank in self._progress.standing or self._seen(rank, now) for rank in ranks):
             return Blame("unknown", ranks, f"{'none of them' if ranks else 'no rank'} told where it stands")
         busy = f", taking {item['cpu']:.2g} of a processor" if item is not None else ""
         return Blame("compute", ranks, f"it is in its own code{busy}")
@@ -171,7 +176,7 @@ class Hangs:
 
     def _stack(self, ranks: Sequence[int], now: float) -> list[str]:
         for rank in ranks:
-            standing, process = self._progress.standing.get(rank), self._processes.of(rank, now)
+            standing, process = self._progress.standing.get(rank), self._seen(rank, now)
             if process is not None and process["stack"]:
                 return process["stack"]
             if standing is not None and standing["stack"]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from statistics import median
+from collections import deque
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
 from typing import NamedTuple
 
 from contracts.telemetry import GaugeItem, ProcessItem
 from jobs.diagnosis.findings import seconds
 
+KEPT = 16  # words of each
 FRESH_S = 20.0  # what was told longer ago says nothing of now
 THROTTLED = 0.2  # seconds in each second that a quota keeps a process waiting, from which on it explains something
+EXPLAINS = 2 / 3  # of what a rank takes longer: what it waited more for a processor than its peers did
 SLOW_CLOCK = 0.9  # of the other GPUs' clocks
 
 
@@ -27,11 +30,13 @@ class Processes:
     def __init__(self) -> None:
         self._process: dict[int, ProcessItem] = {}
         self._held: dict[int, ProcessItem] = {}  # the last that told of one that was stopped or throttled
+        self._crowds: dict[int, deque[tuple[float, float]]] = {}  # when it was told, seconds of each second
         self._gauge: dict[int, GaugeItem] = {}
         self.heard: dict[int, float] = {}  # by member, the last time that anything but a collective was told of it
 
     def process(self, item: ProcessItem) -> None:
         self._process[item["rank"]] = item
+        self._crowds.setdefault(item["rank"], deque(maxlen=KEPT)).append((item["time"], item.get("crowded", 0.0)))
         if item["state"] == "stopped" or item["throttled"] >= THROTTLED:
             self._held[item["rank"]] = item
 
@@ -56,6 +61,20 @@ class Processes:
         if own and clocks and own < SLOW_CLOCK * median(clocks):
             return Hint("compute", f"its GPU runs at {own:.0f} MHz, the others at {median(clocks):.0f}")
         return None
+
+    def crowded(self, rank: int, others: Sequence[int], now: float, more: float) -> Hint | None:
+        """What explains that a rank takes `more` seconds of each second longer than the others: it was ready, and
+        others had its processor. Of one that was told nothing of late that is nothing."""
+        own = self._crowded(rank, now)
+        longer = own - median([self._crowded(other, now) for other in others] or [0.0])
+        if own < THROTTLED or longer < EXPLAINS * more:
+            return None
+        return Hint("contention", f"it was ready to run and had no processor for {seconds(own)} of each second")
+
+    def _crowded(self, rank: int, now: float) -> float:
+        """The mean of what was told of late."""
+        told = [crowded for at, crowded in self._crowds.get(rank, ()) if now - at <= FRESH_S]
+        return fmean(told) if told else 0.0
 
     def _clock_mhz(self, rank: int) -> float:
         """Of its GPU; 0 where it has none or nobody told."""

@@ -42,7 +42,7 @@ def untie(standing: Mapping[int, StandingItem], world_size: int, last: Step | No
         first = _commonest(one for one in blocked.values() if set(one.missing) & roots) or _commonest(blocked.values())
         assert first is not None
         return Knot("missing", tuple(sorted(roots)), first, tuple(sorted(blocked)))
-    return _apart(blocked, last) or _skipped(blocked, standing, last) or _transfer(blocked)
+    return _apart(blocked, last) or _transfer(blocked) or _skipped(blocked, standing, last) or _message(blocked)
 
 
 def group_of(standing: Standing) -> Group:
@@ -176,8 +176,14 @@ def _place(one: Blocked, last: Step | None) -> int:
     return places[(one.sequence - places[0][1]) % len(places)][0] if places else -1
 
 
-def _transfer(blocked: Mapping[int, Blocked]) -> Knot:
-    """Everybody is there, and nobody ends. Who waits for one that waits for a message waits for that message."""
+def _transfer(blocked: Mapping[int, Blocked]) -> Knot | None:
+    """A collective to which all have come, and which does not end: whoever waits for one of these waits for that."""
+    at = _commonest(one for one in blocked.values() if one.sequence is not None and not one.missing)
+    return Knot("transfer", (), at, tuple(sorted(blocked))) if at is not None else None
+
+
+def _message(blocked: Mapping[int, Blocked]) -> Knot:
+    """All wait, in no ring of collectives: who waits for one that waits for a message waits for that message."""
     at = _commonest(one for one in blocked.values() if one.sequence is None) or _commonest(blocked.values())
     assert at is not None
     return Knot("transfer", (), at, tuple(sorted(blocked)))

@@ -203,7 +203,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "kind": kind,
         "subject": kind.subject(job.spec),
         "layout": layout_words(job.spec),
-        "first": [f"jobs/panels/{name}.html" for name in first],
+        "first": [f"jobs/panels/first/{name}.html" for name in first],
         "panels": [f"jobs/panels/{name}.html" for name in below],
         "terminal": job.status in TERMINAL,
         "started": job.history.filter(attempt=job.attempt, status=Status.STARTING).exists(),

@@ -30,7 +30,9 @@ class Pool:
         self.kept: dict[str, tuple[str, ...]] = {}  # hosts by holder
         self.open = sorted((len(free), name) for name, free in self.free.items())  # hosts kept for nobody
         self._heads: dict[frozenset[str], Waiting] = {}
+        self._ground_of: dict[str, Ground] = {}  # by job
         self._grounds: dict[object, Ground] = {}
+        self._unit_of: dict[str, int | None] = {}  # by job
         self._units: dict[object, int | None] = {}
         self._refused: set[object] = set()  # demands that found no room: it only shrinks during a pass
         self._booked = any(host.bookings for host in hosts)
@@ -70,6 +72,11 @@ class Pool:
 
     def unit(self, job: Waiting) -> int | None:
         """What each host's share of it is a multiple of; None where no hosts that take jobs could ever hold it."""
+        if job.id not in self._unit_of:
+            self._unit_of[job.id] = self._fitting_unit(job)
+        return self._unit_of[job.id]
+
+    def _fitting_unit(self, job: Waiting) -> int | None:
         ground, demand = self.ground(job), job.demand
         key = (ground.hosts, demand)
         if key not in self._units:
@@ -81,10 +88,18 @@ class Pool:
 
     def ground(self, job: Waiting) -> Ground:
         """The hosts that it may ever go to."""
+        if job.id not in self._ground_of:
+            self._ground_of[job.id] = self._shared_ground(job)
+        return self._ground_of[job.id]
+
+    def _shared_ground(self, job: Waiting) -> Ground:
+        """One for all jobs that ask for the same."""
         booked = (job.project, job.limit_s) if self._booked else None
         key = (job.wanted_host, job.pool, job.labels, booked)
         if key not in self._grounds:
-            may = [h for h in self.taking.values() if h.is_asked_for_by(job) and not h.is_reserved_from(job)]
+            named = [self.taking[job.wanted_host]] if job.wanted_host in self.taking else []
+            asked = named if job.wanted_host else self.taking.values()
+            may = [h for h in asked if h.is_asked_for_by(job) and not h.is_reserved_from(job)]
             models: dict[str, list[str]] = {}
             for host in may:
                 models.setdefault(host.device_name, []).append(host.name)

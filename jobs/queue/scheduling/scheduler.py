@@ -14,7 +14,6 @@ from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import Case, CharField, Value, When
 from django.utils import timezone
 
 from contracts.control import VERSION, Gang, LaunchOrder, Node
@@ -24,13 +23,13 @@ from jobs.queue import lifecycle
 from jobs.queue.control import stops
 from jobs.queue.scheduling import checkpoints
 from jobs.queue.scheduling.placement import place
-from jobs.queue.scheduling.snapshot import PAUSED, Queued, hosts_now, queue_now, queue_paused, quotas_now
+from jobs.queue.scheduling.reasons import explain
+from jobs.queue.scheduling.snapshot import PAUSED, hosts_now, queue_now, queue_paused, quotas_now
 from jobs.queue.scheduling.states import Placement, Share
 
 log = logging.getLogger(__name__)
 
 LOCK = "scheduler"  # its position is another one after each write of a pass
-MOST_ANNOUNCED = 50  # new reasons of which sockets are told at once; the others' look by themselves
 CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
 ONLY_THE_BOARDS = ("project", "run", "retry", "after", "after_failed")  # of a spec: no host reads them
 OF_RESOURCES = ("max_hosts", "pool", "labels")
@@ -73,7 +72,7 @@ def schedule(trouble: str = "") -> int:
     if not queue:
         return 0
     if queue_paused():
-        _explain(queue, {queued.job.id: PAUSED for queued in queue})
+        explain(queue, {queued.job.id: PAUSED for queued in queue})
         return 0
     plan = place([queued.job for queued in queue if not queued.bar], hosts.values(), trouble, quotas_now())
     keys = {host.name: key for key, host in hosts.items()}
@@ -89,7 +88,7 @@ def schedule(trouble: str = "") -> int:
     names = {queued.job.id: queued.job.name for queued in queue}
     for each in plan.preempted:
         stops.preempt(each.victim, each.for_job, names[each.for_job])
-    _explain(queue, plan.reasons)
+    explain(queue, plan.reasons)
     return placed
 
 
@@ -194,24 +193,3 @@ def _for_hosts(spec: dict[str, Any]) -> dict[str, Any]:
     if "resources" in told:
         told["resources"] = {name: value for name, value in spec["resources"].items() if name not in OF_RESOURCES}
     return told
-
-
-def _explain(queue: list[Queued], reasons: dict[str, str]) -> None:
-    """Write the reasons that are new, in transactions short enough for everybody else."""
-    news = {}
-    for queued in queue:
-        reason = queued.bar or reasons.get(queued.job.id, queued.reason)
-        if reason != queued.reason:
-            news[queued.job.id] = reason
-    waiting = sorted(news, key=lambda job: news[job])
-    for begin in range(0, len(waiting), CHUNK):
-        with transaction.atomic():
-            told: dict[str, list[str]] = {}
-            for job in lifecycle.lock_queued(waiting[begin : begin + CHUNK]):
-                told.setdefault(news[job.id], []).append(job.id)
-            if told:
-                texts = [When(id__in=jobs, then=Value(text, CharField())) for text, jobs in told.items()]
-                Job.objects.filter(id__in=[job for jobs in told.values() for job in jobs]).update(
-                    wait_reason=Case(*texts, output_field=CharField())
-                )
-    lifecycle.announce(*waiting[:MOST_ANNOUNCED])

@@ -29,9 +29,9 @@ from tests.jobs.hosts.test_join import request as machine
 from tests.jobs.planning.test_calibration import PROFILE
 from tests.jobs.planning.test_learned import ended, summary
 from tests.jobs.reporting.nodes import Node, fall_silent
+from tests.jobs.written import written
 from tests.planner.wrong_specs import GOOD
 from tests.support.timelines import batch, late
-from tests.support.written import written
 
 Api = Callable[[User | None], APIClient]
 

@@ -34,7 +34,8 @@ def test_submit_read_list_and_cancel(owner: User, api: Api) -> None:
     job = made.json()
     assert (job["status"], job["world_size"], job["owner"]) == ("queued", 4, "owner")
     assert job["estimate"]["stages"][0]["step_bytes"]["tp"] > 0
-    assert client.get(f"/api/v1/jobs/{job['id']}").json()["history"][0]["reason"] == "submitted"
+    assert job["history"][0]["reason"] == "submitted"
+    assert client.get(f"/api/v1/jobs/{job['id']}").json() == job
     assert [j["id"] for j in client.get("/api/v1/jobs").json()] == [job["id"]]
     assert client.post(f"/api/v1/jobs/{job['id']}/cancel").json()["status"] == "cancelled"
     again = client.post(f"/api/v1/jobs/{job['id']}/cancel")

@@ -135,6 +135,16 @@ def test_a_process_that_is_stopped_or_gone_is_named_though_it_says_nothing(state
     assert told["hang"]["stack"] == ["loop.py:12 in step"]
 
 
+def test_what_was_seen_of_a_process_before_all_stood_still_says_nothing() -> None:
+    """Rank 1 was stopped for a moment while all went on; then rank 2 does not come."""
+    found, now = trained(), STOPPED_AT + 12
+    found.add(process(1, STOPPED_AT - 1, "stopped"), 0)
+    all_wait_for(found, 2, now)
+    hang = look(found, now)["hang"]
+    assert hang is not None
+    assert (hang["cause"], hang["ranks"]) == ("compute", [2])
+
+
 def test_a_quota_is_told_from_slow_code() -> None:
     found, now = trained(), STOPPED_AT + 12
     all_wait_for(found, 2, now)
@@ -152,6 +162,22 @@ def test_all_are_there_and_nothing_passes() -> None:
     assert told["hang"] is not None
     assert (told["hang"]["cause"], told["hang"]["ranks"], told["hang"]["sequence"]) == ("link", [], 41)
     assert told["hang"]["host"] == "host-a and host-b"
+
+
+@pytest.mark.parametrize("through", [(0, 2), ()])
+def test_who_waits_for_one_that_a_cut_link_holds_up_has_skipped_nothing(through: tuple[int, ...]) -> None:
+    """One of two groups over a link that was then cut got through: its ranks wait inside their hosts for the others."""
+    found, now = trained(members=HOSTS), STOPPED_AT + 12
+    for rank in WORLD:
+        waits = [past("dp", DP[rank], 41), in_call("tp", TP[rank], 81)]
+        if rank not in through:
+            waits = [in_call("dp", DP[rank], 41), past("tp", TP[rank], 80)]
+        found.add(stands(rank, now, waits), rank // 2)
+    told = look(found, now)
+    assert told["hang"] is not None
+    assert (told["hang"]["cause"], told["hang"]["ranks"]) == ("link", [])
+    assert told["hang"]["group"] == {"axis": "dp", "ranks": [1, 3] if through else [0, 2], "size": 2, "nth": 0}
+    assert told["next"].startswith("look at the network of host-a and host-b")
 
 
 def test_a_host_that_fell_silent_is_told_from_a_rank_that_did_not_come() -> None:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from contracts.telemetry import Clock
+from contracts.telemetry import Clock, Item, TimelineItem
 from jobs.diagnosis import Diagnosis, Member, Told
 from jobs.diagnosis.events.clocks import Clocks
 from jobs.diagnosis.events.meetings import meetings
 from jobs.diagnosis.events.step import Gathering, Step
 from jobs.diagnosis.slow.stragglers import chance
 from tests.jobs.diagnosis.played import Act, Does, Meets, Passes, Player
-from tests.jobs.diagnosis.told import NOW, diagnosis, look, step
+from tests.jobs.diagnosis.told import ITEM, NOW, diagnosis, look, step
 
 TP = {rank: (rank // 2 * 2, rank // 2 * 2 + 1) for rank in range(4)}  # dp 2 x tp 2: tp ranks are neighbours
 DP = {rank: (rank % 2, rank % 2 + 2) for rank in range(4)}
@@ -63,6 +63,66 @@ def test_waiting_is_charged_to_who_came_last_also_through_another_group() -> Non
 def test_a_slow_loader_is_told_from_slow_compute() -> None:
     told = run(diagnosis({"dp": 2, "tp": 2}), lambda _rank: 0.5, data=lambda rank: 0.12 if rank == 1 else 0.001)
     assert [(late["rank"], late["cause"]) for late in told["stragglers"]] == [(1, "data")]
+
+
+def test_a_rank_that_its_host_saw_stopped_is_named_so_also_where_its_transfers_stood() -> None:
+    """Stopped in the middle of a transfer, not of its own work: the others wait for it in the next collective."""
+    found, player = diagnosis({"dp": 2, "tp": 2}), Player(4)
+    for _ in range(30):
+        acts = [mesh(rank, 0.2) for rank in range(4)]
+        acts[2].insert(3, Does("eval", 0.2))
+        items = player.play(dict(enumerate(acts)))
+        for rank, item in enumerate(items):
+            assert item["kind"] == "timeline"
+            if rank == 2:
+                _stands_still_instead(item, 0.2)
+            found.add(item, 0)
+            found.add(step(rank, player.step, item["step_s"]), 0)
+    told = look(found, NOW + player.now)
+    assert [(late["rank"], late["cause"]) for late in told["stragglers"]] == [(2, "unknown")], "nobody saw it stopped"
+    found.add(process(2, NOW + player.now, state="stopped"), 0)
+    told = look(found, NOW + player.now)
+    assert [(late["rank"], late["cause"]) for late in told["stragglers"]] == [(2, "stopped")]
+    assert "its process was stopped of late" in told["reason"]
+
+
+@pytest.mark.parametrize(
+    ("crowded", "cause"),
+    [
+        ({}, "compute"),
+        ({3: 0.6}, "contention"),
+        ({3: 0.3}, "compute"),
+        (dict.fromkeys(range(4), 0.6), "compute"),
+        ({0: 0.6}, "compute"),
+    ],
+)
+def test_a_rank_whose_processor_others_take_is_told_from_one_that_computes_more(
+    crowded: dict[int, float], cause: str
+) -> None:
+    """It takes twice as long, half of the step more: that it was ready and had none for 0.6 s of each second more than
+    its peers explains it; 0.3 s do not, nor what all of them suffer alike."""
+    found, player = diagnosis({"dp": 2, "tp": 2}), Player(4)
+    for _ in range(20):
+        feed(found, player, [mesh(rank, 0.8 if rank == 3 else 0.4) for rank in range(4)])
+        for rank, share in crowded.items():
+            found.add(process(rank, NOW + player.now, crowded=share), 0)
+    told = look(found, NOW + player.now)
+    assert [(late["rank"], late["cause"]) for late in told["stragglers"]] == [(3, cause)]
+    assert ("0.6" in told["reason"] or "600 ms" in told["reason"]) == (cause == "contention")
+
+
+def process(rank: int, now: float, **seen: object) -> Item:
+    item = {"kind": "process", "rank": rank, "time": now, "state": "running", "cpu": 0.4, "throttled": 0.0}
+    return ITEM.validate_python({**item, "stack": [], "silent_s": 0.3, **seen})
+
+
+def _stands_still_instead(item: TimelineItem, seconds: float) -> None:
+    """What it is told to have done after its first collective it stood in that."""
+    place = item["spans"]["work"].index("eval")
+    for column in item["spans"].values():
+        del column[place]  # type: ignore[attr-defined]
+    for column in ("blocked_us", "ended_us"):
+        item["calls"][column][0] += round(seconds * 1e6)  # type: ignore[literal-required]
 
 
 @pytest.mark.parametrize("seed", range(5))

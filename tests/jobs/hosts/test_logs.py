@@ -28,7 +28,7 @@ from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
 from tests.jobs.hosts.test_join import IDENTITIES
 from tests.support.orders import order
 from tests.support.processes import wait_until
-from tests.workers.host.test_tail import rank_log
+from tests.workers.host.supervisor.test_tail import rank_log
 from workers.host.attempts import attempt_dir
 from workers.host.files import write_json
 

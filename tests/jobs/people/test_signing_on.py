@@ -17,7 +17,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from oidc_provider_mock import run_server_in_thread
 
-from tests.support.plaintext import tables_that_tell
+from tests.jobs.people.plaintext import tables_that_tell
 
 PASSWORD = {"username": "owner", "password": "owner-password"}
 

@@ -19,7 +19,7 @@ from jobs.api.document import schema
 from jobs.models import AuditEntry, Job, Project, TokenGrant
 from jobs.people import tokens
 from jobs.people.tokens import TokenWish
-from tests.support.plaintext import tables_that_tell
+from tests.jobs.people.plaintext import tables_that_tell
 
 Api = Callable[[User | None], APIClient]
 SCOPES = ("read", "submit", "operate")

@@ -24,8 +24,8 @@ from jobs.queue import actions
 from jobs.queue.control.outbox import deliver
 from jobs.queue.scheduling.scheduler import schedule
 from planner.facts.spec import SpecError
+from tests.jobs.people.plaintext import tables_that_tell
 from tests.planner.wrong_specs import GOOD
-from tests.support.plaintext import tables_that_tell
 
 Api = Callable[[User | None], APIClient]
 Members = dict[str, User]

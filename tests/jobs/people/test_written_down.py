@@ -25,8 +25,8 @@ from jobs.queue.heard.silence import tell_of_silence
 from tests.jobs.pages.test_script import FORM as SCRIPT
 from tests.jobs.people.test_signing_on import with_second_factor
 from tests.jobs.reporting.nodes import Node, fall_silent
+from tests.jobs.written import written
 from tests.planner.wrong_specs import GOOD
-from tests.support.written import written
 from tests.webapp.test_public import paths
 
 LARGE = {**GOOD, "layout": {"dp": 2, "tp": 2, "pp": 2}, "train": {"global_batch": 8, "micro_batches": 2}}

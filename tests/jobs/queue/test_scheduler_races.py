@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -37,8 +38,9 @@ def owner(postgres: None) -> Iterator[User]:
 
 
 def make_host(name: str, slots: int) -> Host:
-    told = {"device": "cpu", "device_name": "cpu", "memory_bytes": 1, "boot_id": "b", "last_seen": timezone.now()}
-    return Host.objects.create(name=name, slots=slots, **told)
+    told = {"device": "cpu", "device_name": "cpu", "memory_bytes": 1, "boot_id": "b"}
+    heard = timezone.now() + timedelta(hours=1)  # it stays connected, however long the machine takes
+    return Host.objects.create(name=name, slots=slots, last_seen=heard, **told)
 
 
 def test_two_schedulers_at_once_start_each_job_once(owner: User, caplog: pytest.LogCaptureFixture) -> None:

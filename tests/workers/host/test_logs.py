@@ -11,7 +11,7 @@ import pytest
 from contracts.codec import BadMessageError, checked_log_order, decode_log_part
 from contracts.logs import PART_BYTES, VERSION, LogPart
 from tests.support.orders import order as launch
-from tests.workers.host.test_tail import fifo, hard_link, link, linked_folder, linked_run, rank_log
+from tests.workers.host.supervisor.test_tail import fifo, hard_link, link, linked_folder, linked_run, rank_log
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.files import write_json
 from workers.host.logs import answer, read_part

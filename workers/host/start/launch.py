@@ -3,7 +3,8 @@
 The ranks of one host meet on loopback. A member of a gang over several hosts has its supervisor on stdin, and starts
 its ranks when all members are ready (`workers.host.start.rendezvous`).
 
-Checked on torch 2.13.0: `elastic_launch` and `LogsSpecs`. tests/workers/host/test_launch.py fails when they change.
+Checked on torch 2.13.0: `elastic_launch` and `LogsSpecs`. tests/workers/host/start/test_launch.py fails
+when they change.
 """
 
 from __future__ import annotations

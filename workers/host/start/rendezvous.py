@@ -5,8 +5,8 @@ knows the nodes and their order, so there is nothing to agree on. What passes th
 who reaches the lead's address can read and write it. Of one host it listens on loopback, of several on the lead's
 address alone.
 
-Checked on torch 2.13.0: `RendezvousHandler` and `TCPStore(master_listen_fd=...)`. tests/workers/host/test_launch.py
-fails when they change.
+Checked on torch 2.13.0: `RendezvousHandler` and `TCPStore(master_listen_fd=...)`.
+tests/workers/host/start/test_launch.py fails when they change.
 """
 
 from __future__ import annotations

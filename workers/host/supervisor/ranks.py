@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -24,6 +24,7 @@ SILENT_S: Final = 3.0  # a meter says something every 2 s at least, while its ra
 AGAIN_S: Final = 2.0
 STANDS_S: Final = 3.0  # after it said so
 THROTTLED: Final = 0.05  # seconds a second, from which on it is told of a rank that moves
+CROWDED: Final = 0.1
 DUMP_S: Final = 4.0  # for reading a stack, then it is left
 NEXT_DUMP_S: Final = 5.0  # of the same rank
 REFUSED_S: Final = 60.0  # after one that could not be read, before any is tried again
@@ -31,6 +32,7 @@ DUMP_BYTES: Final = 2**20
 MOST_FRAMES: Final = 60
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 CGROUPS: Final = Path("/sys/fs/cgroup")
+THROTTLED_UNITS: Final = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # as cgroup v2 and v1 call it
 
 State = Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
 STATES: Final[dict[str, State]] = {
@@ -49,6 +51,7 @@ class Taken(NamedTuple):
     at: float
     cpu: float
     throttled: float
+    crowded: float
 
 
 class Rank:
@@ -99,9 +102,9 @@ class Ranks:
                 rank.stack = []
             if before is None or now - rank.told < AGAIN_S:
                 continue
-            passed_s = max(taken.at - before.at, 1e-3)
-            cpu, throttled = (taken.cpu - before.cpu) / passed_s, (taken.throttled - before.throttled) / passed_s
-            if silent_s < SILENT_S and now > rank.stands and throttled < THROTTLED:
+            cpu, throttled, crowded = rates(before, taken)
+            moves = silent_s < SILENT_S and now > rank.stands
+            if moves and throttled < THROTTLED and crowded < CROWDED and state != "stopped":
                 continue
             rank.told = now
             self._tell(
@@ -110,8 +113,9 @@ class Ranks:
                     rank=number,
                     time=time.time(),
                     state=state,
-                    cpu=max(0.0, cpu),
-                    throttled=max(0.0, throttled),
+                    cpu=cpu,
+                    throttled=throttled,
+                    crowded=crowded,
                     stack=rank.stack,
                     silent_s=silent_s,
                 )
@@ -183,27 +187,53 @@ def _look_at(identity: ProcessId) -> tuple[State, Taken]:
     try:
         fields = Path(f"/proc/{identity.pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return "gone", Taken(now, 0.0, 0.0)
+        return "gone", Taken(now, 0.0, 0.0, 0.0)
     if int(fields[19]) != identity.started:
-        return "gone", Taken(now, 0.0, 0.0)
+        return "gone", Taken(now, 0.0, 0.0, 0.0)
     cpu = (int(fields[11]) + int(fields[12])) / TICKS
-    return STATES.get(fields[0], "sleeping"), Taken(now, cpu, throttled_s(identity.pid))
+    return STATES.get(fields[0], "sleeping"), Taken(now, cpu, throttled_s(identity.pid), crowded_s(identity.pid))
 
 
-def throttled_s(pid: int, root: Path = CGROUPS) -> float:
-    """Seconds that a quota kept the process' control group, or one above it, waiting so far; 0 without cgroup v2."""
+def rates(before: Taken, after: Taken) -> tuple[float, float, float]:
+    """Seconds of processor time, of a quota's and of others' in each second between two looks."""
+    passed_s = max(after.at - before.at, 1e-3)
+    cpu, throttled, crowded = (max(0.0, b - a) / passed_s for a, b in zip(before[1:], after[1:], strict=True))
+    return cpu, throttled, crowded
+
+
+def crowded_s(pid: int) -> float:
+    """Seconds that the process' main thread was ready to run and had no processor so far; 0 where the kernel does not
+    tell. Of a training process that is the thread that trains."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
+    return 0.0
+
+
+def throttled_s(pid: int, root: Path = CGROUPS, proc: Path = Path("/proc")) -> float:
+    """Seconds that a quota kept the process' control group, or one above it, waiting so far, by cgroup v2 or v1; 0
+    where neither tells."""
     try:
-        group = Path(f"/proc/{pid}/cgroup").read_text().partition("0::/")[2].splitlines()[0]
-    except (OSError, IndexError):
+        told = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
         return 0.0
-    place = root / group
-    return max(map(_throttled_here, (place, *(above for above in place.parents if above.is_relative_to(root)))))
+    return max((_throttled_here(group) for line in told for group in _groups(line, root)), default=0.0)
+
+
+def _groups(line: str, root: Path) -> Iterator[Path]:
+    """Of a line of /proc/PID/cgroup, "number:controllers:path", the groups that may have a CPU quota: its own and those
+    above it. Version 2 names no controllers and lies at the root; each hierarchy of version 1 lies below its names."""
+    _, controllers, path = line.split(":", 2)
+    if controllers and "cpu" not in controllers.split(","):
+        return
+    top = root / controllers
+    own = top / path.lstrip("/")
+    yield from (own, *(above for above in own.parents if above.is_relative_to(top)))
 
 
 def _throttled_here(group: Path) -> float:
     with contextlib.suppress(OSError, ValueError):
         for line in (group / "cpu.stat").read_text().splitlines():
             name, _, told = line.partition(" ")
-            if name == "throttled_usec":
-                return int(told) / 1e6
+            if name in THROTTLED_UNITS:
+                return int(told) * THROTTLED_UNITS[name]
     return 0.0

@@ -1,5 +1,5 @@
 // A chart's cursor and range by keys, and what stands under the cursor for whoever reads no pixels.
-import { addKeys } from "../keys.js";
+import { addKeys } from "../shell/keys.js";
 import { el } from "../dom.js";
 import { placeOf } from "./ticks.js";
 

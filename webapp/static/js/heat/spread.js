@@ -1,7 +1,7 @@
 // Who sends to whom: bytes of a rank's collectives, spread as the algorithm of each sends them. Mirrors
 // planner.cost.matrix (a test compares them). Pure.
 import { coordinates } from "../collectives.js";
-import { axisGroup } from "../hostsofrun.js";
+import { axisGroup } from "../job/hosts.js";
 
 const SILENT = new Set(["recv", "barrier"]); // what the other end sends, and what carries nothing
 

@@ -26,7 +26,7 @@ export function nothingWords(never, status, lines) {
   return `${ended} before any rank came to a collective or a step: ${rest}`;
 }
 
-/** Shows it on the page: `main` leaves out panels by what they need (css/job.css), `line` says why. */
+/** Shows it on the page: `main` leaves out panels by what they need (css/job/first.css), `line` says why. */
 export function nothingView(main, line) {
   return (job, state, kept) => {
     const never = neverDid(job, state, kept);

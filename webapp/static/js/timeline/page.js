@@ -1,6 +1,6 @@
 // The full page of a job's steps: the same telemetry as the job page, and only these panels.
 import { embedded } from "../dom.js";
-import { replay } from "../job/replay.js";
+import { replay } from "../fold/replay.js";
 import { connect } from "../socket.js";
 import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "../store.js";
 import { tracePanels } from "./panels.js";

@@ -1,0 +1,1 @@
+"""Predicted against measured on this machine: `python -m benchmarks.calibration`."""

@@ -1,0 +1,128 @@
+"""The lab's primitives stage by stage in a browser: to and fro, by keys, and without motion; no board is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from jobs.lab import picture
+from planner.facts.lab import LabHolding, LabStep
+from planner.facts.spec import LabPrimitive
+from tests.jobs.lab.test_lab_stages import captured, result
+from tests.support.modules import STATIC, call, static_files
+
+FILM = (STATIC.parents[1] / "templates" / "lab" / "film.html").read_text()
+START = """
+const sheets = ["tokens", "base", "components", "fields", "tables", "lab"];
+document.head.innerHTML = sheets.map((one) => `<link rel="stylesheet" href="/css/${one}.css">`).join("");
+document.body.innerHTML = `<main>${x.html.replaceAll(/{[%{].*?[%}]}/gs, "")}</main>`;
+m.playFilm(document.getElementById("film"), x.film);
+"""
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Browser, str]]:
+    with static_files() as found:
+        yield found
+
+
+@pytest.fixture
+def cinema(served: tuple[Browser, str]) -> Iterator[Callable[..., Page]]:
+    """Opens a page with nothing but the film of a primitive over 4 ranks."""
+    browser, address = served
+    contexts = []
+
+    def opened(primitive: LabPrimitive = "all_reduce", still: bool = True, width: int = 1280) -> Page:
+        motion: Any = "reduce" if still else "no-preference"
+        context = browser.new_context(viewport={"width": width, "height": 800}, reduced_motion=motion)
+        contexts.append(context)
+        page = context.new_page()
+        page.goto(f"{address}/js/")
+        step = captured(primitive, 4, 0, "sum", 1) if primitive != "barrier" else barrier()
+        film = picture.film(result(4, 0, "sum"), step)
+        assert film is not None
+        call(page, "lab/film.js", START, {"html": FILM, "film": film})
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def barrier() -> LabStep:
+    spans = [(0.0, 41.0), (12.5, 42.0), (3.0, 40.0), (5.0, 43.0)]
+    return LabStep(
+        primitive="barrier",
+        holdings=tuple(LabHolding(rank=r, before=(a,), after=(b,)) for r, (a, b) in enumerate(spans)),
+    )
+
+
+def rows(page: Page) -> list[str]:
+    """What stands in the boxes, from the first rank's first to the last one's last."""
+    return page.locator("#film svg g:not(.flying) text").all_text_contents()
+
+
+def test_a_stage_on_and_back_show_what_ranks_hold_then(cinema: Callable[..., Page]) -> None:
+    page = cinema()
+    words = page.locator("[data-film=words]")
+    expect(words).to_have_text("Before the first stage.")
+    own = [str(100 * rank + i) for rank in range(1, 5) for i in range(4)]
+    assert rows(page) == own
+    expect(page.locator("[data-film=back]")).to_be_disabled()
+    page.click("[data-film=on]")
+    expect(words).to_have_text("1 of 6: round 1 of 3: every rank adds its own to the part that reaches it")
+    assert len(set(own) - set(rows(page))) == 4, "one part of each rank is a sum now"
+    page.keyboard.press("ArrowLeft")
+    assert rows(page) == own
+    page.keyboard.press("End")
+    total = [str(1000 + 4 * i) for i in range(4)]
+    assert rows(page) == total * 4
+    expect(page.locator("[data-film=on]")).to_be_disabled()
+    page.locator("[data-film=place]").fill("0")
+    assert rows(page) == own
+
+
+def test_played_it_ends_with_what_was_captured_and_pauses_on_the_way(cinema: Callable[..., Page]) -> None:
+    page = cinema("broadcast", still=False)
+    play = page.locator("[data-film=play]")
+    play.click()
+    page.locator("#film .flying").first.wait_for()
+    expect(play).to_have_text("Pause")
+    play.click()
+    expect(play).to_have_text("Play")
+    expect(page.locator("#film .flying")).to_have_count(0)
+    expect(page.locator("[data-film=words]")).to_contain_text("1 of 2")
+    play.click()
+    expect(play).to_have_text("Play again")
+    assert rows(page) == ["100", "101", "102", "103"] * 4
+
+
+def test_where_no_motion_is_wanted_nothing_flies(cinema: Callable[..., Page]) -> None:
+    page = cinema("all_to_all", still=True, width=390)
+    page.evaluate("""() => {
+      window.flew = 0;
+      new MutationObserver(() => (window.flew += document.querySelectorAll("#film .flying").length)).observe(
+        document.getElementById("film"), { childList: true, subtree: true });
+    }""")
+    for _ in range(4):
+        page.click("[data-film=on]")
+    expect(page.locator("[data-film=words]")).to_contain_text("4 of 4")
+    assert page.evaluate("window.flew") == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_barrier_lets_nobody_go_before_the_last_has_come(cinema: Callable[..., Page]) -> None:
+    page = cinema("barrier")
+    said = []
+    for _ in range(8):
+        page.click("[data-film=on]")
+        said.append(page.locator("[data-film=words]").text_content() or "")
+    assert ["comes" in one for one in said] == [True] * 4 + [False] * 4
+    assert said[-1].endswith("all have gone on")
+    widths = page.evaluate(
+        "[...document.querySelectorAll('#film svg rect')].map((one) => Number(one.getAttribute('width')))"
+    )
+    assert all(width > 100 for width in widths)

@@ -1,0 +1,378 @@
+"""The pure modules of the job page: its range, its bars, who is where, what the verdict says where there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.template.loader import render_to_string
+from playwright.sync_api import Page
+
+from tests.support.modules import call, paper
+
+TOLD: dict[str, Any] = {
+    "step_s": 0.2,
+    "sure": 0.0,
+    "steps": 10,
+    "parts": [
+        {"name": "compute", "kind": "compute", "seconds": 0.08, "waiting_s": 0.0},
+        {"name": "tp", "kind": "exposed", "seconds": 0.05, "waiting_s": 0.02},
+        {"name": "dp", "kind": "hidden", "seconds": 0.04, "waiting_s": 0.0},
+        {"name": "bubble", "kind": "bubble", "seconds": 0.06, "waiting_s": 0.0},
+        {"name": "data", "kind": "data", "seconds": 0.01, "waiting_s": 0.0},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("search", "view"),
+    [
+        ("", [None, None, None, None]),
+        ("?from=10.5&to=20&at=12", [10.5, 20, None, 12]),
+        ("?from=20&to=10", [None, None, None, None]),
+        ("?from=10", [None, None, None, None]),
+        ("?from=&to=1e999&last=60", [None, None, 60, None]),
+        ("?last=-5&at=<b>", [None, None, None, None]),
+        ("?from=10&to=20&last=60", [10, 20, None, None]),
+    ],
+)
+def test_an_address_says_the_range_and_the_cursor_and_nonsense_says_nothing(
+    modules: Page, search: str, view: list[float | None]
+) -> None:
+    found = call(modules, "charts/view.js", "return m.readView(x)", search)
+    assert [found[name] for name in ("from", "to", "last", "at")] == view
+
+
+def test_a_range_goes_into_the_address_and_out_of_it_and_leaves_the_rest(modules: Page) -> None:
+    body = """
+    let address = x;
+    const view = m.createView(() => address, (search) => (address = search));
+    let told = 0;
+    view.subscribe(() => (told += 1));
+    view.extend(100, 200);
+    const seen = [[address, view.window()]];
+    view.zoom(120.12345, 130); seen.push([address, view.window()]);
+    view.zoom(130, 130); seen.push([address, view.window()]);
+    view.pin(125); seen.push([address, view.window()]);
+    view.follow(60); seen.push([address, view.window()]);
+    view.pin(null); view.follow(null); seen.push([address, view.window()]);
+    return [seen, told];
+    """
+    seen, told = call(modules, "charts/view.js", body, "?tab=2")
+    assert seen == [
+        ["?tab=2", [100, 200]],
+        ["?tab=2&from=120.123&to=130", [120.12345, 130]],
+        ["?tab=2&from=120.123&to=130", [120.12345, 130]],
+        ["?tab=2&from=120.123&to=130&at=125", [120.12345, 130]],
+        ["?tab=2&at=125&last=60", [140, 200]],
+        ["?tab=2", [100, 200]],
+    ]
+    assert told == 5
+
+
+def test_smoothing_keeps_a_level_line_and_holes_and_does_nothing_at_0(modules: Page) -> None:
+    level, noisy, off = call(
+        modules, "charts/smooth.js", "return x.map(([values, weight]) => m.smooth(values, weight))",
+        [([5, None, 5, 5], 0.9), ([0, 10, 0, 10], 0.5), ([1, 2], 0)],
+    )  # fmt: skip
+    assert level == pytest.approx([5, None, 5, 5])
+    assert noisy == pytest.approx([0, 20 / 3, 20 / 7, 20 / 3])
+    assert off == [1, 2]
+
+
+def test_a_time_axis_has_ticks_at_round_steps_where_they_ended(modules: Page) -> None:
+    body = """
+    const curve = { step: x.map((_, i) => i + 1), time: x };
+    const at = [m.stepAt(curve, x[9] + 0.1), m.stepAt(curve, x[0] - 1)];
+    return [m.stepTicks(curve, x[0], x.at(-1), 5), ...at, m.stepTicks(curve, 0, 1, 5)];
+    """
+    times = [100 + step * 0.5 + (30 if step > 20 else 0) for step in range(1, 41)]  # a checkpoint after step 20
+    ticks, tenth, before, none = call(modules, "charts/ticks.js", body, times)
+    assert [(tick["words"], tick["time"]) for tick in ticks] == [("10", 105), ("20", 110), ("30", 145), ("40", 150)]
+    assert (tenth, before, none) == (10, None, [])
+
+
+def test_the_widths_of_a_bar_are_its_figures_on_the_scale_of_the_longer_step(modules: Page) -> None:
+    planned = {**TOLD, "step_s": 0.1, "parts": [{**TOLD["parts"][0], "seconds": 0.1}]}
+    above, below = call(modules, "job/parts.js", "return m.bars(x[0], x[1])", [planned, TOLD])
+    assert [(part["name"], part["share"]) for part in above["shown"]] == [("compute", pytest.approx(50))]
+    assert [(part["name"], pytest.approx(part["share"])) for part in below["shown"]] == [
+        ("compute", 40), ("tp", 25), ("bubble", 30), ("data", 5),
+    ]  # fmt: skip
+    assert below["shown"][1]["waiting"] == pytest.approx(10)
+    assert [(part["name"], part["share"]) for part in below["hidden"]] == [("dp", pytest.approx(20))]
+    assert (above["rest"], below["rest"]) == (0, 0)
+    short = {**TOLD, "parts": TOLD["parts"][:1]}
+    (_, partly) = call(modules, "job/parts.js", "return m.bars(null, x)", short)
+    assert partly["rest"] == pytest.approx(60), "what nobody told apart is shown as that"
+
+
+def test_what_ranks_tell_of_their_steps_adds_up_to_the_step(modules: Page) -> None:
+    body = """
+    const s = m.createState();
+    m.foldBatch(s, '1-0', x);
+    return (await import('/js/job/parts.js')).measuredParts(s.ranks);
+    """
+    step = {"kind": "step", "time": 1.0, "step": 1, "ran": 1, "steps": 9, "step_s": 0.2, "tokens": 64, "loss": 2.0}
+    step |= {"grad_norm": 1.0, "learning_rate": 0.1, "cells": []}
+    parts = [
+        {"data": 0.01, "optimizer": 0.02, "exposed": {"tp": 0.06}, "hidden": {"dp": 0.03}},
+        {"data": 0.03, "optimizer": 0.02, "exposed": {"dp": 0.02}, "hidden": {}},
+    ]
+    items = [{**step, "rank": rank, "parts": told} for rank, told in enumerate(parts)]
+    found = call(modules, "store.js", body, {"v": 1, "job": "j", "attempt": 1, "time": 1.0, "items": items})
+    seconds = {(part["name"], part["kind"]): part["seconds"] for part in found["parts"]}
+    assert seconds == pytest.approx(
+        {
+            ("data", "data"): 0.02, ("optimizer", "optimizer"): 0.02, ("tp", "exposed"): 0.03, ("dp", "exposed"): 0.01,
+            ("compute", "compute"): 0.12, ("dp", "hidden"): 0.015,
+        }
+    )  # fmt: skip
+    assert sum(part["seconds"] for part in found["parts"] if part["kind"] != "hidden") == pytest.approx(0.2)
+
+
+def test_a_start_is_told_stage_by_stage_with_who_came_last(modules: Page) -> None:
+    at = [f"2026-01-01T00:00:0{second}+00:00" for second in range(5)]
+    history = [
+        {"status": "queued", "attempt": 1, "at": "2025-01-01T00:00:00+00:00"},
+        {"status": "queued", "attempt": 2, "at": at[0]},
+        {"status": "starting", "attempt": 2, "at": at[2]},
+    ]
+    body = """
+    const base = Date.parse(x[1]) / 1000;
+    const [first, second] = [{imported: base + 3, met: base + 9}, {imported: base + 7, met: base + 8}];
+    const starts = new Map([[0, first], [1, second], [-1, {spawned: base + 1}]]);
+    return [m.startParts(x[0], 2, starts), m.startParts(x[0].slice(0, 2), 2, starts), m.startParts(x[0], 2, new Map())];
+    """
+    parts, queued, placed = call(modules, "job/start.js", body, [history, at[2]])
+    assert [(part["name"], part["seconds"], part["rank"]) for part in parts] == [
+        ("queue", 2, -1), ("spawn", 1, -1), ("import", 6, 1), ("rendezvous", 2, 0),
+    ]  # fmt: skip
+    assert queued == []
+    assert [part["name"] for part in placed] == ["queue"]
+
+
+def job(**other: Any) -> dict[str, Any]:
+    members = [
+        {"node": 0, "host": "anna", "first_rank": 0, "num_ranks": 2},
+        {"node": 1, "host": "bert", "first_rank": 2, "num_ranks": 2},
+    ]
+    base = {"status": "running", "finished": False, "exit": None, "members": members, "world_size": 4}
+    return {**base, "diagnosis": None, **other}
+
+
+def test_every_rank_is_shown_on_its_host_with_what_it_does(modules: Page) -> None:
+    body = """
+    const s = (await import('/js/store.js')).createState();
+    s.ranks.set(0, {phase: 'step'}).set(1, {phase: 'step'}).set(2, {phase: 'checkpoint'});
+    s.standing.set(1, {still: 12});
+    s.processes.set(2, {state: 'stopped'});
+    const blamed = (ranks) => ranks.filter((one) => one.blamed).map((one) => one.rank);
+    const told = ({host, ranks}) => [host, ranks.map((one) => one.does), blamed(ranks)];
+    return x.map((job) => m.placesOf(job, s).map(told));
+    """
+    hang = {"ranks": [2], "text": "it never entered all-reduce 17 of dp"}
+    told = {"hang": hang, "stragglers": []}
+    failed = {"status": "failed", "finished": True, "exit": {"rank": 3}}
+    jobs = [job(), job(diagnosis=told), job(**failed), job(status="queued", members=[])]
+    running, blamed, ended, queued = call(modules, "job/places.js", body, jobs)
+    assert running == [["anna", ["training", "still"], []], ["bert", ["stopped", "starting"], []]]
+    assert blamed[1] == ["bert", ["stopped", "starting"], [2]]
+    assert ended == [["anna", ["ended", "ended"], []], ["bert", ["ended", "failed"], []]]
+    assert [place[0] for place in queued] == [None]
+    assert len(queued[0][1]) == 4
+
+
+def test_where_there_is_no_verdict_the_page_says_so_and_why(modules: Page) -> None:
+    told = {"sentence": "As planned.", "state": "well", "reason": "", "next": "", "evidence": []}
+    jobs = [job(), job(status="queued"), job(finished=True, status="succeeded"), job(diagnosis=told)]
+    words = call(modules, "job/health.js", "return x.map((job) => m.verdictOf(job).sentence)", jobs)
+    assert words == ["No verdict yet.", "Not started yet.", "No verdict was made of this attempt.", "As planned."]
+
+
+def changes(*statuses: str, attempt: int = 1) -> list[dict[str, Any]]:
+    return [{"status": status, "attempt": attempt} for status in statuses]
+
+
+UNPLACED = changes("queued", "cancelling", "cancelled")
+PLACED = changes("queued", "starting", "failed")
+TRAFFIC = {"kind": "traffic", "rank": 0, "time": 1.0, "dropped": 0, "cells": [
+    {"phase": "setup", "op": "all_reduce", "axis": "dp", "group_size": 2, "count": 1, "completed": 1,
+     "payload_bytes": 8, "algorithmic_bytes": 8, "busy_s": 0.1},
+]}  # fmt: skip
+LINE = {"kind": "log", "rank": 0, "time": 1.0, "first": 1, "lines": ["no module named train"], "stream": "stderr"}
+HOST_GAUGE = {"kind": "gauge", "rank": -1, "time": 1.0, "cpu": 0.5}
+RANK_GAUGE = {"kind": "gauge", "rank": 0, "time": 1.0, "resident_bytes": 5}
+
+
+@pytest.mark.parametrize(
+    ("ended", "history", "told", "kept", "never"),
+    [
+        ("cancelled", UNPLACED, [], None, "ran"),  # known before anybody is asked
+        ("cancelled", PLACED + changes("queued", "cancelled", attempt=2), [], None, "ran"),
+        ("failed", PLACED, [], False, "measured"),
+        ("lost", PLACED, [], False, "measured"),
+        ("failed", changes("queued", "starting", "running", "failed"), [LINE, HOST_GAUGE], True, "measured"),
+        ("failed", PLACED, [], None, ""),  # what was kept is not known: nothing is claimed
+        ("failed", PLACED, [TRAFFIC], True, ""),
+        ("failed", PLACED, [RANK_GAUGE], True, ""),
+        ("succeeded", PLACED, [], False, ""),
+        ("running", changes("queued", "starting", "running"), [], False, ""),
+    ],
+)
+def test_what_ended_before_it_had_anything_to_draw_is_known_as_that(
+    modules: Page, ended: str, history: list[Any], told: list[Any], kept: bool | None, never: str
+) -> None:
+    body = """
+    const store = await import('/js/store.js');
+    const s = store.createState();
+    store.foldBatch(s, '1-0', {v: 1, job: 'j', attempt: 1, time: 1, items: x[1]});
+    return m.neverDid(x[0], s, x[2]);
+    """
+    finished = ended != "running"
+    shown = job(status=ended, finished=finished, history=history, attempt=history[-1]["attempt"])
+    assert call(modules, "job/nothing.js", body, [shown, told, kept]) == never
+
+
+def test_a_page_without_anything_to_draw_is_short_and_says_why(modules: Page) -> None:
+    body = """<main id="main"><p id="nothing" hidden></p><section id="health"></section>
+    <section id="log" data-needs="ran"></section><section id="loss" data-needs="measured"></section></main>"""
+    show = """
+    const state = (await import('/js/store.js')).createState();
+    const show = m.nothingView(document.getElementById('main'), document.getElementById('nothing'));
+    const starting = [{status: 'starting', attempt: 1}];
+    return [[[], null], [starting, null], [starting, {}]].map(([history, progress]) => {
+      show({finished: true, status: 'cancelled', attempt: 1, history}, {...state, progress}, false);
+      const seen = [...document.querySelectorAll('section')].filter((one) => one.checkVisibility());
+      return [seen.map((one) => one.id), document.getElementById('nothing').innerText];
+    });
+    """
+    with paper(modules, body, "css/base.css", "css/job/first.css") as page:
+        ran, measured, drawn = call(page, "job/nothing.js", show)
+    assert ran[0] == ["health"]
+    assert ran[1] == "Cancelled before it started: nothing ran, so there is no step, no traffic and no log to show."
+    assert measured[0] == ["health", "log"]
+    assert measured[1].startswith("Cancelled before any rank came to a collective or a step")
+    assert drawn == [["health", "log", "loss"], ""]
+
+
+def test_a_stack_of_axes_ends_at_their_sum_and_tells_each_axis_own(modules: Page) -> None:
+    body = """
+    const bins = new (await import('/js/rates.js')).Bins(1, 10, 'whole');
+    for (const [rank, key, time, amount] of x) bins.add(rank, key, time, amount);
+    const found = m.trafficLines(bins, 'axis', () => true, false);
+    const part = m.trafficLines(bins, 'axis', () => true, true);
+    const lines = found.lines.map((line) => [line.label, line.own]);
+    return [lines, found.columns, part.columns[0].length, part.lines[0].own.length];
+    """
+    sent = [(0, "dp/all_reduce", 10, 5), (1, "dp/all_reduce", 10, 7), (0, "tp/all_reduce", 11, 3)]
+    lines, columns, times, own = call(modules, "charts/traffic.js", body, sent)
+    assert lines == [["tp", [0, 3]], ["dp", [12, 0]]]
+    assert columns == [[10, 11], [12, 3], [12, 0]]
+    assert (times, own) == (1, 1)
+
+
+def test_memory_of_ranks_has_the_plan_beside_it_over_the_whole_range(modules: Page) -> None:
+    body = """
+    const s = (await import('/js/store.js')).createState();
+    const fold = (await import('/js/fold/gauges.js')).foldGauge;
+    for (const item of x) fold(s, {kind: 'gauge', ...item}, 0);
+    return [m.memoryFields(s.gauges), m.memoryLines('resident_bytes', s.gauges, 500, [0, 20]), [...s.gauges.keys()]];
+    """
+    told = [
+        {"rank": 0, "time": 1, "resident_bytes": 100},
+        {"rank": 1, "time": 2, "resident_bytes": 200},
+        {"rank": -1, "time": 2, "cpu": 1.5, "resident_bytes": 9999},
+        {"rank": 0, "time": 3, "resident_bytes": 120},
+    ]
+    fields, lines, keys = call(modules, "charts/gauges.js", body, told)
+    assert fields == ["resident_bytes"]
+    assert [line["label"] for line in lines["lines"]] == ["rank 0", "rank 1", "plan, fullest rank"]
+    assert lines["columns"][0] == [0, 1, 2, 3, 20]
+    assert lines["columns"][3] == [500, None, None, None, 500]
+    assert keys == [0, 1, -1]
+
+
+def test_of_very_many_marks_validations_go_first_and_faults_never(modules: Page) -> None:
+    marks = [{"kind": "validation", "time": i, "step": i, "text": ""} for i in range(100)]
+    marks += [{"kind": "fault", "time": 50.5, "step": 50, "text": "loss is nan"}]
+    body = "return [m.marksIn(x, 0, 100), m.marksIn(x, 40, 60).length, m.markWords(x.at(-1)), m.markWords(x[7])]"
+    few, near, fault, validation = call(modules, "charts/marks.js", body, marks)
+    assert [mark["kind"] for mark in few] == ["fault"]
+    assert near == 22
+    assert (fault, validation) == ("fault at step 50: loss is nan", "validation after step 7")
+
+
+def test_a_long_run_keeps_steps_evenly_and_its_newest_loss(modules: Page) -> None:
+    body = """
+    const s = (await import('/js/store.js')).createState();
+    for (let step = 1; step <= x; step += 1) m.keepStep(s, step, { time: step, loss: step === x ? null : -step });
+    const kept = [...s.steps.keys()];
+    const even = kept.every((step) => step % s.stride === 0);
+    return [s.stride, kept.length <= m.MOST_STEPS, even, kept.at(-1), s.lastLoss];
+    """
+    stride, bounded, even, last, newest = call(modules, "fold/steps.js", body, 50_001)
+    assert (stride, bounded, even, last) == (4, True, True, 50_000)
+    assert newest == {"step": 50_000, "loss": -50_000}
+
+
+@pytest.mark.parametrize(
+    ("marks", "letters"),
+    [
+        ("C100 V101", "C100 V110"),  # both told, side by side
+        ("V100 V104 V108 V112", "V100 V112"),
+        ("C100 V104 C107 !108 V140", "C100 V110 !120 V140"),
+        ("C290 V292 !294", "C275 V285 !295"),  # as far left as their room asks
+    ],
+)
+def test_letters_of_marks_that_are_close_stand_side_by_side(modules: Page, marks: str, letters: str) -> None:
+    def places(text: str) -> list[dict[str, Any]]:
+        return [{"kind": word[0], "x": int(word[1:])} for word in text.split()]
+
+    assert call(modules, "charts/marks.js", "return m.letterPlaces(x, 10, 295)", places(marks)) == places(letters)
+
+
+SHEETS = (
+    *("css/tokens.css", "css/base.css", "css/components.css", "css/fields.css", "css/pages.css"),
+    *("css/job/first.css", "css/job/charts.css"),
+)
+CUT = """() => [...document.querySelectorAll('.figures dt, .figures dd, .figures small, .note')]
+  .filter((one) => one.scrollWidth > one.clientWidth && !(one.title && one.matches('small, .note') && innerWidth > 704))
+  .map((one) => `${one.textContent}: ${one.scrollWidth} of ${one.clientWidth} px at ${innerWidth}`)"""
+
+
+def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
+    panels = [render_to_string(f"jobs/panels/first/{name}.html", {"job": {}}) for name in ("progress", "traffic")]
+    body = """async () => {
+      const { showOff, showProgress } = await import('/js/job/figures.js');
+      const state = (await import('/js/store.js')).createState();
+      state.lastLoss = { step: 999_999, loss: -3.4e38 };
+      state.evals.set(1_000_000, { time: 1, loss: 2.4e38 });
+      ['setup', 'checkpoint', 'eval', 'teardown'].forEach((phase, rank) => state.ranks.set(rank, { phase }));
+      state.progress = { step: 999_999, steps: 1_000_000, rate: 999_499, step_s: 59.94 };
+      showProgress({ finished: false, spec: { train: {} } }, state);
+      document.getElementById('figure-left').textContent = '2777 h 46 min';
+      showOff({ bytesOff: 9_999_999, callsOff: 1_000_000 }, true);
+      const note = document.getElementById('traffic-note');
+      note.textContent = note.title = 'Ranks 0-15 of 1,024; all count in the tables. 1,000,000 timing records dropped.';
+    }"""
+    with paper(modules, f'<main><div class="first">{"".join(panels)}</div></main>', *SHEETS) as page:
+        page.evaluate(body)
+        for width in (390, 720, 1024, 1440):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate(CUT) == []
+
+
+@pytest.mark.parametrize(
+    ("ticks", "words"),
+    [
+        ([1.0, 1.5, 2.0], ["1.00", "1.50", "2.00"]),
+        ([2.001, 2.002, 2.003], ["2.001", "2.002", "2.003"]),
+        ([1.0200, 1.0205, 1.0210], ["1.0200", "1.0205", "1.0210"]),
+        ([5_001_000, 5_002_000], ["5.001e+6", "5.002e+6"]),
+        ([1.02000001, 1.02000002], ["1.02", "1.02"]),  # there is no room for as many digits
+    ],
+)
+def test_ticks_of_an_axis_differ_as_far_as_there_is_room(modules: Page, ticks: list[float], words: list[str]) -> None:
+    body = "return m.tickWords((value) => value.toPrecision(3))(null, x)"
+    assert call(modules, "charts/ticks.js", body, ticks) == words

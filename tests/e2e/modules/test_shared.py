@@ -1,0 +1,297 @@
+"""The pages' pure modules, run where they run: in Chromium, imported as the pages import them."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import msgpack
+import pytest
+from playwright.sync_api import Page
+
+from contracts.telemetry import Op
+from planner.facts.collectives import bus_factor
+from planner.facts.layout import coordinates
+from planner.facts.spec import Layout
+from tests.support.batches import batch, cell, traffic
+from tests.support.modules import call
+
+OPS = Op.__args__  # type: ignore[attr-defined]  # typing gives Literal no public attributes
+
+
+FOLD = """
+const s = m.createState();
+x.forEach((b, i) => b === 'gap' ? m.expectGap(s) : m.foldBatch(s, `${i}-0`, b));
+const bytes = (bins) => [...bins.rows.values()].flatMap((keys) => [...keys.values()]).flat()
+  .reduce((sum, v) => sum + (v ?? 0), 0);
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1024, "1.00 KiB"),
+        (1536, "1.50 KiB"),
+        (1048575, "1.00 MiB"),
+        (3 * 2**40, "3.00 TiB"),
+    ],
+)
+def test_bytes_are_in_powers_of_1024(modules: Page, value: int, text: str) -> None:
+    assert call(modules, "format.js", "return m.bytes(x)", value) == text
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("m.byteRate(1.25e9)", "1.25 GB/s"),
+        ("m.byteRate(null)", "\u2013"),
+        ("m.exactBytes(614727680)", "614,727,680 B"),
+        ("m.difference(0)", "0 B"),
+        ("m.difference(-12)", "\u221212 B"),
+        ("m.difference(4096)", "+4,096 B"),
+        ("m.duration(0.0000021)", "2.10 µs"),
+        ("m.duration(59.99)", "60.0 s"),
+        ("m.duration(185)", "3 min 05 s"),
+        ("m.duration(7440)", "2 h 04 min"),
+        ("m.count(124439808)", "124M"),
+        ("m.count(999999)", "1.00M"),
+        ("m.loss(5.54321)", "5.5432"),
+        ("m.loss(248861.4531)", "2.49e+5"),
+        ("m.loss(-3.4e38)", "-3.40e+38"),
+        ("m.ratio(5, 5)", "1.0000"),
+        ("m.ratio(1, 0)", "∞"),
+    ],
+)
+def test_numbers_carry_their_units(modules: Page, expression: str, text: str) -> None:
+    assert call(modules, "format.js", f"return {expression}") == text
+
+
+def test_the_page_and_the_planner_use_the_same_bus_factors(modules: Page) -> None:
+    cases = [(op, size) for op in OPS for size in (1, 2, 3, 8, 1024)]
+    page = call(modules, "collectives.js", "return x.map(([op, n]) => m.busFactor(op, n))", cases)
+    assert page == pytest.approx([bus_factor(op, size) for op, size in cases])
+
+
+def test_the_page_and_the_planner_place_ranks_alike(modules: Page) -> None:
+    layout = Layout(dp=3, pp=2, tp=4)
+    axes = {"dp": 3, "pp": 2, "tp": 4}
+    ranks = list(range(layout.world_size))
+    page = call(modules, "collectives.js", "return x[0].map((r) => m.coordinates(r, x[1]))", [ranks, axes])
+    assert page == [coordinates(rank, layout)._asdict() for rank in ranks]
+
+
+def test_a_page_is_delayed_until_every_stream_is_read_again_or_its_socket_is_new(modules: Page) -> None:
+    told = [{"node": 0, "stale": True}, {"node": 1, "stale": True}, {"node": 0, "stale": False}]
+    told += [{"node": 1, "entries": []}, {"node": 1, "stale": True}]
+    body = """
+    const sockets = [];
+    class Socket extends EventTarget { constructor() { super(); sockets.push(this); } }
+    [globalThis.WebSocket, globalThis.own] = [Socket, globalThis.WebSocket];
+    const seen = [];
+    m.connect("/ws/", { resume: () => ({}), onJob() {}, onGap() {}, onBatch() {}, onState: (name) => seen.push(name) });
+    sockets[0].dispatchEvent(new Event("open"));
+    const told = async (count) => { while (seen.length < count) await new Promise((then) => setTimeout(then)); };
+    for (const raw of x) sockets[0].dispatchEvent(new MessageEvent("message", { data: new Uint8Array(raw) }));
+    await told(7);
+    sockets[0].dispatchEvent(new CloseEvent("close", { code: 1013 }));
+    dispatchEvent(new Event("online"));
+    sockets[1].dispatchEvent(new Event("open"));
+    sockets[1].dispatchEvent(new MessageEvent("message", { data: new Uint8Array(x[3]) }));
+    await told(10);
+    globalThis.WebSocket = globalThis.own;
+    return seen;
+    """
+    frames = [msgpack.packb(one) for one in told]
+    frames[2] = msgpack.packb({"deflated": zlib.compress(frames[2])})
+    seen = call(modules, "socket.js", body, [list(frame) for frame in frames])
+    assert seen == ["connecting", "live", *["delayed"] * 3, "live", "delayed", "reconnecting", "live", "live"]
+
+
+def test_the_vendored_decoder_reads_what_python_packs(modules: Page) -> None:
+    value = {"id": "1-0", "n": [0, -1, 2**40, 1.5, None, True], "text": "ü\u0000x", "big": 2**53 - 1}
+    raw = list(msgpack.packb(value))
+    assert call(modules, "../vendor/msgpack/decode.mjs", "return m.decode(new Uint8Array(x))", raw) == value
+
+
+def test_the_graph_holds_every_byte_the_counters_tell(modules: Page) -> None:
+    batches = [batch(100 + i / 5, traffic(0, 100 + i / 5, cell(i, 1000 * i))) for i in range(1, 11)]
+    recent, whole = call(modules, "store.js", FOLD + "return [bytes(s.recent), bytes(s.whole)]", batches)
+    assert (recent, whole) == (10_000, 10_000)
+
+
+def test_an_older_snapshot_that_arrives_late_changes_nothing(modules: Page) -> None:
+    batches = [batch(100, traffic(0, 100, cell(5, 5000))), batch(101, traffic(0, 101, cell(4, 4000)))]
+    assert call(modules, "store.js", FOLD + "return bytes(s.whole)", batches) == 5000
+
+
+def test_a_gap_is_a_break_in_the_graph_and_no_spike(modules: Page) -> None:
+    batches = [
+        batch(100, traffic(0, 100, cell(1, 1000))),
+        "gap",
+        batch(110, traffic(0, 110, cell(90, 90_000))),
+        batch(111, traffic(0, 111, cell(91, 91_000))),
+    ]
+    body = (
+        FOLD + "return [bytes(s.whole), s.whole.rate(0, () => true), s.ranks.get(0).cells.values().next().value.count]"
+    )
+    graphed, rates, count = call(modules, "store.js", body, batches)
+    assert graphed == 1000 + 1000  # what came during the gap belongs to no bin
+    assert None in rates
+    assert count == 91  # the total is the rank's own and stays exact
+
+
+def test_history_trimmed_before_the_first_frame_gives_no_spike_either(modules: Page) -> None:
+    batches = ["gap", batch(110, traffic(0, 110, cell(90, 90_000))), batch(111, traffic(0, 111, cell(91, 91_000)))]
+    assert call(modules, "store.js", FOLD + "return bytes(s.whole)", batches) == 1000
+
+
+def test_a_whole_run_keeps_its_bytes_when_bins_are_merged(modules: Page) -> None:
+    body = """
+    const b = new m.Bins(0.5, 8, 'whole');
+    for (let i = 0; i < 100; i += 1) b.add(0, 'dp/all_reduce', 3.5 + i / 4, 10);
+    const row = b.rows.get(0).get('dp/all_reduce');
+    return [row.reduce((sum, v) => sum + (v ?? 0), 0), b.length <= 8, b.times()[0] <= 3.5, b.width];
+    """
+    assert call(modules, "rates.js", body) == [1000, True, True, 4]
+
+
+def test_the_last_minute_lets_the_oldest_go(modules: Page) -> None:
+    body = """
+    const b = new m.Bins(0.5, 4, 'recent');
+    for (let i = 0; i < 10; i += 1) b.add(0, 'k', 100 + i / 2, 5);
+    return [b.length, b.times(), b.rate(0, () => true)];
+    """
+    assert call(modules, "rates.js", body) == [4, [103, 103.5, 104, 104.5], [10, 10, 10, 10]]
+
+
+def test_predicted_and_measured_meet_per_axis_and_rank(modules: Page) -> None:
+    stage = {"traffic": [{"axis": "dp", "count": 3}, {"axis": "dp", "count": 1}], "step_bytes": {"dp": 400}}
+    axes = {"pp": 1, "dp": 1, "cp": 2, "tp": 1}
+    estimate = {"axes": axes, "stages": [stage], "rank_bytes": {"1": {"dp": 300}}}
+    body = """
+    const ranks = new Map(x.ranks.map(([r, step, bytes, more]) => [r, {
+      exactStep: step, exactCells: [{axis: 'dp', payload_bytes: bytes, count: 4 * step}, ...more] }]));
+    return m.compareAxes(ranks, m.predictionOf(x.estimate));
+    """
+    extra = [{"axis": "tp", "payload_bytes": 7, "count": 1}]
+    rows = call(
+        modules, "collectives.js", body, {"estimate": estimate, "ranks": [(0, 5, 2000, []), (1, 4, 1201, extra)]}
+    )
+    assert [(r["axis"], r["predicted"], r["measured"]) for r in rows] == [("dp", 3200, 3201), ("tp", 0, 7)]
+    assert [(r["predictedCalls"], r["measuredCalls"]) for r in rows] == [(36, 36), (0, 1)]
+    assert rows[0]["ranks"][1] == {
+        "rank": 1,
+        "predicted": 1200,
+        "measured": 1201,
+        "predictedCalls": 16,
+        "measuredCalls": 16,
+    }
+
+
+def test_bandwidths_follow_nccl_tests(modules: Page) -> None:
+    cells = [[cell(10, 8_000_000, group_size=4)], [cell(10, 8_000_000, group_size=4)]]
+    (row,) = call(modules, "collectives.js", "return m.collectiveRows(x)", cells)
+    assert (row["count"], row["payload_bytes"]) == (20, 16_000_000)
+    assert row["mean_s"] == pytest.approx(0.01)
+    assert row["algbw"] == pytest.approx(80e6)
+    assert row["busbw"] == pytest.approx(80e6 * 2 * 3 / 4)
+
+
+def test_a_log_resumes_without_doubles_and_says_what_it_skipped(modules: Page) -> None:
+    def log(first: int, *lines: str) -> dict[str, Any]:
+        return {"kind": "log", "rank": 0, "time": 1, "first": first, "lines": list(lines)}
+
+    batches = [batch(1, log(0, "a", "b")), batch(2, log(1, "b", "c")), batch(3, log(5, "f"))]
+    lines = call(modules, "store.js", FOLD + "return s.logs.get(0).lines", batches)
+    assert [line.get("text", line.get("skipped")) for line in lines] == ["a", "b", "c", 2, "f"]
+    assert [line["number"] for line in lines if "text" in line] == [0, 1, 2, 5]
+
+
+def test_escape_sequences_never_reach_the_page(modules: Page) -> None:
+    text = "\x1b[32mgreen\x1b[0m \x1b]0;title\x07\x1b(Bplain\ttab\x00\x08"
+    assert call(modules, "logs/ansi.js", "return m.plain(x)", text) == "green plain     tab"
+
+
+def test_a_summary_stands_in_until_the_stream_replays(modules: Page) -> None:
+    summary = {
+        "steps": 3,
+        "tokens_per_s": 10.0,
+        "losses": [{"step": 1, "loss": 5.0, "time": 1}],
+        "eval_losses": [],
+        "cells": {"0": [cell(3, 3000)]},
+        "verdict": {},
+    }
+    body = """
+    const s = m.createState(); m.foldSummary(s, x[0]);
+    const before = s.ranks.get(0).exactCells[0].payload_bytes;
+    m.foldBatch(s, '1-0', x[1]);
+    return [before, s.steps.get(1).loss, [...s.ranks.get(0).cells.values()][0].payload_bytes, s.fromSummary];
+    """
+    answer = call(modules, "store.js", body, [summary, batch(1, traffic(0, 1, cell(1, 1000)))])
+    assert answer == [3000, 5.0, 1000, False]
+
+
+def test_telemetry_of_another_version_or_attempt_is_refused(modules: Page) -> None:
+    body = """
+    const s = m.createState(); m.foldBatch(s, '1-0', x);
+    const other = m.foldBatch(s, '2-0', {...x, attempt: 2});
+    let error = ''; try { m.foldBatch(s, '3-0', {...x, v: 2}); } catch (e) { error = e.message; }
+    return [other, m.resumeFrom(s), error];
+    """
+    other, last_id, error = call(modules, "store.js", body, batch(1))
+    assert other is False
+    assert last_id == "0:1-0"
+    assert "version 2" in error
+
+
+@pytest.mark.parametrize(
+    ("gradient", "limit", "precision", "words"),
+    [
+        (6e-7, 1e-5, "fp32", "gradients equal to one process to 6e-7"),
+        (0.059, 0.1, "bf16", "gradients within bf16's limit of 0.1 (0.059)"),
+        (0.26, 0.1, "bf16", "gradients within bf16's limits (0.26)"),
+        (0.02, 0.1, "fp32", "gradients within their limit of 0.1 (0.02)"),
+    ],
+)
+def test_what_is_beside_one_process_is_called_equal_only_where_rounding_alone_is_between(
+    modules: Page, gradient: float, limit: float, precision: str, words: str
+) -> None:
+    figures = {"steps": 1, "tensors": 60, "update": 2e-4, "loss": 2e-7, "norm": 7e-7, "seconds": 0.3}
+    one = {"state": "equal", "why": "the loss ran away", "gradient": gradient, "limit": limit, **figures}
+    told = call(modules, "job/proof.js", "return m.processProof({one_process: x[0]}, true, x[1])", [one, precision])
+    assert (told["tone"], told["words"]) == ("good", words)
+    assert told["more"].endswith("over 1 step; took 300 ms. the loss ran away")
+
+
+def planned(modules: Page, tensors: int, device: str, measured: dict[str, Any] | None) -> list[dict[str, Any]]:
+    memory = {"parameters": tensors, "allowance": 400 * 2**20}
+    stage = {"memory": memory, "memory_bytes": tensors + 400 * 2**20}
+    time = {"step_s": 0.02, "parts": []}
+    estimate = {"stages": [stage], "cluster": {"reserved_bytes": 310 * 2**20}, "time": time}
+    run = {"device": device, "measured": measured, "least": 2**28}
+    state = "const s = (await import('/js/store.js')).createState(); s.peaks.set(0, 2**29);"
+    state += "s.stepTimes = [0.5, 0.04, 0.04];"
+    lines = "return m.plannedLines(x[0], s, [], x[1])"
+    return list(call(modules, "job/planned.js", state + lines, [estimate, run]))
+
+
+def test_a_small_rank_s_memory_is_not_held_against_what_libraries_take(modules: Page) -> None:
+    def off(tensors: int, device: str) -> str:
+        return str(next(line["off"] for line in planned(modules, tensors, device, None) if "memory" in line["group"]))
+
+    assert off(2**28 - 1, "cpu") == "too small to compare: libraries' own buffers outweigh it"
+    assert off(2**28, "cpu").endswith(" %")
+    assert off(2**20, "cuda").endswith(" %")
+    groups = {line["group"] for line in planned(modules, 2**20, "cpu", None)}
+    assert "memory of the fullest rank: tensors and the allocator's share, without the process' own 310 MiB" in groups
+
+
+def test_a_step_s_time_is_the_summary_s_once_there_is_one(modules: Page) -> None:
+    def together(measured: dict[str, Any] | None) -> Any:
+        return next(
+            line["measured"] for line in planned(modules, 1, "cpu", measured) if line["group"] == "time of a step"
+        )
+
+    assert (together(None), together({"steps": 9, "step_s": 0.03})) == ("40.0 ms", "30.0 ms")

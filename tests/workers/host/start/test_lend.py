@@ -1,0 +1,68 @@
+"""A host lends a checkpoint as it was ordered to: once, by a process of its own, found through the board."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+import threading
+from pathlib import Path
+
+from contracts.codec import checked_lend_order, checked_loan
+from contracts.control import KeptCheckpoint
+from contracts.names import LOAN_FILE, cancel_key, loan_key
+from tests.support.processes import RedisServer, wait_until
+from tests.workers.checkpoint.test_loan import LEAST, SECRET, publish
+from tests.workers.host.supervisor.test_gang import settings_of
+from workers.checkpoint import folder
+from workers.checkpoint.borrow import borrow
+from workers.host.attempts import AttemptDir
+from workers.host.settings import HostSettings
+from workers.host.start.lend import Lender
+from workers.host.supervisor.line.over_redis import RedisLine
+from workers.host.supervisor.loan import hand_over
+
+
+def threads(job: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == f"lend-{job}"]
+
+
+def handed(folder: Path, settings: HostSettings) -> Path:
+    """What the supervisor of an attempt leaves for rank 0."""
+
+    async def ask() -> None:
+        line = RedisLine(AttemptDir(folder, "job", 2), settings)
+        kept = KeptCheckpoint(name="job/1/step-00000020", host="host-0", lent=SECRET)
+        async with asyncio.timeout(20):
+            await hand_over(line, kept, folder, None)
+        await line.close()
+
+    asyncio.run(ask())
+    return folder / LOAN_FILE
+
+
+def test_it_lends_once_however_often_it_is_told_and_stops_when_nobody_wants_it(
+    redis_service: RedisServer, tmp_path: Path
+) -> None:
+    lends, wants = (settings_of(node, tmp_path, redis_service.url) for node in (0, 1))
+    for one in (lends, wants):
+        one.run_dir.mkdir(parents=True)
+    publish(lends.checkpoint_root / "job", 1, 20)
+    lender, client = Lender(lends), redis_service.client()
+    told = {"v": 1, "job": "job", "attempt": 2, "secret": SECRET, "expires": 0.0, "owner": 1}
+    order = checked_lend_order(told)
+    lender.lend(order)
+    loan = handed(tmp_path, wants)
+    assert stat.S_IMODE(loan.stat().st_mode) == 0o600
+    assert checked_loan(json.loads(loan.read_text()))["address"] == lends.address
+    lender.lend(order)
+    wait_until(lambda: len(threads("job")) == 1, "the second sees that there is one", 20)
+    assert borrow(wants.checkpoint_root / "job", loan, LEAST, None).problem == ""
+    assert folder.complete_below(wants.checkpoint_root)
+    wait_until(lambda: not threads("job"), "it has sent it", 20)
+    again = checked_lend_order({**told, "attempt": 3})
+    lender.lend(again)
+    wait_until(lambda: client.exists(loan_key("host-0", "job", 3)), "it lends again", 20)
+    client.set(cancel_key("job", 3), 1)
+    wait_until(lambda: not threads("job"), "it ends with the attempt", 20)
+    assert list(lends.run_dir.iterdir()) == []

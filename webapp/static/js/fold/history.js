@@ -1,0 +1,121 @@
+// Folds what the server kept of an attempt (jobs/history/told/shapes.py, Snapshot) into a fresh state of store.js, as if the
+// page had been open all along; the socket goes on from its positions. Pure: no DOM, no clock.
+import { foldLog } from "../logs/lines.js";
+import { foldPlace } from "../logs/places.js";
+import { foldGauge, foldProcess, foldStanding, foldStart } from "./gauges.js";
+import { keepStep, mark } from "./steps.js";
+import { cellKey } from "./traffic.js";
+
+const MARKS = new Set(["checkpoint", "validation", "resume", "fault"]);
+const PART_COLUMNS = ["step_s", "data_s", "optimizer_s", "exposed", "hidden"];
+
+/** Rows of an answer in columns. */
+export function* rowsOf(columns) {
+  const names = Object.keys(columns);
+  const length = names.length > 0 ? columns[names[0]].length : 0;
+  for (let i = 0; i < length; i += 1) {
+    const row = {};
+    for (const name of names) row[name] = columns[name][i];
+    yield row;
+  }
+}
+
+/** `state` as `createState()` made it; `answer`: the JSON of /history/snapshot. */
+export function foldHistory(state, answer) {
+  state.attempt = answer.attempt;
+  state.time = answer.time;
+  state.lost = answer.lost;
+  state.fromSummary = false;
+  foldMembers(state, answer);
+  foldRanks(state, answer);
+  foldCurve(state, answer);
+  foldMarks(state, answer);
+  foldTraffic(state, answer);
+  foldGauges(state, answer);
+  foldLogs(state, answer);
+  for (const [rank, rows] of Object.entries(answer.verdicts)) state.verdicts.set(Number(rank), rows);
+  for (const [rank, peak] of Object.entries(answer.peaks)) state.peaks.set(Number(rank), peak);
+  for (const item of answer.dry_runs) state.dryRuns.set(item.rank, item);
+  for (const item of answer.standing) {
+    foldStanding(state, item);
+    foldPlace(state.places, item);
+  }
+  for (const item of answer.processes) foldProcess(state, item);
+  for (const item of answer.checkpoints) state.checkpoints.set(item.step, item);
+  state.proof = answer.proof;
+  state.progress = answer.progress;
+  state.stepTimes = [...answer.step_times];
+}
+
+function foldMembers(state, answer) {
+  for (const { node, after, time, host, lost } of answer.followed) {
+    state.members.set(node, { lastId: after, time, host, clock: null, lost, awaitsGapEnd: false });
+  }
+}
+
+function foldRanks(state, answer) {
+  for (const { rank, node, phase, dropped, ran } of answer.ranks) {
+    const fresh = { cells: new Map(), exactStep: ran, exactCells: [], baseline: false, time: answer.time };
+    state.ranks.set(rank, { node, phase, dropped, ...fresh });
+  }
+  for (const { rank, cell } of cellsOf(answer.cells)) {
+    state.ranks.get(rank).cells.set(cellKey(cell), cell);
+  }
+  for (const { rank, cell } of cellsOf(answer.exact)) state.ranks.get(rank).exactCells.push(cell);
+  const parts = { rank: answer.parts.rank, ...Object.fromEntries(PART_COLUMNS.map((name) => [name, answer.parts[name]])) };
+  for (const { rank, step_s, data_s, optimizer_s, exposed, hidden } of rowsOf(parts)) {
+    const told = { step_s, data: data_s, optimizer: optimizer_s, exposed, hidden };
+    if (state.ranks.has(rank)) state.ranks.get(rank).parts = [told];
+  }
+}
+
+function* cellsOf({ keys, ...columns }) {
+  for (const { rank, key, ...counted } of rowsOf(columns)) {
+    const [phase, op, axis, group_size] = keys[key];
+    yield { rank, cell: { phase, op, axis, group_size, ...counted } };
+  }
+}
+
+function foldCurve(state, answer) {
+  state.stride = answer.stride;
+  for (const { step, ...point } of rowsOf(answer.curve)) keepStep(state, step, point);
+}
+
+function foldMarks(state, answer) {
+  for (const { time, kind, step, text, value } of rowsOf(answer.marks)) {
+    if (kind === "validation") state.evals.set(step, { time, loss: value });
+    if (kind === "gap") {
+      state.gaps += 1;
+      state.whole.hole(time, value);
+    }
+    if (MARKS.has(kind)) mark(state, { kind, time, step, text });
+  }
+  for (const { node, ...item } of answer.starts) foldStart(state, item, node);
+}
+
+function foldTraffic(state, answer) {
+  const { width_s, start, length, rows } = answer.traffic;
+  if (length === 0) return;
+  const holes = state.whole.holes;
+  const before = state.whole.width;
+  Object.assign(state.whole, { width: width_s, start, length });
+  state.whole.holes = new Set([...holes].map((bin) => Math.floor((bin * before) / width_s)));
+  for (const { rank, axis, op, bytes } of rows) {
+    if (!state.whole.rows.has(rank)) state.whole.rows.set(rank, new Map());
+    state.whole.rows.get(rank).set(`${axis}/${op}`, [...bytes]);
+  }
+  // Kept by second, shown by half seconds.
+  for (const { second, rank, axis, op, bytes } of rowsOf(answer.recent)) {
+    state.recent.add(rank, `${axis}/${op}`, second, bytes / 2);
+    state.recent.add(rank, `${axis}/${op}`, second + 0.5, bytes / 2);
+  }
+}
+
+function foldGauges(state, answer) {
+  for (const { node, ...item } of rowsOf(answer.gauges)) foldGauge(state, item, node);
+}
+
+function foldLogs(state, answer) {
+  const items = [...rowsOf(answer.logs)].sort((one, other) => one.first - other.first);
+  for (const { node, ...item } of items) foldLog(state.logs, item, node);
+}

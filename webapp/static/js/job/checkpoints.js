@@ -1,0 +1,32 @@
+// The job page's checkpoints: what is on the host's disk, and the way to go on from it.
+import { el } from "../dom.js";
+import { bytes, exactBytes, integer, milliseconds } from "../format.js";
+
+const number = (text, title = "") => el("td", { className: "number", title }, text);
+
+/** `checkpoints`: step -> item; the newest `keep` complete ones are still there. */
+export function showCheckpoints(section, body, checkpoints, keep, jobId) {
+  section.hidden = checkpoints.size === 0;
+  const items = [...checkpoints.values()].sort((a, b) => b.step - a.step);
+  const kept = new Set(items.filter((item) => item.name !== null).slice(0, keep));
+  body.replaceChildren(...items.map((item) => row(item, kept.has(item), jobId)));
+}
+
+function row(item, kept, jobId) {
+  if (item.name === null) {
+    const problem = el("td", { colSpan: 5, className: "off" }, `could not be written: ${item.problem}`);
+    return el("tr", {}, number(integer(item.step)), problem);
+  }
+  const query = new URLSearchParams({ from: jobId, resume: item.name });
+  const goOn = el("a", { className: "button small", href: `/jobs/new/?${query}` }, "Resume…");
+  return el(
+    "tr",
+    {},
+    number(integer(item.step)),
+    el("td", {}, el("code", {}, item.name)),
+    number(bytes(item.num_bytes), exactBytes(item.num_bytes)),
+    number(milliseconds(item.stall_s)),
+    number(milliseconds(item.save_s)),
+    el("td", {}, kept ? goOn : el("span", { className: "note" }, "no longer kept")),
+  );
+}

@@ -1,0 +1,85 @@
+// State, timeline, wait reason and failure of the job page's head, from the job as REST tells it.
+import { el } from "../dom.js";
+import { exactTime } from "../format.js";
+import { plain } from "../logs/ansi.js";
+
+const $ = (id) => document.getElementById(id);
+const AGAIN = new Set(["failed", "lost", "cancelled"]);
+const BAD = new Set(["failed", "lost"]);
+
+function time(text) {
+  const date = new Date(text);
+  return el("time", { dateTime: date.toISOString() }, exactTime(date));
+}
+
+function showTimeline(history) {
+  const lines = history.map((change) => {
+    const attempt = change.attempt > 1 ? ` (attempt ${change.attempt})` : "";
+    return el("li", { title: change.reason || null }, el("b", {}, change.status), `${attempt} `, time(change.at));
+  });
+  $("states").replaceChildren(...lines);
+  $("states").scrollLeft = $("states").scrollWidth; // of many attempts the last is in sight
+}
+
+function ending(job) {
+  const { exit } = job;
+  const facts = [];
+  if (exit?.rank !== null && exit?.rank !== undefined) facts.push(`rank ${exit.rank}`);
+  if (exit?.signal) facts.push(exit.signal);
+  else if (exit?.exit_code) facts.push(`exit code ${exit.exit_code}`);
+  const head = el("p", {}, el("strong", {}, `${job.status[0].toUpperCase()}${job.status.slice(1)}: `));
+  head.append(exit?.reason || job.history.at(-1)?.reason || "the run ended without a report");
+  if (facts.length > 0) head.append(` (${facts.join(", ")})`);
+  const tail = BAD.has(job.status) ? (exit?.log_tail ?? []) : [];
+  if (tail.length === 0) return [head];
+  const last = tail.map(plain).findLast((line) => line.trim() !== "") ?? "";
+  return [head, el("details", {}, el("summary", {}, "Last lines: ", el("code", {}, last.trim())), el("pre", { tabIndex: 0 }, tail.map(plain).join("\n")))];
+}
+
+function showNotice(job) {
+  const box = $("notice");
+  const waits = ["queued", "cancelling"].includes(job.status) && job.wait_reason;
+  const ended = BAD.has(job.status) || job.status === "cancelled";
+  box.hidden = !waits && !ended && job.status !== "unreachable";
+  if (box.hidden) return;
+  box.dataset.tone = BAD.has(job.status) ? "bad" : waits ? "info" : "warn";
+  if (waits) box.textContent = `Waiting: ${job.wait_reason}`;
+  else if (ended) box.replaceChildren(...ending(job));
+  else if (job.engine === "elsewhere") {
+    box.textContent = `${job.history.at(-1).reason}. Training may well go on; the page catches up when it speaks.`;
+  } else box.textContent = "The host has not been heard of for a while. Training may well go on; the page catches up.";
+}
+
+/** "Slurm job 17 · partition gpu · node[0-1] · running", as far as Slurm has told. */
+function showEngine(job) {
+  const { state, partition, nodes } = job.engine_told;
+  const parts = [
+    job.engine_id ? `Slurm job ${job.engine_id}` : "Not yet in Slurm's queue",
+    partition && `partition ${partition}`,
+    nodes,
+    state && !job.finished && state.toLowerCase(),
+  ];
+  $("engine").textContent = parts.filter(Boolean).join(" · ");
+}
+
+/** Who may only look at a job gets neither. */
+function show(id, fits) {
+  $(id).hidden = !fits || $(id).dataset.mayNot !== undefined;
+}
+
+export function showHeader(job) {
+  const badge = $("status");
+  if (badge.textContent !== job.status) badge.textContent = job.status;
+  badge.dataset.status = job.status;
+  show("cancel-form", !job.finished && job.status !== "cancelling");
+  show("requeue-form", AGAIN.has(job.status));
+  if ($("smaller")) $("smaller").hidden = !AGAIN.has(job.status) && job.status !== "queued";
+  if (job.engine === "elsewhere") {
+    $("where").textContent = job.host;
+    const silent = job.status === "unreachable" || (job.status === "cancelling" && job.wait_reason);
+    show("give-up-form", silent);
+  }
+  if (job.engine === "slurm") showEngine(job);
+  showTimeline(job.history);
+  showNotice(job);
+}

@@ -1,0 +1,231 @@
+// The job page: ties history and socket to the store, and the store to the widgets.
+import { createView } from "../charts/view.js";
+import { compareAxes, predictionOf } from "../collectives.js";
+import { eachFrame, embedded, notMoreOftenThan } from "../dom.js";
+import { replay } from "../fold/replay.js";
+import { labView } from "../lab/panel.js";
+import { logView } from "../logs/panel.js";
+import { connect } from "../socket.js";
+import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "../store.js";
+import { tracePanels } from "../timeline/panels.js";
+import { showCheckpoints } from "./checkpoints.js";
+import { curvesView } from "./curves.js";
+import { showDryRuns } from "./dryrun.js";
+import { showOff, showProgress, showStepsSeen } from "./figures.js";
+import { showHeader } from "./header.js";
+import { healthView } from "./health.js";
+import { showHosts } from "./hosts.js";
+import { jumpBar, rangeBar } from "./jump.js";
+import { nothingView } from "./nothing.js";
+import { placesView } from "./places.js";
+import { showPlanned } from "./planned.js";
+import { showProof } from "./proof.js";
+import { slowStretch } from "./slowsteps.js";
+import { startBar } from "./start.js";
+import { stepBar } from "./stepbar.js";
+import { showBadge, showCollectives, showComparison, showVerdicts } from "./tables.js";
+import { trafficView } from "./traffic.js";
+
+const $ = (id) => document.getElementById(id);
+const CHARTS_MS = 250; // charts of half-second bins need no more
+let job = embedded("job");
+let state = createState();
+let paused = false;
+let replayed = false; // what the server kept has been asked for
+let kept = null; // whether it kept anything
+let verdictsTold = "";
+const openAxes = new Set();
+const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
+const page = { view, curve: { time: [], step: [] }, marks: [] }; // what all charts share
+if ($("slow-steps")) slowStretch($("slow-steps"), page, () => job);
+const redraw = eachFrame(draw);
+const redrawCharts = notMoreOftenThan(CHARTS_MS, drawCharts);
+const showNothing = nothingView($("main"), $("nothing"));
+const showHealth = whereItIs("health", (place) => healthView(place, showSteps));
+const showPlaces = whereItIs("places", placesView);
+const showParts = whereItIs("parts", stepBar);
+const showStart = whereItIs("start", startBar);
+const drawTraffic = whereItIs("traffic", (place) => trafficView(place, page, drawCharts));
+const drawCurves = curvesView(page, drawCharts);
+const showLogs = whereItIs("logs", logView);
+const showLab = whereItIs("lab-result", labView);
+const showJumps = whereItIs("jump", (bar) => jumpBar(bar, $("board")));
+const showRange = whereItIs("ranges", (bar) => rangeBar(bar, page));
+const showTraces = tracePanels();
+const predictedOf = predictionOf(job.estimate);
+
+/** Each kind of job has its own panels (jobs/kinds.py): a widget is made where the page has its place. */
+function whereItIs(id, make) {
+  return $(id) ? make($(id)) : () => {};
+}
+
+function draw() {
+  if (job.finished && replayed) {
+    for (const place of document.querySelectorAll("[data-ended]")) {
+      place.textContent = (state.fromSummary && place.dataset.gone) || place.dataset.ended;
+    }
+  }
+  if ($("progress")) showProgress(job, state);
+  if ($("script-steps")) showStepsSeen($("script-steps"), job, state);
+  showNothing(job, state, kept);
+  showHealth(job);
+  showPlaces(job, state);
+  showParts(job, state);
+  showStart(job, state);
+  if ($("fidelity")) drawComparison();
+  showHosts($("hosts"), job, state, (levelOf) => ($("fidelity") ? compareAxes(state.ranks, predictedOf, levelOf) : []));
+  if ($("checkpoints")) {
+    const keep = job.spec.train.keep_checkpoints ?? 2;
+    showCheckpoints($("checkpoints"), $("checkpoint-rows"), state.checkpoints, keep, job.id);
+  }
+  showLab(job.exit?.summary?.lab ?? null);
+  if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
+  if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null);
+  showLogs(state, job);
+  showTraces(job, state, shownRange());
+  if ($("verdict-panel")) drawVerdicts();
+  $("gap").hidden = !state.lost;
+  if (state.lost) {
+    $("gap").textContent =
+      "A part of the history is no longer kept. Graphs show a break there; totals are counted by the ranks and stay exact.";
+  }
+  showJumps();
+  if ($("pause")) $("pause").hidden = job.finished;
+  if (!paused) redrawCharts();
+}
+
+function drawCharts() {
+  page.marks = [...state.marks.values()];
+  const first = firstTime();
+  if (first !== null) view.extend(first, state.time ?? Math.max(first, ...[...state.steps.values()].map((point) => point.time)));
+  drawCurves(job, state);
+  drawTraffic(job, state);
+  showRange();
+  $("main").toggleAttribute("data-over", job.finished && replayed); // a chart without a line will have none
+}
+
+/** When the first thing was told that a chart shows. */
+function firstTime() {
+  const [step] = state.steps.values();
+  const times = [state.whole.length > 0 ? state.whole.times()[0] : null, step?.time ?? null].filter((time) => time !== null);
+  return times.length > 0 ? Math.min(...times) : null;
+}
+
+/** A stretch of steps in all charts, from the end of the step before the first. */
+function showSteps(first, last) {
+  const { step, time } = page.curve;
+  const [from, to] = [step.findIndex((one) => one >= first - 1), step.findLastIndex((one) => one <= last)];
+  if (from >= 0 && to > from) view.zoom(time[from], time[to]);
+  $("training")?.scrollIntoView();
+}
+
+/** The stretch that the charts show; nulls for the whole run. */
+function shownRange() {
+  const { from, to, last } = view.now;
+  if (from !== null) return { from, to };
+  return last === null || state.time === null ? { from: null, to: null } : { from: state.time - last, to: null };
+}
+
+function drawVerdicts() {
+  $("verdict-panel").hidden = state.verdicts.size === 0;
+  const told = `${job.attempt} ${state.verdicts.size}`; // each rank tells its own once
+  if (told === verdictsTold) return;
+  verdictsTold = told;
+  if (state.verdicts.size > 0) showVerdicts($("verdicts"), $("verdict-summary"), state);
+}
+
+function drawComparison() {
+  const { rows, off } = showComparison($("fidelity-rows"), $("fidelity-note"), state, predictedOf, openAxes, job.finished);
+  const exact = $("fidelity-badge").dataset.exact === "true";
+  showBadge($("fidelity-badge"), off, exact);
+  if (off === null) delete $("fidelity").dataset.difference;
+  else $("fidelity").dataset.difference = String(exact ? off.bytesOff : off.net);
+  showOff(off, exact);
+  const measured = job.exit?.summary?.measured ?? null;
+  const run = { device: job.spec.resources.device, measured, least: Number($("planned").dataset.least) };
+  showPlanned($("planned-rows"), job.estimate, state, rows, run);
+  const none = [...state.ranks.values()].some((rank) => rank.exactStep) ? { bytesOff: 0, callsOff: 0 } : null;
+  const counted = off === null ? none : exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
+  if (job.engine === "elsewhere") return; // of a script of somebody's own nothing is proven, whatever it sends
+  showProof($("proof"), state, counted, job.finished, exact, job.spec.train.precision);
+}
+
+function onJob(next) {
+  if (next.attempt !== job.attempt) state = createState();
+  job = next;
+  showHeader(job);
+  seedFromSummary();
+  redraw();
+}
+
+function seedFromSummary() {
+  if (job.exit?.summary && state.time === null) foldSummary(state, job.exit.summary);
+}
+
+function onBatch(id, batch, node) {
+  foldBatch(state, id, batch, node);
+  redraw();
+}
+
+const CONNECTION = {
+  reading: ["", "reading"], // no longer than "connecting": with a long name all below would move
+  connecting: ["", "connecting"],
+  live: ["good", "live"],
+  delayed: ["warn", "delayed: Redis cannot be reached"],
+  reconnecting: ["warn", "reconnecting"],
+  refused: ["bad", "not allowed: reload the page"],
+};
+
+function onConnection(name) {
+  const badge = $("connection");
+  const [tone, told] = CONNECTION[name];
+  const words = name === "delayed" && !job.finished ? `${told}; training goes on` : told;
+  badge.hidden = job.finished && name === "live";
+  badge.dataset.tone = tone;
+  if (badge.textContent !== words) badge.textContent = words;
+}
+
+function listen() {
+  $("phase")?.addEventListener("change", redraw);
+  $("pause")?.addEventListener("click", (event) => {
+    paused = !paused;
+    event.currentTarget.textContent = paused ? "Go live" : "Pause";
+    event.currentTarget.setAttribute("aria-pressed", String(paused));
+    redraw();
+  });
+  $("fidelity")?.addEventListener("click", (event) => {
+    const axis = event.target.closest("button")?.dataset.axis;
+    if (!axis) return;
+    if (!openAxes.delete(axis)) openAxes.add(axis);
+    drawComparison();
+    $("fidelity").querySelector(`button[data-axis="${axis}"]`)?.focus();
+  });
+  const dialog = $("cancel-dialog");
+  $("cancel-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    dialog.showModal();
+  });
+  $("keep").addEventListener("click", () => dialog.close());
+  dialog.querySelector("button.primary").addEventListener("click", () => $("cancel-form").submit());
+}
+
+function follow() {
+  connect(`/ws/jobs/${job.id}/`, {
+    resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),
+    onJob,
+    onGap: (node) => expectGap(state, node),
+    onBatch,
+    onState: onConnection,
+  });
+}
+
+listen();
+showHeader(job);
+onConnection("reading");
+redraw(); // where everything lies: what is not read yet is hidden, for no word for it would be true
+kept = await replay(state, job);
+replayed = true;
+for (const place of document.querySelectorAll("[data-reading]")) delete place.dataset.reading;
+seedFromSummary();
+redraw();
+follow();

@@ -1,0 +1,140 @@
+// Plan and measurement side by side: bytes, time, memory, each with its error.
+import { byAxis } from "../collectives.js";
+import { el, swatch } from "../dom.js";
+import { bytes, duration, exactBytes } from "../format.js";
+
+const AXES = new Set(["pp", "dp", "cp", "ep", "tp", "world"]);
+const MEMORY = ["parameters", "gradients", "optimizer", "gathered", "activations", "working", "allowance"];
+
+function error(planned, measured) {
+  if (planned === measured) return "0 %";
+  if (!(planned > 0)) return "–";
+  const share = (100 * (planned - measured)) / measured;
+  if (!Number.isFinite(share)) return "–";
+  const size = Math.abs(share);
+  return `${share > 0 ? "+" : "−"}${size < 10 ? size.toFixed(1) : size.toFixed(0)} %`;
+}
+
+/**
+ * Lines of the table: {group, name, token, planned, measured, off, title}; texts, null where nothing is known.
+ * `run`: {device, measured, least}: the summary's own time of a step ({steps, step_s}, null before the end), and the
+ * bytes of tensors below which a CPU's resident set says nothing of them.
+ */
+export function plannedLines(estimate, state, rows, run) {
+  return [...byteLines(rows, state), ...timeLines(estimate, state, run.measured), ...memoryLines(estimate, state, run)];
+}
+
+function byteLines(rows, state) {
+  const steps = Math.max(0, ...[...state.ranks.values()].map((rank) => rank.exactStep ?? 0));
+  if (steps === 0) return [];
+  return rows.map((row) => ({
+    group: "payload bytes a step, all ranks",
+    name: row.axis,
+    token: `--axis-${row.axis}`,
+    planned: exactBytes(Math.round(row.predicted / steps)),
+    measured: exactBytes(Math.round(row.measured / steps)),
+    off: error(row.predicted, row.measured),
+  }));
+}
+
+function median(values) {
+  if (values.length === 0) return null;
+  const sorted = [...values].sort((a, b) => a - b);
+  return sorted[Math.floor(sorted.length / 2)];
+}
+
+/** Seconds that a rank's collectives of one axis took in a step, the mean over ranks. */
+function busy(state) {
+  const found = new Map();
+  const ranks = [...state.ranks.values()].filter((rank) => rank.exactStep);
+  for (const rank of ranks) {
+    for (const cell of rank.exactCells) {
+      found.set(cell.axis, (found.get(cell.axis) ?? 0) + cell.busy_s / rank.exactStep / ranks.length);
+    }
+  }
+  return found;
+}
+
+function timeLines(estimate, state, measuredStep) {
+  const { time } = estimate;
+  if (!time) return []; // jobs planned before there was a time
+  const rate = state.progress?.rate;
+  const step = measuredStep?.step_s ?? median(state.stepTimes) ?? (rate ? estimate.tokens_per_step / rate : null);
+  const group = "time of a step";
+  const lines = [
+    {
+      group,
+      name: "together",
+      planned: duration(time.step_s),
+      measured: step === null ? null : duration(step),
+      off: step === null ? null : error(time.step_s, step),
+    },
+  ];
+  const measured = busy(state);
+  const planned = new Map(time.parts.map(({ name, seconds }) => [name, seconds]));
+  const axes = [...new Set([...planned.keys(), ...measured.keys()])].filter((name) => AXES.has(name)).sort(byAxis);
+  for (const { name, seconds } of time.parts.filter((part) => part.seconds > 0 && !AXES.has(part.name))) {
+    lines.push({ group, name, token: `--part-${name}`, planned: duration(seconds), measured: null, off: null });
+  }
+  for (const axis of axes) {
+    if (!(planned.get(axis) > 0) && !measured.has(axis)) continue;
+    lines.push({
+      group,
+      name: `${axis}, not hidden`,
+      token: `--axis-${axis}`,
+      planned: duration(planned.get(axis) ?? 0),
+      measured: measured.has(axis) ? `≤ ${duration(measured.get(axis))}` : null,
+      off: null,
+    });
+  }
+  return lines;
+}
+
+/** What the device keeps for itself before training is in the plan's allowance, and in no measurement. */
+function memoryLines(estimate, state, { device, least }) {
+  const fullest = estimate.stages.reduce((best, stage) => (stage.memory_bytes > best.memory_bytes ? stage : best));
+  const reserved = Math.min(estimate.cluster?.reserved_bytes ?? 0, fullest.memory.allowance ?? 0);
+  const own = reserved > 0 ? `, without the process' own ${bytes(reserved)}` : "";
+  const group = `memory of the fullest rank: tensors and the allocator's share${own}`;
+  const small = device === "cpu" && fullest.memory_bytes - (fullest.memory.allowance ?? 0) < least;
+  const compared = (measured) => (small ? "too small to compare: libraries' own buffers outweigh it" : error(together, measured));
+  const parts = MEMORY.map((name) => [name, fullest.memory[name] - (name === "allowance" ? reserved : 0)]);
+  const together = fullest.memory_bytes - reserved;
+  const peak = state.peaks.size > 0 ? Math.max(...state.peaks.values()) : null;
+  return [
+    {
+      group,
+      name: "together",
+      planned: bytes(together),
+      measured: peak === null ? null : bytes(peak),
+      off: peak === null ? null : compared(peak),
+    },
+    ...parts
+      .filter(([, size]) => size > 0)
+      .map(([name, size]) => ({ group, name, planned: bytes(size), measured: null, off: null })),
+  ];
+}
+
+/** Fills the table's body. */
+export function showPlanned(body, estimate, state, rows, run) {
+  const lines = [];
+  let group = "";
+  for (const line of plannedLines(estimate, state, rows, run)) {
+    if (line.group !== group) {
+      group = line.group;
+      lines.push(el("tr", { className: "group" }, el("th", { scope: "rowgroup", colSpan: 4 }, group)));
+    }
+    const cell = (text, missing, wide = "") => el("td", { className: text === null ? "number note" : `number${wide}` }, text ?? missing);
+    lines.push(
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, line.token ? swatch(line.token) : null, line.name),
+        cell(line.planned, "–"),
+        cell(line.measured, "not measured"),
+        cell(line.off, "–", line.off?.includes(":") ? " words" : ""),
+      ),
+    );
+  }
+  body.replaceChildren(...lines);
+}

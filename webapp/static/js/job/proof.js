@@ -1,0 +1,116 @@
+// What is proven of a run, in words: traffic, copies, one process. What is not proven says "not checked".
+import { el } from "../dom.js";
+import { duration, exactBytes, integer } from "../format.js";
+
+/** A relative difference: "3e-7", "0.31". */
+export function apartWords(value) {
+  if (value === null) return "no number";
+  if (value === 0) return "0";
+  return value >= 0.01 ? String(Number(value.toPrecision(2))) : value.toExponential(0);
+}
+
+/**
+ * {tone, words, more} of bytes and calls: the ranks' own verdicts once they are there, the steps so far until then.
+ * `exact` is false where a router decides how much goes to whom.
+ */
+export function trafficProof(state, comparison, finished, exact) {
+  const rows = exact ? "" : "; over ep for the rows that the run's own router chose";
+  if (state.verdicts.size > 0) {
+    let [bytesOff, callsOff] = [0, 0];
+    for (const row of [...state.verdicts.values()].flat()) {
+      bytesOff += Math.abs(row.measured_bytes - row.predicted_bytes);
+      callsOff += Math.abs(row.measured_count - row.predicted_count);
+    }
+    const good = bytesOff === 0 && callsOff === 0;
+    return {
+      tone: good ? "good" : "bad",
+      words: `${exactBytes(bytesOff)}, ${integer(callsOff)} ${callsOff === 1 ? "call" : "calls"}`,
+      more: `off in all, over every phase of ${integer(state.verdicts.size)} ${state.verdicts.size === 1 ? "rank" : "ranks"}${rows}`,
+    };
+  }
+  if (!comparison) return { tone: "", words: "not checked", more: finished ? "no step was counted" : "no step has ended" };
+  const good = comparison.bytesOff === 0 && comparison.callsOff === 0;
+  return {
+    tone: good ? "" : "bad",
+    words: `${exactBytes(comparison.bytesOff)}, ${integer(comparison.callsOff)} ${comparison.callsOff === 1 ? "call" : "calls"}`,
+    more: finished ? "off in the steps that were counted; its end was not checked" : "off in the steps so far",
+  };
+}
+
+/** The same of copies on several ranks. */
+export function replicaProof(proof) {
+  if (!proof || proof.replicas.steps.length === 0) return { tone: "", words: "not checked", more: "no step was looked at" };
+  const { replicas, wrong } = proof;
+  const differing = wrong.filter((apart) => apart.ranks.length === 2 || apart.what === "share");
+  const after = `after ${replicas.steps.length === 1 ? "step" : "steps"} ${replicas.steps.map(integer).join(" and ")}`;
+  const more = `${integer(replicas.copied)} of ${integer(replicas.parts)} parts of tensors have copies; gradients and weights, ${after}`;
+  if (differing.length > 0) return { tone: "bad", words: "replicas differ", more };
+  if (replicas.copied === 0) return { tone: "good", words: "no copies", more: `each part lies on one rank; ${after}` };
+  const words = replicas.apart === 0 ? "replicas agree" : `replicas agree to ${apartWords(replicas.apart)}`;
+  return { tone: "good", words, more };
+}
+
+const ROUNDING = 1e-5; // of fp32: gradients beyond it are not called equal, only within their limit
+
+function nearWords({ gradient, limit }, precision) {
+  if (gradient <= ROUNDING) return `gradients equal to one process to ${apartWords(gradient)}`;
+  const whose = precision === "fp32" ? "their" : `${precision}'s`;
+  if (gradient > limit) return `gradients within ${whose} limits (${apartWords(gradient)})`; // of vectors: a wider one
+  return `gradients within ${whose} limit of ${apartWords(limit)} (${apartWords(gradient)})`;
+}
+
+/** The same of the first steps beside one process. */
+export function processProof(proof, finished, precision) {
+  if (!proof) return { tone: "", words: "not checked", more: finished ? "the run ended before" : "waits for the first step" };
+  const one = proof.one_process;
+  if (one.state === "not checked") return { tone: "", words: "not checked", more: one.why };
+  if (one.state === "due") {
+    if (finished) return { tone: "", words: "not checked", more: `the run ended before step ${integer(one.steps)}` };
+    return { tone: "", words: "being verified", more: `by one process, after step ${integer(one.steps)}` };
+  }
+  const more =
+    `largest relative difference of ${integer(one.tensors)} gradients ${apartWords(one.gradient)}, updates ${apartWords(one.update)}, ` +
+    `losses ${apartWords(one.loss)}, norms ${apartWords(one.norm)} over ${integer(one.steps)} ${one.steps === 1 ? "step" : "steps"}; took ${duration(one.seconds)}` +
+    (one.why && `. ${one.why}`);
+  if (one.state === "apart") return { tone: "bad", words: "differs from one process", more };
+  return { tone: "good", words: nearWords(one, precision), more };
+}
+
+function apartLine({ what, name, axis, ranks, apart, limit }) {
+  const where =
+    ranks.length === 2 ? `rank ${ranks[0]} differs from rank ${ranks[1]}, over ${axis}` : ranks.length === 1 ? `rank ${ranks[0]} beside one process` : "all ranks together";
+  return el(
+    "tr",
+    {},
+    el("th", { scope: "row" }, what),
+    el("td", { className: "wrap" }, name),
+    el("td", {}, where),
+    el("td", { className: "number off" }, apartWords(apart)),
+    el("td", { className: "number" }, apartWords(limit)),
+  );
+}
+
+function fill(place, { tone, words, more }) {
+  const figure = place.querySelector("dd");
+  figure.textContent = words;
+  figure.dataset.tone = tone;
+  place.querySelector("small").textContent = more;
+}
+
+/** The panel: three figures, the verdict of all, and a table of what is wrong. */
+export function showProof(panel, state, comparison, finished, exact, precision) {
+  const parts = [
+    trafficProof(state, comparison, finished, exact),
+    replicaProof(state.proof),
+    processProof(state.proof, finished, precision),
+  ];
+  [...panel.querySelectorAll("[data-part]")].forEach((place, index) => fill(place, parts[index]));
+  const badge = panel.querySelector("[data-verdict]");
+  const tones = parts.map((part) => part.tone);
+  const proven = tones.every((tone) => tone === "good");
+  badge.dataset.tone = tones.includes("bad") ? "bad" : proven ? "good" : "warn";
+  badge.textContent = parts.map((part) => part.words).join("; ");
+  const wrong = state.proof?.wrong ?? [];
+  panel.querySelector("[data-wrong]").hidden = wrong.length === 0;
+  panel.querySelector("tbody").replaceChildren(...wrong.map(apartLine));
+}

@@ -1,0 +1,241 @@
+// The log panel of a job: choosing whose lines, finding among them, following them, and fetching the whole.
+import { copyText, el, eachFrame } from "../dom.js";
+import { integer } from "../format.js";
+import { textOf, View } from "./lines.js";
+import { idOf, LineList } from "./list.js";
+import { fetchLog, save } from "./download.js";
+import { causeOf, showCause } from "./rootcause.js";
+import { Search } from "./search.js";
+
+const ALL = "all";
+const TYPING_MS = 150;
+const SAID_MS = 2000;
+const ADDRESS = /^#log-(-?\d{1,6})-(\d{1,12})$/;
+
+/** Whose a log is, and of a gang on which host. */
+function nameOf(key, log, members) {
+  const host = members.size > 1 ? members.get(log?.node)?.host : null;
+  const who = key >= 0 ? `rank ${key}` : members.size > 1 ? `launcher ${-1 - key}` : "launcher";
+  return host ? `${who} · ${host}` : who;
+}
+
+export function logView(root) {
+  const named = (name) => root.querySelector(`[name=log-${name}]`);
+  const part = (name) => root.querySelector(`[data-log=${name}]`);
+  const [ranks, level, wrap, follow, field] = ["rank", "level", "wrap", "follow", "search"].map(named);
+  let state = null;
+  let job = null;
+  let view = null;
+  let wanted = ADDRESS.exec(location.hash);
+  let unseen = 0;
+  let fetching = null;
+  const list = new LineList(root.querySelector("#log"), {
+    nameOf: (rank) => (rank < 0 ? "launcher" : `rank ${rank}`),
+    scrolled: (atEnd) => setFollow(atEnd),
+  });
+  const redraw = eachFrame(() => list.draw());
+  const search = new Search(() => {
+    list.hits = search.hits;
+    showFound();
+    redraw();
+  });
+
+  const chosen = () => (ranks.value === ALL || ranks.value === "" ? null : Number(ranks.value));
+
+  function setFollow(on) {
+    follow.checked = on;
+    if (on) unseen = 0;
+    showNews();
+  }
+
+  function showNews() {
+    const button = part("newest");
+    button.hidden = follow.checked || unseen === 0;
+    button.textContent = `${integer(unseen)} new ${unseen === 1 ? "line" : "lines"} ↓`;
+  }
+
+  /** Other lines are wanted: from the start. */
+  function reopen() {
+    view = new View(chosen(), level.value);
+    view.pull(state.logs);
+    list.current = null;
+    list.show(view.lines, { wrap: wrap.checked, ofAll: view.rank === null });
+    search.begin(field.value, view.lines);
+    if (follow.checked) list.toEnd();
+    showTold();
+  }
+
+  function showTold() {
+    part("empty").hidden = view.lines.length > 0;
+    part("empty").textContent = state.logs.size > 0 ? "No line is so bad." : job?.finished ? part("empty").dataset.none : "No line so far.";
+    const whole = part("download");
+    if (whole) whole.textContent = fetching ? "Stop" : view.rank === null ? "Save these lines" : "Whole log";
+    if (whole) whole.title = view.rank === null ? "What is listed here, as a file" : "All that its host keeps of it";
+  }
+
+  function showFound() {
+    const problem = part("problem");
+    problem.textContent = search.problem;
+    field.setAttribute("aria-invalid", String(search.problem !== ""));
+    const { length } = search.places;
+    const at = list.current === null ? -1 : search.places.indexOf(list.current);
+    const found = at < 0 ? `${integer(length)} found` : `${integer(at + 1)} of ${integer(length)}`;
+    part("found").textContent = search.active ? `${found}${search.done ? "" : " …"}` : "";
+    for (const name of ["earlier", "later"]) part(name).disabled = length === 0;
+  }
+
+  function step(by) {
+    const { places } = search;
+    if (places.length === 0) return;
+    const at = places.indexOf(list.current);
+    const next = at < 0 ? (by > 0 ? 0 : places.length - 1) : (at + by + places.length) % places.length;
+    list.current = places[next];
+    setFollow(false);
+    list.toLine(list.current);
+    showFound();
+  }
+
+  /** To a line of a rank, in the list where it is in it; else in that rank's own. False where it is not kept. */
+  function goTo(rank, number) {
+    const find = () => view.lines.findIndex((line) => line.rank === rank && line.number === number && line.skipped === undefined);
+    setFollow(false);
+    let index = find();
+    if (index < 0) {
+      ranks.value = String(rank);
+      level.value = "info";
+      reopen();
+      index = find();
+    }
+    if (index < 0) return false;
+    list.marked = idOf(view.lines[index]);
+    list.toLine(index);
+    return true;
+  }
+
+  /** The address names a line: it is gone to once it is there. */
+  function seek() {
+    if (!wanted) return;
+    const [rank, number] = [Number(wanted[1]), Number(wanted[2]) - 1];
+    const log = state.logs.get(rank);
+    if (!log || log.next <= number) return;
+    wanted = null;
+    const there = goTo(rank, number);
+    tell(there ? "" : `line ${integer(number + 1)} of ${nameOf(rank, log, state.members)} is not kept here any more: fetch the whole log`, !there);
+    root.scrollIntoView({ block: "nearest" });
+  }
+
+  function tell(text, bad = false) {
+    part("told").textContent = text;
+    part("told").dataset.tone = bad ? "bad" : "info";
+    part("told").hidden = text === "";
+  }
+
+  async function download() {
+    if (fetching) return fetching.abort();
+    if (view.rank === null) {
+      const lines = view.lines.map((line) => `${nameOf(line.rank, state.logs.get(line.rank), state.members)}\t${textOf(line)}\n`);
+      return save(`${job.id}-${job.attempt}-shown.log`, lines);
+    }
+    fetching = new AbortController();
+    showTold();
+    const bar = part("progress");
+    const address = `/api/v1/jobs/${job.id}/logs/${view.rank}?attempt=${job.attempt}`;
+    const said = await fetchLog(address, fetching.signal, ({ text, share }) => {
+      tell(text);
+      bar.hidden = false;
+      if (share === null) bar.removeAttribute("value");
+      else bar.value = share;
+    });
+    fetching = null;
+    bar.hidden = true;
+    tell(said.text, said.bad);
+    return showTold();
+  }
+
+  function showRanks() {
+    const keys = [...state.logs.keys()].sort((a, b) => (a < 0 && b < 0 ? b - a : a - b));
+    const names = keys.map((key) => nameOf(key, state.logs.get(key), state.members));
+    const wantedNames = [keys.length > 1 ? "all ranks, by time" : "", ...names].join("\n");
+    if (ranks.dataset.names === wantedNames) return;
+    ranks.dataset.names = wantedNames;
+    const before = ranks.value;
+    const options = keys.map((key, i) => el("option", { value: String(key) }, names[i]));
+    if (keys.length > 1) options.unshift(el("option", { value: ALL }, "all ranks, by time"));
+    ranks.replaceChildren(...options);
+    const usual = keys.includes(0) ? "0" : String(keys[0] ?? "");
+    ranks.value = options.some((option) => option.value === before) && before ? before : usual;
+    if (ranks.value !== before || view === null) reopen();
+  }
+
+  ranks.addEventListener("change", () => {
+    list.marked = null;
+    reopen();
+  });
+  for (const input of [level, wrap]) input.addEventListener("change", reopen);
+  follow.addEventListener("change", () => {
+    setFollow(follow.checked);
+    if (follow.checked) list.toEnd();
+  });
+  part("newest").addEventListener("click", () => {
+    setFollow(true);
+    list.toEnd();
+  });
+  let typing = null;
+  field.addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => {
+      list.current = null;
+      if (view) search.begin(field.value, view.lines);
+    }, TYPING_MS);
+  });
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    step(event.shiftKey ? -1 : 1);
+  });
+  part("earlier").addEventListener("click", () => step(-1));
+  part("later").addEventListener("click", () => step(1));
+  part("download")?.addEventListener("click", download);
+  part("copy").addEventListener("click", async () => {
+    const selected = getSelection();
+    const inside = !selected.isCollapsed && list.box.contains(selected.anchorNode);
+    const text = inside ? String(selected) : (view?.lines ?? []).map((line) => `${textOf(line)}\n`).join("");
+    part("copy").textContent = (await copyText(text)) ? "Copied" : "Copying is forbidden";
+    setTimeout(() => (part("copy").textContent = "Copy"), SAID_MS);
+  });
+  addEventListener("hashchange", () => {
+    wanted = ADDRESS.exec(location.hash);
+    if (state) seek();
+  });
+
+  return (next, ofJob) => {
+    const other = state !== null && next.logs !== state.logs; // another attempt
+    state = next;
+    job = ofJob;
+    showCause(part("cause"), causeOf(job, state), (cause) => {
+      const rank = cause.rank ?? -1;
+      const log = state.logs.get(rank);
+      const line = log?.lines.findLast((one) => one.text !== undefined && textOf(one) === cause.lines[0]);
+      if (line) goTo(rank, line.number);
+      else tell("its lines are not kept here any more: fetch the whole log", true);
+    });
+    if (other) ranks.dataset.names = "";
+    if (other) view = null;
+    showRanks();
+    if (view === null) {
+      view = new View(null);
+      showTold();
+    }
+    const { from, dropped } = view.pull(state.logs);
+    if (dropped > 0 || from < view.lines.length) {
+      list.changed(from, dropped);
+      search.follow(from, dropped);
+      list.hits = search.hits;
+      if (follow.checked) list.toEnd();
+      else unseen += view.lines.length - from;
+      showNews();
+    }
+    showTold();
+    seek();
+  };
+}

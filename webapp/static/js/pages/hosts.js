@@ -1,0 +1,23 @@
+// Pages of hosts: dialogs that ask first, a button that copies, and how long ago each host was heard.
+import { copyText } from "../dom.js";
+import { ago } from "../format.js";
+
+for (const button of document.querySelectorAll("[data-opens]")) {
+  button.addEventListener("click", () => document.getElementById(button.dataset.opens).showModal());
+}
+for (const button of document.querySelectorAll("dialog [data-close]")) {
+  button.addEventListener("click", () => button.closest("dialog").close());
+}
+for (const button of document.querySelectorAll("[data-copies]")) {
+  button.addEventListener("click", async () => {
+    const copied = await copyText(document.getElementById(button.dataset.copies).textContent);
+    button.textContent = copied ? "Copied" : "Select it and copy by hand";
+  });
+}
+
+function tellAges() {
+  for (const node of document.querySelectorAll("[data-age]")) node.textContent = ago(new Date(node.dataset.age));
+}
+tellAges();
+setInterval(tellAges, 1000);
+document.addEventListener("htmx:afterSwap", tellAges);

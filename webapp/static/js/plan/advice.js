@@ -1,0 +1,63 @@
+// Asks what would have been faster than a run that has ended, and shows the answer below the button.
+import { el } from "../dom.js";
+import { bytes, duration } from "../format.js";
+import { cell, rowHead, scrolling, th } from "../pictures/table.js";
+
+const panel = document.getElementById("advice");
+const place = document.getElementById("advice-answer");
+const button = panel.querySelector("button");
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
+button.addEventListener("click", async () => {
+  button.disabled = true;
+  try {
+    const answer = await fetch(panel.dataset.url, { headers: { Accept: "application/json" } });
+    const told = await answer.json();
+    place.replaceChildren(...(answer.ok ? shown(told) : told.errors.map(({ message }) => el("p", {}, message))));
+  } catch (error) {
+    place.replaceChildren(el("p", {}, `No advice: ${error.message}.`));
+  } finally {
+    button.disabled = false;
+  }
+});
+
+function shown(told) {
+  const parts = told.parts.map((part) =>
+    el(
+      "tr",
+      {},
+      rowHead(null, part.part),
+      cell(duration(part.predicted_s)),
+      cell(part.measured_at_most_s === null ? "not measured" : `≤ ${duration(part.measured_at_most_s)}`),
+      cell(duration(part.apportioned_s)),
+    ),
+  );
+  const note = `On ${told.host}, ${told.steps} steps timed: ${duration(told.step_s)} each, ${duration(told.predicted_s)} predicted as it was submitted.`;
+  const columns = [th("part of a step"), th("predicted as submitted", true), th("measured", true), th("apportioned", true)];
+  return [
+    el("p", {}, told.text),
+    ...(told.options.length ? [options(told.options)] : []),
+    ...(told.unsure.length ? [el("p", { className: "note" }, "Closer than the estimate is sure, so no advice:"), options(told.unsure)] : []),
+    el("p", { className: "note" }, note),
+    scrolling(columns, parts),
+    el("p", { className: "note" }, "Apportioned: the measured step divided among its parts, an estimate."),
+  ];
+}
+
+function options(found) {
+  const head = [th("change"), th("a step", true), th("less time", true), th("memory", true), th("because of", true), th("apportioned", true), th("would take", true)];
+  const rows = found.map((option) =>
+    el(
+      "tr",
+      {},
+      rowHead(null, option.change),
+      cell(duration(option.step_s)),
+      cell(percent(option.faster)),
+      cell(bytes(option.memory_bytes)),
+      cell(option.because.part),
+      cell(duration(option.because.apportioned_s)),
+      cell(duration(option.because.there_s)),
+    ),
+  );
+  return scrolling(head, rows);
+}

@@ -1,0 +1,44 @@
+// "Fill the best layout": searches every layout on as many ranks as the form asks for and fills in the fastest.
+import { duration, integer } from "../format.js";
+import { words as refusal } from "../refusal.js";
+
+const LIMIT = 1;
+const FILLED = ["dp", "pp", "tp", "cp", "ep", "zero", "sequence_parallel", "schedule", "virtual_stages", "recompute"];
+
+/** What is asked of the search for the spec of a form; micro-batches are searched too. */
+export function query(spec, cluster) {
+  const { layout = {}, train = {}, ...rest } = spec;
+  const { micro_batches: _, ...kept } = train;
+  const ranks = ["dp", "pp", "tp", "cp"].reduce((product, axis) => product * (Number(layout[axis]) || 1), 1);
+  return { spec: { ...rest, train: kept }, ranks, cluster: cluster || null, runnable: true, limit: LIMIT };
+}
+
+/** Why the first of what was found is the one, in words; `before`: seconds of a step as the form had it, or null. */
+export function why(found, before) {
+  const [best] = found.best;
+  const counted = `the fastest of ${integer(found.fitting)} that fit, of ${integer(found.considered)} considered${found.complete ? "" : " in the time allowed"}`;
+  const ratio = before / best.step_s;
+  const gain = before === null ? "" : ratio > 1.005 ? `, ${ratio.toFixed(2)} times faster than before` : ", as fast as before";
+  const [next] = found.neighbours;
+  return `${duration(best.step_s)} a step, predicted: ${counted}${gain}.${next ? ` Next to it, ${next.change}: ${next.reason}.` : ""}`;
+}
+
+/** Field values of the first layout found, by the form's names. */
+export function filled({ layout, micro_batches: microBatches }) {
+  const values = Object.fromEntries(FILLED.filter((name) => layout[name] !== undefined).map((name) => [`layout.${name}`, layout[name]]));
+  return { ...values, "train.micro_batches": microBatches };
+}
+
+/** Raises Error with the server's words where there is nothing to fill in. */
+export async function best(url, token, asked) {
+  const answer = await fetch(url, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-CSRFToken": token },
+    body: JSON.stringify(asked),
+  });
+  if (answer.redirected || answer.status === 403) throw new Error("you are logged out; open the page again");
+  const told = await answer.json();
+  if (told.errors) throw new Error(refusal(told.errors));
+  if (told.best.length === 0) throw new Error(`of ${integer(told.considered)} layouts on ${integer(asked.ranks)} ranks none fits: try more ranks, or a smaller batch`);
+  return told;
+}

@@ -1,0 +1,48 @@
+// “Explain”: each term of a figure with its formula, its numbers and its source, in a dialog.
+import { el } from "../dom.js";
+import { bytes, count, duration, exactBytes, integer } from "../format.js";
+import { rowHead, scrolling, th } from "../pictures/table.js";
+import { words } from "../refusal.js";
+
+function value(number, unit) {
+  if (unit === "B") return bytes(number);
+  if (unit === "s") return duration(number);
+  if (unit === "") return `${(100 * number).toFixed(1)} %`;
+  return `${unit === "parameters" ? integer(number) : count(number)} ${unit}`;
+}
+
+const exact = (number, unit) => (unit === "B" ? exactBytes(number) : undefined);
+
+function line(term) {
+  const formula = el("td", {}, el("code", {}, term.formula), term.numbers ? el("br") : null, term.numbers ? `= ${term.numbers}` : null);
+  const amount = el("td", { className: "number", title: exact(term.value, term.unit) }, value(term.value, term.unit));
+  return el("tr", {}, rowHead(null, term.name), amount, formula, el("td", { className: "source" }, term.source));
+}
+
+/** `ask()` gives {spec, cluster} in time; every [data-explain] button inside `root` opens the dialog. */
+export function explainButtons(root, dialog, url, ask) {
+  root.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-explain]");
+    if (!button) return;
+    const title = dialog.querySelector("h2");
+    const place = dialog.querySelector('[data-show="terms"]');
+    title.textContent = button.dataset.explain;
+    place.replaceChildren(el("p", { className: "note" }, "Working it out…"));
+    dialog.showModal();
+    try {
+      const answer = await fetch(url, {
+        method: "POST",
+        body: JSON.stringify(await ask()),
+        headers: { "Content-Type": "application/json", "X-CSRFToken": root.ownerDocument.querySelector("[name=csrfmiddlewaretoken]").value },
+      });
+      const made = await answer.json();
+      if (made.errors) throw new Error(words(made.errors));
+      const figure = made.find((f) => f.figure === button.dataset.explain);
+      title.textContent = `${figure.figure} = ${value(figure.value, figure.unit)}, ${figure.kind}`;
+      const head = [th("term"), th("value", true), th("formula and numbers"), th("source")];
+      place.replaceChildren(scrolling(head, figure.terms.map(line)));
+    } catch (error) {
+      place.replaceChildren(el("p", { className: "problem" }, `No explanation: ${error.message}.`));
+    }
+  });
+}

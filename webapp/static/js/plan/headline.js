@@ -1,0 +1,31 @@
+// What a layout costs, in three figures that are always in sight; their pictures follow below.
+import { byAxis } from "../collectives.js";
+import { bytes, duration, tokenRate } from "../format.js";
+
+/** {name: {text, tone}} of the figures of an estimate. */
+export function headline(estimate) {
+  const { time, cluster, stages, peak_memory_bytes: peak } = estimate;
+  const free = Math.floor(100 * (1 - peak / cluster.memory_bytes));
+  const total = (stage) => Object.values(stage.step_bytes).reduce((sum, value) => sum + value, 0);
+  const busiest = stages.reduce((most, other) => (total(other) > total(most) ? other : most));
+  const axes = Object.entries(busiest.step_bytes).filter(([, value]) => value > 0);
+  axes.sort(([one], [other]) => byAxis(one, other));
+  return {
+    memory: { text: bytes(peak) },
+    fits: estimate.fits
+      ? { text: `fits ${bytes(cluster.memory_bytes)}, ${free} % free`, tone: "good" }
+      : { text: `does not fit ${bytes(cluster.memory_bytes)}`, tone: "bad" },
+    time: { text: duration(time.step_s) },
+    speed: { text: `± ${Math.round(100 * time.interval.share)} %, ${tokenRate(time.tokens_per_s)}` },
+    traffic: { text: bytes(total(busiest)) },
+    axes: { text: axes.length ? axes.map(([axis, value]) => `${axis} ${bytes(value)}`).join(" · ") : "nothing to send" },
+  };
+}
+
+export function showHeadline(list, estimate) {
+  for (const [name, { text, tone }] of Object.entries(headline(estimate))) {
+    const place = list.querySelector(`[data-head="${name}"]`);
+    place.textContent = text;
+    if (tone) place.dataset.tone = tone;
+  }
+}

@@ -1,0 +1,79 @@
+// The teaching page: sliders ask the planner, which alone does the arithmetic; the page draws and formats.
+import { growthChart } from "../charts/growth.js";
+import { copyText, el, embedded } from "../dom.js";
+import { bytes } from "../format.js";
+
+const DELAY_MS = 100;
+const form = document.getElementById("sliders");
+const draw = growthChart(document.getElementById("growth"));
+const sliders = [...form.querySelectorAll(".slider")].map((row) => {
+  const range = row.querySelector("input[type=range]");
+  return { row, range, number: row.querySelector("input[type=text]"), least: Number(range.dataset.least), most: Number(range.dataset.most) };
+});
+let asked = 0;
+
+// A slider moves in even steps of the logarithm.
+const toRange = ({ least, most }, value) => Math.round((200 * Math.log(value / least)) / Math.log(most / least));
+const fromRange = ({ least, most, range }) => Math.round(least * (most / least) ** (Number(range.value) / 200));
+
+function query() {
+  const fields = new URLSearchParams(sliders.map(({ number }) => [number.name, number.value.trim()]));
+  return fields;
+}
+
+function show({ lesson, curves }) {
+  document.getElementById("order").textContent = lesson.order;
+  const badge = document.getElementById("classic");
+  badge.textContent = lesson.classic ? "TP > DP > PP holds" : "turned round";
+  badge.dataset.tone = lesson.classic ? "good" : "warn";
+  document.getElementById("verdict").textContent = lesson.verdict;
+  const rows = lesson.volumes.map((v) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, v.name),
+      el("td", { className: "number" }, bytes(v.num_bytes)),
+      el("td", {}, v.order),
+      el("td", {}, el("code", {}, v.formula), el("br"), `= ${v.numbers}`),
+      el("td", {}, v.source),
+    ),
+  );
+  document.getElementById("volumes").replaceChildren(...rows);
+  draw(curves, lesson.setting[curves.variable]);
+}
+
+function tell(problems) {
+  for (const { row } of sliders) row.querySelector(".problem").textContent = problems.find((p) => p.field === row.dataset.name)?.message ?? "";
+}
+
+async function ask() {
+  const mine = (asked += 1);
+  const fields = query();
+  history.replaceState(null, "", `?${fields}`);
+  fields.set("over", form.elements.over.value);
+  try {
+    const answer = await fetch(`${form.dataset.url}?${fields}`);
+    const made = await answer.json();
+    if (mine !== asked) return;
+    tell(made.errors ?? []);
+    if (!made.errors) show(made);
+  } catch (error) {
+    document.getElementById("verdict").textContent = `No answer: ${error.message}.`;
+  }
+}
+
+let timer = null;
+form.addEventListener("input", (event) => {
+  const slider = sliders.find(({ row }) => row.contains(event.target));
+  if (slider && event.target === slider.range) slider.number.value = String(fromRange(slider));
+  else if (slider && /^\d+$/.test(slider.number.value)) slider.range.value = String(toRange(slider, Number(slider.number.value)));
+  clearTimeout(timer);
+  timer = setTimeout(ask, DELAY_MS);
+});
+form.addEventListener("submit", (event) => event.preventDefault());
+document.getElementById("copy").addEventListener("click", async (event) => {
+  const url = `${location.origin}${location.pathname}?${query()}`;
+  event.target.textContent = (await copyText(url)) ? "Copied" : "Copy it from the address bar";
+});
+for (const slider of sliders) slider.range.value = String(toRange(slider, Number(slider.number.value)));
+show({ lesson: embedded("lesson"), curves: embedded("curves") });

@@ -1,0 +1,320 @@
+// The what-if page: a shared base, up to four lanes of layouts that the planner costs, and the search.
+import { paretoChart } from "../charts/pareto.js";
+import { copyText, el, stackedBar } from "../dom.js";
+import { bytes, count, duration, integer, tokenRate } from "../format.js";
+import { cell, scrolling, th } from "../pictures/table.js";
+import { within } from "../pictures/time.js";
+import { words } from "../refusal.js";
+
+const MOST = 4;
+const DELAY_MS = 150;
+const base = document.getElementById("base");
+const lanes = document.getElementById("lanes");
+const results = document.getElementById("results");
+const searchStatus = document.getElementById("search-status");
+const DEGREES = ["dp", "pp", "tp", "cp", "ep"];
+const SCHEDULES = ["1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev", "looped_bfs", "gpipe", "naive"];
+const CHUNKS = { interleaved_1f1b: 2, looped_bfs: 2, zbv: 2, dualpipev: 2 };
+const RECOMPUTES = ["none", "selective", "full"];
+const FIRST = [
+  { layout: { dp: 64, zero: 3 }, micro_batches: 8 },
+  { layout: { dp: 16, tp: 4, sequence_parallel: true, zero: 1 }, micro_batches: 32 },
+];
+
+let custom = null; // the model and training of a spec that came by link and is no preset's
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const whole = (text) => (/^\d+$/.test(text.trim()) ? Number(text) : text);
+const csrf = () => base.elements.csrfmiddlewaretoken.value;
+
+async function post(url, body) {
+  const headers = { "Content-Type": "application/json", "X-CSRFToken": csrf() };
+  const answer = await fetch(url, { method: "POST", body: JSON.stringify(body), headers });
+  if (answer.redirected || answer.status === 403) throw new Error("you are logged out; open the page again");
+  const made = await answer.json();
+  if (made.errors) throw new Error(words(made.errors));
+  return made;
+}
+
+function specOf(lane) {
+  const field = base.elements;
+  const train = {
+    ...(custom?.train ?? {}),
+    global_batch: whole(field.global_batch.value),
+    seq_len: whole(field.seq_len.value),
+    precision: field.precision.value,
+    micro_batches: lane.micro_batches,
+  };
+  const model = field.preset.value ? { preset: field.preset.value } : (custom?.model ?? {});
+  const device = field.cluster.value === "cpu" ? "cpu" : "cuda";
+  return { name: "from what-if", model, layout: lane.layout, train, resources: { device } };
+}
+
+// --- lanes
+
+const state = [];
+
+function addLane(lane) {
+  if (state.length >= MOST) return false;
+  state.push({ layout: { ...lane.layout }, micro_batches: lane.micro_batches ?? 1, plan: null });
+  drawLanes();
+  askAll();
+  return true;
+}
+
+function drawLanes() {
+  lanes.replaceChildren(...state.map(drawLane));
+  document.getElementById("add").disabled = state.length >= MOST;
+}
+
+function drawLane(lane, index) {
+  const panel = el("article", { className: "panel lane" });
+  const title = el("h3", {}, `Layout ${"ABCD"[index]}`);
+  const remove = el("button", { type: "button", className: "button quiet small", ariaLabel: `Remove layout ${"ABCD"[index]}` }, "Remove");
+  remove.addEventListener("click", () => {
+    state.splice(index, 1);
+    drawLanes();
+    remember();
+  });
+  const fields = el("div", { className: "degrees" });
+  for (const axis of DEGREES) fields.append(numberField(lane, axis, lane.layout, axis, 1));
+  fields.append(select(lane, "ZeRO", "zero", [0, 1, 2, 3], Number));
+  fields.append(select(lane, "schedule", "schedule", SCHEDULES, String, "wide"));
+  fields.append(numberField(lane, "chunks", lane.layout, "virtual_stages", 1));
+  fields.append(numberField(lane, "micro-batches", lane, "micro_batches", 1));
+  fields.append(select(lane, "recompute", "recompute", RECOMPUTES, String));
+  const check = el("label", { className: "check wide" }, el("input", { type: "checkbox", checked: Boolean(lane.layout.sequence_parallel) }), " sequence parallel");
+  check.firstChild.addEventListener("change", (event) => {
+    lane.layout.sequence_parallel = event.target.checked;
+    ask(lane);
+  });
+  fields.append(check);
+  lane.body = el("div", {});
+  panel.append(el("header", {}, title, remove), fields, lane.body);
+  lane.panel = panel;
+  if (lane.plan) showPlan(lane);
+  return panel;
+}
+
+function numberField(lane, text, target, name, usual) {
+  const input = el("input", { type: "text", inputMode: "numeric", value: String(target[name] ?? usual) });
+  input.addEventListener("input", () => {
+    target[name] = whole(input.value);
+    ask(lane);
+  });
+  input.dataset.name = name;
+  return el("label", {}, text, input);
+}
+
+function select(lane, text, name, values, read, className = "") {
+  const options = values.map((v) => el("option", { value: String(v), selected: String(lane.layout[name] ?? values[0]) === String(v) }, String(v).replaceAll("_", " ")));
+  const box = el("select", {}, ...options);
+  box.addEventListener("change", () => {
+    lane.layout[name] = read(box.value);
+    if (name === "schedule") {
+      lane.layout.virtual_stages = CHUNKS[box.value] ?? 1;
+      lane.panel.querySelector('[data-name="virtual_stages"]').value = String(lane.layout.virtual_stages);
+    }
+    ask(lane);
+  });
+  return el("label", { className }, text, box);
+}
+
+function ask(lane) {
+  clearTimeout(lane.timer);
+  lane.timer = setTimeout(() => cost(lane), DELAY_MS);
+}
+
+function askAll() {
+  for (const lane of state) ask(lane);
+}
+
+async function cost(lane) {
+  const mine = (lane.asked = (lane.asked ?? 0) + 1);
+  remember();
+  try {
+    const plan = await post(`${base.dataset.planUrl}?cluster=${encodeURIComponent(base.elements.cluster.value)}`, specOf(lane));
+    if (mine !== lane.asked) return;
+    lane.plan = plan;
+  } catch (error) {
+    lane.plan = { problems: [{ field: "request", message: error.message }], estimate: null };
+  }
+  showPlan(lane);
+  markBest();
+}
+
+const AXES = ["tp", "cp", "ep", "pp", "dp", "world"];
+const token = (name) => (AXES.includes(name) ? `--axis-${name}` : `--part-${name}`);
+
+function showPlan(lane) {
+  const { estimate, problems } = lane.plan;
+  if (!estimate) {
+    const list = problems.map((p) => el("li", {}, el("b", {}, p.field), `: ${p.message}`));
+    lane.body.replaceChildren(el("div", { className: "message" }, el("ul", {}, ...list)));
+    lane.body.firstChild.dataset.tone = "bad";
+    return;
+  }
+  const { time, cluster } = estimate;
+  const parts = time.parts.map((p) => ({ token: token(p.name), value: p.seconds, title: `${p.name}: ${duration(p.seconds)}` }));
+  const memory = `${bytes(estimate.peak_memory_bytes)} of ${bytes(cluster.memory_bytes)}`;
+  const sent = Math.max(...estimate.stages.map((s) => Object.values(s.step_bytes).reduce((a, b) => a + b, 0)));
+  const line = (name, value, title) => el("tr", { title }, el("th", { scope: "row" }, name), el("td", { className: "number" }, value));
+  const fits = el("span", { className: "badge plain" }, estimate.fits ? "fits" : "does not fit");
+  fits.dataset.tone = estimate.fits ? "good" : "bad";
+  const rows = [
+    line("ranks", integer(estimate.world_size)),
+    line("step", duration(time.step_s), "estimate"),
+    line("between", within(time), time.interval.words),
+    line("MFU", percent(time.mfu), "model FLOPs over the peak of all ranks"),
+    line("speed", tokenRate(time.tokens_per_s)),
+    line("memory", memory, "of the fullest rank, estimate"),
+    line("payload a rank", bytes(sent), "of the busiest rank, a step"),
+    ...time.parts.filter((p) => p.seconds > 0).map((p) => line(AXES.includes(p.name) ? `${p.name} not hidden` : p.name, duration(p.seconds))),
+  ];
+  const spec = specOf(lane);
+  const use = el("a", { className: "button small", href: `${base.dataset.newUrl}?spec=${encodeURIComponent(JSON.stringify(spec))}&cluster=${base.elements.cluster.value}` }, "Open as a job");
+  const advice = (lane.plan.suggestions ?? []).map((n) => el("li", {}, el("b", {}, n.change), `: ${n.reason}`));
+  const kind = el("span", { className: "badge plain" }, "estimate");
+  kind.dataset.tone = "warn";
+  lane.body.replaceChildren(
+    el("p", { className: "actions" }, fits, kind),
+    stackedBar(parts, "Seconds of a step"),
+    el("table", { className: "compact" }, el("tbody", {}, ...rows)),
+    el("p", { className: "note" }, `Time: ${time.interval.words}.`),
+    ...(advice.length ? [el("p", { className: "note" }, "These fit:"), el("ul", {}, ...advice)] : []),
+    el("p", {}, use),
+  );
+}
+
+function markBest() {
+  const timed = state.filter((lane) => lane.plan?.estimate?.fits);
+  const best = timed.length > 1 ? Math.max(...timed.map((lane) => lane.plan.estimate.time.tokens_per_s / lane.plan.estimate.world_size)) : null;
+  for (const lane of state) {
+    const made = lane.plan?.estimate;
+    lane.panel.dataset.best = String(Boolean(made?.fits) && made.time.tokens_per_s / made.world_size === best);
+  }
+}
+
+// --- search
+
+function fixedFields(text) {
+  const fixed = {};
+  for (const word of text.split(/[\s,]+/).filter(Boolean)) {
+    const [name, value] = word.split("=");
+    if (value === undefined) throw new Error(`write ${name}=VALUE`);
+    fixed[name] = /^\d+$/.test(value) ? Number(value) : value === "true" ? true : value === "false" ? false : value;
+  }
+  return fixed;
+}
+
+async function search() {
+  const button = document.getElementById("search");
+  button.disabled = true;
+  searchStatus.textContent = "Searching…";
+  try {
+    const { micro_batches: _, ...train } = specOf({ layout: {}, micro_batches: 1 }).train;
+    const body = {
+      spec: { ...specOf({ layout: {}, micro_batches: 1 }), train },
+      ranks: whole(base.elements.ranks.value),
+      cluster: base.elements.cluster.value,
+      fixed: fixedFields(document.getElementById("s-fixed").value),
+      max_micro_batch: whole(document.getElementById("s-micro").value),
+      runnable: document.getElementById("s-runnable").checked,
+      limit: 12,
+    };
+    showResults(await post(base.dataset.searchUrl, body));
+  } catch (error) {
+    searchStatus.textContent = `No search: ${error.message}.`;
+  } finally {
+    button.disabled = false;
+  }
+}
+
+function showResults(found) {
+  const cut = found.complete ? "" : " (the time allowed ended it: not all)";
+  searchStatus.textContent = `${integer(found.considered)} layouts considered in ${duration(found.seconds)}${cut}, ${integer(found.fitting)} fit.`;
+  const refused = Object.entries(found.refused).map(([reason, number]) => el("li", {}, `${integer(number)} refused: ${reason}`));
+  if (found.best.length === 0) {
+    const hint = "Nothing fits: try more ranks, a smaller micro-batch, or hardware with more memory.";
+    results.replaceChildren(el("div", { className: "empty" }, el("h2", {}, "No layout fits"), el("p", {}, hint)), el("ul", { className: "note" }, ...refused));
+    return;
+  }
+  const head = [th("step", true), th("MFU", true), th("memory", true), ...DEGREES.map((axis) => th(axis, true)), th("ZeRO", true), th("micro-batch", true), th("schedule"), th("recompute"), th("")];
+  const rows = found.best.map((f) => {
+    const { layout } = f;
+    const compare = el("button", { type: "button", className: "button small" }, "Compare");
+    compare.addEventListener("click", () => {
+      if (!addLane({ layout, micro_batches: f.micro_batches })) searchStatus.textContent = "Four layouts are the most that stand side by side: remove one first.";
+    });
+    const schedule = layout.pp > 1 ? `${layout.schedule.replaceAll("_", " ")}${layout.virtual_stages > 1 ? ` × ${layout.virtual_stages}` : ""}` : "–";
+    return el(
+      "tr",
+      {},
+      cell(duration(f.step_s)),
+      cell(percent(f.mfu)),
+      cell(bytes(f.memory_bytes)),
+      ...DEGREES.map((axis) => cell(integer(layout[axis]))),
+      cell(String(layout.zero)),
+      cell(`${f.micro_batch_size} × ${integer(f.micro_batches)}`),
+      el("td", {}, schedule),
+      el("td", {}, layout.recompute),
+      el("td", {}, compare),
+    );
+  });
+  const table = scrolling(head, rows);
+  table.classList.add("search-results");
+  const near = found.neighbours.map((n) => el("tr", {}, el("th", { scope: "row" }, n.change), el("td", {}, n.reason)));
+  const chart = el("div", { className: "pareto" });
+  results.replaceChildren(
+    table,
+    el("details", {}, el("summary", {}, "Why its neighbours were not taken"), scrolling([th("change to the first"), th("what it brings")], near)),
+    el("details", {}, el("summary", {}, "How many were refused, and why"), el("ul", { className: "note" }, ...refused)),
+    el("h3", {}, `What more time buys: ${count(found.pareto.length)} layouts that no other beats in time and memory`),
+    chart,
+  );
+  paretoChart(chart, found.pareto, found.cluster.memory_bytes);
+}
+
+// --- the page's state lives in its address
+
+function remember() {
+  const field = base.elements;
+  const fields = Object.fromEntries(["preset", "cluster", "ranks", "global_batch", "seq_len", "precision"].map((name) => [name, field[name].value]));
+  const kept = { base: fields, custom, lanes: state.map(({ layout, micro_batches }) => ({ layout, micro_batches })) };
+  history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(kept))}`);
+}
+
+function recall() {
+  let kept = null;
+  try {
+    kept = JSON.parse(decodeURIComponent(location.hash.slice(1)));
+  } catch {
+    kept = null;
+  }
+  if (kept?.spec) return fromSpec(kept.spec, kept.cluster);
+  if (!kept?.lanes) return FIRST.forEach(addLane);
+  custom = kept.custom ?? null;
+  for (const [name, value] of Object.entries(kept.base)) if (base.elements[name]) base.elements[name].value = value;
+  return kept.lanes.forEach(addLane);
+}
+
+function fromSpec(spec, cluster) {
+  const { layout = {}, train = {}, model = {} } = spec;
+  const { micro_batches: microBatches, ...rest } = train;
+  custom = { model, train: rest };
+  const field = base.elements;
+  field.preset.value = model.preset ?? "";
+  field.cluster.value = cluster || (spec.resources?.device === "cuda" ? "h100" : "cpu");
+  for (const name of ["global_batch", "seq_len", "precision"]) if (train[name] !== undefined) field[name].value = train[name];
+  field.ranks.value = String(["dp", "pp", "tp", "cp"].reduce((product, axis) => product * (layout[axis] ?? 1), 1));
+  addLane({ layout, micro_batches: microBatches });
+}
+
+base.addEventListener("input", askAll);
+base.addEventListener("submit", (event) => event.preventDefault());
+document.getElementById("search").addEventListener("click", search);
+document.getElementById("add").addEventListener("click", () => addLane(state.at(-1) ?? FIRST[0]));
+document.getElementById("link").addEventListener("click", async () => {
+  remember();
+  document.getElementById("linked").textContent = (await copyText(location.href)) ? "copied" : "the browser forbids copying: take it from the address bar";
+});
+recall();

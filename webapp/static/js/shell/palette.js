@@ -1,0 +1,156 @@
+// The palette: jobs and hosts by name, pages, and the actions of the page at hand, all by keyboard.
+import { copyText, el } from "../dom.js";
+import { showKeys, usable, use, wordsOf } from "./keys.js";
+
+const DELAY_MS = 120;
+
+/** Those of `items` ({words}) that hold every word of `query`; what begins with it comes first. */
+export function matching(items, query) {
+  const asked = query.trim().toLowerCase();
+  const parts = asked.split(/\s+/).filter(Boolean);
+  const holds = items.filter(({ words }) => parts.every((part) => words.toLowerCase().includes(part)));
+  const begins = ({ words }) => (asked && words.toLowerCase().startsWith(asked) ? 0 : 1);
+  return holds.sort((one, other) => begins(one) - begins(other)); // stable: else as given
+}
+
+/** Actions of the page at hand, then its pages. `copyJson`: copies the job at hand, where there is one. */
+export function ofPage() {
+  const seen = new Set();
+  const found = usable(".page-head .actions :is(a, button), main [data-command]");
+  const actions = [...found, ...document.querySelectorAll(".own [data-command]")]
+    .map((node) => ({ kind: "action", words: wordsOf(node), key: node.dataset.key ?? "", run: () => use(node) }))
+    .filter(({ words }) => words && !seen.has(words) && seen.add(words));
+  const job = document.getElementById("job");
+  if (job) actions.push({ kind: "action", words: "Copy as JSON", key: "", run: () => copyJson(JSON.parse(job.textContent).id) });
+  actions.push({ kind: "action", words: "Show all keys", key: "?", run: showKeys });
+  const toggle = document.getElementById("theme-toggle");
+  actions.push({ kind: "action", words: toggle.getAttribute("aria-label") ?? "Switch the theme", key: "", run: () => toggle.click() });
+  const pages = [...document.querySelectorAll("[data-go]")].map((link) => ({
+    kind: "page",
+    words: wordsOf(link),
+    key: `g ${link.dataset.go}`,
+    run: () => link.click(),
+  }));
+  return [...actions, ...pages];
+}
+
+async function copyJson(id) {
+  const answer = await fetch(`/api/v1/jobs/${id}`, { headers: { Accept: "application/json" } });
+  const copied = answer.ok && (await copyText(JSON.stringify(await answer.json(), null, 2)));
+  const told = el("div", { className: "message", role: "status" }, copied ? "Copied the job as JSON." : "The browser forbids copying: the JSON is at ");
+  told.dataset.tone = copied ? "info" : "warn";
+  if (!copied) told.append(el("a", { href: `/api/v1/jobs/${id}` }, `/api/v1/jobs/${id}`));
+  document.getElementById("main").prepend(told);
+}
+
+async function fetched(url, query, signal) {
+  const answer = await fetch(`${url}?${new URLSearchParams({ q: query })}`, { headers: { Accept: "application/json" }, signal });
+  if (!answer.ok || answer.redirected) return [];
+  const { jobs, hosts } = await answer.json();
+  const goes = (path) => () => location.assign(path);
+  return [
+    ...jobs.map((job) => ({ kind: job.status, words: job.name, note: job.id, run: goes(job.url) })),
+    ...hosts.map((host) => ({ kind: "host", words: host.name, note: host.state, run: goes(host.url) })),
+  ];
+}
+
+/** The dialog, made once; `opener` has where to ask. */
+export function palette(opener) {
+  const input = el("input", { type: "text", autocomplete: "off", spellcheck: false, placeholder: "Find a job, host, page or action" });
+  for (const [name, value] of Object.entries({ role: "combobox", "aria-label": "Find a job, host, page or action", "aria-expanded": "true", "aria-controls": "palette-list", "aria-autocomplete": "list" })) input.setAttribute(name, value);
+  const list = el("ul", { id: "palette-list", role: "listbox", ariaLabel: "Found" });
+  const told = el("span", { role: "status", className: "visually-hidden" });
+  const hint = el("p", { className: "note" }, "↑ ↓ choose", el("span", {}, "Enter opens"), el("span", {}, "Esc closes"), told);
+  const dialog = el("dialog", { className: "palette", ariaLabel: "Find" }, input, list, hint);
+  document.body.append(dialog);
+  let items = [];
+  let at = 0;
+  let asking = null;
+  let timer = null;
+
+  function draw() {
+    list.replaceChildren(
+      ...items.map((item, index) => {
+        const note = item.note ? el("span", { className: "note" }, item.note) : null;
+        const key = item.key ? el("kbd", {}, item.key) : null;
+        const line = el("li", { id: `palette-${index}`, role: "option" }, el("span", {}, item.words), note, el("span", { className: "note" }, item.kind), key);
+        line.setAttribute("aria-selected", String(index === at));
+        line.addEventListener("mousemove", () => index !== at && go(index));
+        line.addEventListener("click", () => run(item));
+        return line;
+      }),
+    );
+    if (items.length) input.setAttribute("aria-activedescendant", `palette-${at}`);
+    else input.removeAttribute("aria-activedescendant");
+    told.textContent = items.length === 1 ? "1 found" : `${items.length} found`;
+    if (items.length === 0) list.replaceChildren(el("li", { className: "note", role: "presentation" }, "Nothing by that name."));
+  }
+
+  function go(to) {
+    if (items.length === 0) return;
+    list.children[at]?.setAttribute("aria-selected", "false");
+    at = (to + items.length) % items.length;
+    const line = list.children[at];
+    line.setAttribute("aria-selected", "true");
+    line.scrollIntoView({ block: "nearest" });
+    input.setAttribute("aria-activedescendant", line.id);
+  }
+
+  function run(item) {
+    dialog.close();
+    item.run();
+  }
+
+  async function find() {
+    asking?.abort();
+    const mine = new AbortController();
+    asking = mine;
+    const query = input.value;
+    const here = matching(ofPage(), query);
+    items = here;
+    at = 0;
+    draw();
+    try {
+      const there = await fetched(opener.dataset.findUrl, query, mine.signal);
+      if (mine !== asking || there.length === 0) return;
+      const kept = items[at];
+      items = query.trim() ? [...there, ...here] : [...here, ...there];
+      at = at === 0 ? 0 : Math.max(0, items.indexOf(kept));
+      draw();
+    } catch (error) {
+      if (error.name !== "AbortError") told.textContent = "Jobs and hosts cannot be looked up just now.";
+    }
+  }
+
+  input.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      timer = null;
+      find();
+    }, DELAY_MS);
+  });
+  input.addEventListener("keydown", (event) => {
+    const moves = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: Math.min(items.length - 1, at + 8), PageUp: Math.max(0, at - 8) };
+    if (event.key in moves) go(moves[event.key]);
+    else if (event.key === "Enter") chooseNow();
+    else return;
+    event.preventDefault();
+  });
+
+  /** Enter may be faster than the pause after a letter. */
+  async function chooseNow() {
+    if (timer !== null) {
+      clearTimeout(timer);
+      timer = null;
+      await find();
+    }
+    if (items[at]) run(items[at]);
+  }
+
+  return () => {
+    if (dialog.open) return dialog.close();
+    input.value = "";
+    dialog.showModal();
+    return find();
+  };
+}
