@@ -351,6 +351,8 @@ def _kernels(row: PublishedRow, text: str, stack: StackName) -> Stack:
         changed["experts_apart"] = re.search(EXPERTS_APART, text) is not None
     if of_kempner(row):
         changed["sums_late"] = True
+    if row.source == "pytorch/torchtitan" and "rowwise" not in row.text("precision"):  # float8_tensor_parallel.py
+        changed["narrow_gathers"] = True
     if re.search(r"async ?tp", text):
         changed["hidden"] = ASYNC_TP
     if found := re.search(r"attention kernel ([^;]*)", text):

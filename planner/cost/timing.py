@@ -23,7 +23,7 @@ from planner.cost.traffic.expert import dispatched_rows, row_bytes
 from planner.facts.flops import hardware_flops, model_flops
 from planner.facts.layout import V_SCHEDULES, axis_group
 from planner.facts.placements import vocab_rows
-from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
 from planner.facts.shards import held, micro_batch_tokens
 from planner.facts.spec import JobSpec, Layout, StackName
 from planner.hardware.calibration import Calibration, line
@@ -198,7 +198,9 @@ class Timer:
         for row in micro_batch_traffic(spec, index):
             if row.op != "recv":  # the sender's time is counted
                 share = self._dispatched(spec, row) if row.axis == "ep" else 1.0
-                waits[row.axis] += share * self._row_seconds(spec, row, ranks) / spec.train.micro_batches
+                waits[row.axis] += (
+                    share * self._row_seconds(spec, self._cast(spec, row), ranks) / spec.train.micro_batches
+                )
         if stack.gathers_experts and layout.tp > 1:
             waits["tp"] += held(spec, index).num_moe_layers * self._gathered_experts_s(spec, ranks)
         if stack.gathers_logits and layout.tp > 1 and held(spec, index).stage.last:
@@ -266,6 +268,14 @@ class Timer:
             else:
                 reduces += seconds * late
         return dict(others), gathers, reduces, self._optimizer(spec, index)
+
+    def _cast(self, spec: JobSpec, row: Collective) -> Collective:
+        """As the stack sends it."""
+        mix = mix_of(spec.train.precision)
+        narrow = self.stacks[spec.resources.stack].narrow_gathers and mix.gemm == "fp8"
+        if not narrow or (row.axis, row.op) != ("tp", "all_gather"):
+            return row
+        return row._replace(payload_bytes=row.payload_bytes * FP8_BYTES // mix.compute)
 
     def _sums_late(self, spec: JobSpec) -> bool:
         return spec.layout.zero >= 2 and self.stacks[spec.resources.stack].sums_late

@@ -36,6 +36,7 @@ class Stack(NamedTuple):
     tensor ranks divide an expert. `shares_dispatch`: a token goes once to each node, inside one to each rank, that has
     an expert for it.
     `hidden`: share of each axis' waiting that runs beside products; of dp, of the room that compute leaves to it.
+    `narrow_gathers`: tensor ranks gather what products in fp8 take after it was cast.
     `sums_late`: gradients that ZeRO shards wait whole for the last micro-batch, and are summed once, in fp32.
     `contention`: share of hidden gathers' and sums' time that compute loses to them.
     `step_s`: once a step, for the optimiser's launches, data and logging. `jitter`: share of a step that waiting for
@@ -71,6 +72,7 @@ class Stack(NamedTuple):
     shares_dispatch: bool = False
     gathers_experts: bool = False
     hidden: dict[Axis, float] = {}
+    narrow_gathers: bool = False
     sums_late: bool = False
     contention: float = 0.0
     step_s: float = 0.0
@@ -128,7 +130,7 @@ STACKS: dict[StackName, Stack] = {
     # 21 rows: torchtitan, KempnerForge, MaxText.
     "fsdp2": Stack(
         "FSDP2, compiled",
-        0.23,
+        0.19,
         norms=1.2,
         loss=1.2,
         passes=0.6,

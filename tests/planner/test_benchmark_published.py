@@ -286,3 +286,10 @@ def test_tests_without_transformer_engine_launch_faster(tmp_path: Path) -> None:
         for name in ("transformer_engine", "local")
     )
     assert with_it > without
+
+
+def test_torchtitan_gathers_in_fp8_unless_each_row_has_its_scale(tmp_path: Path) -> None:
+    titan = {"source_repo_path": "pytorch/torchtitan:asyncTP_2025-06_torchtitan.md", "gpu": "H100", "tp": "2"}
+    kinds = {"fp8 tensorwise": True, "fp8 rowwise": False}
+    found = {kind: _planned(tmp_path, **titan, precision=kind).kernels.narrow_gathers for kind in kinds}
+    assert found == kinds

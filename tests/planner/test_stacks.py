@@ -16,6 +16,7 @@ from planner.cost.memory.shape import shape_of
 from planner.cost.memory.stage import rank_of_stage
 from planner.cost.memory.tape import LOGITS
 from planner.cost.timing import Timer, _exposed, step_time
+from planner.cost.traffic import micro_batch_traffic
 from planner.facts.precision import MIXES
 from planner.facts.presets import PRESETS
 from planner.facts.runnable import not_runnable
@@ -363,3 +364,19 @@ def test_megatron_keeps_fp8_weights_beside_those_in_16_bits() -> None:
     ]
     tables = 2 * 128256 // 2 * 4096 + 4096
     assert kept[1]["parameters"] - kept[0]["parameters"] == 2 * (held_parameters(spec, 0) * 16 - tables)
+
+
+def test_what_fp8_products_take_is_gathered_as_they_take_it_where_the_stack_casts_before() -> None:
+    plain = STACKS["fsdp2"]
+    for precision, share in (("bf16", 0), ("fp8", 1)):
+        train = TRAIN.model_copy(update={"precision": precision})
+        spec = on("fsdp2", SPEC.model_copy(update={"train": train}))
+        whole, cast = (
+            Timer(H100, {"fsdp2": stack}).step(spec).exposed_s["tp"]
+            for stack in (plain, plain._replace(narrow_gathers=True))
+        )
+        rows = [row for row in micro_batch_traffic(spec, 0) if row.axis == "tp" and row.op == "all_gather"]
+        # Half of them; of what 2 ranks gather each sends half.
+        saved = sum(row.payload_bytes for row in rows) / 2 / 2
+        bandwidth = H100.node.bytes_per_s * H100.node.efficiency * plain.links
+        assert whole - cast == pytest.approx(share * saved / bandwidth, rel=1e-3, abs=1e-9)
