@@ -11,14 +11,16 @@ The rule. Of each step that was told event by event it is known what the others 
    rank is slow in every step;
 4. those are FEWEST steps and LEAST_S seconds at least, and in most of the last RECENT steps it still was.
 
-Of several such runs of last steps the longest counts; it began at the first of them in which it was waited for half as
-long as usual. Medians and counts are used, so that a few steps that were slow for another reason change nothing.
+Of several such runs of last steps the longest counts; it began where those in which it was waited for half as long as
+usual begin to outnumber the others. Medians and counts are used, so that a few steps that were slow for another reason
+change nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from statistics import median, quantiles
 from typing import NamedTuple
 
@@ -92,8 +94,15 @@ def _over(world: int, steps: Sequence[Found], waited: Sequence[Mapping[int, floa
         share = median(wait / step.step_s for wait, step in zip(waits, steps, strict=True))
         wait_s, quiet_s = median(waits), quantiles(waits, n=4)[0]
         if share >= LEAST_SHARE and wait_s >= LEAST_TIMES * median(others) and quiet_s >= QUIETEST * wait_s:
-            began = next(i for i, wait in enumerate(waits) if wait >= wait_s / 2)
+            began = _since([wait >= wait_s / 2 for wait in waits])
             yield Late(rank, tuple(steps[began:]), most[began:].count(rank), wait_s, share)
+
+
+def _since(late: Sequence[bool]) -> int:
+    """The place from which on steps that are late outnumber the others by most, FEWEST from the end at least: one that
+    was late by chance long before the others does not count."""
+    ahead = list(accumulate(1 if one else -1 for one in reversed(late)))
+    return len(late) - 1 - max(range(FEWEST - 1, len(late)), key=lambda place: (ahead[place], -place))
 
 
 def chance(steps: int, times: int, world: int) -> float:

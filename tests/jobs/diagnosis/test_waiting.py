@@ -164,6 +164,15 @@ def test_since_when_a_rank_is_late_is_told_and_forgotten_once_it_is_over() -> No
     assert look(found, NOW + player.now)["stragglers"] == []
 
 
+def test_a_step_that_was_late_by_chance_is_not_where_it_began() -> None:
+    found, player = diagnosis({"dp": 2, "tp": 2}), Player(4)
+    for number in range(50):
+        late = number == 2 or number >= 10
+        feed(found, player, [mesh(rank, 0.8 if rank == 1 and late else 0.5) for rank in range(4)])
+    assert player.step == 53
+    assert [late["since_step"] for late in look(found, NOW + player.now)["stragglers"]] == [14]
+
+
 def test_a_difference_below_what_clocks_allow_charges_nobody() -> None:
     """Two hosts, one clock 40 ms ahead, known to 5 ms: a rank 4 ms late is not named, one 50 ms late is."""
     for late_s, named in ((0.004, False), (0.05, True)):

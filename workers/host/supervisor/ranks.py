@@ -195,10 +195,11 @@ def _look_at(identity: ProcessId) -> tuple[State, Taken]:
 
 
 def rates(before: Taken, after: Taken) -> tuple[float, float, float]:
-    """Seconds of processor time, of a quota's and of others' in each second between two looks."""
+    """Seconds of processor time, of waiting for a quota and for others in each second between two looks. Kernels count
+    a quota's once for each processor that it keeps the process from: it waits no longer than all of the time."""
     passed_s = max(after.at - before.at, 1e-3)
     cpu, throttled, crowded = (max(0.0, b - a) / passed_s for a, b in zip(before[1:], after[1:], strict=True))
-    return cpu, throttled, crowded
+    return cpu, min(1.0, throttled), min(1.0, crowded)
 
 
 def crowded_s(pid: int) -> float:

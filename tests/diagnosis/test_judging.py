@@ -1,0 +1,115 @@
+"""The table can be wrong: what it takes for right, what not, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from jobs.diagnosis import Told
+from tests.diagnosis import __main__ as command
+from tests.diagnosis.cases import CASES
+from tests.diagnosis.trying import HANG_S, SLOW_S, Tried, judge
+from tests.diagnosis.watching import Watching
+
+BEGAN = 1_700_000_000.0
+SLOW, HANG, LINK = (
+    CASES[name] for name in ("slow compute in one rank", "a loader that hangs", "a link cut between two hosts")
+)
+
+
+class Said:
+    """What a diagnosis says, word after word; the last again and again."""
+
+    def __init__(self, *words: Told) -> None:
+        self._words = words
+
+    def looks(self, _seconds: float) -> Iterator[Told]:
+        yield from self._words
+
+    def look(self) -> Told:
+        return self._words[-1]
+
+
+def word(after: float, state: str = "well", hang: Any = None, late: Any = None, **more: Any) -> Told:
+    told = {"time": BEGAN + after, "state": state, "sentence": "", "reason": "", "next": "", **more}
+    return cast(Told, {**told, "hang": hang, "stragglers": [late] if late else []})
+
+
+def slow(after: float, rank: int = 2, cause: str = "compute") -> Told:
+    return word(after, "slow", late={"rank": rank, "cause": cause})
+
+
+def hung(after: float, ranks: list[int], cause: str, following: str = "") -> Told:
+    hang = {"cause": cause, "ranks": ranks, "since": BEGAN, "threshold_s": 10.0}
+    return word(after, "hung", hang=hang, next=following)
+
+
+@pytest.mark.parametrize(
+    ("case", "ranks", "words", "right"),
+    [
+        (SLOW, [2], [word(1), slow(9)], True),
+        (SLOW, [2], [slow(9, rank=1)], False),
+        (SLOW, [2], [slow(9, cause="data")], False),
+        (SLOW, [2], [slow(9, rank=1), slow(10)], False),
+        (SLOW, [2], [slow(4, rank=1, cause="contention"), slow(9)], True),
+        (SLOW, [2], [slow(SLOW_S + 1)], False),
+        (SLOW, [2], [word(1), word(2)], False),
+        (SLOW, [2], [hung(12, [2], "compute")], False),
+        (HANG, [2], [hung(12, [2], "data")], True),
+        (HANG, [2], [hung(12, [2, 3], "data")], False),
+        (HANG, [2], [hung(12, [2], "compute")], False),
+        (HANG, [2], [hung(11 + HANG_S, [2], "data")], False),
+        (HANG, [2], [slow(12, cause="data")], False),
+        (LINK, [], [hung(12, [], "link", "look at the network of anna and bert")], True),
+        (LINK, [], [hung(12, [], "link", "look at the network of anna")], False),
+        (LINK, [], [hung(12, [2], "link", "look at the network of anna and bert")], False),
+    ],
+)
+def test_the_first_alarm_must_be_right_and_in_time(case: Any, ranks: list[int], words: list[Told], right: bool) -> None:
+    assert judge(case, ranks, cast(Watching, Said(*words)), BEGAN).right is right
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_other_seeds_draw_others(name: str) -> None:
+    case = CASES[name]
+    drawn = [case.ranks(seed) for seed in (1, 2, 3)]
+    assert all(rank < case.world for ranks in drawn for rank in ranks)
+    if not case.fixed and not case.hosts:
+        assert len({ranks[0] for ranks in drawn}) == min(3, case.world)
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "last"),
+    [
+        ([True, True], 0, "2 passed, 0 failed"),
+        ([True, False], 1, "1 passed, 1 failed"),
+        ([None, None], 1, "0 passed, 0 failed"),
+    ],
+)
+def test_what_was_not_tried_has_not_passed(
+    answers: list[bool | None],
+    code: int,
+    last: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def try_case(name: str, seed: int) -> Tried:
+        asked.append((name, seed))
+        return Tried(answers[len(asked) - 1], None, "said")
+
+    monkeypatch.setattr(command, "try_case", try_case)
+    monkeypatch.setattr(sys, "argv", ["diagnosis", "a killed rank", "--seeds", "2,3"])
+    assert command.main() == code
+    assert asked == [("a killed rank", 2), ("a killed rank", 3)]
+    assert capsys.readouterr().out.splitlines()[-1] == last
+
+
+def test_a_name_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["diagnosis", "a skewed roter"])
+    with pytest.raises(SystemExit):
+        command.main()
