@@ -26,7 +26,7 @@ import yaml
 from tests.image import dockerfile
 from tests.support.processes import ROOT, running, wait_until
 from tests.support.tls import self_signed
-from webapp.embedded_redis import find_redis_server
+from webapp.up.embedded_redis import find_redis_server
 
 NAMESPACE = "meshboard-compose-test"
 SECRETS = {

@@ -58,6 +58,7 @@ ROOMS = {
     # The trainer saves through checkpoint, whose export builds the trainer's model: one room with two doors.
     "workers": [
         "timeouts",
+        "device",
         "shield",
         "drafts",
         "thinning",

@@ -22,11 +22,11 @@ from types import FrameType
 
 import redis
 
-from webapp.embedded_redis import RedisNotFoundError, find_redis_server, redis_command
 from webapp.environment import RunnerSettings, SettingError, read
-from webapp.processes import Child, Fleet
-from webapp.redis_version import RedisVersion, redis_version, warning
-from webapp.terminal import say
+from webapp.up.embedded_redis import RedisNotFoundError, find_redis_server, redis_command
+from webapp.up.processes import Child, Fleet
+from webapp.up.redis_version import RedisVersion, redis_version, warning
+from webapp.up.terminal import say
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PORT = 8000

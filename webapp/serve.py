@@ -23,7 +23,7 @@ from webapp import limits
 from webapp.doors import problem
 from webapp.environment import SettingError, WebSettings, read
 from webapp.pool import share_connections
-from webapp.processes import die_with
+from webapp.up.processes import die_with
 
 
 class BoundedHeads(HttpToolsProtocol):

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import redis
 
-from webapp.embedded_redis import redis_command
 from webapp.runner import free_port
+from webapp.up.embedded_redis import redis_command
 
 ROOT = Path(__file__).resolve().parents[2]
 T = TypeVar("T")

@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.processes import base_environment, gone, running, wait_until
 from webapp.logs import bound
-from webapp.processes import Fleet, writers_of
+from webapp.up.processes import Fleet, writers_of
 
 RUNNER = """
 import os, sys
 from pathlib import Path
-from webapp.processes import Child, Fleet
+from webapp.up.processes import Child, Fleet
 fleet = Fleet(Path(sys.argv[1]))
 fleet.start(Child("service", [sys.executable, "-c", *sys.argv[2:]], dict(os.environ), Path.cwd()))
 fleet.watch(lambda: None)
@@ -100,7 +100,7 @@ def test_a_log_that_somebody_reads_is_not_a_service_s(logs: Path) -> None:
 
 
 def test_a_log_stays_bounded_while_its_service_goes_on(logs: Path) -> None:
-    patch = f"import webapp.processes as p, functools; p.bound = functools.partial(p.bound, limit_bytes={LIMIT})\n"
+    patch = f"import webapp.up.processes as p, functools; p.bound = functools.partial(p.bound, limit_bytes={LIMIT})\n"
     log, moved, written = logs / "service.log", logs / "service.log.1", logs.parent / "written"
     killed = runner(logs, CHATTERBOX, str(written), patch=patch)
     try:

@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from tests.support.processes import RedisServer
-from webapp.embedded_redis import redis_command
-from webapp.redis_version import RedisVersion, redis_version, warning
+from webapp.up.embedded_redis import redis_command
+from webapp.up.redis_version import RedisVersion, redis_version, warning
 
 
 def test_the_bundled_server_is_newer_than_the_hole_and_runs_the_scripts_we_need(redis_service: RedisServer) -> None:

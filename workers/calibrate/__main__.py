@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
 import time
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from planner.hardware.profile import HostProfile
 from workers.calibrate.clock import WINDOW_S, make_crew
 from workers.calibrate.collectives import collective_points
 from workers.calibrate.compute import ends_points, gemm_points, layer_points, optimizer_points, stream_points
+from workers.device import device_name, own_device
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as
 from workers.timeouts import group_timeout
@@ -53,10 +53,7 @@ def main() -> int:
 def run(device_type: str, window_s: float) -> HostProfile | None:
     """Measure everything; the profile on rank 0, None elsewhere."""
     return_large_tensors()  # as the trainer does: a large tensor's pages are new ones
-    device = torch.device(device_type)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+    device = own_device(device_type)
     backend = "cpu:gloo,cuda:nccl"
     if device_type == "cpu":  # as a job's: on shared cores the meter's callbacks take turns with compute
         backend = metered_backend(Recorder(int(os.environ["RANK"])), "cpu")
@@ -92,7 +89,7 @@ def _measure(device: torch.device, window_s: float) -> HostProfile | None:
     return HostProfile.model_validate(
         {
             "device": device.type,
-            "device_name": _device_name(device),
+            "device_name": device_name(device),
             "torch_version": torch.__version__,
             "cores": os.cpu_count() or 1,
             "slots": world,
@@ -106,10 +103,6 @@ def _measure(device: torch.device, window_s: float) -> HostProfile | None:
 
 def _elapsed(started: float) -> str:
     return f"{time.monotonic() - started:.0f} s"
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
 
 
 def _memory_bytes(device: torch.device, world: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from contracts.telemetry import LabItem, PhaseItem
 from planner.facts.lab import LabPoint, LabResult, lab_of, lab_ranks
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec, SpecError
+from workers.device import device_name, own_device
 from workers.lab.measure import Team, points, steps
 from workers.lab.values import Setting, pattern
 from workers.meter import Exporter, Recorder, metered_backend
@@ -65,10 +65,7 @@ def main() -> int:
 
 def run(spec: JobSpec, recorder: Recorder) -> LabResult | None:
     """Run the lab; the result on the first rank of the group, None elsewhere."""
-    device = torch.device(spec.resources.device)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+    device = own_device(spec.resources.device)
     dist.init_process_group(metered_backend(recorder, device.type), timeout=group_timeout())
     try:
         ranks = lab_ranks(spec)
@@ -106,7 +103,7 @@ def _measured(spec: JobSpec, team: Team, device: torch.device) -> LabResult | No
         return None
     return LabResult(
         device=spec.resources.device,
-        device_name=_device_name(device),
+        device_name=device_name(device),
         backend=BACKENDS[device.type],
         torch_version=torch.__version__,
         world_size=spec.layout.world_size,
@@ -118,10 +115,6 @@ def _measured(spec: JobSpec, team: Team, device: torch.device) -> LabResult | No
         points=found,
         steps=shown,
     )
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
 
 
 def _words(point: LabPoint) -> str:

@@ -16,6 +16,7 @@ from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec, SpecError
 from workers import shield
 from workers.checkpoint.job import JobCheckpoints, Place, place_of
+from workers.device import own_device
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
 from workers.meter.start import Start
@@ -136,13 +137,9 @@ def _spec(path: Path, world: int) -> JobSpec:
 
 
 def _device(spec: JobSpec) -> torch.device:
-    if spec.resources.device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
+    if spec.resources.device == "cuda" and not torch.cuda.is_available():
         raise UserError("resources.device: cuda was asked for, but this host has no usable GPU")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    return device
+    return own_device(spec.resources.device)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from webapp.logs import bound
-from webapp.terminal import say
+from webapp.up.terminal import say
 
 STOP_TIMEOUT_S = 10.0
 LONGEST_PAUSE_S = 10.0
