@@ -52,14 +52,15 @@ def run_to_end(
 
 
 def _end(process: subprocess.Popen[bytes], number: signal.Signals, *, wait_s: float) -> None:
-    """Signal the launcher and all below it, the ranks before who watches them, and wait for their end."""
+    """Signal the launcher and all below it, the ranks before who watches them, and wait for their end: of one after
+    the other, whose stacks would mingle in what they share."""
     with contextlib.suppress(psutil.NoSuchProcess):
         launcher = psutil.Process(process.pid)
         ranks = launcher.children(recursive=True)
         for found in ranks:
             with contextlib.suppress(psutil.NoSuchProcess):
                 found.send_signal(number)
-        psutil.wait_procs(ranks, wait_s)
+            psutil.wait_procs([found], wait_s / len(ranks))
     if process.poll() is None:
         process.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -19,8 +19,8 @@ subprocess.Popen([sys.executable, "-c", rank], start_new_session=True).wait()
 
 
 def test_what_hangs_tells_every_stack_and_leaves_no_rank() -> None:
-    with pytest.raises(AssertionError, match=r"longer than 2 s") as told:
-        run_to_end([sys.executable, "-c", LAUNCHER], os.environ, limit_s=2)
+    with pytest.raises(AssertionError, match=r"longer than 5 s") as told:
+        run_to_end([sys.executable, "-c", LAUNCHER], os.environ, limit_s=5)
     assert str(told.value).count("in stuck_here") == 2
     first = next(line for line in str(told.value).splitlines() if line.isdigit())
     assert gone(int(first))
