@@ -53,7 +53,8 @@ def test_a_run_tells_its_start_its_steps_and_where_it_stands(machine: Host) -> N
             os.kill(stopped, signal.SIGCONT)
         machine.server.client().set(f"meshboard:cancel:{JOB}:1", 1)
         machine.exit_of(JOB)
-        assert any(line.endswith("in train") for line in last("process", 1)["stack"]), (
+        stood = [item for item in machine.items(JOB, "process") if item["rank"] == 1 and item["state"] == "stopped"]
+        assert any(line.endswith("in train") for item in stood for line in item["stack"]), (
             "read from outside, in its sandbox"
         )
         (waits,) = [one for one in seen["groups"] if one.get("blocking")]
