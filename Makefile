@@ -94,7 +94,7 @@ diagnose: $(VENV)/.dev ## faults put into real runs, and what the diagnosis says
 	$(BIN)/python -m tests.diagnosis $(DIAGNOSE)
 
 slow: $(VENV)/.dev tools ## tests that wait for real deadlines, not part of the default suite
-	$(BIN)/python -m pytest tests -m slow --ignore tests/cluster --ignore tests/slurm
+	MESHBOARD_PATIENCE=1 $(BIN)/python -m pytest tests -m slow --ignore tests/cluster --ignore tests/slurm
 
 mix: $(VENV)/.dev ## ten minutes of small jobs while everything is killed at random; MIX="--seconds 60 --seed 7"
 	$(BIN)/python -m tests.faults.mix $(MIX)

@@ -44,6 +44,7 @@ NEVER_RAN = ~Exists(
     StateChange.objects.filter(job=OuterRef("attempt__job"), attempt=OuterRef("attempt__number"), status=Status.RUNNING)
 )
 ANNOUNCE_S = 1.0  # at most, however many jobs there are to announce
+MOST_ANNOUNCED = 50  # at once; who watches the others looks by himself
 RETRYABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
 
 
@@ -143,12 +144,12 @@ def group_name(job_id: str) -> str:
 
 
 def announce(*job_ids: str) -> None:
-    """Wake the sockets that watch these jobs. They also look by themselves, so a lost wake-up only delays."""
+    """Wake who watches the first of these jobs. Sockets also look by themselves, so a lost wake-up only delays."""
     layer = get_channel_layer()
     if layer is None or not job_ids:
         return
     try:
-        async_to_sync(_wake)(layer, job_ids)
+        async_to_sync(_wake)(layer, job_ids[:MOST_ANNOUNCED])
     except Exception as error:
         log.warning("could not announce %d jobs, the first %s: %r", len(job_ids), job_ids[0], error)
 

@@ -10,7 +10,7 @@ import pytest
 from mkdocs.exceptions import Abort
 
 from manual import build
-from tests.support.browser import chromium
+from tests.support.browser import chromium, context_of
 
 CODE = re.compile(r"<code>.*?</code>|<pre>.*?</pre>", re.S)
 # What the CSP forbids, or would fetch from elsewhere: none of it may be in a page.
@@ -146,7 +146,7 @@ def test_a_dead_link_fails_the_build_and_leaves_the_site_as_it_was(
 def test_a_browser_shows_it_and_searches_it_under_the_csp(csp_server: str) -> None:
     said: list[str] = []
     with chromium() as browser:
-        page = browser.new_page()
+        page = context_of(browser).new_page()
         page.on("console", lambda m: said.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(f"{csp_server}/reference/spec/")

@@ -6,13 +6,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page
 
 from tests.support.board import Board, board
-from tests.support.browser import chromium, log_in
+from tests.support.browser import chromium, context_of, log_in
 from tests.support.modules import static_files
-
-expect.set_options(timeout=30_000)  # of the two cores others have their share
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +33,7 @@ def browser() -> Iterator[Browser]:
 def modules() -> Iterator[Page]:
     """A page from which `import("/js/NAME.js")` works."""
     with static_files() as (browser, address):
-        page = browser.new_page()
+        page = context_of(browser).new_page()
         page.goto(f"{address}/icon.svg")
         yield page
 
@@ -43,7 +41,7 @@ def modules() -> Iterator[Page]:
 @pytest.fixture
 def page(browser: Browser, running_board: Board) -> Iterator[Page]:
     """A logged-in page whose console must stay silent."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context = context_of(browser, viewport={"width": 1280, "height": 900})
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     opened = context.new_page()
     complaints: list[str] = []

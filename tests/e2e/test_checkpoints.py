@@ -20,7 +20,7 @@ SAVING: dict[str, Any] = {
 @pytest.mark.slow
 def test_a_checkpoint_is_resumed_in_another_layout_from_its_row(page: Page, running_board: Board) -> None:
     saved = running_board.submit(SAVING)
-    running_board.wait_for(saved, "succeeded", timeout_s=90)
+    running_board.wait_for(saved, "succeeded")
     page.goto(f"{running_board.url}/jobs/{saved}/")
     rows = page.locator("#checkpoint-rows tr")
     expect(rows).to_have_count(3)
@@ -35,7 +35,7 @@ def test_a_checkpoint_is_resumed_in_another_layout_from_its_row(page: Page, runn
     page.fill("[data-field='name']", "resumed")
     expect(page.locator("#submit")).to_be_enabled()
     page.click("#submit")
-    page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)
+    page.wait_for_selector("#status[data-status=succeeded]")
     expect(page.locator("#log")).to_contain_text("resumed from step-00000006: 6 steps done, in another layout")
     expect(page.locator("#fidelity")).to_contain_text("3 steps on each of 2 ranks")
     assert page.get_attribute("#fidelity", "data-difference") == "0"
@@ -54,7 +54,7 @@ def test_a_layout_no_host_can_hold_is_tried_dry_from_the_form(page: Page, runnin
     page.click("summary:text-is('Dry run')")
     page.fill("[data-field='dry_ranks']", "0, 15")
     page.get_by_role("button", name="Dry run").click()
-    page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)
+    page.wait_for_selector("#status[data-status=succeeded]")
     expect(page.locator("#dry-rows tr")).to_have_count(2)
     expect(page.locator("#dry-rows")).to_contain_text("rank 15")
     expect(page.locator("#verdict-summary")).to_contain_text("All 2 ranks: predicted and measured agree to the byte")

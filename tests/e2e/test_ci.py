@@ -15,6 +15,7 @@ import yaml
 
 from tests.support import pipelines
 from tests.support.board import Board
+from tests.support.patience import patient
 from tests.support.processes import ROOT
 
 STEPS = 5
@@ -58,7 +59,9 @@ def token(board: Board, *scopes: str) -> str:
 @pytest.fixture(scope="module")
 def meshboard(environment: dict[str, str]) -> Meshboard:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["meshboard", *words], env=environment, capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            ["meshboard", *words], env=environment, capture_output=True, text=True, timeout=patient(120)
+        )
 
     return run
 
@@ -143,7 +146,7 @@ def test_a_token_may_what_it_was_given_for(
 ) -> None:
     def refused(scopes: tuple[str, ...], *words: str) -> str:
         own = {**environment, "MESHBOARD_TOKEN": token(running_board, *scopes)}
-        ran = subprocess.run(["meshboard", *words], env=own, capture_output=True, text=True, timeout=60)
+        ran = subprocess.run(["meshboard", *words], env=own, capture_output=True, text=True, timeout=patient(60))
         assert (ran.returncode, ran.stdout) == (3, ""), ran
         return ran.stderr
 

@@ -17,6 +17,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from contracts.names import telemetry_stream
 from tests.support.board import Board
+from tests.support.browser import context_of
+from tests.support.patience import patient
 from tests.support.processes import wait_until
 
 SPEC: dict[str, Any] = {
@@ -45,7 +47,7 @@ BARS = """(parts) => ({
 def watched(running_board: Board) -> Iterator[str]:
     """A run that goes on through all tests of this module but the last."""
     job = running_board.submit(SPEC)
-    running_board.wait_for(job, "running", timeout_s=120)
+    running_board.wait_for(job, "running")
     yield job
     if not running_board.job(job)["finished"]:
         running_board.call("POST", f"jobs/{job}/cancel")
@@ -56,8 +58,8 @@ def tab(page: Page, running_board: Board, watched: str) -> Page:
     """The job's page at 1440 x 900, once steps have been told."""
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"{running_board.url}/jobs/{watched}/")
-    page.wait_for_selector("#loss-chart[data-points]", timeout=60_000)
-    page.wait_for_selector("#fidelity[data-difference]", timeout=60_000)
+    page.wait_for_selector("#loss-chart[data-points]")
+    page.wait_for_selector("#fidelity[data-difference]")
     return page
 
 
@@ -93,7 +95,7 @@ def test_the_first_screen_holds_all_that_one_asks_first_and_nothing_moves(tab: P
 
 
 def test_the_bars_are_as_long_as_their_figures_say(tab: Page) -> None:
-    tab.wait_for_selector("#parts [data-side=measured] [data-part=compute]", timeout=60_000)
+    tab.wait_for_selector("#parts [data-side=measured] [data-part=compute]")
     told = tab.eval_on_selector("#parts", BARS)  # all at once: the run goes on
     longest = max(seconds(total) for total in told["totals"])
     assert {side for _, _, side in told["bars"]} == {"planned", "measured"}
@@ -140,7 +142,7 @@ def test_what_happened_is_marked_and_told_where_the_cursor_is_pinned(
 
     at = wait_until(saved, "the first checkpoint is in the history", 60)
     tab.goto(f"{running_board.url}/jobs/{watched}/?from={at - 5}&to={at + 5}&at={at}")
-    expect(tab.locator("#ranges [data-told]")).to_contain_text("checkpoint after step 25", timeout=30_000)
+    expect(tab.locator("#ranges [data-told]")).to_contain_text("checkpoint after step 25")
     tab.locator("#ranges [data-reset]").click()
     expect(tab.locator("#ranges [data-told]")).to_have_text("")
     assert "?" not in tab.url
@@ -150,16 +152,16 @@ def test_a_web_that_died_comes_back_to_the_same_page(
     tab: Page, browser: Browser, running_board: Board, watched: str
 ) -> None:
     tab.goto("about:blank")  # whose console must stay silent
-    context = browser.new_context(storage_state=tab.context.storage_state())
+    context = context_of(browser, storage_state=tab.context.storage_state())
     other = context.new_page()
     other.goto(f"{running_board.url}/jobs/{watched}/")
-    other.wait_for_selector("#loss-chart[data-points]", timeout=60_000)
+    other.wait_for_selector("#loss-chart[data-points]")
     before = steps_done(other)
     web = running_board.up["pids"]["web"]
     os.kill(web, signal.SIGKILL)
     wait_until(lambda: running_board.up["pids"]["web"] != web, "the web is started again", 60)
     wait_until(lambda: steps_done(other) > before, "on it goes", 90)
-    expect(other.locator("#connection")).to_have_text("live", timeout=90_000)
+    expect(other.locator("#connection")).to_have_text("live")
     context.close()
 
 
@@ -193,7 +195,7 @@ def test_a_run_that_ended_shows_the_same_page_when_its_stream_is_gone(
     tab: Page, running_board: Board, watched: str
 ) -> None:
     end(running_board, watched)
-    tab.wait_for_selector("#status[data-status=cancelled]", timeout=60_000)
+    tab.wait_for_selector("#status[data-status=cancelled]")
     live = shown(tab)
     running_board.redis().delete(telemetry_stream(watched, 1))
     tab.reload()
@@ -217,7 +219,10 @@ def test_the_verdict_its_reason_and_the_next_step_stand_on_the_first_screen_with
     tab: Page, running_board: Board, watched: str
 ) -> None:
     end(running_board, watched)
-    with contextlib.closing(sqlite3.connect(running_board.state / "db.sqlite3", timeout=30)) as database, database:
+    with (
+        contextlib.closing(sqlite3.connect(running_board.state / "db.sqlite3", timeout=patient(30))) as database,
+        database,
+    ):
         database.execute("UPDATE jobs_attempt SET diagnosis = ? WHERE job_id = ?", (json.dumps(TOLD), watched))
     tab.reload()
     health = tab.locator("#health")

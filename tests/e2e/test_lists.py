@@ -27,7 +27,7 @@ def runs(running_board: Board) -> list[str]:
     other = {**SPEC, "name": LONG, "layout": {"tp": 2}}
     jobs = [running_board.submit(spec) for spec in (SPEC, other)]
     for job in jobs:
-        running_board.wait_for(job, "succeeded", timeout_s=120)
+        running_board.wait_for(job, "succeeded")
     return jobs
 
 
@@ -74,7 +74,7 @@ def test_the_best_layout_is_filled_in_with_its_reason_and_taken_back(page: Page,
     asked = page.evaluate(chosen)
     page.click("#best")
     told = page.locator("#best-told [role=status]")
-    expect(told).to_contain_text(re.compile(r"a step, predicted: the fastest of [\d,]+ that fit"), timeout=30_000)
+    expect(told).to_contain_text(re.compile(r"a step, predicted: the fastest of [\d,]+ that fit"))
     expect(page.locator("#plan-status")).to_have_text("This can run.")
     expect(page.locator("[data-show=world]")).to_have_text("4 ranks")
     filled = page.evaluate(chosen)

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 from contracts.names import telemetry_stream
 from jobs.history.kept.folder import MANIFEST
 from tests.support.board import Board
+from tests.support.browser import context_of
 from tests.support.processes import wait_until
 
 SPEC: dict[str, Any] = {
@@ -47,7 +48,7 @@ def test_a_dropped_socket_comes_back_and_loses_nothing(page: Page, running_board
     page.route_web_socket("**/ws/jobs/**", drop_twice)
     job = running_board.submit(SPEC)
     page.goto(f"{running_board.url}/jobs/{job}/")
-    page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)
+    page.wait_for_selector("#status[data-status=succeeded]")
     expect(page.locator("#fidelity-note")).to_contain_text("80 steps on each of 2 ranks")
     assert len(lines) >= 3
     assert "after=0-0" in lines[0]
@@ -72,7 +73,7 @@ def test_a_long_name_pushes_nothing_out_of_the_admins_list(page: Page, running_b
 
 
 def test_the_form_works_without_script(browser: Browser, running_board: Board) -> None:
-    context = browser.new_context(java_script_enabled=False)
+    context = context_of(browser, java_script_enabled=False)
     tab = context.new_page()
     tab.goto(f"{running_board.url}/login/?next=/jobs/new/")
     tab.fill("#id_username", running_board.up["username"])
@@ -104,7 +105,7 @@ def test_nothing_in_the_list_lies_over_its_neighbour(page: Page, running_board: 
     spec = {**SPEC, "name": "a" * 59 + " name of a hundred characters, as they go", "layout": {"dp": 2, "tp": 2}}
     spec["train"] = {**SPEC["train"], "steps": 12}
     job = running_board.submit(spec)
-    running_board.wait_for(job, "succeeded", timeout_s=90)
+    running_board.wait_for(job, "succeeded")
     for width in (1440, 1280, 1000, 700, 390):
         page.set_viewport_size({"width": width, "height": 900})
         page.goto(running_board.url)
@@ -130,16 +131,16 @@ def test_a_run_that_diverges_says_why(page: Page, running_board: Board) -> None:
     job = running_board.submit({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": train})
     beside = running_board.submit(SPEC)
     page.goto(f"{running_board.url}/jobs/{job}/")
-    page.wait_for_selector("#status[data-status=failed]", timeout=90_000)
+    page.wait_for_selector("#status[data-status=failed]")
     reason = re.compile(r"(loss|gradient norm) is (nan|inf) at step \d+; learning rate 10 .*gradient clip off")
     expect(page.locator("#notice")).to_contain_text(reason)
-    running_board.wait_for(beside, "succeeded", timeout_s=90)
+    running_board.wait_for(beside, "succeeded")
 
 
 @pytest.mark.slow
 def test_a_run_whose_stream_has_expired_is_not_said_to_have_sent_nothing(page: Page, running_board: Board) -> None:
     job = running_board.submit(SPEC)
-    running_board.wait_for(job, "succeeded", timeout_s=90)
+    running_board.wait_for(job, "succeeded")
     running_board.redis().delete(telemetry_stream(job, 1))
     kept = running_board.state / "history" / job / "1"
     wait_until(lambda: json.loads((kept / MANIFEST).read_text())["ended"], "its history is whole")

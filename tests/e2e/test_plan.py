@@ -69,7 +69,7 @@ def test_layouts_stand_side_by_side_and_a_search_adds_one(page: Page, running_bo
     expect(page.locator('.lane[data-best="true"]')).to_have_count(1)
     page.fill("#s-fixed", "tp=2 zero=1")
     page.click("#search")
-    expect(page.locator("#search-status")).to_contain_text("layouts considered in", timeout=20_000)
+    expect(page.locator("#search-status")).to_contain_text("layouts considered in")
     first = page.locator(".search-results tbody tr").first
     first.locator("button").click()
     expect(lanes).to_have_count(3)
@@ -123,7 +123,7 @@ def test_a_host_is_calibrated_by_a_click_and_the_click_can_be_taken_back(page: P
     page.goto(job)
     page.click("#cancel")
     page.click("#cancel-dialog button.primary")
-    page.wait_for_selector("#status[data-status=cancelled]", timeout=20_000)
+    page.wait_for_selector("#status[data-status=cancelled]")
     page.goto(host)
     expect(page.locator("#calibrate")).to_be_visible()
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.support.board import board
-from tests.support.browser import chromium, log_in
+from tests.support.browser import chromium, context_of, log_in
 
 RUN: dict[str, Any] = {
     "name": "averaged twice",
@@ -28,7 +28,7 @@ def test_a_wrong_gradient_fails_the_job_and_the_page_names_it(tmp_path: Path) ->
         proof = job["exit"]["summary"]["proof"]
         assert (proof["one_process"]["state"], proof["replicas"]["apart"]) == ("apart", 0.0)
         with chromium() as browser:
-            page = browser.new_page()
+            page = context_of(browser).new_page()
             log_in(page, made.url, made.login)
             page.goto(f"{made.url}/jobs/{job['id']}/")
             badge = page.locator("#proof [data-verdict]")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.support.board import Board, board
+from tests.support.browser import context_of
 from tests.support.processes import gone, wait_until
 
 LONG: dict[str, Any] = {
@@ -31,13 +31,13 @@ def running_board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
 def test_the_one_time_link_logs_in_once(browser: Browser, running_board: Board) -> None:
     link = re.search(r"http\S+/login/once/\S+", (running_board.state / "runner.log").read_text())
     assert link
-    context = browser.new_context()
+    context = context_of(browser)
     tab = context.new_page()
     tab.goto(link[0])
     assert tab.url == f"{running_board.url}/"
     expect(tab.get_by_text("No job yet")).to_be_visible()
     context.close()
-    second = browser.new_context()
+    second = context_of(browser)
     refused = second.new_page().goto(link[0])
     assert refused is not None
     assert refused.status == 403
@@ -68,7 +68,7 @@ def test_submit_through_the_form_watch_it_move_and_the_difference_read_0(page: P
     expect(page.locator("#submit")).to_be_enabled()
     page.click("#submit")
 
-    page.wait_for_selector("#fidelity[data-difference]", timeout=60_000)
+    page.wait_for_selector("#fidelity[data-difference]")
     before = picture(page)
     wait_until(lambda: picture(page) != before, "the graph moves", 15)
     page.select_option("#by-axis", "tp")
@@ -76,7 +76,7 @@ def test_submit_through_the_form_watch_it_move_and_the_difference_read_0(page: P
     expect(page.locator("#connection")).to_have_text("live")
 
     page.reload()  # leaving and coming back loses nothing
-    page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)
+    page.wait_for_selector("#status[data-status=succeeded]")
     expect(page.locator("#fidelity")).to_contain_text("120 steps on each of 4 ranks")
     assert page.get_attribute("#fidelity", "data-difference") == "0"
     expect(page.locator("#verdict-summary")).to_contain_text("All 4 ranks: predicted and measured agree to the byte")
@@ -102,17 +102,15 @@ def test_cancel_from_the_page_ends_every_process_within_15_s(page: Page, running
         "needs 4 slots on one cpu host; here has 0 of 4 free and is kept for it"
     )
     page.goto(f"{running_board.url}/jobs/{first}/")
-    page.wait_for_selector("#status[data-status=running]", timeout=60_000)
+    page.wait_for_selector("#status[data-status=running]")
     pids = running_board.processes(first)
     assert len(pids) >= 5
     page.click("#cancel")
     page.click("#keep")
     page.click("#cancel")
-    asked = time.monotonic()
     page.click("#cancel-dialog button.primary")
     wait_until(lambda: all(gone(pid) for pid in pids), "every process is gone", 15)
-    assert time.monotonic() - asked < 15
-    page.wait_for_selector("#status[data-status=cancelled]", timeout=15_000)
+    page.wait_for_selector("#status[data-status=cancelled]")
     expect(page.locator("#notice")).to_contain_text("cancelled on request")
     running_board.wait_for(second, "starting", "running")
     running_board.call("POST", f"jobs/{second}/cancel")

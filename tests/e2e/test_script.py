@@ -20,7 +20,7 @@ def test_a_script_runs_unchanged_and_its_groups_are_counted(page: Page, running_
     page.fill("[data-field='script.path']", "groups.py")
     page.fill("[data-field='layout.dp']", "4")
     page.get_by_role("button", name="Run it").click()
-    page.wait_for_selector("#status[data-status=succeeded]", timeout=90_000)
+    page.wait_for_selector("#status[data-status=succeeded]")
     expect(page.get_by_text("A script of your own")).to_be_visible()
     expect(page.locator(".job-line")).to_contain_text("script · groups.py · 4 ranks")
     expect(page.locator("#script-steps")).to_have_text(
@@ -37,5 +37,5 @@ def test_a_script_runs_unchanged_and_its_groups_are_counted(page: Page, running_
 @pytest.mark.slow
 def test_a_script_that_is_not_there_says_so(running_board: Board) -> None:
     missing = running_board.submit({"kind": "script", "layout": {"dp": 2}, "script": {"path": "none.py"}})
-    found = running_board.wait_for(missing, "failed", timeout_s=90)
+    found = running_board.wait_for(missing, "failed")
     assert "there is no 'none.py' below the script root" in found["exit"]["reason"]

@@ -20,6 +20,7 @@ from oidc_provider_mock import run_server_in_thread
 from playwright.sync_api import Browser, ConsoleMessage, Page
 
 from tests.screens.look import faults, grave
+from tests.support.browser import context_of
 from tests.support.processes import ROOT, redis_server, wait_until
 from tests.support.web import Site, site
 
@@ -72,8 +73,7 @@ def screen(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def page(browser: Browser, served: Site, screen: str) -> Iterator[Page]:
     """Nobody is logged in; our pages say nothing on the console but that an answer was a refusal."""
-    context = browser.new_context(base_url=served.url, **SCREENS[screen])
-    context.set_default_timeout(10_000)
+    context = context_of(browser, base_url=served.url, **SCREENS[screen])
     opened = context.new_page()
     complaints: list[str] = []
     opened.on("console", lambda m: complaints.append(m.text) if _is_ours(opened, m) else None)

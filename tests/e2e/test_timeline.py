@@ -15,6 +15,7 @@ from contracts.names import wanted_key
 from tests.jobs.traces.hostile import HOSTILE
 from tests.jobs.traces.test_imports import gpu_trace
 from tests.jobs.traces.test_imports import recorded as recorded
+from tests.support.browser import context_of
 from tests.support.drawn import run_of
 from tests.support.inspected import collective, log
 from tests.support.processes import ROOT, redis_server
@@ -38,7 +39,7 @@ def job(here: Site) -> str:
 
 
 def visit(browser: Browser, here: Site, path: str, who: str = "owner") -> Page:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context = context_of(browser, viewport={"width": 1280, "height": 900})
     context.add_cookies([{"name": "sessionid", "value": here.people[who]["session"], "url": here.url}])
     page = context.new_page()
     page.goto(f"{here.url}{path}")

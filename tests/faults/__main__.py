@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -65,6 +66,7 @@ def _words(nodeid: str) -> str:
 def run(places: list[Path], arguments: list[str]) -> int:
     """A row for each test in these folders and files."""
     table = Table()
+    os.environ.setdefault("MESHBOARD_PATIENCE", "1")  # what is promised in seconds is held to them
     print(HEADER)
     plain = ["-p", "no:terminal", "-o", "addopts=--strict-markers --timeout=300"]  # our table instead of its lines
     options = [*plain, "-m", "slow or not slow", *arguments]

@@ -27,6 +27,7 @@ from jobs.history.kept.tables import TABLES
 from jobs.models import Attempt, Host, Job, Lease
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
+from tests.support.patience import patient
 from tests.support.postgres import as_default_database
 
 
@@ -130,9 +131,9 @@ def test_all_rows_are_of_one_moment_and_who_writes_does_not_wait(
     def and_wait(*arguments: Any, **named: Any) -> Any:
         done = serialize(*arguments, **named)
         written.clear()
-        assert written.wait(15), "the writer is held up"
+        assert written.wait(patient(15)), "the writer is held up"
         written.clear()
-        assert written.wait(15)
+        assert written.wait(patient(15))
         return done
 
     monkeypatch.setattr(backup.serializers, "serialize", and_wait)
@@ -141,7 +142,7 @@ def test_all_rows_are_of_one_moment_and_who_writes_does_not_wait(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        assert written.wait(15)
+        assert written.wait(patient(15))
         backup.backup(tmp_path / "made.tar")
     finally:
         stop.set()

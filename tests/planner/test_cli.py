@@ -11,6 +11,7 @@ import pytest
 
 from planner.__main__ import main
 from planner.teaching.templates import TEMPLATES
+from tests.support.patience import patient
 
 
 def test_it_needs_neither_torch_nor_django() -> None:
@@ -90,5 +91,5 @@ def test_a_reader_that_stops_early_is_no_error_to_complain_of() -> None:
     assert process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == ""
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=patient(60)) == 1
     process.stderr.close()

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.board import Board
-from tests.support.browser import chromium, log_in
+from tests.support.browser import chromium, context_of, log_in
 from tests.support.processes import ROOT, base_environment, gone, wait_until
 from webapp.runner import free_port
 
@@ -136,7 +136,7 @@ def test_the_demo_runs_from_wheels_alone_and_its_job_is_0_B_off(up: Board, insta
     manage = {"MESHBOARD_SECRET_KEY": secrets.token_urlsafe(48), "MESHBOARD_REDIS_URL": "redis://127.0.0.1"}
     assert "doctor" in run(installed / "meshboard-manage", "help", cwd=tmp_path, HOME=str(tmp_path), **manage)
     with chromium() as browser:
-        page = browser.new_page()
+        page = context_of(browser).new_page()
         log_in(page, up.url, up.login)
         page.goto(f"{up.url}/jobs/{job['id']}/")
         page.get_by_text("0 B").first.wait_for()

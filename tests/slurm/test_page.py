@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.installation import Installation
-from tests.support.browser import chromium, log_in
+from tests.support.browser import chromium, context_of, log_in
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ def page(installed: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     # Playwright's own loop would make Django refuse its synchronous ORM in this thread.
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
     with chromium() as browser:
-        opened = browser.new_page(viewport={"width": 1280, "height": 900})
+        opened = context_of(browser, viewport={"width": 1280, "height": 900}).new_page()
         complaints: list[str] = []
         opened.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
         opened.on("pageerror", lambda error: complaints.append(str(error)))
@@ -51,21 +51,21 @@ def test_slurm_is_chosen_in_the_form_and_told_on_the_page(slurm: Cluster, instal
     page.check('input[name="resources.engine"][value="slurm"]')
     page.fill('input[name="resources.slurm.partition"]', "nowhere --wrap")
     shot(page, "form")
-    expect(page.locator("#submit")).to_be_disabled(timeout=30_000)
+    expect(page.locator("#submit")).to_be_disabled()
     expect(page.locator('[id="e-resources.slurm.partition"]')).to_contain_text("must be names of at most 64")
     page.fill('input[name="resources.slurm.partition"]', "other")
     page.fill('input[name="train.steps"]', "100000")
     blocker = slurm.batch("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5")
     page.click("#submit")
     page.wait_for_url(re.compile(r"/jobs/[a-z2-7]{10}/$"))
-    expect(page.locator("#notice")).to_contain_text("Waiting: Slurm: waits for", timeout=60_000)
+    expect(page.locator("#notice")).to_contain_text("Waiting: Slurm: waits for")
     expect(page.locator("#engine")).to_have_text(re.compile(r"^Slurm job \d+ · partition other · pending$"))
     shot(page, "pending")
     slurm.command("scancel", blocker)
     running = re.compile(r"^Slurm job \d+ · partition other · node[01] · running$")
-    expect(page.locator("#engine")).to_have_text(running, timeout=60_000)
-    expect(page.locator("#status")).to_have_text("running", timeout=60_000)
+    expect(page.locator("#engine")).to_have_text(running)
+    expect(page.locator("#status")).to_have_text("running")
     shot(page, "running")
     page.click("#cancel")
     page.get_by_role("button", name="Cancel the job").click()
-    expect(page.locator("#status")).to_have_text("cancelled", timeout=60_000)
+    expect(page.locator("#status")).to_have_text("cancelled")

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import redis
 
+from tests.support.patience import patient
 from tests.support.processes import ROOT, base_environment, gone, wait_until
 from tests.support.told import ended
 from webapp.runner import free_port
@@ -48,7 +49,7 @@ class Board:
         headers = {"Authorization": f"Token {self.up['api_token']}", "Content-Type": "application/json"}
         headers |= {} if key is None else {"Idempotency-Key": key}
         request = urllib.request.Request(f"{self.url}/api/v1/{path}", data=data, headers=headers, method=method)
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=patient(20)) as answer:
             return json.load(answer)
 
     def submit(self, spec: dict[str, Any]) -> str:
@@ -114,7 +115,7 @@ def board(state: Path, slots: int = 4, **settings: str) -> Iterator[Board]:
         if process.poll() is None:
             os.kill(process.pid, signal.SIGINT)
         try:
-            process.wait(60)
+            process.wait(patient(60))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

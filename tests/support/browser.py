@@ -5,8 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests.support.patience import patient
+
+LONGEST_MS = patient(30) * 1e3
+expect.set_options(timeout=LONGEST_MS)
 
 
 @contextmanager
@@ -20,6 +26,13 @@ def chromium() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def context_of(browser: Browser, **options: Any) -> BrowserContext:
+    """A window of its own, as patient as tests are."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(LONGEST_MS)
+    return context
 
 
 def log_in(page: Page, url: str, login: tuple[str, str]) -> None:

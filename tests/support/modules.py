@@ -12,7 +12,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page
 
-from tests.support.browser import chromium
+from tests.support.browser import chromium, context_of
 
 STATIC = Path(__file__).parents[2] / "webapp" / "static"
 
@@ -47,7 +47,7 @@ def paper(modules: Page, body: str, *styles: str) -> Iterator[Page]:
     html = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>paper</title>{links}<body>{body}'
     browser = modules.context.browser
     assert browser
-    context = browser.new_context()
+    context = context_of(browser)
     page = context.new_page()
     page.route("**/paper.html*", lambda route: route.fulfill(body=html, content_type="text/html"))
     page.goto(modules.url.rpartition("/")[0] + "/paper.html")

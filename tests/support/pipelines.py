@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from tests.support.patience import patient
 from tests.support.processes import ROOT
 
 ACTION = ROOT / "ci/github/action.yml"
@@ -72,4 +73,6 @@ def _bash(script: str, environment: Mapping[str, str], folder: Path) -> subproce
     file = folder / "step.sh"
     file.write_text(script)
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(file)]
-    return subprocess.run(command, env=dict(environment), cwd=folder, capture_output=True, text=True, timeout=240)
+    return subprocess.run(
+        command, env=dict(environment), cwd=folder, capture_output=True, text=True, timeout=patient(240)
+    )

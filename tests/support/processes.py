@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import redis
 
+from tests.support.patience import patient
 from webapp.runner import free_port
 from webapp.up.embedded_redis import redis_command
 
@@ -21,13 +22,14 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T], what: str, timeout_s: float = 60.0, pause_s: float = 0.05) -> T:
-    """The first true value of `condition`; an AssertionError that says `what` after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
+    """The first true value of `condition`; an AssertionError that says `what` after `timeout_s` times our patience."""
+    limit_s = patient(timeout_s)
+    deadline = time.monotonic() + limit_s
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain until {what}; last saw {value!r}"
+        assert time.monotonic() < deadline, f"waited {limit_s:.0f} s in vain until {what}; last saw {value!r}"
         time.sleep(pause_s)
 
 
@@ -65,7 +67,7 @@ def running(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(15)
+            process.wait(patient(15))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -110,7 +112,7 @@ class RedisServer:
             self._process.send_signal(signal.SIGCONT)
 
     def client(self) -> redis.Redis:
-        return redis.Redis.from_url(self.url, socket_timeout=5)
+        return redis.Redis.from_url(self.url, socket_timeout=patient(5))
 
 
 def _answers(client: redis.Redis) -> bool:

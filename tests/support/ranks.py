@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.patience import patient
 from tests.support.processes import ROOT
 
 LAST_WORDS_S = 10
@@ -29,14 +30,14 @@ def run_to_end(
     """As `subprocess.run` with captured text. Ranks have sessions of their own, and none of them is left behind.
 
     Raises:
-        AssertionError: it took longer than `limit_s`; with all that was said, and the stack of every thread.
+        AssertionError: it took longer than `limit_s`, patiently; with all that was said, and each thread's stack.
     """
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         given = {**environment, "PYTHONFAULTHANDLER": "1"}
         process = subprocess.Popen(argv, cwd=cwd, env=given, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
         in_time = True
         try:
-            process.wait(limit_s)
+            process.wait(patient(limit_s))
         except subprocess.TimeoutExpired:
             in_time = False
             _end(process, signal.SIGABRT, wait_s=LAST_WORDS_S)
@@ -46,7 +47,7 @@ def run_to_end(
             said.seek(0)
         ended = subprocess.CompletedProcess(argv, process.returncode, out.read(), err.read())
     assert in_time, (
-        f"{' '.join(argv)} took longer than {limit_s:.0f} s\n{ended.stdout[-4000:]}\n{ended.stderr[-20000:]}"
+        f"{' '.join(argv)} took longer than {patient(limit_s):.0f} s\n{ended.stdout[-4000:]}\n{ended.stderr[-20000:]}"
     )
     return ended
 

@@ -18,7 +18,8 @@ subprocess.Popen([sys.executable, "-c", rank], start_new_session=True).wait()
 """
 
 
-def test_what_hangs_tells_every_stack_and_leaves_no_rank() -> None:
+def test_what_hangs_tells_every_stack_and_leaves_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHBOARD_PATIENCE", "1")
     with pytest.raises(AssertionError, match=r"longer than 5 s") as told:
         run_to_end([sys.executable, "-c", LAUNCHER], os.environ, limit_s=5)
     assert str(told.value).count("in stuck_here") == 2

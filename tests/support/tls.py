@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from tests.support.web import PEOPLE, Answer
 from webapp.runner import free_port, is_free
@@ -72,14 +73,14 @@ class TlsBoard:
             yield process
             assert "Traceback" not in log.read_text()
             process.send_signal(signal.SIGTERM)
-            process.wait(20)
+            process.wait(patient(20))
 
     def call(self, method: str, path: str, who: str = "owner") -> Answer:
         headers = {"Authorization": f"Token {self.people[who]['token']}"}
         request = urllib.request.Request(f"{self.url}{path}", headers=headers, method=method)
         trust = ssl.create_default_context(cafile=self.ca)
         try:
-            with urllib.request.urlopen(request, timeout=20, context=trust) as answer:
+            with urllib.request.urlopen(request, timeout=patient(20), context=trust) as answer:
                 return Answer(answer.status, answer.headers, answer.read())
         except urllib.error.HTTPError as error:
             return Answer(error.code, error.headers, error.read())

@@ -14,6 +14,7 @@ from email.message import Message
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from webapp.runner import free_port, is_free
 
@@ -98,7 +99,7 @@ class Site:
         own = {"Content-Type": "application/json", **(headers or {})}
         request = urllib.request.Request(self.url + path, data=data, headers=own, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            with urllib.request.urlopen(request, timeout=patient(timeout_s)) as response:
                 return Answer(response.status, response.headers, response.read())
         except urllib.error.HTTPError as error:
             return Answer(error.code, error.headers, error.read())
@@ -106,7 +107,7 @@ class Site:
     def raw(self, sent: bytes, timeout_s: float = 30) -> bytes:
         """What comes back for these very bytes, until the server closes."""
         got = b""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as line:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=patient(timeout_s)) as line:
             line.sendall(sent)
             with contextlib.suppress(ConnectionResetError):
                 while part := line.recv(65536):

@@ -16,6 +16,7 @@ import uvicorn
 
 from jobs.api.http.problems import ProblemDetails, details
 from planner.facts.spec import Problem
+from tests.support.patience import patient
 from tests.support.processes import wait_until
 from webapp import limits, serve
 from webapp.doors import Doors
@@ -23,7 +24,7 @@ from webapp.runner import free_port
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 PATIENCE_S = 0.3
-LONGEST_S = 10.0  # until a test gives up on the server's patience; far above it, for a busy machine
+LONGEST_S = patient(10)  # until a test gives up on the server's patience; far above it, for a busy machine
 
 
 def refusal(status: int, words: str) -> ProblemDetails:

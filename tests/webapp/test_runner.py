@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import patient
 from tests.support.processes import ROOT, base_environment
 from webapp.runner import StartError, redis_port, wait_for_redis
 
@@ -16,7 +17,9 @@ from webapp.runner import StartError, redis_port, wait_for_redis
 def up(state: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     environment = {**base_environment(), "MESHBOARD_STATE_DIR": str(state), **settings}
     argv = [sys.executable, "-m", "webapp.runner"]
-    return subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        argv, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=patient(60), check=False
+    )
 
 
 def test_a_taken_port_is_told_and_nothing_is_started(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.witness.network import NetHost, hosts
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 29411
 HOSTS = 4
-TIMEOUT_S = 300.0
+TIMEOUT_S = 300.0  # before our patience
 TOLERANCE = 0.01
 LAYOUTS = {
     "dp2 x tp2": {"dp": 2, "tp": 2},

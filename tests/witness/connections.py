@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
+from tests.support.patience import patient
 from tests.support.processes import wait_until
 from workers.meter import group
 
 SENT = re.compile(r"bytes_sent:(\d+)")
 RETRANSMITTED = re.compile(r"bytes_retrans:(\d+)")
-TIMEOUT_S = 60.0
+TIMEOUT_S = patient(60)
 UNACKNOWLEDGED = re.compile(r"(?:unacked|notsent):(\d+)")
 
 

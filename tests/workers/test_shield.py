@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.patience import patient
 from tests.support.processes import ROOT, wait_until
 from workers.shield import VARIABLE
 
@@ -63,7 +64,7 @@ def test_only_a_parents_sigterm_ends_it(guardian: subprocess.Popen[bytes]) -> No
     os.kill(rank, signal.SIGWINCH)
     assert guardian.stdout.readline() == b"goes on\n"
     guardian.send_signal(signal.SIGUSR1)
-    assert guardian.wait(20) == 1
+    assert guardian.wait(patient(20)) == 1
     assert guardian.stdout.read().decode().splitlines() == ["the parent ends it", "is ended"]
 
 

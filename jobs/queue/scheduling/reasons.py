@@ -13,23 +13,23 @@ from jobs.models import Job
 from jobs.queue import lifecycle
 from jobs.queue.scheduling.snapshot import Queued
 
-MOST_ANNOUNCED = 50  # new reasons of which sockets are told at once; the others' look by themselves
 CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
+MOST = 4000  # written in one pass: the next one goes on
 
 
 def explain(queue: list[Queued], reasons: Mapping[str, str]) -> None:
-    """Write the reasons that are new, in transactions short enough for everybody else."""
+    """Write reasons that are new, as many as a pass has time for, in transactions short enough for everybody else."""
     news = {}
     for queued in queue:
         reason = queued.bar or reasons.get(queued.job.id, queued.reason)
         if reason != queued.reason:
             news[queued.job.id] = reason
-    waiting = list(news)
+    waiting = list(news)[:MOST]
     for begin in range(0, len(waiting), CHUNK):
         with transaction.atomic():
             jobs = lifecycle.lock_queued_ids(waiting[begin : begin + CHUNK])
             Job.objects.filter(id__in=jobs).update(wait_reason=TextOf({job: news[job] for job in jobs}, "id"))
-    lifecycle.announce(*waiting[:MOST_ANNOUNCED])
+    lifecycle.announce(*waiting)
 
 
 class TextOf(Func):

@@ -14,6 +14,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.db.models import JSONField, Value
 from django.utils import timezone
 
 from contracts.control import VERSION, Gang, LaunchOrder, Node
@@ -184,7 +185,9 @@ def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Out
         order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
     if job.attempt > 1 and (kept := checkpoints.kept_checkpoint(job)):
         order["checkpoint"] = kept
-    return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=[order])
+    # An expression, so that Django sends rows: of columns as arrays, psycopg quotes a JSON letter by letter.
+    arguments = Value([order], JSONField())
+    return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=arguments)
 
 
 def _for_hosts(spec: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from jobs.lab import picture
 from planner.facts.lab import LabHolding, LabStep
 from planner.facts.spec import LabPrimitive
 from tests.jobs.lab.test_lab_stages import captured, result
+from tests.support.browser import context_of
 from tests.support.modules import STATIC, call, static_files
 
 FILM = (STATIC.parents[1] / "templates" / "lab" / "film.html").read_text()
@@ -37,7 +38,7 @@ def cinema(served: tuple[Browser, str]) -> Iterator[Callable[..., Page]]:
 
     def opened(primitive: LabPrimitive = "all_reduce", still: bool = True, width: int = 1280) -> Page:
         motion: Any = "reduce" if still else "no-preference"
-        context = browser.new_context(viewport={"width": width, "height": 800}, reduced_motion=motion)
+        context = context_of(browser, viewport={"width": width, "height": 800}, reduced_motion=motion)
         contexts.append(context)
         page = context.new_page()
         page.goto(f"{address}/js/")

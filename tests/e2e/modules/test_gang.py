@@ -11,6 +11,7 @@ from planner.facts.layout import axis_group, members
 from planner.facts.levels import level_of, levels
 from planner.facts.spec import Layout
 from tests.support.batches import batch, cell, traffic
+from tests.support.browser import context_of
 from tests.support.modules import STATIC, call
 
 
@@ -164,7 +165,7 @@ def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) 
     """
     browser = modules.context.browser
     assert browser is not None
-    page = browser.new_page()
+    page = context_of(browser).new_page()
     page.goto(modules.url.replace("/icon.svg", "/js/"))  # a list of files: an HTML page
     hidden, hosts, crossing, alone = call(page, "job/hosts.js", body, told)
     page.close()

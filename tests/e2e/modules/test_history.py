@@ -7,6 +7,7 @@ from typing import Any
 
 from jobs.history.told.snapshot import snapshot
 from tests.jobs.history import told
+from tests.support.browser import context_of
 from tests.support.modules import call, static_files
 
 
@@ -53,7 +54,7 @@ def test_a_state_made_of_history_goes_on_as_one_that_was_there_all_along(tmp_pat
     """
     given = {"batches": batches, "answer": snapshot("job", 1)}
     with static_files() as (browser, address):
-        page = browser.new_page()
+        page = context_of(browser).new_page()
         page.goto(f"{address}/icon.svg")
         begins, live, resumed, *told_of = call(page, "store.js", body, given)
     assert begins == "0:8-0"

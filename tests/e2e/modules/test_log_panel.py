@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.support.browser import context_of
 from tests.support.modules import STATIC, call, static_files
 
 PANEL = (STATIC.parents[1] / "templates" / "jobs" / "panels" / "log.html").read_text()
@@ -48,7 +49,7 @@ def served() -> Iterator[tuple[Browser, str]]:
 def panel(served: tuple[Browser, str]) -> Iterator[Callable[..., Page]]:
     """Opens a page with nothing but the panel; its console must stay silent."""
     browser, address = served
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context = context_of(browser, viewport={"width": 1280, "height": 900})
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     complaints: list[str] = []
 

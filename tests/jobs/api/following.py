@@ -16,10 +16,11 @@ import psycopg
 
 from contracts.names import telemetry_stream
 from tests.planner.wrong_specs import GOOD
+from tests.support.patience import patient
 from tests.support.processes import wait_until
 from tests.support.web import Site
 
-PATIENCE_S = 30.0
+PATIENCE_S = patient(30)
 Event = dict[str, Any]  # "event", "data", and "id" of some
 
 

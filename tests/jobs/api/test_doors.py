@@ -13,6 +13,7 @@ from websockets.exceptions import InvalidStatus
 
 from jobs.api.http.problems import CONTENT_TYPE
 from tests.planner.wrong_specs import GOOD
+from tests.support.patience import patient
 from tests.support.web import Site
 
 HUGE = "0000000019999999999999999999999"
@@ -213,7 +214,7 @@ def test_a_senseless_attempt_to_resume_is_as_none(postgres_site: Site, query: st
     async def first() -> Any:
         headers = postgres_site.cookie("owner")
         async with connect(url, origin=postgres_site.url, additional_headers=headers) as socket:  # type: ignore[arg-type]
-            return msgpack.unpackb(await asyncio.wait_for(socket.recv(), 15))
+            return msgpack.unpackb(await asyncio.wait_for(socket.recv(), patient(15)))
 
     if "%00" in query:
         with pytest.raises(InvalidStatus):

@@ -21,6 +21,7 @@ from jobs.history.recording.recorder import NAME, Recorder
 from jobs.models import Attempt, Job, Lease, Member
 from tests.jobs.history.conftest import end
 from tests.jobs.history.told import BEGAN, Sender, batch, cell, rows, run, step, traffic
+from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, base_environment, wait_until
 
 
@@ -140,7 +141,7 @@ def test_killed_outright_it_loses_and_doubles_nothing(
             wait_until(lambda before=before: generation() > before, "rows were committed", 30, 0.005)
             Lease.objects.filter(name=NAME).update(holder="")  # the next one need not wait
             process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-            process.wait(10)
+            process.wait(patient(10))
         finally:
             process.kill()
             process.wait()

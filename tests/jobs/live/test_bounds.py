@@ -16,6 +16,7 @@ from contracts.names import telemetry_stream
 from jobs.live.streams import CHUNK_BYTES, CHUNK_ENTRIES, QUEUE_BYTES, READS_AT_ONCE, Entry, Hub, Redis, Watch
 from tests.planner.wrong_specs import GOOD
 from tests.support.frames import messages
+from tests.support.patience import patient
 from tests.support.processes import RedisServer
 from tests.support.web import Site
 
@@ -34,7 +35,7 @@ def watching(site: Site, job: str, **options: Any) -> Any:
 async def until_closed(socket: ClientConnection) -> int:
     try:
         while True:
-            await asyncio.wait_for(socket.recv(), 30)
+            await asyncio.wait_for(socket.recv(), patient(30))
     except ConnectionClosed as closed:
         return int(closed.rcvd.code) if closed.rcvd else 0
 
@@ -56,7 +57,7 @@ def test_a_replay_of_any_size_comes_in_frames_of_a_megabyte(postgres_site: Site)
         largest = 0
         async with watching(postgres_site, job) as socket:
             while not got or got[-1] != ids[-1]:
-                frame = await asyncio.wait_for(socket.recv(), 30)
+                frame = await asyncio.wait_for(socket.recv(), patient(30))
                 largest = max(largest, len(frame))
                 for told in messages(frame):
                     got += [entry[0] for entry in told.get("entries", [])]
@@ -122,7 +123,7 @@ def test_what_a_watch_keeps_is_bounded_in_bytes(redis_service: RedisServer, sett
             assert sum(e.num_bytes for e in watched._queue) <= QUEUE_BYTES
         got: list[str] = []
         while len(got) < len(ids):
-            chunk = await asyncio.wait_for(anext(chunks), 10)
+            chunk = await asyncio.wait_for(anext(chunks), patient(10))
             assert isinstance(chunk, list)
             assert sum(e.num_bytes for e in chunk) <= CHUNK_BYTES
             assert len(chunk) <= CHUNK_ENTRIES
@@ -176,7 +177,7 @@ def test_a_stream_with_nothing_new_is_told_to_be_read_again_once_redis_answers(
         await chunks.aclose()  # type: ignore[attr-defined]
         await hub.redis.aclose()
 
-    asyncio.run(asyncio.wait_for(watch(), 60))
+    asyncio.run(asyncio.wait_for(watch(), patient(60)))
 
 
 def test_the_one_reader_survives_what_nobody_foresaw(redis_service: RedisServer, settings: Any) -> None:
@@ -208,4 +209,4 @@ def test_the_one_reader_survives_what_nobody_foresaw(redis_service: RedisServer,
         await asyncio.gather(task, return_exceptions=True)
         await hub.redis.aclose()
 
-    asyncio.run(asyncio.wait_for(watch(), 20))
+    asyncio.run(asyncio.wait_for(watch(), patient(20)))

@@ -14,6 +14,7 @@ from jobs.live import room
 from jobs.live.room import Rooms, Viewer
 from jobs.live.streams import Hub
 from tests.support.frames import messages
+from tests.support.patience import patient
 from tests.support.processes import RedisServer
 
 NODES = 5
@@ -58,7 +59,7 @@ def test_every_page_is_told_each_entry_once_and_in_order(
         await hub.redis.aclose()
         return [seen for _, seen, _ in pages]
 
-    for seen in asyncio.run(asyncio.wait_for(watch(), 60)):
+    for seen in asyncio.run(asyncio.wait_for(watch(), patient(60))):
         assert seen == ids
 
 
@@ -97,4 +98,4 @@ def test_what_is_new_is_packed_once_for_all_pages(redis_service: RedisServer, se
             viewer.leave()
         await hub.redis.aclose()
 
-    asyncio.run(asyncio.wait_for(watch(), 20))
+    asyncio.run(asyncio.wait_for(watch(), patient(20)))

@@ -26,6 +26,7 @@ from jobs.models import Attempt, Job, Member, Status
 from jobs.queue import actions, lifecycle
 from tests.planner.wrong_specs import GOOD
 from tests.support.frames import messages
+from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from webapp.runner import free_port, is_free
 
@@ -91,7 +92,7 @@ async def read(socket: Any, lines: int) -> tuple[list[int], list[str], list[dict
     ids: list[str] = []
     others: list[dict[str, Any]] = []
     while len(numbers) < lines:
-        for message in messages(await asyncio.wait_for(socket.recv(), 15)):
+        for message in messages(await asyncio.wait_for(socket.recv(), patient(15))):
             if "entries" not in message:
                 others.append(message)
             for entry_id, packed in message.get("entries", []):
@@ -140,7 +141,7 @@ def test_each_member_of_a_gang_is_followed_from_where_the_browser_was_in_its_str
         seen: dict[int, list[int]] = {0: [], 1: []}
         async with connect(server.url(job.id, query), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
             while sum(map(len, seen.values())) < lines:
-                for message in messages(await asyncio.wait_for(socket.recv(), 15)):
+                for message in messages(await asyncio.wait_for(socket.recv(), patient(15))):
                     for _, packed in message.get("entries", []):
                         seen[message["node"]] += [item["first"] for item in msgpack.unpackb(packed)["items"]]
         return seen
@@ -181,7 +182,7 @@ def test_who_comes_late_to_a_trimmed_stream_is_told_that_the_beginning_is_gone(
 
     async def watch() -> None:
         async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
-            messages = [msgpack.unpackb(await asyncio.wait_for(socket.recv(), 15)) for _ in range(2)]
+            messages = [msgpack.unpackb(await asyncio.wait_for(socket.recv(), patient(15))) for _ in range(2)]
             assert "gap" in messages[1]
 
     asyncio.run(watch())
@@ -217,7 +218,7 @@ def test_a_page_recovers_from_a_restart_of_redis(server: Server, redis_service: 
         for number in range(5, 10):
             put(redis_service.client(), job, number)
 
-    assert asyncio.run(asyncio.wait_for(watch(), 60)) == list(range(10))
+    assert asyncio.run(asyncio.wait_for(watch(), patient(60))) == list(range(10))
 
 
 def test_a_change_of_state_reaches_the_socket(server: Server, job: Job) -> None:
@@ -227,7 +228,7 @@ def test_a_change_of_state_reaches_the_socket(server: Server, job: Job) -> None:
         async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
             assert msgpack.unpackb(await socket.recv())["job"]["status"] == "queued"
             await asyncio.to_thread(lifecycle.change, job.id, 1, Status.STARTING, "placed")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patient(10)):
                 while msgpack.unpackb(await socket.recv())["job"]["status"] != "starting":
                     pass  # why a queued job waits may be told anew meanwhile
 
@@ -257,7 +258,7 @@ def test_who_may_not_see_is_cut_off(server: Server, job: Job, who: str | None, q
     async def watch() -> None:
         async with connect(server.url(job.id, query), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
             while True:
-                await asyncio.wait_for(socket.recv(), 10)
+                await asyncio.wait_for(socket.recv(), patient(10))
 
     with pytest.raises(ConnectionClosed) as closed:
         asyncio.run(watch())
@@ -275,7 +276,7 @@ def test_logging_out_closes_the_open_socket(server: Server, job: Job) -> None:
             await socket.recv()
             await asyncio.to_thread(Session.objects.all().delete)
             while True:
-                await asyncio.wait_for(socket.recv(), 30)
+                await asyncio.wait_for(socket.recv(), patient(30))
 
     with pytest.raises(ConnectionClosed) as closed:
         asyncio.run(watch())

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from jobs.metrics.catalogue import OF_GPUS
+from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, running, wait_until
 from tests.support.web import site
 from webapp.runner import free_port
@@ -75,7 +76,7 @@ def test_every_panel_shows_something(redis_service: RedisServer, tmp_path: Path)
                 rules = _asked(port, "rules", {})["groups"][0]["rules"]
                 assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
             ranks.stdin.close()
-            ranks.wait(20)
+            ranks.wait(patient(20))
 
 
 def _without_data(port: int) -> list[str]:

@@ -39,3 +39,12 @@ def test_a_job_that_is_queued_no_more_gets_none() -> None:
     Job.objects.filter(id=gone.id).update(status=Status.STARTING)
     reasons.explain(queue, {gone.id: "waits", waiting.id: "waits too"})
     assert dict(Job.objects.values_list("id", "wait_reason")) == {gone.id: "", waiting.id: "waits too"}
+
+
+def test_what_one_pass_has_no_time_for_the_next_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reasons, "MOST", 2)
+    told = {job.id: f"why {job.id}" for job in queued(User.objects.create_user("owner"), count=3)}
+    for written in (2, 3):
+        reasons.explain(queue_now(timezone.now()), told)
+        assert Job.objects.exclude(wait_reason="").count() == written
+    assert dict(Job.objects.values_list("id", "wait_reason")) == told

@@ -17,6 +17,7 @@ from jobs.queue import actions, lifecycle
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.queue.test_lifecycle import run_together
 from tests.jobs.queue.test_scheduler import busy, queued
+from tests.support.patience import patient
 from tests.support.postgres import as_default_database, postgres_server
 
 CANCELS = 72
@@ -182,7 +183,7 @@ def test_what_was_read_between_two_writes_of_one_pass_is_stale_after_the_second(
             turns.append(sql)
             if len(turns) == 2:
                 other.start()
-                assert has_read.wait(30)
+                assert has_read.wait(patient(30))
         return execute(sql, *rest)
 
     with connection.execute_wrapper(let_it_read):

@@ -13,6 +13,7 @@ import pytest
 from jobs.engines.slurm.script import submission
 from jobs.engines.slurm.site import Site
 from planner.facts.parse import parse_spec
+from tests.support.patience import patient
 from tests.support.processes import wait_until
 
 TRAIN = {"checkpoint_every": 100}
@@ -72,8 +73,8 @@ def test_its_warning_leaves_a_file_and_ends_nothing(tmp_path: Path, as_it_ends: 
         if terminated:
             shell.send_signal(signal.SIGTERM)
         shell.send_signal(signal.SIGUSR1)
-        assert shell.wait(20) == 7, "it ends as srun does"
+        assert shell.wait(patient(20)) == 7, "it ends as srun does"
     finally:
         shell.kill()
-        shell.wait(10)
+        shell.wait(patient(10))
     assert seen.read_text().strip() == "eyJzb21lIjogIm9yZGVyIn0="

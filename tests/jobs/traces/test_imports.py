@@ -25,6 +25,7 @@ from jobs.traces.imports.parts import ImportProblemError, axis_of, op_of, rank_i
 from jobs.traces.imports.reading import Read, read, source
 from tests.jobs.traces.hostile import HOSTILE
 from tests.support.inspected import collective, header, log, log_of_dumps, metadata
+from tests.support.patience import patient
 from tests.support.processes import ROOT, base_environment
 from webapp.runner import free_port
 
@@ -42,7 +43,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     try:
         for rank in ranks:
-            _, said = rank.communicate(timeout=240)
+            _, said = rank.communicate(timeout=patient(240))
             assert rank.returncode == 0, said.decode()
     finally:
         for rank in ranks:

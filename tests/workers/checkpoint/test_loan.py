@@ -8,12 +8,13 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from planner.facts.parse import parse_spec
+from tests.support.patience import patient
 from workers.checkpoint import folder
 from workers.checkpoint.borrow import borrow
 from workers.checkpoint.lend import Lending
@@ -57,14 +58,14 @@ def lent(job: Path) -> Iterator[int]:
     up = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    up.wait(10)
+    up.wait(patient(10))
     try:
         yield int(door.getsockname()[1])
     finally:
         running, end = loop[0]
-        if thread.is_alive():
+        with suppress(RuntimeError):  # it is over, and its loop closed
             running.call_soon_threadsafe(end)  # type: ignore[arg-type]
-        thread.join(10)
+        thread.join(patient(10))
 
 
 def told(path: Path, port: int, secret: str = SECRET) -> Path:
@@ -132,7 +133,7 @@ def test_who_cannot_show_the_secret_is_not_believed(tmp_path: Path) -> None:
         liar = threading.Thread(target=lie)
         liar.start()
         came = borrow(tmp_path / "job", told(tmp_path / "loan", door.getsockname()[1]), LEAST, None)
-        liar.join(10)
+        liar.join(patient(10))
     assert came.problem.endswith("what answers there is not that host")
     assert not (tmp_path / "job").exists()
 

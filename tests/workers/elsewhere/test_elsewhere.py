@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from contracts.names import telemetry_stream
+from tests.support.patience import patient
 from tests.support.processes import wait_until
 from tests.support.tls import TlsBoard
 from tests.workers.elsewhere.conftest import items, metered, torchrun
@@ -36,7 +37,7 @@ def test_a_run_by_hand_is_on_the_board_whole_though_the_board_was_restarted(boar
         with board.serving():
             wait_until(lambda: len(items(board, job["id"], "log")) > before, "the board hears of it again")
             run.enough()
-            assert run.process.wait(60) == 0, run.terminal
+            assert run.process.wait(patient(60)) == 0, run.terminal
             job = board.wait_for("by hand", "succeeded")
     assert (job["engine"], job["host"], job["reported"]["tags"]) == ("elsewhere", "laptop", ["night"])
     assert job["reported"]["command"][-1] == "0"
@@ -65,7 +66,7 @@ def test_of_two_nodes_the_rank_that_failed_is_named_with_its_word(serving: TlsBo
             folder.mkdir()
             options = ("--name", "two nodes", "--key", "two nodes", "--node-name", name)
             started.append(stack.enter_context(metered(serving, folder, *options, command=command)))
-        codes = [run.process.wait(90) for run in started]
+        codes = [run.process.wait(patient(90)) for run in started]
         assert 1 in codes, [run.terminal for run in started]
     job = serving.wait_for("two nodes", "failed")
     assert (job["exit"]["rank"], job["exit"]["exit_code"]) == (1, 1)

@@ -12,6 +12,7 @@ from contracts.codec import decode_batch, encode_batch
 from contracts.control import AttemptReport
 from contracts.names import telemetry_stream
 from contracts.telemetry import Batch, PhaseItem
+from tests.support.patience import patient
 from tests.support.tls import TlsBoard
 from tests.workers.elsewhere.relay import relay
 from workers.elsewhere.joining import Asked, Joining, Run
@@ -49,7 +50,7 @@ def numbers(at: TlsBoard, run: str) -> list[int]:
 
 async def until_taken(work: Callable[[], Awaitable[None]]) -> None:
     """Again and again, as a supervisor does."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         while True:
             try:
                 return await work()

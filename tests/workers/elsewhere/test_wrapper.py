@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import patient
 from tests.support.processes import gone, wait_until
 from tests.support.tls import TlsBoard, self_signed
 from tests.workers.elsewhere.conftest import metered
@@ -29,7 +30,7 @@ tell_of_silence()
 def test_its_words_pass_its_exit_code_is_ours_and_it_sees_no_token(serving: TlsBoard, tmp_path: Path) -> None:
     said = "env; echo to stderr >&2; exit 7"
     with metered(serving, tmp_path, "--name", "words", command=["sh", "-c", said]) as run:
-        assert run.process.wait(60) == 7
+        assert run.process.wait(patient(60)) == 7
     assert "MESHBOARD_TELEMETRY=" in run.terminal
     assert "to stderr" in run.terminal
     assert "these ranks are not metered" in run.terminal
@@ -42,13 +43,13 @@ def test_its_words_pass_its_exit_code_is_ours_and_it_sees_no_token(serving: TlsB
 
 def test_a_command_that_a_signal_ended_is_told_as_a_shell_tells_it(serving: TlsBoard, tmp_path: Path) -> None:
     with metered(serving, tmp_path, "--name", "signal", command=["sh", "-c", "kill -9 $$"]) as run:
-        assert run.process.wait(60) == 128 + 9
+        assert run.process.wait(patient(60)) == 128 + 9
     assert "SIGKILL" in serving.wait_for("signal", "failed")["exit"]["reason"]
 
 
 def test_a_command_that_is_not_there_is_told_and_leaves_no_run(serving: TlsBoard, tmp_path: Path) -> None:
     with metered(serving, tmp_path, "--name", "missing", command=["/no/such/program"]) as run:
-        assert run.process.wait(60) == 127
+        assert run.process.wait(patient(60)) == 127
     assert "No such file" in run.terminal
     assert serving.job("missing") is None
 
@@ -57,7 +58,7 @@ def test_ctrl_c_reaches_the_command_and_the_run_is_cancelled(serving: TlsBoard, 
     with metered(serving, tmp_path, "--name", "ctrl-c", command=SLEEP) as run:
         serving.wait_for("ctrl-c", "running")
         run.process.send_signal(signal.SIGINT)
-        assert run.process.wait(60) == 128 + 2
+        assert run.process.wait(patient(60)) == 128 + 2
     assert serving.wait_for("ctrl-c", "cancelled")["exit"]["reason"] == "ended by SIGINT where it was launched"
 
 
@@ -65,7 +66,7 @@ def test_a_cancel_on_the_board_ends_the_command(serving: TlsBoard, tmp_path: Pat
     with metered(serving, tmp_path, "--name", "cancel", command=SLEEP) as run:
         job = serving.wait_for("cancel", "running")
         assert serving.call("POST", f"/api/v1/jobs/{job['id']}/cancel").status == 200
-        assert run.process.wait(60) == 128 + 15
+        assert run.process.wait(patient(60)) == 128 + 15
     assert "cancelled on the board" in run.terminal
     assert serving.wait_for("cancel", "cancelled")["exit"]["reason"] == "cancelled on request"
 
@@ -104,7 +105,7 @@ def test_a_board_that_refuses_harms_no_training(
     serving: TlsBoard, tmp_path: Path, changes: dict[str, str], words: str
 ) -> None:
     with metered(serving, tmp_path, command=["sh", "-c", "echo trained"], **changes) as run:
-        assert run.process.wait(60) == 0
+        assert run.process.wait(patient(60)) == 0
     assert words in run.terminal
     assert "trained" in run.terminal
 
@@ -116,7 +117,7 @@ def test_a_board_whose_certificate_is_not_trusted_gets_no_token(serving: TlsBoar
         run.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "Ctrl-C ends the wait" in run.terminal, "it waits for the board")
         run.process.send_signal(signal.SIGINT)
-        assert run.process.wait(60) == 128 + 15
+        assert run.process.wait(patient(60)) == 128 + 15
     assert serving.job("untrusted") is None
 
 

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from redis.exceptions import RedisError
 
 from contracts.facts import Facts, Use
+from tests.support.patience import patient
 from tests.support.processes import wait_until
 from workers.host.facts import gauge as gauges
 from workers.host.facts import machine, topology, use
@@ -204,13 +205,13 @@ def test_a_driver_that_hangs_leaves_the_host_s_heart_alone(tmp_path: Path) -> No
     class Hanging(FakeNvml):
         def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
             asked.set()
-            go_on.wait(30)
+            go_on.wait(patient(30))
             return super().nvmlDeviceGetUtilizationRates(handle)
 
     looked = Gauge(settings(tmp_path), time.time, Gpus(Hanging(), tmp_path))
     looked.start()
     try:
-        assert asked.wait(10)
+        assert asked.wait(patient(10))
         assert (looked.facts(), looked.use()) == (None, None), "and neither of these waits for it"
     finally:
         go_on.set()

@@ -10,6 +10,7 @@ from typing import Any
 from contracts.codec import decode_event
 from contracts.names import events_stream
 from tests.support.orders import order
+from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, base_environment, wait_until
 from workers.host import reporter
 from workers.host.attempts import attempts, report_of_host
@@ -55,7 +56,7 @@ def test_the_heart_beats_on_after_errors_and_a_worker_whose_heart_stopped_ends(
 ) -> None:
     argv = [sys.executable, "-c", BROKEN_HEART, redis_service.url, tmp_path]
     ran = subprocess.run(
-        argv, cwd=ROOT, env=base_environment(), capture_output=True, text=True, timeout=40, check=False
+        argv, cwd=ROOT, env=base_environment(), capture_output=True, text=True, timeout=patient(40), check=False
     )
     assert ran.returncode == 1, ran.stderr
     assert ran.stderr.count("on purpose") >= 3

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.patience import patient
 from workers.meter import Recorder, metered_backend
 from workers.meter.timeline import timeline
 
@@ -47,7 +48,7 @@ def counting(recorder: Recorder) -> Iterator[Counted]:
     counted: Counted = {}
     before = totals(recorder)
     yield counted
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patient(10)
     while any(count != completed for count, completed, *_ in totals(recorder).values()):
         assert time.monotonic() < deadline, "a collective never completed"
         time.sleep(0.001)

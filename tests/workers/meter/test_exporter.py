@@ -16,6 +16,8 @@ import msgpack
 import pytest
 
 from contracts.codec import decode_frame
+from tests.support.patience import patient
+from tests.support.processes import wait_until
 from workers.meter import exporter as exporter_module
 from workers.meter.exporter import Exporter
 from workers.meter.recorder import Recorder
@@ -76,15 +78,12 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 closing.shutdown(socket.SHUT_RDWR)
             closing.close()
-        self._thread.join(5)
+        self._thread.join(patient(5))
         self._path.unlink(missing_ok=True)
 
 
-def eventually(true: Callable[[], Any], timeout_s: float = 10) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
+def eventually(true: Callable[[], Any]) -> None:
+    wait_until(true, "it happens", 10, 0.01)
 
 
 def eventually_some(found: Callable[[], list[Any]]) -> list[Any]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.patience import patient
 from workers.meter.output import Sturdy
 
 PRINTS = """
@@ -22,7 +23,9 @@ end_as(main)
 
 def test_a_rank_outlives_a_full_disk() -> None:
     with Path("/dev/full").open("w") as full:
-        ran = subprocess.run([sys.executable, "-u", "-c", PRINTS], stdout=full, stderr=full, timeout=60, check=False)
+        ran = subprocess.run(
+            [sys.executable, "-u", "-c", PRINTS], stdout=full, stderr=full, timeout=patient(60), check=False
+        )
     assert ran.returncode == 0
 
 

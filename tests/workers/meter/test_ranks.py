@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import patient
 from tests.workers.meter.ranks import SLOW_S
 
 WORLD = 4
@@ -38,7 +39,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Said:
         for rank in range(WORLD)
     ]
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + patient(120)
         while any(process.poll() is None for process in processes) and not any(p.poll() for p in processes):
             if time.monotonic() > deadline:
                 break

@@ -19,11 +19,12 @@ import pytest
 
 from contracts.control import VERSION, LaunchOrder
 from contracts.telemetry import Item
+from tests.support.patience import patient
 from tests.support.processes import ROOT
 from workers.host.supervisor.ranks import Ranks
 from workers.host.supervisor.serve import Telemetry
 
-NOTICED_S = 60  # a loaded machine takes long to import torch
+NOTICED_S = patient(60)  # they import torch first
 
 
 class Host:

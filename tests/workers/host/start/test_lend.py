@@ -11,6 +11,7 @@ from pathlib import Path
 from contracts.codec import checked_lend_order, checked_loan
 from contracts.control import KeptCheckpoint
 from contracts.names import LOAN_FILE, cancel_key, loan_key
+from tests.support.patience import patient
 from tests.support.processes import RedisServer, wait_until
 from tests.workers.checkpoint.test_loan import LEAST, SECRET, publish
 from tests.workers.host.supervisor.test_gang import settings_of
@@ -33,7 +34,7 @@ def handed(folder: Path, settings: HostSettings) -> Path:
     async def ask() -> None:
         line = RedisLine(AttemptDir(folder, "job", 2), settings)
         kept = KeptCheckpoint(name="job/1/step-00000020", host="host-0", lent=SECRET)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             await hand_over(line, kept, folder, None)
         await line.close()
 

@@ -14,6 +14,7 @@ from torch.distributed.run import parse_args
 
 from contracts.control import VERSION, LaunchOrder
 from planner.facts.spec import JobKind
+from tests.support.patience import patient
 from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings
 from workers.host.start.claims import claim
@@ -103,7 +104,9 @@ def start(folder: Path, arguments: list[str], **script: str) -> subprocess.Compl
     command = rank_command(order, attempt, settings(folder), str(folder / "nobody-listens"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1"}
     argv = [sys.executable, "-u", "-m", *command]
-    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=patient(60)
+    )
 
 
 def test_a_path_that_looks_like_an_option_is_a_file_that_is_not_there(tmp_path: Path) -> None:

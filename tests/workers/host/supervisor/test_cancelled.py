@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from tests.support.patience import patient
 from workers.host.supervisor.tasks import cancelled
 
 
@@ -24,5 +25,5 @@ def test_a_task_that_misses_its_first_cancellation_is_ended_all_the_same() -> No
         await cancelled(tasks)
         return tasks
 
-    assert all(task.cancelled() for task in asyncio.run(asyncio.wait_for(main(), 20)))
+    assert all(task.cancelled() for task in asyncio.run(asyncio.wait_for(main(), patient(20))))
     assert missed == [True]

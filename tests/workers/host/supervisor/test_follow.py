@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from contracts.telemetry import LogItem
+from tests.support.patience import patient
 from workers.host.supervisor.follow import follow
 from workers.host.supervisor.tail import LogTail
 
@@ -40,5 +41,5 @@ def test_a_disk_that_fails_once_costs_no_line(tmp_path: Path) -> None:
         over.set()
         await following
 
-    asyncio.run(asyncio.wait_for(told(), 20))
+    asyncio.run(asyncio.wait_for(told(), patient(20)))
     assert heard == ["one", "the last, unfinished"]

@@ -17,6 +17,7 @@ import pytest
 from contracts.codec import BadMessageError, checked_order
 from contracts.control import VERSION, Gang, LaunchOrder, Node
 from contracts.gangs import num_ranks, ranks_here
+from tests.support.patience import patient
 from tests.support.processes import RedisServer, wait_until
 from workers.host.address import address_towards, interface_of
 from workers.host.attempts import AttemptDir
@@ -283,10 +284,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
             await asyncio.to_thread(look)
         finally:
             (folder / "go").touch()
-        await asyncio.wait_for(waits[1], 60)
+        await asyncio.wait_for(waits[1], patient(60))
         # The end of one member, which sweeps what is left of it, is not that of the other on the same machine.
         found.lead_after = processes_of("gang", 1, members[0][0].run_dir)
-        await asyncio.wait_for(asyncio.gather(*waits, *meetings), 60)
+        await asyncio.wait_for(asyncio.gather(*waits, *meetings), patient(60))
 
     try:
         asyncio.run(work())

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.patience import patient
 from tests.support.processes import wait_until
 from workers.trainer.parallel.pipeline_parallel import Sends
 
@@ -64,5 +65,5 @@ def test_the_thread_ends_with_its_sends(ranks: list[dist.ProcessGroupGloo]) -> N
     thread = sends._thread
     assert thread is not None
     del sends
-    thread.join(20)
+    thread.join(patient(20))
     assert not thread.is_alive()
