@@ -7,6 +7,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.postgres import as_default_database, postgres_server
 from tests.support.processes import RedisServer, redis_server
@@ -14,6 +15,17 @@ from tests.support.processes import RedisServer, redis_server
 # The same cases each time, and as long as each takes: a busy machine fails no test.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("suite")
+
+
+class ByModule(LoadScopeScheduling):  # type: ignore[misc]
+    """A process takes a module at a time; all modules of browser tests go to one, so that one board serves them."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "board" if nodeid.startswith("tests/e2e/test_") else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByModule:
+    return ByModule(config, log)
 
 
 @pytest.fixture

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.support.board import Board, board
-from tests.support.browser import context_of
+from tests.support.board import Board
 from tests.support.processes import gone, wait_until
 
 LONG: dict[str, Any] = {
@@ -19,29 +16,6 @@ LONG: dict[str, Any] = {
     "layout": {"dp": 2, "tp": 2},
     "train": {"steps": 5000, "global_batch": 4, "seq_len": 64, "eval_every": 0},
 }
-
-
-@pytest.fixture(scope="module")
-def running_board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
-    """One that nobody has logged in to."""
-    with board(tmp_path_factory.mktemp("new")) as made:
-        yield made
-
-
-def test_the_one_time_link_logs_in_once(browser: Browser, running_board: Board) -> None:
-    link = re.search(r"http\S+/login/once/\S+", (running_board.state / "runner.log").read_text())
-    assert link
-    context = context_of(browser)
-    tab = context.new_page()
-    tab.goto(link[0])
-    assert tab.url == f"{running_board.url}/"
-    expect(tab.get_by_text("No job yet")).to_be_visible()
-    context.close()
-    second = context_of(browser)
-    refused = second.new_page().goto(link[0])
-    assert refused is not None
-    assert refused.status == 403
-    second.close()
 
 
 def picture(page: Page) -> str:
