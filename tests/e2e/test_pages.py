@@ -126,6 +126,7 @@ def test_every_time_names_its_day_and_zone(page: Page, running_board: Board) -> 
     expect(page.locator("time").first).to_have_attribute("title", re.compile(r"ago · \d"))
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_says_why(page: Page, running_board: Board) -> None:
     train = {"steps": 200, "learning_rate": 10, "grad_clip": 0, "weight_decay": 10}
     job = running_board.submit({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": train})

@@ -139,6 +139,7 @@ def test_stopping_the_host_ends_its_attempts_with_a_report(machine: Host) -> Non
         assert (report["outcome"], report["reason"]) == ("failed", "the host was stopped")
 
 
+@pytest.mark.slow
 def test_redis_restarted_mid_run_loses_no_step_log_or_byte(machine: Host) -> None:
     with machine.worker():
         machine.order("patient")
@@ -153,6 +154,7 @@ def test_redis_restarted_mid_run_loses_no_step_log_or_byte(machine: Host) -> Non
         assert machine.items("patient", "gap") == []
 
 
+@pytest.mark.slow
 def test_a_wrong_data_file_is_told_in_one_line(machine: Host) -> None:
     spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"data": "nowhere.txt"}}
     with machine.worker():
@@ -162,6 +164,7 @@ def test_a_wrong_data_file_is_told_in_one_line(machine: Host) -> None:
         assert report["reason"].endswith(": train.data: there is no 'nowhere.txt' under the data root")
 
 
+@pytest.mark.slow
 def test_a_script_that_ignores_term_and_hides_its_children_is_gone_within_15_s(
     redis_service: RedisServer, tmp_path: Path
 ) -> None:
@@ -226,6 +229,7 @@ class Bomb:
         return os.mkdir, (self._target,)
 
 
+@pytest.mark.slow
 def test_a_pickled_message_is_refused_and_the_worker_goes_on(machine: Host) -> None:
     crater = machine.folder / "crater"
     sender = Celery(broker=machine.server.url)

@@ -26,6 +26,7 @@ def seed(preset: str, batch: int, seq_len: int) -> JobSpec:
     return JobSpec(model=PRESETS[preset].model, train=train)
 
 
+@pytest.mark.slow
 def test_405b_on_16384_gpus_finds_layouts_that_fit_and_says_how_many_it_considered() -> None:
     found = search(seed("llama3-405b", 2048, 8192), H100, Constraints(16384))
     assert found.complete

@@ -12,6 +12,8 @@ from planner.hardware.calibration import Calibration, cluster_of
 from planner.hardware.profile import HostProfile
 from tests.support.ranks import run_to_end, torchrun
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> HostProfile:

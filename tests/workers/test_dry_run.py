@@ -39,6 +39,7 @@ def test_the_last_rank_sends_what_the_planner_says(case: Case) -> None:
     assert wrong(case.spec, dry_step(case.spec, case.spec.layout.world_size - 1)) == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_equals_a_real_one_call_by_call(tmp_path: Path) -> None:
     names = (("gpt", "pp2 zbv x zero2 dp2"), ("llama", "cp2 all-gather x tp2 sp"))
     cases = [Case(*name) for name in names]
@@ -58,6 +59,7 @@ def test_a_dry_run_equals_a_real_one_call_by_call(tmp_path: Path) -> None:
             assert dry == real
 
 
+@pytest.mark.slow
 def test_a_rank_of_sixteen_thousand_sends_what_the_planner_says() -> None:
     layout = {"tp": 8, "pp": 16, "dp": 128, "zero": 2, "sequence_parallel": True}
     train = {"global_batch": 2048, "micro_batches": 16, "seq_len": 8192, "precision": "bf16"}

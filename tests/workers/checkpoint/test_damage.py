@@ -54,11 +54,13 @@ def test_a_changed_byte_is_seen(root: Path) -> None:
     assert sorted(ran.losses) == [5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_a_draft_is_no_checkpoint(root: Path) -> None:
     newest(root).rename(root / "job" / "1" / ".step-00000006.draft")
     assert sorted(resumed(root).losses) == [5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_when_none_is_whole_every_reason_is_told(root: Path) -> None:
     for checkpoint in complete_below(root / "job"):
         (checkpoint.path / ".metadata").unlink()
@@ -91,6 +93,7 @@ def test_only_the_newest_stay(saved: Path, tmp_path: Path) -> None:
     assert len(ran.of_kind("checkpoint")) == 6
 
 
+@pytest.mark.slow
 def test_drafts_that_nobody_finishes_are_deleted_by_the_next_save(tmp_path: Path) -> None:
     """Of its own attempt and of earlier ones; a later attempt is another's to write."""
     left = [tmp_path / "root" / "job" / number / ".step-00000099.draft" for number in ("1", "2", "3")]
@@ -101,6 +104,7 @@ def test_drafts_that_nobody_finishes_are_deleted_by_the_next_save(tmp_path: Path
     assert [draft.exists() for draft in left] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

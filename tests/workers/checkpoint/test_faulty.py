@@ -47,6 +47,7 @@ def test_training_goes_on_and_each_problem_names_its_rank(saved: Ran, root: Path
 
 
 @pytest.mark.usefixtures("saved")
+@pytest.mark.slow
 def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(root: Path) -> None:
     """Both ranks go on from the same one, or end with the same words."""
     ran = faulty(root, {"manifest": [1, 0]}, LAST + 1, 2)

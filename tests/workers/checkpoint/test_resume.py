@@ -55,6 +55,7 @@ def test_the_loss_curve_goes_on(first: Ran, root: Path, layout: dict[str, Any]) 
     assert all(row["measured_count"] == row["predicted_count"] for row in rows)
 
 
+@pytest.mark.slow
 def test_in_bf16_the_masters_go_on(root: Path) -> None:
     precision = {"precision": "bf16", "steps": 4}
     before = run(make_spec({}, checkpoint_every=3, **precision), root, job="bf16")
@@ -75,6 +76,7 @@ def test_a_new_attempt_goes_on_from_its_jobs_newest_checkpoint_without_being_tol
         pytest.param("three experts", {"dp": 4, "zero": 3}, id="fewer experts than shards"),
     ],
 )
+@pytest.mark.slow
 def test_experts_move_to_one_process(root: Path, variant: str, layout: dict[str, Any]) -> None:
     job = f"experts{len(variant)}"
     before = run(make_spec(layout, "moe", variant, checkpoint_every=3), root, job=job)

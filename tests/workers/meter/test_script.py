@@ -68,6 +68,7 @@ def test_an_fsdp2_script_is_counted_by_the_axes_of_its_mesh() -> None:
     assert not [key for key in told if key[1] == "tp"], "nothing was sent over the other axis"
 
 
+@pytest.mark.slow
 def test_names_sparse_gradients_and_two_optimisers_are_what_the_script_means() -> None:
     ran = launch(2, str(HERE / "scripts/named.py"))
     assert ran.returncode == 0, ran.stderr
@@ -80,6 +81,7 @@ def test_names_sparse_gradients_and_two_optimisers_are_what_the_script_means() -
     assert not [key for key in told if key[1] == "world"]
 
 
+@pytest.mark.slow
 def test_a_model_may_be_let_go_while_a_collective_calls_back() -> None:
     """torch's own script hangs here: DDP waits, with the GIL, for a thread of gloo's that waits for the GIL."""
     ran = launch(2, str(HERE / "scripts/collected.py"))
@@ -161,6 +163,7 @@ def test_groups_go_by_their_ranks_and_exit_codes_stay_the_scripts_own() -> None:
     assert "exitcode  : 7" in failed.stderr
 
 
+@pytest.mark.slow
 def test_a_script_without_groups_just_runs(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import sys\nprint('here', sys.argv[0], sys.path[0])\n")
     ran = launch(1, str(tmp_path / "plain.py"))

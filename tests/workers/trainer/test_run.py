@@ -43,6 +43,7 @@ def written(folder: Path, spec: object) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_loss_falls_on_the_standard_library_and_every_byte_was_predicted(tmp_path: Path) -> None:
     done = run(written(tmp_path, LEARNS), tmp_path, ranks=2)
     assert done.returncode == 0, done.stderr[-3000:]

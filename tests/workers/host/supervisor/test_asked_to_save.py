@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from contracts.names import save_key
 from tests.support.host import host
 from tests.support.processes import RedisServer
@@ -20,6 +22,7 @@ def spec(**train: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_it_saves_stops_and_goes_on_from_there(redis_service: RedisServer, tmp_path: Path) -> None:
     with host(redis_service, tmp_path) as machine, machine.worker():
         machine.order("gives-way", spec=spec())
