@@ -14,7 +14,7 @@ from jobs.queue import lifecycle
 from jobs.queue.scheduling.snapshot import Queued
 
 CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
-MOST = 4000  # written in one pass: the next one goes on
+MOST = 2000  # written in one pass: the next one goes on
 
 
 def explain(queue: list[Queued], reasons: Mapping[str, str]) -> None:

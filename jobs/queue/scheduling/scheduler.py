@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 LOCK = "scheduler"  # its position is another one after each write of a pass
 CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
+MANY = 200  # jobs started in one pass: why the others wait is left to the next, which is not late for it
 ONLY_THE_BOARDS = ("project", "run", "retry", "after", "after_failed")  # of a spec: no host reads them
 OF_RESOURCES = ("max_hosts", "pool", "labels")
 
@@ -89,7 +90,8 @@ def schedule(trouble: str = "") -> int:
     names = {queued.job.id: queued.job.name for queued in queue}
     for each in plan.preempted:
         stops.preempt(each.victim, each.for_job, names[each.for_job])
-    explain(queue, plan.reasons)
+    if placed < MANY:
+        explain(queue, plan.reasons)
     return placed
 
 

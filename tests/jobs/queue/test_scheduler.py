@@ -15,6 +15,7 @@ from django.db import connection
 from contracts.names import host_queue
 from jobs.models import Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import lifecycle
+from jobs.queue.scheduling import scheduler
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import member_of
 
@@ -83,6 +84,17 @@ def test_an_order_says_what_runs_where(owner: User, make_host: MakeHost) -> None
     told = {name: row.arguments[0][name] for name in ("job", "attempt", "slots", "spec", "owner")}
     assert told == {"job": job.id, "attempt": 3, "slots": [0, 2], "spec": {"name": "x"}, "owner": owner.pk}
     assert sorted(SlotAllocation.objects.filter(member__attempt__job=job).values_list("slot", flat=True)) == [0, 2]
+
+
+def test_a_pass_that_starts_many_leaves_reasons_to_the_next(
+    owner: User, make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "MANY", 2)
+    make_host()
+    queued(owner, 1, count=2)
+    waits = queued(owner, 4)[0]
+    for placed, told in ((2, ""), (0, "needs 4 slots on one cpu host; host-a has 2 of 4 free and is kept for it")):
+        assert (schedule(), reason(waits)) == (placed, told)
 
 
 def test_slots_of_which_the_host_says_that_they_live_are_not_given_away(owner: User, make_host: MakeHost) -> None:
