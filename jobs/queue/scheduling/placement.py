@@ -72,7 +72,11 @@ def place(
 
     `trouble`: why a host may be well and yet not heard of. `quotas`: by project; one that is not there has none.
     """
-    found = decide(queue, hosts, trouble, quotas)
+    return in_words(decide(queue, hosts, trouble, quotas))
+
+
+def in_words(found: Decided) -> Plan:
+    """What was decided, with why each job waits and who gives way."""
     preempted = [each for pool in found.pools.values() for each in preemptions(pool)]
     giving_way = {each.for_job for each in preempted}
     reasons = found.refused | _reasons(found.blocked, found.pools, giving_way)

@@ -7,9 +7,11 @@ the next pass sees it again.
 
 from __future__ import annotations
 
+import gc
 import logging
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.conf import settings
@@ -23,7 +25,7 @@ from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Loan, Member, Outb
 from jobs.queue import lifecycle
 from jobs.queue.control import stops
 from jobs.queue.scheduling import checkpoints
-from jobs.queue.scheduling.placement import place
+from jobs.queue.scheduling.placement import decide, in_words
 from jobs.queue.scheduling.reasons import explain
 from jobs.queue.scheduling.snapshot import PAUSED, hosts_now, queue_now, queue_paused, quotas_now
 from jobs.queue.scheduling.states import Placement, Share
@@ -32,7 +34,7 @@ log = logging.getLogger(__name__)
 
 LOCK = "scheduler"  # its position is another one after each write of a pass
 CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
-MANY = 200  # jobs started in one pass: why the others wait is left to the next, which is not late for it
+MANY = 200  # jobs started in one pass: who gives way, and why others wait, is left to the next
 ONLY_THE_BOARDS = ("project", "run", "retry", "after", "after_failed")  # of a spec: no host reads them
 OF_RESOURCES = ("max_hosts", "pool", "labels")
 
@@ -62,6 +64,20 @@ class StaleError(Exception):
     """A decision came too late."""
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """A long queue is a hundred thousand objects that live to the end of a pass: to look through them for garbage
+    again and again was a quarter of it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@uncollected()
 def schedule(trouble: str = "") -> int:
     """Place what fits and say why the rest waits; returns how many jobs were placed.
 
@@ -76,22 +92,24 @@ def schedule(trouble: str = "") -> int:
     if queue_paused():
         explain(queue, {queued.job.id: PAUSED for queued in queue})
         return 0
-    plan = place([queued.job for queued in queue if not queued.bar], hosts.values(), trouble, quotas_now())
+    found = decide([queued.job for queued in queue if not queued.bar], hosts.values(), trouble, quotas_now())
     keys = {host.name: key for key, host in hosts.items()}
     attempts = {queued.job.id: queued.attempt for queued in queue}
     placed = 0
     try:
-        _keep(plan.kept, {queued.job.id: queued.job.kept for queued in queue if queued.job.kept}, keys, turn)
-        for begin in range(0, len(plan.placements), CHUNK):
-            placed += _start(plan.placements[begin : begin + CHUNK], attempts, keys, turn)
+        _keep(found.kept, {queued.job.id: queued.job.kept for queued in queue if queued.job.kept}, keys, turn)
+        for begin in range(0, len(found.placements), CHUNK):
+            placed += _start(found.placements[begin : begin + CHUNK], attempts, keys, turn)
     except (IntegrityError, StaleError) as error:
         log.warning("this pass ended early, the next one goes on: %s", error)
         return placed
+    if placed >= MANY:
+        return placed
+    plan = in_words(found)
     names = {queued.job.id: queued.job.name for queued in queue}
     for each in plan.preempted:
         stops.preempt(each.victim, each.for_job, names[each.for_job])
-    if placed < MANY:
-        explain(queue, plan.reasons)
+    explain(queue, plan.reasons)
     return placed
 
 

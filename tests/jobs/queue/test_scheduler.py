@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -84,6 +85,19 @@ def test_an_order_says_what_runs_where(owner: User, make_host: MakeHost) -> None
     told = {name: row.arguments[0][name] for name in ("job", "attempt", "slots", "spec", "owner")}
     assert told == {"job": job.id, "attempt": 3, "slots": [0, 2], "spec": {"name": "x"}, "owner": owner.pk}
     assert sorted(SlotAllocation.objects.filter(member__attempt__job=job).values_list("slot", flat=True)) == [0, 2]
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_pass_leaves_the_collector_as_it_was(owner: User, monkeypatch: pytest.MonkeyPatch, is_on: bool) -> None:
+    queued(owner)
+    seen: list[bool] = []
+    monkeypatch.setattr(scheduler, "explain", lambda *_: seen.append(gc.isenabled()))
+    try:
+        (gc.enable if is_on else gc.disable)()
+        schedule()
+        assert (seen, gc.isenabled()) == ([False], is_on)
+    finally:
+        gc.enable()
 
 
 def test_a_pass_that_starts_many_leaves_reasons_to_the_next(
