@@ -54,6 +54,11 @@ def salvage_frame(body: bytes) -> tuple[Frame, list[str]]:
     return cast(Frame, frame), problems
 
 
+def checked_item(told: object) -> Item:
+    """One item of a frame or a batch. Raises BadMessageError."""
+    return cast(Item, _checked(_ITEM, told))
+
+
 def encode_batch(batch: Batch) -> bytes:
     """A batch of checked items. Its size is the caller's to keep: one over BATCH_BYTES is split before."""
     packed: bytes = msgpack.packb(batch)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="meshboard-tests-"))
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 os.environ.setdefault("MESHBOARD_SECRET_KEY", "only-for-tests-and-type-checks-0123456789-0123456789")
 os.environ.setdefault("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
 os.environ.setdefault("MESHBOARD_STATE_DIR", str(_FOLDER))

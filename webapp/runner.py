@@ -33,7 +33,7 @@ DEFAULT_PORT = 8000
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SERVICES = ["web", "controller", "recorder", "host"]
 # Below those that Linux hands to outgoing connections, one of which might otherwise sit on it while we are down.
-REDIS_PORTS = range(20_000, 32_768)
+PORTS = range(20_000, 32_768)
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "SLURM_CONF")
 
 
@@ -233,7 +233,7 @@ def redis_port(state: Path) -> int:
     known = int(kept.read_text()) if kept.exists() else None
     if known is not None and is_free(known):
         return known
-    port = next(p for p in random.sample(REDIS_PORTS, len(REDIS_PORTS)) if is_free(p))
+    port = free_port()
     if known is not None:
         say(
             f"Port {known}, where Redis was, is taken by another program; it moves to {port}. Jobs that still run from "
@@ -255,10 +255,8 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """One that stays ours while what listens there is started again."""
+    return next(p for p in random.SystemRandom().sample(PORTS, len(PORTS)) if is_free(p))
 
 
 @contextlib.contextmanager

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import urllib.error
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page
 
+from jobs.models import TERMINAL
 from tests.support.board import Board, board
 from tests.support.browser import chromium, context_of, log_in
 from tests.support.modules import static_files
+from tests.support.processes import wait_until
 
 
 @pytest.fixture(scope="session")
-def running_board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
     """Of all browser tests of this process: what others left on it stays there."""
     with board(tmp_path_factory.mktemp("board")) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def running_board(installation: Board) -> Iterator[Board]:
+    """The installation, whose slots the next module finds free, whatever happened in this one."""
+    yield installation
+    (jobs,) = wait_until(lambda: listed(installation), "the board answers")
+    for job in jobs:
+        with contextlib.suppress(urllib.error.HTTPError):  # it has ended meanwhile
+            installation.call("POST", f"jobs/{job['id']}/cancel")
+
+
+def listed(board: Board) -> tuple[list[dict[str, Any]]] | tuple[()]:
+    """Jobs that have not ended; nothing while nobody answers."""
+    with contextlib.suppress(urllib.error.URLError, TimeoutError):
+        return ([job for job in board.call("GET", "jobs") if job["status"] not in TERMINAL],)
+    return ()
 
 
 @pytest.fixture(scope="module")

@@ -156,12 +156,13 @@ def test_a_web_that_died_comes_back_to_the_same_page(
     other = context.new_page()
     other.goto(f"{running_board.url}/jobs/{watched}/")
     other.wait_for_selector("#loss-chart[data-points]")
-    before = steps_done(other)
     web = running_board.up["pids"]["web"]
     os.kill(web, signal.SIGKILL)
+    expect(other.locator("#connection")).to_have_text("reconnecting")
+    before = steps_done(other)
     wait_until(lambda: running_board.up["pids"]["web"] != web, "the web is started again", 60)
-    wait_until(lambda: steps_done(other) > before, "on it goes", 90)
     expect(other.locator("#connection")).to_have_text("live")
+    wait_until(lambda: steps_done(other) > before, "on it goes", 90)
     context.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ LAST_WORDS_S = 10
 def torchrun(num_ranks: int, *program: str) -> list[str]:
     """argv of a launcher on this machine alone, its store on a free port."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
-    return [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *program]
+    return [*launcher, "--log-dir", os.devnull, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *program]
 
 
 def run_to_end(

@@ -20,6 +20,7 @@ START = """
 const sheets = ["tokens", "base", "components", "fields", "tables", "lab"];
 document.head.innerHTML = sheets.map((one) => `<link rel="stylesheet" href="/css/${one}.css">`).join("");
 document.body.innerHTML = `<main>${x.html.replaceAll(/{[%{].*?[%}]}/gs, "")}</main>`;
+await Promise.all([...document.querySelectorAll("link")].map((link) => new Promise((done) => (link.onload = done))));
 m.playFilm(document.getElementById("film"), x.film);
 """
 

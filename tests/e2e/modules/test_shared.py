@@ -95,7 +95,9 @@ def test_a_page_is_delayed_until_every_stream_is_read_again_or_its_socket_is_new
     const told = async (count) => { while (seen.length < count) await new Promise((then) => setTimeout(then)); };
     for (const raw of x) sockets[0].dispatchEvent(new MessageEvent("message", { data: new Uint8Array(raw) }));
     await told(7);
+    sockets[0].dispatchEvent(new MessageEvent("message", { data: new Uint8Array(x[3]) })); // not taken before it closes
     sockets[0].dispatchEvent(new CloseEvent("close", { code: 1013 }));
+    await new Promise((then) => setTimeout(then, 50));
     dispatchEvent(new Event("online"));
     sockets[1].dispatchEvent(new Event("open"));
     sockets[1].dispatchEvent(new MessageEvent("message", { data: new Uint8Array(x[3]) }));

@@ -114,9 +114,10 @@ def test_a_rank_that_skipped_it_says_that_it_is_elsewhere(host: Host) -> None:
 
 @pytest.mark.skipif(shutil.which("py-spy", path=str(Path(sys.executable).parent)) is None, reason="needs py-spy")
 def test_of_a_rank_that_holds_the_interpreter_the_host_says_where_it_stands(host: Host) -> None:
-    assert host.last("standing", 2) is None
     told = host.last("process", 2)
     assert told["silent_s"] >= 3
+    stood = host.last("standing", 2)  # for others it may have waited before
+    assert stood is None or stood["time"] < told["time"] - told["silent_s"] + 1
     assert told["state"] == "sleeping"
     assert told["cpu"] < 0.5
     assert [line.rpartition(" in ")[2] for line in told["stack"]][-2:] == ["main", "holds_the_interpreter"]

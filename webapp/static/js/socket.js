@@ -36,6 +36,7 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
       });
     });
     socket.addEventListener("close", (event) => {
+      socket = null; // what it said and was not yet taken would call the page live
       if (closed) return;
       if (REFUSED.has(event.code)) {
         onState("refused");

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from contracts.codec import BadMessageError, checked_item
 from contracts.control import AttemptReport, ExitReport, Outcome
 from contracts.gangs import node_of, ranks_here
 from contracts.names import SAVE_FILE
@@ -67,7 +68,7 @@ class Supervisor:
         self.tail = LogTail(attempt.logs, ranks_here(self.order), settings.log_bytes, owners)
         self.board, self.tally, self.clock = Board(), Tally(ranks_here(self.order)[0]), BoardClock()
         self.timelines = Timelines(ranks_here(self.order), self.board.add_step)
-        self.ranks = Ranks(self._add)
+        self.ranks = Ranks(self._tell)
         self.line = line
         self.publisher = Publisher(attempt.job, attempt.attempt, self.board, self.line, settings.name, self.clock)
         self.lease = Lease(self.order)
@@ -117,13 +118,13 @@ class Supervisor:
         self._started = True
         if self.ended_by is not None:
             self._stop()
-        tail = asyncio.create_task(follow(lambda: self.tail, self._add, self._over))
+        tail = asyncio.create_task(follow(lambda: self.tail, self._tell, self._over))
         spawned = time.time()
         await self._set_clock()  # before anything is told
-        self._add(StartItem(kind="start", rank=-1, time=self._claimed, stage="claimed"))
-        self._add(StartItem(kind="start", rank=-1, time=spawned, stage="spawned"))
+        self._tell(StartItem(kind="start", rank=-1, time=self._claimed, stage="claimed"))
+        self._tell(StartItem(kind="start", rank=-1, time=spawned, stage="spawned"))
         slots = slots_of(ranks_here(self.order), self.order["slots"])
-        HostGauge(slots, with_gpus=self.settings.device == "cuda").start(self._add_all)
+        HostGauge(slots, with_gpus=self.settings.device == "cuda").start(self._tell_all)
         regular = (
             (self.publisher.send, BATCH_S),
             (self._report_if_heard, HEARTBEAT_S),
@@ -207,9 +208,17 @@ class Supervisor:
         self.tally.add(item)
         self.board.add(item)
 
-    def _add_all(self, items: list[GaugeItem]) -> None:
+    def _tell(self, item: Item) -> None:
+        """Take an item of our own: a board refuses whole batches for what one of their items breaks."""
+        try:
+            self._add(checked_item(item))
+        except BadMessageError as error:
+            log.warning("a %s item of our own is left out: %s", item["kind"], error)
+            self.board.lose(1)
+
+    def _tell_all(self, items: list[GaugeItem]) -> None:
         for item in items:
-            self._add(item)
+            self._tell(item)
 
     async def _report(self) -> None:
         """Told from memory: whatever the job did to our files, its state is told."""

@@ -92,8 +92,8 @@ class Ranks:
 
     async def look(self) -> None:
         """Each second: at all of them, and into the one that has been silent longest."""
-        now = time.monotonic()
-        await self._dump_one(now)
+        await self._dump_one(time.monotonic())
+        now = time.monotonic()  # reading a stack may take seconds, in which others speak
         for number, rank in sorted(self._ranks.items()):
             state, taken = _look_at(rank.identity)
             before, rank.before = rank.before, taken
@@ -164,8 +164,9 @@ async def stack_of(pid: int) -> list[str]:
     except TimeoutError:
         raise CannotReadError(f"it took longer than {DUMP_S:.0f} s") from None
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        if not process.stdout.at_eof():  # to kill one that is ending collects it before asyncio can, which complains
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
         await process.wait()
     return main_stack(told)
 

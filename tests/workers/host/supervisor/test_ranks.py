@@ -73,6 +73,41 @@ def test_a_process_that_is_stopped_between_two_words_is_told() -> None:
             process.kill()
 
 
+def test_who_speaks_while_another_s_stack_is_read_was_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading takes seconds where a machine is busy; a silence below zero would break the contract."""
+    told: list[ProcessItem] = []
+    now = [100.0]
+    monkeypatch.setattr("workers.host.supervisor.ranks.time.monotonic", lambda: now[0])
+    with contextlib.ExitStack() as stack:
+        pids = []
+        for _ in range(2):
+            process = stack.enter_context(subprocess.Popen(["sleep", "60"]))
+            stack.callback(process.kill)
+            pids.append(process.pid)
+        ranks = Ranks(told.append)
+
+        async def slow(pid: int) -> list[str]:
+            now[0] += 4.0
+            ranks.heard(1, pids[1])
+            os.kill(pids[1], signal.SIGSTOP)  # so that it is told
+            os.waitid(os.P_PID, pids[1], os.WSTOPPED | os.WNOWAIT)
+            return [f"a.py:1 in f{pid}"]
+
+        monkeypatch.setattr("workers.host.supervisor.ranks.stack_of", slow)
+
+        async def looks() -> None:
+            for rank, pid in enumerate(pids):
+                ranks.heard(rank, pid)
+            await ranks.look()
+            now[0] += 5.0
+            ranks.heard(1, pids[1])
+            await ranks.look()
+
+        asyncio.run(looks())
+    silent = {item["rank"]: item["silent_s"] for item in told}
+    assert silent == {0: 9.0, 1: 0.0}
+
+
 def test_a_process_that_others_leave_no_processor_is_told() -> None:
     """Two that never rest, on one processor: each waits for half of the time. One that sleeps waits for none."""
     told: list[ProcessItem] = []
