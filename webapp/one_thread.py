@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from typing import IO, Any
 
 from asgiref.sync import sync_to_async
@@ -49,5 +50,13 @@ class OneThreadHandler(ASGIHandler):
             response.block_size = self.chunk_size
         if not response.streaming:
             response.close()
+        elif not response.is_async:
+            response.streaming_content = part_by_part(response.streaming_content)
         answered: HttpResponseBase = response
         return answered
+
+
+async def part_by_part(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Each read when the one before was sent: left alone, Django holds all of a file in memory before it sends any."""
+    while (part := await sync_to_async(next, thread_sensitive=False)(parts, None)) is not None:
+        yield part
