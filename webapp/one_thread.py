@@ -58,5 +58,5 @@ class OneThreadHandler(ASGIHandler):
 
 async def part_by_part(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Each read when the one before was sent: left alone, Django holds all of a file in memory before it sends any."""
-    while (part := await sync_to_async(next, thread_sensitive=False)(parts, None)) is not None:
+    while (part := await sync_to_async(lambda: next(parts, None), thread_sensitive=False)()) is not None:
         yield part

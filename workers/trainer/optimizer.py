@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from planner.facts.spec import JobSpec, Layout, TrainSpec
+from workers.torch_private.optimizers import AdamW
 from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.parallel.parallelize import Held, Part, is_tied
 
@@ -30,7 +31,7 @@ def make_optimizer(part: Part, train: TrainSpec) -> torch.optim.Optimizer:
         {"params": parameters, "weight_decay": train.weight_decay if is_matrix else 0.0}
         for (is_matrix, _), parameters in groups.items()
     ]
-    return torch.optim.AdamW(settings, lr=train.learning_rate, betas=BETAS, fused=True)
+    return AdamW(settings, lr=train.learning_rate, betas=BETAS, fused=True)
 
 
 def learning_rate(step: int, train: TrainSpec) -> float:
