@@ -17,7 +17,8 @@ from planner.cost.alike import unlike_stages
 from planner.cost.compute import Compute, Halves
 from planner.cost.correction import Correction, corrected_by
 from planner.cost.memory import held_parameters
-from planner.cost.pipes import bubble_ratio, simulate, stretched
+from planner.cost.pace import Pace, bubble, less, micro_batch_s, scaled, unhidden
+from planner.cost.pipes import simulate, stretched
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.cost.traffic.expert import dispatched_rows, row_bytes
 from planner.facts.flops import hardware_flops, model_flops
@@ -55,15 +56,6 @@ class Timing(NamedTuple):
     mfu: float
     hfu: float
     tokens_per_s: float
-
-
-class Pace(NamedTuple):
-    """The slowest stage on one micro-batch: its compute, its waits by axis, all together; and all stages in turn."""
-
-    halves: Halves
-    waits: dict[Axis, float]
-    micro_batch_s: float
-    once_s: float
 
 
 def step_time(spec: JobSpec, cluster: Cluster) -> Timing:
@@ -141,7 +133,7 @@ class Timer:
         ranks = self._ranks_at_work(spec)
         if self.calibration is None or spec.layout.pp == 1:
             pace = self._pace(spec, ranks)
-            return pace, _bubble(spec, pace)
+            return pace, bubble(spec, pace)
         each = max(1, ranks // spec.layout.pp)
         alone = self._pace(spec, each)
         forward = alone.halves.forward_s / alone.halves.total_s * alone.micro_batch_s
@@ -153,12 +145,12 @@ class Timer:
             forward_s=forward / chunks,
             inputs_s=(alone.micro_batch_s - forward - weights) / chunks,
             weights_s=weights / chunks,
-            longer=[_micro_batch_s(self._stage(spec, i, each)) / alone.micro_batch_s for i in range(spec.layout.pp)],
+            longer=[micro_batch_s(self._stage(spec, i, each)) / alone.micro_batch_s for i in range(spec.layout.pp)],
         )
         slowdown = [self._slowdown(spec, each, stages * each) for stages in range(1, spec.layout.pp + 1)]
         together = stretched(timeline, slowdown)
         busy = max(together.busy_s)
-        return _scaled(alone, busy / (spec.train.micro_batches * alone.micro_batch_s)), together.step_s - busy
+        return scaled(alone, busy / (spec.train.micro_batches * alone.micro_batch_s)), together.step_s - busy
 
     def _slowdown(self, spec: JobSpec, few: int, many: int) -> float:
         """How many times as long `many` ranks at work need as `few`: on a line between the numbers measured."""
@@ -185,9 +177,9 @@ class Timer:
         )
         if key not in self._paces:
             stages = {index: self._stage(spec, index, ranks) for index in unlike_stages(spec)}
-            slowest = max(stages.values(), key=_micro_batch_s)
-            once = sum(_micro_batch_s(stages[index]) * number for index, number in unlike_stages(spec).items())
-            self._paces[key] = Pace(*slowest, _micro_batch_s(slowest), once)
+            slowest = max(stages.values(), key=micro_batch_s)
+            once = sum(micro_batch_s(stages[index]) * number for index, number in unlike_stages(spec).items())
+            self._paces[key] = Pace(*slowest, micro_batch_s(slowest), once)
         return self._paces[key]
 
     def _stage(self, spec: JobSpec, index: int, ranks: int) -> tuple[Halves, dict[Axis, float]]:
@@ -207,10 +199,10 @@ class Timer:
             waits["tp"] += self._gathered_logits_s(spec, ranks)
         if self._compute.with_collectives(spec, ranks):
             waits["tp"] = min(waits["tp"], MOST_WAITING * halves.total_s)
-            halves = _less(halves, waits["tp"])
+            halves = less(halves, waits["tp"])
         if "cp" in waits and spec.layout.cp_method == "ring":
             waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next part travels meanwhile
-        return halves, {axis: _exposed(seconds, stack.hidden.get(axis, 0.0), halves) for axis, seconds in waits.items()}
+        return halves, {axis: unhidden(seconds, stack.hidden.get(axis, 0.0), halves) for axis, seconds in waits.items()}
 
     def _gathered_experts_s(self, spec: JobSpec, ranks: int) -> float:
         """Of a layer's micro-batch, where tensor ranks divide experts: each gathers what came to the others, and their
@@ -315,7 +307,7 @@ class Timer:
     def _exposed_dp(self, spec: JobSpec, pace: Pace, gathers: float, reduces: float) -> float:
         """Gradient sums hide behind backward, gathers behind forward: of one micro-batch, of all of them where ZeRO
         repeats them. The first gather and the last sum have nothing to hide behind."""
-        halves = _scaled(pace, 1 + self._waits_inside(spec, pace) / pace.halves.total_s).halves
+        halves = scaled(pace, 1 + self._waits_inside(spec, pace) / pace.halves.total_s).halves
         if not spec.train.overlap or self.cluster.device == "cpu":  # a CPU's ranks send with the cores they compute on
             return gathers + reduces
         stack = self.stacks[spec.resources.stack]
@@ -371,34 +363,3 @@ def _corrected(timing: Timing, ratio: float) -> Timing:
     shares = {name: getattr(timing, name) / ratio for name in ("mfu", "hfu", "tokens_per_s")}
     exposed = {axis: value * ratio for axis, value in timing.exposed_s.items()}
     return timing._replace(**seconds, **shares, exposed_s=exposed)
-
-
-def _micro_batch_s(stage: tuple[Halves, dict[Axis, float]]) -> float:
-    halves, waits = stage
-    return halves.total_s + halves.launch_s + sum(waits.values())
-
-
-def _exposed(seconds: float, hidden: float, halves: Halves) -> float:
-    """What is left of a wait: nothing hides behind more than there is to compute."""
-    return seconds - min(hidden * seconds, halves.total_s)
-
-
-def _less(halves: Halves, seconds: float) -> Halves:
-    """So many seconds of a piece were not compute, in every half alike."""
-    return Halves(*(part * (1 - seconds / halves.total_s) for part in halves))
-
-
-def _scaled(pace: Pace, times: float) -> Pace:
-    halves = Halves(*(part * times for part in pace.halves))
-    waits = {axis: seconds * times for axis, seconds in pace.waits.items()}
-    return Pace(halves, waits, pace.micro_batch_s * times, pace.once_s * times)
-
-
-def _bubble(spec: JobSpec, pace: Pace) -> float:
-    """Seconds the slowest stage idles while the pipe fills and drains through the others."""
-    if spec.layout.pp == 1:
-        return 0.0
-    halves = pace.halves
-    inputs = halves.backward_input_s + halves.recompute_s
-    ratio = bubble_ratio(spec.layout, spec.train.micro_batches, halves.forward_s, inputs, halves.backward_weight_s)
-    return (pace.once_s - pace.micro_batch_s) * ratio

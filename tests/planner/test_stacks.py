@@ -15,7 +15,8 @@ from planner.cost.memory.pieces import head_piece
 from planner.cost.memory.shape import shape_of
 from planner.cost.memory.stage import rank_of_stage
 from planner.cost.memory.tape import LOGITS
-from planner.cost.timing import Timer, _exposed, step_time
+from planner.cost.pace import unhidden
+from planner.cost.timing import Timer, step_time
 from planner.cost.traffic import micro_batch_traffic
 from planner.facts.precision import MIXES
 from planner.facts.presets import PRESETS
@@ -258,8 +259,8 @@ def test_state_in_16_bits_is_8_bytes_a_parameter_and_half_the_optimizers_traffic
 
 def test_a_wait_hides_behind_no_more_than_there_is_to_compute() -> None:
     work = Halves(1.0, 1.0, 1.0)
-    assert _exposed(2.0, 0.8, work) == pytest.approx(0.4)
-    assert _exposed(10.0, 0.8, work) == pytest.approx(7.0)
+    assert unhidden(2.0, 0.8, work) == pytest.approx(0.4)
+    assert unhidden(10.0, 0.8, work) == pytest.approx(7.0)
 
 
 def test_a_sharded_layer_and_latent_attention_launch_kernels_too_small_for_the_device() -> None:
