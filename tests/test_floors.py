@@ -189,7 +189,7 @@ def test_what_sends_knows_no_prediction() -> None:
 def test_the_reader_of_predictions_sees_a_wrong_import(name: str, source: str) -> None:
     assert predictions_read(name, source)
     assert not predictions_read("workers/trainer/verdict.py", "from planner.cost.traffic import step_traffic")
-    assert not predictions_read(name, "from planner.facts.placements import placement")
+    assert not predictions_read(name, "from planner.facts.tensors.placements import placement")
 
 
 @pytest.mark.parametrize("package", ROOMS)

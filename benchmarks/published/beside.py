@@ -10,10 +10,10 @@ from benchmarks.published.mapping import Planned
 from planner.cost.memory import layer_bytes
 from planner.cost.memory.stage import rank_of_stage
 from planner.cost.pipes import chunks_in_flight
-from planner.facts.placements import padded_vocab
 from planner.facts.precision import FP32_BYTES, mix_of
-from planner.facts.shards import local_units
 from planner.facts.spec import JobSpec
+from planner.facts.tensors.placements import padded_vocab
+from planner.facts.tensors.shards import local_units
 from planner.hardware.stacks import EAGER_NORMS, EAGER_SCORES
 
 WORKSPACE_BYTES = 32 * 2**20

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from planner.facts.precision import mix_of
-from planner.facts.shards import Held
 from planner.facts.spec import JobSpec, StackName
+from planner.facts.tensors.shards import Held
 from planner.hardware.calibration import Calibration
 from planner.hardware.cluster import LAUNCH_S, Accelerator, kernel_seconds
 from planner.hardware.kernels import Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work

@@ -17,11 +17,11 @@ from planner.cost.traffic.data import padded_share
 from planner.facts.collectives import algorithmic_bytes
 from planner.facts.layout import Coordinates, axis_group, is_turn, rank_of
 from planner.facts.models import active_parameter_count, parameter_count
-from planner.facts.placements import padded_vocab, zero_shard
 from planner.facts.runnable import not_runnable
-from planner.facts.shards import local_units
 from planner.facts.spec import JobSpec
 from planner.facts.stages import stage_of
+from planner.facts.tensors.placements import padded_vocab, zero_shard
+from planner.facts.tensors.shards import local_units
 from planner.hardware.cluster import Basis, Cluster, span
 from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
 

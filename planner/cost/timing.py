@@ -23,10 +23,10 @@ from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traff
 from planner.cost.traffic.expert import dispatched_rows, row_bytes
 from planner.facts.flops import hardware_flops, model_flops
 from planner.facts.layout import V_SCHEDULES, axis_group
-from planner.facts.placements import vocab_rows
 from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
-from planner.facts.shards import held, micro_batch_tokens
 from planner.facts.spec import JobSpec, Layout, StackName
+from planner.facts.tensors.placements import vocab_rows
+from planner.facts.tensors.shards import held, micro_batch_tokens
 from planner.hardware.calibration import Calibration, line
 from planner.hardware.cluster import Cluster, collective_seconds, kernel_seconds, span
 from planner.hardware.kernels import Pass

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from planner.facts.layout import Group, axis_group
-from planner.facts.placements import shard_group
 from planner.facts.spec import Layout
+from planner.facts.tensors.placements import shard_group
 
 LevelName = Literal["", "shards", "replicas", "shared", "experts"]
 LevelAxis = Literal["dp", "pp", "cp", "ep", "tp", "world"]

@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from contracts.telemetry import Op
-from planner.facts.shards import micro_batch_tokens
 from planner.facts.spec import JobSpec
+from planner.facts.tensors.shards import micro_batch_tokens
 from planner.hardware.cluster import Accelerator, Cluster, Link
 from planner.hardware.clusters import ACCELERATORS
 from planner.hardware.profile import EndsPoint, HostProfile, LayerPoint

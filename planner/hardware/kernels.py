@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from planner.facts.placements import vocab_rows
 from planner.facts.precision import FP32_BYTES, mix_of
-from planner.facts.shards import micro_batch_tokens
 from planner.facts.spec import JobSpec
+from planner.facts.tensors.placements import vocab_rows
+from planner.facts.tensors.shards import micro_batch_tokens
 
 
 class Gemm(NamedTuple):

@@ -15,11 +15,11 @@ from planner.cost.traffic import depends_on_router, step_traffic
 from planner.facts.collectives import bus_factor
 from planner.facts.flops import hardware_flops, model_flops
 from planner.facts.models import embedding_parameters, head_parameters, layer_parameters, parameter_count
-from planner.facts.placements import vocab_rows
 from planner.facts.precision import mix_of
 from planner.facts.runnable import not_runnable
-from planner.facts.shards import held, micro_batch_tokens
 from planner.facts.spec import JobSpec
+from planner.facts.tensors.placements import vocab_rows
+from planner.facts.tensors.shards import held, micro_batch_tokens
 from planner.hardware.cluster import Cluster
 
 

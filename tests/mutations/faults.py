@@ -192,7 +192,7 @@ FAULTS: dict[str, Fault] = {
         {"dp": 2},
     ),
     "all tp ranks hold the first shard": Fault(
-        (Edit("planner/facts/placements.py", "return experts, place.tp, shard", "return experts, 0, shard"),),
+        (Edit("planner/facts/tensors/placements.py", "return experts, place.tp, shard", "return experts, 0, shard"),),
         "llama",
         {"tp": 2},
     ),

@@ -13,10 +13,10 @@ import torch
 from contracts.telemetry import Cell
 from planner.facts.layout import Coordinates, rank_of
 from planner.facts.models import Parameter, is_key_or_value, is_vocabulary, parameter_count
-from planner.facts.placements import placement
-from planner.facts.shards import held_units
 from planner.facts.spec import JobSpec
 from planner.facts.stages import stage_of
+from planner.facts.tensors.placements import placement
+from planner.facts.tensors.shards import held_units
 from tests.parity.cases import Case, reference_spec, write_data
 from tests.support.ranks import run_to_end, torchrun
 from workers.trainer.model.initial import full_name

@@ -13,7 +13,7 @@ from benchmarks.published.own_tests import KEEPS_SCORES
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
-from planner.facts.shards import local_units
+from planner.facts.tensors.shards import local_units
 from planner.hardware.stacks import ASYNC_TP, GRAPHED_ATTENTION, GRAPHED_ROUTER, STACKS
 
 ROW = {

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from planner.facts.boxes import held_box
 from planner.facts.layout import coordinates
 from planner.facts.models import Parameter, layer_parameters, stage_units
 from planner.facts.parse import parse_spec
-from planner.facts.placements import (
+from planner.facts.spec import JobSpec
+from planner.facts.tensors.boxes import held_box
+from planner.facts.tensors.placements import (
     gathered_numel,
     local_parameter,
     local_shape,
@@ -21,7 +22,6 @@ from planner.facts.placements import (
     shard_numel,
     zero_shard,
 )
-from planner.facts.spec import JobSpec
 
 MIXTURE = {
     "arch": "llama",

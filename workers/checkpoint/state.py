@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 
-from planner.facts.boxes import held_box
 from planner.facts.layout import Coordinates
 from planner.facts.spec import JobSpec
+from planner.facts.tensors.boxes import held_box
 from workers.checkpoint.boxes import Boxed, State
 from workers.trainer.parallel.parallelize import Held, Part, local
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from planner.facts.boxes import Box
 from planner.facts.models import stage_units
 from planner.facts.spec import JobSpec
+from planner.facts.tensors.boxes import Box
 from workers.checkpoint.boxes import Boxed
 from workers.checkpoint.folder import STEP, candidates
 from workers.checkpoint.load import first_whole, read

@@ -5,8 +5,8 @@ from __future__ import annotations
 from planner.cost.memory.graph import Graph, Variable
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import BUFFERS, WORKING
-from planner.facts.placements import kv_heads_held
 from planner.facts.precision import FP32_BYTES
+from planner.facts.tensors.placements import kv_heads_held
 
 
 def attention(g: Graph, s: Shape, x: Variable) -> Variable:

@@ -29,12 +29,12 @@ from planner.cost.memory.tape import (
 from planner.cost.memory.zero import NO_UNIT, Sharding, Unit
 from planner.facts.models import Unit as Tensors
 from planner.facts.models import is_moe_layer
-from planner.facts.placements import shard_group, shard_numel
 from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, Mix, mix_of
 from planner.facts.schedules import splits
-from planner.facts.shards import divided_units, held, is_expert_unit
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.stages import Stage
+from planner.facts.tensors.placements import shard_group, shard_numel
+from planner.facts.tensors.shards import divided_units, held, is_expert_unit
 from planner.hardware.stacks import STACKS
 
 CONVERTED_ELEMENTS = 2**24  # of gradients that an update turns into fp32 at a time

@@ -15,10 +15,10 @@ from planner.cost.traffic.tally import Collective, Tally
 from planner.cost.traffic.tensor import tensor_backward, tensor_forward
 from planner.facts.layout import Coordinates, Group, axis_group, coordinates
 from planner.facts.models import Parameter, is_key_or_value, is_router
-from planner.facts.placements import shared_heads
 from planner.facts.precision import mix_of
-from planner.facts.shards import alike_parameters, held, local_units
 from planner.facts.spec import JobSpec, Layout
+from planner.facts.tensors.placements import shared_heads
+from planner.facts.tensors.shards import alike_parameters, held, local_units
 
 __all__ = [
     "Collective",

@@ -6,8 +6,8 @@ from planner.cost.traffic.tally import Tally
 from planner.facts.layout import axis_group
 from planner.facts.models import expert_capacity
 from planner.facts.precision import FP32_BYTES, mix_of
-from planner.facts.shards import Held, held, micro_batch_tokens
 from planner.facts.spec import JobSpec
+from planner.facts.tensors.shards import Held, held, micro_batch_tokens
 
 COUNT_BYTES = 8  # how many tokens go to an expert travels as int64
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from planner.cost.traffic.tally import Tally
 from planner.facts.layout import axis_group
 from planner.facts.precision import FP32_BYTES
-from planner.facts.shards import Held, hidden_bytes, micro_batch_tokens
 from planner.facts.spec import JobSpec
+from planner.facts.tensors.shards import Held, hidden_bytes, micro_batch_tokens
 
 
 def tensor_forward(tally: Tally, spec: JobSpec, held: Held) -> None:

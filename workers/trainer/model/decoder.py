@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from planner.facts.models import is_moe_layer
-from planner.facts.placements import padded_vocab
 from planner.facts.spec import ModelSpec
+from planner.facts.tensors.placements import padded_vocab
 from workers.trainer.compiled import compiled
 from workers.trainer.model.attention import Attention
 from workers.trainer.model.experts import Mixture

@@ -7,10 +7,10 @@ import hashlib
 import torch
 from torch import nn
 
-from planner.facts.boxes import divided_box
 from planner.facts.layout import Coordinates
 from planner.facts.models import Parameter, Unit
 from planner.facts.spec import JobSpec, ModelSpec
+from planner.facts.tensors.boxes import divided_box
 from workers.trainer.model.decoder import Decoder
 
 INIT_STD = 0.02

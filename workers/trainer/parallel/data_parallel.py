@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from planner.facts.shards import BUCKET_BYTES
+from planner.facts.tensors.shards import BUCKET_BYTES
 
 
 class DataParallel(Protocol):

@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from planner.facts.layout import chunk_indices, num_chunks
 from planner.facts.models import Parameter, Unit, stage_units
-from planner.facts.placements import Placement, expert_index, local_parameter, placement
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec
 from planner.facts.stages import stage_of
+from planner.facts.tensors.placements import Placement, expert_index, local_parameter, placement
 from workers.trainer.masters import MasterGradients, make_master
 from workers.trainer.model import Decoder, Strategy, initialise, unit_modules, unit_parameter
 from workers.trainer.model.initial import full_name

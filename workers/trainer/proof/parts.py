@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import torch
 
-from planner.facts.boxes import Box, held_box
 from planner.facts.layout import Coordinates
-from planner.facts.shards import held_units
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.stages import stage_of
+from planner.facts.tensors.boxes import Box, held_box
+from planner.facts.tensors.shards import held_units
 from workers.trainer.model.initial import full_name
 from workers.trainer.parallel.parallelize import Held, Part, local
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.facts.shards import BUCKET_BYTES
+from planner.facts.tensors.shards import BUCKET_BYTES
 from workers.meter import Recorder, metered_backend
 from workers.trainer.parallel.data_parallel import BucketedAllReduce
 from workers.trainer.parallel.tensor_parallel import TensorParallel

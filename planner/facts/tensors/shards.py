@@ -7,10 +7,10 @@ from functools import cache
 from typing import NamedTuple
 
 from planner.facts.models import Parameter, Unit, is_moe_layer, stage_units
-from planner.facts.placements import local_shape
 from planner.facts.precision import mix_of
 from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec, Schedule
 from planner.facts.stages import Stage, stage_of
+from planner.facts.tensors.placements import local_shape
 
 BUCKET_BYTES = 25 * 2**20  # a bucket of gradients that are all-reduced together is closed once it holds this much
 

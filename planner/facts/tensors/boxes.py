@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from planner.facts.layout import Coordinates
 from planner.facts.models import Parameter
-from planner.facts.placements import Placement, placement, places
 from planner.facts.spec import JobSpec
+from planner.facts.tensors.placements import Placement, placement, places
 
 
 class Box(NamedTuple):
