@@ -45,7 +45,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def recorder(root: Path, live_redis: redis.Redis, impatient: None) -> Iterator[Recorder]:
+def recorder(
+    root: Path, live_redis: redis.Redis, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Recorder]:
+    """One that reads all there is in a turn, however slow the machine."""
+    monkeypatch.setattr("jobs.history.recording.recorder.READ_FOR_S", 600.0)
     made = Recorder()
     yield made
     made.close()
