@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -16,24 +14,9 @@ from workers.checkpoint.agree import on_every_rank, on_first_rank
 from workers.checkpoint.borrow import borrow
 from workers.checkpoint.folder import Checkpoint
 from workers.checkpoint.load import restore
+from workers.checkpoint.place import Place
 from workers.checkpoint.save import Saved, Saver
-from workers.trainer.errors import UserError
 from workers.trainer.loop import Trainer
-
-
-class Place(NamedTuple):
-    """Where a job's checkpoints lie: ROOT/job/attempt/step-n.
-
-    `expected`: the newest that an earlier attempt told of, and on which host it was written. `loan`: where rank 0 hears
-    how that host lends it, where none of this attempt has it.
-    """
-
-    root: Path
-    job: str
-    attempt: int
-    expected: str = ""
-    expected_on: str = ""
-    loan: Path | None = None
 
 
 class JobCheckpoints:
@@ -127,25 +110,3 @@ class JobCheckpoints:
             return
         took = f"{saved.num_bytes / 1e6:,.1f} MB in {saved.save_s:.2f} s, training waited {saved.stall_s * 1e3:.1f} ms"
         self._say(f"checkpoint {name}: {took}")
-
-
-def place_of(
-    spec: JobSpec,
-    root: Path | None,
-    job: str,
-    attempt: int,
-    expected: str = "",
-    expected_on: str = "",
-    loan: Path | None = None,
-) -> Place | None:
-    """Where a job's checkpoints lie, None when it neither saves nor resumes.
-
-    Raises:
-        UserError: when it does and there is no root.
-    """
-    if not spec.train.checkpoint_every and spec.train.resume is None:
-        return None
-    if root is None:
-        field = "checkpoint_every" if spec.train.checkpoint_every else "resume"
-        raise UserError(f"train.{field}: needs --checkpoint-root, the directory that checkpoints lie below")
-    return Place(root, job, attempt, expected, expected_on, loan)

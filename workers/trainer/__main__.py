@@ -15,7 +15,7 @@ from contracts.names import SAVE_FILE
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec, SpecError
 from workers import shield
-from workers.checkpoint.job import JobCheckpoints, Place, place_of
+from workers.checkpoint.place import Place, place_of
 from workers.device import own_device
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
@@ -91,6 +91,8 @@ def run(
         if place is None:
             train(trainer, send, _say, watch=Proof(trainer, send, _say), peak=peak, start=start)
             return
+        from workers.checkpoint.job import JobCheckpoints  # takes most of a second, which other runs need not wait
+
         checkpoints = JobCheckpoints(spec, trainer, place, checkpoint_group(recorder), send, _say)
         try:
             done = checkpoints.resume()

@@ -8,12 +8,11 @@ from collections import defaultdict
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from planner.facts.spec import JobSpec, Layout, TrainSpec
 from workers.torch_private.optimizers import AdamW
 from workers.trainer.parallel.mesh import Mesh
-from workers.trainer.parallel.parallelize import Held, Part, is_tied
+from workers.trainer.parallel.parallelize import Held, Part, is_sharded, is_tied
 
 BETAS = (0.9, 0.95)
 FINAL_LR_SHARE = 0.1
@@ -26,7 +25,7 @@ def make_optimizer(part: Part, train: TrainSpec) -> torch.optim.Optimizer:
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = defaultdict(list)
     for parameter in part.masters():
         # The fused kernel takes sharded tensors or whole ones, never both: ZeRO leaves experts whole that ep divides.
-        groups[parameter.ndim >= 2, isinstance(parameter, DTensor)].append(parameter)
+        groups[parameter.ndim >= 2, is_sharded(parameter)].append(parameter)
     settings = [
         {"params": parameters, "weight_decay": train.weight_decay if is_matrix else 0.0}
         for (is_matrix, _), parameters in groups.items()

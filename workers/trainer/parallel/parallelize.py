@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from planner.facts.layout import chunk_indices, num_chunks
 from planner.facts.models import Parameter, Unit, stage_units
@@ -25,7 +24,10 @@ from workers.trainer.parallel.expert_parallel import EvenExpertParallel, ExpertP
 from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.parallel.tensor_parallel import TensorParallel
 from workers.trainer.parallel.weight_gradients import WeightGradients
-from workers.trainer.parallel.zero import Zero, shard
+
+# What ZeRO needs of torch takes most of a second to import: only a rank that shards does.
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 TIED = ("embedding.weight", "head.weight")
 
@@ -81,7 +83,13 @@ class Part:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that lies on this rank."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    found: Any = tensor
+    return found.to_local() if is_sharded(tensor) else tensor
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor, of which this rank holds a part."""
+    return hasattr(tensor, "to_local")
 
 
 def parallelize(spec: JobSpec, mesh: Mesh, device: torch.device) -> Part:
@@ -116,7 +124,7 @@ def build(spec: JobSpec, mesh: Mesh, device: torch.device, *, fill: bool = True,
         for unit in stage_units(spec.model, layers, first=first, last=last):
             if fill:
                 for module in unit_modules(decoder, unit):
-                    module.to_empty(device=device)
+                    _give_memory(module, device)
                 initialise(decoder, unit, spec, mesh.place)
             if spec.layout.zero and unit.name != "root":
                 _shard_layer(spec, mesh, unit_modules(decoder, unit)[0], device, dtype)
@@ -124,6 +132,19 @@ def build(spec: JobSpec, mesh: Mesh, device: torch.device, *, fill: bool = True,
             built.roots.append(_shard(spec, mesh, decoder, device, dtype))
         built.chunks[index] = decoder
     return built
+
+
+def _give_memory(module: nn.Module, device: torch.device) -> None:
+    """As `to_empty`, whose way through torch's reference operators imports a whole computer algebra."""
+
+    def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+
+    for inner in module.modules():
+        for name, parameter in list(inner.named_parameters(recurse=False)):
+            setattr(inner, name, nn.Parameter(memory_of(parameter)))
+        for name, buffer in list(inner.named_buffers(recurse=False)):
+            setattr(inner, name, memory_of(buffer))
 
 
 def assemble(spec: JobSpec, mesh: Mesh, built: Built) -> Part:
@@ -136,8 +157,7 @@ def assemble(spec: JobSpec, mesh: Mesh, built: Built) -> Part:
         tensors += [_held(spec, decoder, unit, p) for unit in units for p in unit.parameters]
     apart = {held.tensor: held.master for held in tensors if held.summed is not held.tensor}
     kinds: list[DataParallel] = [MasterGradients(apart, splits=splits(spec.layout))] if apart else []
-    zero = [Zero(built.roots, spec.layout.zero, keeps=spec.layout.keep_gathered)] if built.roots else []
-    kinds += zero or _plain(spec, mesh, built, tensors)
+    kinds += _zero(spec, built) if built.roots else _plain(spec, mesh, built, tensors)
     return Part(built.chunks, tensors, Together(kinds), compute_type(spec))
 
 
@@ -167,6 +187,12 @@ def make_strategy(spec: JobSpec, mesh: Mesh, experts: type[ExpertParallel] = Exp
     )
 
 
+def _zero(spec: JobSpec, built: Built) -> list[DataParallel]:
+    from workers.trainer.parallel.zero import Zero
+
+    return [Zero(built.roots, spec.layout.zero, keeps=spec.layout.keep_gathered)]
+
+
 def _shard_layer(spec: JobSpec, mesh: Mesh, layer: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """A layer is a unit, and so are its experts where ep divides them: fewer ranks hold the same ones."""
     if mesh.expert_shards is not None:
@@ -178,6 +204,8 @@ def _shard_layer(spec: JobSpec, mesh: Mesh, layer: nn.Module, device: torch.devi
 def _shard(
     spec: JobSpec, mesh: Mesh, module: nn.Module, device: torch.device, dtype: torch.dtype, *, experts: bool = False
 ) -> FSDPModule:
+    from workers.trainer.parallel.zero import shard
+
     alone = spec.layout.ep > 1 and mesh.expert_shards is None  # nobody else holds this rank's experts
     besides = {p for found in _experts(module) for p in found.parameters()} if alone else set()
     shards, copies = (mesh.expert_shards, None) if experts else (mesh.shards, mesh.copies)
@@ -217,7 +245,7 @@ def _held(spec: JobSpec, decoder: Decoder, unit: Unit, parameter: Parameter) -> 
     # The model sizes its tensors by itself: a placement that is wrong ends here.
     assert tensor.shape == local_parameter(spec.model, spec.layout, parameter).shape, full_name(unit, parameter)
     # What FSDP2 shards is fp32 at rest.
-    master = make_master(tensor, dtype) if mix.has_master and not isinstance(tensor, DTensor) else tensor
+    master = make_master(tensor, dtype) if mix.has_master and not is_sharded(tensor) else tensor
     summed = master if mix.gradients == FP32_BYTES else tensor
     lies = placement(spec.model, spec.layout, parameter)
     # Ranks of the stages that hold it, over the parts that they hold.

@@ -1,0 +1,39 @@
+"""What a rank imports before it trains."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.support.processes import base_environment
+from tests.support.ranks import run_to_end
+from webapp.runner import free_port
+
+HEAVY = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "sympy",
+)
+TRAINS = f"""
+import sys
+from workers.trainer.__main__ import main
+sys.argv[1:] = ["--spec", sys.argv[1], "--data-root", "."]
+code = main()
+print([name for name in {HEAVY} if name in sys.modules])
+sys.exit(code)
+"""
+
+
+def test_a_rank_imports_what_it_needs(tmp_path: Path) -> None:
+    """The rest is as much again as all of a rank's start; ZeRO, checkpoints and compiling ask for it."""
+    spec = tmp_path / "spec.json"
+    spec.write_text('{"model": {"preset": "gpt-tiny"}, "train": {"steps": 2, "global_batch": 2, "seq_len": 32}}')
+    argv = [sys.executable, "-c", TRAINS, str(spec)]
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    done = run_to_end(argv, {**base_environment(), **alone})
+    assert done.returncode == 0, done.stderr
+    assert "step 2/2" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
