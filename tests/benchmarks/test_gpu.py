@@ -20,6 +20,7 @@ from benchmarks.gpu.results import Result
 from benchmarks.gpu.running import Part, run_parts
 from benchmarks.gpu.table import count, page
 from planner.hardware.clusters import ACCELERATORS, CLUSTERS
+from tests.support.patience import patient
 from tests.support.processes import ROOT, gone, wait_until
 
 GIB = 2**30
@@ -68,7 +69,7 @@ def test_a_part_that_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
 def test_a_part_beyond_its_time_leaves_no_process(tmp_path: Path) -> None:
     child = "import subprocess, sys; p = subprocess.Popen(['sleep', '1000'], start_new_session=True)"
     says = f"{child}; open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); p.wait()"
-    result = run([Part("endless", "", (sys.executable, "-c", says), limit_s=1.5)], tmp_path)[0]
+    result = run([Part("endless", "", (sys.executable, "-c", says), limit_s=patient(1.5))], tmp_path)[0]
     assert result["state"] == "failed"
     assert "longer than" in result["why"]
     assert gone(int((tmp_path / "pid").read_text()))

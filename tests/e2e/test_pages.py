@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 from contracts.names import telemetry_stream
 from jobs.history.kept.folder import MANIFEST
 from tests.support.board import Board
-from tests.support.browser import context_of
+from tests.support.browser import context_of, copied
 from tests.support.processes import wait_until
 
 SPEC: dict[str, Any] = {
@@ -54,9 +54,7 @@ def test_a_dropped_socket_comes_back_and_loses_nothing(page: Page, running_board
     assert "after=0-0" in lines[0]
     assert "after=0-0" not in lines[2]
     assert page.get_attribute("#fidelity", "data-difference") == "0"
-    page.click("[data-log=copy]")
-    expect(page.locator("[data-log=copy]")).to_have_text("Copied")
-    text = page.evaluate("navigator.clipboard.readText()")
+    text = copied(page, lambda: page.click("[data-log=copy]"))
     steps = [line.split()[1] for line in text.splitlines() if line.startswith("step ")]
     assert steps == [f"{step}/80" for step in range(1, 81)]
     expect(page.locator("#gap")).to_be_hidden()

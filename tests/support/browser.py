@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.support.patience import patient
+from tests.support.processes import wait_until
 
 LONGEST_MS = patient(30) * 1e3
 expect.set_options(timeout=LONGEST_MS)
@@ -33,6 +34,22 @@ def context_of(browser: Browser, **options: Any) -> BrowserContext:
     context = browser.new_context(**options)
     context.set_default_timeout(LONGEST_MS)
     return context
+
+
+def copied(page: Page, press: Callable[[], None]) -> str:
+    """What a press put on the clipboard, once its button has said so: for a moment, which a busy machine may miss."""
+    page.evaluate(
+        """() => {
+          window.saidCopied = false;
+          const buttons = document.getElementsByTagName("button");
+          const said = () => [...buttons].some((one) => one.textContent.trim() === "Copied");
+          new MutationObserver(() => (window.saidCopied ||= said())).observe(document.body, {
+            childList: true, subtree: true, characterData: true });
+        }"""
+    )
+    press()
+    wait_until(lambda: page.evaluate("window.saidCopied"), "the button says Copied", 30)
+    return str(page.evaluate("navigator.clipboard.readText()"))
 
 
 def log_in(page: Page, url: str, login: tuple[str, str]) -> None:

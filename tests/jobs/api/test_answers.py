@@ -356,6 +356,7 @@ def hosts(asked: Asked, user: APIClient, staff: APIClient, nobody: APIClient) ->
     asked(staff, "undrainHost", name="host-a")
     asked(user, "calibrateHost", name="host-a", code=403)
     asked(staff, "calibrateHost", name="host-a", code=201)
+    Host.objects.update(last_seen=timezone.now())
     asked(staff, "giveUpHost", name="host-a", code=409)
     Host.objects.update(last_seen=timezone.now() - timedelta(hours=1))
     asked(staff, "giveUpHost", name="host-a")
