@@ -20,7 +20,7 @@ HEAVY = (
 TRAINS = f"""
 import sys
 from workers.trainer.__main__ import main
-sys.argv[1:] = ["--spec", sys.argv[1], "--data-root", "."]
+sys.argv[1:] = ["--spec", sys.argv[1], "--data-root", sys.argv[2]]
 code = main()
 print([name for name in {HEAVY} if name in sys.modules])
 sys.exit(code)
@@ -31,7 +31,7 @@ def test_a_rank_imports_what_it_needs(tmp_path: Path) -> None:
     """The rest is as much again as all of a rank's start; ZeRO, checkpoints and compiling ask for it."""
     spec = tmp_path / "spec.json"
     spec.write_text('{"model": {"preset": "gpt-tiny"}, "train": {"steps": 2, "global_batch": 2, "seq_len": 32}}')
-    argv = [sys.executable, "-c", TRAINS, str(spec)]
+    argv = [sys.executable, "-c", TRAINS, str(spec), str(tmp_path)]
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     done = run_to_end(argv, {**base_environment(), **alone})
     assert done.returncode == 0, done.stderr
