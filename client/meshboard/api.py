@@ -9,9 +9,10 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from meshboard.door import Door
-from meshboard.errors import AwayError, RefusedError, TimedOutError, passes
-from meshboard.events import AWAY_S, Event, follow
+from meshboard.errors import AwayError, RefusedError, TimedOutError
+from meshboard.events import Event, follow
 from meshboard.job import Job
+from meshboard.patience import Patience
 
 POLL_S = 1.0  # between two looks at a board that cannot be waited at
 LONGEST_WAIT_S = 60.0  # of one question
@@ -131,10 +132,16 @@ class Client:
         return follow(self._door, f"jobs/{part(job_id)}/logs/{rank}", follow=1, attempt=attempt)
 
     def wait_for(self, job_id: str, state: str) -> Job:
-        """The job once it has come into a state (also: started, finished), or has ended without it."""
+        """The job once it has come into a state (also: started, finished), or has ended without it. A board that goes
+        away meanwhile is waited for."""
+        patience, query = Patience(heard=self._door.was_there), {"for": state, "timeout": int(LONGEST_WAIT_S)}
         while True:
-            query = {"for": state, "timeout": int(LONGEST_WAIT_S)}
-            told = self._ask("GET", f"jobs/{part(job_id)}/wait", params=query, patience_s=LONGEST_WAIT_S)
+            try:
+                told = self._ask("GET", f"jobs/{part(job_id)}/wait", params=query, patience_s=LONGEST_WAIT_S)
+            except (AwayError, RefusedError) as error:
+                patience.bear(error)
+                continue
+            patience.hears()
             job = Job(told["job"])
             if told["reached"] or job.finished:
                 return job
@@ -146,7 +153,7 @@ class Client:
             TimedOutError: after `timeout_s`; the job goes on.
         """
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        job, heard = self.job(job_id), time.monotonic()
+        job, patience = self.job(job_id), Patience()
         while True:
             if each is not None:
                 each(job)
@@ -156,11 +163,9 @@ class Client:
                 raise TimedOutError(f"job {job_id} is still {job.status} after {timeout_s:.3g} s")
             try:
                 job = self._look(job_id, min(LONGEST_WAIT_S if each is None else LOOK_S, until - time.monotonic()))
-                heard = time.monotonic()
+                patience.hears()
             except (AwayError, RefusedError) as error:
-                if not passes(error) or time.monotonic() - heard > AWAY_S:
-                    raise
-                time.sleep(POLL_S)
+                patience.bear(error)
 
     def _look(self, job_id: str, seconds: float) -> Job:
         """The job as soon as it has ended, else as it is after `seconds`; sooner where the board knows no waiting."""

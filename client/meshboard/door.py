@@ -22,6 +22,7 @@ class Door:
 
     def __init__(self, url: str, token: str, timeout_s: float, verify: bool | str) -> None:
         self.url = url.rstrip("/")
+        self.was_there = False  # it has answered as a board does
         self._timeout_s = timeout_s
         self._http = httpx.Client(
             base_url=f"{self.url}/api/v1/",
@@ -53,7 +54,7 @@ class Door:
                 raise AwayError(f"{self.url} is no address: {error}") from None
             else:
                 if response.status_code not in (429, 503) or last:
-                    return checked(response)
+                    return self._answer(response)
                 time.sleep(retry_after_s(response))
         raise AssertionError("the last try returns or raises")
 
@@ -69,11 +70,17 @@ class Door:
             with self._http.stream("GET", path, timeout=waits, **how) as response:
                 if not response.is_success:
                     response.read()
-                yield checked(response)
+                yield self._answer(response)
         except httpx.TransportError as error:
             raise AwayError(f"{self.url} cannot be reached: {error}") from None
         except httpx.InvalidURL as error:
             raise AwayError(f"{self.url} is no address: {error}") from None
+
+    def _answer(self, response: httpx.Response) -> httpx.Response:
+        """Raises RefusedError, AwayError."""
+        told = checked(response)
+        self.was_there = True
+        return told
 
 
 def backoff_s(attempt: int) -> float:

@@ -17,8 +17,3 @@ class RefusedError(Exception):
     def __init__(self, status: int, problems: list[tuple[str, str]]) -> None:
         super().__init__("\n".join(f"{field}: {message}" for field, message in problems) or f"HTTP {status}")
         self.status, self.problems = status, problems
-
-
-def passes(error: AwayError | RefusedError) -> bool:
-    """Whether it may be otherwise in a while: the board is away, or has too much to do."""
-    return isinstance(error, AwayError) or error.status == 429 or error.status >= 500

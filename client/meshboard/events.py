@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from meshboard.door import BUSY_S, Door, problems_of
-from meshboard.errors import AwayError, RefusedError, passes
-
-AWAY_S = 600.0  # for which a board that was there may be away: it may be upgraded
+from meshboard.door import Door, problems_of
+from meshboard.errors import AwayError, RefusedError
+from meshboard.patience import Patience
 
 
 class Event(NamedTuple):
@@ -45,23 +43,24 @@ def follow(door: Door, path: str, **query: Any) -> Iterator[Event]:
 
     Raises:
         RefusedError: at once, or as soon as the right to see it ends.
-        AwayError: it could not be reached, or not any more for AWAY_S.
+        AwayError: at once of a board that never answered; else it said nothing for AWAY_S.
     """
-    last, heard = "", None
+    last, patience = "", Patience(heard=door.was_there)
     while True:
         try:
             with door.stream(path, params=query, headers={"Last-Event-ID": last} if last else {}) as response:
                 for event in told(response.iter_lines()):
-                    heard, last = time.monotonic(), event.id or last
+                    patience.hears()
+                    last = event.id or last
                     yield _allowed(event)
                     if event.name == "end":
                         return
         except (AwayError, RefusedError) as error:
-            if heard is None or not passes(error) or time.monotonic() - heard > AWAY_S:
-                raise
+            patience.bear(error)
+            continue
         except ValueError as error:
             raise AwayError(f"{door.url} sends events that are none: {error}") from None
-        time.sleep(BUSY_S)
+        patience.rest()
 
 
 def _allowed(event: Event) -> Event:

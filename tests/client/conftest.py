@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from meshboard import Client, api, commands, door, events
+from meshboard import Client, api, commands, door, patience
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -50,7 +50,7 @@ def answer(status: int, told: Any, **headers: str) -> Answer:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saying]:
     monkeypatch.setattr(api, "POLL_S", 0.01)
     monkeypatch.setattr(door, "BUSY_S", 0.01)
-    monkeypatch.setattr(events, "BUSY_S", 0.01)
+    monkeypatch.setattr(patience, "PAUSE_S", 0.01)
     monkeypatch.setattr(door, "backoff_s", lambda attempt: 0.01)
 
     class Handler(BaseHTTPRequestHandler):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshboard import AwayError, Client, RefusedError, TimedOutError, access, api, files
+from meshboard import AwayError, Client, RefusedError, TimedOutError, access, files, following, patience
 from tests.client.conftest import Saying, answer
 
 JOB = {"id": "j", "name": "n", "status": "running", "finished": False, "attempt": 1, "history": []}
@@ -71,12 +71,25 @@ def test_a_board_that_goes_away_meanwhile_is_waited_for(
     server.answers = [answer(502, b"<html>"), answer(429, {"errors": []}), answer(200, {"reached": True, "job": ENDED})]
     assert board.wait("j").succeeded
     server.answers = [answer(502, b"<html>")]
-    monkeypatch.setattr(api, "AWAY_S", 0.0)
+    monkeypatch.setattr(patience, "AWAY_S", 0.0)
     with pytest.raises(AwayError, match="502"):
         board.wait("j")
     server.says((401, {"errors": [{"field": "request", "message": "the token has expired"}]}))
     with pytest.raises(RefusedError, match="expired"):
         board.wait("j")
+
+
+def test_a_log_is_followed_through_a_time_without_its_board(server: Saying, board: Client) -> None:
+    """From its first event on, which a board at work may be slow to tell; one that never answered is not waited for."""
+    said = {"rank": 0, "first": 0, "lines": ["one"], "skipped": 0}
+    stream = f"event: log\ndata: {json.dumps(said)}\n\nevent: end\ndata: {{}}\n\n".encode()
+    away = answer(502, b"<html>")
+    server.answers = [away]
+    with pytest.raises(AwayError, match="502"):
+        next(board.follow_log("j", 0, attempt=1))
+    ended = answer(200, {"reached": True, "job": ENDED})
+    server.answers = [answer(200, JOB), away, away, (200, {}, stream), away, ended]
+    assert list(following.lines(board, "j", 0)) == ["one"]
 
 
 def test_pages_follow_each_other(server: Saying, board: Client) -> None:
