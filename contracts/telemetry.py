@@ -360,7 +360,7 @@ class ProcessItem(TypedDict):
     kind: Literal["process"]
     rank: Rank
     time: Number
-    state: Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
+    state: Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]  # stopped: at a glance of late too
     cpu: Seconds  # seconds of processor time it took in each second of late
     throttled: Seconds  # seconds in each second that a CPU quota kept it waiting
     crowded: NotRequired[Seconds]  # that its main thread was ready and got no processor, a quota's included

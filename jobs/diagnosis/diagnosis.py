@@ -76,7 +76,8 @@ class Diagnosis:
         """How it stands at `now`, unix seconds by the board's clock."""
         over = self._ending.outcome is not None
         hang = None if over else self._hangs.look(now, self._window.last)
-        late = [told(self._run, one, self._processes, now) for one in stragglers(self._run, self._window.steps)]
+        slow = stragglers(self._run, self._window.steps, self._processes.held_again(now))
+        late = [told(self._run, one, self._processes, now) for one in slow]
         measured = self._measured()
         findings = [hang[1]] if hang is not None else []
         findings += [finding for _, finding in late]

@@ -5,6 +5,7 @@ fault), the seconds to the word (of a standstill from its threshold on), whether
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from tests.diagnosis.cases import CASES, HEALTHY, healthy_spec
 from tests.diagnosis.trying import Tried, healthy, try_case
 
-SAID = 400
+SAID = 900
 FAULTS, LAYOUTS = "faults", "healthy"
 RIGHT = {True: "right", False: "WRONG", None: "not tried"}
 LASTS = """A fault takes up to 2 minutes, most of it the start of a run, a healthy layout --seconds and 20 s: with 3
@@ -51,6 +52,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=numbers, default=[1, 2, 3], help="of each fault, as in 1,2,3 (default)")
     parser.add_argument("--seconds", type=float, default=60.0, help="that each healthy layout runs; 360 are an hour")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # hosts and runs end with it
     names, began = asked(parser, options.names), time.monotonic()
     found: Counter[bool | None] = Counter()
     print(f"{'what is done':<36}  {'seed':>4}  {'s':>6}  {'':<9}  what is said")

@@ -9,7 +9,12 @@ The rule. Of each step that was told event by event it is known what the others 
    whoever they wait for second most;
 3. even in the quietest quarter of the steps they wait for it QUIETEST of the median: contention comes in bursts, a slow
    rank is slow in every step;
-4. those are FEWEST steps and LEAST_S seconds at least, and in most of the last RECENT steps it still was.
+4. those are FEWEST steps and LEAST_S seconds at least, SMALL_S where it costs less than SMALL of the step, and in most
+   of the last RECENT steps it still was.
+
+A rank that its host saw stopped or throttled more than once of late is one already when the others wait for it
+LEAST_SHARE of the time and LEAST_TIMES as long as for the next, over LEAST_S seconds: what holds it comes and goes, and
+the steps between are as fast as ever.
 
 Of several such runs of last steps the longest counts; it began where those in which it was waited for half as long as
 usual begin to outnumber the others. Medians and counts are used, so that a few steps that were slow for another reason
@@ -19,7 +24,7 @@ change nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from statistics import median, quantiles
 from typing import NamedTuple
@@ -41,6 +46,10 @@ LEAST_TIMES = 2.0
 QUIETEST = 1 / 3
 FEWEST = 6
 LEAST_S = 8.0
+SMALL, SMALL_S = (
+    0.15,
+    14.0,
+)  # a neighbour that works for some seconds takes so much; KEPT steps may last not much longer
 RECENT = 4
 LENGTHS = (KEPT, 48, 32, 24, 16, 12, 8, FEWEST)
 UNEVEN = 1.25  # times the others' bytes of all-to-alls: the router sends it more tokens
@@ -60,27 +69,34 @@ NEXT: dict[str, str] = {
 
 
 class Late(NamedTuple):
-    """A straggler, and the steps it is one in. `times`: in how many the others waited most for it."""
+    """A straggler, and the steps it is one in. `times`: in how many the others waited most for it. `share`: of every
+    step, the median, or of all the time where it is held."""
 
     rank: int
     steps: tuple[Found, ...]
     times: int
     wait_s: float
     share: float
+    held: bool = False
 
 
-def stragglers(run: Run, steps: Sequence[Found]) -> list[Late]:
-    """Those of now, the worst first."""
+def stragglers(run: Run, steps: Sequence[Found], held: Iterable[int] = ()) -> list[Late]:
+    """Those of now, the worst first. `held`: ranks that were seen stopped or throttled again and again."""
     waited = [step.of_rank() for step in steps]
     found: dict[int, Late] = {}
     for length in LENGTHS:
         for late in _over(run.world_size, steps[-length:], waited[-length:]):
             found.setdefault(late.rank, late)
+    for rank in held:
+        late_at_times = _at_times(rank, steps, waited)
+        if rank not in found and late_at_times is not None:
+            found[rank] = late_at_times
     return sorted(found.values(), key=lambda late: -late.share)[:MOST_STRAGGLERS]
 
 
 def _over(world: int, steps: Sequence[Found], waited: Sequence[Mapping[int, float]]) -> Iterator[Late]:
-    if len(steps) < FEWEST or steps[-1].ended - steps[0].ended < LEAST_S:
+    lasted_s = steps[-1].ended - steps[0].ended if steps else 0.0
+    if len(steps) < FEWEST or lasted_s < LEAST_S:
         return
     most = [max(ranks, key=lambda rank: ranks[rank]) if ranks else -1 for ranks in waited]
     for rank in set(most) - {-1}:
@@ -92,10 +108,30 @@ def _over(world: int, steps: Sequence[Found], waited: Sequence[Mapping[int, floa
         waits = [ranks.get(rank, 0.0) for ranks in waited]
         others = [max((s for other, s in ranks.items() if other != rank), default=0.0) for ranks in waited]
         share = median(wait / step.step_s for wait, step in zip(waits, steps, strict=True))
+        if share < LEAST_SHARE or (share < SMALL and lasted_s < SMALL_S):
+            continue
         wait_s, quiet_s = median(waits), quantiles(waits, n=4)[0]
-        if share >= LEAST_SHARE and wait_s >= LEAST_TIMES * median(others) and quiet_s >= QUIETEST * wait_s:
+        if wait_s >= LEAST_TIMES * median(others) and quiet_s >= QUIETEST * wait_s:
             began = _since([wait >= wait_s / 2 for wait in waits])
             yield Late(rank, tuple(steps[began:]), most[began:].count(rank), wait_s, share)
+
+
+def _at_times(rank: int, steps: Sequence[Found], waited: Sequence[Mapping[int, float]]) -> Late | None:
+    """The last LEAST_S seconds and FEWEST steps of a rank that is held, if the others wait for it as long as counts."""
+    length = next((n for n in reversed(LENGTHS) if n <= len(steps) and steps[-1].ended - steps[-n].ended >= LEAST_S), 0)
+    if not length:
+        return None
+    recent, times = steps[-length:], 0
+    total: dict[int, float] = {rank: 0.0}
+    for ranks in waited[-length:]:
+        times += max(ranks, key=lambda one: ranks[one], default=-1) == rank
+        for one, seconds_s in ranks.items():
+            total[one] = total.get(one, 0.0) + seconds_s
+    own = total.pop(rank)
+    share = own / sum(step.step_s for step in recent)
+    if share < LEAST_SHARE or own < LEAST_TIMES * max(total.values(), default=0.0):
+        return None
+    return Late(rank, tuple(recent), times, own / length, share, held=True)
 
 
 def _since(late: Sequence[bool]) -> int:
@@ -202,7 +238,8 @@ def told(run: Run, late: Late, processes: Processes, now: float) -> tuple[Stragg
     first, last = late.steps[0].number, late.steps[-1].number
     where = run.where(late.rank)
     often = f"came last to {percent(last_in)} of its {axis} collectives" if last_in >= 0.5 else "holds up the others"
-    sentence = f"{where[0].upper()}{where[1:]} {often} since step {first}, {percent(late.share)} of every step"
+    average, of = ("mean", "the time") if late.held else ("median", "every step")
+    sentence = f"{where[0].upper()}{where[1:]} {often} since step {first}, {percent(late.share)} of {of}"
     host = run.host_of(late.rank) or "its host"
     straggler: Straggler = {
         "rank": late.rank,
@@ -216,7 +253,7 @@ def told(run: Run, late: Late, processes: Processes, now: float) -> tuple[Stragg
         "text": cut(f"{sentence}; {found.reason}"),
     }
     facts = (
-        evidence(f"the others wait {seconds(late.wait_s)} a step for it, the median", [late.rank], (first, last)),
+        evidence(f"the others wait {seconds(late.wait_s)} a step for it, the {average}", [late.rank], (first, last)),
         evidence(f"in {late.times} of {len(late.steps)} steps most of all ranks", [late.rank], (first, last)),
         evidence(found.reason, [late.rank], (first, last)),
     )

@@ -12,6 +12,7 @@ from jobs.diagnosis.findings import seconds
 
 KEPT = 16  # words of each
 FRESH_S = 20.0  # what was told longer ago says nothing of now
+AGAIN = 2  # words of it: once may be anything
 THROTTLED = 0.2  # seconds in each second that a quota keeps a process waiting, from which on it explains something
 EXPLAINS = 2 / 3  # of what a rank takes longer: what it waited more for a processor than its peers did
 SLOW_CLOCK = 0.9  # of the other GPUs' clocks
@@ -29,7 +30,7 @@ class Processes:
 
     def __init__(self) -> None:
         self._process: dict[int, ProcessItem] = {}
-        self._held: dict[int, ProcessItem] = {}  # the last that told of one that was stopped or throttled
+        self._held: dict[int, deque[ProcessItem]] = {}  # the last that told of one that was stopped or throttled
         self._crowds: dict[int, deque[tuple[float, float]]] = {}  # when it was told, seconds of each second
         self._gauge: dict[int, GaugeItem] = {}
         self.heard: dict[int, float] = {}  # by member, the last time that anything but a collective was told of it
@@ -38,7 +39,7 @@ class Processes:
         self._process[item["rank"]] = item
         self._crowds.setdefault(item["rank"], deque(maxlen=KEPT)).append((item["time"], item.get("crowded", 0.0)))
         if item["state"] == "stopped" or item["throttled"] >= THROTTLED:
-            self._held[item["rank"]] = item
+            self._held.setdefault(item["rank"], deque(maxlen=AGAIN)).append(item)
 
     def gauge(self, item: GaugeItem) -> None:
         if item["rank"] >= 0:
@@ -49,9 +50,13 @@ class Processes:
         item = self._process.get(rank)
         return item if item is not None and now - item["time"] <= FRESH_S else None
 
+    def held_again(self, now: float) -> list[int]:
+        """Ranks that were stopped, or kept waiting by a quota, more than once of late."""
+        return [rank for rank, items in self._held.items() if len(items) == AGAIN and now - items[0]["time"] <= FRESH_S]
+
     def hint(self, rank: int, others: Iterable[int], now: float) -> Hint | None:
         """What explains that a rank computes for longer than the others."""
-        held = self._held.get(rank)
+        held = self._held[rank][-1] if rank in self._held else None
         if held is not None and now - held["time"] <= FRESH_S:
             if held["state"] == "stopped":
                 return Hint("stopped", "its process was stopped of late")
@@ -67,7 +72,7 @@ class Processes:
         others had its processor. Of one that was told nothing of late that is nothing."""
         own = self._crowded(rank, now)
         longer = own - median([self._crowded(other, now) for other in others] or [0.0])
-        if own < THROTTLED or longer < EXPLAINS * more:
+        if longer < EXPLAINS * more:
             return None
         return Hint("contention", f"it was ready to run and had no processor for {seconds(own)} of each second")
 

@@ -86,6 +86,21 @@ def test_a_rank_that_its_host_saw_stopped_is_named_so_also_where_its_transfers_s
     assert "its process was stopped of late" in told["reason"]
 
 
+@pytest.mark.parametrize(("times", "named"), [(0, []), (1, []), (2, [(2, "stopped")])])
+def test_a_rank_that_is_stopped_in_every_other_step_is_named_once_it_was_seen_twice(
+    times: int, named: list[tuple[int, str]]
+) -> None:
+    """The steps between are as fast as ever: by those alone it would be contention in bursts."""
+    found, player = diagnosis({"dp": 2, "tp": 2}), Player(4)
+    for number in range(30):
+        feed(found, player, [mesh(rank, 0.9 if rank == 2 and number % 2 else 0.5) for rank in range(4)])
+        if number in (20, 25)[:times]:
+            found.add(process(2, NOW + player.now, state="stopped"), 0)
+    told = look(found, NOW + player.now)
+    assert [(late["rank"], late["cause"]) for late in told["stragglers"]] == named
+    assert ("Rank 2" in told["sentence"] and "% of the time" in told["sentence"]) == bool(named)
+
+
 @pytest.mark.parametrize(
     ("crowded", "cause"),
     [
@@ -109,6 +124,24 @@ def test_a_rank_whose_processor_others_take_is_told_from_one_that_computes_more(
     told = look(found, NOW + player.now)
     assert [(late["rank"], late["cause"]) for late in told["stragglers"]] == [(3, cause)]
     assert ("0.6" in told["reason"] or "600 ms" in told["reason"]) == (cause == "contention")
+
+
+def test_the_less_a_rank_costs_the_longer_it_must_last() -> None:
+    """An eighth of the step for 10 s may be a neighbour's work; for 15 s it is named, and a sixth at once."""
+    for works, steps, named in ((0.57, 17, []), (0.57, 27, [3]), (0.6, 15, [3])):
+        found, player = diagnosis({"dp": 2, "tp": 2}), Player(4)
+        for _ in range(steps):
+            feed(found, player, [mesh(rank, works if rank == 3 else 0.5) for rank in range(4)])
+        assert [late["rank"] for late in look(found, NOW + player.now)["stragglers"]] == named, (works, steps)
+
+
+def test_a_neighbour_that_takes_a_little_of_its_processor_is_told_too() -> None:
+    found, player = diagnosis({"dp": 2, "tp": 2}), Player(4)
+    for _ in range(30):
+        feed(found, player, [mesh(rank, 0.6 if rank == 3 else 0.5) for rank in range(4)])
+        found.add(process(3, NOW + player.now, crowded=0.14), 0)
+    told = look(found, NOW + player.now)
+    assert [(late["rank"], late["cause"]) for late in told["stragglers"]] == [(3, "contention")]
 
 
 def process(rank: int, now: float, **seen: object) -> Item:

@@ -131,6 +131,7 @@ class Supervisor:
             (self._see_cancel, POLL_S),
             (self._see_wanted, POLL_S),
             (self.ranks.look, POLL_S),
+            (self.ranks.glance, 0.0),
             (self._set_clock, CLOCK_S),
         )
         others = [asyncio.create_task(steadily(work, pause_s)) for work, pause_s in regular]

@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import os
+import random
 import shutil
 import sys
 import time
@@ -24,7 +25,8 @@ SILENT_S: Final = 3.0  # a meter says something every 2 s at least, while its ra
 AGAIN_S: Final = 2.0
 STANDS_S: Final = 3.0  # after it said so
 THROTTLED: Final = 0.05  # seconds a second, from which on it is told of a rank that moves
-CROWDED: Final = 0.1
+CROWDED: Final = 0.05
+GLANCE_S: Final = 0.3  # between two glances, at most
 DUMP_S: Final = 4.0  # for reading a stack, then it is left
 NEXT_DUMP_S: Final = 5.0  # of the same rank
 REFUSED_S: Final = 60.0  # after one that could not be read, before any is tried again
@@ -65,6 +67,7 @@ class Rank:
         self.before: Taken | None = None
         self.stack: list[str] = []
         self.next_dump = 0.0
+        self.was_stopped = False  # at a glance since it was told of last
 
 
 class Ranks:
@@ -90,6 +93,14 @@ class Ranks:
         if item["kind"] == "standing" and item["rank"] in self._ranks:
             self._ranks[item["rank"]].stands = time.monotonic() + STANDS_S if item["still"] else 0.0
 
+    async def glance(self) -> None:
+        """Again and again, never at equal times: who stops a process and lets it go in a beat of his own could do it
+        between any two looks that keep a beat too."""
+        await asyncio.sleep(random.uniform(0.0, GLANCE_S))
+        for rank in self._ranks.values():
+            state, _ = _stat(rank.identity)
+            rank.was_stopped |= state == "stopped"
+
     async def look(self) -> None:
         """Each second: at all of them, and into the one that has been silent longest."""
         await self._dump_one(time.monotonic())
@@ -102,11 +113,13 @@ class Ranks:
                 rank.stack = []
             if before is None or now - rank.told < AGAIN_S:
                 continue
+            if rank.was_stopped and state in ("running", "sleeping", "disk"):
+                state = "stopped"
             cpu, throttled, crowded = rates(before, taken)
             moves = silent_s < SILENT_S and now > rank.stands
             if moves and throttled < THROTTLED and crowded < CROWDED and state != "stopped":
                 continue
-            rank.told = now
+            rank.told, rank.was_stopped = now, False
             self._tell(
                 ProcessItem(
                     kind="process",
@@ -185,14 +198,21 @@ def main_stack(told: bytes) -> list[str]:
 def _look_at(identity: ProcessId) -> tuple[State, Taken]:
     """Its state, and what it has taken. Of one that is gone nothing."""
     now = time.monotonic()
+    state, cpu = _stat(identity)
+    if state == "gone":
+        return state, Taken(now, 0.0, 0.0, 0.0)
+    return state, Taken(now, cpu, throttled_s(identity.pid), crowded_s(identity.pid))
+
+
+def _stat(identity: ProcessId) -> tuple[State, float]:
+    """Its state, and the seconds of a processor that it has taken."""
     try:
         fields = Path(f"/proc/{identity.pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return "gone", Taken(now, 0.0, 0.0, 0.0)
+        return "gone", 0.0
     if int(fields[19]) != identity.started:
-        return "gone", Taken(now, 0.0, 0.0, 0.0)
-    cpu = (int(fields[11]) + int(fields[12])) / TICKS
-    return STATES.get(fields[0], "sleeping"), Taken(now, cpu, throttled_s(identity.pid), crowded_s(identity.pid))
+        return "gone", 0.0
+    return STATES.get(fields[0], "sleeping"), (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def rates(before: Taken, after: Taken) -> tuple[float, float, float]:

@@ -73,6 +73,30 @@ def test_a_process_that_is_stopped_between_two_words_is_told() -> None:
             process.kill()
 
 
+def test_a_process_that_is_stopped_and_let_go_between_two_looks_is_told_once() -> None:
+    told: list[ProcessItem] = []
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            ranks = Ranks(told.append)
+
+            async def looks() -> None:
+                for _ in range(3):
+                    ranks.heard(3, process.pid)
+                    await ranks.look()
+
+            asyncio.run(looks())
+            os.kill(process.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            asyncio.run(ranks.glance())
+            os.kill(process.pid, signal.SIGCONT)
+            os.waitid(os.P_PID, process.pid, os.WCONTINUED | os.WNOWAIT)
+            asyncio.run(looks())
+            assert [item["state"] for item in told] == ["stopped"]
+            assert ranks._ranks[3].was_stopped is False
+        finally:
+            process.kill()
+
+
 def test_who_speaks_while_another_s_stack_is_read_was_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading takes seconds where a machine is busy; a silence below zero would break the contract."""
     told: list[ProcessItem] = []
