@@ -18,12 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import msgpack
+import psutil
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -35,6 +37,7 @@ from tests.support.web import Site, site
 
 LISTS_PER_S = 5
 BATCHES_PER_S = 10
+ROLES = {"postgres": "database", "webapp.serve": "web", "controller": "controller", "valkey": "Redis", "redis": "Redis"}
 SUBMIT_P95_S, LIST_P95_S = 0.050, 0.100  # what is asked of it
 
 # Copies of one job that have ended, as a board has them after weeks.
@@ -137,9 +140,11 @@ async def measure(board: Site, asked: argparse.Namespace, watched_job: str) -> i
         async def listed(_: int) -> httpx.Response:
             return await client.get("/api/v1/jobs?limit=50")
 
+        before = busy_s()
         submits, lists = await asyncio.gather(
             paced(asked.rate, asked.seconds, submit, 201), paced(LISTS_PER_S, asked.seconds, listed, 200)
         )
+        busy = {role: seconds - before[role] for role, seconds in busy_s().items()}
     fed.cancel()
     cut = watched.cut
     for socket in sockets:
@@ -153,6 +158,7 @@ async def measure(board: Site, asked: argparse.Namespace, watched_job: str) -> i
     told("submit", submits, SUBMIT_P95_S)
     told("list", lists, LIST_P95_S)
     print(f"sockets   {watched.open} opened, {cut} cut off, {watched.frames:,} frames")
+    print(f"cpu       {', '.join(f'{role} {seconds:.1f} s' for role, seconds in busy.items())}")
     print(f"errors    {len(errors)}{': ' + errors[0] if errors else ''}")
     print(f"lost      {len(ids) - there} of {len(ids):,} acknowledged")
     return 1 if errors or cut or there < len(ids) or watched.open < asked.sockets else 0
@@ -173,6 +179,16 @@ async def paced(rate: float, seconds: float, ask: Callable[[int], Awaitable[http
         return Timed(time.monotonic() - due, answer.json() if not wrong else None, wrong)
 
     return await asyncio.gather(*(one(number) for number in range(max(2, round(rate * seconds)))))
+
+
+def busy_s() -> Counter[str]:
+    """Processor seconds so far, of each part with what it started, and of this process."""
+    this = psutil.Process()
+    found = Counter({"benchmark": sum(this.cpu_times()[:2])})
+    for part in this.children():
+        role = next((role for word, role in ROLES.items() if word in " ".join(part.cmdline())), part.name())
+        found[role] += sum(sum(one.cpu_times()[:2]) for one in (part, *part.children(recursive=True)))
+    return found
 
 
 async def feed(board: Site, job: str) -> None:
