@@ -46,10 +46,8 @@ LEAST_TIMES = 2.0
 QUIETEST = 1 / 3
 FEWEST = 6
 LEAST_S = 8.0
-SMALL, SMALL_S = (
-    0.15,
-    14.0,
-)  # a neighbour that works for some seconds takes so much; KEPT steps may last not much longer
+# A neighbour that works for some seconds takes so much; KEPT steps may last not much longer.
+SMALL, SMALL_S = 0.15, 14.0
 RECENT = 4
 LENGTHS = (KEPT, 48, 32, 24, 16, 12, 8, FEWEST)
 UNEVEN = 1.25  # times the others' bytes of all-to-alls: the router sends it more tokens
