@@ -1,4 +1,4 @@
-"""The lists at 10,000 jobs: p95 of the page, of REST and of the admin, and the plan of each query.
+"""The lists at 10,000 jobs, and a job's page: p95 of the page, of REST and of the admin, and the plan of each query.
 
     python -m benchmarks.listing [jobs]
 
@@ -38,6 +38,8 @@ PAGES = {
     "REST list": "/api/v1/jobs?limit=50",
     "admin list": "/admin/jobs/job/",
     "admin, failed": "/admin/jobs/job/?status__exact=failed",
+    "job, ended": "/jobs/{ended}/",
+    "job, running": "/jobs/{running}/",
 }
 
 
@@ -65,14 +67,14 @@ def measure(database: str, count: int, redis: Any) -> None:
     """Fill, ask, explain; prints one line for each list and one for each of its queries."""
     from django.db import connection
 
-    staff, owner = fill(count, redis)
+    staff, owner, jobs = fill(count, redis)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     print(f"\n{database}, {count:,} jobs, {RUNNING} of them running, {REQUESTS} requests each")
     print(f"{'list':<18}{'median ms':>10}{'p95 ms':>9}{'cpu ms':>9}{'queries':>9}{'kB':>7}")
     plans = []
     for name, path in PAGES.items():
-        client = client_of(owner if "owner" in name else staff)
+        client, path = client_of(owner if "owner" in name else staff), path.format(**jobs)
         with queries() as asked:
             size = len(client.get(path).content)
         times, worked = zip(*(timed(client, path) for _ in range(REQUESTS)), strict=True)
@@ -85,8 +87,9 @@ def measure(database: str, count: int, redis: Any) -> None:
         print(f"  {name:<18}{plan}")
 
 
-def fill(count: int, redis: Any) -> tuple[Any, Any]:
-    """Jobs of two people in every state and kind, their attempts, and telemetry of the running ones."""
+def fill(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
+    """Jobs of two people in every state and kind, their attempts, and telemetry of the running ones. Returns the
+    people, an ended and a running training."""
     import msgpack
     from django.contrib.auth.models import User
     from django.utils import timezone
@@ -150,7 +153,8 @@ def fill(count: int, redis: Any) -> tuple[Any, Any]:
         items = [{"kind": "step", "rank": 0, "step": 7}, {"kind": "log", "rank": 0, "lines": ["a line"] * 50}]
         for _ in range(20):
             redis.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb({"items": items})})
-    return staff, owner
+    trainings = [job.id for job in jobs if job.kind == "train"]
+    return staff, owner, {"ended": trainings[0], "running": trainings[-1]}
 
 
 def client_of(user: Any) -> Any:
