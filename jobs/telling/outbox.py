@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 from django.conf import settings
 from django.db.models import Q
@@ -29,13 +28,11 @@ def write(changes: Sequence[StateChange]) -> None:
 
 def tell(changes: Sequence[StateChange]) -> None:
     """A delivery to everybody who wants to be told of one of these."""
-    concerned = Job.objects.filter(id__in={change.job_id for change in changes}).order_by()
-    projects: Any = concerned.values("project")
-    owners: Any = concerned.values("owner")
-    if all(StateChange.job.is_cached(change) for change in changes):  # a question less, of each submit
-        projects, owners = {change.job.project for change in changes}, {change.job.owner_id for change in changes}
+    ids = {change.job_id for change in changes}
+    concerned = Job.objects.filter(id__in=ids).order_by()
+    projects = concerned.values("project")
     hooks = list(Webhook.objects.filter(active=True, project__in=projects).select_related("owner"))
-    of_these = Q(project="", user__in=owners) | Q(project__in=projects)
+    of_these = Q(project="", user__in=concerned.values("owner")) | Q(project__in=projects)
     wishes = list(MailWish.objects.filter(of_these).select_related("user")) if settings.EMAIL_HOST else []
     if not hooks and not wishes:
         return
