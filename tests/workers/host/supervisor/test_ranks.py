@@ -51,23 +51,28 @@ def test_nothing_waits_for_longer_than_all_of_the_time() -> None:
     assert rates(Taken(5.0, 1.0, 2.0, 3.0), Taken(7.0, 0.0, 0.0, 0.0)) == (0.0, 0.0, 0.0), "it is gone"
 
 
+def looks(ranks: Ranks, pid: int) -> None:
+    """At rank 3, whose meter speaks all the while."""
+
+    async def work() -> None:
+        for _ in range(3):
+            ranks.heard(3, pid)
+            await ranks.look()
+
+    asyncio.run(work())
+
+
 def test_a_process_that_is_stopped_between_two_words_is_told() -> None:
     """Its rank speaks and moves: whoever stops it lets it go again before it is silent for long."""
     told: list[ProcessItem] = []
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             ranks = Ranks(told.append)
-
-            async def looks() -> None:
-                for _ in range(2):
-                    ranks.heard(3, process.pid)
-                    await ranks.look()
-
-            asyncio.run(looks())
+            looks(ranks, process.pid)
             assert told == []
             os.kill(process.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-            asyncio.run(looks())
+            looks(ranks, process.pid)
             assert [(item["rank"], item["state"]) for item in told] == [(3, "stopped")]
         finally:
             process.kill()
@@ -78,19 +83,13 @@ def test_a_process_that_is_stopped_and_let_go_between_two_looks_is_told_once() -
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             ranks = Ranks(told.append)
-
-            async def looks() -> None:
-                for _ in range(3):
-                    ranks.heard(3, process.pid)
-                    await ranks.look()
-
-            asyncio.run(looks())
+            looks(ranks, process.pid)
             os.kill(process.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
             asyncio.run(ranks.glance())
             os.kill(process.pid, signal.SIGCONT)
             os.waitid(os.P_PID, process.pid, os.WCONTINUED | os.WNOWAIT)
-            asyncio.run(looks())
+            looks(ranks, process.pid)
             assert [item["state"] for item in told] == ["stopped"]
             assert ranks._ranks[3].was_stopped is False
         finally:
