@@ -12,6 +12,8 @@ function time(text) {
   return el("time", { dateTime: date.toISOString() }, exactTime(date));
 }
 
+$("states").addEventListener("scroll", ({ target }) => target.toggleAttribute("data-scrolled", target.scrollLeft > 0));
+
 function showTimeline(history) {
   const lines = history.map((change) => {
     const attempt = change.attempt > 1 ? ` (attempt ${change.attempt})` : "";
