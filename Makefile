@@ -106,7 +106,7 @@ slurm: $(VENV)/.dev ## the Slurm engine on a real Slurm of this machine's own; i
 image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this machine's files; needs root
 	$(BIN)/python -m tests.image
 
-bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-giants bench-calibration bench-training bench-dry_run bench-scheduling bench-fleet bench-listing bench-history bench-viewer bench-pictures bench-long_context ## every benchmark, as ratios
+bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-giants bench-calibration bench-training bench-dry_run bench-scheduling bench-fleet bench-listing bench-pages bench-history bench-viewer bench-pictures bench-long_context ## every benchmark, as ratios
 
 load: bench-load ## submits, lists and sockets at once on a served board of 10,000 jobs; fails where one is lost
 

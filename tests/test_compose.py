@@ -213,7 +213,7 @@ def proxy_command(state: Path) -> list[str]:
 
 # A browser: the link that logs in once, then the job's socket until the job has ended.
 BROWSER = """
-import asyncio, json, ssl, sys, urllib.error, urllib.request as u
+import asyncio, json, socket, ssl, sys, urllib.error, urllib.request as u
 from http.cookiejar import CookieJar
 from tests.support.frames import messages
 from websockets.asyncio.client import connect
@@ -223,6 +223,10 @@ opener = u.build_opener(u.HTTPCookieProcessor(jar), u.HTTPSHandler(context=trust
 answer = opener.open(u.Request("https://127.0.0.1" + once, headers={"X-Request-ID": "mine"}), timeout=20)
 cookies = {c.name: c for c in jar}
 assert cookies["sessionid"].secure and len(answer.headers["X-Request-ID"]) == 32, dict(answer.headers)
+many = ssl.create_default_context(cafile=ca)
+many.set_alpn_protocols(["h2", "http/1.1"])
+with many.wrap_socket(socket.create_connection(("127.0.0.1", 443), 20), server_hostname="127.0.0.1") as tls:
+    assert tls.selected_alpn_protocol() == "h2"
 class Stay(u.HTTPRedirectHandler):
     def redirect_request(self, *_): return None
 try:

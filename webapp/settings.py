@@ -215,7 +215,7 @@ STATICFILES_DIRS = [places.PACKAGE / "static"]
 DOCS_ROOT = places.documentation()
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
-    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
 }
 
 CONTENT_SECURITY_POLICY = {

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from contracts.telemetry import FIRST_STEPS
-from jobs.models import TERMINAL, Job
+from jobs.models import TERMINAL, Attempt, Job
 from jobs.planning.learned import FEWEST_STEPS
 from jobs.planning.planners import ask
 from jobs.planning.shapes import Advice
@@ -57,6 +57,7 @@ def advice(job: Job) -> Advice:
     asked = {
         "step_s": measured["step_s"],
         "busy_s": busy_seconds(summary),
+        "parts_s": told_apart(attempt),
         "peak_bytes": max(summary.get("peak_bytes", {}).values(), default=None),
         "predicted_s": {part["name"]: part["seconds"] for part in time["parts"]},
         "sure": time["interval"],
@@ -71,6 +72,13 @@ def planned_on(job: Job, spec: JobSpec) -> Cluster:
         return Cluster.model_validate(job.hardware, strict=False)
     except ValidationError:  # a job of before this was kept, or of another version
         return default_cluster(spec)
+
+
+def told_apart(attempt: Attempt) -> dict[str, float]:
+    """Seconds of a step by part, as the diagnosis measured them; empty where it told no step apart."""
+    measured = (attempt.diagnosis or {}).get("measured")
+    parts = measured["parts"] if measured else []
+    return {part["name"]: part["seconds"] for part in parts if part["kind"] != "hidden"}
 
 
 def busy_seconds(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -25,6 +25,7 @@ OF = {
     **dict.fromkeys(("recompute", "launch", "optimizer"), COMPUTE),
     "bubble": "pp",
 }  # a part of an estimate, and whose
+BESIDE = ("data", "checkpoint")  # parts of a measured step that no layout changes
 WORDS = {
     COMPUTE: "computing",
     "pp": "waiting for other stages",
@@ -34,22 +35,26 @@ WORDS = {
 
 class Measure(NamedTuple):
     """Of a run: the median step, what its ranks were busy with collectives of each axis in a step, and peak memory
-    above that of the process before. `predicted_s`: parts of the step as predicted at its submit, by their names in
+    above that of the process before. `parts_s`: steps told apart, of an axis what nothing hid, by the names in a
+    diagnosis; empty where none was. `predicted_s`: parts of the step as predicted at its submit, by their names in
     an estimate; `sure`: the interval told then."""
 
     step_s: float
     busy_s: Mapping[str, float]
+    parts_s: Mapping[str, float]
     peak_bytes: int | None
     predicted_s: Mapping[str, float]
     sure: Interval
 
 
 class Part(TypedDict):
-    """A part of the step: as predicted at submit; the most that it can have taken, None where nothing was measured; and
-    what of the measured step it is apportioned, an estimate."""
+    """A part of the step: as predicted at submit; as measured where steps were told apart, the mean of those; the most
+    that it can have taken, None where nothing was measured; and what of the median step it is apportioned: by the
+    steps told apart, or else an estimate."""
 
     part: str
     predicted_s: float
+    measured_s: float | None
     measured_at_most_s: float | None
     apportioned_s: float
 
@@ -117,7 +122,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
             continue
         there = {
             part: seconds * factors.get(part, whole) for part, seconds in parts_of(timer.predicted(near.spec)).items()
-        }
+        } | {part: took[part] for part in BESIDE if part in took}
         step = sum(there.values())
         if 1 - step / measured.step_s < LEAST_GAIN:
             slower.append((step, near.change))
@@ -126,7 +131,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
     faster.sort(key=lambda option: option["step_s"])
     sure = [option for option in faster if option["faster"] > measured.sure["share"]]
     unsure = [option for option in faster if option["faster"] <= measured.sure["share"]]
-    submitted = grouped(measured.predicted_s)
+    submitted, apart = grouped(measured.predicted_s), grouped(measured.parts_s)
     return {
         "step_s": measured.step_s,
         "predicted_s": sum(measured.predicted_s.values()),
@@ -136,6 +141,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
             {
                 "part": part,
                 "predicted_s": submitted.get(part, 0.0),
+                "measured_s": apart.get(part, 0.0) if apart else None,
                 "measured_at_most_s": measured.busy_s.get(part),
                 "apportioned_s": took.get(part, 0.0),
             }
@@ -187,9 +193,13 @@ def grouped(parts: Mapping[str, float]) -> dict[str, float]:
 def apportioned(here: Mapping[str, float], measured: Measure) -> dict[str, float]:
     """The measured step by part, no axis above what its ranks were busy with it.
 
-    Where collectives took their turns with compute, they took all they were busy; where they ran beside it, the step is
-    divided as predicted, and what an axis cannot have taken goes to the others.
+    Where steps were told apart, the median one is divided as those were. Else, where collectives took their turns with
+    compute, they took all they were busy; where they ran beside it, the step is divided as predicted, and what an axis
+    cannot have taken goes to the others.
     """
+    if told := grouped(measured.parts_s):
+        whole = sum(told.values())
+        return {part: measured.step_s * seconds / whole for part, seconds in told.items()}
     most = {axis: seconds for axis, seconds in measured.busy_s.items() if axis in here}
     rest = measured.step_s - sum(most.values())
     if rest >= LEAST_REST * measured.step_s:

@@ -1,13 +1,18 @@
-"""Vendored files are what they say, and pages keep script and style out of the markup."""
+"""Vendored files are what they say, pages keep script and style out of the markup, and both travel compressed."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
 from pathlib import Path
 
+from django.core.management import call_command
+from django.test import Client, override_settings
+
 ROOT = Path(__file__).resolve().parents[2]
-VENDOR = ROOT / "webapp" / "static" / "vendor"
+STATIC = ROOT / "webapp" / "static"
+VENDOR = STATIC / "vendor"
 
 
 def test_every_vendored_file_has_the_hash_its_readme_gives() -> None:
@@ -26,6 +31,14 @@ def test_templates_hold_no_inline_script_style_or_handler() -> None:
 
 
 def test_no_script_makes_html_or_code_of_text() -> None:
-    for script in (VENDOR.parent / "js").rglob("*.js"):
+    for script in (STATIC / "js").rglob("*.js"):
         text = script.read_text()
         assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), script
+
+
+def test_static_files_travel_compressed(tmp_path: Path) -> None:
+    with override_settings(STATIC_ROOT=tmp_path):
+        call_command("collectstatic", "--no-input", verbosity=0)
+        answer = Client().get("/static/js/format.js", headers={"accept-encoding": "gzip"})
+    assert answer["Content-Encoding"] == "gzip"
+    assert gzip.decompress(answer.getvalue()) == (STATIC / "js" / "format.js").read_bytes()

@@ -272,7 +272,7 @@ def planned(modules: Page, tensors: int, device: str, measured: dict[str, Any] |
     stage = {"memory": memory, "memory_bytes": tensors + 400 * 2**20}
     time = {"step_s": 0.02, "parts": []}
     estimate = {"stages": [stage], "cluster": {"reserved_bytes": 310 * 2**20}, "time": time}
-    run = {"device": device, "measured": measured, "least": 2**28}
+    run = {"device": device, "measured": measured, "apart": {"planned": None, "measured": None}, "least": 2**28}
     state = "const s = (await import('/js/store.js')).createState(); s.peaks.set(0, 2**29);"
     state += "s.stepTimes = [0.5, 0.04, 0.04];"
     lines = "return m.plannedLines(x[0], s, [], x[1])"
@@ -297,3 +297,32 @@ def test_a_step_s_time_is_the_summary_s_once_there_is_one(modules: Page) -> None
         )
 
     assert (together(None), together({"steps": 9, "step_s": 0.03})) == ("40.0 ms", "30.0 ms")
+
+
+def test_parts_of_a_step_stand_beside_the_plan_each_with_its_error(modules: Page) -> None:
+    def part(name: str, kind: str, seconds: float) -> dict[str, Any]:
+        return {"name": name, "kind": kind, "seconds": seconds, "waiting_s": 0}
+
+    measured = [part("compute", "compute", 0.04), part("tp", "exposed", 0.05), part("tp", "hidden", 0.01)]
+    time = [("compute", 0.015), ("launch", 0.005), ("tp", 0.02), ("dp", 0.01)]
+    job = {
+        "estimate": {
+            "stages": [{"memory": {}, "memory_bytes": 0}],
+            "time": {"step_s": 0.05, "parts": [{"name": name, "seconds": seconds} for name, seconds in time]},
+        },
+        "diagnosis": {"measured": {"step_s": 0.09, "sure": 0, "steps": 9, "parts": measured}},
+    }
+    body = """
+    const { stepsOf } = await import('/js/job/parts.js');
+    const s = (await import('/js/store.js')).createState();
+    const run = { device: 'cpu', measured: null, apart: stepsOf(x, s), least: 0 };
+    return m.plannedLines(x.estimate, s, [], run).filter(({ group }) => group === 'time of a step');
+    """
+    lines = call(modules, "job/planned.js", body, job)
+    assert [[line[key] for key in ("name", "planned", "measured", "off")] for line in lines] == [
+        ["together", "50.0 ms", None, None],
+        ["compute", "20.0 ms", "40.0 ms", "\u221250 %"],
+        ["dp, not hidden", "10.0 ms", "under 0.1 % of it", None],
+        ["tp, not hidden", "20.0 ms", "50.0 ms", "\u221260 %"],
+        ["tp, hidden", None, "10.0 ms", None],
+    ]

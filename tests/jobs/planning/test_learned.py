@@ -241,7 +241,19 @@ def test_advice_calls_measured_only_what_the_meter_measured_and_no_part_exceeds_
     assert sum(part["apportioned_s"] for part in told["parts"]) == pytest.approx(0.3)
     assert sum(part["predicted_s"] for part in told["parts"]) == pytest.approx(told["predicted_s"])
     assert told["predicted_s"] == pytest.approx(attempt.job.estimate["time"]["step_s"])
+    assert parts["compute"]["measured_s"] is None
     assert api(stranger).get(path).status_code == 404
+
+
+def test_advice_divides_the_step_as_the_diagnosis_told_it_apart(owner: User, host: Host, api: Api) -> None:
+    attempt = ended(owner, summary(0.3))
+    told = [("compute", "compute", 0.1), ("tp", "exposed", 0.02), ("tp", "hidden", 0.5), ("data", "data", 0.03)]
+    parts = [{"name": name, "kind": kind, "seconds": seconds, "waiting_s": 0.0} for name, kind, seconds in told]
+    Attempt.objects.filter(pk=attempt.pk).update(diagnosis={"measured": {"step_s": 0.15, "parts": parts}})
+    answer = api(owner).get(f"/api/v1/jobs/{attempt.job_id}/advice").json()
+    found = {part["part"]: (part["measured_s"], part["apportioned_s"]) for part in answer["parts"]}
+    assert (found["compute"], found["tp"]) == (pytest.approx((0.1, 0.2)), pytest.approx((0.02, 0.04)))
+    assert found["data"] == pytest.approx((0.03, 0.06))
 
 
 def test_advice_of_an_ended_job_does_not_move_with_what_runs_or_is_measured_later(

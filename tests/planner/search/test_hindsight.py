@@ -16,8 +16,9 @@ SPEC = parse_spec(GOOD)
 PREDICTED = {part["name"]: part["seconds"] for part in estimate(SPEC, CPU)["time"]["parts"]}
 
 
-def measure(step_s: float, share: float, **busy_s: float) -> Measure:
-    return Measure(step_s, busy_s, None, PREDICTED, Interval(share=share, basis="runs", runs=3, words="so surely"))
+def measure(step_s: float, share: float, parts_s: dict[str, float] | None = None, **busy_s: float) -> Measure:
+    sure = Interval(share=share, basis="runs", runs=3, words="so surely")
+    return Measure(step_s, busy_s, parts_s or {}, None, PREDICTED, sure)
 
 
 def test_where_collectives_ran_beside_compute_no_axis_is_given_more_than_its_ranks_were_busy() -> None:
@@ -26,6 +27,21 @@ def test_where_collectives_ran_beside_compute_no_axis_is_given_more_than_its_ran
     assert took == pytest.approx({"compute": 3.5, "dp": 3.5, "tp": 1.0}), "tp's 4 s of 8 are more than the 1 s it had"
     took = apportioned(here, measure(8.0, 0.1, dp=7.0, tp=7.0))
     assert took == pytest.approx({"compute": 2.0, "dp": 2.0, "tp": 4.0})
+
+
+def test_steps_told_apart_divide_the_median_one_and_what_no_layout_changes_stays() -> None:
+    apart = {"compute": 0.05, "optimizer": 0.01, "tp": 0.12, "data": 0.1}
+    told = hindsight(SPEC, CPU, measure(0.56, 0.01, apart, tp=0.1, dp=0.1))
+    parts = {part["part"]: (part["measured_s"], part["apportioned_s"]) for part in told["parts"]}
+    assert parts["compute"] == pytest.approx((0.06, 0.12))
+    assert parts["tp"] == pytest.approx((0.12, 0.24))
+    assert parts["data"] == pytest.approx((0.1, 0.2))
+    assert parts["dp"] == (0.0, 0.0), "it was hidden whole"
+    near = [*told["options"], *told["unsure"]]
+    assert near
+    alone = next(option for option in near if option["change"] == "tp 1, dp 4")
+    assert alone["because"]["part"] == "tp"
+    assert alone["step_s"] > 0.12 + 0.2, "a slow loader is as slow in another layout"
 
 
 def test_a_gain_within_the_interval_is_said_to_be_no_advice() -> None:

@@ -17,6 +17,7 @@ import { healthView } from "./health.js";
 import { showHosts } from "./hosts.js";
 import { jumpBar, rangeBar } from "./jump.js";
 import { nothingView } from "./nothing.js";
+import { stepsOf } from "./parts.js";
 import { placesView } from "./places.js";
 import { showPlanned } from "./planned.js";
 import { showProof } from "./proof.js";
@@ -142,7 +143,7 @@ function drawComparison() {
   else $("fidelity").dataset.difference = String(exact ? off.bytesOff : off.net);
   showOff(off, exact);
   const measured = job.exit?.summary?.measured ?? null;
-  const run = { device: job.spec.resources.device, measured, least: Number($("planned").dataset.least) };
+  const run = { device: job.spec.resources.device, measured, apart: stepsOf(job, state), least: Number($("planned").dataset.least) };
   showPlanned($("planned-rows"), job.estimate, state, rows, run);
   const none = [...state.ranks.values()].some((rank) => rank.exactStep) ? { bytesOff: 0, callsOff: 0 } : null;
   const counted = off === null ? none : exact ? off : { bytesOff: off.net, callsOff: off.callsOff };

@@ -2,9 +2,10 @@
 import { byAxis } from "../collectives.js";
 
 export const AXES = ["dp", "pp", "cp", "ep", "tp", "world"];
-const ORDER = ["compute", "recompute", "launch", "exposed", "waiting", "bubble", "data", "optimizer", "checkpoint", "hidden"];
-const PARTS = ["compute", "recompute", "launch", "bubble", "data", "optimizer", "checkpoint"];
+const ORDER = ["compute", "exposed", "waiting", "bubble", "data", "optimizer", "checkpoint", "hidden"];
+const PARTS = ["compute", "bubble", "data", "optimizer", "checkpoint"];
 
+const COMPUTE = new Set(["compute", "recompute", "launch"]); // of an estimate: what a rank cannot tell apart
 const LEAST = 1e-3; // of the step: less is no line of its own
 
 export const tokenOf = (part) => (PARTS.includes(part.name) ? `--part-${part.name}` : AXES.includes(part.name) ? `--axis-${part.name}` : "--axis-world");
@@ -22,15 +23,33 @@ const inOrder = (parts) => [...parts].sort((a, b) => placeOf(a) - placeOf(b) || 
 export function plannedParts(estimate) {
   if (!estimate?.time) return null; // a script, or a job planned before there was a time
   const { step_s, parts, interval } = estimate.time;
-  const told = parts.filter((part) => part.seconds > 0);
+  const told = parts.filter((part) => part.seconds > 0 && !COMPUTE.has(part.name));
+  const compute = parts.filter((part) => COMPUTE.has(part.name)).reduce((sum, part) => sum + part.seconds, 0);
   const kind = (name) => (AXES.includes(name) ? "exposed" : PARTS.includes(name) ? name : "compute");
   return {
     step_s,
     sure: interval?.share ?? 0,
     steps: 0,
-    parts: told.map(({ name, seconds }) => ({ name, kind: kind(name), seconds, waiting_s: 0 })),
+    parts: [{ name: "compute", seconds: compute }, ...told].map(({ name, seconds }) => ({ name, kind: kind(name), seconds, waiting_s: 0 })),
   };
 }
+
+/** A job's step, {planned, measured}, each null where it is not known: as diagnosed, or else as the page can tell itself. */
+export function stepsOf(job, state) {
+  return {
+    planned: job.diagnosis?.planned ?? plannedParts(job.estimate),
+    measured: job.diagnosis?.measured ?? measuredParts(state.ranks) ?? wholeStep(job, state),
+  };
+}
+
+/** Of runs that do not tell their steps apart, the length of one. */
+function wholeStep(job, state) {
+  const told = job.exit?.summary?.measured;
+  const step_s = told?.step_s ?? mean(state.stepTimes);
+  return step_s > 0 ? { step_s, sure: 0, steps: told?.steps ?? state.stepTimes.length, parts: [] } : null;
+}
+
+const mean = (values) => (values.length > 0 ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
 /** Means over ranks and their last steps. Null before the first. */
 export function measuredParts(ranks) {

@@ -1,10 +1,10 @@
 // Plan and measurement side by side: bytes, time, memory, each with its error.
-import { byAxis } from "../collectives.js";
 import { el, swatch } from "../dom.js";
 import { bytes, duration, exactBytes } from "../format.js";
+import { partRows, tokenOf } from "./parts.js";
 
-const AXES = new Set(["pp", "dp", "cp", "ep", "tp", "world"]);
 const MEMORY = ["parameters", "gradients", "optimizer", "gathered", "activations", "working", "allowance"];
+const WORDS = { exposed: (axis) => `${axis}, not hidden`, hidden: (axis) => `${axis}, hidden` };
 
 function error(planned, measured) {
   if (planned === measured) return "0 %";
@@ -17,11 +17,11 @@ function error(planned, measured) {
 
 /**
  * Lines of the table: {group, name, token, planned, measured, off, title}; texts, null where nothing is known.
- * `run`: {device, measured, least}: the summary's own time of a step ({steps, step_s}, null before the end), and the
- * bytes of tensors below which a CPU's resident set says nothing of them.
+ * `run`: {device, measured, apart, least}: the summary's own time of a step ({steps, step_s}, null before the end), a
+ * step's parts ({planned, measured}), and the bytes of tensors below which a CPU's resident set says nothing of them.
  */
 export function plannedLines(estimate, state, rows, run) {
-  return [...byteLines(rows, state), ...timeLines(estimate, state, run.measured), ...memoryLines(estimate, state, run)];
+  return [...byteLines(rows, state), ...timeLines(estimate, state, run), ...memoryLines(estimate, state, run)];
 }
 
 function byteLines(rows, state) {
@@ -43,23 +43,11 @@ function median(values) {
   return sorted[Math.floor(sorted.length / 2)];
 }
 
-/** Seconds that a rank's collectives of one axis took in a step, the mean over ranks. */
-function busy(state) {
-  const found = new Map();
-  const ranks = [...state.ranks.values()].filter((rank) => rank.exactStep);
-  for (const rank of ranks) {
-    for (const cell of rank.exactCells) {
-      found.set(cell.axis, (found.get(cell.axis) ?? 0) + cell.busy_s / rank.exactStep / ranks.length);
-    }
-  }
-  return found;
-}
-
-function timeLines(estimate, state, measuredStep) {
+function timeLines(estimate, state, { measured, apart }) {
   const { time } = estimate;
   if (!time) return []; // jobs planned before there was a time
   const rate = state.progress?.rate;
-  const step = measuredStep?.step_s ?? median(state.stepTimes) ?? (rate ? estimate.tokens_per_step / rate : null);
+  const step = measured?.step_s ?? median(state.stepTimes) ?? (rate ? estimate.tokens_per_step / rate : null);
   const group = "time of a step";
   const lines = [
     {
@@ -70,21 +58,15 @@ function timeLines(estimate, state, measuredStep) {
       off: step === null ? null : error(time.step_s, step),
     },
   ];
-  const measured = busy(state);
-  const planned = new Map(time.parts.map(({ name, seconds }) => [name, seconds]));
-  const axes = [...new Set([...planned.keys(), ...measured.keys()])].filter((name) => AXES.has(name)).sort(byAxis);
-  for (const { name, seconds } of time.parts.filter((part) => part.seconds > 0 && !AXES.has(part.name))) {
-    lines.push({ group, name, token: `--part-${name}`, planned: duration(seconds), measured: null, off: null });
-  }
-  for (const axis of axes) {
-    if (!(planned.get(axis) > 0) && !measured.has(axis)) continue;
+  const little = apart.measured?.parts.length > 0 ? "under 0.1 % of it" : null;
+  for (const part of partRows(apart.planned, apart.measured)) {
     lines.push({
       group,
-      name: `${axis}, not hidden`,
-      token: `--axis-${axis}`,
-      planned: duration(planned.get(axis) ?? 0),
-      measured: measured.has(axis) ? `≤ ${duration(measured.get(axis))}` : null,
-      off: null,
+      name: WORDS[part.kind]?.(part.name) ?? part.name,
+      token: tokenOf(part),
+      planned: part.planned === null ? null : duration(part.planned),
+      measured: part.measured === null ? little : duration(part.measured),
+      off: part.planned === null || part.measured === null ? null : error(part.planned, part.measured),
     });
   }
   return lines;

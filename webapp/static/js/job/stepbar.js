@@ -1,7 +1,7 @@
 // Step time as two bars of parts on one scale, the planned above the measured, with their figures.
 import { el, swatch } from "../dom.js";
 import { duration } from "../format.js";
-import { bars, measuredParts, nameOf, partRows, plannedParts, tokenOf } from "./parts.js";
+import { bars, nameOf, partRows, stepsOf, tokenOf } from "./parts.js";
 
 const LETTER = 1.7; // percent of the bar that a letter takes: where a word has no room it is left out
 const MOST_FIGURES = 12;
@@ -10,8 +10,7 @@ export function stepBar(section) {
   const [rows, figures, note] = ["[data-bars]", "[data-figures]", "[data-note]"].map((name) => section.querySelector(name));
   let drawn = "";
   return (job, state) => {
-    const planned = job.diagnosis?.planned ?? plannedParts(job.estimate);
-    const measured = job.diagnosis?.measured ?? measuredParts(state.ranks) ?? wholeStep(job, state);
+    const { planned, measured } = stepsOf(job, state);
     const key = JSON.stringify([planned, measured, job.finished]);
     if (key === drawn) return;
     drawn = key;
@@ -26,15 +25,6 @@ export function stepBar(section) {
     ].filter(Boolean).join("; ");
   };
 }
-
-/** Of runs that do not tell their steps apart, the length of one. */
-function wholeStep(job, state) {
-  const told = job.exit?.summary?.measured;
-  const step_s = told?.step_s ?? mean(state.stepTimes);
-  return step_s > 0 ? { step_s, sure: 0, steps: told?.steps ?? state.stepTimes.length, parts: [] } : null;
-}
-
-const mean = (values) => (values.length > 0 ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
 function plannedWords(told) {
   if (!told) return "no plan";

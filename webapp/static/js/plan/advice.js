@@ -28,7 +28,7 @@ function shown(told) {
       {},
       rowHead(null, part.part),
       cell(duration(part.predicted_s)),
-      cell(part.measured_at_most_s === null ? "not measured" : `≤ ${duration(part.measured_at_most_s)}`),
+      cell(measured(part)),
       cell(duration(part.apportioned_s)),
     ),
   );
@@ -40,8 +40,13 @@ function shown(told) {
     ...(told.unsure.length ? [el("p", { className: "note" }, "Closer than the estimate is sure, so no advice:"), options(told.unsure)] : []),
     el("p", { className: "note" }, note),
     scrolling(columns, parts),
-    el("p", { className: "note" }, "Apportioned: the measured step divided among its parts, an estimate."),
+    el("p", { className: "note" }, "Apportioned: the median step divided as the steps that were told apart, or where none was, an estimate."),
   ];
+}
+
+function measured(part) {
+  if (part.measured_s !== null) return duration(part.measured_s);
+  return part.measured_at_most_s === null ? "not measured" : `≤ ${duration(part.measured_at_most_s)}`;
 }
 
 function options(found) {
