@@ -10,6 +10,7 @@ from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import StepParts
 
 LEAST = 0.01  # of the step: parts that differ by less from the plan are not named
+LARGE = 0.1  # of a step: a part that is worth a word by itself
 UNCALIBRATED = 0.5  # what is slower than a data sheet promises weighs less than what can be changed
 NOT_YET = {
     "": "Nothing was heard of it yet",
@@ -61,11 +62,21 @@ def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending, sure: 
             following += "; calibrate the host: its speed is a data sheet's"
         return Finding("notice", sure * off / (1 + off), sentence, reason, following, facts)
     if planned["sure"] > 1:
-        sentence = f"Runs: {traffic}{seconds(measured['step_s'])} a step"
+        sentence = f"Runs: {traffic}{seconds(measured['step_s'])} a step{_mostly(measured)}"
         reason = f"the prediction may be {1 + planned['sure']:.1f} times off here, so that it says nothing of the speed"
         return Finding("well", 0.0, sentence, reason, "calibrate the host, or let more runs end on it", facts)
     reason = f"within what the prediction may be off, {percent(planned['sure'])}"
     return Finding("well", 0.0, f"As planned: {traffic}{slower}{where}", reason, "", facts)
+
+
+def _mostly(measured: StepParts) -> str:
+    """', 48% of it exposed tp': the largest part but compute, where it is large."""
+    apart = [part for part in measured["parts"] if part["kind"] not in ("compute", "hidden")]
+    most = max(apart, key=lambda part: part["seconds"], default=None)
+    if most is None or most["seconds"] < LARGE * measured["step_s"]:
+        return ""
+    what = f"exposed {most['name']}" if most["kind"] == "exposed" else most["name"]
+    return f", {percent(most['seconds'] / measured['step_s'])} of it {what}"
 
 
 def _where(measured: StepParts, planned: StepParts) -> str:

@@ -22,6 +22,9 @@ SURE = 0.9  # share of later runs that lies within an interval
 WIDER = {3: 2.1, 4: 1.5, 5: 1.33, 6: 1.17, 7: 1.08}
 # Of a step's time on a calibrated host where no run tells: the worst of 60 layouts (docs/reference/measured.md).
 CALIBRATED = 0.31
+# The CPU core of a data sheet is nobody's, and ranks may share one: 4 ranks on 2 slow cores took 3.4 to 4.3 times as
+# long (2026-11-23, gpt-tiny).
+ANY_CPU = 4.0
 
 
 class Correction(NamedTuple):
@@ -36,7 +39,7 @@ class Correction(NamedTuple):
 
 
 class Interval(TypedDict):
-    """How far off a figure may be: `share` of it either way, and what says so."""
+    """How far off a figure may be: `share` of it either way (above 1 by a factor of 1 + `share`), and what says so."""
 
     share: float
     basis: str
@@ -74,6 +77,9 @@ def interval(cluster: Cluster, stack: StackName, found: Correction | None) -> In
     basis = cluster.basis
     if found is None and basis == "calibrated":
         return Interval(share=CALIBRATED, basis=basis, runs=0, words=f"{basis}, ±{CALIBRATED:.0%}")
+    if found is None and cluster.device == "cpu":
+        words = f"a CPU that nobody measured, up to {1 + ANY_CPU:.0f} times off"
+        return Interval(share=ANY_CPU, basis=basis, runs=0, words=words)
     if found is None:
         share = within(stack, cluster.accelerator.name)
         words = f"{basis}, {STACKS[stack].title}, ±{share:.0%}"

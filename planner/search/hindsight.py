@@ -14,6 +14,7 @@ from planner.facts.dumped import LayoutDict
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
+from planner.hardware.stacks import STACKS, within
 from planner.search.advice import Neighbour, neighbours
 from planner.search.layouts import needed_bytes
 
@@ -103,8 +104,10 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
 
     `cluster`: the hardware that the run was planned for. The measured step is apportioned to its parts; each part of a
     neighbour's predicted step is scaled by what the run's own was apportioned over what it was predicted at. Neighbours
-    that gain no more than the estimate may be off are `unsure`, no advice.
+    that gain no more than the estimate may be off are `unsure`, no advice. Of a CPU that nobody measured the speed is
+    known by then: left are the errors of its stack.
     """
+    between = _between(spec, cluster, measured.sure)
     timer = Timer(cluster)
     here = parts_of(timer.predicted(spec))
     took = apportioned(here, measured)
@@ -129,8 +132,8 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
             continue
         faster.append(_option(near, needed, took, there, measured))
     faster.sort(key=lambda option: option["step_s"])
-    sure = [option for option in faster if option["faster"] > measured.sure["share"]]
-    unsure = [option for option in faster if option["faster"] <= measured.sure["share"]]
+    sure = [option for option in faster if option["faster"] > between["share"]]
+    unsure = [option for option in faster if option["faster"] <= between["share"]]
     submitted, apart = grouped(measured.predicted_s), grouped(measured.parts_s)
     return {
         "step_s": measured.step_s,
@@ -149,8 +152,18 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
         ],
         "options": sure[:MOST],
         "unsure": unsure[:MOST],
-        "text": _text(sure, unsure, slower, measured),
+        "text": _text(sure, unsure, slower, measured.step_s, between["words"]),
     }
+
+
+def _between(spec: JobSpec, cluster: Cluster, told: Interval) -> Interval:
+    """How sure another layout's time is, beside a run whose own is known."""
+    if told["basis"] != "data sheet":
+        return told
+    stack = spec.resources.stack
+    share = within(stack, cluster.accelerator.name)
+    words = f"from this run's own step, {STACKS[stack].title}, ±{share:.0%}"
+    return Interval(share=share, basis="run", runs=1, words=words)
 
 
 def _option(
@@ -221,8 +234,7 @@ def _heavier(spec: JobSpec, cluster: Cluster, measured: Measure) -> float:
     return max(1.0, (measured.peak_bytes + cluster.accelerator.reserved_bytes) / needed_bytes(spec, cluster))
 
 
-def _text(sure: list[Option], unsure: list[Option], slower: list[tuple[float, str]], measured: Measure) -> str:
-    words = measured.sure["words"]
+def _text(sure: list[Option], unsure: list[Option], slower: list[tuple[float, str]], step_s: float, words: str) -> str:
     if sure:
         return f"{sure[0]['text']} (an estimate: {words})."
     if unsure:
@@ -236,5 +248,5 @@ def _text(sure: list[Option], unsure: list[Option], slower: list[tuple[float, st
     step, change = min(slower)
     return (
         f"No choice would have been faster here by {LEAST_GAIN:.0%} or more; the nearest, {change}, comes to "
-        f"{step:.3g} s beside {measured.step_s:.3g} s (an estimate: {words})."
+        f"{step:.3g} s beside {step_s:.3g} s (an estimate: {words})."
     )

@@ -279,6 +279,17 @@ def planned(modules: Page, tensors: int, device: str, measured: dict[str, Any] |
     return list(call(modules, "job/planned.js", state + lines, [estimate, run]))
 
 
+def test_an_estimate_says_how_far_off_it_may_be_either_way(modules: Page) -> None:
+    assert [call(modules, "format.js", "return m.sureness(x)", share) for share in (0.19, 1, 4)] == [
+        "± 19 %",
+        "± 100 %",
+        "up to 5 times off",
+    ]
+    body = "return m.within({step_s: 0.1, interval: {share: x}})"
+    assert call(modules, "pictures/time.js", body, 0.5) == "50.0 ms to 150 ms"
+    assert call(modules, "pictures/time.js", body, 4) == "20.0 ms to 500 ms"
+
+
 def test_a_small_rank_s_memory_is_not_held_against_what_libraries_take(modules: Page) -> None:
     def off(tensors: int, device: str) -> str:
         return str(next(line["off"] for line in planned(modules, tensors, device, None) if "memory" in line["group"]))

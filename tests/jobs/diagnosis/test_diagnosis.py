@@ -35,6 +35,7 @@ def test_the_way_to_the_first_step_names_who_came_last() -> None:
 def test_parts_of_a_step_add_up_to_it_and_the_verdict_names_what_grew() -> None:
     found = diagnosis({"dp": 2})
     took = look(found)["planned"]["step_s"] * 3  # type: ignore[index]
+    found._planned["sure"] = 0.45  # type: ignore[index]
     parts = {"data": 0.01 * took, "optimizer": 0.02 * took, "exposed": {"dp": 0.8 * took}, "hidden": {"dp": 0.1}}
     for number in range(1, 9):
         for rank in (0, 1):
@@ -52,13 +53,14 @@ def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
     found = diagnosis({"dp": 2})
     took = look(found)["planned"]["step_s"] * 3  # type: ignore[index]
     found._planned["sure"] = 3.3  # type: ignore[index]
-    parts = {"data": 0.0, "optimizer": 0.0, "exposed": {}, "hidden": {}}
+    parts = {"data": 0.0, "optimizer": 0.0, "exposed": {"dp": 0.4 * took}, "hidden": {"dp": 0.5 * took}}
     for number in range(1, 9):
         for rank in (0, 1):
             found.add(step(rank, number, took, parts), 0)  # type: ignore[arg-type]
     told = look(found)
     assert told["state"] == "well"
     assert told["sentence"].startswith("Runs: ")
+    assert told["sentence"].endswith(" a step, 40% of it exposed dp")
     assert "may be 4.3 times off here" in told["reason"]
     assert told["next"].startswith("calibrate")
 
@@ -66,6 +68,7 @@ def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
 def test_a_run_as_planned_says_so_with_its_traffic() -> None:
     found = diagnosis({"dp": 2})
     took = look(found)["planned"]["step_s"]  # type: ignore[index]
+    found._planned["sure"] = 0.45  # type: ignore[index]
     row = {"phase": "step", "op": "all_reduce", "axis": "dp", "predicted_count": 5, "measured_count": 5}
     row |= {"predicted_bytes": 100, "measured_bytes": 100}
     for rank in (0, 1):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from planner.cost.correction import Interval
+from planner.cost.correction import Interval, interval
 from planner.cost.estimate import estimate
 from planner.facts.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS
+from planner.hardware.stacks import STACKS
 from planner.search.hindsight import Measure, apportioned, hindsight
 from tests.planner.wrong_specs import GOOD
 
@@ -42,6 +43,19 @@ def test_steps_told_apart_divide_the_median_one_and_what_no_layout_changes_stays
     alone = next(option for option in near if option["change"] == "tp 1, dp 4")
     assert alone["because"]["part"] == "tp"
     assert alone["step_s"] > 0.12 + 0.2, "a slow loader is as slow in another layout"
+
+
+def test_beside_a_run_of_a_cpu_that_nobody_measured_another_layout_is_as_sure_as_its_stack() -> None:
+    apart = {"compute": 0.05, "tp": 0.25}
+    told = interval(CPU, "ours", None)
+    assert (told["share"], told["words"]) == (4.0, "a CPU that nobody measured, up to 5 times off")
+    found = hindsight(SPEC, CPU, measure(0.3, 0.0, apart)._replace(sure=told))
+    assert found["options"][0]["change"] == "tp 1, dp 4"
+    assert found["options"][0]["faster"] > STACKS["ours"].within
+    assert "from this run's own step, FSDP2, eager (what runs here), ±45%" in found["text"]
+    assert found["interval"] == told, "as told at submit"
+    runs = hindsight(SPEC, CPU, measure(0.3, 4.0, apart))
+    assert runs["options"] == [], "runs that lay so far apart are no measure"
 
 
 def test_a_gain_within_the_interval_is_said_to_be_no_advice() -> None:

@@ -94,6 +94,11 @@ export function duration(seconds) {
 }
 
 /** Milliseconds with three digits, unit included. */
+/** How far off an estimate may be: "± 19 %", or where that says nothing "up to 5 times off". */
+export function sureness(share) {
+  return share > 1 ? `up to ${integer(1 + share)} times off` : `± ${Math.round(100 * share)} %`;
+}
+
 export function milliseconds(seconds) {
   return known(seconds) ? `${threeDigits(seconds * 1e3)} ms` : MISSING;
 }

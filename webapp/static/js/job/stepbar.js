@@ -1,6 +1,6 @@
 // Step time as two bars of parts on one scale, the planned above the measured, with their figures.
 import { el, swatch } from "../dom.js";
-import { duration } from "../format.js";
+import { duration, sureness } from "../format.js";
 import { bars, nameOf, partRows, stepsOf, tokenOf } from "./parts.js";
 
 const LETTER = 1.7; // percent of the bar that a letter takes: where a word has no room it is left out
@@ -28,7 +28,7 @@ export function stepBar(section) {
 
 function plannedWords(told) {
   if (!told) return "no plan";
-  return `${duration(told.step_s)}${told.sure > 0 ? ` ± ${(100 * told.sure).toFixed(0)} %` : ""}`;
+  return `${duration(told.step_s)}${told.sure > 0 ? ` ${told.sure > 1 ? "· " : ""}${sureness(told.sure)}` : ""}`;
 }
 
 function measuredWords(told, finished) {

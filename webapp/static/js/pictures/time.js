@@ -36,7 +36,7 @@ export function timePicture(estimate) {
 /** A step's time as the interval that its error allows: "0.8 s to 1.2 s". */
 export function within(time) {
   const share = Math.max(0.01, time.interval.share);
-  return `${duration(time.step_s * Math.max(0, 1 - share))} to ${duration(time.step_s * (1 + share))}`;
+  return `${duration(time.step_s * (share > 1 ? 1 / (1 + share) : 1 - share))} to ${duration(time.step_s * (1 + share))}`;
 }
 
 /** What the figure rests on, and how far off it may be. */

@@ -1,6 +1,6 @@
 // What a layout costs, in three figures that are always in sight; their pictures follow below.
 import { byAxis } from "../collectives.js";
-import { bytes, duration, tokenRate } from "../format.js";
+import { bytes, duration, sureness, tokenRate } from "../format.js";
 
 /** {name: {text, tone}} of the figures of an estimate. */
 export function headline(estimate) {
@@ -16,7 +16,7 @@ export function headline(estimate) {
       ? { text: `fits ${bytes(cluster.memory_bytes)}, ${free} % free`, tone: "good" }
       : { text: `does not fit ${bytes(cluster.memory_bytes)}`, tone: "bad" },
     time: { text: duration(time.step_s) },
-    speed: { text: `± ${Math.round(100 * time.interval.share)} %, ${tokenRate(time.tokens_per_s)}` },
+    speed: { text: `${sureness(time.interval.share)}, ${tokenRate(time.tokens_per_s)}` },
     traffic: { text: bytes(total(busiest)) },
     axes: { text: axes.length ? axes.map(([axis, value]) => `${axis} ${bytes(value)}`).join(" · ") : "nothing to send" },
   };
