@@ -1,6 +1,6 @@
 // Step time as two bars of parts on one scale, the planned above the measured, with their figures.
 import { el, swatch } from "../dom.js";
-import { duration, sureness } from "../format.js";
+import { duration, integer, sureness } from "../format.js";
 import { bars, nameOf, partRows, stepsOf, tokenOf } from "./parts.js";
 
 const LETTER = 1.7; // percent of the bar that a letter takes: where a word has no room it is left out
@@ -28,7 +28,8 @@ export function stepBar(section) {
 
 function plannedWords(told) {
   if (!told) return "no plan";
-  return `${duration(told.step_s)}${told.sure > 0 ? ` ${told.sure > 1 ? "· " : ""}${sureness(told.sure)}` : ""}`;
+  if (!told.sure) return duration(told.step_s);
+  return `${duration(told.step_s)} ${told.sure > 1 ? `×/÷ ${integer(1 + told.sure)}` : sureness(told.sure)}`;
 }
 
 function measuredWords(told, finished) {
