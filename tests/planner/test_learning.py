@@ -14,8 +14,9 @@ from planner.cost.learning import learned, tensor_bytes
 from planner.cost.timing import Timer
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec
+from planner.hardware.cluster import Span, collective_seconds
 from planner.hardware.clusters import CLUSTERS
-from planner.hardware.runs import Run, stripped
+from planner.hardware.runs import LinkPoint, Run, stripped
 
 CPU = CLUSTERS["cpu"]
 
@@ -84,3 +85,32 @@ def test_memory_above_its_tensors_becomes_the_hosts_allowance() -> None:
     # A small process is mostly what torch takes anyway.
     unmoved = learned(CPU, [run(small, 1.0, 10 * tensor_bytes(small))] * 3)
     assert unmoved.accelerator.fragmentation == CPU.accelerator.fragmentation
+
+
+def linked(*calls: tuple[str, int, int, float]) -> Run:
+    points = [
+        LinkPoint(op=op, group_size=size, payload_bytes=payload, seconds=seconds)  # type: ignore[arg-type]
+        for op, size, payload, seconds in calls
+    ]
+    return run(spec_of(dp=2, tp=2), 0.2).model_copy(update={"links": tuple(points)})
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [("all_reduce", 2, 2**20, 0.010)],
+        [("all_reduce", 2, 2**18, 0.005), ("all_reduce", 2, 2**21, 0.0177), ("all_reduce", 4, 4, 0.0116)],
+        [("all_gather", 4, 2**20, 0.008), ("reduce_scatter", 4, 2**22, 0.030), ("recv", 2, 2**10, 9.0)],
+        [("all_reduce", 2, 2**17, 0.02), ("all_reduce", 2, 2**21, 0.01)],
+    ],
+    ids=["one call", "three sizes", "beside a recv that waited", "a small one that took longer"],
+)
+def test_a_run_s_own_calls_are_told_again_by_the_links_that_it_leaves(calls: list[tuple[str, int, int, float]]) -> None:
+    cluster = learned(CPU, [linked(*calls)])
+    for op, size, payload, seconds in calls:
+        told = collective_seconds(op, payload, Span(size, 1), cluster)  # type: ignore[arg-type]
+        assert op == "recv" or seconds / 2 < told < 2 * seconds
+
+
+def test_links_that_show_only_latency_leave_the_data_sheet_s() -> None:
+    assert learned(CPU, [linked(("all_reduce", 2, 64, 0.01))]).node == CPU.node
