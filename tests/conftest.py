@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from tests.support.processes import RedisServer, redis_server
 # The same cases each time, and as long as each takes: a busy machine fails no test.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("suite")
+
+# A suite that a shell began in its background ignores Ctrl-C, and so would all that its tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class ByModule(LoadScopeScheduling):  # type: ignore[misc]
