@@ -52,21 +52,25 @@ def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending, sure: 
     where = _where(measured, planned) if off > LEAST else ""
     facts = (
         evidence(f"{seconds(measured['step_s'])} a step, {seconds(planned['step_s'])} predicted"),
-        evidence(f"the prediction is sure to {percent(planned['sure'])}"),
+        evidence(f"the prediction may be {_sureness(planned['sure'])} off"),
     )
     if off > planned["sure"]:
         sentence = f"Slower than planned: {traffic}{slower}{where}"
-        reason = f"more than the prediction may be off, {percent(planned['sure'])}"
+        reason = f"more than the prediction may be off, {_sureness(planned['sure'])}"
         following = "see the parts of the step beside the plan"
         if sure < 1:
             following += "; calibrate the host: its speed is a data sheet's"
         return Finding("notice", sure * off / (1 + off), sentence, reason, following, facts)
     if planned["sure"] > 1:
         sentence = f"Runs: {traffic}{seconds(measured['step_s'])} a step{_mostly(measured)}"
-        reason = f"the prediction may be {1 + planned['sure']:.1f} times off here, so that it says nothing of the speed"
+        reason = f"the prediction may be {_sureness(planned['sure'])} off here, so that it says nothing of the speed"
         return Finding("well", 0.0, sentence, reason, "calibrate the host, or let more runs end on it", facts)
     reason = f"within what the prediction may be off, {percent(planned['sure'])}"
     return Finding("well", 0.0, f"As planned: {traffic}{slower}{where}", reason, "", facts)
+
+
+def _sureness(share: float) -> str:
+    return f"{1 + share:.1f} times" if share > 1 else percent(share)
 
 
 def _mostly(measured: StepParts) -> str:
