@@ -44,6 +44,7 @@ class Stack(NamedTuple):
     `gathers_logits`: every tensor rank gathers the logits of the whole vocabulary and computes its loss on all of them.
     `fused_loss`: one kernel reads the logits and writes their gradient; `compiles_loss`: where a job compiles at all.
     `repeats_operations`: selective recompute keeps every second product's output and attention's, and repeats the rest.
+    `repeats_whole`: what is recomputed is, before any of its backward, and to its end.
     `keeps_both_gradients`: where they are added up in fp32, those of the compute type stay allocated.
     `beside_bytes`: what communicators, buckets and the allocator take beside tensors and an accelerator's allowance.
     """
@@ -81,6 +82,7 @@ class Stack(NamedTuple):
     fused_loss: bool = False
     compiles_loss: bool = False
     repeats_operations: bool = False
+    repeats_whole: bool = False
     keeps_both_gradients: bool = False
     beside_bytes: int = 0
 
@@ -174,6 +176,7 @@ STACKS: dict[StackName, Stack] = {
         links=0.55,
         hidden={"dp": 0.0},
         step_s=5e-3,
+        repeats_whole=True,  # runtime/activation_checkpointing/checkpointing.py
         keeps_both_gradients=True,  # runtime/bf16_optimizer.py: zeroed, not freed
         beside_bytes=_PIPELINE_ENGINE,
     ),
@@ -193,6 +196,7 @@ STACKS: dict[StackName, Stack] = {
         hidden={"dp": 0.0},
         step_s=0.3,
         gathers_logits=True,
+        repeats_whole=True,
         beside_bytes=_PIPELINE_ENGINE,
     ),
 }

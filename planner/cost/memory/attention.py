@@ -2,59 +2,61 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from planner.cost.memory.graph import Graph, Variable
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import BUFFERS, WORKING
+from planner.cost.memory.ways import Entered, Product, columns, entered
 from planner.facts.precision import FP32_BYTES
 from planner.facts.tensors.placements import kv_heads_held
 
 
-def attention(g: Graph, s: Shape, x: Variable) -> Variable:
+def attention(g: Graph, s: Shape, x: Entered) -> Variable:
     model = s.model
     if model.mla:
-        return _latent_attention(g, s, x)
+        whole = entered(g, s, x)
+        out = _latent_attention(g, s, whole)
+        g.done(whole)
+        return out
     heads, kv_heads = model.num_heads // s.tp, kv_heads_held(model.num_kv_heads, s.tp)
     row = s.tokens * s.element
     query, key = row * heads * model.head_dim, row * kv_heads * model.head_dim
     h, bias, rope = model.hidden_size, model.arch == "gpt", model.arch == "llama"
-    kv_clones = rope and kv_heads > 1
-    q = g.linear(x, query, h * heads * model.head_dim, bias=bias, clones=rope and heads > 1)
-    k = g.linear(x, key, h * kv_heads * model.head_dim, bias=bias, clones=kv_clones)
-    v = g.linear(x, key, h * kv_heads * model.head_dim, bias=bias)
+    products = (
+        Product(query, h * heads * model.head_dim, bias=bias, clones=rope and heads > 1),
+        Product(key, h * kv_heads * model.head_dim, bias=bias, clones=rope and kv_heads > 1),
+        Product(key, h * kv_heads * model.head_dim, bias=bias),
+    )
+    q, k, v = made = columns(g, s, x, products)
     if rope:
-        rotated = _rotated(g, s, q)
-        other = _rotated(g, s, k)
-        g.done(q, k)
-        q, k = rotated, other
+        q, k = _rotated(g, s, q), _rotated(g, s, k)
     mixed = _attend(g, s, q, k, v, heads=heads, kv_heads=kv_heads)
-    g.done(q, k, v)
-    if rope and heads > 1:
-        ordered = g.copied(mixed)
-        g.done(mixed)
-        mixed = ordered
-    out = g.linear(mixed, s.hidden_bytes, heads * model.head_dim * h)
-    g.done(mixed)
+    taken = g.copied(mixed) if rope and heads > 1 else mixed
+    out = g.linear(taken, s.hidden_bytes, heads * model.head_dim * h)
+    named = {mixed, taken, q, k, *made}  # until attention is over
+    g.done(*named)
     return out
 
 
 def _rotated(g: Graph, s: Shape, x: Variable) -> Variable:
-    """RoPE by halves: tables of cosines and sines are kept, a few operations come and go."""
+    """RoPE by halves: its angles in fp32, whose cosines and sines are kept."""
     tape, whole = g.tape, x.num_bytes
-    table = s.tokens // s.sequences * s.model.head_dim * s.element
-    kept = g.save_bytes(table)
-    tape.briefly(whole, WORKING)
+    turned = s.tokens // s.sequences * s.model.head_dim // 2
+    angles = tape.take(turned * FP32_BYTES, WORKING)
+    tape.briefly(turned * FP32_BYTES, WORKING)
+    tables = g.variable(2 * turned * s.element)
     out = g.variable(whole)
+    kept = g.save(tables)
+    g.done(tables)
+    tape.drop(angles)
 
     def run() -> None:
         grad = g.taken(out)
-        tape.briefly(whole * 3 // 2, WORKING)
-        halves = tape.take(whole, WORKING)
+        made = tape.take(whole, WORKING)
+        tape.briefly(turned * s.element, WORKING)
         tape.drop(grad)
         g.release(kept)
-        wide = tape.take(2 * whole, WORKING)
-        tape.drop(halves)
-        made = tape.take(whole, WORKING)
-        tape.drop(wide)
         g.give(x, made)
 
     g.node(run)
@@ -147,27 +149,10 @@ def _latent_attention(g: Graph, s: Shape, x: Variable) -> Variable:
 
 def _every_score(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int, kv_heads: int) -> Variable:
     """Attention with every score in memory; selective recompute keeps queries, keys and values alone."""
-    if s.recompute != "selective" or not g.saving:
-        return _scores(g, s, q, k, v, heads=heads)
-    g.saving = False
-    out = _scores(g, s, q, k, v, heads=heads)
-    g.saving = True
-    kept = g.save(q, k, v)
-
-    def run() -> None:
-        grad = g.taken(out)
-        again = [Variable(g.tape.hold(x.buffer)) for x in (q, k, v)]
-        mark = g.mark()
-        made = _scores(g, s, *again, heads=heads)
-        g.done(made)
-        made.grad = grad
-        g.backward(mark)
-        g.release([*(x.buffer for x in again), *kept])
-        for variable, copy in zip((q, k, v), again, strict=True):
-            g.give(variable, g.taken(copy))
-
-    g.node(run)
-    return out
+    forward = partial(_scores, g, s, heads=heads)
+    if s.recompute == "selective" and g.saving:
+        return g.recomputed((q, k, v), forward, whole=s.repeats_whole)
+    return forward(q, k, v)
 
 
 def _scores(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int) -> Variable:

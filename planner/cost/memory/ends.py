@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.cost.memory.graph import Graph, Remake, Variable
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import LOGITS, WORKING, Buffer
-from planner.cost.memory.ways import enter, norm
+from planner.cost.memory.ways import Product, columns, enter, norm
 from planner.facts.precision import FP32_BYTES
 
 
@@ -65,12 +65,11 @@ def head(g: Graph, s: Shape, x: Variable) -> Variable:
     normed = norm(g, s, x)
     entered = enter(g, s, normed)
     if s.regather:
-        entered.remake = Remake(entered.num_bytes, 0)
+        entered.whole.remake = Remake(entered.whole.num_bytes, 0)
         g.keep_until_backward(normed)
-    columns = s.vocab_rows
-    size = s.tokens * columns * s.element
-    logits = g.linear(entered, size, columns * s.model.hidden_size, part=LOGITS)
-    g.done(normed, entered)
+    size = s.tokens * s.vocab_rows * s.element
+    (logits,) = columns(g, s, entered, [Product(size, s.vocab_rows * s.model.hidden_size, part=LOGITS)])
+    g.done(normed, entered.whole)
     if s.gathers_logits and s.tp > 1:
         return _concatenated(g, s, logits)
     return logits

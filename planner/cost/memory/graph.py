@@ -57,6 +57,9 @@ class Graph:
         self.tape, self.element, self.sums, self.waits = tape, element, sums, waits
         self.saving = True
         self.tied: Buffer | None = None
+        self._saves = 0
+        self._last_save: int | None = None
+        self._needing = 0
         self._nodes: list[Callable[[], None]] = []
         self._waiting: Waiting = []
         self._made: list[tuple[Buffer, int]] = []
@@ -70,6 +73,7 @@ class Graph:
 
     def save(self, *variables: Variable) -> list[Kept]:
         """Keep for backward."""
+        self._count()
         if not self.saving:
             return []
         kept: list[Kept] = []
@@ -83,7 +87,50 @@ class Graph:
 
     def save_bytes(self, num_bytes: int) -> list[Kept]:
         """Keep something that no variable is."""
-        return [self.tape.take(num_bytes, ACTIVATIONS)] if self.saving and num_bytes else []
+        if not num_bytes:
+            return []
+        kept = [self.tape.take(num_bytes, ACTIVATIONS)] if self.saving else []
+        self._count()
+        return list(kept)
+
+    def _count(self) -> None:
+        self._saves += 1
+        if self._saves == self._last_save:
+            self._needing = len(self._nodes) + 1
+            self.tape.end()
+
+    def recomputed(
+        self, inputs: Sequence[Variable], forward: Callable[..., Variable], *, kept_bytes: int = 0, whole: bool = False
+    ) -> Variable:
+        """Forward keeps the inputs and so many bytes of what is between, which backward finds made.
+
+        As with torch's checkpoint (2.13), backward runs it again when the first backward in it asks for what it saved,
+        up to the last tensor that it saves; all of it at once where it is `whole`, as with a reentrant checkpoint.
+        """
+        tape, before, self.saving = self.tape, self._saves, False
+        out = forward(*inputs)
+        saves, self.saving = self._saves - before, True
+        kept, outputs = self.save(*inputs), self.save_bytes(kept_bytes)
+
+        def run() -> None:
+            grad, mark = self.taken(out), self.mark()
+            again = [Variable(tape.hold(x.buffer)) for x in inputs]
+            tape.put_off()
+            self._last_save = None if whole else self._saves + saves
+            made = forward(*again)
+            self.done(made)
+            made.grad, later = grad, tape.resume()
+            if not whole:
+                self.backward(self._needing)
+            self.release(outputs)
+            tape.catch_up(later)
+            self.backward(mark)
+            self.release([*(x.buffer for x in again), *kept])
+            for variable, copy in zip(inputs, again, strict=True):
+                self.give(variable, self.taken(copy))
+
+        self.node(run)
+        return out
 
     def node(self, run: Callable[[], None]) -> None:
         if self.saving:

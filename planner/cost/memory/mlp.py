@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from planner.cost.memory.graph import Graph, Remake, Variable
 from planner.cost.memory.shape import Shape
+from planner.cost.memory.ways import Entered, Product, columns, entered
 from planner.facts.models import expert_capacity
 from planner.facts.precision import FP32_BYTES
 
 
-def mixture(g: Graph, s: Shape, x: Variable) -> Variable:
+def mixture(g: Graph, s: Shape, entering: Entered) -> Variable:
     """Router, rows to the experts' ranks, a product for each expert, rows back, weighted sum."""
     moe, h = s.model.moe, s.model.hidden_size
     assert moe is not None
+    x = entered(g, s, entering)
     routed = s.tokens * moe.experts_per_token
     row = h * s.element
     inner = moe.expert_ffn_hidden_size // s.tp
@@ -48,12 +50,15 @@ def mixture(g: Graph, s: Shape, x: Variable) -> Variable:
     weighed = g.op((answers, gates), routed * row, saves=(answers, gates))
     out = g.op((weighed,), s.hidden_bytes)
     g.done(weighed, answers, probabilities, gates)
-    if not moe.shared_experts:
-        return out
-    shared = mlp(g, s, x, moe.shared_experts * moe.expert_ffn_hidden_size // s.tp)
-    both = g.add(out, shared)
-    g.done(out, shared)
-    return both
+    if moe.shared_experts:
+        shared = _down(g, s, *_apart(g, s, x, moe.shared_experts * moe.expert_ffn_hidden_size // s.tp))
+        routed_out, out = out, g.add(out, shared)
+        g.done(routed_out, shared)
+    if moe.balance_loss:  # saves what it is made of, last of all
+        g.save()
+        g.node(lambda: None)
+    g.done(x)
+    return out
 
 
 def _sent(
@@ -74,16 +79,26 @@ def _exchanged(g: Graph, s: Shape, rows: Variable) -> Variable:
     return g.op((rows,), rows.num_bytes) if s.ep > 1 else g.passes(rows)
 
 
-def mlp(g: Graph, s: Shape, x: Variable, inner: int) -> Variable:
+def mlp(g: Graph, s: Shape, x: Entered, inner: int) -> Variable:
     """GELU for gpt; SwiGLU else."""
-    h, wide = s.model.hidden_size, s.tokens * inner * s.element
     bias = s.model.arch == "gpt"
-    gate = None if bias else g.linear(x, wide, h * inner)
-    up = g.linear(x, wide, h * inner, bias=bias)
+    product = Product(s.tokens * inner * s.element, s.model.hidden_size * inner, bias=bias)
+    up, *gates = columns(g, s, x, [product] if bias else [product, product])
+    return _down(g, s, gates[0] if gates else None, up)
+
+
+def _apart(g: Graph, s: Shape, x: Variable, inner: int) -> tuple[Variable | None, Variable]:
+    """Gate and up of an input that has entered with others'."""
+    wide, weight, bias = s.tokens * inner * s.element, s.model.hidden_size * inner, s.model.arch == "gpt"
+    gate = None if bias else g.linear(x, wide, weight)
+    return gate, g.linear(x, wide, weight, bias=bias)
+
+
+def _down(g: Graph, s: Shape, gate: Variable | None, up: Variable) -> Variable:
+    """`gate` and `up` are let go at its end."""
     made = activated(g, s, gate, up, dropped=s.light)
-    g.done(*([gate] if gate else []), up)
-    out = g.linear(made, s.hidden_bytes, inner * h)
-    g.done(made)
+    out = g.linear(made, s.hidden_bytes, up.num_bytes // (s.tokens * s.element) * s.model.hidden_size)
+    g.done(*([gate] if gate else []), up, made)
     return out
 
 

@@ -14,8 +14,8 @@ from planner.hardware.stacks import STACKS
 class Shape(NamedTuple):
     """What one rank computes of a layer with one micro-batch. `tokens` of its cp part, `element` bytes of the compute
     type, `narrow` of what products take; `parts` that sequence parallelism divides the residual stream into.
-    `documents`: attention stays within them. `fused_loss`, `gathers_logits`, `repeats_operations` as the stack has
-    them."""
+    `documents`: attention stays within them. `fused_loss`, `gathers_logits`, `repeats_operations` and
+    `repeats_whole` as the stack has them."""
 
     model: ModelSpec
     vocab_rows: int
@@ -38,6 +38,7 @@ class Shape(NamedTuple):
     fused_loss: bool
     gathers_logits: bool
     repeats_operations: bool
+    repeats_whole: bool
 
     @property
     def parts(self) -> int:
@@ -95,4 +96,5 @@ def shape_of(spec: JobSpec) -> Shape:
         fused_loss=stack.fused_loss or (stack.compiles_loss and train.compile),
         gathers_logits=stack.gathers_logits,
         repeats_operations=stack.repeats_operations,
+        repeats_whole=stack.repeats_whole,
     )

@@ -89,16 +89,21 @@ def joined(stretches: Iterable[Stretch]) -> Stretch:
 class Buffer:
     """Bytes that stay until nobody holds them."""
 
-    __slots__ = ("holders", "num_bytes", "part")
+    __slots__ = ("counts", "holders", "num_bytes", "part")
 
     def __init__(self, num_bytes: int, part: int) -> None:
-        self.num_bytes, self.part, self.holders = num_bytes, part, 1
+        self.num_bytes, self.part, self.holders, self.counts = num_bytes, part, 1, False
+
+
+Later = list[tuple[Buffer, bool]]  # taken, or freed
 
 
 class Tape:
     """Levels as they change; `cut` gives what was recorded since the last."""
 
     def __init__(self) -> None:
+        self._later: Later | None = None
+        self._ended = False
         self._restart()
 
     def _restart(self) -> None:
@@ -107,11 +112,19 @@ class Tape:
 
     def take(self, num_bytes: int, part: int) -> Buffer:
         """Allocate for one holder."""
-        self._levels[part] += num_bytes
-        self._total += num_bytes
+        buffer = Buffer(num_bytes, part)
+        if self._later is None:
+            self._count(buffer)
+        elif not self._ended:
+            self._later.append((buffer, True))
+        return buffer
+
+    def _count(self, buffer: Buffer) -> None:
+        buffer.counts = True
+        self._levels[buffer.part] += buffer.num_bytes
+        self._total += buffer.num_bytes
         if self._total > self._peak:
             self._peak, self._at_peak = self._total, tuple(self._levels)
-        return Buffer(num_bytes, part)
 
     def hold(self, buffer: Buffer) -> Buffer:
         """One holder more."""
@@ -122,9 +135,37 @@ class Tape:
         """One holder less of each; the last frees."""
         for buffer in buffers:
             buffer.holders -= 1
-            if not buffer.holders:
-                self._levels[buffer.part] -= buffer.num_bytes
-                self._total -= buffer.num_bytes
+            if buffer.holders:
+                continue
+            if self._later is not None:
+                self._later.append((buffer, False))
+            else:
+                self._free(buffer)
+
+    def _free(self, buffer: Buffer) -> None:
+        if buffer.counts:
+            self._levels[buffer.part] -= buffer.num_bytes
+            self._total -= buffer.num_bytes
+
+    def put_off(self) -> None:
+        """What follows does not happen yet, and what is taken after `end`, never."""
+        self._later, self._ended = [], False
+
+    def end(self) -> None:
+        self._ended = True
+
+    def resume(self) -> Later:
+        """From now on everything happens at once; what was put off does when `catch_up` is given it."""
+        assert self._later is not None
+        later, self._later = self._later, None
+        return later
+
+    def catch_up(self, later: Later) -> None:
+        for buffer, taken in later:
+            if taken:
+                self._count(buffer)
+            else:
+                self._free(buffer)
 
     def briefly(self, num_bytes: int, part: int) -> None:
         """Allocate and free at once."""
