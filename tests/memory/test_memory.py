@@ -230,3 +230,25 @@ def test_what_is_made_again_stops_at_the_last_tensor_saved(recompute: str, seque
     step = dry_step(spec, 0)
     predicted = sum(fullest(spec, 0, updates=False).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
+
+
+def test_answers_of_experts_of_a_capacity_stay_until_they_are_weighed() -> None:
+    """What experts answered and the copy with a row of zeros have names until a layer's forward is over, 15 MiB each of
+    416 where their weighted rows are the step's most."""
+    moe = {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 128, "capacity_factor": 1.25}
+    model = {**MODEL, "num_layers": 4, "hidden_size": 512, "num_heads": 8, "vocab_size": 512, "moe": moe}
+    train = {"global_batch": 4, "micro_batches": 4, "seq_len": 1024, "precision": "bf16"}
+    spec = parse_fields({"model": model, "layout": {"pp": 4}, "train": train})
+    step = dry_step(spec, 2)
+    predicted = sum(fullest(spec, 2, updates=False).levels)
+    assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
+
+
+def test_the_last_whole_gradient_stays_until_shards_are_added_up() -> None:
+    """A head's, of 32,000 x 768, was said to be freed before its shard was turned into fp32: 25 MiB of 752."""
+    model = {**MODEL, "num_layers": 1, "hidden_size": 768, "num_heads": 12, "num_kv_heads": 12}
+    train = {"global_batch": 4, "micro_batches": 2, "seq_len": 128, "precision": "bf16_gradients"}
+    spec = parse_fields({"model": model, "layout": {"dp": 2, "zero": 2}, "train": train})
+    step = dry_step(spec, 0)
+    predicted = sum(fullest(spec, 0, updates=False).levels)
+    assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)

@@ -7,58 +7,63 @@ from planner.cost.memory.shape import Shape
 from planner.cost.memory.ways import Entered, Product, columns, entered
 from planner.facts.models import expert_capacity
 from planner.facts.precision import FP32_BYTES
+from planner.facts.spec import MoeSpec
 
 
 def mixture(g: Graph, s: Shape, entering: Entered) -> Variable:
-    """Router, rows to the experts' ranks, a product for each expert, rows back, weighted sum."""
+    """Router, the experts' answers, their weighted sum, shared experts. What has a name stays until all is over."""
     moe, h = s.model.moe, s.model.hidden_size
     assert moe is not None
     x = entered(g, s, entering)
     routed = s.tokens * moe.experts_per_token
-    row = h * s.element
-    inner = moe.expert_ffn_hidden_size // s.tp
-    weight = moe.num_experts // s.ep * inner * h
     wide = g.op((x,), s.tokens * h * FP32_BYTES) if s.element != FP32_BYTES else g.passes(x)
     if s.element == FP32_BYTES and not s.light:
         wide.remake = x.remake  # a view of what is gathered again
     probabilities = g.op((wide,), s.tokens * moe.num_experts * FP32_BYTES, saves=(wide,), saves_output=True)
     g.done(wide)
-    capacity = expert_capacity(moe, s.seq_len)
-    taken = routed if capacity is None else moe.num_experts * s.sequences * capacity
-    sent, held = _sent(g, x, routed * row, taken * row, drops=capacity is not None)
-    arrived = _exchanged(g, s, sent)
-    rows = _exchanged(g, s, arrived)  # by expert, where they came by rank
-    if capacity is None:
-        g.done(sent, arrived)
-    else:
-        held += sent, arrived
-    inside = taken * inner * s.element
-    gate, up = (g.linear(rows, inside, weight, grouped=True) for _ in range(2))
-    made = activated(g, s, gate, up, dropped=False)
-    outputs = g.linear(made, taken * row, weight, grouped=True)
-    g.done(gate, up, made, rows)
-    ordered = _exchanged(g, s, outputs)
-    back = _exchanged(g, s, ordered)
-    g.done(outputs, ordered)
-    if capacity is not None:
-        filled = g.copied(back)  # and a row of zeros, which dropped tokens take
-        g.done(back)
-        back = filled
-    answers = g.op((back,), routed * row)
-    g.done(back, *held)
+    answers, named = _answered(g, s, x, moe)
     gates = g.op((probabilities,), routed * s.element)
-    weighed = g.op((answers, gates), routed * row, saves=(answers, gates))
+    weighed = g.op((answers, gates), routed * h * s.element, saves=(answers, gates))
     out = g.op((weighed,), s.hidden_bytes)
-    g.done(weighed, answers, probabilities, gates)
+    g.done(weighed, answers, probabilities, gates, *named)
     if moe.shared_experts:
         shared = _down(g, s, *_apart(g, s, x, moe.shared_experts * moe.expert_ffn_hidden_size // s.tp))
-        routed_out, out = out, g.add(out, shared)
-        g.done(routed_out, shared)
+        alone, out = out, g.add(out, shared)
+        g.done(alone, shared)
     if moe.balance_loss:  # saves what it is made of, last of all
         g.save()
         g.node(lambda: None)
     g.done(x)
     return out
+
+
+def _answered(g: Graph, s: Shape, x: Variable, moe: MoeSpec) -> tuple[Variable, tuple[Variable, ...]]:
+    """Rows to the experts' ranks, a product for each expert, rows back; and what else has a name by then."""
+    h = s.model.hidden_size
+    row, inner, routed = h * s.element, moe.expert_ffn_hidden_size // s.tp, s.tokens * moe.experts_per_token
+    weight = moe.num_experts // s.ep * inner * h
+    capacity = expert_capacity(moe, s.seq_len)
+    drops = capacity is not None
+    taken = routed if capacity is None else moe.num_experts * s.sequences * capacity
+    sent, named = _sent(g, x, routed * row, taken * row, drops=drops)
+    arrived = _exchanged(g, s, sent)
+    if not drops:
+        g.done(sent)
+    rows = _exchanged(g, s, arrived)  # by expert, where they came by rank
+    gate, up = (g.linear(rows, taken * inner * s.element, weight, grouped=True) for _ in range(2))
+    made = activated(g, s, gate, up, dropped=False)
+    g.done(gate, up)
+    outputs = g.linear(made, taken * row, weight, grouped=True)
+    g.done(made, rows)
+    ordered = _exchanged(g, s, outputs)
+    back = _exchanged(g, s, ordered)
+    if drops:
+        filled = g.copied(back)  # and a row of zeros, which dropped tokens take
+        return g.op((filled,), routed * row), (*named, sent, arrived, outputs, ordered, back, filled)
+    g.done(outputs)
+    answers = g.op((back,), routed * row)
+    g.done(back)
+    return answers, (arrived, ordered)
 
 
 def _sent(

@@ -96,7 +96,8 @@ class Sharding(NamedTuple):
         return changes((GRADIENTS, wide), (GRADIENTS, -made)) if master else changes()
 
     def reduce(self, unit: Unit, before: Unit, *, first: bool, element: int) -> Stretch:
-        """`element` bytes of each whole gradient; the first leaves a shard, others are added to it."""
+        """`element` bytes of each whole gradient; the first leaves a shard, others are added to it. FSDP2's loop over
+        whole gradients lets go of the last one when all is done."""
         lag = unit.last * element
         shard = unit.shard * self.reduced
         kept = unit.shard * self.held
@@ -105,10 +106,10 @@ class Sharding(NamedTuple):
             (BUFFERS, unit.padded * self.reduced),
             (GRADIENTS, -(unit.numel * element - lag)),
             (GRADIENTS, shard),
-            (GRADIENTS, -lag),
         ]
         if self.reduced != self.held:
             events += [(GRADIENTS, kept), (GRADIENTS, -shard)]
+        events.append((GRADIENTS, -lag))
         if not first:
             events.append((GRADIENTS, -kept))
         return changes(*events)
