@@ -12,13 +12,9 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import msgpack
-from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
-from django.contrib.auth import get_user
-from django.contrib.sessions.backends.db import SessionStore
 
-from jobs.access import visible_job
-from jobs.live.details import FRESH_S, shared_detail
+from jobs.live.looks import Wish, looks
 from jobs.live.room import START, Viewer, rooms
 from jobs.present import JobDetail
 from jobs.queue.lifecycle import group_name
@@ -92,7 +88,7 @@ class JobConsumer(AsyncWebsocketConsumer):
 
     async def _watch_job(self, after: dict[int, str], after_attempt: int | None) -> None:
         """Send the job when it changed; follow the streams of its current attempt; end when the right to see ends."""
-        shown: dict[str, Any] | None = None
+        shown: JobDetail | None = None
         followed = 0
         while True:
             job = await self._visible_job()
@@ -117,7 +113,8 @@ class JobConsumer(AsyncWebsocketConsumer):
             assert self._viewer
             self._viewer.follow(max(1, len(job["members"])))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look_now.wait(), LOOK_S)
+                # At the same times as all other sockets.
+                await asyncio.wait_for(self._look_now.wait(), LOOK_S - time.monotonic() % LOOK_S)
             self._look_now.clear()
 
     def _unfollow(self) -> None:
@@ -131,23 +128,13 @@ class JobConsumer(AsyncWebsocketConsumer):
         async for packed in viewer.frames():
             await self.send(bytes_data=packed)
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def _send(self, message: dict[str, JobDetail]) -> None:
         await self.send(bytes_data=msgpack.packb(message))
 
-    @database_sync_to_async
-    def _visible_job(self) -> JobDetail | None:
-        """The job as JSON if this session's user may see it now; the session is read anew each time."""
-        session, read = self.scope["session"], time.monotonic()
-        if not session.session_key:
-            return None
-
-        class Request:
-            """What `get_user` reads of a request."""
-
-        request: Any = Request()
-        request.session = SessionStore(session.session_key)
-        job = visible_job(get_user(request), self.job_id)
-        return shared_detail(job, read, max(self._changed_s, read - FRESH_S)) if job else None
+    async def _visible_job(self) -> JobDetail | None:
+        """The job as JSON if this session's user may see it now."""
+        session = self.scope["session"].session_key
+        return await looks().at(Wish(session, self.job_id), self._changed_s) if session else None
 
 
 def positions(text: str) -> dict[int, str] | None:
