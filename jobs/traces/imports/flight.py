@@ -7,13 +7,15 @@ gloo's has no ends, no sends, and does not say which ranks a group has.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import ijson
 
 from jobs.traces.imports import unpickle
 from jobs.traces.imports.parts import (
+    MOST_EVENTS,
     ImportProblemError,
     Part,
     Source,
@@ -27,6 +29,7 @@ from jobs.traces.imports.parts import (
 from jobs.traces.shapes import Call
 
 KEYS = frozenset({"version", "entries", "pg_config", "pg_status", "comm_lib_version", "nccl_version", "rank"})
+NO_ENTRIES = "a flight recorder's dump has a list of them"
 PEER = re.compile(r"(?:send|recv) ([0-9]{1,5})(?:->|<-)([0-9]{1,5})")
 
 
@@ -34,32 +37,38 @@ def read_pickle(source: Source) -> Part:
     with source.open() as file:
         data = file.read(unpickle.MOST_BYTES + 1)
     try:
-        return _read(source.name, unpickle.load(data))
+        dump = unpickle.load(data)
     except unpickle.RefusedPickleError as error:
         raise ImportProblemError(source.name, "pickle", str(error)) from error
-
-
-def read_json(source: Source) -> Part:
-    with source.open() as file:
-        found = next(ijson.items(file, "", use_float=True), None)
-    return _read(source.name, found)
-
-
-def _read(file: str, dump: Any) -> Part:
     if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
-        raise ImportProblemError(file, "entries", "a flight recorder's dump has a list of them")
+        raise ImportProblemError(source.name, "entries", NO_ENTRIES)
+    return _read(source.name, dump["entries"], dump.get("pg_config"))
+
+
+def read_json(source: Source, begins: dict[str, str]) -> Part:
+    """`begins` as `looked_through` found it. Entries are made one at a time."""
+    if begins.get("entries") != "start_array":
+        raise ImportProblemError(source.name, "entries", NO_ENTRIES)
+    with source.open() as file:
+        groups = next(ijson.items(file, "pg_config", use_float=True), None)
+    with source.open() as file:
+        return _read(source.name, ijson.items(file, "entries.item", use_float=True), groups)
+
+
+def _read(file: str, entries: Iterable[Any], groups: Any) -> Part:
     rank = rank_in(file)
     if rank is None:
         raise ImportProblemError(file, "name", "the dump does not say its rank: end the file's name with its number")
-    groups = dump.get("pg_config") if isinstance(dump.get("pg_config"), dict) else {}
-    calls = list(_calls(file, rank, dump["entries"], groups))
+    calls = list(islice(_calls(file, rank, entries, groups if isinstance(groups, dict) else {}), MOST_EVENTS + 1))
+    if len(calls) > MOST_EVENTS:
+        raise ImportProblemError(file, "entries", f"more than {MOST_EVENTS:,} events")
     notes = []
     if any(call.ended is None for call in calls):
         notes.append("ends that the flight recorder did not see are drawn as moments")
     return Part(file, calls, [], notes)
 
 
-def _calls(file: str, rank: int, entries: list[Any], groups: Any) -> Iterator[Call]:
+def _calls(file: str, rank: int, entries: Iterable[Any], groups: Any) -> Iterator[Call]:
     for place, entry in enumerate(entries):
         field = f"entries[{place}]"
         if not isinstance(entry, dict):

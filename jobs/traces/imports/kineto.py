@@ -34,6 +34,15 @@ LIBRARY = re.compile(r"(gloo|nccl|mpi|ucc|xccl):(.+)")
 APART_US = 20.0  # idle between two operators that is no gap yet
 KERNELS = {"kernel", "gpu_memcpy", "gpu_memset"}
 NAME = "Collective name"
+ARGS = (
+    NAME,
+    "Process Group Name",
+    "Process Group Ranks",
+    "Process Group Description",
+    "In msg nelems",
+    "Out msg nelems",
+    "dtype",
+)
 
 
 class _Event(NamedTuple):
@@ -119,8 +128,8 @@ def _sort_in(found: _Found, file: str, place: int, event: dict[str, Any]) -> boo
             )
     assert isinstance(began, int | float)
     args = event.get("args")
-    args = args if isinstance(args, dict) else {}
-    made = _Event(name, began, began + took, f"{event.get('pid')}/{event.get('tid')}", args if NAME in args else {})
+    args = {key: args[key] for key in ARGS if key in args} if isinstance(args, dict) and NAME in args else {}
+    made = _Event(name, began, began + took, f"{event.get('pid')}/{event.get('tid')}", args)
     step = STEP.fullmatch(name)
     if step and category == "user_annotation":
         found.steps.append((made.began, int(step[1])))

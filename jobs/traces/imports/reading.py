@@ -13,6 +13,7 @@ from typing import IO, Any, Literal, NamedTuple
 import ijson
 
 from jobs.traces.imports import flight, inspector, kineto
+from jobs.traces.imports.bounds import first_key, looked_through
 from jobs.traces.imports.parts import MOST_EVENTS, ImportProblemError, Part, Source
 from jobs.traces.shapes import Call, Trace
 
@@ -78,12 +79,7 @@ def read(sources: list[Source]) -> Read:
     for one in sources:
         if formats[one.name][0] != first:
             raise ImportProblemError(one.name, "format", f"is {formats[one.name][0]}, and {sources[0].name} is {first}")
-    try:
-        parts = _parts(first, sources, formats)
-    except ijson.JSONError as error:
-        raise ImportProblemError(
-            sources[0].name if len(sources) == 1 else "a file", "JSON", str(error)[:200]
-        ) from error
+    parts = _parts(first, sources, formats)
     return Read(first, _together(parts), sorted({note for part in parts for note in part.notes}))
 
 
@@ -92,11 +88,12 @@ def _parts(chosen: Format, sources: list[Source], formats: dict[str, tuple[Forma
         return inspector.read(sources)
     found: list[Part] = []
     for one in sources:
+        if formats[one.name][1]:
+            found.append(flight.read_pickle(one))
+            continue
         try:
-            if chosen == "Kineto":
-                found.append(kineto.read(one))
-            else:
-                found.append((flight.read_pickle if formats[one.name][1] else flight.read_json)(one))
+            begins = looked_through(one)
+            found.append(kineto.read(one) if chosen == "Kineto" else flight.read_json(one, begins))
         except ijson.JSONError as error:
             raise ImportProblemError(one.name, "JSON", str(error)[:200]) from error
     return found
@@ -110,12 +107,7 @@ def _format(one: Source) -> tuple[Format, bool]:
         raise ImportProblemError(one.name, "file", "is empty")
     if start == b"\x80":
         return "flight recorder", True
-    try:
-        with one.open() as file:
-            keys = (value for prefix, event, value in ijson.parse(file) if event == "map_key" and prefix == "")
-            first = next(keys, None)
-    except ijson.JSONError:
-        first = None
+    first = first_key(one)
     for known, name in ((kineto.KEYS, "Kineto"), (flight.KEYS, "flight recorder"), (inspector.KEYS, "NCCL Inspector")):
         if first in known:
             return name, False  # type: ignore[return-value]
