@@ -1,4 +1,5 @@
-"""HTTP by Django, websockets by Channels, both behind `webapp.doors`. A socket's Origin must be an allowed host."""
+"""HTTP by Django, websockets by Channels, both behind `webapp.doors`. A socket's Origin must be the board's
+own, and its host an allowed one."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from jobs.api.http.patient import Patient  # noqa: E402
 from jobs.live.consumers import JobConsumer, no_such_socket  # noqa: E402
 from webapp.doors import Doors  # noqa: E402
 from webapp.one_thread import OneThreadHandler  # noqa: E402
+from webapp.origin import SameOrigin  # noqa: E402
 from webapp.safety import refuse_exposed  # noqa: E402
 
 refuse_exposed()
@@ -34,7 +36,7 @@ application = Doors(
         {
             "http": Patient(OneThreadHandler()),
             # Who is asking is read by the consumer itself, again and again.
-            "websocket": AllowedHostsOriginValidator(SessionMiddlewareStack(sockets)),
+            "websocket": AllowedHostsOriginValidator(SameOrigin(SessionMiddlewareStack(sockets))),
         }
     )
 )

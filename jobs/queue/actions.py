@@ -17,7 +17,6 @@ from jobs.access import foreign_checkpoint, role_in, visible_jobs
 from jobs.models import (
     DEFAULT_PROJECT,
     HOST_SILENT_AFTER,
-    LIVE,
     Attempt,
     Dependency,
     Host,
@@ -36,6 +35,7 @@ from jobs.planning.hardware import cluster_for
 from jobs.planning.room import room_problems
 from jobs.queue import ending, lifecycle
 from jobs.queue.audit import record
+from jobs.queue.calibration import calibration_problems
 from jobs.telling.outbox import write
 from planner.cost.estimate import estimate
 from planner.cost.oversize import parse_plannable
@@ -63,6 +63,7 @@ def checked_spec(owner: User, data: object) -> JobSpec:
         *_engine_missing(spec),
         *foreign_checkpoint(owner, spec),
         *_queue_problems(owner, spec),
+        *calibration_problems(owner, spec),
     ]:
         raise SpecError(refused)
     return spec
@@ -188,12 +189,8 @@ def calibrate(owner: User, host: Host) -> Job:
     """Queue a calibration of a host on all its slots.
 
     Raises:
-        SpecError: the host is drained, or a calibration of it has not ended.
+        SpecError: as `calibration_problems` says.
     """
-    if host.drained:
-        raise SpecError([Problem("host", f"{host.name} is drained and takes no new jobs")])
-    if Job.objects.filter(kind="calibrate", wanted_host=host.name, status__in=LIVE).exists():
-        raise SpecError([Problem("host", f"a calibration of {host.name} is queued or running already")])
     data = {
         "kind": "calibrate",
         "name": f"calibrate {host.name}",
@@ -202,7 +199,10 @@ def calibrate(owner: User, host: Host) -> Job:
         "train": {"global_batch": host.slots, "micro_batches": 1},
         "resources": {"device": host.device, "host": host.name},
     }
-    job, _ = submit(owner, data)
+    try:
+        job, _ = submit(owner, data)
+    except SpecError as error:  # of a spec that the caller has not seen
+        raise SpecError([Problem("host", problem.message) for problem in error.problems]) from error
     return job
 
 

@@ -235,12 +235,25 @@ def test_a_change_of_state_reaches_the_socket(server: Server, job: Job) -> None:
     asyncio.run(watch())
 
 
-@pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://127.0.0.1.evil.example"])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        None,
+        "null",
+        "http://evil.example",
+        "http://127.0.0.1.evil.example",
+        "http://127.0.0.1",
+        "http://127.0.0.1:9",  # another service of this host, to which a browser sends the same cookie
+        "https://127.0.0.1:{port}",
+        "http://localhost:{port}",
+    ],
+)
 def test_a_foreign_origin_is_refused(server: Server, job: Job, origin: str | None) -> None:
     headers = cookie_of("owner")
 
     async def watch() -> None:
-        async with connect(server.url(job.id), origin=origin, additional_headers=headers):  # type: ignore[arg-type]
+        asked: Any = origin and origin.format(port=server.port)
+        async with connect(server.url(job.id), origin=asked, additional_headers=headers):
             raise AssertionError("connected")
 
     with pytest.raises(InvalidStatus) as refused:

@@ -70,6 +70,40 @@ def test_only_staff_may_calibrate(owner: User, api: Api, make_host: MakeHost) ->
     assert Job.objects.count() == 0
 
 
+CALIBRATION = {
+    "kind": "calibrate",
+    "model": {"preset": "gpt-tiny"},
+    "layout": {"dp": 4},
+    "resources": {"host": "host-a"},
+}
+
+
+def test_nobody_calibrates_by_a_spec_what_they_may_not(owner: User, staff: User, api: Api, make_host: MakeHost) -> None:
+    """Anybody's job of this kind became the host's profile: one rank, beside a training run."""
+    make_host()
+    answer = api(owner).post("/api/v1/jobs", CALIBRATION, format="json")
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/kind")
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"layout": {"dp": 1}}, "layout", "takes all its 4 slots"),
+        ({"resources": {"host": "host-z"}}, "resources.host", "there is no host 'host-z'"),
+    ],
+)
+def test_a_calibration_by_spec_takes_all_of_a_host_that_there_is(
+    staff: User, api: Api, make_host: MakeHost, change: dict[str, Any], field: str, words: str
+) -> None:
+    make_host()
+    answer = api(staff).post("/api/v1/jobs", {**CALIBRATION, **change}, format="json")
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["field"] == field
+    assert words in error["message"]
+
+
 def test_it_takes_every_slot_of_the_host_it_names(running: Attempt) -> None:
     assert running.where() == "host-a"
     assert running.job.spec["kind"] == "calibrate"
