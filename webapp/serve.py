@@ -25,12 +25,15 @@ from webapp.environment import SettingError, WebSettings, read
 from webapp.pool import share_connections
 from webapp.up.processes import die_with
 
+TOO_LONG = f"The request's line and headers are longer than {limits.HEAD_BYTES:,} bytes."
+
 
 class BoundedHeads(HttpToolsProtocol):
     """uvicorn waits for ever for the end of a request's headers, and keeps what came of them however long."""
 
     _reading_head = True
-    _head_bytes = 0
+    _head_bytes = 0  # that arrived
+    _parsed_bytes = 0  # of whole headers, which may have arrived at once with their end
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -47,12 +50,25 @@ class BoundedHeads(HttpToolsProtocol):
             return
         self._head_bytes += len(data)
         if self._head_bytes > limits.HEAD_BYTES:
-            self.send_400_response("The request's headers are too long.")
+            self.send_400_response(TOO_LONG)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if not self._reading_head:  # another request on the same connection
             self._await_head()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._parsed(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._parsed(len(name) + len(value) + len(b": \r\n"))
+
+    def _parsed(self, num_bytes: int) -> None:
+        self._parsed_bytes += num_bytes
+        if self._parsed_bytes > limits.HEAD_BYTES:
+            raise ValueError(TOO_LONG)  # the parser stops, and uvicorn answers with 400
 
     def on_headers_complete(self) -> None:
         self._head_is_read()
@@ -60,7 +76,7 @@ class BoundedHeads(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """In the API's shape: browsers send nothing that a parser chokes on, programs do."""
-        body = problem(400, msg).encode()
+        body = problem(400, TOO_LONG if self._parsed_bytes > limits.HEAD_BYTES else msg).encode()
         head = [
             STATUS_LINE[400],
             b"content-type: %s\r\n" % CONTENT_TYPE.encode(),
@@ -70,7 +86,7 @@ class BoundedHeads(HttpToolsProtocol):
         self.transport.close()
 
     def _await_head(self) -> None:
-        self._reading_head, self._head_bytes = True, 0
+        self._reading_head, self._head_bytes, self._parsed_bytes = True, 0, 0
         self._head_timer = self.loop.call_later(limits.HEAD_S, self._give_up)
 
     def _head_is_read(self) -> None:

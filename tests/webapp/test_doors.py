@@ -126,6 +126,20 @@ def test_nor_does_it_pass_where_a_servers_parser_lets_it(declared: bytes) -> Non
     assert sent[1]["body"] == b"Content-Length is no number"
 
 
+@pytest.mark.parametrize("count", [1, 50, 2000])
+@pytest.mark.parametrize(
+    "line", [b"GET / HTTP/1.1\r\nHost: x\r\n", b"GET /?" + b"q" * 30_000 + b" HTTP/1.1\r\nHost: x\r\n"]
+)
+def test_a_head_over_its_bound_is_refused_however_it_arrives(behind: Behind, line: bytes, count: int) -> None:
+    """100,000 bytes of one header passed: they and the head's end came in one piece."""
+    size = 66_000 // count
+    headers = b"".join(b"X-%d: %s\r\n" % (n, b"x" * size) for n in range(count))
+    answer = behind.answer(line + headers + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"longer than 65,536 bytes" in answer
+    assert behind.bodies == []
+
+
 def test_a_chunked_body_is_cut_at_the_bound(behind: Behind) -> None:
     chunk = b"80000\r\n" + b"x" * 2**19 + b"\r\n"
     answer = behind.answer(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", chunk, chunk, chunk, b"0\r\n\r\n")
