@@ -217,6 +217,9 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
         # Once all are made the units are reduced as they stand in the module, the root first.
         reducer = _Reducer(chunk._replace(waits=False), found, last=chunk.unit(chunk.runs[-1][0]))
         reducer.element = chunk.sharding.reduced if turn.wide else chunk.sharding.compute
+        # What no other rank holds joins its masters' gradients before any unit is reduced.
+        yield from (joined(reducer.alone(unit)).times(count) for _, unit, count in parts.each)
+        reducer.adds_alone = False
         frees = turn.frees and chunk.sharding.stage < 3
         for unit, count in [(chunk.root, 1), *((unit, count) for _, unit, count in parts.each)]:
             if unit.numel:
@@ -261,7 +264,7 @@ class _Reducer:
     def __init__(self, chunk: Chunk, turn: Turn, last: Unit | None = None) -> None:
         self._chunk, self._turn, self._z = chunk, turn, chunk.sharding
         z = self._z
-        self._adds_alone = not chunk.waits and _sums(chunk, turn) == "keep"
+        self.adds_alone = not chunk.waits and _sums(chunk, turn) == "keep"
         self._reduces = not chunk.waits and (z.stage >= 2 or (z.stage == 1 and turn.last))
         self._widens = not chunk.waits and z.stage == 1 and z.compute != z.reduced
         # One of several micro-batches, whose gradients have been added up.
@@ -274,10 +277,13 @@ class _Reducer:
         chunk = self._chunk
         return chunk.root if chunk.root.numel else chunk.unit(chunk.runs[0][0])
 
+    def alone(self, unit: Unit) -> list[Stretch]:
+        if not (unit.alone and self.adds_alone):
+            return []
+        return [self._z.add_alone(unit, first=self._turn.first, master=self._chunk.master)]
+
     def after(self, unit: Unit) -> list[Stretch]:
-        z, found = self._z, []
-        if unit.alone and self._adds_alone:
-            found.append(z.add_alone(unit, first=self._turn.first, master=self._chunk.master))
+        z, found = self._z, self.alone(unit)
         if self._chunk.widens_late and self._turn.fresh:
             found.append(z.widen(unit, first=not self._turn.wide))
         if self._widens and not (self._turn.first and self._turn.last):

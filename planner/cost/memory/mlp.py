@@ -19,8 +19,9 @@ def mixture(g: Graph, s: Shape, entering: Entered) -> Variable:
     wide = g.op((x,), s.tokens * h * FP32_BYTES) if s.element != FP32_BYTES else g.passes(x)
     if s.element == FP32_BYTES and not s.light:
         wide.remake = x.remake  # a view of what is gathered again
-    probabilities = g.op((wide,), s.tokens * moe.num_experts * FP32_BYTES, saves=(wide,), saves_output=True)
-    g.done(wide)
+    scores = g.linear(wide, s.tokens * moe.num_experts * FP32_BYTES, moe.num_experts * h)
+    probabilities = g.op((scores,), scores.num_bytes, saves_output=True)
+    g.done(wide, scores)
     answers, named = _answered(g, s, x, moe)
     gates = g.op((probabilities,), routed * s.element)
     weighed = g.op((answers, gates), routed * h * s.element, saves=(answers, gates))
