@@ -63,8 +63,8 @@ class Door:
                 time.sleep(backoff_s(attempt))
             except httpx.InvalidURL as error:
                 raise AwayError(f"{self.url} is no address: {error}") from None
-            except UnicodeEncodeError as error:
-                raise WrongError(f"{error.object!r} cannot be sent: {error.reason}") from None
+            except ValueError as error:
+                raise WrongError(f"this cannot be sent: {error}") from None
             else:
                 if response.status_code not in (429, 503) or last:
                     return self._told(checked(response))

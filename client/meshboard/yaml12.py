@@ -22,6 +22,8 @@ KINDS = {
     "merge": "<<",
 }
 
+JSON = {*KINDS, "str", "seq", "map"}
+
 
 class Loader(yaml.SafeLoader):
     """Tells kinds of words apart as 1.2's core schema does, and `<<`, which specs share parts by."""
@@ -48,6 +50,8 @@ def read(text: str, field: str = "") -> Any:
 
 
 def _value(node: Node, field: str) -> Any:
+    if node.tag.removeprefix(PREFIX) not in JSON:
+        raise _wrong(field, f"is tagged {node.tag}, which JSON does not have")
     if isinstance(node, SequenceNode):
         return [_value(one, f"{field}.{place}".lstrip(".")) for place, one in enumerate(node.value)]
     if not isinstance(node, MappingNode):
@@ -59,6 +63,8 @@ def _value(node: Node, field: str) -> Any:
             raise _wrong(inner, f"stands twice, again in line {value.start_mark.line + 1}")
         found[name] = _value(value, inner)
     for merged in _merged(node):
+        if not isinstance(merged, MappingNode):
+            raise _wrong(field, "<< takes a mapping, or a list of them")
         found = {**_value(merged, field), **found}
     return found
 
@@ -91,8 +97,6 @@ def _scalar(node: Node, field: str) -> Any:
         number = float(re.sub(r"\.(?=inf|nan)", "", text.lower())) if kind == "float" else 0.0
     except ValueError as error:
         raise _wrong(field, str(error)) from None
-    if kind not in ("float", "str", "merge"):
-        raise _wrong(field, f"{text!r} is tagged {node.tag}, which JSON does not have")
     if not math.isfinite(number):
         raise _wrong(field, f"{text} is no finite number")
     return number if kind == "float" else text
