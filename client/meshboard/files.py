@@ -31,7 +31,7 @@ def spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
     except WrongError as error:
         raise FileError(f"{name}: {error}", error.field, error.pointer) from None
     except yaml.YAMLError as error:
-        raise FileError(f"{name} is neither YAML nor JSON: {error}") from None
+        raise FileError(f"{name} is neither YAML nor JSON: {_one_line(error)}") from None
     if not isinstance(found, dict):
         raise FileError(f"{name}: a spec is a mapping, this is {type(found).__name__}")
     for change in changes:
@@ -51,6 +51,10 @@ def _set(found: dict[str, Any], change: str) -> None:
     try:
         found[name] = yaml12.read(value, path)
     except yaml.YAMLError as error:
-        raise FileError(f"--set {change!r}: {error}", path) from None
+        raise FileError(f"--set {change!r}: {_one_line(error)}", path) from None
     except WrongError as error:
         raise FileError(f"--set {change!r}: {error}", error.field, error.pointer) from None
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    return " ".join(str(error).split())

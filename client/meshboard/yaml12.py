@@ -103,6 +103,6 @@ def _scalar(node: Node, field: str) -> Any:
 
 
 def _wrong(field: str, words: str) -> WrongError:
-    return WrongError(
-        f"{field}: {words}" if field else words, field or "request", "/" + field.replace(".", "/") if field else ""
-    )
+    if not field:
+        return WrongError(words)
+    return WrongError(f"{field}: {words}", field, "/" + field.replace(".", "/"))

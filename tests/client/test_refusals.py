@@ -121,6 +121,7 @@ def test_a_page_in_the_middle_of_a_wait_is_waited_out(meshboard: Meshboard, serv
         ("name: !!timestamp 2026-11-23", "tagged tag:yaml.org,2002:timestamp"),
         ("name: !!binary aGk=", "name: is tagged"),
         ("layout: !Layout {tp: 2}", "layout: is tagged !Layout"),
+        ("layout: [", "is neither YAML nor JSON: while parsing"),
         ("layout: {<<: tp}", "layout: << takes a mapping"),
         ("name: a\ntrain:\n  steps: 1\n  steps: 2\n", "train.steps: stands twice, again in line 4"),
         ("name: a\nname: b\n", "name: stands twice, again in line 2"),

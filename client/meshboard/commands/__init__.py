@@ -6,19 +6,16 @@ import errno
 import os
 import sys
 from contextlib import suppress
-from typing import Any
 
 import typer
 
 from meshboard.commands import boards, gates, jobs, planning, running, started
 from meshboard.commands.app import app, stdout
-from meshboard.commands.refusals import KNOWN, code_of, document, say
+from meshboard.commands.refusals import KNOWN, UsageError, code_of, document, say
 from meshboard.exits import Exit
 from meshboard.show.words import as_json
 
 __all__ = ["app", "boards", "gates", "jobs", "main", "planning", "running", "started"]
-
-UsageError: Any = typer.BadParameter.__bases__[0]  # typer exports it by no name; some releases have it of their own
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from meshboard.access import NoAccessError
 from meshboard.errors import AwayError, RefusedError, TimedOutError, WrongError
 from meshboard.exits import MEANING, Exit
 
+UsageError: Any = typer.BadParameter.__bases__[0]  # typer exports it by no name; some releases have it of their own
 KNOWN = (RefusedError, AwayError, NoAccessError, TimedOutError, WrongError)
 
 
@@ -24,7 +25,7 @@ def code_of(error: Exception) -> Exit:
         return Exit.AWAY
     if isinstance(error, TimedOutError):
         return Exit.LATE
-    return Exit.WRONG if isinstance(error, (WrongError, typer.BadParameter.__bases__[0])) else Exit.BROKEN
+    return Exit.WRONG if isinstance(error, (WrongError, UsageError)) else Exit.BROKEN
 
 
 def document(error: Exception, words: str) -> dict[str, Any]:
