@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -75,16 +76,38 @@ def find() -> Access:
     return Access(address(url), token(secret))
 
 
+def is_readable_on_the_way(url: str) -> bool:
+    """Whether whoever carries what is sent there can read the token."""
+    told = urlsplit(url)
+    if told.scheme == "https" or told.hostname == "localhost":
+        return False
+    try:
+        return not ip_address(told.hostname or "").is_loopback
+    except ValueError:
+        return True
+
+
 def keep(access: Access) -> Path:
-    """For the next commands; mode 0600."""
+    """For the next commands; mode 0600.
+
+    Raises:
+        NoAccessError: it cannot be written.
+    """
     file = kept()
+    try:
+        _write(file, access)
+    except OSError as error:
+        raise NoAccessError(f"the login cannot be kept: {error}") from None
+    return file
+
+
+def _write(file: Path, access: Access) -> None:
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = file.with_suffix(".new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
         json.dump(access._asdict(), out)
     new.replace(file)
-    return file
 
 
 def forget() -> bool:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from meshboard.door import Door
-from meshboard.errors import AwayError, RefusedError, TimedOutError
+from meshboard.errors import AwayError, RefusedError, TimedOutError, WrongError
 from meshboard.events import Event, follow
 from meshboard.job import Job
 from meshboard.patience import Patience
 
 POLL_S = 1.0  # between two looks at a board that cannot be waited at
 LONGEST_WAIT_S = 60.0  # of one question
+LONGEST_KEY = 200
+KEY = re.compile(f"[!-~]{{1,{LONGEST_KEY}}}")
 LOOK_S = 5.0  # of one question, where somebody hears how it goes
 
 
 class Client:
     """Speaks to one board with one token. A context manager. What a call raises unless it says otherwise: RefusedError,
-    AwayError."""
+    AwayError, and WrongError where a name is none, before anything is sent."""
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 60.0, verify: bool | str = True) -> None:
         self._door = Door(url, token, timeout_s, verify)
@@ -42,53 +45,57 @@ class Client:
 
         Raises:
             RefusedError: the spec cannot run; every problem with its field.
+            WrongError: the key is empty, or none that a header carries.
         """
-        return Job(self._ask("POST", "jobs", json=spec, headers={"Idempotency-Key": key} if key else {}))
+        headers = {} if key is None else {"Idempotency-Key": sendable_key(key)}
+        return self._job("POST", ("jobs",), json=spec, headers=headers)
 
     def job(self, job_id: str) -> Job:
-        return Job(self._ask("GET", f"jobs/{part(job_id)}"))
+        return self._job("GET", ("jobs", job_id))
 
     def jobs(self, **filters: Any) -> Iterator[dict[str, Any]]:
         """Briefs of all jobs one may see, the newest first, page after page."""
         query: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
         while True:
-            response = self._door.send("GET", "jobs", params=query)
-            page = response.json()
-            yield from page if isinstance(page, list) else page["jobs"]
+            page, response = self._door.send("GET", ("jobs",), params=query)
+            briefs = page.get("jobs") if isinstance(page, dict) else page
+            if not isinstance(briefs, list):
+                raise AwayError(f"{self.url} answered with JSON that is no list of jobs: is it a board's address?")
+            yield from briefs
             following = response.links.get("next")
             if following is None:
                 return
             query = {name: values[-1] for name, values in parse_qs(urlsplit(following["url"]).query).items()}
 
     def cancel(self, job_id: str) -> Job:
-        return Job(self._ask("POST", f"jobs/{part(job_id)}/cancel"))
+        return self._job("POST", ("jobs", job_id, "cancel"))
 
     def requeue(self, job_id: str) -> Job:
-        return Job(self._ask("POST", f"jobs/{part(job_id)}/requeue"))
+        return self._job("POST", ("jobs", job_id, "requeue"))
 
     def advice(self, job_id: str) -> dict[str, Any]:
         """What would have been faster where a finished run ran."""
-        found: dict[str, Any] = self._ask("GET", f"jobs/{part(job_id)}/advice")
+        found: dict[str, Any] = self._ask("GET", ("jobs", job_id, "advice"))
         return found
 
     def compare(self, job_ids: Sequence[str]) -> dict[str, Any]:
         """Two to six runs side by side: where their specs differ, curves, traffic, parts of a step, plans."""
-        found: dict[str, Any] = self._ask("GET", "compare", params={"jobs": ",".join(job_ids)})
+        found: dict[str, Any] = self._ask("GET", ("compare",), params={"jobs": ",".join(job_ids)})
         return found
 
     def plan(self, spec: dict[str, Any], cluster: str | None = None) -> dict[str, Any]:
         """What a spec would cost, or its problems."""
-        found: dict[str, Any] = self._ask("POST", "plan", json=spec, params={"cluster": cluster} if cluster else {})
+        found: dict[str, Any] = self._ask("POST", ("plan",), json=spec, params={"cluster": cluster} if cluster else {})
         return found
 
     def search(self, query: dict[str, Any]) -> dict[str, Any]:
         """The fastest layouts that fit."""
-        found: dict[str, Any] = self._ask("POST", "plan/search", json=query)
+        found: dict[str, Any] = self._ask("POST", ("plan", "search"), json=query)
         return found
 
     def baselines(self, project: str) -> list[dict[str, Any]]:
         """Branches of a project that have a baseline, each with its newest run."""
-        found: list[dict[str, Any]] = self._ask("GET", f"projects/{part(project)}/baselines")
+        found: list[dict[str, Any]] = self._ask("GET", ("projects", project, "baselines"))
         return found
 
     def baseline(self, project: str, branch: str) -> dict[str, Any]:
@@ -106,18 +113,18 @@ class Client:
 
     def kept(self, job_id: str) -> list[dict[str, Any]]:
         """What is kept of each attempt's history, oldest attempt first."""
-        found: list[dict[str, Any]] = self._ask("GET", f"jobs/{part(job_id)}/history")["attempts"]
+        found: list[dict[str, Any]] = self._ask("GET", ("jobs", job_id, "history"))["attempts"]
         return found
 
     def table(self, job_id: str, table: str, **asked: Any) -> dict[str, list[Any]]:
         """Columns of a table of a job's history; docs/explanation/history.md says what may be asked."""
-        found: dict[str, list[Any]] = self._ask("GET", f"jobs/{part(job_id)}/history/{table}", params=asked)["columns"]
+        found: dict[str, list[Any]] = self._ask("GET", ("jobs", job_id, "history", table), params=asked)["columns"]
         return found
 
     def log(self, job_id: str, rank: int, *, attempt: int | None = None) -> Iterator[bytes]:
         """A rank's whole log as its host keeps it, part by part; -1 is the launcher of the first host."""
         query = {} if attempt is None else {"attempt": attempt}
-        with self._door.stream(f"jobs/{part(job_id)}/logs/{rank}", params=query) as response:
+        with self._door.stream(("jobs", job_id, "logs", str(rank)), "text/plain", params=query) as response:
             yield from response.iter_bytes()
 
     def events(self, job_id: str, *, live_s: int | None = None) -> Iterator[Event]:
@@ -125,11 +132,11 @@ class Client:
         `live_s`: from so many seconds back on, with `traffic` each second and no log. A line that breaks is taken up
         again."""
         query = {} if live_s is None else {"live": live_s}
-        return follow(self._door, f"jobs/{part(job_id)}/events", **query)
+        return follow(self._door, ("jobs", job_id, "events"), **query)
 
     def follow_log(self, job_id: str, rank: int, *, attempt: int) -> Iterator[Event]:
         """`log` and `gap` of one rank's log, until its attempt has ended."""
-        return follow(self._door, f"jobs/{part(job_id)}/logs/{rank}", follow=1, attempt=attempt)
+        return follow(self._door, ("jobs", job_id, "logs", str(rank)), follow=1, attempt=attempt)
 
     def wait_for(self, job_id: str, state: str) -> Job:
         """The job once it has come into a state (also: started, finished), or has ended without it. A board that goes
@@ -137,7 +144,7 @@ class Client:
         patience, query = Patience(heard=self._door.was_there), {"for": state, "timeout": int(LONGEST_WAIT_S)}
         while True:
             try:
-                told = self._ask("GET", f"jobs/{part(job_id)}/wait", params=query, patience_s=LONGEST_WAIT_S)
+                told = self._ask("GET", ("jobs", job_id, "wait"), params=query, patience_s=LONGEST_WAIT_S)
             except (AwayError, RefusedError) as error:
                 patience.bear(error)
                 continue
@@ -153,19 +160,21 @@ class Client:
             TimedOutError: after `timeout_s`; the job goes on.
         """
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        job, patience = self.job(job_id), Patience()
+        job, patience = None, Patience(heard=self._door.was_there)
         while True:
-            if each is not None:
-                each(job)
-            if job.finished:
-                return job
-            if time.monotonic() >= until:
-                raise TimedOutError(f"job {job_id} is still {job.status} after {timeout_s:.3g} s")
             try:
-                job = self._look(job_id, min(LONGEST_WAIT_S if each is None else LOOK_S, until - time.monotonic()))
+                longest_s = LONGEST_WAIT_S if each is None else LOOK_S
+                job = self._look(job_id, min(longest_s, until - time.monotonic())) if job else self.job(job_id)
                 patience.hears()
+                if each is not None:
+                    each(job)
+                if job.finished:
+                    return job
             except (AwayError, RefusedError) as error:
                 patience.bear(error)
+            if time.monotonic() >= until:
+                state = f"still {job.status}" if job else "not heard of"
+                raise TimedOutError(f"job {job_id} is {state} after {timeout_s:.3g} s")
 
     def _look(self, job_id: str, seconds: float) -> Job:
         """The job as soon as it has ended, else as it is after `seconds`; sooner where the board knows no waiting."""
@@ -173,7 +182,7 @@ class Client:
         if self._can_wait:
             query = {"for": "finished", "timeout": math.ceil(seconds)}
             try:
-                return Job(self._ask("GET", f"jobs/{part(job_id)}/wait", params=query, patience_s=seconds)["job"])
+                return Job(self._ask("GET", ("jobs", job_id, "wait"), params=query, patience_s=seconds)["job"])
             except RefusedError as error:
                 if error.status != 404:
                     raise
@@ -183,14 +192,25 @@ class Client:
             time.sleep(min(POLL_S, seconds))
         return job
 
-    def _ask(self, method: str, path: str, **how: Any) -> Any:
-        return self._door.send(method, path, **how).json()
+    def _ask(self, method: str, parts: Sequence[str], **how: Any) -> Any:
+        return self._door.send(method, parts, **how).told
+
+    def _job(self, method: str, parts: Sequence[str], **how: Any) -> Job:
+        told = self._ask(method, parts, **how)
+        if not isinstance(told, dict) or "id" not in told:
+            raise AwayError(f"{self.url} answered with JSON that is no job: is it a board's address?")
+        return Job(told)
 
 
-def part(name: str) -> str:
-    """A name as one part of a path, whatever is in it."""
-    return quote(name, safe="") or "-"
+def sendable_key(key: str, name: str = "key") -> str:
+    """Raises WrongError, which calls it `name`."""
+    if not key:
+        raise WrongError(f"{name} is empty", name)
+    if not KEY.fullmatch(key):
+        raise WrongError(f"{name} {key!r}: expected 1 to {LONGEST_KEY} visible ASCII characters", name)
+    return key
 
 
-def _branch(project: str, branch: str) -> str:
-    return f"projects/{part(project)}/baselines/{quote(branch, safe='/')}"
+def _branch(project: str, branch: str) -> tuple[str, ...]:
+    """git's names of branches may have parts of their own."""
+    return ("projects", project, "baselines", *branch.split("/"))

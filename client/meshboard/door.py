@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
-from meshboard.errors import AwayError, RefusedError
+from meshboard.errors import AwayError, RefusedError, WrongError
+from meshboard.paths import path
 
 TRIES = 5  # of a request that the board could not take just now
 BUSY_S = 1.0  # between two of them where the board names no time
 LONGEST_PAUSE_S = 60.0
+LONGEST_QUOTE = 100  # of a page that is not the API's
 SILENCE_S = 45.0  # of a stream, in which the board says something each 15 s, before it counts as broken
+
+
+class Answer(NamedTuple):
+    """What a board told, and what came with it."""
+
+    told: Any
+    response: httpx.Response
 
 
 class Door:
@@ -34,53 +43,65 @@ class Door:
     def close(self) -> None:
         self._http.close()
 
-    def send(self, method: str, path: str, *, patience_s: float = 0.0, **how: Any) -> httpx.Response:
+    def send(self, method: str, parts: Sequence[str], *, patience_s: float = 0.0, **how: Any) -> Answer:
         """Asks that change nothing, and those with a key, are repeated while the board is away; no others are.
-        `patience_s`: how much longer than usual the answer may take.
+        `parts`: of the address below /api/v1/. `patience_s`: how much longer than usual the answer may take.
 
         Raises:
             RefusedError, AwayError
+            WrongError: what is no text, or a part that is no name; nothing was sent.
         """
+        where = path(*parts)
         safe = method in ("GET", "PUT", "DELETE") or "Idempotency-Key" in how.get("headers", {})
         for attempt in range(TRIES):
             last = attempt == TRIES - 1
             try:
-                response = self._http.request(method, path, timeout=self._timeout_s + patience_s, **how)
-            except httpx.TransportError as error:
+                response = self._http.request(method, where, timeout=self._timeout_s + patience_s, **how)
+            except httpx.RequestError as error:
                 if last or not safe:
                     raise AwayError(f"{self.url} cannot be reached: {error}") from None
                 time.sleep(backoff_s(attempt))
             except httpx.InvalidURL as error:
                 raise AwayError(f"{self.url} is no address: {error}") from None
+            except ValueError as error:
+                raise WrongError(f"this cannot be sent: {error}") from None
             else:
                 if response.status_code not in (429, 503) or last:
-                    return self._answer(response)
+                    return self._told(checked(response))
                 time.sleep(retry_after_s(response))
         raise AssertionError("the last try returns or raises")
 
     @contextmanager
-    def stream(self, path: str, **how: Any) -> Iterator[httpx.Response]:
+    def stream(self, parts: Sequence[str], media_type: str, **how: Any) -> Iterator[httpx.Response]:
         """An answer to be read as it comes, once; nothing is repeated.
 
         Raises:
             RefusedError, AwayError
+            WrongError: a part that is no name; nothing was sent.
         """
         waits = httpx.Timeout(self._timeout_s, read=SILENCE_S)
         try:
-            with self._http.stream("GET", path, timeout=waits, **how) as response:
+            with self._http.stream("GET", path(*parts), timeout=waits, **how) as response:
                 if not response.is_success:
                     response.read()
-                yield self._answer(response)
-        except httpx.TransportError as error:
+                if not checked(response).headers.get("Content-Type", media_type).startswith(media_type):
+                    response.read()
+                    raise page(response)
+                self.was_there = True
+                yield response
+        except httpx.RequestError as error:
             raise AwayError(f"{self.url} cannot be reached: {error}") from None
         except httpx.InvalidURL as error:
             raise AwayError(f"{self.url} is no address: {error}") from None
 
-    def _answer(self, response: httpx.Response) -> httpx.Response:
-        """Raises RefusedError, AwayError."""
-        told = checked(response)
+    def _told(self, response: httpx.Response) -> Answer:
+        """Raises AwayError: it is a page, such as one that wants a login, or says that the board is being mended."""
+        try:
+            told = None if response.status_code == 204 else response.json()
+        except ValueError:
+            raise page(response) from None
         self.was_there = True
-        return told
+        return Answer(told, response)
 
 
 def backoff_s(attempt: int) -> float:
@@ -103,12 +124,20 @@ def checked(response: httpx.Response) -> httpx.Response:
     if response.is_success:
         return response
     try:
-        problems = problems_of(response.json())
+        told = response.json()
     except ValueError:
-        problems = []
+        told = None
+    problems = problems_of(told)
     if not problems and response.status_code not in (401, 403, 404):
         raise AwayError(f"{response.url} answered {response.status_code} and nothing that a board says")
-    raise RefusedError(response.status_code, problems or [("request", f"HTTP {response.status_code}")])
+    fallback = [("request", f"HTTP {response.status_code}")]
+    raise RefusedError(response.status_code, problems or fallback, told if problems else None)
+
+
+def page(response: httpx.Response) -> AwayError:
+    """What to say of an answer that is none of the API's, with how it begins."""
+    begins = " ".join(response.text.split())[:LONGEST_QUOTE]
+    return AwayError(f"the board's address answered with a page, not with the API: {response.url} said {begins!r}")
 
 
 def problems_of(told: Any) -> list[tuple[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class AwayError(Exception):
     """The board cannot be reached, or is no board."""
@@ -11,9 +13,17 @@ class TimedOutError(Exception):
     """A job did not end in the time that was given to it."""
 
 
-class RefusedError(Exception):
-    """The board refused; `problems` are (field, message)."""
+class WrongError(Exception):
+    """What was asked for makes no sense, and no board was asked; `field` names what, `pointer` where in a spec."""
 
-    def __init__(self, status: int, problems: list[tuple[str, str]]) -> None:
+    def __init__(self, message: str, field: str = "request", pointer: str = "") -> None:
+        super().__init__(message)
+        self.field, self.pointer = field, pointer
+
+
+class RefusedError(Exception):
+    """The board refused; `problems` are (field, message), `document` all that it said (RFC 9457), where it said it."""
+
+    def __init__(self, status: int, problems: list[tuple[str, str]], document: dict[str, Any] | None = None) -> None:
         super().__init__("\n".join(f"{field}: {message}" for field, message in problems) or f"HTTP {status}")
-        self.status, self.problems = status, problems
+        self.status, self.problems, self.document = status, problems, document

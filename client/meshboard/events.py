@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from meshboard.door import Door, problems_of
@@ -38,7 +38,7 @@ def told(lines: Iterable[str]) -> Iterator[Event]:
             last = value
 
 
-def follow(door: Door, path: str, **query: Any) -> Iterator[Event]:
+def follow(door: Door, parts: Sequence[str], **query: Any) -> Iterator[Event]:
     """Events until the one called `end`; a line that breaks is taken up behind the last event that had an id.
 
     Raises:
@@ -48,7 +48,8 @@ def follow(door: Door, path: str, **query: Any) -> Iterator[Event]:
     last, patience = "", Patience(heard=door.was_there)
     while True:
         try:
-            with door.stream(path, params=query, headers={"Last-Event-ID": last} if last else {}) as response:
+            headers = {"Last-Event-ID": last} if last else {}
+            with door.stream(parts, "text/event-stream", params=query, headers=headers) as response:
                 for event in told(response.iter_lines()):
                     patience.hears()
                     last = event.id or last
@@ -66,5 +67,5 @@ def follow(door: Door, path: str, **query: Any) -> Iterator[Event]:
 def _allowed(event: Event) -> Event:
     """Raises RefusedError: the right to see the job has ended."""
     if event.name == "error":
-        raise RefusedError(int(event.data["status"]), problems_of(event.data))
+        raise RefusedError(int(event.data["status"]), problems_of(event.data), event.data)
     return event

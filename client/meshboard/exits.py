@@ -13,6 +13,7 @@ class Exit(IntEnum):
     WRONG = 2
     AWAY = 3
     LATE = 4
+    BROKEN = 5
     INTERRUPTED = 130
 
 
@@ -22,6 +23,7 @@ MEANING = {
     Exit.WRONG: "what was asked for makes no sense, or there is no such thing; every problem is named",
     Exit.AWAY: "the board cannot be reached, or refuses the token",
     Exit.LATE: "the time to wait was up; the job goes on",
+    Exit.BROKEN: "what is said cannot be written, or the command broke; the job goes on",
     Exit.INTERRUPTED: "Ctrl-C; the job goes on",
 }
 

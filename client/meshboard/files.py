@@ -9,8 +9,11 @@ from typing import Any
 
 import yaml
 
+from meshboard import yaml12
+from meshboard.errors import WrongError
 
-class FileError(Exception):
+
+class FileError(WrongError):
     """What cannot be read, in words that name the file or the field."""
 
 
@@ -22,11 +25,13 @@ def spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
     """
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text()
-        found = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
+        found = yaml12.read(text)
+    except (OSError, ValueError) as error:
         raise FileError(f"{name}: {error}") from None
+    except WrongError as error:
+        raise FileError(f"{name}: {error}", error.field, error.pointer) from None
     except yaml.YAMLError as error:
-        raise FileError(f"{name} is neither YAML nor JSON: {error}") from None
+        raise FileError(f"{name} is neither YAML nor JSON: {_one_line(error)}") from None
     if not isinstance(found, dict):
         raise FileError(f"{name}: a spec is a mapping, this is {type(found).__name__}")
     for change in changes:
@@ -44,6 +49,12 @@ def _set(found: dict[str, Any], change: str) -> None:
         if not isinstance(found, dict):
             raise FileError(f"--set {change!r}: {part!r} has no fields")
     try:
-        found[name] = yaml.safe_load(value)
+        found[name] = yaml12.read(value, path)
     except yaml.YAMLError as error:
-        raise FileError(f"--set {change!r}: {error}") from None
+        raise FileError(f"--set {change!r}: {_one_line(error)}", path) from None
+    except WrongError as error:
+        raise FileError(f"--set {change!r}: {error}", error.field, error.pointer) from None
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    return " ".join(str(error).split())

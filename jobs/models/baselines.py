@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from django.conf import settings
 from django.core.validators import RegexValidator
 from django.db import models
@@ -10,6 +12,11 @@ from django.db.models import Q
 LONGEST_BRANCH = 200
 BRANCH_PATTERN = rf"[A-Za-z0-9_][A-Za-z0-9._/+=@#-]{{0,{LONGEST_BRANCH - 1}}}"
 BRANCH = RegexValidator(rf"\A{BRANCH_PATTERN}\Z", "as git names branches: letters, digits and . _ / + = @ # -")
+
+
+def is_branch(name: str) -> bool:
+    """Whether a baseline may be of it: as git names branches, and of parts that no address is changed by."""
+    return re.fullmatch(BRANCH_PATTERN, name) is not None and not {"", ".", ".."} & set(name.split("/"))
 
 
 class BaselineRun(models.Model):

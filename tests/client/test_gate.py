@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from typing import Any
@@ -12,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshboard.gate import Limit, LimitError, Row, Run, UnknownError, judge, noise, parse, report, run_of
+from meshboard.errors import WrongError
+from meshboard.gate import Limit, LimitError, Row, Run, UnknownError, check_same, judge, noise, parse, report, run_of
+from meshboard.show import words
 
 BASE = Run(
     "base",
@@ -58,7 +59,7 @@ WRONG = (
 
 @pytest.mark.parametrize("text", WRONG)
 def test_what_is_no_limit_is_told_with_what_would_be_one(text: str) -> None:
-    with pytest.raises(LimitError, match=r"expected|say which way|neither"):
+    with pytest.raises(LimitError, match=r"expected|say which way|neither|not parsecs"):
         parse(text, "max")
 
 
@@ -228,4 +229,98 @@ def test_every_report_tells_the_failure() -> None:
     assert (suite.get("tests"), suite.get("failures"), suite.get("name")) == ("2", "1", "gate <&>")
     failed = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
     assert failed == ["bytes.tp (max)"]
-    assert json.loads(report.as_json(rows))["ok"] is False
+    assert report.as_json(rows)["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("step_time=5MiB", r"step_time is in seconds \(s, ms, us\), not MiB"),
+        ("loss=10GiB", "loss is a number without a unit, not GiB"),
+        ("loss@3=1s", "loss@3 is a number without a unit, not s"),
+        ("bytes=10s", r"bytes is in bytes \(B, kB, .*\), not s"),
+        ("bytes.tp.all_gather=1ms", "not ms"),
+        ("calls=2KiB", "not KiB"),
+        ("peak_memory=1s", "not s"),
+        ("tokens_per_s=1GiB", r"tokens_per_s is in tokens a second \(tokens/s\), not GiB"),
+        ("step_time=1e400s", "inf is more than 1e"),
+        ("step_time=+1e400%", "inf is more than 1e"),
+        ("step_time=1e300s", "is more than 1e"),
+    ],
+)
+def test_a_limit_is_in_the_unit_of_what_it_limits(text: str, words: str) -> None:
+    for side in ("max", "min"):
+        with pytest.raises(LimitError, match=words):
+            parse(text, side)  # type: ignore[arg-type]
+    assert parse("step_time=20us", "max").value == pytest.approx(2e-5)
+    assert parse("tokens_per_s=5tokens/s", "min").value == 5
+
+
+@pytest.mark.parametrize("field", ["step_time", "tokens_per_s", "peak_memory"])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_figure_that_is_no_number_holds_nothing_and_is_no_json(field: str, value: float) -> None:
+    rows = held(changed(**{field: value}), parse(f"{field}=+1%", "max"), parse("loss=+1%", "max"))
+    assert (rows[0].ok, "nothing can be held to" in rows[0].why) == (False, True)
+    rows = held(changed(sent={("tp", "all_gather"): value}), exact=True)
+    told = words.as_json(report.as_json(rows))
+    assert not all(row.ok for row in rows)
+    assert "NaN" not in told
+    assert "Infinity" not in told
+    assert report.table(rows)
+
+
+def test_figures_are_told_in_full_where_six_digits_do_not_say_them() -> None:
+    assert report.figure(153_014_272 * 1.05, "B") == "160,664,985.6 B"
+    assert report.figure(1_234_567.891, "tokens/s") == "1,234,567.9 tokens/s"
+    assert report.figure(0.25, "s") == "0.25 s"
+    assert report.figure(2.0**30, "B") == "1,073,741,824 B"
+
+
+def test_what_xml_does_not_allow_is_replaced() -> None:
+    name = "a\uffff\x00\x1b\ud800b<&>\U0001f600"
+    row = Row(f"bytes.{name}", "FAIL", 1.0, None, 0.0, "B", name)
+    text = report.junit([row], name)
+    suite = ElementTree.fromstring(text.encode())
+    assert suite.get("name") == "a\ufffd\ufffd\ufffd\ufffdb<&>\U0001f600"
+    assert 'encoding="UTF-8"' in text.splitlines()[0]
+
+
+SPEC = {
+    "name": "a",
+    "model": {"preset": "x", "num_layers": 2, "moe": None},
+    "layout": {"tp": 2, "dp": 1},
+    "train": {"steps": 10, "seed": 1},
+    "resources": {"device": "cpu", "host": None},
+}
+
+
+def test_runs_of_one_spec_may_differ_in_name_seed_and_place() -> None:
+    other = {
+        **SPEC,
+        "name": "b",
+        "project": "p",
+        "train": {**SPEC["train"], "seed": 2, "lately": True},  # type: ignore[dict-item]
+        "resources": {"device": "cpu", "host": "h"},
+    }
+    check_same([{"id": "j", "spec": SPEC}, {"id": "k", "spec": other}, {"id": "old"}])
+
+
+def test_runs_of_different_specs_are_not_averaged() -> None:
+    other = {**SPEC, "model": {**SPEC["model"], "moe": {"num_experts": 2}}, "layout": {"tp": 1, "dp": 2}}  # type: ignore[dict-item]
+    with pytest.raises(WrongError, match=r"jobs j and k are .*: model.moe: None and .*, layout.tp: 2 and 1, layout.dp"):
+        check_same([{"id": "j", "spec": SPEC}, {"id": "i", "spec": SPEC}, {"id": "k", "spec": other}])
+
+
+@pytest.mark.parametrize("given", [("j", "j", "j"), ("j", "--baseline", "main", "--baseline", "main")])
+def test_a_run_is_counted_once(meshboard: Any, server: Any, given: tuple[str, ...]) -> None:
+    ran = meshboard("gate", *given, "--max", "loss=9", at=server)
+    assert (ran.code, server.asked) == (2, [])
+    assert f"is named {given.count(given[-1])} times" in ran.err
+
+
+def test_the_gate_refuses_runs_of_different_specs(meshboard: Any, server: Any) -> None:
+    ended = {"status": "succeeded", "finished": True, "name": "n", "exit": {"summary": {}}}
+    server.tells("jobs/j", {**ended, "id": "j", "spec": SPEC})
+    server.tells("jobs/k", {**ended, "id": "k", "spec": {**SPEC, "layout": {"tp": 1}}})
+    ran = meshboard("gate", "j", "k", "--max", "loss=9", at=server)
+    assert (ran.code, "layout.tp: 2 and 1" in ran.err) == (2, True)

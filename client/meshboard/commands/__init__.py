@@ -2,33 +2,68 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from contextlib import suppress
 
-from meshboard import files, gate
-from meshboard.access import NoAccessError
+import typer
+
 from meshboard.commands import boards, gates, jobs, planning, running, started
-from meshboard.commands.app import app
-from meshboard.errors import AwayError, RefusedError, TimedOutError
+from meshboard.commands.app import app, stdout
+from meshboard.commands.refusals import KNOWN, UsageError, code_of, document, say
 from meshboard.exits import Exit
+from meshboard.show.words import as_json
 
 __all__ = ["app", "boards", "gates", "jobs", "main", "planning", "running", "started"]
 
 
 def main() -> None:
     """Exits with one of `meshboard.exits`."""
+    stdout.has_document = False
     try:
-        app()
-    except RefusedError as error:
-        refused = error.status in (401, 403, 429) or error.status >= 500
-        _stop(str(error), Exit.AWAY if refused else Exit.WRONG)
-    except (AwayError, NoAccessError) as error:
-        _stop(str(error), Exit.AWAY)
-    except TimedOutError as error:
-        _stop(str(error), Exit.LATE)
-    except (files.FileError, gate.LimitError, gate.UnknownError) as error:
-        _stop(str(error), Exit.WRONG)
-
-
-def _stop(message: str, code: Exit) -> None:
-    print(f"meshboard: {message}", file=sys.stderr)
+        code = _ran()
+        sys.stdout.flush()
+    except OSError as error:
+        code = _unwritten(error)
     sys.exit(code)
+
+
+def _ran() -> int:
+    try:
+        return app(standalone_mode=False) or Exit.OK
+    except UsageError as error:
+        error.show()
+        _document(error, error.format_message())
+        return Exit.WRONG
+    except typer.Abort:
+        say("aborted")
+        return Exit.INTERRUPTED
+    except KNOWN as error:
+        say(str(error))
+        _document(error, str(error))
+        return code_of(error)
+    except OSError:
+        raise
+    except Exception as error:  # a build reads one line and a code, whatever broke
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        say(f"{words}: a defect of this command, or an answer that no board gives")
+        _document(error, words)
+        return Exit.BROKEN
+
+
+def _document(error: Exception, words: str) -> None:
+    """On standard output, of a command that was to answer as JSON and has not yet."""
+    given = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    if "--json" in given and not stdout.has_document:
+        print(as_json(document(error, words), indent=None))
+
+
+def _unwritten(error: OSError) -> Exit:
+    """Whoever read along may have had enough, which is no news; what is left unwritten is let go, or the interpreter
+    would try again as it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno != errno.EPIPE:
+        say(f"cannot be written: {error}")
+    return Exit.BROKEN

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, Any
 
 import typer
 
 from meshboard import access, exits
 from meshboard.api import Client
+from meshboard.errors import WrongError
+from meshboard.show import words
 
+
+class Stdout:
+    """Whether a command has said its JSON, which is one document or none."""
+
+    has_document = False
+
+
+stdout = Stdout()
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -28,13 +38,30 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="the job's id")]
 JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="ids of jobs")]
 
 
-@contextmanager
-def board() -> Iterator[Client]:
+def board() -> AbstractContextManager[Client]:
     """Raises access.NoAccessError."""
-    found = access.find()
-    with Client(found.url, found.token, verify=os.environ.get("MESHBOARD_CA") or True) as client:
+    return opened(access.find())
+
+
+@contextmanager
+def opened(found: access.Access) -> Iterator[Client]:
+    """Raises WrongError: MESHBOARD_CA names no certificates."""
+    warn_of(found)
+    try:
+        client = Client(found.url, found.token, verify=os.environ.get("MESHBOARD_CA") or True)
+    except OSError as error:
+        raise WrongError(f"MESHBOARD_CA: {error}", "MESHBOARD_CA") from None
+    with client:
         yield client
 
 
+def warn_of(found: access.Access) -> None:
+    """Says so where the token goes over the wire as it is, wherever the address was told."""
+    if access.is_readable_on_the_way(found.url):
+        print(f"meshboard: {found.url} is not https: whoever carries it can read the token", file=sys.stderr)
+
+
 def print_json(told: Any) -> None:
-    print(json.dumps(told, indent=2))
+    """One document; `commands.main` adds none of its own behind it."""
+    stdout.has_document = True
+    print(words.as_json(told))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 
 from meshboard import access, files
-from meshboard.api import Client
-from meshboard.commands.app import AsJson, app, print_json
+from meshboard.commands.app import AsJson, app, opened, print_json
 
 NOT_HERE = (
     "a token is not given on the command line, where everybody on this machine can read it: it is asked for, or read"
@@ -34,9 +30,7 @@ def login(
     if context.args:
         raise files.FileError(NOT_HERE)
     wanted = access.Access(access.address(url), access.token(_token(token_file)))
-    if _is_readable_on_the_way(wanted.url):
-        print("meshboard: this address is not https: whoever carries it can read the token", file=sys.stderr)
-    with Client(*wanted, verify=os.environ.get("MESHBOARD_CA") or True) as client:
+    with opened(wanted) as client:
         next(client.jobs(limit=1), None)
     kept = access.keep(wanted)
     print(f"logged in; kept in {kept}", file=sys.stderr)
@@ -60,13 +54,3 @@ def _token(file: Path | None) -> str:
         return sys.stdin.read() if str(file) == "-" else file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise files.FileError(f"--token-file: {error}") from None
-
-
-def _is_readable_on_the_way(url: str) -> bool:
-    told = urlsplit(url)
-    if told.scheme == "https" or told.hostname == "localhost":
-        return False
-    try:
-        return not ip_address(told.hostname or "").is_loopback
-    except ValueError:
-        return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,8 +57,12 @@ def gate_command(
     limits = [gate.parse(text, "max") for text in most] + [gate.parse(text, "min") for text in least]
     if not limits and not exact and not as_planned:
         raise gate.LimitError("nothing to hold to: give --max, --min, --exact or --as-planned")
+    _once("job", jobs)
+    _once("--baseline", baseline)
     with board() as client:
-        runs = [gate.run_of(client.job(job_id).told) for job_id in jobs]
+        told = [client.job(job_id).told for job_id in jobs]
+        gate.check_same(told)
+        runs = [gate.run_of(one) for one in told]
         held_to = [run for name in baseline for run in _runs(client, project, name)]
     rows = gate.judge(runs, held_to, limits, exact=exact, as_planned=as_planned, sure=sure)
     title = f"gate {' '.join(jobs)}"
@@ -65,9 +70,16 @@ def gate_command(
         _write(junit, report.junit(rows, title))
     if markdown:
         _write(markdown, report.markdown(rows, title), append=True)
-    print(report.as_json(rows) if as_json else report.table(rows))
+    print_json(report.as_json(rows)) if as_json else print(report.table(rows))
     if not all(row.ok for row in rows):
         raise typer.Exit(Exit.FAILED)
+
+
+def _once(what: str, names: list[str]) -> None:
+    """Raises gate.LimitError: one run counted twice makes the noise look smaller than it is."""
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise gate.LimitError(f"{what} {name} is named {times} times: it is one run, not {times}")
 
 
 def _runs(client: Client, project: str, name: str) -> list[Run]:
@@ -108,7 +120,7 @@ def _of_branch(told: dict[str, Any]) -> list[Run]:
 
 def _write(file: Path, text: str, *, append: bool = False) -> None:
     try:
-        with file.open("a" if append else "w") as out:
+        with file.open("a" if append else "w", encoding="utf-8", errors="replace") as out:
             out.write(text)
     except OSError as error:
         raise files.FileError(str(error)) from None

@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Annotated
 
 import typer
 
 from meshboard import files, following
-from meshboard.api import Client
+from meshboard.api import Client, sendable_key
 from meshboard.commands.app import AsJson, JobId, JobIds, Sets, Spec, Timeout, app, board, print_json
+from meshboard.commands.refusals import each
 from meshboard.errors import AwayError, RefusedError
 from meshboard.exits import Exit
 from meshboard.job import Job
@@ -36,49 +39,68 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Queue a job; its id is all that goes to standard output, a line for each of several."""
-    told = files.spec(spec, changes)
-    with board() as client:
-        jobs = [client.submit(told, key=one) for one in _keys(key, runs)]
-        for job in jobs:
-            print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/", file=sys.stderr)
+    told, keys = files.spec(spec, changes), _keys(key, runs)
+    seen: dict[str, Job] = {}
+    with board() as client, _told(seen, as_json, several=runs > 1):
+        for one in keys:
+            job = client.submit(told, key=one)
+            seen[job.id] = job
             if not as_json:
                 print(job.id, flush=True)  # a build that is cut off while it waits knows what it started
+            print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/", file=sys.stderr)
         if wait or follow:
             until = None if timeout is None else time.monotonic() + timeout
-            jobs = [_waited(client, job.id, until, follow=follow) for job in jobs]
-    if as_json:
-        print_json(jobs[0].told if runs == 1 else [job.told for job in jobs])
-    if (wait or follow) and not all(job.succeeded for job in jobs):
+            for job_id in list(seen):
+                _wait(client, job_id, until, seen, follow=follow)
+    if (wait or follow) and not all(job.succeeded for job in seen.values()):
         raise typer.Exit(Exit.FAILED)
 
 
 def _keys(key: str | None, runs: int) -> list[str | None]:
     """One for each of several jobs, or they would be one."""
-    return [key] if runs == 1 else [key and f"{key}-{number}" for number in range(1, runs + 1)]
+    if key is None:
+        return [None] * runs
+    sendable_key(key, "--key")
+    return [key] if runs == 1 else [sendable_key(f"{key}-{number}", "--key") for number in range(1, runs + 1)]
+
+
+@contextmanager
+def _told(seen: dict[str, Job], as_json: bool, *, several: bool = False) -> Iterator[None]:
+    """Jobs as they were seen last are told however the wait for them ends: a build that is cut off knows them."""
+    try:
+        yield
+    finally:
+        if as_json and seen:
+            found = [job.told for job in seen.values()]
+            print_json(found if several else found[0])
 
 
 @app.command()
 def wait(job_id: JobId, timeout: Timeout = None, as_json: AsJson = False) -> None:
     """Wait until a job has ended; exit code 1 unless it succeeded."""
-    with board() as client:
+    seen: dict[str, Job] = {}
+    with board() as client, _told(seen, as_json):
         until = None if timeout is None else time.monotonic() + timeout
-        job = _waited(client, job_id, until, follow=False)
-    if as_json:
-        print_json(job.told)
-    if not job.succeeded:
+        _wait(client, job_id, until, seen, follow=False)
+    if not seen[job_id].succeeded:
         raise typer.Exit(Exit.FAILED)
 
 
-def _waited(client: Client, job_id: str, until: float | None, *, follow: bool) -> Job:
+def _wait(client: Client, job_id: str, until: float | None, seen: dict[str, Job], *, follow: bool) -> None:
+    """`seen` has it as it was looked at last."""
     left_s = None if until is None else max(0.0, until - time.monotonic())
     with Waiting(lambda job: look(client, job).step) as waiting:
+
+        def hear(job: Job) -> None:
+            seen[job_id] = job
+            waiting(job)
+
         said = threading.Thread(target=_say_log, args=(client, job_id, waiting), daemon=True)
         if follow:
             said.start()
-        job = client.wait(job_id, timeout_s=left_s, each=waiting)
+        client.wait(job_id, timeout_s=left_s, each=hear)
         if follow:
             said.join(LAST_WORDS_S)
-    return job
 
 
 def _say_log(client: Client, job_id: str, waiting: Waiting) -> None:
@@ -108,24 +130,28 @@ def status(
 
 @app.command()
 def cancel(job_ids: JobIds, as_json: AsJson = False) -> None:
-    """End jobs."""
+    """End jobs; one that cannot be ended keeps no other from it."""
     with board() as client:
-        _tell([client.cancel(job_id) for job_id in job_ids], as_json)
+        _act(job_ids, client.cancel, as_json)
 
 
 @app.command()
 def retry(job_ids: JobIds, as_json: AsJson = False) -> None:
     """Queue jobs that have ended again, each as a new attempt of the same spec."""
     with board() as client:
-        _tell([client.requeue(job_id) for job_id in job_ids], as_json)
+        _act(job_ids, client.requeue, as_json)
 
 
-def _tell(found: list[Job], as_json: bool) -> None:
+def _act(job_ids: list[str], act: Callable[[str], Job], as_json: bool) -> None:
+    found, worst = each(job_ids, lambda job_id: act(job_id).told)
     if as_json:
-        print_json([job.told for job in found])
-        return
-    for job in found:
-        print(shown.line(job))
+        print_json(found)
+    else:
+        for told in found:
+            if "errors" not in told:
+                print(shown.line(Job(told)))
+    if worst:
+        raise typer.Exit(worst)
 
 
 @app.command()

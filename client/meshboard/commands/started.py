@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from meshboard import access, files
-from meshboard.commands.app import app
+from meshboard.commands.app import app, warn_of
 
 
 class AsTheyStand(TyperCommand):
@@ -27,5 +27,6 @@ def meter(context: typer.Context) -> None:
     if program is None:
         raise files.FileError("meshboard-meter is not here: it comes with a host's packages (docs/howto/elsewhere.md)")
     found = access.find()
+    warn_of(found)
     environment = {**os.environ, "MESHBOARD_URL": found.url, "MESHBOARD_TOKEN": found.token}
     os.execve(program, [program, *context.args], environment)  # noqa: S606

@@ -3,5 +3,18 @@
 from meshboard.gate.judge import Row, judge
 from meshboard.gate.limits import Limit, LimitError, parse
 from meshboard.gate.measures import Run, UnknownError, run_of, run_of_facts, unit_of
+from meshboard.gate.specs import check_same
 
-__all__ = ["Limit", "LimitError", "Row", "Run", "UnknownError", "judge", "parse", "run_of", "run_of_facts", "unit_of"]
+__all__ = [
+    "Limit",
+    "LimitError",
+    "Row",
+    "Run",
+    "UnknownError",
+    "check_same",
+    "judge",
+    "parse",
+    "run_of",
+    "run_of_facts",
+    "unit_of",
+]

@@ -118,7 +118,7 @@ def _moved(kind: str, wanted: Sequence[str], run: Run, baseline: Run) -> str:
     by = {key: ours.get(key, 0.0) - theirs.get(key, 0.0) for key in keys}
     moved = sorted((key for key in keys if by[key]), key=lambda key: -abs(by[key]))
     unit = " B" if kind == "bytes" else " calls"
-    named = [f"{axis} {op} {by[axis, op]:+,.10g}{unit}" for axis, op in moved[:MOST_NAMED]]
+    named = [f"{axis} {op} {by[axis, op]:+,.15g}{unit}" for axis, op in moved[:MOST_NAMED]]
     return ", ".join(named) + (f" and {len(moved) - MOST_NAMED} more" if len(moved) > MOST_NAMED else "")
 
 

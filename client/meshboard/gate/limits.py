@@ -6,15 +6,22 @@ import math
 import re
 from typing import Literal, NamedTuple
 
-from meshboard.gate.measures import TRAFFIC
+from meshboard.errors import WrongError
+from meshboard.gate.measures import TRAFFIC, unit_of
 
-FACTORS = {"": 1.0, "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
-FACTORS |= {"s": 1.0, "ms": 1e-3}
+BYTES = {"": 1.0, "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+UNITS: dict[str, tuple[str, dict[str, float]]] = {
+    "B": ("in bytes", BYTES),
+    "s": ("in seconds", {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}),
+    "tokens/s": ("in tokens a second", {"": 1.0, "tokens/s": 1.0}),
+    "": ("a number without a unit", {"": 1.0}),
+}
+LARGEST = 1e30
 NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 MEASURES = "bytes, bytes.AXIS, bytes.AXIS.OP, calls (likewise), step_time, tokens_per_s, peak_memory, loss, loss@STEP"
 
 
-class LimitError(ValueError):
+class LimitError(WrongError):
     """What was written is no limit; says what one looks like."""
 
 
@@ -48,11 +55,23 @@ def parse(text: str, side: Literal["max", "min"]) -> Limit:
         sign = -1 if share[1] == "-" else 1
         if not share[1]:
             raise LimitError(f"{text!r}: say which way: +{limit} or -{limit} of the baseline's")
-        return Limit(measure, side, sign * float(share[2]) / 100, relative=True)
-    absolute = re.fullmatch(rf"({NUMBER})\s*([A-Za-z]*)", limit)
-    if absolute is None or absolute[2] not in FACTORS:
+        return Limit(measure, side, _finite(sign * float(share[2]) / 100, text), relative=True)
+    absolute = re.fullmatch(rf"({NUMBER})\s*([A-Za-z/]*)", limit)
+    if absolute is None:
         raise LimitError(f"{text!r}: {limit!r} is neither a share such as +10% nor a figure such as 0.5s or 2GiB")
-    return Limit(measure, side, float(absolute[1]) * FACTORS[absolute[2]], relative=False)
+    number, unit = absolute.groups()
+    words, factors = UNITS[unit_of(measure)]
+    if unit not in factors:
+        known = ", ".join(filter(None, factors))
+        raise LimitError(f"{text!r}: {measure} is {words}{f' ({known})' if known else ''}, not {unit}")
+    return Limit(measure, side, _finite(float(number) * factors[unit], text), relative=False)
+
+
+def _finite(value: float, text: str) -> float:
+    """Raises LimitError: nothing is beyond it, or a share of a baseline would not be a number."""
+    if abs(value) > LARGEST:
+        raise LimitError(f"{text!r}: {value:.3g} is more than {LARGEST:.0e}, which holds nothing")
+    return value
 
 
 def _is_measure(text: str) -> bool:

@@ -17,11 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshboard.errors import WrongError
+
 TRAFFIC = re.compile(r"(bytes|calls)(\.[^.]+)?(\.[^.]+)?")
 UNITS = {"bytes": "B", "calls": "", "step_time": "s", "tokens_per_s": "tokens/s", "peak_memory": "B", "loss": ""}
 
 
-class UnknownError(Exception):
+class UnknownError(WrongError):
     """A run does not tell what was asked for, in words."""
 
 
@@ -40,18 +42,23 @@ class Run:
 
     def value(self, measure: str) -> float:
         """Raises UnknownError."""
+        found = self._told(measure)
+        if found is None:
+            raise UnknownError(f"{self.name} tells no {measure}")
+        if not math.isfinite(found):
+            raise UnknownError(f"{self.name} tells a {measure} of {found}, which nothing can be held to")
+        return found
+
+    def _told(self, measure: str) -> float | None:
         if TRAFFIC.fullmatch(measure):
             return self._traffic(measure)
         if measure == "loss" or measure.startswith("loss@"):
             return self._loss(measure)
-        found: float | None = {
+        return {
             "step_time": self.step_time,
             "tokens_per_s": self.tokens_per_s,
             "peak_memory": self.peak_memory,
         }[measure]
-        if found is None:
-            raise UnknownError(f"{self.name} tells no {measure}")
-        return found
 
     def table(self, kind: str) -> Mapping[tuple[str, str], float]:
         """Bytes or calls by axis and op."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
+from typing import Any
 from xml.etree import ElementTree
 
 from meshboard.gate.judge import Row
 from meshboard.show import words
 
 ORDER = ("FAIL", "unsure", "ok")
+IN_FULL = 1e5  # from here on six digits would be told as 1.60665e+08
 INTERVAL = "[a to b]: 95% interval (Welch 1947)"
+# Of https://www.w3.org/TR/xml/#charsets; what is not of it no reader takes, in references neither.
+NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 HEAD = ("", "check", "measured", "baseline", "change", "limit", "")
 
 
@@ -18,9 +22,11 @@ def figure(value: float | None, unit: str) -> str:
     """With its unit; bytes in full, since a gate is about the last of them."""
     if value is None:
         return "-"
-    if unit in ("B", "") and value == int(value):
-        return f"{int(value):,}{' B' if unit else ''}"
-    return f"{value:,.6g}{' ' + unit if unit else ''}"
+    if unit in ("B", "") and float(value).is_integer():
+        digits = f"{int(value):,}"
+    else:
+        digits = f"{value:,.1f}" if abs(value) >= IN_FULL else f"{value:,.6g}"
+    return f"{digits} {unit}".rstrip()
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -66,9 +72,11 @@ def junit(rows: Sequence[Row], title: str) -> str:
             ElementTree.SubElement(case, "system-out").text = f"{verdict} {row.what}: {told}"
         else:
             ElementTree.SubElement(case, "failure", message=told).text = f"{verdict} {row.what}: {told}"
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + NOT_XML.sub(
+        "\ufffd", ElementTree.tostring(suite, encoding="unicode")
+    )
 
 
-def as_json(rows: Sequence[Row]) -> str:
+def as_json(rows: Sequence[Row]) -> dict[str, Any]:
     told = [{**row._asdict(), "ok": row.ok, "change": row.change} for row in rows]
-    return json.dumps({"ok": all(row.ok for row in rows), "rows": told}, indent=2)
+    return {"ok": all(row.ok for row in rows), "rows": told}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -16,7 +15,7 @@ from rich.text import Text
 from meshboard.job import Job
 from meshboard.look import RATE_S, Look
 from meshboard.show import jobs
-from meshboard.show.words import clean, line_of_log, seconds, size
+from meshboard.show.words import as_json, clean, line_of_log, seconds, size
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -81,7 +80,7 @@ class Watching:
         if self._live is not None:
             self._live.update(picture(seen), refresh=True)
             return
-        lines = (json.dumps(seen.as_json()),) if self._as_json else (plain(seen), verdict(seen.job))
+        lines = (as_json(seen.as_json(), indent=None),) if self._as_json else (plain(seen), verdict(seen.job))
         for line in lines:
             if line and line not in self._last:
                 print(line, flush=True)

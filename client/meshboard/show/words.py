@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterable
+from typing import Any
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 # What a terminal would obey: CSI, then OSC and its like up to their end, then two-byte escapes.
@@ -37,3 +40,16 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     lines = [[clean(cell) for cell in line] for line in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def as_json(told: Any, indent: int | None = 2) -> str:
+    """What every reader of JSON takes: it has no infinity and no NaN."""
+    return json.dumps(_finite(told), indent=indent, allow_nan=False)
+
+
+def _finite(told: Any) -> Any:
+    if isinstance(told, float):
+        return told if math.isfinite(told) else None
+    if isinstance(told, dict):
+        return {name: _finite(value) for name, value in told.items()}
+    return [_finite(value) for value in told] if isinstance(told, (list, tuple)) else told

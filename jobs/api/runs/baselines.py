@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
@@ -13,7 +11,7 @@ from rest_framework.views import APIView
 from jobs.api.document import schema
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.baselines import kept
-from jobs.models.baselines import BRANCH_PATTERN, LONGEST_BRANCH
+from jobs.models.baselines import BRANCH_PATTERN, LONGEST_BRANCH, is_branch
 from jobs.planning.queries import checked
 from jobs.text import storable
 
@@ -61,9 +59,9 @@ class BaselineView(APIView):
         """Hold builds to this run too: what it measured is kept, and stays when the job is forgotten. The newest 20 of
         a branch tell its noise. 409: the job did not succeed. Takes an operator of the project."""
         wish = checked(kept.BaselineWish, request.data)
-        if not re.fullmatch(BRANCH_PATTERN, branch):
-            words = f"1 to {LONGEST_BRANCH} of letters, digits and . _ / + = @ # -, the first no sign but _"
-            return refuse(422, "branch", words)
+        if not is_branch(branch):
+            signs = f"1 to {LONGEST_BRANCH} of letters, digits and . _ / + = @ # -, the first no sign but _"
+            return refuse(422, "branch", f"{signs}; no part between slashes is empty, . or ..")
         try:
             return Response(kept.add(user_of(request), _stored(project), branch, wish.job))
         except kept.NotSetError as error:

@@ -102,6 +102,15 @@ def test_only_what_succeeded_here_can_be_held_to(run: str, owner: User, stranger
     assert BaselineRun.objects.count() == 0
 
 
+@pytest.mark.parametrize("branch", ["a/../b", "a/..", "a/.", "a//b", "a/", "a/./b"])
+def test_a_branch_is_named_so_that_its_address_is_its_own(run: str, owner: User, api: Api, branch: str) -> None:
+    """Clients and proxies go up where they read `..`, and then ask for, or delete, another thing."""
+    answer = put(api(owner), run, MAIN.replace("main", branch.replace(".", "%2E")))
+    assert (answer.status_code, BaselineRun.objects.count()) == (422, 0)
+    assert "no part between slashes is empty, . or .." in messages(answer)["branch"]
+    assert put(api(owner), run, MAIN.replace("main", "feature/a.b/..c")).status_code == 200
+
+
 def test_in_default_everybody_has_their_own(run: str, owner: User, stranger: User, staff: User, api: Api) -> None:
     put(api(owner), run)
     for other in (stranger, staff):

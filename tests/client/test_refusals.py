@@ -1,0 +1,314 @@
+"""What is refused before a board is asked, and what a build reads of any refusal."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from meshboard import AwayError, Client, exits, files
+from meshboard.commands.app import board as opened
+from meshboard.errors import WrongError
+from tests.client.conftest import Ran, Saying, answer
+from tests.client.test_api import ENDED, JOB
+
+Meshboard = Callable[..., Ran]
+PAGE = (200, {"Content-Type": "text/html"}, b"<html><body>Back at noon</body></html>")
+METHODS = {name: method for name, method in inspect.getmembers(Client, inspect.isfunction) if not name.startswith("_")}
+IN_PATHS = {"job_id", "project", "branch", "table"}  # parameters that are a part of an address
+NOT_NAMES = ["..", ".", "", "../members/as2", "x/../../y", "a/"]
+
+
+def given(method: Any, name: str) -> dict[str, Any]:
+    """Arguments of a call, each word of which is `name`."""
+    of_type = {"str": name, "int": 1, "dict[str, Any]": {"a": 1}, "Sequence[str]": [name]}
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    needed = [one for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    return {one.name: of_type[str(one.annotation)] for one in needed}
+
+
+def called(board: Client, method: str, arguments: dict[str, Any]) -> None:
+    found = getattr(board, method)(**arguments)
+    if isinstance(found, Iterator):
+        next(found, None)
+
+
+@pytest.mark.parametrize("name", NOT_NAMES)
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_no_call_asks_for_another_thing_than_it_is_of(server: Saying, board: Client, method: str, name: str) -> None:
+    """Every public method, those too that will be added; a slash is refused but in a branch, where it makes two."""
+    arguments = given(METHODS[method], name)
+    if not IN_PATHS & arguments.keys():
+        server.says((200, {**JOB, "jobs": []}))
+        called(board, method, arguments)
+        assert all(".." not in unquote(urlsplit(one.split()[1]).path).split("/") for one in server.asked)
+        return
+    with pytest.raises(WrongError, match="is no name"):
+        called(board, method, arguments)
+    assert server.asked == []
+
+
+def test_a_name_is_a_part_of_the_address_whatever_is_in_it(server: Saying, board: Client) -> None:
+    server.says((200, {"runs": []}))
+    board.baseline("alpha", "feature/x y?#%2e%2e")
+    assert server.asked == ["GET /api/v1/projects/alpha/baselines/feature/x%20y%3F%23%252e%252e"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("baseline", "rm", "../members/as2", "--project", "alpha"),
+        ("baseline", "set", "../../x", "j"),
+        ("baseline", "show", "main", "--project", "../.."),
+        ("status", "RUN/advice", "--json"),
+        ("cancel", "../.."),
+        ("logs", ""),
+    ],
+)
+def test_a_name_that_is_none_asks_nothing(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
+    ran = meshboard(*words, at=server)
+    assert (ran.code, server.asked, "is no name" in ran.err) == (exits.Exit.WRONG, [], True)
+
+
+@pytest.mark.parametrize("words", [("status", "j"), ("logs", "j"), ("logs", "j", "-f"), ("watch", "j"), ("status",)])
+def test_a_page_is_no_board(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
+    server.answers = [PAGE]
+    ran = meshboard(*words, at=server)
+    assert (ran.code, ran.out) == (exits.Exit.AWAY, "")
+    assert "answered with a page, not with the API" in ran.err
+    assert "Back at noon" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_page_in_place_of_events_is_none(server: Saying, board: Client) -> None:
+    server.answers = [PAGE]
+    with pytest.raises(AwayError, match="a page"):
+        next(board.events("j"))
+
+
+def test_json_of_another_service_is_no_job(meshboard: Meshboard, server: Saying) -> None:
+    server.says((200, {"ok": True}))
+    for words in (("status",), ("status", "j")):
+        ran = meshboard(*words, at=server)
+        assert (ran.code, "is it a board's address?" in ran.err) == (exits.Exit.AWAY, True)
+
+
+def test_a_page_in_the_middle_of_a_wait_is_waited_out(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("name: n")
+    reached = answer(200, {"reached": True, "job": ENDED})
+    server.answers = [answer(201, JOB), PAGE, answer(200, JOB), PAGE, reached]
+    ran = meshboard("submit", str(spec), "--wait", at=server)
+    assert (ran.code, ran.out) == (0, "j\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("train: {learning_rate: .inf}", "train.learning_rate: .inf is no finite number"),
+        ("train: {steps: [1, -.NaN, .nan]}", "train.steps.2: .nan is no finite number"),
+        ("train: {steps: 1e400}", "train.steps: 1e400 is no finite number"),
+        ("name: !!timestamp 2026-11-23", "tagged tag:yaml.org,2002:timestamp"),
+        ("name: !!binary aGk=", "name: is tagged"),
+        ("layout: !Layout {tp: 2}", "layout: is tagged !Layout"),
+        ("layout: [", "is neither YAML nor JSON: while parsing"),
+        ("layout: {<<: tp}", "layout: << takes a mapping"),
+        ("name: a\ntrain:\n  steps: 1\n  steps: 2\n", "train.steps: stands twice, again in line 4"),
+        ("name: a\nname: b\n", "name: stands twice, again in line 2"),
+        ("? [a]\n: 1", "the name of a field is one word"),
+        ("model: &x [*x]", "within itself"),
+        ("name: " + "9" * 5000, "name: "),
+        ('name: "\\ud800"', "name: "),
+    ],
+)
+def test_what_json_cannot_say_is_refused_with_its_field(
+    meshboard: Meshboard, server: Saying, tmp_path: Path, text: str, words: str
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(text)
+    ran = meshboard("submit", str(spec), at=server)
+    assert (ran.code, ran.out, server.asked) == (exits.Exit.WRONG, "", [])
+    assert words in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_spec_is_read_as_it_is_written(tmp_path: Path) -> None:
+    """YAML 1.2: PyYAML's 1.1 makes of most of these something else."""
+    file = tmp_path / "spec.yaml"
+    file.write_text(
+        "name: 2026-11-23\non: [yes, No, off, y, 12:30, 0o17, 010, 1_000, '1', 1e-3, 1.5, true, False, ~, null, ]\n"
+        "base: &base {a: 1, b: 2}\nmore: {<<: *base, b: 3}\n"
+    )
+    assert files.spec(str(file), ["train.verify=off", "train.steps=1e3", "train.seed=7", "empty="]) == {
+        "name": "2026-11-23",
+        "on": ["yes", "No", "off", "y", "12:30", 15, 10, 1000, "1", 1e-3, 1.5, True, False, None, None],
+        "base": {"a": 1, "b": 2},
+        "more": {"a": 1, "b": 3},
+        "train": {"verify": "off", "steps": 1e3, "seed": 7},
+        "empty": None,
+    }
+    with pytest.raises(files.FileError, match=r"--set 'train.lr=.nan': train.lr: .nan is no finite") as refused:
+        files.spec(str(file), ["train.lr=.nan"])
+    assert (refused.value.field, refused.value.pointer) == ("train.lr", "/train/lr")
+
+
+@pytest.mark.parametrize(
+    ("key", "words"), [("", "--key is empty"), ("ü", "--key 'ü': "), ("k" * 201, "1 to 200 visible")]
+)
+@pytest.mark.parametrize("runs", ["1", "2"])
+def test_a_key_that_is_none_queues_nothing(
+    meshboard: Meshboard, server: Saying, tmp_path: Path, key: str, words: str, runs: str
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("name: n")
+    ran = meshboard("submit", str(spec), "--key", key, "--runs", runs, at=server)
+    assert (ran.code, ran.out, server.asked) == (exits.Exit.WRONG, "", [])
+    assert words in ran.err
+    with pytest.raises(WrongError):
+        Client(server.url, "t").submit({}, key=key)
+
+
+@pytest.mark.parametrize("spec", [{"a": math.nan}, {"a": "\ud800"}])
+def test_what_no_request_carries_is_not_sent(server: Saying, board: Client, spec: dict[str, Any]) -> None:
+    with pytest.raises(WrongError, match="cannot be sent"):
+        board.submit(spec)
+    assert server.asked == []
+
+
+def test_a_refusal_is_a_document_where_json_was_asked_for(meshboard: Meshboard, server: Saying) -> None:
+    error = {"field": "layout.tp", "pointer": "/layout/tp", "in": "body", "message": "4 = 3 + 1"}
+    problem = {"type": "/docs/errors/#senseless", "title": "T", "status": 422, "detail": "d", "errors": [error]}
+    server.says((422, problem))
+    ran = meshboard("status", "j", "--json", at=server)
+    assert (ran.code, json.loads(ran.out), ran.err) == (2, problem, "meshboard: layout.tp: 4 = 3 + 1\n")
+    assert meshboard("status", "j", at=server).out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "field"),
+    [
+        (("status", "..", "--json"), 2, "request"),
+        (("status", "j", "--json"), 3, "request"),
+        (("status", "--limit", "x", "--json"), 2, "request"),
+        (("submit", "/nowhere", "--json"), 2, "request"),
+        (("submit", "-", "--json"), 2, "train.lr"),
+        (("gate", "j", "--json"), 2, "request"),
+    ],
+)
+def test_what_no_board_refused_is_a_document_of_the_same_shape(
+    meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, field: str
+) -> None:
+    server.answers = [PAGE]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("train: {lr: .inf}"))
+    ran = meshboard(*words, at=server)
+    told = json.loads(ran.out)
+    assert (ran.code, told["status"], told["errors"][0]["field"]) == (code, None, field)
+    assert told["title"]
+    assert told["detail"] == told["errors"][0]["message"]
+    assert told["detail"] in ran.err
+
+
+def test_what_was_queued_is_told_however_its_wait_ends(
+    meshboard: Meshboard, server: Saying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("name: n")
+    submit = ("submit", str(spec), "--wait", "--json")
+    server.tells("jobs", {**JOB, "status": "queued"}, 201)
+    server.tells("jobs/j", JOB)
+    server.tells("jobs/j/wait", {"reached": False, "job": JOB})
+    ran = meshboard(*submit, "--timeout", "0", at=server)
+    assert (ran.code, json.loads(ran.out)["status"]) == (exits.Exit.LATE, "running"), "as it was seen last"
+    assert json.loads(meshboard("wait", "j", "--timeout", "0", "--json", at=server).out)["id"] == "j"
+    server.tells("jobs/j", {"errors": [{"field": "request", "message": "the token was revoked"}]}, 401)
+    ran = meshboard(*submit, at=server)
+    assert (ran.code, json.loads(ran.out)["id"], "revoked" in ran.err) == (exits.Exit.AWAY, "j", True)
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "wait", stop)
+    ran = meshboard(*submit, at=server)
+    assert (ran.code, json.loads(ran.out)["id"]) == (exits.Exit.INTERRUPTED, "j")
+
+
+def test_several_that_are_queued_are_told_where_a_later_one_is_refused(
+    meshboard: Meshboard, server: Saying, tmp_path: Path
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("name: n")
+    server.says((201, JOB), (422, {"errors": [{"field": "quota", "message": "2 = 1 + 1"}]}))
+    ran = meshboard("submit", str(spec), "--runs", "2", "--json", at=server)
+    assert (ran.code, [job["id"] for job in json.loads(ran.out)]) == (2, ["j"])
+
+
+@pytest.mark.parametrize("command", ["cancel", "retry"])
+def test_one_that_is_refused_keeps_no_other_from_it(meshboard: Meshboard, server: Saying, command: str) -> None:
+    ask = {"cancel": "cancel", "retry": "requeue"}[command]
+    server.tells(f"jobs/a/{ask}", {"errors": [{"field": "request", "message": "no such thing"}]}, 404)
+    server.tells(f"jobs/b/{ask}", {"errors": [{"field": "request", "message": "not yours"}]}, 403)
+    server.tells(f"jobs/j/{ask}", JOB)
+    ran = meshboard(command, "a", "b", "j", at=server)
+    assert (ran.code, ran.out) == (3, "j  running      n\n")
+    assert ran.err == "meshboard: a: request: no such thing\nmeshboard: b: request: not yours\n"
+    told = json.loads(meshboard(command, "a", "j", "--json", at=server).out)
+    assert (told[0]["job"], told[0]["errors"][0]["message"], told[1]["id"]) == ("a", "no such thing", "j")
+
+
+def test_whatever_breaks_is_one_line(meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.says((200, {"id": "j"}))
+    ran = meshboard("status", "j", at=server)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (exits.Exit.BROKEN, "", 1)
+    assert "KeyError: 'status'" in ran.err
+
+
+def said(*words: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MESHBOARD_URL": "", "MESHBOARD_TOKEN": ""}
+    program = [sys.executable, "-m", "meshboard", *words]
+    return subprocess.run(program, env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **how)
+
+
+def test_a_disk_that_is_full_is_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = said("logout", "--json", stdout=full)
+    assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
+        exits.Exit.BROKEN,
+        "meshboard: cannot be written: [Errno 28] No space left on device",
+    )
+    assert "Traceback" not in ran.stderr
+    assert "Exception ignored" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [("http://board.example", True), ("http://127.0.0.1:1", False), ("https://board.example", False)],
+)
+def test_a_token_that_goes_as_it_is_is_told_of(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, warned: bool
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("MESHBOARD_URL", url)
+    monkeypatch.setenv("MESHBOARD_TOKEN", "secret")
+    with opened():
+        pass
+    told = capsys.readouterr().err
+    assert told.count("is not https: whoever carries it can read the token") == warned
+    assert "secret" not in told
+
+
+def test_certificates_that_are_not_there_are_named(
+    meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHBOARD_CA", "/nowhere/ca.pem")
+    ran = meshboard("status", at=server)
+    assert (ran.code, ran.err.startswith("meshboard: MESHBOARD_CA: ")) == (exits.Exit.WRONG, True)
