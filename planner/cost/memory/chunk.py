@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from planner.cost.memory.graph import Sums
+from planner.cost.memory.graph import Segment, Sums
 from planner.cost.memory.pieces import Piece, embedding_piece, head_piece, layer_piece
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import BUFFERS, Stretch, joined
@@ -193,7 +193,10 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
         if frees:
             each.append(z.free(unit))
         each += reducer.after(unit)
-        yield from buckets.after(joined(each), unit, count)
+        if buckets.element:
+            yield from buckets.after(piece.segments, unit, count)
+        else:
+            yield joined(each).times(count)
     if parts.embedding:
         yield parts.embedding.backward
     if frees:
@@ -232,28 +235,28 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
 
 
 class _Buckets:
-    """Copies of gradients, `element` bytes each, as plain data parallelism sends them: of layers together, when these
+    """Copies of gradients, `element` bytes each, as plain data parallelism sends them: several together, when these
     fill a bucket."""
 
     def __init__(self, element: int) -> None:
-        self._element, self._waiting = element, 0
+        self.element, self._waiting = element, 0
 
     def add(self, numel: int) -> Stretch:
-        self._waiting += numel * self._element
+        self._waiting += numel * self.element
         return self.rest(0) if self._waiting >= BUCKET_BYTES else changes()
 
-    def after(self, layer: Stretch, unit: Unit, count: int) -> Iterator[Stretch]:
-        """So many backwards of one layer, each followed by what it fills."""
-        size = unit.numel * self._element
-        alike = count - 1 if not size or size >= BUCKET_BYTES else 0  # all but the first send their own
-        for _ in range(count - alike):
-            yield layer.then(self.add(unit.numel))
-        if alike:
-            yield layer.then(changes((BUFFERS, size))).times(alike)
+    def after(self, segments: Sequence[Segment], unit: Unit, count: int) -> Iterator[Stretch]:
+        """So many backwards of one layer, with what its gradients fill as they come; those of experts that no other
+        rank holds are not sent. The smallest, norms' and biases', come at its end."""
+        weights = [0 if unit.alone and segment.grouped else segment.weight for segment in segments]
+        for _ in range(count):
+            for segment, weight in zip(segments, weights, strict=True):
+                yield segment.tape.then(self.add(weight))
+            yield self.add(unit.numel - sum(weights))
 
     def rest(self, numel: int) -> Stretch:
         """What is left when the last gradients have come."""
-        left, self._waiting = self._waiting + numel * self._element, 0
+        left, self._waiting = self._waiting + numel * self.element, 0
         return changes((BUFFERS, left))
 
 

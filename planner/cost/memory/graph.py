@@ -8,9 +8,9 @@ and freed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from planner.cost.memory.tape import ACTIVATIONS, GRADIENTS, WORKING, Buffer, Tape
+from planner.cost.memory.tape import ACTIVATIONS, GRADIENTS, WORKING, Buffer, Stretch, Tape
 
 Sums = Literal["keep", "add", "first master", "master"]
 
@@ -42,6 +42,14 @@ class Remake:
         self.buffer: Buffer | None = None
 
 
+class Segment(NamedTuple):
+    """Of a backward, up to a weight gradient of so many elements, of `grouped` experts or not, which is there then."""
+
+    tape: Stretch
+    weight: int
+    grouped: bool
+
+
 Kept = Buffer | Remake
 Waiting = list[tuple[list[Kept], int]]
 
@@ -63,6 +71,7 @@ class Graph:
         self._nodes: list[Callable[[], None]] = []
         self._waiting: Waiting = []
         self._made: list[tuple[Buffer, int]] = []
+        self.segments: list[Segment] = []
 
     def variable(self, num_bytes: int, part: int = ACTIVATIONS) -> Variable:
         return Variable(self.tape.take(num_bytes, part))
@@ -207,7 +216,7 @@ class Graph:
             if self.waits:
                 self._waiting.append(([weight_grad], 0))
                 return
-            self.accumulate(weight_grad, weight)
+            self.accumulate(weight_grad, weight, grouped=grouped)
 
         self.node(run)
         return out
@@ -295,13 +304,14 @@ class Graph:
                 assert saved.buffer is not None
                 self.tape.drop(saved.buffer)
 
-    def accumulate(self, grad: Buffer, weight: int) -> None:
+    def accumulate(self, grad: Buffer, weight: int, *, grouped: bool = False) -> None:
         """A parameter's new gradient joins what is there."""
-        if self.sums == "keep":
-            return
         if self.sums == "first master":
             self.tape.take(weight * 4, GRADIENTS)
-        self.tape.drop(grad)
+        if self.sums != "keep":
+            self.tape.drop(grad)
+        if not self.waits:
+            self.segments.append(Segment(self.tape.cut(), weight, grouped))
 
     def mark(self) -> int:
         """How many backwards there are to run."""

@@ -6,17 +6,18 @@ from functools import cache
 from typing import NamedTuple
 
 from planner.cost.memory.ends import embed, head, loss
-from planner.cost.memory.graph import Graph, Sums
+from planner.cost.memory.graph import Graph, Segment, Sums
 from planner.cost.memory.layer import layer
 from planner.cost.memory.shape import Shape, shape_of
-from planner.cost.memory.tape import EMPTY, GRADIENTS, WORKING, Stretch, Tape
+from planner.cost.memory.tape import EMPTY, GRADIENTS, WORKING, Stretch, Tape, joined
 from planner.facts.spec import JobSpec
 
 
 class Piece(NamedTuple):
     """Forward begins with the input there and ends with the output in its place; backward does so with gradients.
 
-    Where weight gradients wait, `made` makes them and `added` adds them up; both are empty otherwise.
+    Where weight gradients wait, `made` makes them and `added` adds them up; both are empty otherwise, and then
+    backward is made of `segments`.
     """
 
     forward: Stretch
@@ -25,6 +26,7 @@ class Piece(NamedTuple):
     added: Stretch = EMPTY
     loss: Stretch = EMPTY
     loss_backward: Stretch = EMPTY
+    segments: tuple[Segment, ...] = ()
 
 
 @cache
@@ -89,7 +91,8 @@ def head_piece(s: Shape, sums: Sums, *, tied: bool, waits: bool) -> Piece:
 def _finished(g: Graph, forward: Stretch) -> Piece:
     backward = g.tape.cut()
     if not g.waits:
-        return Piece(forward, backward)
+        segments = (*g.segments, Segment(backward, 0, grouped=False))
+        return Piece(forward, joined(segment.tape for segment in segments), segments=segments)
     g.make_weights()
     made = g.tape.cut()
     g.add_weights()
