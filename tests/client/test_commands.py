@@ -265,8 +265,8 @@ def test_runs_are_compared_side_by_side(meshboard: Meshboard, server: Saying) ->
     rows = [line.split("  ") for line in meshboard("compare", "a", "b", at=server).out.splitlines()]
     told = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
     assert told["layout.sequence_parallel"] == ["True", "False"]
-    assert told["step, a step"] == ["500 ms", "-"]
-    assert told["tp exposed, a step"] == ["200 ms", "-"]
+    assert told["step time, mean of all steps"] == ["500 ms", "-"]
+    assert told["tp exposed, mean of all steps"] == ["200 ms", "-"]
     assert told["bytes.tp.all_gather, all of it"] == ["2,048 B (2 KiB)", "-"]
     assert server.asked[-1] == "GET /api/v1/compare?jobs=a%2Cb"
 

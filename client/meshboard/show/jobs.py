@@ -32,12 +32,15 @@ def compared(told: Mapping[str, Any]) -> str:
     rows += [
         ["steps", *(_last(run, "step", str) for run in runs)],
         ["loss at the end", *(_last(run, "loss", lambda loss: f"{loss:.6g}") for run in runs)],
-        ["tokens a second", *(_last(run, "tokens_s", lambda rate: f"{rate:,.0f}") for run in runs)],
-        *([f"{name}, a step", *(_seconds(part, key) for part in parts)] for name, key in PARTS),
+        ["tokens a second, last step", *(_last(run, "tokens_s", lambda rate: f"{rate:,.0f}") for run in runs)],
+        *([f"{name}, mean of all steps", *(_seconds(part, key) for part in parts)] for name, key in PARTS),
     ]
     for kind in ("exposed", "hidden"):
         axes = sorted({axis for part in parts for axis in part.get(kind, {})})
-        rows += [[f"{axis} {kind}, a step", *(_seconds(part.get(kind, {}), axis) for part in parts)] for axis in axes]
+        rows += [
+            [f"{axis} {kind}, mean of all steps", *(_seconds(part.get(kind, {}), axis) for part in parts)]
+            for axis in axes
+        ]
     sent = [{(row["axis"], row["op"]): row["payload_bytes"] for row in run["traffic"]} for run in runs]
     for axis, op in sorted({key for one in sent for key in one}):
         rows.append(
@@ -46,7 +49,7 @@ def compared(told: Mapping[str, Any]) -> str:
     return table(["", *(run["name"] for run in runs)], rows)
 
 
-PARTS = (("step", "step_s"), ("data", "data_s"), ("optimizer", "optimizer_s"))
+PARTS = (("step time", "step_s"), ("data", "data_s"), ("optimizer", "optimizer_s"))
 
 
 def _last(run: Mapping[str, Any], column: str, words: Any) -> str:
