@@ -28,12 +28,11 @@ from contracts.telemetry import (
     TrafficItem,
     VerdictItem,
 )
-from jobs.history.kept.state import LATEST, RankState, Started, State, new_state
+from jobs.history.kept.state import LATEST, MOST_CHECKPOINTS, RankState, Started, State, new_state
 from jobs.history.kept.tables import GAUGES, TABLES
 from jobs.history.recording.counters import Counters
 
 LARGEST_SHORT = 3.4e38  # of 32 bits
-MOST_CHECKPOINTS = 100
 MOST_STEP_TIMES = 50
 MOST_STARTS = 10_000
 MOST_STANDING = 64  # ranks of which it is kept where they stand

@@ -1,9 +1,9 @@
-"""The checkpoints that a job's attempts told of."""
+"""The checkpoints that a job's attempts told of, and which of them their run left on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -25,16 +25,62 @@ class CheckpointTold(TypedDict):
     stall_s: Annotated[float | None, Field(description="what training waited")]
     save_s: float | None
     problem: str
+    kept: Annotated[bool, Field(description="one of the newest train.keep_checkpoints of its attempt, which stay")]
+
+
+class Saves(NamedTuple):
+    """What is known of an attempt's saves, the newest last.
+
+    `whole`: none is missing between those that are told of. `final`: nor behind the last: no later one can be there.
+    """
+
+    items: list[CheckpointItem]
+    newest: str
+    whole: bool
+    final: bool
+
+    def complete_after(self, step: int) -> int:
+        """How many newer ones are complete."""
+        steps = {item["step"] for item in self.items if item["name"] is not None}
+        return sum(1 for one in steps | ({step_of(self.newest)} if self.newest else set()) if one > step)
 
 
 def checkpoints(job: Job) -> list[CheckpointTold]:
     """The newest first. Raises BusyError."""
-    return [told for attempt in job.attempts.order_by("-number") for told in _of(attempt)]
+    most = most_kept(job)
+    return [told for attempt in job.attempts.order_by("-number") for told in _of(attempt, most)]
 
 
-def _of(attempt: Attempt) -> Iterator[CheckpointTold]:
-    items = _kept(attempt)
-    for item in reversed(items):
+def most_kept(job: Job) -> int:
+    """How many of an attempt stay."""
+    most: int = job.spec.get("train", {}).get("keep_checkpoints", 0)
+    return most
+
+
+def step_of(name: str) -> int:
+    """Of what ends in /step-n."""
+    return int(name.rpartition("/step-")[2])
+
+
+def saves_of(attempt: Attempt) -> Saves:
+    """Of the history and of what the attempt left as it ended. Raises BusyError."""
+    ended = attempt.exit or {}
+    summary = ended.get("summary")
+    left: list[CheckpointItem] = (summary or {}).get("checkpoints", [])
+    kept, whole = _history(attempt)
+    items = {item["step"]: item for item in [*kept, *left]}
+    has_newest = not attempt.checkpoint or step_of(attempt.checkpoint) in items
+    return Saves(
+        [items[step] for step in sorted(items)],
+        attempt.checkpoint,
+        whole=has_newest and (whole or summary is not None),
+        final=has_newest and summary is not None and ended.get("outcome") == "succeeded",
+    )
+
+
+def _of(attempt: Attempt, most: int) -> Iterator[CheckpointTold]:
+    saves = saves_of(attempt)
+    for item in reversed(saves.items):
         yield {
             "attempt": attempt.number,
             "name": item["name"],
@@ -44,17 +90,16 @@ def _of(attempt: Attempt) -> Iterator[CheckpointTold]:
             "stall_s": item["stall_s"],
             "save_s": item["save_s"],
             "problem": item["problem"],
+            "kept": item["name"] is not None and saves.complete_after(item["step"]) < most,
         }
-    if attempt.checkpoint and attempt.checkpoint not in {item["name"] for item in items}:
+    if saves.newest and saves.newest not in {item["name"] for item in saves.items}:
         unknown = {"step": None, "time": None, "num_bytes": None, "stall_s": None, "save_s": None}
-        yield {"attempt": attempt.number, "name": attempt.checkpoint, "problem": "", **unknown}  # type: ignore[typeddict-item]
+        yield {"attempt": attempt.number, "name": saves.newest, "problem": "", "kept": True, **unknown}  # type: ignore[typeddict-item]
 
 
-def _kept(attempt: Attempt) -> list[CheckpointItem]:
-    """Of the history; where there is none, of what the attempt left as it ended."""
+def _history(attempt: Attempt) -> tuple[list[CheckpointItem], bool]:
+    """What it has, and whether nothing of its streams was lost."""
     try:
-        kept: list[CheckpointItem] = ask(attempt.job_id, attempt.number, lambda tables: tables.state["checkpoints"])
+        return ask(attempt.job_id, attempt.number, lambda it: (it.state["checkpoints"], not it.state["lost"]))
     except GoneError:
-        left: list[CheckpointItem] = ((attempt.exit or {}).get("summary") or {}).get("checkpoints", [])
-        return left
-    return kept
+        return [], False
