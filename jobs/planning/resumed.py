@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from contracts.telemetry import MOST_CHECKPOINTS
 from jobs.access import visible_job
-from jobs.history.kept.state import MOST_CHECKPOINTS
-from jobs.history.told.checkpoints import Saves, most_kept, saves_of
 from jobs.models import ELSEWHERE, TERMINAL, Job
+from jobs.planning.saves import Saves, most_kept, saves_of
 from planner.facts.spec import JobSpec, Problem
 
 NAME = re.compile(r"[^/]+(?:/(?P<attempt>[1-9][0-9]{0,9})(?:/step-(?P<step>[0-9]{8,18}))?)?")

@@ -8,12 +8,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from jobs.access import find_job
+from jobs.access import find_job, find_job_to_change
 from jobs.api.document import schema
 from jobs.api.http.errors import LATER, of_request, refused
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.shared import refusals, refuse
-from jobs.history.told.steps import step_kept, steps_kept
+from jobs.history.told.steps import step_kept, steps_kept, why_never
 from jobs.models import TERMINAL, Job
 from jobs.text import whole_number
 from jobs.traces import chrome, perfetto, stream
@@ -102,11 +102,14 @@ class StepTrace(APIView):
         responses={202: schema.of("WantedSteps"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, job_id: str) -> Response:
-        """Ask a run for the events of a step, when it comes or while its hosts still have it."""
-        job = find_job(request.user, job_id)
+        """Ask a run for the events of a step, when it comes or while its hosts still have it. Who may change the job
+        may. 422 of a step that it will not come to, or that its hosts no longer hold."""
+        job = find_job_to_change(request.user, job_id)
         step = wanted_step(request.data)
         if job.status in TERMINAL:
             return refuse(409, "status", f"a job that is {job.status} tells no further step")
+        if words := why_never(job, step):
+            return refuse(422, "step", words, "body")
         try:
             return Response({"steps": ask(job, step)}, status=202)
         except FullError as error:

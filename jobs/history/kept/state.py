@@ -9,7 +9,6 @@ from typing_extensions import TypedDict
 from contracts.telemetry import Cell, CheckpointItem, DryRunItem, ProcessItem, ProofItem, StandingItem, VerdictRow
 
 LATEST = float(2**40)  # unix seconds; beyond it nothing is a time
-MOST_CHECKPOINTS = 100  # of an attempt; older ones are forgotten
 
 
 class RankState(TypedDict):

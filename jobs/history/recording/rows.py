@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from contracts.telemetry import (
+    MOST_CHECKPOINTS,
     Batch,
     Cell,
     CheckpointItem,
@@ -28,7 +29,7 @@ from contracts.telemetry import (
     TrafficItem,
     VerdictItem,
 )
-from jobs.history.kept.state import LATEST, MOST_CHECKPOINTS, RankState, Started, State, new_state
+from jobs.history.kept.state import LATEST, RankState, Started, State, new_state
 from jobs.history.kept.tables import GAUGES, TABLES
 from jobs.history.recording.counters import Counters
 

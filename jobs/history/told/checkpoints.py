@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -12,6 +12,7 @@ from contracts.telemetry import CheckpointItem
 from jobs.history.kept.folder import GoneError
 from jobs.history.kept.query import ask
 from jobs.models import Attempt, Job
+from jobs.planning.saves import most_kept, saves_of
 
 
 class CheckpointTold(TypedDict):
@@ -28,58 +29,17 @@ class CheckpointTold(TypedDict):
     kept: Annotated[bool, Field(description="one of the newest train.keep_checkpoints of its attempt, which stay")]
 
 
-class Saves(NamedTuple):
-    """What is known of an attempt's saves, the newest last.
-
-    `whole`: none is missing between those that are told of. `final`: nor behind the last: no later one can be there.
-    """
-
-    items: list[CheckpointItem]
-    newest: str
-    whole: bool
-    final: bool
-
-    def complete_after(self, step: int) -> int:
-        """How many newer ones are complete."""
-        steps = {item["step"] for item in self.items if item["name"] is not None}
-        return sum(1 for one in steps | ({step_of(self.newest)} if self.newest else set()) if one > step)
-
-
 def checkpoints(job: Job) -> list[CheckpointTold]:
     """The newest first. Raises BusyError."""
     most = most_kept(job)
     return [told for attempt in job.attempts.order_by("-number") for told in _of(attempt, most)]
 
 
-def most_kept(job: Job) -> int:
-    """How many of an attempt stay."""
-    most: int = job.spec.get("train", {}).get("keep_checkpoints", 0)
-    return most
-
-
-def step_of(name: str) -> int:
-    """Of what ends in /step-n."""
-    return int(name.rpartition("/step-")[2])
-
-
-def saves_of(attempt: Attempt) -> Saves:
-    """Of the history and of what the attempt left as it ended. Raises BusyError."""
-    ended = attempt.exit or {}
-    summary = ended.get("summary")
-    left: list[CheckpointItem] = (summary or {}).get("checkpoints", [])
-    kept, whole = _history(attempt)
-    items = {item["step"]: item for item in [*kept, *left]}
-    has_newest = not attempt.checkpoint or step_of(attempt.checkpoint) in items
-    return Saves(
-        [items[step] for step in sorted(items)],
-        attempt.checkpoint,
-        whole=has_newest and (whole or summary is not None),
-        final=has_newest and summary is not None and ended.get("outcome") == "succeeded",
-    )
-
-
 def _of(attempt: Attempt, most: int) -> Iterator[CheckpointTold]:
     saves = saves_of(attempt)
+    if saves.newest and saves.newest not in {item["name"] for item in saves.items}:
+        unknown = {"step": None, "time": None, "num_bytes": None, "stall_s": None, "save_s": None}
+        yield {"attempt": attempt.number, "name": saves.newest, "problem": "", "kept": True, **unknown}  # type: ignore[typeddict-item]
     for item in reversed(saves.items):
         yield {
             "attempt": attempt.number,
@@ -92,13 +52,10 @@ def _of(attempt: Attempt, most: int) -> Iterator[CheckpointTold]:
             "problem": item["problem"],
             "kept": item["name"] is not None and saves.complete_after(item["step"]) < most,
         }
-    if saves.newest and saves.newest not in {item["name"] for item in saves.items}:
-        unknown = {"step": None, "time": None, "num_bytes": None, "stall_s": None, "save_s": None}
-        yield {"attempt": attempt.number, "name": saves.newest, "problem": "", "kept": True, **unknown}  # type: ignore[typeddict-item]
 
 
-def _history(attempt: Attempt) -> tuple[list[CheckpointItem], bool]:
-    """What it has, and whether nothing of its streams was lost."""
+def history(attempt: Attempt) -> tuple[list[CheckpointItem], bool]:
+    """What it has, and whether nothing of its streams was lost: `jobs.planning.saves.Reader`. Raises BusyError."""
     try:
         return ask(attempt.job_id, attempt.number, lambda it: (it.state["checkpoints"], not it.state["lost"]))
     except GoneError:
