@@ -12,11 +12,11 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.throttling import SimpleRateThrottle
-from rest_framework.views import APIView
 
 from contracts.codec import BadMessageError, checked_join
 from jobs.api.document import schema
 from jobs.api.http.errors import LATER
+from jobs.api.http.views import APIView
 from jobs.api.shared import MayChangeHosts, refusals, refuse, refuse_body, user_of
 from jobs.hosts import joining, tokens
 from jobs.hosts.access import NoRightsError

@@ -8,11 +8,11 @@ from django.http import FileResponse, HttpResponseBase, QueryDict
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.access import find_job
 from jobs.api.document import schema
 from jobs.api.http.parameters import BadParameterError
+from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse
 from jobs.history.exports.tensorboard import event_file, file_name
 from jobs.history.kept.folder import GoneError

@@ -16,7 +16,6 @@ from redis.exceptions import RedisError
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from contracts.codec import BATCH_BYTES, BadMessageError, decode_batch, decode_report
 from contracts.telemetry import Batch
@@ -25,6 +24,7 @@ from jobs.api.document.schema import of, ref, request_body
 from jobs.api.http.errors import LATER, RunEnded, of_request, refused
 from jobs.api.http.problems import details
 from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.http.views import APIView
 from jobs.api.runs import messages
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.models import Member, RunToken
