@@ -1,4 +1,5 @@
-"""The view that every view of REST is: what it says of its parameters in the document is what it takes."""
+"""The view that every view of REST is: what it says of its parameters in the document is what it takes, and of a body
+only an encoding that its parser undoes."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any, ClassVar
 
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework import views
+from rest_framework.exceptions import UnsupportedMediaType
 from rest_framework.request import Request
 
 from jobs.api.http.parameters import BadParameterError
@@ -21,12 +23,14 @@ class APIView(views.APIView):
     of_path: ClassVar[Collection[str]] = ()
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Raises BadParameterError, once it is known that the user may ask at all."""
+        """Raises BadParameterError, UnsupportedMediaType, once it is known that the user may ask at all."""
         super().initial(request, *args, **kwargs)
+        _refuse_encoded(request)
         handler = getattr(self, str(request.method).lower(), None)
         if handler is None or request.method == "OPTIONS":
             return
-        known, given = _declared(type(self), handler.__name__), request.query_params
+        view: Any = type(self)
+        known, given = _declared(view, handler.__name__), request.query_params
         words = f"there are {', '.join(known)}" if known else "there is none"
         problems = [Problem(name[:100], f"is no parameter of this; {words}") for name in given if name not in known]
         problems += [Problem(name, "was given more than once") for name in known if len(given.getlist(name)) > 1]
@@ -34,8 +38,16 @@ class APIView(views.APIView):
             raise BadParameterError(problems)
 
 
+def _refuse_encoded(request: Request) -> None:
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    read = {name for parser in request.parsers or () for name in ("identity", *getattr(parser, "encodings", ()))}
+    if encoding not in read:
+        words = f"Content-Encoding: {encoding[:40]!r} is not undone here; there is {' and '.join(sorted(read))}"
+        raise UnsupportedMediaType(encoding, words)
+
+
 @cache
-def _declared(view: type[APIView], method: str) -> tuple[str, ...]:
+def _declared(view: Any, method: str) -> tuple[str, ...]:
     """The parameters of an address that `extend_schema` was told of."""
     described = getattr(getattr(view, method), "kwargs", {}).get("schema")
     if described is None:

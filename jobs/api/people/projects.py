@@ -84,6 +84,8 @@ class Members(APIView):
 class MemberView(APIView):
     """One of them."""
 
+    of_path = ("user",)
+
     @extend_schema(
         operation_id="setRole",
         request=_body("RoleWish", {"role": "operator"}),
@@ -188,6 +190,8 @@ class Variables(APIView):
 
 class VariableView(APIView):
     """One of them."""
+
+    of_path = ("variable",)
 
     @extend_schema(
         operation_id="setVariable",

@@ -42,6 +42,8 @@ class Baselines(APIView):
 class BaselineView(APIView):
     """Runs of one."""
 
+    of_path = ("branch",)
+
     @extend_schema(
         operation_id="getBaseline",
         parameters=[PROJECT, BRANCH],
@@ -63,7 +65,7 @@ class BaselineView(APIView):
         wish = checked(kept.BaselineWish, request.data)
         if not re.fullmatch(BRANCH_PATTERN, branch):
             words = f"1 to {LONGEST_BRANCH} of letters, digits and . _ / + = @ # -, the first no sign but _"
-            return refuse(422, "branch", words)
+            return refuse(422, "branch", words, "path")
         try:
             return Response(kept.add(user_of(request), _stored(project), branch, wish.job))
         except kept.NotSetError as error:
