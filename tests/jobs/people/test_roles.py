@@ -228,3 +228,15 @@ def test_who_may_only_look_is_told_who_asks_a_run_for_a_step(
         client.force_login(members[role])
         shown = client.get(reverse(name, args=[job.id])).content.decode()
         assert ("timeline-wanted" in shown, "may ask it for a step" in shown) == (asks, not asks)
+
+
+@pytest.mark.parametrize("path", ["variables", "invitations", "webhooks", "webhooks/abc", "webhooks/abc/deliveries"])
+def test_what_of_a_project_is_not_a_viewer_s_is_refused_alike(
+    path: str, members: Members, stranger: User, api: Api, client: Client
+) -> None:
+    assert api(members["viewer"]).get(f"/api/v1/projects/team/{path}").status_code == 403
+    assert api(stranger).get(f"/api/v1/projects/team/{path}").status_code == 404
+    if path.startswith("webhooks") and "deliveries" not in path:
+        for who, status in ((members["viewer"], 403), (stranger, 404)):
+            client.force_login(who)
+            assert client.get(f"/projects/team/{path}/").status_code == status
