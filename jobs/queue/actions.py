@@ -30,6 +30,7 @@ from jobs.models import (
     StateChange,
     Status,
 )
+from jobs.naming import name_problems
 from jobs.planning.auto import resolved
 from jobs.planning.elastic import changed_spec, smaller
 from jobs.planning.hardware import cluster_for
@@ -62,6 +63,7 @@ def checked_spec(owner: User, data: object) -> JobSpec:
         *room_problems(spec),
         *not_runnable(spec),
         *_engine_missing(spec),
+        *name_problems("name", spec.name),
         *checkpoint_problems(owner, spec),
         *_queue_problems(owner, spec),
     ]:

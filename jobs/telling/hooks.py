@@ -17,6 +17,7 @@ from pydantic import Field
 from jobs import access
 from jobs.access import may_administer, may_submit_to
 from jobs.models import Delivery, Outcome, Status, Webhook
+from jobs.naming import Named
 from jobs.queue.audit import record
 from jobs.telling.addresses import RefusedAddressError, checked, is_inside, literal
 from jobs.telling.outbox import PING, ping
@@ -29,13 +30,14 @@ MOST_IN_PROJECT = 50
 MOST_OF_OWNER = 20
 LONGEST_URL = 2000
 JOB_ID = r"^[a-z2-7]{0,16}$"
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL), Named]
 State = Annotated[Status, Field(strict=False)]
 
 
 class WebhookQuery(Strict):
     """What a webhook may be asked to be."""
 
-    name: str = Field(min_length=1, max_length=100, pattern=NO_NUL)
+    name: Name
     url: str = Field(min_length=1, max_length=LONGEST_URL, pattern=NO_NUL, description="https://, on the internet")
     states: list[State] = Field(default=[], max_length=len(Status), description="told of; none: every one")
     job: str = Field(default="", max_length=16, pattern=JOB_ID, description="the only job told of; empty: any")
@@ -45,7 +47,7 @@ class WebhookQuery(Strict):
 class WebhookChange(Strict):
     """What of a webhook changes; what is not given stays."""
 
-    name: str | None = Field(default=None, min_length=1, max_length=100, pattern=NO_NUL)
+    name: Name | None = None
     url: str | None = Field(default=None, min_length=1, max_length=LONGEST_URL, pattern=NO_NUL)
     states: list[State] | None = Field(default=None, max_length=len(Status))
     job: str | None = Field(default=None, max_length=16, pattern=JOB_ID)
