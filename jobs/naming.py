@@ -48,7 +48,7 @@ def _unfit(character: str) -> str:
 
 def _named(name: str) -> str:
     if words := unfit(name):
-        raise PydanticCustomError("name", words)  # type: ignore[arg-type]  # it asks for a literal
+        raise PydanticCustomError("name", words)
     return name
 
 
