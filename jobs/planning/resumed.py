@@ -40,10 +40,11 @@ def why_missing(job: Job, name: str) -> str:
     over = job.status in TERMINAL
     if wanted and not saves:
         return f"job {job.id} had no attempt {wanted}" if over else ""
-    if not any(one.items or one.newest for one in saves) and not job.spec["train"]["checkpoint_every"]:
+    train = job.spec.get("train", {})
+    if train.get("checkpoint_every") == 0 and not any(one.items or one.newest for one in saves):
         return f"job {job.id} saves none: its train.checkpoint_every is 0"
-    if step is not None and int(step) > job.spec["train"]["steps"]:
-        return f"job {job.id} has {job.spec['train']['steps']} steps"
+    if step is not None and "steps" in train and int(step) > train["steps"]:
+        return f"job {job.id} has {train['steps']} steps"
     if step is not None:
         return _why_no_step(saves[0], int(step), most_kept(job))
     none = all(one.final and one.complete_after(-1) == 0 for one in saves)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from contracts.telemetry import CheckpointItem
+from contracts.telemetry import MOST_CHECKPOINTS, CheckpointItem
 from jobs.models import Attempt, Job
 
 # Of an attempt: what its streams told, and whether nothing of them was lost.
@@ -36,8 +36,8 @@ def read_with(reader: Reader) -> None:
 
 
 def most_kept(job: Job) -> int:
-    """How many of an attempt stay."""
-    most: int = job.spec.get("train", {}).get("keep_checkpoints", 0)
+    """How many of an attempt stay, as far as is known."""
+    most: int = job.spec.get("train", {}).get("keep_checkpoints", MOST_CHECKPOINTS)
     return most
 
 
