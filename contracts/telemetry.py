@@ -33,6 +33,7 @@ from contracts.fields import (
 
 VERSION: Final = 1
 MOST_EVENTS: Final = 20_000  # of one step of one rank
+MOST_CHECKPOINTS: Final = 100  # of an attempt that are remembered, the newest
 FIRST_STEPS: Final = 3  # of a run, no measure of the others: buckets regroup, caches fill, kernels are compiled
 
 Phase = Literal["setup", "step", "eval", "checkpoint", "proof", "teardown"]

@@ -18,7 +18,6 @@ from django.http import Http404
 from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role, Scope
 from jobs.models.people import projects_of
 from jobs.text import storable
-from planner.facts.spec import JobSpec, Problem
 
 
 def visible_jobs(user: Any) -> QuerySet[Job]:
@@ -64,14 +63,6 @@ def sees_others(user: Any) -> bool:
 def visible_job(user: Any, job_id: str) -> Job | None:
     """The job, None alike for what is not there and what is not theirs."""
     return visible_jobs(user).filter(id=job_id).first() if storable(job_id) else None
-
-
-def foreign_checkpoint(user: Any, spec: JobSpec) -> list[Problem]:
-    """A checkpoint is its job's: who may not see that job is told the same as where there is none."""
-    resume = spec.train.resume
-    if resume is None or visible_job(user, resume.partition("/")[0]):
-        return []
-    return [Problem("train.resume", f"there is no checkpoint {resume!r}: no such job, or not yours")]
 
 
 def find_job(user: Any, job_id: str) -> Job:

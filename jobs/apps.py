@@ -6,7 +6,10 @@ class JobsConfig(AppConfig):
     verbose_name = "Meshboard"
 
     def ready(self) -> None:
+        from jobs.history.told import checkpoints
         from jobs.people import passwords, signing_on
+        from jobs.planning import saves
 
         passwords.connect()
         signing_on.connect()
+        saves.read_with(checkpoints.history)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 DEEPEST = 32  # brackets of JSON inside each other; a spec has five
+MOST_DIGITS = 4300  # of an integer; longer ones take Python a time that grows with their square
 
 
 def whole_number(text: str, least: int, most: int) -> int | None:
@@ -29,13 +31,15 @@ def storable(text: object) -> bool:
 
 
 def parse_json(raw: bytes | str) -> Any:
-    """JSON that whoever reads on can walk through: what nests deeper than DEEPEST makes some reader raise, some not.
+    """JSON that whoever reads on can walk through: what nests deeper than DEEPEST makes some reader raise, some not;
+    and that every reader understands alike: of a key that stands twice some take the first, some the last.
 
     Raises:
-        ValueError: no JSON, or too deep.
+        ValueError: no JSON, too deep, a key twice, or a number longer than any that is meant.
     """
+    text = raw.decode("utf-8") if isinstance(raw, bytes) else raw
     try:
-        found = json.loads(raw.decode("utf-8") if isinstance(raw, bytes) else raw)
+        found = json.loads(text, object_pairs_hook=_unique, parse_int=_integer)
     except RecursionError:
         raise ValueError("nested too deep") from None
     level = [found]
@@ -44,6 +48,20 @@ def parse_json(raw: bytes | str) -> Any:
         if not level:
             return found
     raise ValueError(f"nested deeper than {DEEPEST}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {json.dumps(twice)[:100]} stands twice in an object")
+    return found
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"an integer of {len(digits.lstrip('-')):,} digits; at most {MOST_DIGITS:,} are read")
+    return int(digits)
 
 
 def _inside(value: Any) -> list[Any]:

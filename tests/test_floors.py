@@ -31,6 +31,7 @@ ROOMS = {
         "diagnosis",
         "reference",
         "text",
+        "naming",
         "models",
         "connection",
         "text",

@@ -9,11 +9,11 @@ from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.access import may_operate, may_run_queue, visible_jobs
 from jobs.api.document import schema
-from jobs.api.http.parameters import BadParameterError
+from jobs.api.http.parameters import BadParameterError, Parameters
+from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body
 from jobs.models import AuditEntry, Job, Pool, Status
 from jobs.planning.queries import checked
@@ -22,7 +22,7 @@ from jobs.queue.bulk import Bulk, MoveTo, carry_out, unchanged, why_unmoved
 from jobs.queue.staff import HIGHEST, LOWEST
 from jobs.queue.view import rows, view
 from jobs.queue.what_if import MOST_SLOTS, NAMES, asked, would_start
-from jobs.text import storable, whole_number
+from jobs.text import storable
 from planner.facts.spec import Problem, SpecError
 
 MOST_ROWS = 200
@@ -30,7 +30,7 @@ LAST_ID = 2**63 - 1
 
 
 class MayRunQueue(BasePermission):
-    def has_permission(self, request: Request, view: APIView) -> bool:
+    def has_permission(self, request: Request, view: Any) -> bool:
         return may_run_queue(request.user)
 
 
@@ -80,9 +80,7 @@ class WouldStart(StaffView):
     def get(self, request: Request) -> Response:
         """Which jobs would start now if it were so, decided by the scheduler itself; nothing is changed. Staff only."""
         given = request.query_params
-        problems = [Problem(name[:100], "is no parameter of this question") for name in given if name not in NAMES]
-        problems += [Problem(name, "was given more than once") for name in NAMES if len(given.getlist(name)) > 1]
-        problems += [Problem(name, "is empty") for name in NAMES if name in given and not given[name].strip()]
+        problems = [Problem(name, "is empty") for name in NAMES if name in given and not given[name].strip()]
         if problems:
             raise BadParameterError(problems)
         seen = view()
@@ -95,7 +93,7 @@ class WouldStart(StaffView):
 
 
 class MayOperate(BasePermission):
-    def has_permission(self, request: Request, view: APIView) -> bool:
+    def has_permission(self, request: Request, view: Any) -> bool:
         return may_operate(request.user)
 
 
@@ -217,12 +215,9 @@ class Audit(StaffView):
     )
     def get(self, request: Request) -> Response:
         """The newest 200 entries: who did what to which object, when (UTC) and from where. Staff only."""
-        given: Any = request.query_params
-        if unknown := [name for name in given if name != "before"]:
-            raise BadParameterError([Problem(name[:100], "is no parameter of this list") for name in unknown])
-        before = whole_number(given.get("before", str(LAST_ID)), 1, LAST_ID)
-        if before is None or len(given.getlist("before")) > 1:
-            raise BadParameterError([Problem("before", f"must be one whole number from 1 to {LAST_ID}")])
+        given = Parameters(request)
+        before = given.number("before", LAST_ID, 1, LAST_ID)
+        given.check()
         fields = ("id", "at", "who", "address", "what", "kind", "name", "before", "after")
         entries = AuditEntry.objects.filter(id__lt=before)[:MOST_ROWS].values(*fields)
         return Response([{**entry, "at": entry["at"].isoformat()} for entry in entries])

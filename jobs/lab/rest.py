@@ -8,12 +8,12 @@ from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.access import visible_jobs
 from jobs.api.document import schema
 from jobs.api.document.lab_shapes import LabQuery, PrimitiveTold
 from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, user_of
 from jobs.lab.form import USUAL_RANKS
 from jobs.lab.results import newest_shown

@@ -25,24 +25,11 @@ PAGE_SIZE = 50
 TONES = {Outcome.WAITING: "info", Outcome.DELIVERED: "good", Outcome.GIVEN_UP: "bad"}
 
 
-def _find(request: HttpRequest, project: str, key: str) -> Webhook:
-    found = hooks.visible_to(request.user, project).filter(pk=key).first() if storable(project + key) else None
-    if found is None:
-        raise Http404("no such webhook, or not yours")
-    return found
-
-
-def _checked_project(request: HttpRequest, project: str) -> str:
-    if not storable(project) or not hooks.may_see(request.user, project):
-        raise Http404("no such project")
-    return project
-
-
 @require_GET
 @login_required
 def webhooks(request: HttpRequest, project: str) -> HttpResponse:
     """One's own of a project, or all of them for who administers it."""
-    _checked_project(request, project)
+    hooks.find_project(request.user, project)
     context = {
         "project": project,
         "hooks": hooks.told(hooks.visible_to(request.user, project)),
@@ -56,7 +43,7 @@ def webhooks(request: HttpRequest, project: str) -> HttpResponse:
 @login_required
 def make(request: HttpRequest, project: str) -> HttpResponse:
     """The page that shows the secret."""
-    _checked_project(request, project)
+    hooks.find_project(request.user, project)
     try:
         hook = hooks.make(_user(request), project, checked(hooks.WebhookQuery, _asked(request.POST)))
     except SpecError as error:
@@ -69,7 +56,7 @@ def make(request: HttpRequest, project: str) -> HttpResponse:
 @login_required
 def webhook(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """One webhook and its log; `?part=log` is what follows the log live."""
-    hook = _find(request, project, key)
+    hook = hooks.find(request.user, project, key)
     page = Paginator(hook.deliveries.order_by("-id"), PAGE_SIZE).get_page(request.GET.get("page"))
     context: dict[str, Any] = {
         "hook": hook,
@@ -86,7 +73,7 @@ def webhook(request: HttpRequest, project: str, key: str) -> HttpResponse:
 @login_required
 def change(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """What its form says; or with `active` alone, whether it is told of anything."""
-    hook = _find(request, project, key)
+    hook = hooks.find(request.user, project, key)
     only_active = "active" in request.POST and "name" not in request.POST
     data = {"active": request.POST["active"] == "true"} if only_active else _asked(request.POST)
     try:
@@ -100,7 +87,7 @@ def change(request: HttpRequest, project: str, key: str) -> HttpResponse:
 @login_required
 def rotate(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """The page that shows the new secret."""
-    hook = _find(request, project, key)
+    hook = hooks.find(request.user, project, key)
     hooks.rotate(_user(request), hook)
     return _secret(request, hook)
 
@@ -109,7 +96,7 @@ def rotate(request: HttpRequest, project: str, key: str) -> HttpResponse:
 @login_required
 def ping(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """Send a message that tells of nothing; the log shows how it went."""
-    if hooks.send_ping(_user(request), _find(request, project, key)) is None:
+    if hooks.send_ping(_user(request), hooks.find(request.user, project, key)) is None:
         messages.warning(request, "A ping is on its way already.")
     return redirect("webhook", project, key)
 
@@ -118,7 +105,7 @@ def ping(request: HttpRequest, project: str, key: str) -> HttpResponse:
 @login_required
 def redeliver(request: HttpRequest, project: str, key: str, delivery: str) -> HttpResponse:
     """Send a message again."""
-    hook = _find(request, project, key)
+    hook = hooks.find(request.user, project, key)
     theirs = Delivery.objects.filter(webhook=hook)
     found = theirs.filter(key=delivery).first() if storable(delivery) else None
     if found is None:
@@ -132,7 +119,7 @@ def redeliver(request: HttpRequest, project: str, key: str, delivery: str) -> Ht
 @login_required
 def delete(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """Asks once more, then deletes."""
-    hook = _find(request, project, key)
+    hook = hooks.find(request.user, project, key)
     if request.method == "GET":
         return render(request, "telling/delete.html", {"hook": hook})
     hooks.delete(_user(request), hook)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from django.contrib.auth.forms import UserCreationForm
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
-from django.core.validators import validate_email
+from django.core.validators import RegexValidator, validate_email
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
@@ -78,6 +78,11 @@ class NewInvitation(InvitationTold):
     mailed: Annotated[str | None, Field(description="what became of its mail; null where the board sends none")]
 
 
+# Of new accounts: no letter of another script that looks like one of these, and nothing that a spreadsheet carries out.
+USERNAME = r"\A[A-Za-z0-9][A-Za-z0-9_.-]*\Z"
+USERNAME_WORDS = "Letters a to z, digits and _ . - only, the first a letter or digit."
+
+
 class NotInvitedError(Exception):
     """An invitation is none, was used or revoked, is over, or is another's; in words."""
 
@@ -91,6 +96,8 @@ class AccountForm(UserCreationForm):  # type: ignore[type-arg]  # Django's forms
 
     def __init__(self, invitation: Invitation, *data: Any) -> None:
         super().__init__(*data)
+        self.fields["username"].validators.append(RegexValidator(USERNAME, USERNAME_WORDS))
+        self.fields["username"].help_text = USERNAME_WORDS
         self.instance.email = invitation.email
 
     def clean(self) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from jobs.models import Scope, TokenGrant
+from jobs.naming import Named
 from jobs.people.scopes import ALL
 from jobs.queue.audit import record, who_asks
 from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
@@ -27,7 +28,7 @@ SCOPES = tuple(Scope)
 class TokenWish(Strict):
     """What a REST token may be asked to be."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL, description="what it is for")]
+    name: Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL, description="what it is for"), Named]
     scopes: Annotated[
         list[Literal["read", "submit", "operate"]],
         Field(min_length=1, max_length=len(SCOPES), description="what it may be used for, of what its owner may do"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.access import foreign_checkpoint
+from jobs.naming import name_problems
 from jobs.planning.auto import resolved
 from jobs.planning.hardware import HOST, cluster_for, host_cluster, known_hosts
 from jobs.planning.planners import ask
 from jobs.planning.queries import ExplainQuery, SearchQuery, checked
+from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.room import room_problems
 from jobs.planning.shapes import Plan, Preset, SearchResult, Template
 from jobs.planning.work import told
@@ -39,8 +40,8 @@ def plan(data: object, cluster_name: object = None, *, user: Any) -> Plan:
     except SpecError as error:
         return {"estimate": None, "problems": told(error.problems), "not_runnable": [], "choices": {}}
     found: Plan = ask("plan", spec, cluster, {})
-    found["problems"] += told(room_problems(spec))
-    blocked = [*found["not_runnable"], *told(foreign_checkpoint(user, spec))]
+    found["problems"] += told([*name_problems("name", spec.name), *room_problems(spec)])
+    blocked = [*found["not_runnable"], *told(checkpoint_problems(user, spec))]
     return {**found, "not_runnable": blocked, "chosen": chosen}
 
 

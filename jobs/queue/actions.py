@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from jobs.access import foreign_checkpoint, role_in, visible_jobs
+from jobs.access import role_in, visible_jobs
 from jobs.models import (
     DEFAULT_PROJECT,
     HOST_SILENT_AFTER,
@@ -29,9 +29,11 @@ from jobs.models import (
     StateChange,
     Status,
 )
+from jobs.naming import name_problems
 from jobs.planning.auto import resolved
 from jobs.planning.elastic import changed_spec, smaller
 from jobs.planning.hardware import cluster_for
+from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.room import room_problems
 from jobs.queue import ending, lifecycle
 from jobs.queue.audit import record
@@ -61,7 +63,8 @@ def checked_spec(owner: User, data: object) -> JobSpec:
         *room_problems(spec),
         *not_runnable(spec),
         *_engine_missing(spec),
-        *foreign_checkpoint(owner, spec),
+        *name_problems("name", spec.name),
+        *checkpoint_problems(owner, spec),
         *_queue_problems(owner, spec),
         *calibration_problems(owner, spec),
     ]:

@@ -9,10 +9,11 @@ from pydantic import Field
 
 from jobs.access import changeable_jobs
 from jobs.models import TERMINAL
+from jobs.naming import name_problems
 from jobs.queue import actions, shelf
 from jobs.queue.bulk import MOST
 from jobs.queue.shapes import Unchanged
-from planner.facts.spec import JobId, Strict
+from planner.facts.spec import JobId, SpecError, Strict
 
 Action = Literal["cancel", "archive", "restore", "tag", "untag"]
 UNDONE_BY: dict[str, Action] = {"archive": "restore", "restore": "archive", "tag": "untag", "untag": "tag"}
@@ -30,7 +31,7 @@ class JobChange(Strict):
     """What is to be changed about one job; what is left out stays."""
 
     archived: bool | None = Field(default=None, description="whether lists leave it out; it must have ended")
-    add_tags: list[shelf.Tag] = Field(default=[], max_length=shelf.MOST_TAGS)
+    add_tags: list[shelf.NewTag] = Field(default=[], max_length=shelf.MOST_TAGS)
     remove_tags: list[shelf.Tag] = Field(default=[], max_length=shelf.MOST_TAGS)
 
 
@@ -38,13 +39,15 @@ def carry_out(asked: Several, user: Any) -> list[str]:
     """Do it to those that the user may change; returns the jobs that it changed.
 
     Raises:
-        SpecError: a job would have too many tags; nothing was changed.
+        SpecError: a tag may not be called so, or a job would have too many; nothing was changed.
     """
     by, jobs = user.get_username(), changeable_jobs(user).filter(id__in=asked.jobs).order_by("id")
     if asked.action == "cancel":
         return [job.id for job in jobs if actions.cancel(job, by)]
     ids = list(jobs.values_list("id", flat=True))
     if asked.action == "tag":
+        if problems := [one for name in asked.tags for one in name_problems("tags", name)]:
+            raise SpecError(problems)
         return shelf.tag(ids, asked.tags, by)
     if asked.action == "untag":
         return shelf.untag(ids, asked.tags, by)

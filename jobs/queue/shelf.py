@@ -9,11 +9,14 @@ from django.db import transaction
 from pydantic import Field
 
 from jobs.models import TERMINAL, Job, JobTag
+from jobs.naming import Named
 from jobs.queue.audit import record
 from planner.facts.spec import Problem, SpecError
 
 MOST_TAGS = 20  # of a job
 Tag = Annotated[str, Field(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+NewTag = Annotated[Tag, Named]
 
 
 def tag(jobs: Iterable[str], names: Iterable[str], by: str) -> list[str]:

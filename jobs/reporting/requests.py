@@ -8,7 +8,8 @@ from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
 from contracts.fields import HOST_NAME, Address
-from jobs.queue.shelf import MOST_TAGS, Tag
+from jobs.naming import Named
+from jobs.queue.shelf import MOST_TAGS, NewTag
 from planner.facts.parse import problem_of
 from planner.facts.spec import NO_NUL, Argument, Device, SpecError, Strict
 
@@ -66,12 +67,12 @@ NodeName = Annotated[str, Field(pattern=HOST_NAME)]
 class RunRequest(Strict):
     """A run to be reported. Ranks fill node after node, as many on each."""
 
-    name: str = Field(default="untitled", min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
+    name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$"), Named] = "untitled"
     world_size: int = Field(ge=1, le=65536, description="ranks")
     nodes: int = Field(default=1, ge=1, le=MOST_NODES, description="machines, each of which joins by itself")
     device: Device = "cpu"
     command: list[Argument] = Field(default=[], max_length=202, description="as it was typed, for people to read")
-    tags: list[Tag] = Field(default=[], max_length=MOST_TAGS)
+    tags: list[NewTag] = Field(default=[], max_length=MOST_TAGS)
     spec: dict[str, Any] | None = Field(
         default=None, description="of a train job: its predictions are shown beside what is measured"
     )

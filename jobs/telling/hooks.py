@@ -7,31 +7,37 @@ from typing import Annotated, Any
 import httpx
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Count, F, Q, QuerySet
+from django.http import Http404
 from django.utils import timezone
 from pydantic import Field
 
+from jobs import access
 from jobs.access import may_administer, may_submit_to
 from jobs.models import Delivery, Outcome, Status, Webhook
+from jobs.naming import Named
 from jobs.queue.audit import record
 from jobs.telling.addresses import RefusedAddressError, checked, is_inside, literal
 from jobs.telling.outbox import PING, ping
 from jobs.telling.shapes import DeliveryTold, NewWebhook, WebhookTold
 from jobs.telling.signing import secret_of
+from jobs.text import storable
 from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
 
 MOST_IN_PROJECT = 50
 MOST_OF_OWNER = 20
 LONGEST_URL = 2000
 JOB_ID = r"^[a-z2-7]{0,16}$"
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL), Named]
 State = Annotated[Status, Field(strict=False)]
 
 
 class WebhookQuery(Strict):
     """What a webhook may be asked to be."""
 
-    name: str = Field(min_length=1, max_length=100, pattern=NO_NUL)
+    name: Name
     url: str = Field(min_length=1, max_length=LONGEST_URL, pattern=NO_NUL, description="https://, on the internet")
     states: list[State] = Field(default=[], max_length=len(Status), description="told of; none: every one")
     job: str = Field(default="", max_length=16, pattern=JOB_ID, description="the only job told of; empty: any")
@@ -41,7 +47,7 @@ class WebhookQuery(Strict):
 class WebhookChange(Strict):
     """What of a webhook changes; what is not given stays."""
 
-    name: str | None = Field(default=None, min_length=1, max_length=100, pattern=NO_NUL)
+    name: Name | None = None
     url: str | None = Field(default=None, min_length=1, max_length=LONGEST_URL, pattern=NO_NUL)
     states: list[State] | None = Field(default=None, max_length=len(Status))
     job: str | None = Field(default=None, max_length=16, pattern=JOB_ID)
@@ -49,17 +55,27 @@ class WebhookChange(Strict):
     active: bool | None = Field(default=None, description="false: told of nothing, and what waits is kept")
 
 
-def may_see(user: Any, project: str) -> bool:
-    """Whether the user may have webhooks there at all."""
-    return may_submit_to(user, project) or may_administer(user, project)
+def find_project(user: Any, name: str) -> str:
+    """A project's name; 404 where the user does not see it, 403 where they may have no webhooks there."""
+    project = access.find_project(user, name).name
+    if not (may_submit_to(user, project) or may_administer(user, project)):
+        raise PermissionDenied(f"submitters, operators and admins of project {project} have webhooks there")
+    return project
 
 
 def visible_to(user: Any, project: str) -> QuerySet[Webhook]:
     """One's own; all of a project for who administers it."""
     hooks = Webhook.objects.filter(project=project).select_related("owner")
-    if may_administer(user, project):
-        return hooks
-    return hooks.filter(owner=user) if may_submit_to(user, project) else hooks.none()
+    return hooks if may_administer(user, project) else hooks.filter(owner=user)
+
+
+def find(user: Any, project: str, key: str) -> Webhook:
+    """A webhook; 403 as `find_project` says it, and 404 alike for what is not there and what is not theirs."""
+    hooks = visible_to(user, find_project(user, project))
+    found = hooks.filter(pk=key).first() if storable(key) else None
+    if found is None:
+        raise Http404("no such webhook, or not yours")
+    return found
 
 
 def make(user: User, project: str, asked: WebhookQuery) -> Webhook:

@@ -7,7 +7,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from jobs.access import find_job
+from jobs.access import find_job, may_change
 from jobs.kinds import layout_words
 from jobs.present import job_detail
 
@@ -17,5 +17,11 @@ from jobs.present import job_detail
 def timeline(request: HttpRequest, job_id: str) -> HttpResponse:
     """Every rank's timeline with all the room there is, and the heat maps below it."""
     job = find_job(request.user, job_id)
-    context = {"job": job, "data": job_detail(job), "layout": layout_words(job.spec), "alone": True}
+    context = {
+        "job": job,
+        "data": job_detail(job),
+        "layout": layout_words(job.spec),
+        "alone": True,
+        "may_change": may_change(request.user, job),
+    }
     return render(request, "timeline/page.html", context)

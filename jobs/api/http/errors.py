@@ -15,6 +15,7 @@ from rest_framework.views import exception_handler, set_rollback
 
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, ProblemDetails, Where, details
+from jobs.history.told.asked import BadQueryError
 from jobs.planning.planners import BusyError
 from jobs.reference import current
 from planner.facts.spec import Problem, SpecError
@@ -68,9 +69,14 @@ def handle(error: Exception, context: dict[str, Any]) -> Response:
     A view's `places` say where in the body fields stand that do not stand under their own name.
     """
     request, view = context["request"], context["view"]
+    if isinstance(error, BadQueryError):
+        return refused(details(400, error.problems, "query"))
     if isinstance(error, SpecError):
         where: Where = "query" if request.method in READS else "body"
-        return refused(details(422, error.problems, where, getattr(view, "places", None)))
+        problems = error.problems
+        if where == "body" and not isinstance(request.data, Mapping):
+            problems = [Problem(WHOLE, problem.message) for problem in problems]
+        return refused(details(422, problems, where, view.places, view.of_path))
     if isinstance(error, BadParameterError):
         return refused(details(400, error.problems, error.where))
     if isinstance(error, BusyError):

@@ -1,4 +1,4 @@
-"""Parameters of an address: each is known, given once, and makes sense, or is named."""
+"""Parameters of an address: each makes sense, or is named. That each is known and given once is `views`' to see to."""
 
 from __future__ import annotations
 
@@ -26,16 +26,10 @@ class BadParameterError(Exception):
 class Parameters:
     """What was asked; `check` raises what is wrong with all of it."""
 
-    def __init__(self, request: Request, *known: str) -> None:
+    def __init__(self, request: Request) -> None:
         self._given = request.query_params
-        words = f"there are {', '.join(known)}" if known else "there is none"
-        self._problems = [
-            Problem(name[:100], f"is no parameter of this; {words}") for name in self._given if name not in known
-        ]
+        self._problems: list[Problem] = []
         self._clashes: list[Problem] = []
-        self._problems += [
-            Problem(name, "was given more than once") for name in known if len(self._given.getlist(name)) > 1
-        ]
 
     def read(self, name: str, default: D, words: str, reader: Callable[[str], T | None]) -> T | D:
         """What `reader` makes of it; the default where it was not given. `words`: what it must be."""

@@ -5,7 +5,7 @@ Without Django, because the server's outermost doors say it too. docs/errors.md 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Final, Literal, NamedTuple, NotRequired
 
 from pydantic import Field
@@ -73,12 +73,16 @@ class ProblemDetails(TypedDict):
 
 
 def details(
-    status: int, problems: Iterable[Problem], where: Where | None = None, places: Mapping[str, str] | None = None
+    status: int,
+    problems: Iterable[Problem],
+    where: Where | None = None,
+    places: Mapping[str, str] | None = None,
+    of_path: Collection[str] = (),
 ) -> ProblemDetails:
-    """A refusal's body. `where` is the part of the request that all fields are of, None where they are of none.
-    `places`: pointers of fields whose place in the body is not their own name."""
+    """A refusal's body. `where` is the part of the request that the fields are of, None where they are of none, but for
+    those `of_path`. `places`: pointers of fields whose place in the body is not their own name."""
     kind = KINDS[status]
-    errors = [_located(problem, where, places or {}) for problem in problems]
+    errors = [_located(one, "path" if one.field in of_path else where, places or {}) for one in problems]
     words = (e["message"] if e["field"] == WHOLE else f"{e['field']}: {e['message']}" for e in errors)
     return {
         "type": TYPE.format(slug=kind.slug),

@@ -7,12 +7,12 @@ from typing import Any
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.access import find_job
 from jobs.api.document import schema
 from jobs.api.http.keys import KEY, key_of
 from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.http.views import APIView
 from jobs.api.plans import INSIDE
 from jobs.api.shared import refusals, refuse, user_of
 from jobs.history.told.checkpoints import checkpoints

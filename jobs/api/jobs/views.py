@@ -5,7 +5,6 @@ from __future__ import annotations
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.access import find_job, find_job_to_change, find_job_to_run
 from jobs.api.document import schema
@@ -13,6 +12,7 @@ from jobs.api.http.deprecation import OFFSET, mark
 from jobs.api.http.keys import KEY, key_of
 from jobs.api.http.tagged import IF_NONE_MATCH, UNCHANGED, tagged
 from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.http.views import APIView
 from jobs.api.jobs.listing import PARAMETERS, narrowed
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.planning.between import between

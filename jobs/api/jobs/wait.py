@@ -8,12 +8,12 @@ from django.http import HttpResponse
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.access import find_job
 from jobs.api.document import schema
 from jobs.api.http.negotiation import WhateverIsAccepted
 from jobs.api.http.parameters import Parameters
+from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, user_of
 from jobs.live import sse
 from jobs.live.held import Follow, Position, Standing, UntilReached, held_by
@@ -55,7 +55,7 @@ class Wait(APIView):
     def get(self, request: Request, job_id: str) -> Response:
         """The job once its current attempt has come into a state, once it no longer can, or after `timeout` seconds.
         What ends the right to see it ends the wait with 401 or 404 within 10 s."""
-        asked = Parameters(request, "for", "timeout")
+        asked = Parameters(request)
         wanted = asked.one_of("for", FINISHED, WANTED)
         timeout_s = asked.number("timeout", USUALLY_S, 0, LONGEST_S)
         asked.check()
@@ -99,7 +99,7 @@ class Events(APIView):
         (a part of a log that is gone), `traffic` (payload bytes of all ranks by second and axis, with `live` alone) and
         `end`. Each has JSON as its data. `error` has the problem details of a refusal where the right to see the job
         ended meanwhile."""
-        asked = Parameters(request, "live")
+        asked = Parameters(request)
         live_s = asked.number("live", None, 1, LONGEST_LIVE_S)
         asked.check()
         return followed(request, find_job(request.user, job_id), live_s=live_s)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.api.document import schema
+from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, user_of
 from jobs.planning.queries import checked
 from jobs.telling import wishes

@@ -7,11 +7,11 @@ from django.http import Http404
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.access import find_project, find_project_to_administer, visible_projects
 from jobs.api.document import schema
 from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.models import Role
 from jobs.people import invitations, projects, variables
@@ -83,6 +83,8 @@ class Members(APIView):
 
 class MemberView(APIView):
     """One of them."""
+
+    of_path = ("user",)
 
     @extend_schema(
         operation_id="setRole",
@@ -188,6 +190,8 @@ class Variables(APIView):
 
 class VariableView(APIView):
     """One of them."""
+
+    of_path = ("variable",)
 
     @extend_schema(
         operation_id="setVariable",

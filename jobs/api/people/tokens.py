@@ -7,10 +7,10 @@ from drf_spectacular.utils import OpenApiResponse, extend_schema
 from knox.models import AuthToken
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.api.document import schema
 from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse_body, user_of
 from jobs.people import tokens
 from jobs.planning.queries import checked

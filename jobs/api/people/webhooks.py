@@ -6,10 +6,10 @@ from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.api.document import schema
 from jobs.api.http.parameters import BadParameterError
+from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.models import Delivery, Webhook
 from jobs.planning.queries import checked
@@ -25,26 +25,13 @@ BEFORE = OpenApiParameter(
 )
 
 
-def _find(request: Request, project: str, key: str) -> Webhook:
-    found = hooks.visible_to(request.user, project).filter(pk=key).first() if storable(project + key) else None
-    if found is None:
-        raise Http404("no such webhook, or not yours")
-    return found
-
-
-def _project(request: Request, project: str) -> str:
-    if not storable(project) or not hooks.may_see(request.user, project):
-        raise Http404("no such project")
-    return project
-
-
 class Webhooks(APIView):
     """A project's."""
 
-    @extend_schema(operation_id="listWebhooks", responses={200: schema.list_of("WebhookTold"), **refusals(404)})
+    @extend_schema(operation_id="listWebhooks", responses={200: schema.list_of("WebhookTold"), **refusals(403, 404)})
     def get(self, request: Request, project: str) -> Response:
         """Your webhooks of a project; all of them for who administers it."""
-        return Response(hooks.told(hooks.visible_to(request.user, _project(request, project))))
+        return Response(hooks.told(hooks.visible_to(request.user, hooks.find_project(request.user, project))))
 
     @extend_schema(
         operation_id="makeWebhook",
@@ -54,17 +41,17 @@ class Webhooks(APIView):
     def post(self, request: Request, project: str) -> Response:
         """Have a URL told of what becomes of jobs: of your own, or as `everybody` of all in the project."""
         asked = checked(hooks.WebhookQuery, request.data)
-        hook = hooks.make(user_of(request), _project(request, project), asked)
+        hook = hooks.make(user_of(request), hooks.find_project(request.user, project), asked)
         return _secret(hook, 201)
 
 
 class WebhookView(APIView):
     """One of them."""
 
-    @extend_schema(operation_id="getWebhook", responses={200: schema.of("WebhookTold"), **refusals(404)})
+    @extend_schema(operation_id="getWebhook", responses={200: schema.of("WebhookTold"), **refusals(403, 404)})
     def get(self, request: Request, project: str, key: str) -> Response:
         """A webhook, without its secret."""
-        return Response(hooks.brief(_find(request, project, key)))
+        return Response(hooks.brief(hooks.find(request.user, project, key)))
 
     @extend_schema(
         operation_id="changeWebhook",
@@ -73,14 +60,14 @@ class WebhookView(APIView):
     )
     def patch(self, request: Request, project: str, key: str) -> Response:
         """Change what is given. A webhook that is not active is told of nothing, and what waits for it is kept."""
-        hook = _find(request, project, key)
+        hook = hooks.find(request.user, project, key)
         hooks.change(user_of(request), hook, checked(hooks.WebhookChange, request.data))
         return Response(hooks.brief(hook))
 
     @extend_schema(operation_id="deleteWebhook", responses={204: None, **refusals(403, 404, 415, 422)})
     def delete(self, request: Request, project: str, key: str) -> Response:
         """With its log, and what waits for it."""
-        hook = _find(request, project, key)
+        hook = hooks.find(request.user, project, key)
         refuse_body(request)
         hooks.delete(user_of(request), hook)
         return Response(status=204)
@@ -96,7 +83,7 @@ class Rotate(APIView):
     )
     def post(self, request: Request, project: str, key: str) -> Response:
         """Make a new secret. For a day each message is signed with the one before as well."""
-        hook = _find(request, project, key)
+        hook = hooks.find(request.user, project, key)
         refuse_body(request)
         hooks.rotate(user_of(request), hook)
         return _secret(hook, 200)
@@ -112,7 +99,7 @@ class Ping(APIView):
     )
     def post(self, request: Request, project: str, key: str) -> Response:
         """Send an event "ping", which tells of no job; the log says how it went."""
-        hook = _find(request, project, key)
+        hook = hooks.find(request.user, project, key)
         refuse_body(request)
         made = hooks.send_ping(user_of(request), hook)
         if made is None:
@@ -126,14 +113,12 @@ class Deliveries(APIView):
     @extend_schema(
         operation_id="listDeliveries",
         parameters=[BEFORE],
-        responses={200: schema.list_of("DeliveryTold"), **refusals(404)},
+        responses={200: schema.list_of("DeliveryTold"), **refusals(403, 404)},
     )
     def get(self, request: Request, project: str, key: str) -> Response:
         """The newest 100 messages to a webhook, each with how its tries went. Kept for 30 days."""
-        hook = _find(request, project, key)
+        hook = hooks.find(request.user, project, key)
         theirs = Delivery.objects.filter(webhook=hook)
-        if unknown := [name for name in request.query_params if name != "before"]:
-            raise BadParameterError([Problem(name[:100], "is no parameter of this list") for name in unknown])
         if (before := request.query_params.get("before")) is not None:
             last = theirs.filter(key=before).first() if storable(before) else None
             if last is None:
@@ -152,7 +137,7 @@ class Redeliver(APIView):
     )
     def post(self, request: Request, project: str, key: str, delivery: str) -> Response:
         """Send a message again, whatever became of it; it is tried for a day."""
-        hook = _find(request, project, key)
+        hook = hooks.find(request.user, project, key)
         theirs = Delivery.objects.filter(webhook=hook)
         found = theirs.filter(key=delivery).first() if storable(delivery) else None
         if found is None:

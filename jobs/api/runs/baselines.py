@@ -6,9 +6,9 @@ from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.api.document import schema
+from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.baselines import kept
 from jobs.models.baselines import BRANCH_PATTERN, LONGEST_BRANCH, is_branch
@@ -40,6 +40,8 @@ class Baselines(APIView):
 class BaselineView(APIView):
     """Runs of one."""
 
+    of_path = ("branch",)
+
     @extend_schema(
         operation_id="getBaseline",
         parameters=[PROJECT, BRANCH],
@@ -61,7 +63,7 @@ class BaselineView(APIView):
         wish = checked(kept.BaselineWish, request.data)
         if not is_branch(branch):
             signs = f"1 to {LONGEST_BRANCH} of letters, digits and . _ / + = @ # -, the first no sign but _"
-            return refuse(422, "branch", f"{signs}; no part between slashes is empty, . or ..")
+            return refuse(422, "branch", f"{signs}; no part between slashes is empty, . or ..", "path")
         try:
             return Response(kept.add(user_of(request), _stored(project), branch, wish.job))
         except kept.NotSetError as error:

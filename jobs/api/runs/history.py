@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
 
-from django.http import FileResponse, HttpResponseBase, QueryDict
+from django.http import FileResponse, HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.access import find_job
 from jobs.api.document import schema
 from jobs.api.http.parameters import BadParameterError
+from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse
 from jobs.history.exports.tensorboard import event_file, file_name
 from jobs.history.kept.folder import GoneError
 from jobs.history.kept.tables import TABLES
 from jobs.history.told import answers
-from jobs.history.told.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, asked
+from jobs.history.told.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, NoTableError, asked
 from jobs.history.told.compare import LEAST, MOST, comparison
 from jobs.history.told.slow import NoStepsError, asked_steps, slow
 from jobs.history.told.snapshot import snapshot
@@ -47,6 +47,7 @@ PARAMETERS = [
     OpenApiParameter("format", str, enum=list(FORMATS), default="json"),
 ]
 ID = "[a-z0-9-]{1,64}"
+IDS = f"{ID}(,{ID}){{{LEAST - 1},{MOST - 1}}}"
 EVENT_FILE = "application/octet-stream"
 FILES = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
 
@@ -75,10 +76,13 @@ class HistoryTable(APIView):
         },
     )
     def get(self, request: Request, job_id: str, table: str) -> HttpResponseBase:
-        """Its rows, or bins of them. 422 where a parameter makes no sense for the table, or the rows are too many for
-        JSON: as a file all of them are told."""
+        """Its rows, or bins of them. 422 where parameters make no sense for the table or together, or the rows are too
+        many for JSON: as a file all of them are told."""
         job = find_job(request.user, job_id)
-        query = asked(table, dict(request.query_params.lists()))
+        try:
+            query = asked(table, dict(request.query_params.lists()))
+        except NoTableError as error:
+            return refuse(404, "table", str(error), "path")
         attempt = query.attempt or job.attempt
         try:
             if query.format == "json":
@@ -111,8 +115,6 @@ class SlowSteps(APIView):
         try:
             attempt, first, last = asked_steps(dict(request.query_params.lists()))
             return Response(slow(job.id, attempt or job.attempt, first, last))
-        except SpecError as error:
-            raise BadParameterError(error.problems) from None
         except NoStepsError as error:
             return refuse(404, "from", str(error), "query")
         except GoneError as error:
@@ -129,7 +131,7 @@ class HistorySnapshot(APIView):
         """Curves, counters, traffic by bin, marks, verdicts, gauges and last log lines of an attempt, up to a position
         in each member's stream."""
         job = find_job(request.user, job_id)
-        attempt = _asked("marks", request.query_params, "attempt").attempt or job.attempt
+        attempt = asked("marks", dict(request.query_params.lists()), "attempt").attempt or job.attempt
         try:
             return Response(snapshot(job.id, attempt))
         except GoneError as error:
@@ -152,7 +154,7 @@ class TensorBoard(APIView):
     def get(self, request: Request, job_id: str) -> HttpResponseBase:
         """An attempt's curves as an event file of TensorBoard: loss, rates, each rank's steps, bytes by axis."""
         job = find_job(request.user, job_id)
-        attempt = _asked("marks", request.query_params, "attempt").attempt or job.attempt
+        attempt = asked("marks", dict(request.query_params.lists()), "attempt").attempt or job.attempt
         try:
             return as_event_file(job, attempt)
         except GoneError as error:
@@ -167,7 +169,7 @@ class Compare(APIView):
         parameters=[
             OpenApiParameter(
                 "jobs",
-                {"type": "string", "pattern": f"^{ID}(,{ID}){{{LEAST - 1},{MOST - 1}}}$"},
+                {"type": "string", "pattern": f"^{IDS}$"},
                 required=True,
                 description=f"{LEAST} to {MOST} different ids with commas between",
             )
@@ -176,9 +178,12 @@ class Compare(APIView):
     )
     def get(self, request: Request) -> Response:
         """Where their specs differ; curves by step, time and tokens; traffic, step parts and plan of each."""
-        ids = request.query_params.get("jobs", "").split(",")
-        if not LEAST <= len(ids) <= MOST or len(set(ids)) != len(ids) or len(request.query_params) != 1:
-            raise SpecError([Problem("jobs", f"must be {LEAST} to {MOST} different ids, with commas between")])
+        text = request.query_params.get("jobs", "")
+        ids, words = text.split(","), f"must be {LEAST} to {MOST} different ids, with commas between"
+        if not re.fullmatch(IDS, text):
+            raise BadParameterError([Problem("jobs", words)])
+        if len(set(ids)) < len(ids):
+            raise SpecError([Problem("jobs", words)])
         return Response(comparison([find_job(request.user, job) for job in ids]))
 
 
@@ -193,12 +198,3 @@ def as_event_file(job: Job, attempt: int) -> FileResponse:
     """Raises GoneError, BusyError."""
     told = event_file(job.id, attempt, job.spec)
     return FileResponse(told, as_attachment=True, filename=file_name(job.id, attempt), content_type=EVENT_FILE)
-
-
-def _asked(table: str, told: QueryDict, *only: str) -> Asked:
-    """Raises BadParameterError."""
-    given: dict[str, Any] = dict(told.lists())
-    try:
-        return asked(table, given, *only)
-    except SpecError as error:
-        raise BadParameterError(error.problems) from None

@@ -10,12 +10,12 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.api.document import schema
 from jobs.api.http.negotiation import WhateverIsAccepted
 from jobs.api.http.parameters import Parameters
 from jobs.api.http.parsers import TooLargeError
+from jobs.api.http.views import APIView
 from jobs.api.runs.traces import COLUMNS, FORMAT, FORMATS
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.models import ImportedTrace
@@ -113,7 +113,7 @@ class Part(APIView):
     )
     def put(self, request: Request, key: str, place: str) -> Response:
         """The next bytes of a file, at most 512 KiB. 409: they do not go on where it ends."""
-        given = Parameters(request, OFFSET.name)
+        given = Parameters(request)
         offset = given.number(OFFSET.name, None, 0, kept.FILE_BYTES)
         given.check()
         made = _find(request, key, change=True)
@@ -172,7 +172,7 @@ class Trace(APIView):
     )
     def get(self, request: Request, key: str) -> Response | HttpResponse:
         """A step event by event, as /jobs/ID/trace has it of a run of ours."""
-        given = Parameters(request, STEP.name, FORMAT.name)
+        given = Parameters(request)
         step = given.number(STEP.name, 0, 0, LARGEST_STEP)
         chosen = given.one_of(FORMAT.name, "perfetto", (*FORMATS, COLUMNS))
         given.check()

@@ -13,12 +13,12 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 from rest_framework.request import Request
-from rest_framework.views import APIView
 
 from jobs.access import find_job
 from jobs.api.http.errors import LATER
 from jobs.api.http.negotiation import WhateverIsAccepted
 from jobs.api.http.parameters import Parameters
+from jobs.api.http.views import APIView
 from jobs.api.jobs.wait import RESUME, STREAM, followed
 from jobs.api.shared import refusals, refuse
 from jobs.live.held import OneLog
@@ -106,7 +106,7 @@ class Log(APIView):
 
 def _asked(request: Request, rank: str) -> Asked:
     """Raises BadParameterError, SpecError."""
-    given = Parameters(request, *(parameter.name for parameter in (ATTEMPT, FILE, FROM, BYTES, FOLLOW)))
+    given = Parameters(request)
     asked = Asked(
         rank=_rank(rank),
         attempt=given.number("attempt", None, 1, MOST_ATTEMPTS),

@@ -17,6 +17,7 @@ class MsgpackParser(BaseParser):
     """The bytes themselves, at most as many as a message has; `Content-Encoding: deflate` is undone within that."""
 
     media_type = "application/msgpack"
+    encodings = ("deflate",)
 
     def parse(
         self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
@@ -24,11 +25,8 @@ class MsgpackParser(BaseParser):
         """Raises TooLargeError, ParseError."""
         request = (parser_context or {})["request"]
         raw: bytes = stream.read(REPORT_BYTES + 1)
-        encoding = request.headers.get("Content-Encoding", "identity")
-        if encoding == "deflate":
+        if request.headers.get("Content-Encoding", "").strip().lower() == "deflate":
             raw = _inflated(raw)
-        elif encoding != "identity":
-            raise ParseError(f"Content-Encoding: {encoding[:40]!r} is not read; deflate is")
         if len(raw) > REPORT_BYTES:
             raise TooLargeError(f"the message is larger than {REPORT_BYTES:,} bytes")
         return raw

@@ -6,12 +6,12 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from jobs.access import find_job
 from jobs.api.document import schema
 from jobs.api.http.negotiation import WhateverIsAccepted
 from jobs.api.http.parameters import Parameters
+from jobs.api.http.views import APIView
 from jobs.api.runs.history import ATTEMPT, FILES, TIME, as_file
 from jobs.api.shared import refusals, refuse
 from jobs.history.kept.folder import GoneError
@@ -56,7 +56,7 @@ class Binned(APIView):
     content_negotiation_class = WhateverIsAccepted
 
     def answer(self, request: Request, job_id: str) -> HttpResponseBase:
-        given = Parameters(request, *(parameter.name for parameter in parameters(self.table)))
+        given = Parameters(request)
         by = given.one_of("by", "job", tuple(GROUPS[self.table]))
         attempt = given.number("attempt", None, 1, MOST_ATTEMPTS)
         since = given.read("from", None, "must be unix seconds", a_time)
@@ -110,7 +110,7 @@ class OfAttempt(APIView):
     def get(self, request: Request, job_id: str) -> Response:
         """What an attempt proved or found so far: predicted beside measured bytes, the checks of copies and of the
         first steps, what a dry run found of each rank, and a lab's result."""
-        given = Parameters(request, "attempt")
+        given = Parameters(request)
         attempt = given.number("attempt", None, 1, MOST_ATTEMPTS)
         given.check()
         job = find_job(request.user, job_id)

@@ -16,15 +16,16 @@ from redis.exceptions import RedisError
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from contracts.codec import BATCH_BYTES, BadMessageError, decode_batch, decode_report
 from contracts.telemetry import Batch
 from jobs.access import find_job, find_job_to_change
 from jobs.api.document.schema import of, ref, request_body
 from jobs.api.http.errors import LATER, RunEnded, of_request, refused
+from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.problems import details
 from jobs.api.http.throttling import SubmitThrottle
+from jobs.api.http.views import APIView
 from jobs.api.runs import messages
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.models import Member, RunToken
@@ -36,6 +37,7 @@ from jobs.reporting.inflow import Place, TooFastError, put
 from jobs.reporting.meeting import meet
 from jobs.reporting.requests import Heard, MeetRequest, NodeJoined, NodeRequest, OpenedRun, RunRequest, read
 from jobs.reporting.tokens import digest
+from jobs.text import whole_number
 from planner.facts.spec import Problem
 
 log = logging.getLogger(__name__)
@@ -259,13 +261,12 @@ def _raw(request: Request) -> bytes:
 
 
 def _number(request: Request) -> int:
-    """Raises BadMessageError."""
-    told = request.query_params.getlist("n")
-    if len(told) != 1 or not told[0].isascii() or not told[0].isdigit() or len(told[0]) > 16:
-        raise BadMessageError("n: the number of the batch, once, from 0")
-    number = int(told[0])
-    if number > LARGEST_NUMBER:
-        raise BadMessageError(f"n: at most {LARGEST_NUMBER}")
+    """The batch's. Raises BadParameterError."""
+    told = request.query_params.get("n", "")
+    number = whole_number(told, 0, LARGEST_NUMBER)
+    if number is None:
+        words = f"the number of the batch is required: a whole number from 0 to {LARGEST_NUMBER}"
+        raise BadParameterError([Problem("n", words)])
     return number
 
 

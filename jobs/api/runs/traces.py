@@ -6,22 +6,21 @@ from django.http import HttpResponse, JsonResponse
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
-from jobs.access import find_job
+from jobs.access import find_job, find_job_to_change
 from jobs.api.document import schema
 from jobs.api.http.errors import LATER, of_request, refused
-from jobs.api.http.parameters import BadParameterError
+from jobs.api.http.parameters import Parameters
+from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse
-from jobs.history.told.steps import step_kept, steps_kept
+from jobs.history.told.asked import MOST_ATTEMPTS
+from jobs.history.told.steps import step_kept, steps_kept, why_never
 from jobs.models import TERMINAL, Job
-from jobs.text import whole_number
 from jobs.traces import chrome, perfetto, stream
 from jobs.traces.requests import LARGEST_STEP, wanted_step
 from jobs.traces.shapes import Trace, tables
 from jobs.traces.stream import AwayError
 from jobs.traces.wanted import FullError, ask
-from planner.facts.spec import Problem
 
 FORMATS = {"perfetto": perfetto, "chrome": chrome}
 COLUMNS = "columns"
@@ -31,7 +30,7 @@ STEP = OpenApiParameter(
     description="by default the newest that was told",
 )
 ATTEMPT = OpenApiParameter(
-    "attempt", {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}, description="by default the current one"
+    "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="by default the current one"
 )
 FORMAT = OpenApiParameter(
     "format", str, enum=[*FORMATS, COLUMNS], default="perfetto", description="columns: as the history's tables"
@@ -49,7 +48,9 @@ class TracedSteps(APIView):
     def get(self, request: Request, job_id: str) -> Response:
         """Steps of an attempt that its ranks told event by event and that are kept, in order."""
         job = find_job(request.user, job_id)
-        attempt = _number(request, "attempt", 1, 2**31 - 1) or job.attempt
+        given = Parameters(request)
+        attempt = given.number("attempt", None, 1, MOST_ATTEMPTS) or job.attempt
+        given.check()
         kept = steps_kept(job.id, attempt)
         try:
             found = kept or stream.steps_told(job, attempt)
@@ -76,11 +77,11 @@ class StepTrace(APIView):
         """Compute and collectives of every rank in a step: a track for each rank and axis, waiting apart from transfer
         in each event's notes. 404 where the step was not told."""
         job = find_job(request.user, job_id)
-        step = _number(request, "step", 0, LARGEST_STEP)
-        attempt = _number(request, "attempt", 1, 2**31 - 1) or job.attempt
-        chosen = request.query_params.get("format", "perfetto")
-        if chosen not in (*FORMATS, COLUMNS):
-            raise BadParameterError([Problem("format", f"is none of {', '.join([*FORMATS, COLUMNS])}")])
+        given = Parameters(request)
+        step = given.number("step", None, 0, LARGEST_STEP)
+        attempt = given.number("attempt", None, 1, MOST_ATTEMPTS) or job.attempt
+        chosen = given.one_of("format", "perfetto", (*FORMATS, COLUMNS))
+        given.check()
         try:
             found = _find(job, attempt, step)
         except AwayError:
@@ -102,11 +103,14 @@ class StepTrace(APIView):
         responses={202: schema.of("WantedSteps"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, job_id: str) -> Response:
-        """Ask a run for the events of a step, when it comes or while its hosts still have it."""
-        job = find_job(request.user, job_id)
+        """Ask a run for the events of a step, when it comes or while its hosts still have it. Who may change the job
+        may. 422 of a step that it will not come to, or that its hosts no longer hold."""
+        job = find_job_to_change(request.user, job_id)
         step = wanted_step(request.data)
         if job.status in TERMINAL:
             return refuse(409, "status", f"a job that is {job.status} tells no further step")
+        if words := why_never(job, step):
+            return refuse(422, "step", words, "body")
         try:
             return Response({"steps": ask(job, step)}, status=202)
         except FullError as error:
@@ -127,13 +131,3 @@ def _find(job: Job, attempt: int, step: int | None) -> tuple[int, Trace] | None:
 
 def _away() -> Response:
     return refused(of_request(503, "Redis cannot be reached just now"), LATER)
-
-
-def _number(request: Request, name: str, least: int, most: int) -> int | None:
-    text = request.query_params.get(name)
-    if text is None:
-        return None
-    number = whole_number(text, least, most)
-    if number is None:
-        raise BadParameterError([Problem(name, f"must be a whole number from {least} to {most}")])
-    return number

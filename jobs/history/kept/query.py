@@ -59,6 +59,10 @@ class Tables:
         columns = zip(*found, strict=True) if found else ((),) * len(names)
         return {name: _short(kind, column) for (name, kind), column in zip(names, columns, strict=True)}
 
+    def types(self, sql: str, *values: object) -> list[tuple[str, str]]:
+        """Its columns, each with the name of its type."""
+        return [(name, kind) for name, kind, *_ in self._cursor.execute(f"DESCRIBE {sql}", values).fetchall()]
+
     def write(self, sql: str, values: list[object], path: Path, how: str) -> None:
         """Into a file; `how` as DuckDB's COPY has it."""
         self._cursor.execute(f"COPY ({sql}) TO {_quoted(str(path))} ({how})", values)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from contracts.telemetry import (
+    MOST_CHECKPOINTS,
     Batch,
     Cell,
     CheckpointItem,
@@ -33,7 +34,6 @@ from jobs.history.kept.tables import GAUGES, TABLES
 from jobs.history.recording.counters import Counters
 
 LARGEST_SHORT = 3.4e38  # of 32 bits
-MOST_CHECKPOINTS = 100
 MOST_STEP_TIMES = 50
 MOST_STARTS = 10_000
 MOST_STANDING = 64  # ranks of which it is kept where they stand

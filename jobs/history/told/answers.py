@@ -11,6 +11,7 @@ from jobs.history.kept.folder import Folder, GoneError, Manifest, num_bytes
 from jobs.history.kept.query import Tables, ask, filed
 from jobs.history.kept.tables import GAUGES
 from jobs.history.told.asked import Asked
+from jobs.history.told.cells import as_cells
 from jobs.history.told.shapes import AttemptKept, Rows
 from planner.facts.spec import Problem, SpecError
 
@@ -111,7 +112,10 @@ def file(job: str, attempt: int, table: str, asked: Asked) -> BinaryIO:
 
 def _write(tables: Tables, table: str, asked: Asked, path: Path) -> None:
     question = _question(tables, table, asked)
-    tables.write(question.sql, question.values, path, COPY[asked.format])
+    sql, values = question.sql, question.values
+    if asked.format == "csv":
+        sql = as_cells(sql, tables.types(sql, *values))
+    tables.write(sql, values, path, COPY[asked.format])
 
 
 def _question(tables: Tables, table: str, asked: Asked) -> Question:

@@ -26,6 +26,15 @@ T = TypeVar("T")
 Range = tuple[int, int]
 
 
+class BadQueryError(SpecError):
+    """Of parameters that make no sense by themselves, which are 400; of those that make none together, or of their
+    table, it is a SpecError, which is 422: no document can say it."""
+
+
+class NoTableError(Exception):
+    """The address names none that there is."""
+
+
 class Asked(NamedTuple):
     """None where nothing was asked. Both ends of ranges count."""
 
@@ -46,8 +55,11 @@ def asked(table: str, told: Mapping[str, Sequence[str]], *known: str) -> Asked:
     """The parameters of an address, each with all its values; all there are where none are said to be known.
 
     Raises:
-        SpecError: naming each that makes no sense.
+        NoTableError: there is no such table.
+        BadQueryError, SpecError: naming each that makes no sense.
     """
+    if table not in TABLES:
+        raise NoTableError(f"is none of {', '.join(TABLES)}")
     problems: list[Problem] = []
     known = known or KNOWN
     for name, values in told.items():
@@ -55,8 +67,6 @@ def asked(table: str, told: Mapping[str, Sequence[str]], *known: str) -> Asked:
             problems.append(Problem(name[:100], f"is no parameter of this; there are {', '.join(known)}"))
         elif len(values) > 1:
             problems.append(Problem(name, "was given more than once"))
-    if table not in TABLES:
-        problems.append(Problem("table", f"is none of {', '.join(TABLES)}"))
 
     def read(name: str, words: str, reader: Callable[[str], T | None]) -> T | None:
         if name not in told:
@@ -66,8 +76,6 @@ def asked(table: str, told: Mapping[str, Sequence[str]], *known: str) -> Asked:
             problems.append(Problem(name, words))
         return found
 
-    groups = BY.get(table, ())
-    by_words = f"must be some of {', '.join(groups)}, with commas between"
     found = Asked(
         attempt=read("attempt", _whole(1, MOST_ATTEMPTS), lambda text: whole_number(text, 1, MOST_ATTEMPTS)),
         since=read("from", TIME_WORDS, a_time),
@@ -75,12 +83,14 @@ def asked(table: str, told: Mapping[str, Sequence[str]], *known: str) -> Asked:
         steps=read("steps", f"{RANGES_WORDS}{MOST_STEP}", lambda text: _ranges(text, MOST_STEP)),
         ranks=read("ranks", f"{RANGES_WORDS}{HIGHEST_RANK}", lambda text: _ranges(text, HIGHEST_RANK)),
         bins=read("bins", _whole(1, MOST_BINS), lambda text: whole_number(text, 1, MOST_BINS)),
-        by=read("by", by_words, lambda text: _by(text, groups)) or USUALLY_BY.get(table, ()),
+        by=tuple(told["by"][-1].split(",")) if "by" in told else USUALLY_BY.get(table, ()),
         format=read("format", f"is none of {', '.join(FORMATS)}", lambda t: t if t in FORMATS else None) or "json",
     )
-    problems += _together(table, found)
+    clashes = _together(table, found)
     if problems:
-        raise SpecError(problems)
+        raise BadQueryError([*problems, *clashes])
+    if clashes:
+        raise SpecError(clashes)
     return found
 
 
@@ -88,9 +98,12 @@ def _together(table: str, found: Asked) -> list[Problem]:
     problems = []
     if found.since is not None and found.until is not None and found.since > found.until:
         problems.append(Problem("from", f"{found.since:g} is after to = {found.until:g}"))
-    if found.bins is not None and table in TABLES and table not in BY:
+    groups = BY.get(table, ())
+    if not set(found.by) <= set(groups) or len(set(found.by)) < len(found.by):
+        problems.append(Problem("by", f"must be some of {', '.join(groups)}, with commas between"))
+    if found.bins is not None and table not in BY:
         problems.append(Problem("bins", f"{table} has none; {', '.join(BY)} have"))
-    if found.steps is not None and table in TABLES and "step" not in TABLES[table].names:
+    if found.steps is not None and "step" not in TABLES[table].names:
         problems.append(Problem("steps", f"{table} knows no steps"))
     return problems
 
@@ -106,11 +119,6 @@ def a_time(text: str) -> float | None:
     except ValueError:
         return None
     return found if math.isfinite(found) and 0 <= found < LATEST else None
-
-
-def _by(text: str, known: tuple[str, ...]) -> tuple[str, ...] | None:
-    names = tuple(text.split(","))
-    return names if set(names) <= set(known) and len(set(names)) == len(names) else None
 
 
 def _ranges(text: str, most: int) -> tuple[Range, ...] | None:

@@ -1,4 +1,4 @@
-"""The checkpoints that a job's attempts told of."""
+"""The checkpoints that a job's attempts told of, and which of them their run left on disk."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from contracts.telemetry import CheckpointItem
 from jobs.history.kept.folder import GoneError
 from jobs.history.kept.query import ask
 from jobs.models import Attempt, Job
+from jobs.planning.saves import most_kept, saves_of
 
 
 class CheckpointTold(TypedDict):
@@ -25,16 +26,21 @@ class CheckpointTold(TypedDict):
     stall_s: Annotated[float | None, Field(description="what training waited")]
     save_s: float | None
     problem: str
+    kept: Annotated[bool, Field(description="one of the newest train.keep_checkpoints of its attempt, which stay")]
 
 
 def checkpoints(job: Job) -> list[CheckpointTold]:
     """The newest first. Raises BusyError."""
-    return [told for attempt in job.attempts.order_by("-number") for told in _of(attempt)]
+    most = most_kept(job)
+    return [told for attempt in job.attempts.order_by("-number") for told in _of(attempt, most)]
 
 
-def _of(attempt: Attempt) -> Iterator[CheckpointTold]:
-    items = _kept(attempt)
-    for item in reversed(items):
+def _of(attempt: Attempt, most: int) -> Iterator[CheckpointTold]:
+    saves = saves_of(attempt)
+    if saves.newest and saves.newest not in {item["name"] for item in saves.items}:
+        unknown = {"step": None, "time": None, "num_bytes": None, "stall_s": None, "save_s": None}
+        yield {"attempt": attempt.number, "name": saves.newest, "problem": "", "kept": True, **unknown}  # type: ignore[typeddict-item]
+    for item in reversed(saves.items):
         yield {
             "attempt": attempt.number,
             "name": item["name"],
@@ -44,17 +50,13 @@ def _of(attempt: Attempt) -> Iterator[CheckpointTold]:
             "stall_s": item["stall_s"],
             "save_s": item["save_s"],
             "problem": item["problem"],
+            "kept": item["name"] is not None and saves.complete_after(item["step"]) < most,
         }
-    if attempt.checkpoint and attempt.checkpoint not in {item["name"] for item in items}:
-        unknown = {"step": None, "time": None, "num_bytes": None, "stall_s": None, "save_s": None}
-        yield {"attempt": attempt.number, "name": attempt.checkpoint, "problem": "", **unknown}  # type: ignore[typeddict-item]
 
 
-def _kept(attempt: Attempt) -> list[CheckpointItem]:
-    """Of the history; where there is none, of what the attempt left as it ended."""
+def history(attempt: Attempt) -> tuple[list[CheckpointItem], bool]:
+    """What it has, and whether nothing of its streams was lost: `jobs.planning.saves.Reader`. Raises BusyError."""
     try:
-        kept: list[CheckpointItem] = ask(attempt.job_id, attempt.number, lambda tables: tables.state["checkpoints"])
+        return ask(attempt.job_id, attempt.number, lambda it: (it.state["checkpoints"], not it.state["lost"]))
     except GoneError:
-        left: list[CheckpointItem] = ((attempt.exit or {}).get("summary") or {}).get("checkpoints", [])
-        return left
-    return kept
+        return [], False

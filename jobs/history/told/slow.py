@@ -11,9 +11,9 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from jobs.history.kept.query import Tables, ask, short
-from jobs.history.told.asked import MOST_ATTEMPTS, MOST_STEP
+from jobs.history.told.asked import MOST_ATTEMPTS, MOST_STEP, BadQueryError
 from jobs.text import whole_number
-from planner.facts.spec import Problem, SpecError
+from planner.facts.spec import Problem
 
 LEAST_SHARE = 0.02  # of a step: what differs by less is noise
 ALIKE = 0.7  # of the largest excess: ranks that have as much of it are alike
@@ -64,7 +64,7 @@ def asked_steps(told: Mapping[str, Sequence[str]]) -> tuple[int | None, int, int
     """Attempt (None: the current one), first and last step of an address.
 
     Raises:
-        SpecError: naming each parameter that makes no sense.
+        BadQueryError: naming each parameter that makes no sense.
     """
     bounds = {"attempt": (1, MOST_ATTEMPTS), "from": (1, MOST_STEP), "to": (1, MOST_STEP)}
     problems = [
@@ -80,7 +80,7 @@ def asked_steps(told: Mapping[str, Sequence[str]]) -> tuple[int | None, int, int
     ]
     first, last = found.get("from"), found.get("to")
     if problems or first is None or last is None:
-        raise SpecError(problems)
+        raise BadQueryError(problems)
     return found.get("attempt"), first, last
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from jobs.history.kept.folder import GoneError
 from jobs.history.kept.query import Tables, ask
+from jobs.models import ELSEWHERE, Job
 from jobs.traces.shapes import Trace, of_tables
+from planner.facts.kinds import kind_of
 
 MOST_STEPS = 1000  # told of, the newest
+HELD_BY_HOSTS = 64  # the last ones, to be told when somebody asks; fewer where they are large
 
 
 def steps_kept(job: str, attempt: int) -> list[int]:
@@ -40,3 +43,17 @@ def step_kept(job: str, attempt: int, step: int) -> Trace | None:
     except GoneError:
         return None
     return found if found.calls or found.spans else None
+
+
+def why_never(job: Job, step: int) -> str:
+    """Why no rank of the current attempt will tell a step; empty where one may. Raises BusyError."""
+    if kind_of(job.spec).trains and job.engine != ELSEWHERE and step > (steps := job.spec["train"]["steps"]):
+        return f"the run has {steps} steps (train.steps), so there is no step {step}"
+    try:
+        progress = ask(job.id, job.attempt, lambda tables: tables.state["progress"])
+    except GoneError:
+        return ""
+    if progress is None or step >= (least := progress["step"] - HELD_BY_HOSTS + 1):
+        return ""
+    at = progress["step"]
+    return f"the run is at step {at} and hosts hold its last {HELD_BY_HOSTS}, so from step {least} on; {step} is gone"

@@ -15,7 +15,7 @@ from jobs.api.http.problems import details
 from jobs.api.runs.history import as_event_file, as_file
 from jobs.history.kept.folder import GoneError
 from jobs.history.told import answers
-from jobs.history.told.asked import asked
+from jobs.history.told.asked import BadQueryError, NoTableError, asked
 from jobs.history.told.slow import NoStepsError, asked_steps, slow
 from jobs.history.told.snapshot import snapshot as snapshot_of
 from jobs.planning.planners import BusyError
@@ -31,8 +31,12 @@ def _refusing(view: Door) -> Door:
     def answered(request: HttpRequest, job_id: str, **names: str) -> HttpResponseBase:
         try:
             return view(request, job_id, **names)
+        except BadQueryError as error:
+            return refused_page(details(400, error.problems, "query"))
         except SpecError as error:
             return refused_page(details(422, error.problems, "query"))
+        except NoTableError as error:
+            return refused_page(details(404, [Problem("table", str(error))], "path"))
         except GoneError as error:
             return refused_page(details(404, [Problem("attempt", str(error))], "query"))
         except NoStepsError as error:

@@ -282,7 +282,8 @@ def histories(asked: Asked, user: APIClient, owner: User, folder: Path, settings
     keep(folder, list(told_run(2, 4)), run)
     other = ended(owner, summary(0.3), layout={"tp": 2}).job_id
     asked.holds("compareJobs", user.get("/api/v1/compare", {"jobs": f"{run},{other}"}))
-    asked.holds("compareJobs", user.get("/api/v1/compare", {"jobs": run}), 422)
+    asked.holds("compareJobs", user.get("/api/v1/compare", {"jobs": run}), 400)
+    asked.holds("compareJobs", user.get("/api/v1/compare", {"jobs": f"{run},{run}"}), 422)
     assert asked(user, "getHistory", job_id=run)["attempts"]
     asked.holds("explainSlowSteps", user.get(f"{slow}?from=1&to=1"))
     asked.holds("explainSlowSteps", user.get(f"{slow}?from=0"), 400)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.core.cache import cache
 from django.core.exceptions import PermissionDenied
 from django.test import Client, RequestFactory
 from rest_framework.test import APIClient
 
 from jobs.api.http.problems import CONTENT_TYPE, KINDS, details
+from jobs.models import Membership, Project, Role
 from planner.facts.spec import Problem
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS
 from tests.support.processes import ROOT
@@ -131,3 +134,52 @@ def test_many_words_are_cut_in_the_detail_alone() -> None:
 def test_each_type_is_explained_under_its_own_heading() -> None:
     headings = re.findall(r"^## (.*)$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
     assert headings == [kind.slug for kind in KINDS.values()]
+
+
+@pytest.mark.parametrize("path", ["jobs", "jobs/{job}/trace", "jobs/{job}/copy", "jobs/{job}/resume", "tokens", "runs"])
+@pytest.mark.parametrize("body", [[], [1], "a", 7])
+def test_a_body_that_is_no_object_is_the_whole_request_s(owner: User, api: Api, path: str, body: object) -> None:
+    job = api(owner).post("/api/v1/jobs", GOOD, format="json").json()["id"]
+    answer = api(owner).post(f"/api/v1/{path.format(job=job)}", body, format="json")
+    assert {(e["field"], e["pointer"]) for e in problem(answer, 422)["errors"]} == {("request", "")}
+
+
+def test_what_stands_in_the_path_is_said_to(staff: User, api: Api) -> None:
+    project = Project.objects.create(name="alpha")
+    Membership.objects.create(project=project, user=staff, role=Role.ADMIN)
+    staff.user_permissions.add(Permission.objects.get(codename="change_project"))
+    for path, body, field in (
+        ("projects/alpha/members/nosuchuser", {"role": "viewer"}, "user"),
+        ("projects/alpha/variables/PATH", {"value": "x"}, "variable"),
+        ("projects/alpha/baselines/ x", {"job": "abcdefghij"}, "branch"),
+    ):
+        (error,) = problem(api(staff).put(f"/api/v1/{path}", body, format="json"), 422)["errors"]
+        assert (error["field"], error["pointer"], error["in"]) == (field, "", "path")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('{"name": "a", "name": "b"}', 'the key "name" stands twice'),
+        ('{"train": {"steps": 1, "steps": 2}}', 'the key "steps" stands twice'),
+        ('{"train": {"steps": ' + "1" * 5000 + "}}", "an integer of 5,000 digits; at most 4,300 are read"),
+        ('{"train": {"steps": -' + "1" * 5000 + "}}", "an integer of 5,000 digits; at most 4,300 are read"),
+    ],
+)
+def test_json_that_readers_understand_differently_is_refused(owner: User, api: Api, body: str, words: str) -> None:
+    answer = api(owner).post("/api/v1/jobs", body, content_type="application/json")
+    assert words in problem(answer, 400)["detail"]
+    assert "sys." not in answer.json()["detail"]
+
+
+def test_a_body_that_was_packed_is_refused(owner: User, api: Api) -> None:
+    packed = gzip.compress(json.dumps(GOOD).encode())
+    for body in (packed, json.dumps(GOOD)):
+        for encoding in ("gzip", "br", "GZIP", "gzip, identity"):
+            headers = {"Content-Encoding": encoding}
+            answer = api(owner).post("/api/v1/jobs", body, content_type="application/json", headers=headers)
+            assert "is not undone here" in problem(answer, 415)["detail"]
+    plain = api(owner).post(
+        "/api/v1/jobs", json.dumps(GOOD), content_type="application/json", headers={"Content-Encoding": "identity"}
+    )
+    assert plain.status_code == 201

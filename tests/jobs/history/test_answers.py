@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,10 @@ from jobs.history.kept import folder
 from jobs.history.recording.recorder import Recorder
 from jobs.history.told import answers
 from jobs.models import Attempt
+from jobs.queue import actions
 from tests.jobs.history.conftest import end
-from tests.jobs.history.told import BEGAN, Sender, batch, cell, run, step
+from tests.jobs.history.told import BEGAN, Sender, batch, cell, keep, run, step
+from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
 
@@ -125,12 +129,19 @@ WRONG = [
 ]
 
 
+# No document can say of these that they make no sense: it does of the table, or of two together.
+STATUS = {"nothing": 404} | dict.fromkeys(
+    ("steps?from=5&to=4", "marks?bins=5", "traffic?steps=5", "steps?by=op", "traffic?by=rank,rank"), 422
+)
+
+
 def test_a_senseless_parameter_is_named(attempt: Attempt, root: Path, owner: User, api: Api) -> None:
     client = api(owner)
     for path, field in WRONG:
         answer = client.get(f"/api/v1/jobs/{attempt.job_id}/history/{path}")
-        assert answer.status_code == (400 if path.startswith("snapshot") else 422), path
-        assert field in [error["field"] for error in answer.json()["errors"]], path
+        assert answer.status_code == STATUS.get(path, 400), path
+        where = "path" if field == "table" else "query"
+        assert (field, where) in [(error["field"], error["in"]) for error in answer.json()["errors"]], path
 
 
 def test_a_history_is_its_job_s(told: str, owner: User, stranger: User, staff: User, api: Api) -> None:
@@ -202,3 +213,37 @@ def test_a_long_curve_is_thinned_to_what_a_screen_holds(
     assert answer["curve"]["step"] == list(range(4, 9001, 4))
     assert len(answer["traffic"]["rows"][0]["bytes"]) == answer["traffic"]["length"] <= 600
     assert sum(answer["traffic"]["rows"][0]["bytes"]) == 9_000_000
+
+
+def read_back(cell: str) -> str:
+    """As docs/explanation/history.md says it."""
+    return str(json.loads(f'"{cell.removeprefix(chr(39)).replace(chr(34), chr(92) + chr(34))}"'))
+
+
+def test_a_csv_file_is_read_back_as_it_was_and_carries_nothing_out(owner: User, api: Api, root: Path) -> None:
+    lines = ["\x1b[31mred\x1b[0m", '=1+1, "quoted"', "a\tb\x7f\x85", "back\\slash \\u0041", "", "'"]
+    texts = ["=HYPERLINK(1)", "+1", "'twice", '\x1b]0;title\x07 "and" \\n', "plain, with a comma", "\t=1"]
+    items: list[Any] = [{"kind": "log", "rank": 0, "time": BEGAN, "first": 0, "lines": lines}]
+    items += [
+        {"kind": "checkpoint", "rank": 0, "time": BEGAN + n, "step": n, "name": None, "num_bytes": 0, "stall_s": 0.1}
+        | {"save_s": 0.1, "problem": text}
+        for n, text in enumerate(texts, 1)
+    ]
+    made = Attempt.objects.create(job=actions.submit(owner, GOOD)[0], number=1)
+    keep(root, [batch(1, step(0, 1, 0.5), *items)], made.job_id)
+
+    def read(table: str) -> tuple[str, list[dict[str, str]]]:
+        answer = api(owner).get(f"/api/v1/jobs/{made.job_id}/history/{table}?format=csv")
+        text = b"".join(answer.streaming_content).decode()
+        return text, list(csv.DictReader(io.StringIO(text)))
+
+    text, rows = read("logs")
+    assert [json.loads(row["lines"]) for row in rows] == [lines]
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
+    text, rows = read("marks")
+    faults = [row["text"] for row in rows if row["kind"] == "fault"]
+    assert [read_back(cell) for cell in faults] == texts
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
+    assert not any(cell.startswith(("=", "+", "-", "@")) for cell in faults)
+    _, rows = read("steps")
+    assert json.loads(rows[0]["exposed"]) == {"dp": 0.1}

@@ -64,7 +64,8 @@ def test_runs_are_compared_by_step_time_and_tokens(
     assert first["plan"]
     assert api(stranger).get(f"/api/v1/compare?jobs={one.id},{other.id}").status_code == 404
     for wrong in ("", one.id, f"{one.id},{one.id}", ",".join([one.id] * 7), f"{one.id},{other.id}&x=1"):
-        assert client.get(f"/api/v1/compare?jobs={wrong}").status_code == 422
+        status = 422 if wrong == f"{one.id},{one.id}" else 400
+        assert client.get(f"/api/v1/compare?jobs={wrong}").status_code == status
     third = Job.objects.create(owner=owner, name="not kept", spec=spec, kind="train", num_slots=2, estimate={})
     told = client.get(f"/api/v1/compare?jobs={one.id},{third.id}").json()
     assert [row["recorded"] for row in told["jobs"]] == [True, False]

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from django.urls import URLPattern, reverse
 from rest_framework.test import APIClient
 
 from jobs import access
+from jobs.api.urls import urlpatterns
 from jobs.models import Host, Job, Membership, Project, Role, Status
 from jobs.queue import actions
 from jobs.queue.scheduling.scheduler import schedule
@@ -185,3 +187,56 @@ def test_a_project_s_own_quota_stays_within_what_staff_gave(
     Project.objects.create(name="team", slots=given, own_slots=own)
     told = quotas_now().get("team")
     assert (told.slots if told else None) == most
+
+
+OF_A_JOB = [path for path in urlpatterns if "<str:job_id>" in str(path.pattern)]
+MAKES_ANOTHER = {"api-copy", "api-resume"}  # a job of one's own, of one that one may look at
+
+
+@pytest.mark.parametrize("path", OF_A_JOB, ids=lambda path: path.name)
+def test_who_may_only_look_at_a_job_changes_nothing_of_it(
+    path: URLPattern, members: Members, make_job: MakeJob, api: Api
+) -> None:
+    """Every unsafe method of every address below a job, and of what comes to be one."""
+    job = make_job(members["colleague"])
+    address = reverse(path.name, kwargs={name: {"job_id": job.id}.get(name, "0") for name in path.pattern.converters})
+    allowed = {method for method in ("post", "put", "patch", "delete") if hasattr(path.callback.view_class, method)}
+    before = Job.objects.filter(id=job.id).values().get()
+    for role in ("viewer", "submitter"):
+        for method in allowed:
+            body = {"step": 1, "add_tags": ["a"], "to": "top"}
+            answer = getattr(api(members[role]), method)(address, body, format="json")
+            expected = {422} if path.name in MAKES_ANOTHER else {403}
+            assert answer.status_code in expected, (method, address, answer.content)
+    assert Job.objects.filter(id=job.id).values().get() == before
+    assert Job.objects.count() == 1
+
+
+@pytest.mark.parametrize("name", ["job-cancel", "job-give-up", "job-run-smaller", "job-requeue"])
+def test_nor_by_its_pages(name: str, members: Members, make_job: MakeJob, client: Client) -> None:
+    job = make_job(members["colleague"])
+    client.force_login(members["viewer"])
+    assert client.post(reverse(name, args=[job.id])).status_code == 403
+
+
+@pytest.mark.parametrize("name", ["job-detail", "job-timeline"])
+def test_who_may_only_look_is_told_who_asks_a_run_for_a_step(
+    name: str, members: Members, make_job: MakeJob, client: Client
+) -> None:
+    job = make_job(members["colleague"])
+    for role, asks in (("viewer", False), ("operator", True)):
+        client.force_login(members[role])
+        shown = client.get(reverse(name, args=[job.id])).content.decode()
+        assert ("timeline-wanted" in shown, "may ask it for a step" in shown) == (asks, not asks)
+
+
+@pytest.mark.parametrize("path", ["variables", "invitations", "webhooks", "webhooks/abc", "webhooks/abc/deliveries"])
+def test_what_of_a_project_is_not_a_viewer_s_is_refused_alike(
+    path: str, members: Members, stranger: User, api: Api, client: Client
+) -> None:
+    assert api(members["viewer"]).get(f"/api/v1/projects/team/{path}").status_code == 403
+    assert api(stranger).get(f"/api/v1/projects/team/{path}").status_code == 404
+    if path.startswith("webhooks") and "deliveries" not in path:
+        for who, status in ((members["viewer"], 403), (stranger, 404)):
+            client.force_login(who)
+            assert client.get(f"/projects/team/{path}/").status_code == status

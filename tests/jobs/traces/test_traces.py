@@ -6,6 +6,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -18,6 +19,7 @@ from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream, wanted_key
 from contracts.telemetry import TimelineItem
+from jobs.history.told.steps import HELD_BY_HOSTS
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
 from jobs.traces import chrome, perfetto
@@ -26,7 +28,9 @@ from jobs.traces.lanes import lanes
 from jobs.traces.shapes import Call, Trace
 from jobs.traces.stream import trace
 from tests.jobs.conftest import member_of
+from tests.jobs.history.told import keep, run
 from tests.support.timelines import batch, item, late
+from workers.host.supervisor.timelines import KEPT_STEPS
 
 SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 5}}
 
@@ -226,6 +230,7 @@ def test_a_step_can_be_asked_for_while_the_run_lasts(
     told: Job, owner: User, stranger: User, api: Callable[[User | None], APIClient], live_redis: redis.Redis
 ) -> None:
     path = f"/api/v1/jobs/{told.id}/trace"
+    Job.objects.filter(id=told.id).update(spec={**told.spec, "train": {**told.spec["train"], "steps": 2000}})
     client = api(owner)
     assert client.post(path, {"step": 120}, format="json").json() == {"steps": [120]}
     assert client.post(path, {"step": 7.0}, format="json").json() == {"steps": [7, 120]}, (
@@ -242,3 +247,20 @@ def test_a_step_can_be_asked_for_while_the_run_lasts(
     assert client.post(path, {"step": 121}, format="json").status_code == 409
     Job.objects.filter(id=told.id).update(status=Status.SUCCEEDED)
     assert client.post(path, {"step": 122}, format="json").status_code == 409
+
+
+def test_a_step_that_no_rank_will_tell_is_refused_with_the_arithmetic(
+    told: Job, owner: User, api: Callable[[User | None], APIClient], tmp_path: Path, settings: Any
+) -> None:
+    path, settings.HISTORY_DIR = f"/api/v1/jobs/{told.id}/trace", tmp_path
+    Job.objects.filter(id=told.id).update(spec={**told.spec, "train": {**told.spec["train"], "steps": 200}})
+    keep(tmp_path, list(run(2, 100)), told.id)
+    refused = {}
+    for step in (201, 36, 37, 200):
+        answer = api(owner).post(path, {"step": step}, format="json")
+        if answer.status_code == 422:
+            (refused[step],) = answer.json()["errors"]
+    assert {step: error["pointer"] for step, error in refused.items()} == {201: "/step", 36: "/step"}
+    assert refused[201]["message"] == "the run has 200 steps (train.steps), so there is no step 201"
+    assert "at step 100 and hosts hold its last 64, so from step 37 on" in refused[36]["message"]
+    assert HELD_BY_HOSTS == KEPT_STEPS

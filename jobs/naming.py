@@ -1,0 +1,55 @@
+"""Names that people give: each can be read, looks like no other by a trick, and turns no line of a page round.
+
+The rule is of what is made from now on: what stands under an older name is read, and can be renamed or removed.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from planner.facts.spec import Problem
+
+TURNING: Final = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C}
+BLANK: Final = {0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0}  # letters and signs that show nothing
+SHOWN: Final = "LNPS"  # letters, numbers, punctuation, symbols
+
+
+def unfit(name: str) -> str:
+    """Why a name may not be given; empty where it may."""
+    for character in name:
+        if words := _unfit(character):
+            return f"has U+{ord(character):04X}, {words}"
+    if not any(unicodedata.category(one)[0] in SHOWN and ord(one) not in BLANK for one in name):
+        return "has nothing that can be seen"
+    return ""
+
+
+def name_problems(field: str, name: str) -> list[Problem]:
+    """Of a name that was read already."""
+    words = unfit(name)
+    return [Problem(field, words)] if words else []
+
+
+def _unfit(character: str) -> str:
+    code = ord(character)
+    if code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF:
+        return "which is no character"
+    if code in TURNING:
+        return "which turns the direction of text"
+    kind = unicodedata.category(character)
+    if kind == "Cc":
+        return "a control character"
+    return "which breaks the line" if kind in ("Zl", "Zp") else ""
+
+
+def _named(name: str) -> str:
+    if words := unfit(name):
+        raise PydanticCustomError("name", words)
+    return name
+
+
+Named = AfterValidator(_named)  # of a field of a model that is read once; `name_problems` is for what is stored whole

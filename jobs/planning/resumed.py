@@ -1,0 +1,65 @@
+"""Whether the checkpoint that a spec goes on from can be there: what the board knows of it, and no more than that."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from contracts.telemetry import MOST_CHECKPOINTS
+from jobs.access import visible_job
+from jobs.models import ELSEWHERE, TERMINAL, Job
+from jobs.planning.saves import Saves, most_kept, saves_of
+from planner.facts.spec import JobSpec, Problem
+
+NAME = re.compile(r"[^/]+(?:/(?P<attempt>[1-9][0-9]{0,9})(?:/step-(?P<step>[0-9]{8,18}))?)?")
+
+
+def checkpoint_problems(user: Any, spec: JobSpec) -> list[Problem]:
+    """A checkpoint is its job's: who may not see that job is told the same as where there is none. Raises BusyError."""
+    resume = spec.train.resume
+    if resume is None:
+        return []
+    job = visible_job(user, resume.partition("/")[0])
+    words = "no such job, or not yours" if job is None else why_missing(job, resume)
+    return [Problem("train.resume", f"there is no checkpoint {resume!r}: {words}")] if words else []
+
+
+def why_missing(job: Job, name: str) -> str:
+    """Why a checkpoint of a job is known not to be there; empty where it may be.
+
+    What a host saved and died before telling may lie there, as may what a job is yet to save.
+    """
+    if job.engine == ELSEWHERE:
+        return ""
+    named = NAME.fullmatch(name)
+    if named is None:
+        return "a name is job, job/attempt or job/attempt/step-00000100"
+    wanted, step = named["attempt"], named["step"]
+    attempts = job.attempts.order_by("number")
+    saves = [saves_of(attempt) for attempt in (attempts.filter(number=int(wanted)) if wanted else attempts)]
+    over = job.status in TERMINAL
+    if wanted and not saves:
+        return f"job {job.id} had no attempt {wanted}" if over else ""
+    train = job.spec.get("train", {})
+    if train.get("checkpoint_every") == 0 and not any(one.items or one.newest for one in saves):
+        return f"job {job.id} saves none: its train.checkpoint_every is 0"
+    if step is not None and "steps" in train and int(step) > train["steps"]:
+        return f"job {job.id} has {train['steps']} steps"
+    if step is not None:
+        return _why_no_step(saves[0], int(step), most_kept(job))
+    none = all(one.final and one.complete_after(-1) == 0 for one in saves)
+    return "none was saved there" if over and none else ""
+
+
+def _why_no_step(saves: Saves, step: int, most: int) -> str:
+    newer = saves.complete_after(step)
+    if newer >= most:
+        return f"its attempt saved {newer} newer ones and keeps the newest {most} (train.keep_checkpoints)"
+    told = next((item for item in saves.items if item["step"] == step), None)
+    if told is not None:
+        return "" if told["name"] else f"it could not be written: {told['problem']}"
+    forgotten = len(saves.items) >= MOST_CHECKPOINTS and step < saves.items[0]["step"]
+    if forgotten or not (saves.final or (saves.whole and newer)):
+        return ""
+    steps = ", ".join(str(item["step"]) for item in saves.items[-10:] if item["name"]) or "none"
+    return f"its attempt saved no step {step}; the newest that it told of: {steps}"

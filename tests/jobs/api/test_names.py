@@ -1,0 +1,74 @@
+"""Names that people give are refused, with where and why, where nobody could read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.cache import cache
+from rest_framework.test import APIClient
+
+from jobs.models import Job, JobTag
+from jobs.naming import unfit
+from jobs.queue import actions
+from tests.planner.wrong_specs import GOOD
+
+Api = Callable[[User | None], APIClient]
+UNFIT = [
+    ("a\ufffe", "U+FFFE, which is no character"),
+    ("a\uffff", "no character"),
+    ("a\U0001ffff", "no character"),
+    ("a\x85b", "U+0085, a control character"),
+    ("a\x9b31m", "a control character"),
+    ("a\u2028b", "which breaks the line"),
+    ("a\u2029b", "which breaks the line"),
+    ("a\u202eb", "turns the direction"),
+    ("a\u2066b", "turns the direction"),
+    (" ", "nothing that can be seen"),
+    ("\u200b\u200d\ufeff", "nothing that can be seen"),
+    ("\u3164", "nothing that can be seen"),
+]
+FIT = ["run 7", "Läufer", "名前", "שלום", "👩‍🚀", "-", "<b>", "=1+1"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_throttle() -> None:
+    cache.clear()
+
+
+@pytest.mark.parametrize(("name", "words"), UNFIT)
+def test_a_name_that_cannot_be_read_is_refused(owner: User, api: Api, name: str, words: str) -> None:
+    client = api(owner)
+    job = actions.submit(owner, GOOD)[0].id
+    hook = {"name": name, "url": "https://hooks.example/"}
+    run: dict[str, Any] = {"world_size": 1, "name": name}
+    for method, path, body, pointer in (
+        ("post", "jobs", {**GOOD, "name": name}, "/name"),
+        ("post", f"jobs/{job}/copy", {"name": name}, "/name"),
+        ("patch", f"jobs/{job}", {"add_tags": ["good", name]}, "/add_tags/1"),
+        ("post", "jobs/actions", {"action": "tag", "jobs": [job], "tags": [name]}, "/tags"),
+        ("post", "tokens", {"name": name, "scopes": ["read"]}, "/name"),
+        ("post", "projects/default/webhooks", hook, "/name"),
+        ("post", "runs", run, "/name"),
+    ):
+        answer = getattr(client, method)(f"/api/v1/{path}", body, format="json")
+        assert answer.status_code == 422, path
+        told = {error["pointer"]: error["message"] for error in answer.json()["errors"]}
+        assert words in told[pointer], path
+    (problem,) = client.post("/api/v1/plan", {**GOOD, "name": name}, format="json").json()["problems"]
+    assert (problem["field"], words in problem["message"]) == ("name", True)
+
+
+def test_other_names_may_be_given() -> None:
+    assert [unfit(name) for name in FIT] == [""] * len(FIT)
+
+
+def test_what_has_an_older_name_is_read_and_its_tag_taken_away(owner: User, api: Api) -> None:
+    job = actions.submit(owner, GOOD)[0]
+    Job.objects.filter(id=job.id).update(name="a\u202eb", spec={**job.spec, "name": "a\u202eb"})
+    JobTag.objects.create(job=job, name="\u200b")
+    assert api(owner).get(f"/api/v1/jobs/{job.id}").json()["name"] == "a\u202eb"
+    changed = api(owner).patch(f"/api/v1/jobs/{job.id}", {"remove_tags": ["\u200b"]}, format="json")
+    assert (changed.status_code, changed.json()["tags"]) == (200, [])
