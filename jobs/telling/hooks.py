@@ -57,10 +57,10 @@ class WebhookChange(Strict):
 
 def find_project(user: Any, name: str) -> str:
     """A project's name; 404 where the user does not see it, 403 where they may have no webhooks there."""
+    if storable(name) and (may_submit_to(user, name) or may_administer(user, name)):
+        return name
     project = access.find_project(user, name).name
-    if not (may_submit_to(user, project) or may_administer(user, project)):
-        raise PermissionDenied(f"submitters, operators and admins of project {project} have webhooks there")
-    return project
+    raise PermissionDenied(f"submitters, operators and admins of project {project} have webhooks there")
 
 
 def visible_to(user: Any, project: str) -> QuerySet[Webhook]:

@@ -81,7 +81,7 @@ def _attend_by_blocks(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable,
     came = tape.take(others, BUFFERS)
     joined = tape.take(wide, WORKING)
     lse = g.save_bytes(sums)
-    tape.briefly(q.num_bytes + (wide if mixed else 0) + _hidden_bytes(s), WORKING)
+    tape.briefly(q.num_bytes + max(_hidden_bytes(s), wide if mixed else 0), WORKING)
     tape.drop(came)
     out = g.variable(q.num_bytes) if mixed else Variable(tape.hold(joined))
     tape.drop(joined)
