@@ -1,0 +1,49 @@
+"""Imports that are small as they are sent and large, or deep, as they are read."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jobs.traces.imports import bounds
+from jobs.traces.imports.parts import ImportProblemError
+from tests.jobs.traces.test_imports import read_of, written
+
+DEEP = "is nested deeper than 32"
+HEAVY: list[tuple[str, bytes, str, str]] = [
+    ("a0.json", b"[" * 200_000, "format", "is no flight recorder dump"),
+    ("k0.json", b'{"schemaVersion":' + b"[" * 200_000, "schemaVersion", DEEP),
+    ("k0.json", b'{"traceEvents":[{"args":' + b'{"a":' * 200_000, "traceEvents", DEEP),
+    ("k0.json", b'{"traceEvents":[' + b"[" * 200_000, "traceEvents", DEEP),
+    ("r0.json", b'{"entries":[],"pg_config":' + b"[" * 200_000, "pg_config", DEEP),
+    ("k0.json", b'{"deviceProperties":[' + b"{}," * 10**6, "deviceProperties", "more than 100,000 values"),
+    ("k0.json", b'{"traceEvents":[{"args":[' + b"0," * 10**6, "traceEvents", "one holds more than 100,000 values"),
+    ("k0.json", b'{"schemaVersion":' + b"9" * 5000 + b"}", "JSON", "overflow"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "field", "words"), HEAVY, ids=[f"{n}: {d[:24]!r}" for n, d, _, _ in HEAVY])
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_deep_or_heavy_costs_no_memory(
+    tmp_path: Path, name: str, data: bytes, field: str, words: str, packed: bool
+) -> None:
+    """200,000 brackets took 23 GB, and the board with them: paths to each were kept, each longer than the last."""
+    path = written(tmp_path, f"{name}.gz" if packed else name, gzip.compress(data, 1) if packed else data)
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(ImportProblemError) as told:
+        read_of(path)
+    assert psutil.Process().memory_info().rss - before < 64 * 2**20
+    assert told.value.field == field
+    assert words in told.value.message
+
+
+@pytest.mark.parametrize("events", [b'{"entries":[' + b"{}," * 20, b'{"traceEvents":[' + b"0," * 20])
+def test_a_list_is_read_no_further_than_its_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: bytes
+) -> None:
+    monkeypatch.setattr(bounds, "MOST_LISTED", 10)
+    with pytest.raises(ImportProblemError, match="holds more than 10 events"):
+        read_of(written(tmp_path, "r0.json", events))
