@@ -19,7 +19,6 @@ from jobs.api.http.patient import Patient  # noqa: E402
 from jobs.live.consumers import JobConsumer, no_such_socket  # noqa: E402
 from webapp.doors import Doors  # noqa: E402
 from webapp.one_thread import OneThreadHandler  # noqa: E402
-from webapp.origin import SameOrigin  # noqa: E402
 from webapp.safety import refuse_exposed  # noqa: E402
 
 refuse_exposed()
@@ -36,7 +35,7 @@ application = Doors(
         {
             "http": Patient(OneThreadHandler()),
             # Who is asking is read by the consumer itself, again and again.
-            "websocket": AllowedHostsOriginValidator(SameOrigin(SessionMiddlewareStack(sockets))),
+            "websocket": AllowedHostsOriginValidator(SessionMiddlewareStack(sockets)),
         }
     )
 )

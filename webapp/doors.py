@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from django.conf import settings
+
 from jobs import reference
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, details
 from planner.facts.spec import Problem
@@ -20,6 +22,8 @@ from webapp import limits
 from webapp.logs import REQUESTS
 
 log = logging.getLogger(REQUESTS)
+
+PORTS = {"http": 80, "https": 443}
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -66,7 +70,7 @@ class Doors:
             await self._request(scope, receive, _told(scope, send, known))
 
     async def _socket(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if _malformed(scope):
+        if _malformed(scope) or not _same_origin(scope):
             await send({"type": "websocket.close"})
             return
         await self._application(scope, receive, send)
@@ -111,6 +115,27 @@ def _malformed(scope: MutableMapping[str, Any]) -> str | None:
         if name == b"origin" and not _is_address(value.decode("latin-1")):
             return "the Origin header is no address"
     return None
+
+
+def _same_origin(scope: MutableMapping[str, Any]) -> bool:
+    """Whether a page of the board's own scheme, host and port asks, as Django has it of forms: a browser sends the
+    visitor's cookie to each port of a host, and a job may serve pages on one."""
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    ours = f"{'https' if settings.HTTPS else 'http'}://{headers.get(b'host', '')}"
+    origin = _place(headers.get(b"origin", ""))
+    return origin is not None and origin == _place(ours)
+
+
+def _place(address: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port of an address on the web, None of anything else."""
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in PORTS or not parts.hostname:
+        return None
+    return parts.scheme, parts.hostname, port or PORTS[parts.scheme]
 
 
 def _is_address(text: str) -> bool:
