@@ -19,14 +19,18 @@ $(BIN)/python:
 
 # The stamps keep a second run off the network.
 $(VENV)/.run: pyproject.toml $(LOCK) | $(BIN)/python
-	$(INSTALL) -e '.[web,worker,local]'
+	$(INSTALL) -e '.[web,worker,local,docs]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run client/pyproject.toml
-	$(INSTALL) -e '.[web,worker,local,dev]' -e ./client
+	$(INSTALL) -e '.[web,worker,local,docs,dev]' -e ./client
 	@touch $@
 
-up: $(VENV)/.run ## start everything on this machine; Ctrl-C stops it
+# A board without them says so: what is wrong in a page keeps nobody from starting one.
+docs/site/index.html: $(VENV)/.run $(shell find docs manual client/meshboard jobs planner webapp -name site -prune -o -name '*.md' -print -o -name '*.py' -print)
+	-@$(BIN)/python -m manual
+
+up: $(VENV)/.run docs/site/index.html ## start everything on this machine; Ctrl-C stops it
 	@exec $(BIN)/python -m webapp.runner
 
 tools: # what the tests drive from outside Python

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MOST_CONNECTIONS = 2000  # open at once, sockets included; more are answered 503
+REQUESTS_AT_ONCE = 64  # answered by a process, a thread each; more wait for their turn, held ones and sockets do not
 DATABASE_CONNECTIONS = 24  # to PostgreSQL, which takes 100 by default; shared by all requests and processes
 FEWEST_CONNECTIONS = 4  # of a process, however many there are
 DATABASE_WAIT_S = 5.0  # for one of them to be free

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 from asgiref.sync import sync_to_async
@@ -14,15 +15,25 @@ from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
 from jobs.api.http.patient import unless_gone
+from webapp import limits
 
 
 class OneThreadHandler(ASGIHandler):
     """Our views wait for the database in a thread. Left alone, Django goes to and fro between that thread and the loop
     for the request's signals, for every middleware that could do either, and for the view: each time a wait for
-    Python's lock."""
+    Python's lock. And it starts a thread for each request, where these are kept for the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        threads = ThreadPoolExecutor(limits.REQUESTS_AT_ONCE, thread_name_prefix="request")
+        self._answered = sync_to_async(self._answer, thread_sensitive=False, executor=threads)
+        self._closed = sync_to_async(HttpResponseBase.close, thread_sensitive=False, executor=threads)
 
     def load_middleware(self, is_async: bool = False) -> None:
         super().load_middleware(is_async=False)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.handle(scope, receive, send)
 
     async def handle(self, scope: Any, receive: Any, send: Any) -> None:
         try:
@@ -30,14 +41,14 @@ class OneThreadHandler(ASGIHandler):
         except RequestAborted:
             return
         with body:
-            response = await sync_to_async(self._answer)(scope, body)
+            response = await self._answered(scope, body)
             if not response.streaming:
                 await self.send_response(response, send)
                 return
             try:
                 await unless_gone(receive, self.send_response(response, send))
             finally:
-                await sync_to_async(response.close)()
+                await self._closed(response)
 
     def _answer(self, scope: Any, body: IO[bytes]) -> HttpResponseBase:
         """The response; one that is whole is closed already."""

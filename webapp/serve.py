@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 import uvicorn
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.supervisors.multiprocess import Multiprocess
@@ -106,6 +107,7 @@ def application() -> Any:
         die_with(parent.pid)  # or it would keep the port from the next one
     from webapp.asgi import application  # sets Django up
 
+    import_module(settings.ROOT_URLCONF)  # or the first request would wait for every view's import
     share_connections()
     gc.freeze()  # what was imported stays: looking through it again and again took a tenth of the web's time
     return application

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 CODE = ("contracts", "planner", "jobs", "webapp", "workers", "client/meshboard")
-SHIPPED = ("web", "worker", "local")  # extras; tools of development run nowhere else
+SHIPPED = ("web", "worker", "local", "docs")  # extras; tools of development run nowhere else
 
 # What bandit finds and we keep: (rule, files below, why). Rules that are off altogether stand in pyproject.toml.
 KEPT = [

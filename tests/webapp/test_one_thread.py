@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.http import FileResponse, StreamingHttpResponse
+from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
+from tests.support.processes import wait_until
+from webapp import limits
 from webapp.one_thread import OneThreadHandler
 
 PARTS = 5
+SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
 
 
 class Source(io.BytesIO):
@@ -61,8 +65,59 @@ def test_a_file_is_read_as_it_is_sent(
         if message.get("body"):
             read_before.append(source.reads)
 
-    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
-    asyncio.run(handler(scope, receive, send))
+    asyncio.run(handler(SCOPE, receive, send))
     assert sent == PARTS * OneThreadHandler.chunk_size
     assert read_before == list(range(PARTS + 1))
     assert source.closed or made is from_generator
+
+
+async def asked() -> dict[str, Any]:
+    return {"type": "http.request"}
+
+
+async def unread(_message: dict[str, Any]) -> None:
+    """Nobody looks at the answer."""
+
+
+def test_a_thread_is_kept_for_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler: Any = OneThreadHandler()
+    used: list[threading.Thread] = []
+
+    def answer(_request: Any) -> HttpResponse:
+        used.append(threading.current_thread())
+        return HttpResponse()
+
+    monkeypatch.setattr(handler, "get_response", answer)
+
+    async def one_after_another() -> None:
+        for _ in range(3):
+            await handler(SCOPE, asked, unread)
+
+    asyncio.run(one_after_another())
+    assert [thread is used[0] for thread in used] == [True] * 3
+
+
+def test_more_requests_than_threads_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REQUESTS_AT_ONCE", 2)
+    handler: Any = OneThreadHandler()
+    begun: list[int] = []
+    turn = threading.Event()
+
+    def answer(_request: Any) -> HttpResponse:
+        begun.append(len(begun))
+        assert turn.wait(30)
+        return HttpResponse()
+
+    monkeypatch.setattr(handler, "get_response", answer)
+
+    async def all_at_once() -> None:
+        requests = [asyncio.create_task(handler(SCOPE, asked, unread)) for _ in range(5)]
+        await asyncio.to_thread(wait_until, lambda: len(begun) == 2, "as many as there are threads have begun")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(begun) == 2
+        turn.set()
+        await asyncio.gather(*requests)
+
+    asyncio.run(all_at_once())
+    assert len(begun) == 5

@@ -71,10 +71,16 @@ def counted(scope: str, whose: str) -> int | None:
         return None
     key = f"rate:{scope}:{whose}:{int(time.time() // WINDOW_S)}"
     try:
-        cache.add(key, 0, 2 * WINDOW_S)
-        found: Any = cache.incr(key)
+        return _one_more(key)
     except (RedisError, OSError, ValueError) as error:  # ValueError: it went between the two
         log.warning("requests are not counted: %s", error)
         _away_until = time.monotonic() + AWAY_S
         return None
-    return int(found)
+
+
+def _one_more(key: str) -> int:
+    try:
+        return cache.incr(key)
+    except ValueError:  # the window's first
+        cache.add(key, 0, 2 * WINDOW_S)
+        return cache.incr(key)

@@ -111,9 +111,8 @@ def connections(site: Site) -> int:
     return sum(one.laddr.port == site.port and one.status == psutil.CONN_ESTABLISHED for one in opened)
 
 
-def have_come(site: Site, most: int, threads_left: int) -> None:
+def have_come(site: Site, most: int) -> None:
     wait_until(lambda: connections(site) >= most, "they have come")
-    wait_until(lambda: threads(site) <= threads_left, "the views' threads end")
 
 
 def threads(site: Site) -> int:
