@@ -13,6 +13,7 @@ from django.db.models import F
 from django.db.models.fields.json import KT
 
 from jobs.live.held import Standing
+from jobs.live.per_loop import PerLoop
 from jobs.models import Attempt, Job
 
 log = logging.getLogger(__name__)
@@ -90,12 +91,4 @@ def standings(jobs: Iterable[str]) -> dict[str, Standing]:
     return {job: Standing(status, attempt, verdicts.get(job)) for job, status, attempt in rows}
 
 
-_changes: dict[int, Changes] = {}
-
-
-def changes() -> Changes:
-    """That of the running event loop."""
-    loop = id(asyncio.get_running_loop())
-    if loop not in _changes:
-        _changes[loop] = Changes()
-    return _changes[loop]
+changes = PerLoop(Changes)

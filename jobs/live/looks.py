@@ -13,6 +13,7 @@ from django.contrib.sessions.backends.db import SessionStore
 
 from jobs.access import visible_jobs
 from jobs.live.details import FRESH_S, shared_detail
+from jobs.live.per_loop import PerLoop
 from jobs.present import JobDetail
 from jobs.text import storable
 
@@ -86,12 +87,4 @@ def _user_of(session: str) -> Any:
     return get_user(request)
 
 
-_looks: dict[int, Looks] = {}
-
-
-def looks() -> Looks:
-    """That of the running event loop."""
-    loop = id(asyncio.get_running_loop())
-    if loop not in _looks:
-        _looks[loop] = Looks()
-    return _looks[loop]
+looks = PerLoop(Looks)

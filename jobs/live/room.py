@@ -19,6 +19,7 @@ import msgpack
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
+from jobs.live.per_loop import PerLoop
 from jobs.live.streams import CHUNK_BYTES, RETRY_S, Entry, Hub, hub, order
 
 ROOM_BYTES = 2**23  # of entries, beside the frames made of them
@@ -300,9 +301,4 @@ def _packed(messages: list[dict[str, Any]]) -> bytes:
     return deflated
 
 
-_rooms: dict[Hub, Rooms] = {}
-
-
-def rooms() -> Rooms:
-    """Those of the running event loop's hub."""
-    return _rooms.setdefault(hub(), Rooms(hub()))
+rooms = PerLoop(lambda: Rooms(hub()))

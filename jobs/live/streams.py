@@ -18,6 +18,8 @@ import redis.asyncio
 from django.conf import settings
 from redis.exceptions import RedisError
 
+from jobs.live.per_loop import PerLoop
+
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 2**20 - 2**14  # of batches in one chunk: one frame of at most 1 MB with what is written round them
@@ -300,12 +302,4 @@ def order(entry_id: str) -> tuple[int, int]:
     return int(milliseconds), int(sequence or 0)
 
 
-_hubs: dict[int, Hub] = {}
-
-
-def hub() -> Hub:
-    """The hub of the running event loop."""
-    loop = id(asyncio.get_running_loop())
-    if loop not in _hubs:
-        _hubs[loop] = Hub()
-    return _hubs[loop]
+hub = PerLoop(Hub)
