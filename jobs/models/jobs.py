@@ -21,6 +21,11 @@ def new_job_id() -> str:
     return "".join(secrets.choice(ID_ALPHABET) for _ in range(10))
 
 
+def num_ranks(layout: dict[str, Any]) -> int:
+    """Of a layout as a spec of any age has it: the oldest know no cp."""
+    return int(layout["dp"] * layout["pp"] * layout["tp"] * layout.get("cp", 1))
+
+
 class Status(models.TextChoices):
     """States of a job's current attempt."""
 
@@ -109,8 +114,7 @@ class Job(models.Model):
 
     @property
     def world_size(self) -> int:
-        layout: dict[str, Any] = self.spec["layout"]
-        return int(layout["dp"] * layout["pp"] * layout["tp"] * layout.get("cp", 1))  # cp: not in the oldest specs
+        return num_ranks(self.spec["layout"])
 
 
 class JobTag(models.Model):

@@ -13,11 +13,12 @@ from django.http import QueryDict
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 
-from jobs.access import listed_jobs
+from jobs.access import visible_jobs
 from jobs.api.http.deprecation import OFFSET
 from jobs.api.http.parameters import BadParameterError
 from jobs.filters import JobFilter
 from jobs.models import Job
+from jobs.present import JobBrief, job_briefs
 from jobs.text import storable, whole_number
 from planner.facts.spec import Problem
 
@@ -38,7 +39,7 @@ HELP = {
 class Listed(NamedTuple):
     """A page of jobs; `next_query` asks for the one after it, None where this is the last."""
 
-    jobs: list[Job]
+    jobs: list[JobBrief]
     next_query: str | None
 
 
@@ -62,7 +63,7 @@ def narrowed(request: Request) -> Listed:
     if "cursor" in asked and "offset" in asked:
         problems.append(Problem("offset", "cannot be given beside a cursor"))
     problems += [Problem(name, "is empty") for name in HELP if name in asked and not asked[name].strip()]
-    filters = JobFilter(asked, queryset=listed_jobs(request.user).prefetch_related("tags"), user=request.user)
+    filters = JobFilter(asked, queryset=visible_jobs(request.user), user=request.user)
     problems += [Problem(name, " ".join(told)) for name, told in filters.form.errors.items()]
     if problems or limit is None or offset is None:
         raise BadParameterError(problems)
@@ -70,15 +71,15 @@ def narrowed(request: Request) -> Listed:
     if after is not None:
         created, job = after
         found = found.filter(Q(created__lt=created) | Q(created=created, id__lt=job))
-    jobs = list(found[offset : offset + limit + 1])
+    jobs = job_briefs(found[offset : offset + limit + 1])
     return Listed(jobs[:limit], _behind(asked, jobs[limit - 1]) if len(jobs) > limit else None)
 
 
-def _behind(asked: QueryDict, last: Job) -> str:
+def _behind(asked: QueryDict, last: JobBrief) -> str:
     """The query of the page behind a job: jobs that come meanwhile move nothing."""
     following = asked.copy()
     following.pop("offset", None)
-    following["cursor"] = urlsafe_b64encode(f"{last.created.isoformat()} {last.id}".encode()).decode().rstrip("=")
+    following["cursor"] = urlsafe_b64encode(f"{last['created']} {last['id']}".encode()).decode().rstrip("=")
     return following.urlencode()
 
 

@@ -19,7 +19,7 @@ from jobs.planning.between import between
 from jobs.planning.elastic import NoOfferError, smaller
 from jobs.planning.hindsight import NoAdviceError, advice
 from jobs.planning.queries import checked
-from jobs.present import job_brief, job_detail
+from jobs.present import job_detail
 from jobs.queue import actions, several
 
 
@@ -36,7 +36,7 @@ class Jobs(APIView):
     def get(self, request: Request) -> Response:
         """Your jobs, newest first; staff see everybody's. A Link header with rel="next" leads to the page after it."""
         listed = narrowed(request)
-        answer = tagged(request, [job_brief(job) for job in listed.jobs])
+        answer = tagged(request, listed.jobs)
         if listed.next_query is not None:
             answer["Link"] = f'<{request.build_absolute_uri(request.path)}?{listed.next_query}>; rel="next"'
         if "offset" in request.query_params:

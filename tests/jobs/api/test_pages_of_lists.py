@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
-from jobs.models import Job
+from jobs.models import Job, JobTag
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
 
@@ -35,6 +35,25 @@ def test_what_comes_or_goes_meanwhile_moves_no_page(owner: User, api: Api, make_
         Job.objects.filter(id=seen[0]).delete()
     assert seen == wanted
     assert address == "", "that was the last"
+
+
+def test_a_line_says_what_the_job_itself_says(owner: User, api: Api, make_jobs: Callable[..., list[Job]]) -> None:
+    """A list reads fewer columns of a row than the job's own answer does."""
+    tagged, old, plain = make_jobs(3)
+    JobTag.objects.bulk_create(JobTag(job=tagged, name=name) for name in ("nightly", "baseline"))
+    old.spec["layout"] = {name: size for name, size in {**old.spec["layout"], "dp": 4}.items() if name != "cp"}
+    old.save()
+    client = api(owner)
+    lines = client.get("/api/v1/jobs").json()
+    whole = {job.id: client.get(f"/api/v1/jobs/{job.id}").json() for job in (tagged, old, plain)}
+    assert lines == [{name: whole[line["id"]][name] for name in line} for line in lines]
+    said = {line["id"]: (line["tags"], line["world_size"]) for line in lines}
+    ranks = plain.world_size
+    assert said == {
+        tagged.id: (["baseline", "nightly"], ranks),
+        old.id: ([], 4 * ranks // plain.spec["layout"]["dp"]),
+        plain.id: ([], ranks),
+    }
 
 
 def test_jobs_of_one_moment_are_each_on_one_page(owner: User, api: Api, make_jobs: Callable[..., list[Job]]) -> None:
