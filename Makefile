@@ -6,7 +6,7 @@ LOCK   := requirements.lock
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis openapi security faults cluster diagnose slow mix slurm image-test bench load bench-rivals gpu docs pictures release clean tools
+.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis openapi security faults cluster diagnose slow postgres mix slurm image-test bench load bench-rivals gpu docs pictures release clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -99,6 +99,9 @@ diagnose: $(VENV)/.dev ## faults put into real runs, and what the diagnosis says
 
 slow: $(VENV)/.dev tools ## tests that wait for real deadlines, not part of the default suite
 	MESHBOARD_PATIENCE=1 $(BIN)/python -m pytest tests -m slow --ignore tests/cluster --ignore tests/slurm
+
+postgres: $(VENV)/.dev tools ## the board's tests on PostgreSQL, which the default suite has on SQLite
+	$(BIN)/python -m tests.on_postgres
 
 mix: $(VENV)/.dev ## ten minutes of small jobs while everything is killed at random; MIX="--seconds 60 --seed 7"
 	$(BIN)/python -m tests.faults.mix $(MIX)

@@ -8,6 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from pydantic import SecretStr
+
 _FOLDER = Path(tempfile.mkdtemp(prefix="meshboard-tests-"))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 os.environ.setdefault("MESHBOARD_SECRET_KEY", "only-for-tests-and-type-checks-0123456789-0123456789")
@@ -15,11 +17,17 @@ os.environ.setdefault("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
 os.environ.setdefault("MESHBOARD_STATE_DIR", str(_FOLDER))
 os.environ.setdefault("MESHBOARD_HTTPS", "0")
 
+from webapp.environment import parse_database  # noqa: E402
+from webapp.pool import PLANNED_ONCE  # noqa: E402
 from webapp.settings import *  # noqa: E402, F403
 from webapp.settings import DATABASES  # noqa: E402
 
-# A file, not memory: servers and threads of a test must see the same rows.
-DATABASES["default"]["TEST"] = {"NAME": str(_FOLDER / "test.sqlite3")}
+POSTGRES = "TEST_POSTGRES_URL"  # of a server for the tests' databases: `python -m tests.on_postgres`
+if _url := os.environ.get(POSTGRES):
+    DATABASES["default"] = {**parse_database(SecretStr(_url)), "OPTIONS": {**PLANNED_ONCE}}
+else:
+    # A file, not memory: servers and threads of a test must see the same rows.
+    DATABASES["default"]["TEST"] = {"NAME": str(_FOLDER / "test.sqlite3")}
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 CHANNEL_LAYERS = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}

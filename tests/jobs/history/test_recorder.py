@@ -12,7 +12,6 @@ from typing import Any
 import msgpack
 import pytest
 import redis
-from django.db import connection
 from django.utils import timezone
 
 from jobs.history.kept import folder as folder_module
@@ -21,6 +20,7 @@ from jobs.history.recording.recorder import NAME, Recorder
 from jobs.models import Attempt, Job, Lease, Member
 from tests.jobs.history.conftest import end
 from tests.jobs.history.told import BEGAN, Sender, batch, cell, rows, run, step, traffic
+from tests.support.database import own_database
 from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, base_environment, wait_until
 
@@ -114,7 +114,7 @@ def test_killed_outright_it_loses_and_doubles_nothing(
         "MESHBOARD_SECRET_KEY": "a key of this test alone 0123456789 0123456789 0123456789",
         "MESHBOARD_STATE_DIR": str(tmp_path),
         "MESHBOARD_HISTORY_DIR": str(root),
-        "MESHBOARD_DATABASE_URL": f"sqlite:///{connection.settings_dict['NAME']}",
+        "MESHBOARD_DATABASE_URL": own_database(),
         "MESHBOARD_REDIS_URL": redis_service.url,
     }
     sender, folder = Sender(live_redis, attempt.job_id), Folder(root, attempt.job_id, 1)

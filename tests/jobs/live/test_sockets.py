@@ -14,7 +14,6 @@ import pytest
 import redis
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.db import connection
 from django.test import Client
 from django.utils import timezone
 from websockets.asyncio.client import connect
@@ -25,6 +24,7 @@ from jobs.live.consumers import positions
 from jobs.models import Attempt, Job, Member, Status
 from jobs.queue import actions, lifecycle
 from tests.planner.wrong_specs import GOOD
+from tests.support.database import own_database
 from tests.support.frames import messages
 from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
@@ -55,7 +55,7 @@ def server(redis_service: RedisServer, tmp_path: Path) -> Iterator[Server]:
         "MESHBOARD_SECRET_KEY": settings.SECRET_KEY,
         "MESHBOARD_REDIS_URL": redis_service.url,
         "MESHBOARD_STATE_DIR": str(tmp_path),
-        "MESHBOARD_DATABASE_URL": f"sqlite:///{connection.settings_dict['NAME']}",
+        "MESHBOARD_DATABASE_URL": own_database(),
         "MESHBOARD_HTTPS": "0",
     }
     uvicorn = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--port", str(port)]

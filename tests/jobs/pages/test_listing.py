@@ -119,6 +119,7 @@ def test_the_admins_list_asks_as_often_for_many_jobs_as_for_one(make_jobs: Make,
     assert page.count('name="form-') < 120
 
 
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL goes by the table's size, and sorts this one")
 def test_newest_first_is_read_from_an_index(make_jobs: Make, owner: User, staff: User) -> None:
     for user in (owner, staff):
         plan = pages.listed_jobs(user)[:50].explain()
