@@ -279,3 +279,19 @@ def test_gradients_that_fill_a_bucket_are_copied_in_the_middle_of_a_layer(moe: d
     step = dry_step(spec, 0)
     predicted = sum(fullest(spec, 0, updates=False).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved_zero_bubble", 2)])
+def test_experts_are_reduced_by_themselves_and_turned_where_they_are_cut_along_another_dimension(
+    schedule: str, chunks: int
+) -> None:
+    """4 experts a rank over 8 are cut along their rows. Their buffer waited for the next micro-batch, in the plan, with
+    what is left of their layer: 61 of 981 MiB too much; and a gradient beside its turned copy was not in it."""
+    moe = {"num_experts": 8, "experts_per_token": 1, "expert_ffn_hidden_size": 512}
+    model = {**MODEL, "num_layers": 4, "hidden_size": 512, "num_heads": 8, "num_kv_heads": 8, "vocab_size": 512}
+    layout = {"dp": 16, "ep": 2, "pp": 2, "zero": 2, "schedule": schedule, "virtual_stages": chunks}
+    train = {"global_batch": 64, "micro_batches": 4, "seq_len": 128, "precision": "bf16"}
+    spec = parse_fields({"model": {**model, "moe": moe}, "layout": layout, "train": train})
+    step = dry_step(spec, 16)
+    predicted = sum(fullest(spec, 1, updates=False).levels)
+    assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)

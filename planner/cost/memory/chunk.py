@@ -189,10 +189,8 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
             each += [z.copy_out(unit)] if ahead.numel else [z.gather_ahead(unit), z.copy_out(unit)]
             ahead = several[index - 1][1] if index else NO_UNIT
             each.append(z.gather_ahead(ahead))
-        each.append(piece.backward)
-        if frees:
-            each.append(z.free(unit))
-        each += reducer.after(unit)
+        for own, own_backward in _by_unit(piece, unit):
+            each += [own_backward, *([z.free(own)] if frees else []), *reducer.after(own)]
         if buckets.element:
             yield from buckets.after(piece.segments, unit, count)
         else:
@@ -207,6 +205,16 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
     yield buckets.rest(embedded)
 
 
+def _by_unit(piece: Piece, unit: Unit) -> list[tuple[Unit, Stretch]]:
+    """A layer's backward up to where each of its units is through: its experts before what is left of it."""
+    weights = [place for place, segment in enumerate(piece.segments) if segment.grouped]
+    if not (unit.apart and weights):
+        return [(unit, piece.backward)]
+    tapes = [segment.tape for segment in piece.segments]
+    experts, rest = unit.apart
+    return [(experts, joined(tapes[: weights[-1] + 1])), (rest, joined(tapes[weights[-1] + 1 :]))]
+
+
 def _weights(parts: _Parts) -> Iterator[Stretch]:
     """All of a chunk's weight gradients are made before the first joins fp32 ones or is reduced."""
     chunk, turn = parts.chunk, parts.turn
@@ -218,16 +226,17 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
     if chunk.sharding.stage >= 2 or (chunk.sharding.stage == 1 and turn.last):
         found = turn._replace(first=not turn.wide) if chunk.widens_late else turn
         # Once all are made the units are reduced as they stand in the module, the root first.
-        reducer = _Reducer(chunk._replace(waits=False), found, last=chunk.unit(chunk.runs[-1][0]))
+        reducer = _Reducer(chunk._replace(waits=False), found, last=chunk.unit(chunk.runs[-1][0]).each[0])
         reducer.element = chunk.sharding.reduced if turn.wide else chunk.sharding.compute
         # What no other rank holds joins its masters' gradients before any unit is reduced.
         yield from (joined(reducer.alone(unit)).times(count) for _, unit, count in parts.each)
         reducer.adds_alone = False
         frees = turn.frees and chunk.sharding.stage < 3
         for unit, count in [(chunk.root, 1), *((unit, count) for _, unit, count in parts.each)]:
-            if unit.numel:
-                freed = [chunk.sharding.free(unit)] if frees else []
-                yield joined([*freed, *reducer.after(unit)]).times(count)
+            each = []
+            for own in reversed(unit.each) if unit.numel else []:
+                each += [*([chunk.sharding.free(own)] if frees else []), *reducer.after(own)]
+            yield joined(each).times(count)
         yield from reducer.end()
     if turn.last:
         alone = sum(unit.alone * count for _, unit, count in parts.each)
@@ -278,7 +287,7 @@ class _Reducer:
 
     def _last_of_chunk(self) -> Unit:
         chunk = self._chunk
-        return chunk.root if chunk.root.numel else chunk.unit(chunk.runs[0][0])
+        return chunk.root if chunk.root.numel else chunk.unit(chunk.runs[0][0]).each[-1]
 
     def alone(self, unit: Unit) -> list[Stretch]:
         if not (unit.alone and self.adds_alone):

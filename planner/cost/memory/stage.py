@@ -33,7 +33,7 @@ from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, Mix, mix_of
 from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.stages import Stage
-from planner.facts.tensors.placements import shard_group, shard_numel
+from planner.facts.tensors.placements import shard_group, shard_numel, zero_shard
 from planner.facts.tensors.shards import divided_units, held, is_expert_unit
 from planner.hardware.stacks import STACKS
 
@@ -155,7 +155,8 @@ def _parts(model: ModelSpec, own: Stage, tp: int, ep: int, degrees: tuple[int, .
 def _unit(unit: Tensors, degree: int) -> Unit:
     numel = sum(p.numel for p in unit.parameters)
     shard = sum(shard_numel(p, degree) for p in unit.parameters)
-    return Unit(numel, shard * degree, shard, unit.parameters[-1].numel)
+    turned = [p.numel for p in unit.parameters if (found := zero_shard(p.shape, degree)) and found.dim]
+    return Unit(numel, shard * degree, shard, unit.parameters[-1].numel, turned=turned[-1] if turned else 0)
 
 
 def _runs(kinds: list[bool]) -> tuple[tuple[bool, int], ...]:

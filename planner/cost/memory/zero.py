@@ -14,16 +14,26 @@ from planner.cost.memory.tape import BUFFERS, GATHERED, GRADIENTS, NOTHING, Stre
 
 class Unit(NamedTuple):
     """Elements of what is sharded together: whole, filled up to equal shards, one shard, and the last tensor's.
-    `alone`: of experts that no other rank holds, which lie whole beside it."""
+    `turned`: of the last tensor that is cut along another than its first dimension.
+    `alone`: of experts that no other rank holds, which lie whole beside it. `apart`: of a layer whose experts are
+    sharded by themselves, the units it is the sum of, in the order that a backward is through with them."""
 
     numel: int
     padded: int
     shard: int
     last: int
     alone: int = 0
+    apart: tuple[Unit, ...] = ()
+    turned: int = 0
 
-    def joined(self, other: Unit) -> Unit:
-        return Unit(self.numel + other.numel, self.padded + other.padded, self.shard + other.shard, other.last)
+    def joined(self, experts: Unit) -> Unit:
+        numel, padded = self.numel + experts.numel, self.padded + experts.padded
+        return Unit(numel, padded, self.shard + experts.shard, experts.last, apart=(experts, self))
+
+    @property
+    def each(self) -> tuple[Unit, ...]:
+        """Those that are reduced one by one."""
+        return self.apart or (self,)
 
 
 NO_UNIT = Unit(0, 0, 0, 0)
@@ -97,14 +107,16 @@ class Sharding(NamedTuple):
 
     def reduce(self, unit: Unit, before: Unit, *, first: bool, element: int) -> Stretch:
         """`element` bytes of each whole gradient; the first leaves a shard, others are added to it. FSDP2's loop over
-        whole gradients lets go of the last one when all is done."""
-        lag = unit.last * element
+        whole gradients lets go of the last one when all is done, and puts a copy in the place of each that is cut
+        along another dimension."""
+        lag, copy = unit.last * element, unit.turned * element
         shard = unit.shard * self.reduced
         kept = unit.shard * self.held
         events = [
             (BUFFERS, -before.padded * self.reduced),
+            (GRADIENTS, copy),
             (BUFFERS, unit.padded * self.reduced),
-            (GRADIENTS, -(unit.numel * element - lag)),
+            (GRADIENTS, -(unit.numel * element - lag) - copy),
             (GRADIENTS, shard),
         ]
         if self.reduced != self.held:
