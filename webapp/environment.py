@@ -11,6 +11,7 @@ import sys
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import dj_database_url
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
@@ -59,6 +60,20 @@ def _networks(text: str) -> list[str]:
     return given
 
 
+def _redis(url: SecretStr) -> SecretStr:
+    """What hosts can be sent to."""
+    parts = urlsplit(url.get_secret_value())
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+        raise ValueError("it is redis://host:port/0, or rediss:// with TLS")
+    return url
+
+
+def _not_a_file(folder: Path) -> Path:
+    if os.path.exists(folder) and not os.path.isdir(folder):  # Path's own raise where we may not look
+        raise ValueError("there is something there that is no folder")
+    return folder
+
+
 LOGIN = r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}$"  # no option of ssh
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_parsed)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(lambda text: [name.strip() for name in text.split(",")])]
@@ -66,7 +81,9 @@ SecretNames = Annotated[
     list[SecretStr], NoDecode, BeforeValidator(lambda text: [SecretStr(key) for key in text.split(",") if key])
 ]
 Networks = Annotated[list[str], NoDecode, BeforeValidator(_networks)]
-Folder = Annotated[Path, AfterValidator(Path.resolve)]
+Place = Annotated[Path, AfterValidator(Path.resolve)]
+Folder = Annotated[Place, AfterValidator(_not_a_file)]
+HostsRedis = Annotated[SecretStr, AfterValidator(_redis)]
 
 
 CONFIG = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, validate_default=False, frozen=True)
@@ -149,7 +166,7 @@ class WebSettings(BaseSettings):
         description="`postgres://user:password@host:port/name?sslmode=require`; SQLite in `STATE_DIR` if not set",
     )
     redis_url: SecretStr = Field(description="broker, events and telemetry")
-    redis_for_hosts: SecretStr | None = Field(
+    redis_for_hosts: HostsRedis | None = Field(
         None, description="the same Redis as hosts reach it, `redis://name:port/0`; `MESHBOARD_REDIS_URL` if not set"
     )
     redis_access: Literal["hosts", "shared"] = Field(
@@ -247,13 +264,13 @@ class WebSettings(BaseSettings):
         pattern=r"^https?://[^\s?#@]+$",
         description="where those nodes reach the board, over HTTPS",
     )
-    slurm_ca_file: Folder | None = Field(
+    slurm_ca_file: Place | None = Field(
         None, description="certificates that those nodes trust the board by; their own machine's if not set"
     )
     slurm_ssh: str | None = Field(
         None, pattern=LOGIN, description="`user@host` of a login node that has `sbatch`; this machine has it if not set"
     )
-    slurm_ssh_config: Folder | None = Field(
+    slurm_ssh_config: Place | None = Field(
         None, description="how `ssh` gets there: key, known hosts, jumps; the user's own file if not set"
     )
 

@@ -14,11 +14,14 @@ from typing import Any
 
 from allauth.account.utils import perform_login
 from django.conf import settings
+from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.forms import AuthenticationForm
 from django.contrib.auth.views import LoginView
 from django.core.cache import cache
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
+from django.utils.decorators import method_decorator
 from redis.exceptions import RedisError
 
 log = logging.getLogger(__name__)
@@ -52,6 +55,16 @@ class Login(LoginView):
         made = perform_login(self.request, form.get_user(), redirect_url=self.get_success_url())
         assert isinstance(made, HttpResponse), "a redirect"
         return made
+
+
+class AdminLogin(Login):
+    """For staff. Who is logged in and none of them would be sent to and fro for ever."""
+
+    @method_decorator(login_not_required)
+    def dispatch(self, request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
+        if request.user.is_authenticated and not request.user.is_staff:
+            raise PermissionDenied("these pages are for staff, and your account is not")
+        return super().dispatch(request, *arguments, **named)
 
 
 def no_account(request: HttpRequest) -> HttpResponse:

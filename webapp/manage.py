@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import sys
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import execute_from_command_line
+
+from webapp.up.kept import adopt
 
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
-    execute_from_command_line(sys.argv)
+    adopt()
+    try:
+        execute_from_command_line(sys.argv)
+    except ImproperlyConfigured as error:
+        sys.exit(f"meshboard: the settings are not right (docs/deploy.md):\n{error}")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import redis
 
 from webapp.environment import RunnerSettings, SettingError, read
 from webapp.up.embedded_redis import RedisNotFoundError, find_redis_server, redis_command
+from webapp.up.kept import kept_settings
 from webapp.up.processes import Child, Fleet
 from webapp.up.redis_version import RedisVersion, redis_version, warning
 from webapp.up.terminal import say
@@ -66,7 +67,7 @@ def run(settings: RunnerSettings) -> None:
     for name, pids in fleet.end_leftovers([*SERVICES, "redis"]).items():
         say(f"Ended what an earlier run, killed outright, had left of {name}: {', '.join(map(str, pids))}.")
     port = web_port(settings.port)
-    environment = web_environment(state, port)
+    environment = web_environment(state)
     host_env = host_environment(state, environment)
     isolation = how_jobs_run(host_env)
     up_file = state / "up.json"
@@ -120,19 +121,12 @@ def services(environment: dict[str, str], host_env: dict[str, str], port: int) -
     ]
 
 
-def web_environment(state: Path, port: int) -> dict[str, str]:
+def web_environment(state: Path) -> dict[str, str]:
     """Settings of web, controller and recorder: what the caller set, and defaults for the rest."""
-    password = secret(state / "redis_password")
-    defaults = {
-        "MESHBOARD_STATE_DIR": str(state),
-        "MESHBOARD_SECRET_KEY": secret(state / "secret_key"),
-        "MESHBOARD_ALLOWED_HOSTS": "127.0.0.1,localhost",
-        "MESHBOARD_REDIS_URL": f"redis://:{password}@127.0.0.1:{redis_port(state)}/0",
-        "MESHBOARD_CHECKPOINT_ROOT": str(state / "checkpoints"),
-        "MESHBOARD_DATA_ROOT": str(state / "data"),
-        "MESHBOARD_SCRIPT_ROOT": str(state / "scripts"),
-        "MESHBOARD_HTTPS": "0",
-    }
+    for name in ("redis_password", "secret_key"):
+        secret(state / name)
+    redis_port(state)
+    defaults = kept_settings(state)
     given = {k: v for k, v in os.environ.items() if k in PASSED_ON or k.startswith("MESHBOARD_")}
     environment = {**defaults, **given, "PYTHONUNBUFFERED": "1"}
     for root in ("DATA_ROOT", "SCRIPT_ROOT"):

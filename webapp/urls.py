@@ -23,7 +23,7 @@ from jobs.people import pages as people
 from jobs.traces import pages as traces
 from webapp import documentation
 from webapp.admin_theme import MARK
-from webapp.login import Login, limited, no_account
+from webapp.login import AdminLogin, Login, limited, no_account
 
 
 def icon(_request: HttpRequest) -> HttpResponse:
@@ -128,7 +128,7 @@ urlpatterns = [
     path("api/v1/lab/primitives", rest.Primitives.as_view(), name="api-primitives"),
     path("api/v1/lab/primitives/<str:name>", rest.Primitive.as_view(), name="api-primitive"),
     path("api/v1/", include("jobs.api.urls")),
-    path("admin/login/", limited(login)),
+    path("admin/login/", limited(AdminLogin.as_view())),
     path("admin/", admin.site.urls),
     path("favicon.ico", icon),
 ]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import stat
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.core import serializers
 from django.core.management import CommandError, call_command
@@ -29,6 +33,7 @@ from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
 from tests.support.patience import patient
 from tests.support.postgres import as_default_database
+from tests.support.processes import ROOT, base_environment
 
 
 @pytest.fixture
@@ -257,6 +262,21 @@ def test_another_secret_key_is_told_and_what_was_there_is_moved_aside(
     for path in sorted(aside.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     aside.rmdir()
+
+
+def test_a_new_board_is_its_owners_alone(saved: Path, tmp_path: Path) -> None:
+    """Its database has the hashes that the backup is 0600 for; of its folder nobody need make it first."""
+    environment = {
+        **base_environment(),
+        "MESHBOARD_SECRET_KEY": settings.SECRET_KEY,
+        "MESHBOARD_REDIS_URL": "redis://127.0.0.1:1/0",
+        "MESHBOARD_STATE_DIR": str(tmp_path / "new" / "state"),
+        "MESHBOARD_HTTPS": "0",
+    }
+    argv = [sys.executable, "manage.py", "restore", str(saved)]
+    subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, check=True)
+    made = tmp_path / "new" / "state" / "db.sqlite3"
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
 
 
 def test_a_file_is_not_written_over_and_a_folder_gets_one(saved: Path, tmp_path: Path) -> None:

@@ -63,6 +63,10 @@ def test_without_a_url_the_database_is_a_file_whose_writers_queue(monkeypatch: p
         ("DATABASE_URL", "postgres://u:hunter2/x@h/db", "it is postgres://"),
         ("DATABASE_URL", "postgres://u:hunter2@h", "it is postgres://"),
         ("DATABASE_URL", "postgres://u:hunter2@[h/db", "it is postgres://"),
+        ("REDIS_FOR_HOSTS", "hunter2", "it is redis://"),
+        ("REDIS_FOR_HOSTS", "unix:///run/redis?password=hunter2", "it is redis://"),
+        ("STATE_DIR", "/dev/null", "no folder"),
+        ("HISTORY_DIR", "/dev/null", "no folder"),
     ],
 )
 def test_a_wrong_value_is_named_and_no_password_shown(

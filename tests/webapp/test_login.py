@@ -56,6 +56,16 @@ def test_a_stranger_elsewhere_locks_nobody_out(people: None, client: Any) -> Non
     assert right(client, "bob", REMOTE_ADDR="192.0.2.1").status_code == 302
 
 
+def test_who_is_no_staff_is_told_so_and_not_sent_to_and_fro(people: None, client: Any) -> None:
+    client.force_login(User.objects.get(username="ann"))
+    answer = client.get("/admin/jobs/job/", follow=True)  # raises on a loop
+    assert answer.status_code == 403
+    assert b"These pages are for staff" in answer.content
+    User.objects.filter(username="ann").update(is_staff=True)
+    answer = client.get("/admin/login/?next=/admin/")
+    assert (answer.status_code, answer["Location"]) == (302, "/admin/")
+
+
 @pytest.mark.parametrize("path", ["/login/", "/admin/login/"])
 def test_one_address_tries_few_names_a_minute(people: None, client: Any, path: str, settings: Any) -> None:
     settings.LOGINS_PER_MINUTE = 5

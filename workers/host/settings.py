@@ -86,7 +86,7 @@ def host_settings(*, joined: bool = True) -> HostSettings:
     job_user = env.get("MESHBOARD_JOB_USER") or "auto"
     return HostSettings(
         redis_url=redis_url,
-        name=_host_name(env.get("MESHBOARD_HOST_NAME") or socket.gethostname().split(".")[0]),
+        name=_host_name(env.get("MESHBOARD_HOST_NAME") or _joined_as(state) or socket.gethostname().split(".")[0]),
         slots=_whole("MESHBOARD_SLOTS", 4, 1),
         device=cast(Literal["cpu", "cuda"], device),
         run_dir=Path(env.get("MESHBOARD_RUN_DIR", state / "runs")).resolve(),
@@ -117,6 +117,12 @@ def _address(told: str | None, redis_url: str) -> str:
         return str(ip_address(told))
     except ValueError:
         raise SettingError(f"MESHBOARD_ADDRESS must be an IP address of this host, got {told[:40]!r}") from None
+
+
+def _joined_as(state: Path) -> str:
+    """The one name that this machine has joined under; empty where there is none, or several."""
+    names = [file.stem for file in (state / "hosts").glob("*.json")]
+    return names[0] if len(names) == 1 else ""
 
 
 def _host_name(name: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from jobs.backup import BackupError, restore
@@ -22,10 +24,14 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_args: Any, **options: Any) -> None:
+        before = os.umask(0o077)  # a database that is made here holds hashes of passwords, as the file does
         try:
+            settings.STATE_DIR.mkdir(parents=True, exist_ok=True)
             told, notes = restore(options["source"], replace=options["replace"])
         except (BackupError, OSError) as error:
             raise CommandError(str(error)) from None
+        finally:
+            os.umask(before)
         rows = sum(told["rows"].values())
         self.stdout.write(f"{rows:,} rows and {told['histories']:,} histories of {told['made']}")
         for note in notes:

@@ -23,7 +23,7 @@ from tests.support.web import Site, site
 from workers.host.doctor import findings
 from workers.host.join import AwayError, RefusedError, _ask, _board
 from workers.host.joined import Kept, kept_file, read_or_make, write
-from workers.host.settings import SettingError
+from workers.host.settings import SettingError, host_settings
 
 
 @pytest.fixture
@@ -201,6 +201,21 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, text: str) -> None:
     path.chmod(0o600)
     with pytest.raises(SettingError, match=str(path)):
         read_or_make(path)
+
+
+def test_a_machine_is_called_what_it_joined_as_until_it_joined_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its doctor, and who starts it again, need not say so again."""
+    monkeypatch.delenv("MESHBOARD_HOST_NAME", raising=False)
+    monkeypatch.setenv("MESHBOARD_STATE_DIR", str(tmp_path))
+    machine = host_settings(joined=False).name
+    read_or_make(kept_file(tmp_path, "gpu-7"))
+    assert host_settings(joined=False).name == "gpu-7"
+    read_or_make(kept_file(tmp_path, "gpu-8"))
+    assert host_settings(joined=False).name == machine
+    monkeypatch.setenv("MESHBOARD_HOST_NAME", "gpu-8")
+    assert host_settings(joined=False).name == "gpu-8"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")

@@ -1,0 +1,51 @@
+"""Commands in a checkout where `make up` keeps a board: they are of that board."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT, base_environment
+
+KEPT = {"secret_key": "k" * 20 + "0123456789-abcdefghij-ABCDEFGHIJ", "redis_password": "word", "redis_port": "20001"}
+PRINT = "import django; django.setup(); from django.conf import settings as s; print(s.REDIS_URL, s.STATE_DIR)"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    for name, text in KEPT.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def command(state: Path, *argv: str, **given: str) -> subprocess.CompletedProcess[str]:
+    environment = {**base_environment(), "MESHBOARD_STATE_DIR": str(state), **given}
+    return subprocess.run(
+        [sys.executable, "manage.py", *argv], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_its_key_and_its_redis_are_found(state: Path) -> None:
+    done = command(state, "shell", "--no-imports", "-c", PRINT)
+    assert (done.returncode, done.stdout.split()) == (0, ["redis://:word@127.0.0.1:20001/0", str(state)]), done.stderr
+    assert done.stderr.splitlines()[0] == f"meshboard: of the board that `make up` keeps in {state}"
+
+
+def test_what_was_given_is_not_mixed_with_them(state: Path) -> None:
+    """Who names a Redis and forgets the key is told so."""
+    done = command(state, "check", MESHBOARD_REDIS_URL="redis://127.0.0.1:1/0")
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[1:] == ["MESHBOARD_SECRET_KEY is not set"]
+
+
+def test_without_a_board_every_missing_setting_is_named_and_no_traceback_shown(tmp_path: Path) -> None:
+    done = command(tmp_path, "doctor")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "meshboard: the settings are not right (docs/deploy.md):",
+        "MESHBOARD_SECRET_KEY is not set",
+        "MESHBOARD_REDIS_URL is not set",
+    ]
