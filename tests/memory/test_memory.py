@@ -295,3 +295,17 @@ def test_experts_are_reduced_by_themselves_and_turned_where_they_are_cut_along_a
     step = dry_step(spec, 16)
     predicted = sum(fullest(spec, 1, updates=False).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("method", ["ring", "all_gather"])
+def test_gradients_of_keys_and_values_are_summed_beside_all_that_they_are_summed_of(method: str) -> None:
+    """A reduce-scatter leaves its share before what it read is let go: 6 of 144 MiB were not in the plan."""
+    model = {**MODEL, "arch": "gpt", "num_layers": 4, "hidden_size": 512, "num_heads": 8, "num_kv_heads": 8}
+    layout = {"pp": 4, "cp": 2, "cp_method": method}
+    train = {"global_batch": 2, "micro_batches": 2, "seq_len": 2048, "precision": "fp32"}
+    spec = parse_fields(
+        {"model": {**model, "ffn_hidden_size": 2048, "vocab_size": 512}, "layout": layout, "train": train}
+    )
+    step = dry_step(spec, 2)
+    predicted = sum(fullest(spec, 1, updates=False).levels)
+    assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.02)

@@ -99,13 +99,15 @@ def _attend_by_blocks(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable,
         found = tape.take(q.num_bytes + pair, WORKING)
         tape.briefly(_hidden_bytes(s), WORKING)
         travelling = tape.take(pair * (1 if s.cp == 1 else 4 if s.ring else 2 * s.cp), BUFFERS)
+        # What a reduce-scatter leaves of one's own block comes while all that it sums is there.
+        early = None if s.ring or s.cp == 1 else tape.take(pair, WORKING)
         tape.drop(found, travelling, came)
         if mixed:
             made = tape.take(q.num_bytes, WORKING)
             tape.drop(total)
         else:
             made = total
-        both = tape.take(pair, WORKING)
+        both = early or tape.take(pair, WORKING)
         tape.drop(grad)
         g.release(kept)
         halves = [tape.take(x.num_bytes, WORKING) for x in (k, v)]
