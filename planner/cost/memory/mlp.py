@@ -17,7 +17,7 @@ def mixture(g: Graph, s: Shape, entering: Entered) -> Variable:
     x = entered(g, s, entering)
     routed = s.tokens * moe.experts_per_token
     wide = g.op((x,), s.tokens * h * FP32_BYTES) if s.element != FP32_BYTES else g.passes(x)
-    if s.element == FP32_BYTES and not s.light:
+    if s.element == FP32_BYTES:
         wide.remake = x.remake  # a view of what is gathered again
     scores = g.linear(wide, s.tokens * moe.num_experts * FP32_BYTES, moe.num_experts * h)
     probabilities = g.op((scores,), scores.num_bytes, saves_output=True)
