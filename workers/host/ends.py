@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from typing import NamedTuple
@@ -63,12 +64,12 @@ class Ends:
         with self._lock:
             oldest = time.monotonic() - REMEMBERED_S
             for attempt, kept in list(self._unwritten.items()):
-                if kept.acknowledged is not None and kept.acknowledged < oldest and not attempt.own.exists():
+                if kept.acknowledged is not None and kept.acknowledged < oldest and not os.path.lexists(attempt.own):
                     del self._unwritten[attempt]
             found = {}
             for attempt, kept in self._unwritten.items():
                 if kept.acknowledged is None:
                     found[attempt] = kept.told.copy()
-                elif attempt.own.exists():
+                elif os.path.lexists(attempt.own):
                     found[attempt] = AttemptReport(job=attempt.job, attempt=attempt.attempt, state="exited", slots=[])
             return found

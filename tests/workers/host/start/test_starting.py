@@ -91,6 +91,22 @@ def test_any_error_of_the_disk_is_told(tmp_path: Path, started: list[AttemptDir]
     assert started == []
 
 
+def test_a_disk_that_is_read_only_now_refuses_what_is_new_and_knows_what_was_started(
+    full: Path, started: list[AttemptDir]
+) -> None:
+    (full / "filling").unlink()
+    ends = Ends()
+    starter = Starter(settings("redis://nobody", full), ends)
+    starter.start(order("before"))
+    subprocess.run(["mount", "-o", "remount,ro", full], check=True)
+    starter.start(order("before"))
+    starter.start(order("after", slots=[1]))
+    assert [attempt.job for attempt in started] == ["before"]
+    (told,) = ends.told().values()
+    assert told["job"] == "after"
+    assert told["exit"]["reason"].startswith("not started on testhost: [Errno 30] Read-only file system")
+
+
 def test_a_start_that_was_told_as_failed_is_none_when_there_is_room_again(
     tmp_path: Path, started: list[AttemptDir]
 ) -> None:
