@@ -12,6 +12,7 @@ from jobs.diagnosis.shapes import StepParts
 LEAST = 0.01  # of the step: parts that differ by less from the plan are not named
 LARGE = 0.1  # of a step: a part that is worth a word by itself
 UNCALIBRATED = 0.5  # what is slower than a data sheet promises weighs less than what can be changed
+SOMEBODY = "somebody or a limit ended it"
 NOT_YET = {
     "": "Nothing was heard of it yet",
     "claimed": "Its host has taken it",
@@ -27,8 +28,10 @@ def healthy(
     run: Run, steps: Steps, start: Start, ending: Ending, planned: StepParts | None, measured: StepParts | None
 ) -> Finding:
     """A run that nothing is known to be wrong with."""
+    if ending.outcome is not None and not steps.ran:
+        return _unobserved(ending)
     if ending.outcome == "cancelled":
-        return Finding("well", 0.0, f"Cancelled after {steps.last} steps", "somebody or a limit ended it", "")
+        return Finding("well", 0.0, f"Cancelled after {steps.last} steps", ending.reason or SOMEBODY, "")
     if measured is None:
         if ending.outcome is not None or steps.ran:
             text = f"{steps.ran} steps, of which the first say nothing of the others"
@@ -39,6 +42,14 @@ def healthy(
         return Finding("well", 0.0, f"Runs: {pace}", "there is no plan to compare it with", "")
     sure = 1.0 if run.estimate["time"].get("basis") == "calibrated" else UNCALIBRATED
     return _beside_plan(measured, planned, ending, sure)
+
+
+def _unobserved(ending: Ending) -> Finding:
+    """It ended as it started: neither well nor ill."""
+    if ending.outcome == "cancelled":
+        sentence = "Cancelled before its first step: nothing was measured"
+        return Finding("starting", 0.0, sentence, ending.reason or SOMEBODY, "")
+    return Finding("starting", 0.0, "Nothing was measured", "it told of no step", "")
 
 
 def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending, sure: float) -> Finding:

@@ -6,23 +6,20 @@ Its tasks are short. Long work lives in a detached supervisor, which outlives th
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 
 from celery import Celery
 from celery.signals import setup_logging, worker_ready, worker_shutdown
 
 from contracts.codec import BadMessageError, checked_lend_order, checked_log_order, checked_order
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, TASK_LEND, TASK_READ_LOG, host_keys, host_queue
-from workers.host.apart.isolation import as_environment, isolated
-from workers.host.attempts import AttemptDir, attempt_dir
+from workers.host.apart.isolation import isolated
+from workers.host.attempts import attempt_dir
 from workers.host.logs import answer
 from workers.host.prune import Pruner
 from workers.host.reporter import Reporter
 from workers.host.settings import host_settings
-from workers.host.start.claims import claim
 from workers.host.start.lend import Lender
+from workers.host.start.starting import Starter
 from workers.host.transport import keys_below
 from workers.host.worklog import log_format, write_json
 
@@ -56,6 +53,7 @@ app.conf.update(
 )
 
 reporter, pruner, lender = Reporter(settings, note), Pruner(settings), Lender(settings)
+starter = Starter(settings, reporter.ends)
 
 
 @app.task(name=TASK_LAUNCH)
@@ -71,31 +69,15 @@ def launch(told: object) -> None:
     if late_s > 0:
         log.warning("refused the order of %s: it expired %.1f s ago", name, late_s)
         return
-    claimed = claim(settings.run_dir, order)
-    if claimed is not None:
-        start_supervisor(claimed)
+    starter.start(order)
     reporter.wake()
-
-
-def start_supervisor(attempt: AttemptDir) -> None:
-    """--fork detaches: the supervisor is nobody's child and in nobody's group."""
-    identity = [str(attempt.run_dir), attempt.job, str(attempt.attempt)]
-    with attempt.supervisor_log.open("ab") as out:
-        subprocess.run(
-            ["setsid", "--fork", sys.executable, "-m", "workers.host.supervisor", *identity],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            cwd=os.getcwd(),
-            env=os.environ | as_environment(settings),
-            check=True,
-        )
 
 
 @app.task(name=TASK_ACKNOWLEDGE)
 def acknowledge(job: str, attempt: int) -> None:
     """The controller has stored this attempt's exit report; it need not be repeated."""
     target = attempt_dir(settings.run_dir, job, attempt)
+    reporter.ends.acknowledge(target)
     if target.exit.exists():
         target.acknowledged.touch()
 

@@ -23,6 +23,7 @@ from contracts.logs import ANSWER_S
 from contracts.names import events_stream, log_key
 from contracts.signing import entry, sealed
 from workers.host.attempts import attempts
+from workers.host.ends import Ends
 from workers.host.facts.gauge import Gauge
 from workers.host.settings import HostSettings
 from workers.host.watch import Watch, told_of
@@ -51,7 +52,8 @@ class Reporter:
         self._device_name, self._memory_bytes = device(settings)
         self._redis = redis.Redis.from_url(settings.redis_url, socket_timeout=5, socket_connect_timeout=2)
         self._events = events_stream(settings.name)
-        self._watch = Watch(settings.run_dir, self._redis)
+        self.ends = Ends()
+        self._watch = Watch(settings.run_dir, self._redis, self.ends)
         self._gauge = Gauge(settings, self.now)
         self._incarnation, self._sequence = secrets.token_hex(8), 0
         self._began: float | None = None
@@ -141,7 +143,7 @@ class Reporter:
             device_name=self._device_name,
             memory_bytes=self._memory_bytes,
             address=self._settings.address,
-            attempts=self._bounded([told_of(attempt) for attempt in attempts(self._settings.run_dir)]),
+            attempts=self._bounded(self._attempts()),
         )
         if self._note:
             event["note"] = self._note
@@ -151,6 +153,11 @@ class Reporter:
             event["facts"] = facts
         signed: Any = entry(self._settings.signing_key, encode_event(event))
         self._redis.xadd(self._events, signed, maxlen=EVENTS_KEPT, approximate=True)
+
+    def _attempts(self) -> list[AttemptReport]:
+        unwritten = self.ends.told()
+        on_disk = [told_of(found) for found in attempts(self._settings.run_dir) if found not in unwritten]
+        return [*on_disk, *unwritten.values()]
 
     def _bounded(self, reports: list[AttemptReport]) -> list[AttemptReport]:
         """All attempts, with as many exit reports as fit; what waited longest goes first."""

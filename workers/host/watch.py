@@ -18,7 +18,8 @@ from redis.exceptions import RedisError
 
 from contracts.control import AttemptReport, Outcome
 from contracts.names import cancel_key
-from workers.host.attempts import AttemptDir, attempts, report_of_host
+from workers.host.attempts import AttemptDir, attempts
+from workers.host.ends import Ends
 from workers.host.files import BadFileError, discard, write_json
 from workers.host.processes import ProcessId, cookie_of, process_id, sweep
 
@@ -36,8 +37,8 @@ MOST_NOTED = 4
 class Watch:
     """What this worker remembers of the attempts from one look to the next."""
 
-    def __init__(self, run_dir: Path, client: redis.Redis) -> None:
-        self._run_dir, self._redis = run_dir, client
+    def __init__(self, run_dir: Path, client: redis.Redis, ends: Ends | None = None) -> None:
+        self._run_dir, self._redis, self._ends = run_dir, client, ends or Ends()
         self._asked: dict[AttemptDir, float] = {}  # since when its cancellation stands, monotonic
         self._still: dict[ProcessId, float] = {}  # since when a process is seen stopped, unix seconds
 
@@ -48,7 +49,7 @@ class Watch:
             try:
                 ended = self._bury(attempt)
                 changed = ended or changed
-                if not ended and not attempt.exit.exists():
+                if not (ended or attempt.exit.exists() or self._ends.keeps(attempt)):
                     living.append(attempt)
             except Exception:
                 log.exception("cannot look after %s/%s", attempt.job, attempt.attempt)
@@ -73,7 +74,7 @@ class Watch:
             log.warning("%s/%s: %s", attempt.job, attempt.attempt, error)
             discard(attempt.exit)
             reason = f"the supervisor died and its report cannot be read: {error}"
-        return not alive and _conclude(attempt, "lost", reason)
+        return not alive and self._conclude(attempt, "lost", reason)
 
     def _see_flags(self, living: list[AttemptDir]) -> None:
         """Which attempts are to be cancelled; what Redis cannot tell now stays as it was."""
@@ -92,7 +93,7 @@ class Watch:
             return False
         log.warning("%s/%s: cancelled, and its supervisor did not answer", attempt.job, attempt.attempt)
         kill_supervisor(attempt)
-        return _conclude(attempt, "cancelled", "cancelled on request; its supervisor did not answer")
+        return self._conclude(attempt, "cancelled", "cancelled on request; its supervisor did not answer")
 
     def _notes(self, living: Iterable[AttemptDir]) -> dict[AttemptDir, str]:
         """A sentence for each attempt of which something is stopped."""
@@ -124,6 +125,18 @@ class Watch:
             discard(attempt.note)
         return True
 
+    def _conclude(self, attempt: AttemptDir, outcome: Outcome, reason: str) -> bool:
+        """Sweep, and say how it ended once nothing is left; until then its slots are not free. True when it is news."""
+        survivors = sweep(attempt.job, attempt.attempt, SWEEP_S, attempt.run_dir)
+        if survivors:
+            write_json(attempt.note, f"processes {survivors} cannot be ended: look at this host"[:1000])
+            return False
+        if (folder := attempt.socket_folder()) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if attempt.exit.exists():  # written while we were at it
+            return True
+        return self._ends.conclude(attempt, outcome, reason)
+
 
 def told_of(attempt: AttemptDir) -> AttemptReport:
     """Its report; of one whose files are broken, that it is there and why no more is known."""
@@ -146,20 +159,6 @@ def kill_supervisor(attempt: AttemptDir) -> None:
     deadline = time.monotonic() + SWEEP_S
     while process_id(supervisor.pid) == supervisor and time.monotonic() < deadline:
         time.sleep(0.01)
-
-
-def _conclude(attempt: AttemptDir, outcome: Outcome, reason: str) -> bool:
-    """Sweep, and say how it ended once nothing is left; until then its slots are not free. True when it was said."""
-    survivors = sweep(attempt.job, attempt.attempt, SWEEP_S, attempt.run_dir)
-    if survivors:
-        write_json(attempt.note, f"processes {survivors} cannot be ended: look at this host"[:1000])
-        return False
-    if (folder := attempt.socket_folder()) is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-    if attempt.exit.exists():  # written while we were at it
-        return True
-    write_json(attempt.exit, report_of_host(attempt, outcome, reason))
-    return True
 
 
 def _had_time(attempt: AttemptDir) -> bool:

@@ -30,6 +30,11 @@ class Ending:
         self.outcome, self._report = outcome, report or {}
 
     @property
+    def reason(self) -> str:
+        """Of its end, as it was told; empty where nobody did."""
+        return str(self._report.get("reason") or "")
+
+    @property
     def apart(self) -> tuple[int, int] | None:
         """Bytes and calls that all ranks together differ by from the plan; None until one told."""
         if not self._apart:
@@ -44,14 +49,18 @@ class Ending:
 
     def _failed(self) -> Finding:
         rank, signal = self._report.get("rank"), self._report.get("signal")
-        reason = str(self._report.get("reason") or "nobody told why")
+        reason = self.reason or "nobody told why"
         lines = [line for line in self._report.get("log_tail") or () if line.strip()][-LINES:]
         facts = tuple(evidence(line, [rank] if rank is not None else []) for line in lines)
         if self.outcome == "lost":
-            where = "its host was lost"
-            return Finding("failed", 2.0, f"Lost: {where}", reason, "look at the host; run it again", facts)
+            # Not more than was told: a host may well be there whose supervisor died.
+            what, _, more = reason.partition("; ")
+            whole = reason if more else ""
+            return Finding("failed", 2.0, f"Lost: {what}", whole, "look at the host; run it again", facts)
         who = f"{self._run.where(rank)} failed first" if rank is not None else "Failed"
-        following = "look at that rank's log" if rank is not None else "look at the launcher's log"
+        following = "look at the launcher's log" if lines or self._report.get("exit_code") is not None else ""
+        if rank is not None:
+            following = "look at that rank's log"
         if signal == "SIGKILL":
             following = "look at the host's memory: the kernel or somebody killed it"
         return Finding("failed", 2.0, who[0].upper() + who[1:], reason, following, facts)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jobs.history.exports.scalars import scalars
 from jobs.history.kept.query import ask
+from jobs.history.recording.ended import ended
 from jobs.models import Attempt, Job
 
 BATCH = 1000  # metrics that a server takes at once: https://mlflow.org/docs/latest/rest-api.html#log-batch
@@ -52,10 +53,11 @@ def export(job: Job, attempt: int, to: str, experiment: str) -> str:
     told = (Metric(point.curve, point.value, int(1000 * point.time), point.step) for point in points)
     while batch := list(islice(told, BATCH)):
         client.log_batch(run, metrics=batch)
-    report = Attempt.objects.filter(job=job, number=attempt).values_list("exit", flat=True).first() or {}
-    ended = int(1000 * max((point.time for point in points), default=began / 1000))
-    if "outcome" in report:
-        client.set_terminated(run, OUTCOMES.get(report["outcome"], "FAILED"), ended)
+    row = Attempt.objects.filter(job=job, number=attempt).values_list("pk", flat=True).first()
+    outcome = ended(row).outcome if row is not None else None
+    last = int(1000 * max((point.time for point in points), default=began / 1000))
+    if outcome is not None:
+        client.set_terminated(run, OUTCOMES.get(outcome, "FAILED"), last)
     return run
 
 

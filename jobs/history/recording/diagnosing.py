@@ -16,6 +16,7 @@ from contracts.telemetry import Batch
 from jobs.diagnosis import Diagnosis, Member, Run
 from jobs.diagnosis.shapes import MOST_BYTES
 from jobs.history.kept.folder import Node
+from jobs.history.recording.ended import ended
 from jobs.history.recording.streams import Stream, known_entries
 from jobs.models import ELSEWHERE, Attempt, StateChange, Status
 from jobs.queue import lifecycle
@@ -59,8 +60,8 @@ class Diagnoser:
         """The attempt has ended: from now on its last word is told."""
         if self._over:
             return
-        report = Attempt.objects.values_list("exit", flat=True).get(pk=self.row) or {}
-        self._diagnosis.ended(report.get("outcome", "lost"), report or None)
+        outcome, report = ended(self.row)
+        self._diagnosis.ended(outcome or "lost", report)
         self._over = True
 
     def look(self, now: float) -> bool:

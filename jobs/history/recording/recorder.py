@@ -21,6 +21,7 @@ from jobs.history.kept.folder import GoneError, OvertakenError
 from jobs.history.kept.forgetting import forget_old
 from jobs.history.recording.attempt import Recording
 from jobs.history.recording.diagnosing import Diagnoses
+from jobs.history.recording.ended import ended
 from jobs.history.recording.streams import Heard, Stream, new_entries, set_back
 from jobs.models import Attempt, Job
 from jobs.queue.control.lease import WorkLease
@@ -189,11 +190,10 @@ class Recorder:
         recording, due = self._open.get(key), self._due[key]
         if recording is None or recording.quiet_s < QUIET_S or due.ended is None:
             return
-        attempt = Attempt.objects.only("exit").get(pk=due.key)
-        report = attempt.exit or {}
+        outcome, report = ended(due.key)
         self._diagnoses.look(key, due.nodes, {}, over=True)
         self._diagnoses.forget(key)
-        recording.finish(report.get("outcome"), report.get("reason", ""), due.ended.timestamp())
+        recording.finish(outcome, report.get("reason", ""), due.ended.timestamp())
         Attempt.objects.filter(pk=due.key).update(recorded=timezone.now())
         del self._open[key], self._due[key]
 

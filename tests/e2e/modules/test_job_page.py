@@ -190,6 +190,20 @@ def test_where_there_is_no_verdict_the_page_says_so_and_why(modules: Page) -> No
     assert words == ["No verdict yet.", "Not started yet.", "No verdict was made of this attempt.", "As planned."]
 
 
+def test_a_run_that_ended_as_it_started_is_neither_starting_nor_healthy(modules: Page) -> None:
+    told = {"sentence": "Nothing was measured", "state": "starting", "reason": "", "next": "", "evidence": []}
+    jobs = [job(diagnosis={**told, "over": over}) for over in (False, True)]
+    states = call(modules, "job/health.js", "return x.map((job) => m.verdictOf(job).state)", jobs)
+    assert states == ["starting", "unmeasured"]
+
+
+def test_a_cancelled_job_has_no_root_cause_of_a_failure(modules: Page) -> None:
+    exit = {"outcome": "failed", "reason": "rank 0 was killed", "rank": None, "log_tail": ["boom"]}
+    jobs = [job(finished=True, status=status, exit=exit, members=[]) for status in ("failed", "cancelled")]
+    body = "return x.map((job) => m.causeOf(job, { ranks: new Map(), logs: new Map(), places: new Map() }) !== null)"
+    assert call(modules, "logs/rootcause.js", body, jobs) == [True, False]
+
+
 def changes(*statuses: str, attempt: int = 1) -> list[dict[str, Any]]:
     return [{"status": status, "attempt": attempt} for status in statuses]
 

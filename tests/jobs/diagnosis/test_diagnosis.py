@@ -101,6 +101,58 @@ def test_a_failed_run_tells_its_root_cause() -> None:
     assert [fact["text"] for fact in told["evidence"]] == ["Traceback", "boom"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "sentence", "why"),
+    [
+        (
+            "the supervisor died without an exit report; its ranks were ended with it",
+            "Lost: the supervisor died without an exit report",
+            "the supervisor died without an exit report; its ranks were ended with it",
+        ),
+        ("host small was rebooted", "Lost: host small was rebooted", ""),
+        ("", "Lost: nobody told why", ""),
+    ],
+)
+def test_a_lost_run_says_what_is_known_and_not_that_its_host_was_lost(reason: str, sentence: str, why: str) -> None:
+    found = diagnosis({"dp": 2})
+    found.ended("lost", {"outcome": "lost", "reason": reason} if reason else None)
+    told = look(found)
+    assert (told["state"], told["sentence"], told["reason"]) == ("failed", sentence, why)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sentence", "why"),
+    [
+        ("cancelled", "Cancelled before its first step: nothing was measured", "cancelled on request"),
+        ("succeeded", "Nothing was measured", "it told of no step"),
+    ],
+)
+def test_a_run_without_a_step_is_not_called_well(outcome: str, sentence: str, why: str) -> None:
+    found = diagnosis({"dp": 2})
+    found.ended(outcome, {"outcome": outcome, "reason": "cancelled on request"})
+    told = look(found)
+    assert (told["state"], told["over"]) == ("starting", True)
+    assert (told["sentence"], told["reason"]) == (sentence, why)
+
+
+def test_a_run_that_was_cancelled_on_its_way_says_how_far_it_was_and_why() -> None:
+    found = diagnosis({"dp": 1})
+    for number in range(1, 9):
+        found.add(step(0, number), 0)
+    found.ended("cancelled", {"outcome": "cancelled", "reason": "cancelled on request"})
+    told = look(found)
+    assert (told["state"], told["sentence"]) == ("well", "Cancelled after 8 steps")
+    assert told["reason"] == "cancelled on request"
+
+
+def test_where_the_launcher_said_nothing_nobody_is_sent_to_its_log() -> None:
+    found = diagnosis({"dp": 1})
+    report = {"outcome": "failed", "reason": "no room on small", "rank": None, "exit_code": None, "log_tail": []}
+    found.ended("failed", report)
+    told = look(found)
+    assert (told["sentence"], told["reason"], told["next"]) == ("Failed", "no room on small", "")
+
+
 def test_a_loss_that_is_no_number_and_one_that_grows_are_told() -> None:
     found = diagnosis({"dp": 1})
     for number in range(1, 80):

@@ -13,12 +13,12 @@ from jobs.diagnosis import Diagnosis
 from jobs.history.recording import diagnosing
 from jobs.history.recording import recorder as recorder_module
 from jobs.history.recording.recorder import Recorder
-from jobs.models import Attempt
+from jobs.models import Attempt, StateChange, Status
 from jobs.present import job_detail
 from jobs.queue import lifecycle
 from tests.jobs.history.conftest import end
 from tests.jobs.history.test_recorder import expected, totals
-from tests.jobs.history.told import Sender, run
+from tests.jobs.history.told import Sender, rows, run
 
 
 @pytest.fixture
@@ -50,6 +50,43 @@ def test_it_is_stored_as_it_changes_and_has_a_last_word(
     assert attempt.diagnosis["step"] == 12
     assert attempt.diagnosis["over"]
     assert attempt.diagnosis["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "reason", "sentence"),
+    [
+        (None, Status.CANCELLED, "host small no longer knows this attempt", "Cancelled after 6 steps"),
+        ("failed", Status.CANCELLED, "cancelled on request", "Cancelled after 6 steps"),
+        ("cancelled", Status.FAILED, "it ran for its 60 s", "Failed"),
+        (None, Status.LOST, "host small was rebooted", "Lost: host small was rebooted"),
+    ],
+)
+def test_the_verdict_is_of_the_end_that_the_queue_gave_it(
+    attempt: Attempt,
+    root: Path,
+    live_redis: redis.Redis,
+    recorder: Recorder,
+    announced: list[str],
+    told: str | None,
+    status: Status,
+    reason: str,
+    sentence: str,
+) -> None:
+    """Once a cancelled job's page said beside it that its host was lost."""
+    sender = Sender(live_redis, attempt.job_id)
+    for some in list(run(2, 6)):
+        sender.send(some)
+    StateChange.objects.create(job=attempt.job, attempt=1, status=status, reason=reason)
+    end(attempt, told or "lost")
+    if told is None:
+        Attempt.objects.update(exit=None)
+    recorder.turn()
+    attempt.refresh_from_db()
+    assert attempt.diagnosis["sentence"] == sentence
+    assert reason in (attempt.diagnosis["reason"] or attempt.diagnosis["sentence"])
+    assert (attempt.diagnosis["state"] == "failed") == (status != Status.CANCELLED)
+    (mark,) = [mark for mark in rows(root, attempt.job_id, "marks") if mark["kind"] in ("end", "fault")]
+    assert mark["text"] == f"{status}: {reason}"
 
 
 def test_a_new_recorder_diagnoses_the_whole_run(

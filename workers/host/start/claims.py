@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +20,11 @@ NEWEST = "newest"  # in a job's folder: the highest attempt whose directories we
 
 def claim(run_dir: Path, order: LaunchOrder) -> AttemptDir | None:
     """Make the directories of an order. None when there is nothing to start: it was claimed before, a later attempt
-    was, or a slot of it is still in use, of which the attempt then has a report."""
+    was, or a slot of it is still in use, of which the attempt then has a report.
+
+    Raises:
+        OSError: the disk takes no claim; nothing is left of it.
+    """
     with claiming(run_dir):
         target = attempt_dir(run_dir, order["job"], order["attempt"])
         own_of_job = target.own.parent
@@ -28,14 +33,19 @@ def claim(run_dir: Path, order: LaunchOrder) -> AttemptDir | None:
         if target.attempt <= max([*known, newest_pruned(own_of_job)]):
             return None
         in_the_way = _slot_in_use(run_dir, order)
-        _give(target, order["spec"])
         # Made aside and renamed: a worker killed halfway leaves no claim, and the order is carried out when it returns.
         draft = Path(tempfile.mkdtemp(prefix=".claim-", dir=own_of_job))
-        write_json(draft / target.order.name, order)
-        if in_the_way:
-            # Failed, not lost: nobody needs to wonder how it ended, for it never ran.
-            write_json(draft / target.exit.name, report_of_host(target, "failed", in_the_way))
-        draft.rename(target.own)
+        try:
+            _give(target, order["spec"])
+            write_json(draft / target.order.name, order)
+            if in_the_way:
+                # Failed, not lost: nobody needs to wonder how it ended, for it never ran.
+                write_json(draft / target.exit.name, report_of_host(target, "failed", in_the_way))
+            draft.rename(target.own)
+        except OSError:
+            for folder in (draft, target.given):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         return None if in_the_way else target
 
 
@@ -43,7 +53,8 @@ def claim(run_dir: Path, order: LaunchOrder) -> AttemptDir | None:
 def claiming(run_dir: Path) -> Iterator[None]:
     """One at a time on this host, whatever thread or worker it is of."""
     (run_dir / OWN_TREE).mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (run_dir / OWN_TREE / "lock").open("w") as lock:
+    readable = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC  # a disk that is read-only now still locks
+    with open(os.open(run_dir / OWN_TREE / "lock", readable, 0o600)) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -2,12 +2,21 @@
 import { el } from "../dom.js";
 
 const TONES = { starting: "info", well: "good", notice: "warn", slow: "warn", hung: "bad", failed: "bad" };
-const NAMES = { starting: "starting", well: "healthy", notice: "worth a look", slow: "slow", hung: "hung", failed: "failed" };
+const NAMES = {
+  starting: "starting",
+  well: "healthy",
+  notice: "worth a look",
+  slow: "slow",
+  hung: "hung",
+  failed: "failed",
+  unmeasured: "not measured",
+};
 
-/** {state, sentence, reason, next, evidence}: the diagnosis, or what is honest where there is none. Pure. */
+/** {state, sentence, reason, next, evidence}: the diagnosis, or what is honest where there is none. Pure.
+ *  "unmeasured": it ended as it was starting. */
 export function verdictOf(job) {
   const told = job.diagnosis;
-  if (told?.sentence) return told;
+  if (told?.sentence) return told.over && told.state === "starting" ? { ...told, state: "unmeasured" } : told;
   const none = { state: "", reason: "", next: "", evidence: [] };
   if (job.status === "queued") return { ...none, sentence: "Not started yet." };
   if (job.finished) return { ...none, sentence: "No verdict was made of this attempt." };

@@ -16,7 +16,8 @@ export function tracebackOf(lines, few = 12) {
 /** {title, reason, collective, lines, found} of a job that did not end well, null of any other. */
 export function causeOf(job, state) {
   const { exit } = job;
-  if (!job.finished || !exit || !["failed", "lost"].includes(exit.outcome)) return null;
+  const illEnds = ["failed", "lost"]; // a rank may fail as its job is cancelled
+  if (!exit || !illEnds.includes(job.status) || !illEnds.includes(exit.outcome)) return null;
   const { rank } = exit;
   const known = rank === null || rank === undefined ? null : rank;
   const member = job.members.find((one) => known !== null && one.first_rank <= known && known < one.first_rank + one.num_ranks);
