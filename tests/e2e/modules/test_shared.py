@@ -316,6 +316,18 @@ def test_the_parts_of_the_memory_add_up_to_what_they_are_together(modules: Page)
     assert names == [name for name, _ in parts]
 
 
+def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Page) -> None:
+    stage = {"stage": 0, "memory": {"parameters": 330 * 2**20}, "memory_bytes": 330 * 2**20, "step_bytes": {}}
+    cluster = {"memory_bytes": 8 * 2**30, "accelerator": "CPU"}
+    time = {"step_s": 1, "interval": {"share": 0.1}, "tokens_per_s": 1}
+    estimate = {"stages": [stage], "cluster": cluster, "fits": True, "peak_memory_bytes": 330 * 2**20, "time": time}
+    body = """
+    const { headline } = await import('/js/plan/headline.js');
+    return [headline(x).fits.text, m.memoryPicture(x)[0].textContent].map((text) => /[0-9]+ % free/.exec(text)[0]);
+    """
+    assert call(modules, "pictures/memory.js", body, estimate) == ["95 % free", "95 % free"]
+
+
 def test_a_step_s_time_is_the_summary_s_once_there_is_one(modules: Page) -> None:
     def together(measured: dict[str, Any] | None) -> Any:
         return next(

@@ -49,12 +49,16 @@ function bar(stage, names, cluster, most) {
   return line;
 }
 
+/** What the fullest rank leaves free, rounded down: never more than there is. */
+export function freeShare({ cluster, peak_memory_bytes: peak }) {
+  return `${Math.floor(100 * (1 - peak / cluster.memory_bytes))} %`;
+}
+
 function verdict(estimate, suggestions) {
   const { cluster, peak_memory_bytes: peak } = estimate;
   const has = `${bytes(peak)} of ${bytes(cluster.memory_bytes)}`;
   if (estimate.fits) {
-    const free = 1 - peak / cluster.memory_bytes;
-    return el("p", { className: "verdict" }, el("b", {}, has), ` on the fullest rank: fits, ${(100 * free).toFixed(0)} % free`);
+    return el("p", { className: "verdict" }, el("b", {}, has), ` on the fullest rank: fits, ${freeShare(estimate)} free`);
   }
   const box = el("div", { className: "message", role: "status" }, el("p", {}, el("b", {}, `Needs ${has}.`)));
   box.dataset.tone = "bad";
