@@ -109,7 +109,7 @@ def _form(
         "templates": TEMPLATES,
         "hardware": hardware(),
         "cluster": cluster,
-        "folds": spec_form.folds(values, errors),
+        "folds": spec_form.folds(values, errors, FIRST_RUN),
         "slurm": settings.SLURM is not None,
     }
     return render(request, "jobs/new.html", context, status=422 if problems else 200)
