@@ -19,11 +19,14 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from jobs.people import tokens
+from jobs.people.sealing import board
 from jobs.people.signing_on import note_session
 from jobs.planning.queries import checked
 from jobs.queue.audit import record
 from jobs.text import storable, whole_number
 from planner.facts.spec import Problem, SpecError
+
+SHOWN_ONCE = "new token"  # in the session, encrypted, from when it is made until it was shown
 
 
 @require_GET
@@ -36,14 +39,24 @@ def account(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 @login_required
 def make_token(request: HttpRequest) -> HttpResponse:
-    """The only page that shows it; who comes back to its address finds the account."""
+    """Make one, then show it on a page of its own: that is there once, and to load it again makes no other."""
     if request.method == "GET":
-        return redirect("account")
+        return _shown_once(request)
     try:
         asked = checked(tokens.TokenWish, _wish(request.POST))
         token, text = tokens.make(_user(request), asked)
     except SpecError as error:
         messages.error(request, refusal(error))
+        return redirect("account")
+    request.session[SHOWN_ONCE] = board(SHOWN_ONCE).encrypt(f"{token.token_key} {text}".encode()).decode()
+    return redirect("account-token-new")
+
+
+def _shown_once(request: HttpRequest) -> HttpResponse:
+    sealed = request.session.pop(SHOWN_ONCE, None)
+    key, _, text = board(SHOWN_ONCE).decrypt(sealed).decode().partition(" ") if sealed else ("", "", "")
+    token = tokens.known(_user(request)).filter(token_key=key).first() if key else None
+    if token is None:
         return redirect("account")
     answer = render(request, "people/token.html", {"token": token, "text": text})
     answer["Cache-Control"] = "no-store"

@@ -215,12 +215,16 @@ def test_the_local_demo_s_token_has_every_scope(db: None, capsys: Any) -> None:
 
 def test_the_page_makes_one_shows_it_once_and_revokes_it(owner: User, client: Client) -> None:
     client.force_login(owner)
-    made = client.post("/account/tokens/", {"name": "ci <b>", "days": "7", "scopes": ["read"]})
+    made = client.post("/account/tokens/", {"name": "ci <b>", "days": "7", "scopes": ["read"]}, follow=True)
+    assert made.redirect_chain == [("/account/tokens/", 302)]
     assert (made.status_code, made.headers["Cache-Control"]) == (200, "no-store")
     text = re.search(r'<pre class="command" id="token">([0-9a-f]+)</pre>', made.content.decode())
     assert text is not None
     rest = APIClient(headers={"Authorization": f"Token {text[1]}"})
     assert rest.get("/api/v1/jobs").status_code == 200
+    again = client.get("/account/tokens/")
+    assert (again.status_code, again["Location"]) == (302, "/account/")
+    assert AuthToken.objects.count() == 1
     page = client.get("/account/").content.decode()
     assert text[1] not in page
     assert "ci &lt;b&gt;" in page
