@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.views.decorators.http import require_GET, require_http_methods
 
 from jobs.access import find_job, listed_jobs, visible_jobs
@@ -15,7 +14,7 @@ from jobs.lab import form, picture
 from jobs.lab.results import Shown, newest_shown
 from jobs.lab.words import BOOKKEEPING, BY_NAME, PRIMITIVES
 from jobs.models import LIVE, Host, Job
-from jobs.queue import actions
+from jobs.pages.forms import once
 from planner.facts.spec import Problem, SpecError
 
 NEWEST_JOBS = 5
@@ -32,10 +31,9 @@ def lab(request: HttpRequest) -> HttpResponse:
     if spec["resources"]["host"] is None:
         return _form(request, spec, [Problem("resources.host", "choose a host that is connected")])
     try:
-        job, _ = actions.submit(cast(User, request.user), spec)
+        return once.submitted(request, spec)
     except SpecError as error:
         return _form(request, spec, error.problems)
-    return redirect("job-detail", job.id)
 
 
 def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem]) -> HttpResponse:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.db.models import Count, Min, OuterRef, QuerySet, Subquery
+from django.db.models import Count, Min, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
@@ -80,11 +80,14 @@ def _waiting(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
 
 
 def _failed(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
-    changes = StateChange.objects.filter(job=OuterRef("pk"), attempt=OuterRef("attempt"), status__in=TROUBLED)
-    last = changes.order_by("-id")
-    lately = jobs.filter(status__in=TROUBLED, archived=False, changed__gte=now - LATELY)
-    lines = lately.annotate(reason=Subquery(last.values("reason")[:1]), at=Subquery(last.values("at")[:1]))
-    return {"failed": list(lines.order_by("-changed")[:SHOWN]), "num_failed": lately.order_by().count()}
+    """Attempts that ended in trouble, whatever became of their jobs: most are queued again by themselves."""
+    lately = jobs.filter(archived=False, changed__gte=now - LATELY).order_by().values("id")
+    changes = StateChange.objects.filter(job__in=lately, status__in=TROUBLED, at__gte=now - LATELY)
+    told = changes.order_by().aggregate(number=Count("id"), jobs=Count("job", distinct=True))
+    named = changes.select_related("job").only(
+        *("attempt", "status", "reason", "at"), *("job__name", "job__status", "job__attempt")
+    )
+    return {"failed": list(named.order_by("-id")[:SHOWN]), "num_failed": told["number"], "failed_jobs": told["jobs"]}
 
 
 def _hosts() -> list[dict[str, Any]]:
@@ -98,6 +101,8 @@ def _hosts() -> list[dict[str, Any]]:
 
 
 def _slots(hosts: list[dict[str, Any]]) -> dict[str, int]:
-    """Of hosts that speak; a silent host's free slots take nothing."""
+    """Of all hosts, as their own lines say it; those of silent ones take nothing, so they are told besides."""
     speaks = [line for line in hosts if line["state"] in ("connected", "drained")]
-    return {"slots": sum(line["host"].slots for line in speaks), "held": sum(line["held"] for line in speaks)}
+    slots, ready = (sum(line["host"].slots for line in some) for some in (hosts, speaks))
+    held = sum(line["held"] for line in hosts)
+    return {"slots": slots, "held": held, "ready_slots": ready, "silent_slots": slots - ready}

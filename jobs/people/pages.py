@@ -16,16 +16,17 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.debug import sensitive_post_parameters
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from jobs.people import tokens
+from jobs.people.sealing import board
 from jobs.people.signing_on import note_session
 from jobs.planning.queries import checked
 from jobs.queue.audit import record
 from jobs.text import storable, whole_number
-from planner.facts.spec import SpecError
+from planner.facts.spec import Problem, SpecError
 
-MOST_DAYS = 10**6
+SHOWN_ONCE = "new token"  # in the session, encrypted, from when it is made until it was shown
 
 
 @require_GET
@@ -35,15 +36,27 @@ def account(request: HttpRequest) -> HttpResponse:
     return _page(request)
 
 
-@require_POST
+@require_http_methods(["GET", "POST"])
 @login_required
 def make_token(request: HttpRequest) -> HttpResponse:
-    """The only page that shows it."""
+    """Make one, then show it on a page of its own: that is there once, and to load it again makes no other."""
+    if request.method == "GET":
+        return _shown_once(request)
     try:
         asked = checked(tokens.TokenWish, _wish(request.POST))
         token, text = tokens.make(_user(request), asked)
     except SpecError as error:
         messages.error(request, refusal(error))
+        return redirect("account")
+    request.session[SHOWN_ONCE] = board(SHOWN_ONCE).encrypt(f"{token.token_key} {text}".encode()).decode()
+    return redirect("account-token-new")
+
+
+def _shown_once(request: HttpRequest) -> HttpResponse:
+    sealed = request.session.pop(SHOWN_ONCE, None)
+    key, _, text = board(SHOWN_ONCE).decrypt(sealed).decode().partition(" ") if sealed else ("", "", "")
+    token = tokens.known(_user(request)).filter(token_key=key).first() if key else None
+    if token is None:
         return redirect("account")
     answer = render(request, "people/token.html", {"token": token, "text": text})
     answer["Cache-Control"] = "no-store"
@@ -97,6 +110,7 @@ def _page(request: HttpRequest, form: Any = None) -> HttpResponse:
         "tokens": [tokens.told(token) for token in tokens.known(user)],
         "has_password": user.has_usable_password(),
         "form": form,
+        "token_days": settings.TOKEN_DAYS,
         "sessions": sorted(UserSession.objects.purge_and_list(user), key=lambda one: one.created_at, reverse=True),
         "second_factor": is_mfa_enabled(user),
         "oidc": settings.OIDC_NAME,
@@ -106,11 +120,18 @@ def _page(request: HttpRequest, form: Any = None) -> HttpResponse:
 
 
 def _wish(form: QueryDict) -> dict[str, Any]:
-    """A form's fields as JSON would have them: what is no number goes on as it is, to be named."""
+    """A form's fields as JSON would have them: what is left out is for the parser to name.
+
+    Raises:
+        SpecError: the days are none that this board lets a token last.
+    """
     asked: dict[str, Any] = {"name": form.get("name", "").strip(), "scopes": form.getlist("scopes")}
     if told := form.get("days", ""):
-        number = whole_number(told, 0, MOST_DAYS)
-        asked["days"] = told if number is None else number
+        number = whole_number(told, 1, settings.TOKEN_DAYS)
+        if number is None:
+            text = f"must be a whole number from 1 to {settings.TOKEN_DAYS}, got {told[:60]!r}"
+            raise SpecError([Problem("days", text)])
+        asked["days"] = number
     return asked
 
 

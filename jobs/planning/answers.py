@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.naming import name_problems
 from jobs.planning.auto import resolved
 from jobs.planning.hardware import HOST, cluster_for, host_cluster, known_hosts
 from jobs.planning.planners import ask
 from jobs.planning.queries import ExplainQuery, SearchQuery, checked
+from jobs.planning.refusals import refusals
 from jobs.planning.resumed import checkpoint_problems
-from jobs.planning.room import room_problems
 from jobs.planning.shapes import Plan, Preset, SearchResult, Template
 from jobs.planning.work import told
 from planner.facts.models import parameter_count
@@ -28,7 +27,7 @@ def plan(data: object, cluster_name: object = None, *, user: Any) -> Plan:
     """Everything about a draft that the page shows; `estimate` is null while the draft has problems.
 
     `chosen` is what took the place of a layout "auto", with its reasons; null where the draft names a layout.
-    `user`: who asks, and so whose checkpoints there are.
+    `user`: who asks, and so whose checkpoints, projects and jobs there are.
 
     Raises:
         BusyError: too much is planned at once, or this takes too long.
@@ -40,7 +39,7 @@ def plan(data: object, cluster_name: object = None, *, user: Any) -> Plan:
     except SpecError as error:
         return {"estimate": None, "problems": told(error.problems), "not_runnable": [], "choices": {}}
     found: Plan = ask("plan", spec, cluster, {})
-    found["problems"] += told([*name_problems("name", spec.name), *room_problems(spec)])
+    found["problems"] += told(refusals(user, spec))
     blocked = [*found["not_runnable"], *told(checkpoint_problems(user, spec))]
     return {**found, "not_runnable": blocked, "chosen": chosen}
 

@@ -7,15 +7,12 @@ import json
 from datetime import datetime
 from typing import Any
 
-from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from jobs.access import role_in, visible_jobs
 from jobs.models import (
-    DEFAULT_PROJECT,
     HOST_SILENT_AFTER,
     Attempt,
     Dependency,
@@ -23,26 +20,20 @@ from jobs.models import (
     IdempotentRequest,
     Job,
     Member,
-    Pool,
-    Project,
-    Role,
     StateChange,
     Status,
 )
-from jobs.naming import name_problems
 from jobs.planning.auto import resolved
 from jobs.planning.elastic import changed_spec, smaller
 from jobs.planning.hardware import cluster_for
+from jobs.planning.refusals import refusals
 from jobs.planning.resumed import checkpoint_problems
-from jobs.planning.room import room_problems
 from jobs.queue import ending, lifecycle
 from jobs.queue.audit import record
-from jobs.queue.calibration import calibration_problems
 from jobs.telling.outbox import write
 from planner.cost.estimate import estimate
 from planner.cost.oversize import parse_plannable
 from planner.facts.gang import demand
-from planner.facts.kinds import num_slots, product_words
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.search.auto import Chosen
@@ -59,50 +50,9 @@ def checked_spec(owner: User, data: object) -> JobSpec:
         SpecError: with every problem.
     """
     spec = parse_plannable(data)
-    if refused := [
-        *room_problems(spec),
-        *not_runnable(spec),
-        *_engine_missing(spec),
-        *name_problems("name", spec.name),
-        *checkpoint_problems(owner, spec),
-        *_queue_problems(owner, spec),
-        *calibration_problems(owner, spec),
-    ]:
+    if refused := [*refusals(owner, spec), *not_runnable(spec), *checkpoint_problems(owner, spec)]:
         raise SpecError(refused)
     return spec
-
-
-def _engine_missing(spec: JobSpec) -> list[Problem]:
-    if spec.resources.engine == "slurm" and settings.SLURM is None:
-        return [Problem("resources.engine", "this board runs no jobs on Slurm: MESHBOARD_SLURM_FOLDER is not set")]
-    return []
-
-
-def _queue_problems(owner: User, spec: JobSpec) -> list[Problem]:
-    """What the spec says of its turn, against the projects, pools and jobs that there are."""
-    found = []
-    project = Project.objects.filter(name=spec.project).first()
-    role = role_in(owner, spec.project)
-    if role is None or (project is None and spec.project != DEFAULT_PROJECT):
-        found.append(Problem("project", f"there is no project {spec.project!r}, or you are no member of it"))
-    elif role < Role.SUBMITTER:
-        text = f"you are a {role.label} of {spec.project!r}; its submitters, operators and admins submit to it"
-        found.append(Problem("project", text))
-    elif project is not None and spec.resources.engine == "slurm" and project.variables.exists():
-        found.append(
-            Problem("resources.engine", f"project {project.name} hands its jobs variables, and Slurm gets none")
-        )
-    elif project is not None and project.most_slots is not None and num_slots(spec) > project.most_slots:
-        text = f"{product_words(spec.layout)}, and project {project.name} may hold {project.most_slots} slots"
-        found.append(Problem("layout", text))
-    pool = spec.resources.pool
-    if pool is not None and not Pool.objects.filter(name=pool).exists():
-        found.append(Problem("resources.pool", f"there is no pool {pool!r}"))
-    theirs = visible_jobs(owner).filter(id__in=spec.after).values_list("id", flat=True) if spec.after else ()
-    found += [
-        Problem("after", f"there is no job {job!r}, or it is not yours") for job in sorted({*spec.after} - {*theirs})
-    ]
-    return found
 
 
 def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, bool]:

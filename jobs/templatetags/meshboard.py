@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -29,6 +30,12 @@ def get(mapping: Mapping[str, Any] | None, key: str) -> Any:
 def least_tensors() -> int:
     """Bytes of a rank's tensors below which a measured memory says nothing of them."""
     return LEAST_TENSORS
+
+
+@register.simple_tag
+def form_key() -> str:
+    """What tells this form, as it is drawn now, from every other."""
+    return secrets.token_urlsafe(16)
 
 
 @register.simple_tag

@@ -127,10 +127,12 @@ def limits() -> dict[str, str]:
     return derived.limits_of(FIELDS | _DRY | _AUTO)
 
 
-def folds(values: Mapping[str, str], errors: Mapping[str, str]) -> Folds:
-    """How the folded parts stand for these values; one with an error is open."""
-    usual = values_from_spec(None)
-    changed = [fold for fold, names in _FOLDS.items() if any(values.get(name) != usual[name] for name in names)]
+def folds(values: Mapping[str, str], errors: Mapping[str, str], starter: Mapping[str, Any]) -> Folds:
+    """How the folded parts stand for these values; one with an error is open. What a fresh form is filled in with, the
+    `starter`, nobody changed."""
+    usual, fresh = values_from_spec(None), values_from_spec(starter)
+    differs = {name for name in usual if values.get(name) not in (usual[name], fresh[name])}
+    changed = [fold for fold, names in _FOLDS.items() if differs.intersection(names)]
     wrong = [fold for fold, names in _FOLDS.items() if any(errors.get(name) for name in names)]
     return Folds(changed, [fold for fold in _FOLDS if fold in wrong or (fold in _STARTS_OPEN and fold in changed)])
 

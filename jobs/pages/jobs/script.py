@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
-from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
 
 from jobs.access import find_job
-from jobs.pages.forms import derived, engines, turn_form
-from jobs.queue import actions
+from jobs.pages.forms import derived, engines, once, turn_form
 from planner.facts.spec import JobSpec, Layout, Problem, Resources, ScriptSpec, SlurmSpec, SpecError
 
 EMPTY: dict[str, Any] = {"name": "my script", "layout": {"dp": 2}}
@@ -37,10 +35,9 @@ def script_new(request: HttpRequest) -> HttpResponse:
         return _form(request, derived.values_of(FIELDS, EMPTY if source is None else source.spec), [])
     try:
         spec = {"kind": "script", **engines.without_others(derived.spec_from(FIELDS, request.POST))}
-        job, _ = actions.submit(cast(User, request.user), spec)
+        return once.submitted(request, spec)
     except SpecError as error:
         return _form(request, {name: request.POST.get(name, "") for name in FIELDS}, error.problems)
-    return redirect("job-detail", job.id)
 
 
 def _form(request: HttpRequest, values: dict[str, Any], problems: list[Problem]) -> HttpResponse:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
@@ -18,7 +17,7 @@ from jobs.access import find_job, find_job_to_change, find_job_to_run, may_chang
 from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status
-from jobs.pages.forms import spec_form
+from jobs.pages.forms import once, spec_form
 from jobs.planning import answers
 from jobs.planning.elastic import NoOfferError
 from jobs.planning.hardware import hardware
@@ -54,12 +53,11 @@ def job_new(request: HttpRequest) -> HttpResponse:
         return _form(request, FIRST_RUN, broken)
     cluster = request.POST.get("cluster", "")
     try:
-        job, _ = actions.submit(cast(User, request.user), data)
+        return once.submitted(request, data)
     except SpecError as error:
         return _form(request, data, error.problems, cluster=cluster)
     except BusyError as error:
         return _form(request, data, [Problem("layout", str(error))], cluster=cluster)
-    return redirect("job-detail", job.id)
 
 
 def _filled_form(request: HttpRequest) -> HttpResponse:
@@ -111,7 +109,7 @@ def _form(
         "templates": TEMPLATES,
         "hardware": hardware(),
         "cluster": cluster,
-        "folds": spec_form.folds(values, errors),
+        "folds": spec_form.folds(values, errors, FIRST_RUN),
         "slurm": settings.SLURM is not None,
     }
     return render(request, "jobs/new.html", context, status=422 if problems else 200)

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page
 
 from contracts.telemetry import Op
+from planner.cost.memory import PARTS
 from planner.facts.collectives import bus_factor
 from planner.facts.layout import coordinates
 from planner.facts.spec import Layout
@@ -299,6 +300,32 @@ def test_a_small_rank_s_memory_is_not_held_against_what_libraries_take(modules: 
     assert off(2**20, "cuda").endswith(" %")
     groups = {line["group"] for line in planned(modules, 2**20, "cpu", None)}
     assert "memory of the fullest rank: tensors and the allocator's share, without the process' own 310 MiB" in groups
+
+
+def test_the_parts_of_the_memory_add_up_to_what_they_are_together(modules: Page) -> None:
+    memory = {name: 2**20 * number for number, name in enumerate([*PARTS, "allowance", "thought of later"], 1)}
+    stage = {"memory": memory, "memory_bytes": sum(memory.values())}
+    estimate = {"stages": [stage], "cluster": {"reserved_bytes": 2**20}}
+    run = {"device": "cuda", "measured": None, "apart": {"planned": None, "measured": None}, "least": 0}
+    state = "const s = (await import('/js/store.js')).createState();"
+    body = f"{state} return m.plannedLines(x[0], s, [], x[1]).map((line) => [line.name, line.planned])"
+    (name, together), *parts = call(modules, "job/planned.js", body, [estimate, run])
+    assert (name, {name for name, _ in parts}) == ("together", set(memory))
+    assert sum(float(size.removesuffix(" MiB")) for _, size in parts) == float(together.removesuffix(" MiB"))
+    names = call(modules, "pictures/memory.js", "return m.memoryNames([x])", memory)
+    assert names == [name for name, _ in parts]
+
+
+def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Page) -> None:
+    stage = {"stage": 0, "memory": {"parameters": 330 * 2**20}, "memory_bytes": 330 * 2**20, "step_bytes": {}}
+    cluster = {"memory_bytes": 8 * 2**30, "accelerator": "CPU"}
+    time = {"step_s": 1, "interval": {"share": 0.1}, "tokens_per_s": 1}
+    estimate = {"stages": [stage], "cluster": cluster, "fits": True, "peak_memory_bytes": 330 * 2**20, "time": time}
+    body = """
+    const { headline } = await import('/js/plan/headline.js');
+    return [headline(x).fits.text, m.memoryPicture(x)[0].textContent].map((text) => /[0-9]+ % free/.exec(text)[0]);
+    """
+    assert call(modules, "pictures/memory.js", body, estimate) == ["95 % free", "95 % free"]
 
 
 def test_a_step_s_time_is_the_summary_s_once_there_is_one(modules: Page) -> None:

@@ -103,6 +103,14 @@ def test_what_was_not_sent_keeps_its_default() -> None:
     assert ticked["lab"]["primitives"] == []  # the whole form came, and no box was ticked
 
 
+def test_nothing_of_a_fresh_form_is_marked_as_changed(owner: User, client: Client) -> None:
+    client.force_login(owner)
+    fresh = client.get("/jobs/new/").context
+    assert fresh["folds"].changed == []
+    refused = client.post("/jobs/new/", {**fresh["values"], "train.seed": "7", "layout.tp": "3"}).context
+    assert refused["folds"].changed == ["training"]
+
+
 def test_an_unreadable_line_of_arguments_is_told_by_its_field() -> None:
     with pytest.raises(SpecError, match=r"script\.args: cannot be split into arguments: No closing quotation"):
         derived.spec_from(script.FIELDS, QueryDict("script.args='open"))

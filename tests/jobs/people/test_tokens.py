@@ -215,12 +215,16 @@ def test_the_local_demo_s_token_has_every_scope(db: None, capsys: Any) -> None:
 
 def test_the_page_makes_one_shows_it_once_and_revokes_it(owner: User, client: Client) -> None:
     client.force_login(owner)
-    made = client.post("/account/tokens/", {"name": "ci <b>", "days": "7", "scopes": ["read"]})
+    made = client.post("/account/tokens/", {"name": "ci <b>", "days": "7", "scopes": ["read"]}, follow=True)
+    assert made.redirect_chain == [("/account/tokens/", 302)]
     assert (made.status_code, made.headers["Cache-Control"]) == (200, "no-store")
     text = re.search(r'<pre class="command" id="token">([0-9a-f]+)</pre>', made.content.decode())
     assert text is not None
     rest = APIClient(headers={"Authorization": f"Token {text[1]}"})
     assert rest.get("/api/v1/jobs").status_code == 200
+    again = client.get("/account/tokens/")
+    assert (again.status_code, again["Location"]) == (302, "/account/")
+    assert AuthToken.objects.count() == 1
     page = client.get("/account/").content.decode()
     assert text[1] not in page
     assert "ci &lt;b&gt;" in page
@@ -233,6 +237,14 @@ def test_the_page_makes_one_shows_it_once_and_revokes_it(owner: User, client: Cl
     [
         ({"name": "ci"}, "scopes: "),
         ({"name": "ci", "scopes": "read", "days": "x"}, "days: "),
+        (
+            {"name": "ci", "scopes": "read", "days": "-1"},
+            "a whole number from 1 to 90, got &#x27;-1&#x27;",
+        ),
+        (
+            {"name": "ci", "scopes": "read", "days": "91"},
+            "a whole number from 1 to 90, got &#x27;91&#x27;",
+        ),
         ({"scopes": "read"}, "name: "),
     ],
 )
@@ -242,6 +254,13 @@ def test_the_page_refuses_a_senseless_one_in_words(
     client.force_login(owner)
     assert words in client.post("/account/tokens/", posted, follow=True).content.decode()
     assert not AuthToken.objects.exists()
+
+
+def test_the_address_that_makes_tokens_leads_to_the_account(owner: User, client: Client) -> None:
+    client.force_login(owner)
+    answer = client.get("/account/tokens/")
+    assert (answer.status_code, answer["Location"]) == (302, "/account/")
+    assert 'max="90" value="30"' in client.get("/account/").content.decode()
 
 
 def test_a_wrong_password_changes_nothing(owner: User, client: Client) -> None:

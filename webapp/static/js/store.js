@@ -26,6 +26,7 @@ export function createState() {
     verdicts: new Map(), // rank -> rows
     peaks: new Map(), // rank -> bytes held at once
     proof: null, // the last item
+    speeds: [], // tokens a second of rank 0's last steps
     stepTimes: [], // seconds of rank 0's last steps
     checkpoints: new Map(), // step -> item
     dryRuns: new Map(), // rank -> item

@@ -3,6 +3,7 @@ import { foldCells, rankState } from "./traffic.js";
 
 export const MOST_STEPS = 20_000;
 const LAST = 50; // steps whose times and parts are averaged
+export const SPEEDS = 20; // as many as the summary's own speed is a mean of (workers/host/supervisor/tally.py)
 
 /** One more point of the curves. Beyond MOST_STEPS only every second step is kept, then every fourth, and so on. */
 export function keepStep(state, step, point) {
@@ -29,9 +30,17 @@ function foldPoint(state, item) {
   });
 }
 
-function keepLast(list, value) {
+function keepLast(list, value, most = LAST) {
   list.push(value);
-  if (list.length > LAST) list.shift();
+  if (list.length > most) list.shift();
+}
+
+/** The mean of rank 0's last steps, a single step's time jumps too much to read; before any of them, the step's own. */
+function speed(state, item) {
+  const own = item.step_s > 0 ? item.tokens / item.step_s : null;
+  if (item.rank === 0 && own !== null) keepLast(state.speeds, own, SPEEDS);
+  const { speeds } = state;
+  return speeds.length > 0 ? speeds.reduce((sum, one) => sum + one / speeds.length, 0) : own;
 }
 
 export function foldStep(state, item, node) {
@@ -46,13 +55,12 @@ export function foldStep(state, item, node) {
   }
   if (item.not_finite) mark(state, { kind: "fault", time: item.time, step: item.step, text: item.not_finite });
   if (item.rank === 0) keepLast(state.stepTimes, item.step_s);
+  const rate = speed(state, item);
   const before = state.progress;
+  if (before) before.rate = rate;
   if (before && item.step <= before.step) return;
-  const rate = item.step_s > 0 ? item.tokens / item.step_s : null;
-  // An average over about ten steps: a single step's time jumps too much to read.
-  const smooth = before?.rate && rate ? before.rate + (rate - before.rate) / Math.min(10, item.step) : rate;
   const { step, steps, step_s, tokens, time } = item;
-  state.progress = { step, steps, step_s, tokens, time, rate: smooth };
+  state.progress = { step, steps, step_s, tokens, time, rate };
   // Its first step here is no step 1: it goes on from a checkpoint.
   if (item.step > item.ran) mark(state, { kind: "resume", time: time - step_s, step: step - item.ran, text: "" });
 }

@@ -1,5 +1,6 @@
 // Progress: how far, how fast, how long still, and whether what is sent is as planned.
 import { bytes, duration, exactBytes, integer, loss, tokenRate } from "../format.js";
+import { SPEEDS } from "../fold/steps.js";
 import { secondsLeft } from "../store.js";
 
 const $ = (id) => document.getElementById(id);
@@ -13,6 +14,17 @@ function put(id, words) {
 function newest(points) {
   const step = Math.max(...points.keys());
   return { step, loss: points.get(step).loss };
+}
+
+/** What is kept of an ended run wins: it is the figure that REST tells, and that runs are compared by. */
+export function speedOf(job, state) {
+  const summary = job.finished ? job.exit?.summary : null;
+  const rate = summary?.tokens_per_s ?? state.progress.rate;
+  if (!(rate > 0)) return { rate: tokenRate(null), note: "" };
+  const steps = summary?.tokens_per_s ? Math.min(SPEEDS, summary.ran_steps ?? summary.steps) : Math.max(1, state.speeds.length);
+  const tokens = state.progress.tokens ?? job.estimate?.tokens_per_step;
+  const each = tokens ? `${duration(tokens / rate)} a step, ` : "";
+  return { rate: tokenRate(rate), note: `${each}${steps === 1 ? "of one step" : `mean of the last ${steps}`}` };
 }
 
 export function showProgress(job, state) {
@@ -30,8 +42,9 @@ export function showProgress(job, state) {
   put("figure-step", `${integer(progress.step)} of ${integer(steps)}`);
   $("progress").value = progress.step;
   $("progress").max = steps;
-  put("figure-rate", tokenRate(progress.rate));
-  put("figure-step-time", progress.step_s ? `${duration(progress.step_s)} last step` : "");
+  const speed = speedOf(job, state);
+  put("figure-rate", speed.rate);
+  put("figure-step-time", speed.note);
   put("figure-left", job.finished ? "–" : duration(secondsLeft(progress)));
 }
 

@@ -1,9 +1,9 @@
 // Plan and measurement side by side: bytes, time, memory, each with its error.
 import { el, swatch } from "../dom.js";
 import { bytes, duration, exactBytes } from "../format.js";
+import { memoryNames } from "../pictures/memory.js";
 import { partRows, tokenOf } from "./parts.js";
 
-const MEMORY = ["parameters", "gradients", "optimizer", "gathered", "activations", "working", "allowance"];
 const WORDS = { exposed: (axis) => `${axis}, not hidden`, hidden: (axis) => `${axis}, hidden` };
 
 function error(planned, measured) {
@@ -80,7 +80,7 @@ function memoryLines(estimate, state, { device, least }) {
   const group = `memory of the fullest rank: tensors and the allocator's share${own}`;
   const small = device === "cpu" && fullest.memory_bytes - (fullest.memory.allowance ?? 0) < least;
   const compared = (measured) => (small ? "too small to compare: libraries' own buffers outweigh it" : error(together, measured));
-  const parts = MEMORY.map((name) => [name, fullest.memory[name] - (name === "allowance" ? reserved : 0)]);
+  const parts = memoryNames([fullest.memory]).map((name) => [name, fullest.memory[name] - (name === "allowance" ? reserved : 0)]);
   const together = fullest.memory_bytes - reserved;
   const peak = state.peaks.size > 0 ? Math.max(...state.peaks.values()) : null;
   return [

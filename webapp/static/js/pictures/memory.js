@@ -4,12 +4,18 @@ import { bytes, exactBytes } from "../format.js";
 import { cell, columns, rowHead, scrolling, stageHead, th } from "./table.js";
 
 const ORDER = ["parameters", "gradients", "optimizer", "gathered", "activations", "logits", "working", "buffers", "copies", "allowance"];
+/** The parts that any of these ranks has, {part: bytes} each, in their order: whatever the planner tells, none is left out. */
+export function memoryNames(memories) {
+  const told = new Set(memories.flatMap((memory) => Object.keys(memory).filter((name) => memory[name] > 0)));
+  return [...ORDER.filter((name) => told.delete(name)), ...told];
+}
+
 const token = (name) => `--series-${ORDER.indexOf(name)}`;
 
 export function memoryPicture(estimate, suggestions) {
   const { stages, cluster } = estimate;
   const shown = columns(stages);
-  const names = ORDER.filter((name) => stages.some((s) => s.memory[name] > 0));
+  const names = memoryNames(stages.map((s) => s.memory));
   const most = Math.max(cluster.memory_bytes, ...stages.map((s) => s.memory_bytes));
   const bars = shown.map((s) => el("div", { className: "memory-line" }, label(s, stages), bar(s, names, cluster, most)));
   const rows = names.map((name) =>
@@ -43,12 +49,16 @@ function bar(stage, names, cluster, most) {
   return line;
 }
 
+/** What the fullest rank leaves free, rounded down: never more than there is. */
+export function freeShare({ cluster, peak_memory_bytes: peak }) {
+  return `${Math.floor(100 * (1 - peak / cluster.memory_bytes))} %`;
+}
+
 function verdict(estimate, suggestions) {
   const { cluster, peak_memory_bytes: peak } = estimate;
   const has = `${bytes(peak)} of ${bytes(cluster.memory_bytes)}`;
   if (estimate.fits) {
-    const free = 1 - peak / cluster.memory_bytes;
-    return el("p", { className: "verdict" }, el("b", {}, has), ` on the fullest rank: fits, ${(100 * free).toFixed(0)} % free`);
+    return el("p", { className: "verdict" }, el("b", {}, has), ` on the fullest rank: fits, ${freeShare(estimate)} free`);
   }
   const box = el("div", { className: "message", role: "status" }, el("p", {}, el("b", {}, `Needs ${has}.`)));
   box.dataset.tone = "bad";

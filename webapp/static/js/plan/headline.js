@@ -1,11 +1,11 @@
 // What a layout costs, in three figures that are always in sight; their pictures follow below.
 import { byAxis } from "../collectives.js";
 import { bytes, duration, sureness, tokenRate } from "../format.js";
+import { freeShare } from "../pictures/memory.js";
 
 /** {name: {text, tone}} of the figures of an estimate. */
 export function headline(estimate) {
   const { time, cluster, stages, peak_memory_bytes: peak } = estimate;
-  const free = Math.floor(100 * (1 - peak / cluster.memory_bytes));
   const total = (stage) => Object.values(stage.step_bytes).reduce((sum, value) => sum + value, 0);
   const busiest = stages.reduce((most, other) => (total(other) > total(most) ? other : most));
   const axes = Object.entries(busiest.step_bytes).filter(([, value]) => value > 0);
@@ -13,7 +13,7 @@ export function headline(estimate) {
   return {
     memory: { text: bytes(peak) },
     fits: estimate.fits
-      ? { text: `fits ${bytes(cluster.memory_bytes)}, ${free} % free`, tone: "good" }
+      ? { text: `fits ${bytes(cluster.memory_bytes)}, ${freeShare(estimate)} free`, tone: "good" }
       : { text: `does not fit ${bytes(cluster.memory_bytes)}`, tone: "bad" },
     time: { text: duration(time.step_s) },
     speed: { text: `${sureness(time.interval.share)}, ${tokenRate(time.tokens_per_s)}` },

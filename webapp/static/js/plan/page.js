@@ -70,7 +70,8 @@ function showProblems(problems, blocked) {
   const other = document.getElementById("other-problems");
   other.hidden = elsewhere.length === 0;
   other.textContent = elsewhere.join("\n");
-  document.getElementById("submit").disabled = problems.length > 0 || blocked.length > 0;
+  const sent = form.dataset.sent !== undefined; // its answer is on the way
+  document.getElementById("submit").disabled = sent || problems.length > 0 || blocked.length > 0;
 }
 
 /** What is wrong is not folded away. */

@@ -1,5 +1,6 @@
 // What every page has: the menu of narrow screens, the palette on Ctrl-K, keys, what scrolls.
 import "./keys.js";
+import "./once.js";
 import { palette } from "./palette.js";
 import "./scrollers.js";
 

@@ -1,0 +1,32 @@
+"""A form that starts something goes out once, however often it is sent."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page
+
+from tests.support.modules import paper
+
+FORM = '<form data-once><button type="submit">Submit job</button></form><form id="other"><button>Look</button></form>'
+SEND = """async ([selector, times]) => {
+  await import('/js/shell/once.js');
+  let sent = 0;
+  const stay = (event) => { if (!event.defaultPrevented) sent += 1; event.preventDefault(); };
+  addEventListener('submit', stay);
+  for (let n = 0; n < times; n += 1) document.querySelector(selector).requestSubmit();
+  removeEventListener('submit', stay);
+  return [sent, document.querySelector(selector + ' button').disabled];
+}"""
+BACK = "() => dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))"
+
+
+def test_two_clicks_send_a_form_once_and_back_from_there_it_can_be_sent_again(modules: Page) -> None:
+    with paper(modules, FORM) as page:
+        assert page.evaluate(SEND, ["[data-once]", 2]) == [1, True]
+        page.evaluate(BACK)
+        assert page.locator("[data-once] button").is_enabled()
+        assert page.evaluate(SEND, ["[data-once]", 2]) == [1, True]
+
+
+def test_other_forms_are_left_alone(modules: Page) -> None:
+    with paper(modules, FORM) as page:
+        assert page.evaluate(SEND, ["#other", 2]) == [2, False]

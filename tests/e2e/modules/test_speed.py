@@ -1,0 +1,53 @@
+"""A run's speed on its page is the one that REST, compare and gates tell of it, and says over what it was taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import Page
+
+from tests.support.modules import call
+from workers.host.supervisor.tally import SPEED_STEPS
+
+TIMES = [0.01, *(0.1 + 0.01 * (number % 3) for number in range(SPEED_STEPS + 4)), 0.5]
+TOKENS = 64
+BODY = """
+const { createState, foldBatch, foldSummary } = await import('/js/store.js');
+const s = createState();
+x.items.forEach((item, i) => foldBatch(s, `${i}-0`, { v: 1, job: 'j', attempt: 1, time: 1.0, items: [item] }));
+if (x.summary) foldSummary(s, x.summary);
+return m.speedOf({ finished: x.summary !== null, exit: { summary: x.summary }, estimate: { tokens_per_step: 64 } }, s);
+"""
+
+
+def items(times: list[float]) -> list[dict[str, Any]]:
+    """Steps as rank 0 tells them, each told by a slower clock of rank 1 before."""
+    step = {"kind": "step", "time": 1.0, "steps": 99, "tokens": TOKENS, "loss": 2.0, "cells": []}
+    step |= {"grad_norm": 1.0, "learning_rate": 0.1, "parts": None}
+    return [
+        {**step, "step": number, "ran": number, "rank": rank, "step_s": seconds * (1 + rank)}
+        for number, seconds in enumerate(times, 1)
+        for rank in (1, 0)
+    ]
+
+
+def test_the_speed_of_a_run_is_the_mean_that_its_summary_will_have(modules: Page) -> None:
+    last = TIMES[-SPEED_STEPS:]
+    rate = sum(TOKENS / seconds for seconds in last) / len(last)
+    told = call(modules, "job/figures.js", BODY, {"items": items(TIMES), "summary": None})
+    assert told["rate"] == f"{rate:.0f} tokens/s"
+    assert told["note"] == f"{1000 * TOKENS / rate:.0f} ms a step, mean of the last {SPEED_STEPS}"
+    told = call(modules, "job/figures.js", BODY, {"items": items([0.5]), "summary": None})
+    assert told == {"rate": "128 tokens/s", "note": "500 ms a step, of one step"}
+
+
+def test_an_ended_run_s_speed_is_its_summary_s(modules: Page) -> None:
+    summary = {"steps": 26, "tokens_per_s": 3588.1, "losses": [], "eval_losses": [], "cells": {}, "verdict": {}}
+    expected = {"rate": "3.59k tokens/s", "note": f"17.8 ms a step, mean of the last {SPEED_STEPS}"}
+    for seen in (items(TIMES), []):
+        assert call(modules, "job/figures.js", BODY, {"items": seen, "summary": summary}) == expected
+    short = {**summary, "steps": 26, "ran_steps": 3}
+    assert call(modules, "job/figures.js", BODY, {"items": [], "summary": short})["note"].endswith("of the last 3")
+    unknown = {**summary, "tokens_per_s": None}
+    told = call(modules, "job/figures.js", BODY, {"items": [], "summary": unknown})
+    assert told == {"rate": "\u2013", "note": ""}

@@ -1,0 +1,56 @@
+"""A form sent twice starts one job; what is changed in it, or another form, starts another."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from jobs.models import Job
+
+SCRIPT = {"name": "mine", "script.path": "train.py", "layout.dp": "2", "resources.device": "cpu"}
+
+
+def drawn(client: Any, path: str) -> dict[str, Any]:
+    """The form's key, with values that it can be sent with."""
+    page = client.get(path)
+    (key,) = re.findall(r'name="form_key" value="([^"]{16,})"', page.content.decode())
+    return {**(SCRIPT if "script" in path else page.context["values"]), "form_key": key}
+
+
+@pytest.mark.parametrize("path", ["/jobs/new/", "/jobs/script/", "/lab/"])
+def test_a_form_sent_twice_starts_one_job_and_says_so(path: str, owner: User, make_host: Any, client: Any) -> None:
+    make_host()
+    client.force_login(owner)
+    form = drawn(client, path)
+    first, second = client.post(path, form), client.post(path, form)
+    assert (first.status_code, first["Location"]) == (302, second["Location"])
+    assert Job.objects.count() == 1
+    assert "sent more than once" in client.get(second["Location"]).content.decode()
+
+
+def test_a_changed_form_a_new_form_and_one_without_a_key_start_another(owner: User, client: Any) -> None:
+    client.force_login(owner)
+    form = drawn(client, "/jobs/new/")
+    other = drawn(client, "/jobs/new/")
+    without = {name: value for name, value in form.items() if name != "form_key"}
+    for number, sent in enumerate([form, {**form, "name": "another"}, other, without, without], 1):
+        assert client.post("/jobs/new/", sent).status_code == 302
+        assert Job.objects.count() == number
+
+
+def test_a_form_that_was_refused_can_be_mended_and_sent(owner: User, client: Any) -> None:
+    client.force_login(owner)
+    form = drawn(client, "/jobs/new/")
+    assert client.post("/jobs/new/", {**form, "layout.tp": "3"}).status_code == 422
+    assert client.post("/jobs/new/", form).status_code == 302
+    assert Job.objects.count() == 1
+
+
+def test_a_key_that_nobody_drew_is_no_error(owner: User, client: Any) -> None:
+    client.force_login(owner)
+    form = drawn(client, "/jobs/new/")
+    for key in ("", "x" * 5000, "\0\ud800"):
+        assert client.post("/jobs/new/", {**form, "form_key": key.encode(errors="replace").decode()}).status_code == 302

@@ -1,0 +1,79 @@
+"""The first page's figures: slots as the hosts' lines say them, failures of attempts whatever became of their jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from jobs.models import Attempt, Host, Job, SlotAllocation, StateChange, Status
+from jobs.queue import lifecycle
+from tests.jobs.conftest import member_of
+
+
+def words(client: Any) -> str:
+    """The page's text, its spaces one each."""
+    page = client.get("/overview/?part=live").content.decode()
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
+
+
+def fail(job: Job, reason: str) -> None:
+    assert lifecycle.start({job.id: (job.attempt, "placed")})
+    assert lifecycle.change(job.id, job.attempt, Status.FAILED, reason)
+
+
+def test_the_slots_are_those_of_the_hosts_lines(make_host: Any, make_jobs: Any, owner: User, client: Any) -> None:
+    make_host("speaks", 4)
+    silent = make_host("silent", 2)
+    (job,) = make_jobs(1)
+    member = member_of(Attempt.objects.create(job=job, number=1), silent)
+    SlotAllocation.objects.bulk_create([SlotAllocation(host=silent, slot=n, member=member) for n in range(2)])
+    client.force_login(owner)
+    assert "silent hosts" not in words(client)
+    Host.objects.filter(pk=silent.pk).update(last_seen=timezone.now() - timedelta(minutes=5))
+    told = words(client)
+    assert "Slots in use 2 of 6 2 of 6 2 of them on silent hosts" in told
+    assert "2 of 2 slots in use" in told
+    assert "0 of 4 slots in use" in told
+
+
+@pytest.fixture
+def retried(make_jobs: Callable[..., list[Job]]) -> Job:
+    """A job whose first attempt failed, and that waits again."""
+    (job,) = make_jobs(1)
+    fail(job, "rank 1 ran out of memory")
+    assert lifecycle.requeue(job.id, "retried")
+    return job
+
+
+def test_an_attempt_that_failed_is_told_though_its_job_was_retried(retried: Job, owner: User, client: Any) -> None:
+    client.force_login(owner)
+    told = words(client)
+    assert "1 attempt failed or lost, of 1 job " in told
+    assert "failed attempt 1; the job is queued in its attempt 2" in told
+    assert "rank 1 ran out of memory" in told
+    retried.refresh_from_db()
+    fail(retried, "again")
+    told = words(client)
+    assert "2 attempts failed or lost, of 1 job " in told
+    assert "failed attempt 2 " in told
+
+
+def test_failures_of_others_of_old_and_of_what_was_put_away_are_not_counted(
+    retried: Job, owner: User, stranger: User, client: Any
+) -> None:
+    none = "No attempt failed or was lost in the last 24 hours."
+    client.force_login(stranger)
+    assert none in words(client)
+    client.force_login(owner)
+    assert none not in words(client)
+    Job.objects.update(archived=True)
+    assert none in words(client)
+    Job.objects.update(archived=False)
+    StateChange.objects.update(at=timezone.now() - timedelta(hours=25))
+    assert none in words(client)
