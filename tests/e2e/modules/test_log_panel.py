@@ -344,7 +344,7 @@ def timeline() -> dict[str, Any]:
 def test_after_a_failure_the_root_cause_stands_on_top(
     panel: Callable[..., Page], items: list[dict[str, Any]], words: str
 ) -> None:
-    page = panel(members=GANG, finished=True, exit={**EXIT, "log_tail": ["step 7", *TRACE]})
+    page = panel(members=GANG, finished=True, status="failed", exit={**EXIT, "log_tail": ["step 7", *TRACE]})
     say(page, log(0, 1, 0, "fine"))
     say(page, log(2, 2, 0, *(f"step {i}" for i in range(500)), *TRACE, "after it"), *items, node=1)
     cause = page.locator("[data-log=cause]")
@@ -357,10 +357,12 @@ def test_after_a_failure_the_root_cause_stands_on_top(
 
 
 def test_a_good_end_has_no_cause_and_a_stored_failure_has_its_last_lines(panel: Callable[..., Page]) -> None:
-    well = panel(finished=True, exit={**EXIT, "outcome": "succeeded", "rank": None, "log_tail": []})
+    well = panel(finished=True, status="succeeded", exit={**EXIT, "outcome": "succeeded", "rank": None, "log_tail": []})
     say(well, log(0, 1, 0, "fine"))
     expect(well.locator("[data-log=cause]")).to_be_hidden()
-    stored = panel(finished=True, members=GANG[:1], exit={**EXIT, "rank": 1, "log_tail": ["one", "two"]})
+    stored = panel(
+        finished=True, status="failed", members=GANG[:1], exit={**EXIT, "rank": 1, "log_tail": ["one", "two"]}
+    )
     stored.evaluate("say([])")
     expect(stored.locator("[data-log=cause] h3")).to_have_text("Root cause: Rank 1 failed")
     expect(stored.locator("[data-log=cause] pre")).to_have_text("one\ntwo")
