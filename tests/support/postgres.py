@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from django.conf import settings
 from django.core.management import call_command
-from django.db import connections
+from django.db import connection, connections
 from pydantic import SecretStr
 
 from tests.support.processes import running, wait_until
@@ -106,3 +106,11 @@ def _switch(told: dict[str, Any]) -> None:
     settings.DATABASES["default"] = told
     connections.settings["default"] = told
     del connections["default"]
+
+
+def own_database() -> str:
+    """The test's, as MESHBOARD_DATABASE_URL has it for the processes that it starts."""
+    known = connection.settings_dict
+    if connection.vendor == "sqlite":
+        return f"sqlite:///{known['NAME']}"
+    return f"postgres://{known['USER']}@{known['HOST']}:{known['PORT']}/{known['NAME']}"

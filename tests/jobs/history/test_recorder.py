@@ -20,8 +20,8 @@ from jobs.history.recording.recorder import NAME, Recorder
 from jobs.models import Attempt, Job, Lease, Member
 from tests.jobs.history.conftest import end
 from tests.jobs.history.told import BEGAN, Sender, batch, cell, rows, run, step, traffic
-from tests.support.database import own_database
 from tests.support.patience import patient
+from tests.support.postgres import own_database
 from tests.support.processes import ROOT, RedisServer, base_environment, wait_until
 
 

@@ -24,9 +24,9 @@ from jobs.live.consumers import positions
 from jobs.models import Attempt, Job, Member, Status
 from jobs.queue import actions, lifecycle
 from tests.planner.wrong_specs import GOOD
-from tests.support.database import own_database
 from tests.support.frames import messages
 from tests.support.patience import patient
+from tests.support.postgres import own_database
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from webapp.runner import free_port, is_free
 
