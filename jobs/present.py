@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from contracts.control import ExitReport
 from jobs.diagnosis.shapes import Told
 from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, JobTag, Member, Status
+from jobs.models import StateChange as History
 from jobs.models.jobs import num_ranks
 from planner.cost.estimate import Estimate
 from planner.facts.dumped import LayoutDict, SpecDict
@@ -129,14 +130,15 @@ def _brief(row: dict[str, Any], owner: str, layout: LayoutDict, tags: list[str])
     }
 
 
-def job_detail(job: Job, *, new: bool = False) -> JobDetail:
-    """Everything about a job but its telemetry. `new`: queued just now, so nothing began, and nobody tagged it."""
-    attempt = None if new else job.attempts.filter(number=job.attempt).prefetch_related("members").first()
-    if new:
+def job_detail(job: Job, queued: History | None = None) -> JobDetail:
+    """Everything about a job but its telemetry. `queued`: of one that was just now all that happened to it: nothing of
+    it began, and nobody tagged it."""
+    attempt = None if queued else job.attempts.filter(number=job.attempt).prefetch_related("members").first()
+    if queued:
         prefetch_related_objects([job], Prefetch("tags", JobTag.objects.none()))
     history: list[StateChange] = [
         {"status": c.status, "attempt": c.attempt, "reason": c.reason, "at": c.at.isoformat()}
-        for c in job.history.all()
+        for c in ([queued] if queued else job.history.all())
     ]
     return {
         **job_brief(job),

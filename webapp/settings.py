@@ -170,7 +170,15 @@ CHANNEL_LAYERS = {
         # The 5 s default socket timeout of redis-py would end every idle websocket.
         "CONFIG": {
             "hosts": [
-                {"address": REDIS_URL, "socket_timeout": 30, "socket_connect_timeout": 2, "max_connections": 1000}
+                {
+                    "address": REDIS_URL,
+                    "socket_timeout": 30,
+                    "socket_connect_timeout": 2,
+                    "max_connections": 1000,
+                    # Each socket has a connection, and each would read redis-py's version from its files.
+                    "lib_name": None,
+                    "lib_version": None,
+                }
             ]
         },
     }

@@ -74,8 +74,8 @@ class Primitive(APIView):
             "resources": {"device": host.device, "host": host.name},
             "lab": {**asked.lab.model_dump(), "primitives": [words.name]},
         }
-        job, _ = actions.submit(user_of(request), spec)
-        return Response(job_detail(job), status=201)
+        job, queued = actions.submit(user_of(request), spec)
+        return Response(job_detail(job, queued), status=201)
 
 
 def _find(name: str) -> Words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -33,7 +34,7 @@ class Otlp:
 
     def __init__(self) -> None:
         self._found: Figures = {}
-        self._looked = 0.0
+        self._looked = -math.inf
         self._provider: MeterProvider | None = None
 
     def turn(self) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.planning.auto import resolved
-from jobs.planning.hardware import HOST, cluster_for, host_cluster, known_hosts
+from jobs.planning.hardware import HOST, cluster_for, host_cluster, known_hosts, own_cluster
 from jobs.planning.planners import ask
 from jobs.planning.queries import ExplainQuery, SearchQuery, checked
 from jobs.planning.refusals import refusals
 from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.shapes import Plan, Preset, SearchResult, Template
+from jobs.planning.there import hosts_there
 from jobs.planning.work import told
 from planner.facts.models import parameter_count
 from planner.facts.parse import parse_fields
@@ -35,11 +36,13 @@ def plan(data: object, cluster_name: object = None, *, user: Any) -> Plan:
     try:
         data, chosen = resolved(data, cluster_name, to_run=False)
         spec = parse_fields(data)
-        cluster = cluster_for(cluster_name or (chosen and chosen["asked"].get("cluster")), spec)
+        there = hosts_there(spec)
+        named = cluster_name or (chosen and chosen["asked"].get("cluster"))
+        cluster = cluster_for(named, spec) if named else own_cluster(spec, there)
     except SpecError as error:
         return {"estimate": None, "problems": told(error.problems), "not_runnable": [], "choices": {}}
     found: Plan = ask("plan", spec, cluster, {})
-    found["problems"] += told(refusals(user, spec))
+    found["problems"] += told(refusals(user, spec, there))
     blocked = [*found["not_runnable"], *told(checkpoint_problems(user, spec))]
     return {**found, "not_runnable": blocked, "chosen": chosen}
 

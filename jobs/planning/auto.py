@@ -64,7 +64,7 @@ def _where(draft: JobSpec, asked: AutoSpec, cluster_name: object) -> tuple[Clust
         raise SpecError([Problem(FIELD, text)])
     rooms, gangs = rooms_of(there, draft.resources.max_hosts)
     largest = max(gangs, key=lambda gang: sum(host.slots for host in gang), default=[])
-    return several(largest) if largest else host_cluster(there[0]), rooms
+    return several(largest[0], len(largest)) if largest else host_cluster(there[0]), rooms
 
 
 def rooms_of(hosts: Sequence[Host], max_hosts: int | None) -> tuple[Rooms, list[list[Host]]]:

@@ -12,6 +12,7 @@ from jobs.planning.hardware import by_model, host_cluster, several
 from jobs.planning.planners import ask
 from jobs.planning.room import room_problems
 from jobs.planning.shapes import Smaller
+from jobs.planning.there import There, hosts_there
 from planner.facts.kinds import kind_of
 from planner.facts.spec import JobSpec, SpecError
 from planner.search.auto import draft_of
@@ -45,10 +46,11 @@ def smaller(job: Job) -> Smaller:
     hosts = _left(spec)
     if not hosts:
         raise NoOfferError("layout", f"no {spec.resources.device} host takes jobs now")
-    problems = room_problems(spec, now=True)
+    there = hosts_there(spec)
+    problems = room_problems(spec, there, now=True)
     if not problems:
         raise NoOfferError("layout", "its own layout fits the hosts that take jobs now")
-    fitting = _fitting(spec, hosts)
+    fitting = _fitting(spec, hosts, there)
     newest = job.attempts.exclude(checkpoint="").order_by("-number").values_list("checkpoint", flat=True).first()
     return Smaller(
         why=problems[0].message,
@@ -75,11 +77,11 @@ def _left(spec: JobSpec) -> list[Host]:
     return max(by_model(there), key=lambda hosts: sum(host.slots for host in hosts), default=[])
 
 
-def _fitting(spec: JobSpec, hosts: list[Host]) -> Any:
+def _fitting(spec: JobSpec, hosts: list[Host], there: list[There]) -> Any:
     """With tp inside a host, and on as many ranks as can be placed: one fewer as long as that many cannot."""
     total = sum(host.slots for host in hosts)
     draft = draft_of(spec.model_dump())
-    cluster = several(hosts) if len(hosts) > 1 else host_cluster(hosts[0])
+    cluster = several(hosts[0], len(hosts)) if len(hosts) > 1 else host_cluster(hosts[0])
     rooms, _ = rooms_of(hosts, spec.resources.max_hosts)
     where = {"rooms": rooms.alone, "gangs": rooms.gangs, "runnable": True}
     for ranks in range(total, 0, -1):
@@ -88,6 +90,6 @@ def _fitting(spec: JobSpec, hosts: list[Host]) -> Any:
         except SpecError as error:
             raise NoOfferError("layout", error.problems[0].message) from None
         layout = JobSpec.model_validate({**spec.model_dump(), "layout": found["layout"]})
-        if not room_problems(layout, now=True):
+        if not room_problems(layout, there, now=True):
             return found
     raise NoOfferError("layout", f"no layout fits {total} slots on {len(hosts)} hosts")

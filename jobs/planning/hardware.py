@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import QuerySet
 from pydantic import ValidationError
 
-from jobs.models import Host, HostRun
+from jobs.models import Host
 from jobs.planning.learned import runs_of
+from jobs.planning.there import There, hosts_there, was_measured
 from jobs.text import storable
 from planner.cost.estimate import default_cluster
 from planner.cost.learning import learned
 from planner.facts.gang import demand
-from planner.facts.kinds import num_slots
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.calibration import cluster_of
 from planner.hardware.cluster import Cluster
@@ -21,6 +22,7 @@ from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
 from planner.hardware.profile import HostProfile
 
 HOST = "host:"
+OfModel = TypeVar("OfModel", Host, There)
 
 
 def cluster_for(name: object, spec: JobSpec) -> Cluster:
@@ -31,7 +33,7 @@ def cluster_for(name: object, spec: JobSpec) -> Cluster:
         SpecError: there is no such hardware.
     """
     if name is None or name == "":
-        return _own(spec) or default_cluster(spec)
+        return own_cluster(spec, hosts_there(spec))
     if not isinstance(name, str) or not storable(name):
         raise SpecError([Problem("cluster", "must be text")])
     if name.startswith(HOST):
@@ -47,8 +49,7 @@ def cluster_for(name: object, spec: JobSpec) -> Cluster:
 
 def known_hosts() -> QuerySet[Host]:
     """Hosts that a calibration measured, or on which something ran that was worth keeping."""
-    ran = HostRun.objects.filter(host=OuterRef("pk"), device_name=OuterRef("device_name"))
-    return Host.objects.present().filter(Q(profile__isnull=False) | Exists(ran)).order_by("name")
+    return Host.objects.present().filter(was_measured()).order_by("name")
 
 
 def host_cluster(host: Host) -> Cluster:
@@ -56,17 +57,17 @@ def host_cluster(host: Host) -> Cluster:
     return learned(measured_cluster(host) or _described(host), runs_of(host))
 
 
-def several(hosts: Sequence[Host]) -> Cluster:
-    """Hosts of one model, the largest first: as that one is, and between them the network of a data sheet, as nobody
-    measured it."""
-    sheet = CLUSTERS[DEFAULT_CLUSTER[hosts[0].device]]
-    name = f"{len(hosts)} hosts like {hosts[0].name}"
-    return host_cluster(hosts[0]).model_copy(update={"name": name[:100], "network": sheet.network})
+def several(largest: Host, count: int) -> Cluster:
+    """So many hosts of one model: as the largest is, and between them the network of a data sheet, as nobody measured
+    it."""
+    sheet = CLUSTERS[DEFAULT_CLUSTER[largest.device]]
+    name = f"{count} hosts like {largest.name}"
+    return host_cluster(largest).model_copy(update={"name": name[:100], "network": sheet.network})
 
 
-def by_model(hosts: Iterable[Host]) -> list[list[Host]]:
+def by_model(hosts: Iterable[OfModel]) -> list[list[OfModel]]:
     """Hosts that one run may be spread over: those of one model, the largest first."""
-    models: dict[str, list[Host]] = {}
+    models: dict[str, list[OfModel]] = {}
     for host in sorted(hosts, key=lambda host: (-host.slots, host.name)):
         models.setdefault(host.device_name, []).append(host)
     return list(models.values())
@@ -97,21 +98,27 @@ def _described(host: Host) -> Cluster:
     return sheet.model_copy(update={"name": host.name, "accelerator": accelerator, "per_node": host.slots})
 
 
-def _own(spec: JobSpec) -> Cluster | None:
+def own_cluster(spec: JobSpec, there: Sequence[There]) -> Cluster:
     """The known host the job would most likely run on: the one it names, else the largest of its device; where it needs
-    several, those that are there now. Of another engine's machines nothing was measured."""
-    if spec.resources.engine != "hosts":
-        return None
-    hosts = known_hosts().filter(device=spec.resources.device).order_by("-slots", "name")
-    if spec.resources.host is not None:
-        hosts = hosts.filter(name=spec.resources.host)
-    host = hosts.first()
-    if host and host.slots >= num_slots(spec):
-        return host_cluster(host)
-    asked = demand(spec)
+    several, those that are there now, and else the data sheet's. Of another engine's machines nothing was measured.
+
+    `there`: as `hosts_there` has them.
+    """
+    wanted, asked = spec.resources.host, demand(spec)
+    host = next((host for host in there if host.known and wanted in (None, host.name)), None)
+    if host and host.slots >= asked.num_slots:
+        return _of_hosts([host], spec)
     holding = [
         gang
-        for gang in by_model(Host.objects.live(spec.resources.device))
+        for gang in by_model(host for host in there if host.live)
         if gang[0].slots < asked.num_slots and asked.unit_on(host.slots for host in gang) is not None
     ]
-    return several(max(holding, key=lambda gang: sum(host.slots for host in gang))) if holding else None
+    return _of_hosts(max(holding, key=lambda gang: sum(host.slots for host in gang), default=[]), spec)
+
+
+def _of_hosts(gang: Sequence[There], spec: JobSpec) -> Cluster:
+    """Of no hosts, and of one that went meanwhile, the data sheet's."""
+    largest = Host.objects.filter(pk=gang[0].pk).first() if gang else None
+    if largest is None:
+        return default_cluster(spec)
+    return host_cluster(largest) if len(gang) == 1 else several(largest, len(gang))

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from jobs.models import Host
+from collections.abc import Iterable
+
+from jobs.planning.there import There
 from planner.facts.gang import Demand, demand
 from planner.facts.kinds import product_words
 from planner.facts.spec import JobSpec, Problem
 
 
-def room_problems(spec: JobSpec, *, now: bool = False) -> list[Problem]:
+def room_problems(spec: JobSpec, there: Iterable[There], *, now: bool = False) -> list[Problem]:
     """Why not, with the arithmetic; nothing while no host of its device is known.
 
-    `now`: of hosts that take jobs now; one that is drained may be opened again, and a job can wait for it.
+    `there`: as `hosts_there` has them. `now`: only those that take jobs now; one that is drained may be opened again,
+    and a job can wait for it.
     """
-    if spec.resources.engine != "hosts":
-        return []
     device, asked = spec.resources.device, demand(spec)
     models: dict[str, list[int]] = {}
-    hosts = Host.objects.live(device).filter(drained=False) if now else Host.objects.live(device)
-    for model, slots in hosts.values_list("device_name", "slots"):
-        models.setdefault(model, []).append(slots)
+    for host in there:
+        if host.live and not (now and host.drained):
+            models.setdefault(host.device_name, []).append(host.slots)
     if not models or any(asked.unit_on(sizes) is not None for sizes in models.values()):
         return []
     return [Problem("layout", f"{product_words(spec.layout)}, but {_there(asked, device, models)}")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
@@ -25,9 +25,10 @@ from jobs.models import (
 )
 from jobs.planning.auto import resolved
 from jobs.planning.elastic import changed_spec, smaller
-from jobs.planning.hardware import cluster_for
+from jobs.planning.hardware import own_cluster
 from jobs.planning.refusals import refusals
 from jobs.planning.resumed import checkpoint_problems
+from jobs.planning.there import There, hosts_there
 from jobs.queue import ending, lifecycle
 from jobs.queue.audit import record
 from jobs.telling.outbox import write
@@ -43,20 +44,32 @@ class KeyReusedError(Exception):
     """An Idempotency-Key came again with another body."""
 
 
-def checked_spec(owner: User, data: object) -> JobSpec:
-    """Parse a spec against the hosts there are and the jobs that its owner may see.
+class Asked(NamedTuple):
+    """A spec that its owner may have run, and the hosts that there were then. `chosen`: what took the place of a layout
+    "auto" in it; None where it names one."""
+
+    spec: JobSpec
+    there: list[There]
+    chosen: Chosen | None
+
+
+def asked_of(owner: User, data: object) -> Asked:
+    """Parse a spec, and hold it against the hosts there are and the jobs that its owner may see.
 
     Raises:
         SpecError: with every problem.
+        BusyError: it asks for a layout to be chosen, and too much is planned at once.
     """
+    data, chosen = resolved(data)
     spec = parse_plannable(data)
-    if refused := [*refusals(owner, spec), *not_runnable(spec), *checkpoint_problems(owner, spec)]:
+    there = hosts_there(spec)
+    if refused := [*refusals(owner, spec, there), *not_runnable(spec), *checkpoint_problems(owner, spec)]:
         raise SpecError(refused)
-    return spec
+    return Asked(spec, there, chosen)
 
 
-def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, bool]:
-    """Queue a job. Returns it, and whether it is new (False when `key` and body were seen before).
+def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, StateChange | None]:
+    """Queue a job. Returns it, and how it was queued: None where `key` and body were seen before, and so was it.
 
     Raises:
         SpecError: the spec cannot run.
@@ -64,27 +77,21 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, b
         KeyReusedError: `key` was used for another body.
     """
     if key is None:
-        return _queue(owner, *_chosen_spec(owner, data)), True
+        return _queue(owner, asked_of(owner, data))
     body_hash = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
     if earlier := _answered(owner, key, body_hash):
-        return earlier, False
-    spec, chosen = _chosen_spec(owner, data)
+        return earlier, None
+    asked = asked_of(owner, data)
     try:
         with transaction.atomic():
-            job = _queue(owner, spec, chosen)
+            job, queued = _queue(owner, asked)
             IdempotentRequest.objects.create(user=owner, key=key, body_hash=body_hash, job=job)
     except IntegrityError:  # the same key came twice at once, and the other was first
         first = _answered(owner, key, body_hash)
         if first is None:
             raise
-        return first, False
-    return job, True
-
-
-def _chosen_spec(owner: User, data: object) -> tuple[JobSpec, Chosen | None]:
-    """The spec, and what took the place of a layout "auto" in it; None where it names one."""
-    data, chosen = resolved(data)
-    return checked_spec(owner, data), chosen
+        return first, None
+    return job, queued
 
 
 def _answered(owner: User, key: str, body_hash: str) -> Job | None:
@@ -99,8 +106,8 @@ def _answered(owner: User, key: str, body_hash: str) -> Job | None:
     return seen.job if seen else None
 
 
-def _queue(owner: User, spec: JobSpec, chosen: Chosen | None) -> Job:
-    fields = _of_spec(spec)
+def _queue(owner: User, asked: Asked) -> tuple[Job, StateChange]:
+    spec, fields = asked.spec, _of_spec(asked)
     with transaction.atomic():
         job = Job.objects.create(
             owner=owner,
@@ -115,24 +122,26 @@ def _queue(owner: User, spec: JobSpec, chosen: Chosen | None) -> Job:
             idle_limit_s=spec.run.idle_limit_s,
             preemptible=spec.run.preemptible,
             engine=spec.resources.engine,
-            chosen=chosen,
+            chosen=asked.chosen,
             **fields,
         )
-        write([StateChange(job=job, attempt=1, status=Status.QUEUED, reason="submitted")])
+        queued = StateChange(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
+        write([queued])
         Dependency.objects.bulk_create(Dependency(job=job, needs=needs) for needs in dict.fromkeys(spec.after))
         record(owner.get_username(), "submit", "job", job.id, after={"name": job.name, "project": job.project})
-    return job
+    return job, queued
 
 
-def _of_spec(spec: JobSpec) -> dict[str, Any]:
+def _of_spec(asked: Asked) -> dict[str, Any]:
     """What of a job's row goes with its layout."""
-    cluster, asked = cluster_for(None, spec), demand(spec)
+    spec = asked.spec
+    cluster, needed = own_cluster(spec, asked.there), demand(spec)
     return {
         "spec": spec.model_dump(),
-        "num_slots": asked.num_slots,
-        "wide_unit": asked.units[0],
-        "unit": asked.units[-1],
-        "max_hosts": asked.max_hosts,
+        "num_slots": needed.num_slots,
+        "wide_unit": needed.units[0],
+        "unit": needed.units[-1],
+        "max_hosts": needed.max_hosts,
         "estimate": estimate(spec, cluster),
         "hardware": cluster.model_dump(mode="json", exclude={"runs"}),
     }
@@ -199,8 +208,7 @@ def run_smaller(job: Job, by: str) -> bool:
         BusyError: too much is planned at once.
     """
     offer = smaller(job)
-    spec = checked_spec(job.owner, changed_spec(job.spec, offer))
-    fields = _of_spec(spec)
+    fields = _of_spec(asked_of(job.owner, changed_spec(job.spec, offer)))
     reason = f"queued again by {by} as {offer['words']} on {offer['ranks']} ranks: {offer['why']}"
     with transaction.atomic():
         lifecycle.lock(job.id)

@@ -8,7 +8,7 @@ from typing import Any
 from django.contrib.auth.models import User
 from pydantic import Field
 
-from jobs.models import ELSEWHERE, Attempt, Job
+from jobs.models import ELSEWHERE, Attempt, Job, StateChange
 from jobs.queue import actions
 from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
 
@@ -26,7 +26,7 @@ class NotAgainError(Exception):
     """Nothing can be made of it."""
 
 
-def copy(user: User, job: Job, change: Any, *, key: str | None = None) -> tuple[Job, bool]:
+def copy(user: User, job: Job, change: Any, *, key: str | None = None) -> tuple[Job, StateChange | None]:
     """Queue a job with the spec of another, changed by a merge patch (RFC 7396); as `actions.submit`.
 
     Raises:

@@ -78,9 +78,9 @@ class Checkpoints(APIView):
 def _made(request: Request, job: Job, change: Any) -> Response:
     key = key_of(request)
     try:
-        made, is_new = again.copy(user_of(request), job, change, key=key)
+        made, queued = again.copy(user_of(request), job, change, key=key)
     except again.NotAgainError as error:
         return refuse(409, "engine", str(error))
     except actions.KeyReusedError:
         return refuse(422, KEY.name, "was used before with another body", "header")
-    return Response(job_detail(made), status=201 if is_new else 200)
+    return Response(job_detail(made, queued), status=201 if queued else 200)

@@ -57,10 +57,10 @@ class Jobs(APIView):
         """Queue a job. A model may be given as {"preset": NAME}."""
         key = key_of(request)
         try:
-            job, is_new = actions.submit(user_of(request), request.data, key=key)
+            job, queued = actions.submit(user_of(request), request.data, key=key)
         except actions.KeyReusedError:
             return refuse(422, KEY.name, "was used before with another body", "header")
-        return Response(job_detail(job, new=is_new), status=201 if is_new else 200)
+        return Response(job_detail(job, queued), status=201 if queued else 200)
 
 
 class JobView(APIView):

@@ -23,8 +23,8 @@ def submitted(request: HttpRequest, data: Any) -> HttpResponse:
         SpecError: as `actions.submit`.
         BusyError: as `actions.submit`.
     """
-    job, is_new = actions.submit(cast(User, request.user), data, key=_key(request, data))
-    if not is_new:
+    job, queued = actions.submit(cast(User, request.user), data, key=_key(request, data))
+    if queued is None:
         messages.info(request, "This form was sent more than once: this is the one job that it made.")
     return redirect("job-detail", job.id)
 

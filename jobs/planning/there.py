@@ -1,0 +1,46 @@
+"""What hosts there are for a job, asked once for all that its submit has to know of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
+from django.db.models.expressions import Combinable
+from django.utils import timezone
+
+from jobs.models import HOST_SILENT_AFTER, Host, HostRun
+from planner.facts.spec import JobSpec
+
+
+class There(NamedTuple):
+    """A host that staff did not remove. `live`: heard of lately; `known`: a calibration or a run measured it."""
+
+    pk: int
+    name: str
+    slots: int
+    device_name: str
+    drained: bool
+    live: bool
+    known: bool
+
+
+def was_measured() -> Q | Combinable:
+    """Of a host: whether a calibration measured it, or something ran on it that was worth keeping."""
+    ran = HostRun.objects.filter(host=OuterRef("pk"), device_name=OuterRef("device_name"))
+    return Q(profile__isnull=False) | Exists(ran)
+
+
+def hosts_there(spec: JobSpec) -> list[There]:
+    """Hosts of the job's device, the largest first; none where another engine places it."""
+    if spec.resources.engine != "hosts":
+        return []
+    known = ExpressionWrapper(was_measured(), BooleanField())
+    hosts = Host.objects.present().filter(device=spec.resources.device).annotate(known=known)
+    rows = hosts.order_by("-slots", "name").values_list(
+        "pk", "name", "slots", "device_name", "drained", "last_seen", "known"
+    )
+    since = timezone.now() - HOST_SILENT_AFTER
+    return [
+        There(pk, name, slots, device_name, drained, last_seen >= since, known)
+        for pk, name, slots, device_name, drained, last_seen, known in rows
+    ]

@@ -1,0 +1,56 @@
+"""A submit asks the database once for each thing it has to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from rest_framework.test import APIClient
+
+from jobs.models import Host, Job
+from jobs.planning.hardware import own_cluster
+from jobs.planning.there import There, hosts_there
+from planner.cost.estimate import default_cluster
+from planner.facts.parse import parse_spec
+from tests.planner.wrong_specs import GOOD
+
+# The token with its owner and grant, hosts, project, a savepoint and its end, the job, its state, who wants to be told,
+# the audit's entry; then the host planned for, and its runs.
+ALONE, WITH_HOSTS = 9, 11
+
+
+@pytest.mark.parametrize(("hosts", "most"), [(0, ALONE), (40, WITH_HOSTS)])
+def test_a_submit_asks_for_each_thing_once(
+    hosts: int,
+    most: int,
+    owner: User,
+    api: Callable[[User], APIClient],
+    make_host: Callable[..., Host],
+    django_assert_max_num_queries: Any,
+) -> None:
+    for number in range(hosts):
+        make_host(f"host-{number}", slots=8)
+    Host.objects.filter(name="host-7").update(profile={"of": "an older version"})
+    client = api(owner)
+    with django_assert_max_num_queries(most):
+        made = client.post("/api/v1/jobs", GOOD, format="json")
+    assert made.status_code == 201
+    told = client.get(f"/api/v1/jobs/{made.json()['id']}").json()
+    assert told == made.json(), "as it is told by whoever asks for it later"
+    assert Job.objects.get().hardware["name"] == ("host-7" if hosts else default_cluster(parse_spec(GOOD)).name)
+
+
+def test_a_host_that_goes_while_a_job_is_submitted_leaves_the_data_sheet(db: None) -> None:
+    spec = parse_spec(GOOD)
+    gone = There(7, "gone", 8, "cpu", drained=False, live=True, known=True)
+    assert own_cluster(spec, [gone]) == default_cluster(spec)
+
+
+def test_another_engines_hosts_are_not_known(make_host: Callable[..., Host]) -> None:
+    make_host()
+    spec = parse_spec(GOOD)
+    assert len(hosts_there(spec)) == 1
+    slurm = spec.model_copy(update={"resources": spec.resources.model_copy(update={"engine": "slurm"})})
+    assert hosts_there(slurm) == []
