@@ -14,7 +14,8 @@ from planner.cost.memory.tape import BUFFERS, GATHERED, GRADIENTS, NOTHING, Stre
 
 class Unit(NamedTuple):
     """Elements of what is sharded together: whole, filled up to equal shards, one shard, and the last tensor's.
-    `turned`: of the last tensor that is cut along another than its first dimension.
+    `turned`: of the last tensor that is cut along another than its first dimension. `widest`: how many more there are
+    at most while its tensors, one after the other, are copied into a type of twice the bytes.
     `alone`: of experts that no other rank holds, which lie whole beside it. `apart`: of a layer whose experts are
     sharded by themselves, the units it is the sum of, in the order that a backward is through with them."""
 
@@ -25,10 +26,12 @@ class Unit(NamedTuple):
     alone: int = 0
     apart: tuple[Unit, ...] = ()
     turned: int = 0
+    widest: int = 0
 
     def joined(self, experts: Unit) -> Unit:
         numel, padded = self.numel + experts.numel, self.padded + experts.padded
-        return Unit(numel, padded, self.shard + experts.shard, experts.last, apart=(experts, self))
+        widest = max(experts.widest, experts.numel + self.widest)
+        return Unit(numel, padded, self.shard + experts.shard, experts.last, apart=(experts, self), widest=widest)
 
     @property
     def each(self) -> tuple[Unit, ...]:
@@ -94,8 +97,8 @@ class Sharding(NamedTuple):
         narrow, wide = unit.numel * self.compute, unit.numel * self.reduced
         if not first:
             return changes((GRADIENTS, -narrow))
-        last = unit.last
-        return changes((GRADIENTS, wide - narrow + last * self.compute), (GRADIENTS, -last * self.compute))
+        most = unit.widest * self.compute
+        return changes((GRADIENTS, most), (GRADIENTS, wide - narrow - most))
 
     def add_alone(self, unit: Unit, *, first: bool, master: bool) -> Stretch:
         """Gradients of what no other rank holds: kept, in fp32 where there is a `master`, and others added to them."""
