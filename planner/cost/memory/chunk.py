@@ -90,6 +90,7 @@ class _Parts(NamedTuple):
 
 def _parts(chunk: Chunk, turn: Turn) -> _Parts:
     shape, waits, layers, sums = chunk.shape, chunk.waits, _compressed(chunk.runs), _sums(chunk, turn)
+    experts = _unsharded_sums(chunk, turn) if chunk.moe.alone else sums
     end = len(layers) - 1
     # The first layer's input and the last one's gradient may be messages, which their bearer keeps.
     pieces = [
@@ -98,6 +99,7 @@ def _parts(chunk: Chunk, turn: Turn) -> _Parts:
             sums,
             moe=moe,
             waits=waits,
+            experts=experts,
             input_held=place == 0 and not chunk.first,
             gradient_held=place == end and not chunk.last,
         )
@@ -114,7 +116,14 @@ def _sums(chunk: Chunk, turn: Turn) -> Sums:
         return "add" if turn.fresh else "keep"
     if z.stage >= 2 or (z.stage == 1 and z.compute != z.reduced and not chunk.waits):
         return "keep"
-    if chunk.master and not z.stage:
+    if not z.stage:
+        return _unsharded_sums(chunk, turn)
+    return "keep" if turn.first else "add"
+
+
+def _unsharded_sums(chunk: Chunk, turn: Turn) -> Sums:
+    """Of what FSDP2 has no part in: experts that no other rank holds as well."""
+    if chunk.master:
         return "first master" if turn.first else "master"
     return "keep" if turn.first else "add"
 
@@ -228,9 +237,6 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
         # Once all are made the units are reduced as they stand in the module, the root first.
         reducer = _Reducer(chunk._replace(waits=False), found, last=chunk.unit(chunk.runs[-1][0]).each[0])
         reducer.element = chunk.sharding.reduced if turn.wide else chunk.sharding.compute
-        # What no other rank holds joins its masters' gradients before any unit is reduced.
-        yield from (joined(reducer.alone(unit)).times(count) for _, unit, count in parts.each)
-        reducer.adds_alone = False
         frees = turn.frees and chunk.sharding.stage < 3
         for unit, count in [(chunk.root, 1), *((unit, count) for _, unit, count in parts.each)]:
             each = []
@@ -276,7 +282,6 @@ class _Reducer:
     def __init__(self, chunk: Chunk, turn: Turn, last: Unit | None = None) -> None:
         self._chunk, self._turn, self._z = chunk, turn, chunk.sharding
         z = self._z
-        self.adds_alone = not chunk.waits and _sums(chunk, turn) == "keep"
         self._reduces = not chunk.waits and (z.stage >= 2 or (z.stage == 1 and turn.last))
         self._widens = not chunk.waits and z.stage == 1 and z.compute != z.reduced
         # One of several micro-batches, whose gradients have been added up.
@@ -289,13 +294,8 @@ class _Reducer:
         chunk = self._chunk
         return chunk.root if chunk.root.numel else chunk.unit(chunk.runs[0][0]).each[-1]
 
-    def alone(self, unit: Unit) -> list[Stretch]:
-        if not (unit.alone and self.adds_alone):
-            return []
-        return [self._z.add_alone(unit, first=self._turn.first, master=self._chunk.master)]
-
     def after(self, unit: Unit) -> list[Stretch]:
-        z, found = self._z, self.alone(unit)
+        z, found = self._z, list[Stretch]()
         if self._chunk.widens_late and self._turn.fresh:
             found.append(z.widen(unit, first=not self._turn.wide))
         if self._widens and not (self._turn.first and self._turn.last):

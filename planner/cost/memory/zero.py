@@ -100,14 +100,6 @@ class Sharding(NamedTuple):
         most = unit.widest * self.compute
         return changes((GRADIENTS, most), (GRADIENTS, wide - narrow - most))
 
-    def add_alone(self, unit: Unit, *, first: bool, master: bool) -> Stretch:
-        """Gradients of what no other rank holds: kept, in fp32 where there is a `master`, and others added to them."""
-        made = unit.alone * self.compute
-        if not first:
-            return changes((GRADIENTS, -made))
-        wide = unit.alone * self.reduced
-        return changes((GRADIENTS, wide), (GRADIENTS, -made)) if master else changes()
-
     def reduce(self, unit: Unit, before: Unit, *, first: bool, element: int) -> Stretch:
         """`element` bytes of each whole gradient; the first leaves a shard, others are added to it. FSDP2's loop over
         whole gradients lets go of the last one when all is done, and puts a copy in the place of each that is cut
