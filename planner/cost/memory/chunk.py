@@ -148,13 +148,12 @@ def _forward(parts: _Parts) -> Iterator[Stretch]:
     if parts.embedding:
         yield parts.embedding.forward
     for piece, unit, count in parts.each:
-        each = piece.forward
-        if gathers:
-            each = z.gather(unit, before).then(each)
-            before = unit
-        if frees:
-            each = each.then(z.free(unit))
-        yield each.times(count)
+        each = []
+        for own in unit.met if gathers else ():
+            each.append(z.gather(own, before))
+            before = own
+        each += [piece.forward, *([z.free(unit)] if frees else [])]
+        yield joined(each).times(count)
     if parts.head:
         yield parts.head.forward
     if gathers:
@@ -178,14 +177,13 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
     if parts.head:
         yield parts.head.loss_backward
     if gathers and chunk.root.numel:
-        end = several[-1][1]
+        ahead = several[-1][1].met[0]
         if not parts.head:  # the last layer's output is the root's too, and the layer's hook comes first
             gathered = True
-            yield z.gather_ahead(end).then(z.copy_out(end))
-            end = several[-2][1] if len(several) > 1 else NO_UNIT
-            yield z.gather_ahead(end)
+            yield z.gather_ahead(ahead).then(z.copy_out(ahead))
+            ahead = _following(parts, len(several) - 1, 0)
+            yield z.gather_ahead(ahead)
         yield z.gather_ahead(chunk.root).then(z.copy_out(chunk.root))
-        ahead = end
         if parts.head:
             yield z.gather_ahead(ahead)
     if parts.head:
@@ -194,9 +192,12 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
     for index in reversed(range(len(several))):
         piece, unit, count = several[index]
         each = []
-        if gathers and not (gathered and index == len(several) - 1):
-            each += [z.copy_out(unit)] if ahead.numel else [z.gather_ahead(unit), z.copy_out(unit)]
-            ahead = several[index - 1][1] if index else NO_UNIT
+        for place, own in enumerate(unit.met if gathers else ()):
+            if gathered:
+                gathered = False
+                continue
+            each += [z.copy_out(own)] if ahead.numel else [z.gather_ahead(own), z.copy_out(own)]
+            ahead = _following(parts, index, place)
             each.append(z.gather_ahead(ahead))
         for own, own_backward in _by_unit(piece, unit):
             each += [own_backward, *([z.free(own)] if frees else []), *reducer.after(own)]
@@ -212,6 +213,14 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
         yield from reducer.after(chunk.root)
     yield from reducer.end()
     yield buckets.rest(embedded)
+
+
+def _following(parts: _Parts, index: int, place: int) -> Unit:
+    """What backward comes to after what it meets in a layer at `place`."""
+    several = [unit.met for _, unit, _ in parts.each]
+    if place + 1 < len(several[index]):
+        return several[index][place + 1]
+    return several[index - 1][0] if index else NO_UNIT
 
 
 def _by_unit(piece: Piece, unit: Unit) -> list[tuple[Unit, Stretch]]:

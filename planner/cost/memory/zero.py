@@ -35,8 +35,13 @@ class Unit(NamedTuple):
 
     @property
     def each(self) -> tuple[Unit, ...]:
-        """Those that are reduced one by one."""
+        """Those that are gathered and reduced one by one."""
         return self.apart or (self,)
+
+    @property
+    def met(self) -> tuple[Unit, ...]:
+        """The same in the order in which a forward comes to them, and a backward: a layer, then its experts."""
+        return self.each[::-1]
 
 
 NO_UNIT = Unit(0, 0, 0, 0)
