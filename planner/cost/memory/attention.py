@@ -162,12 +162,12 @@ def _scores(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads:
     each = s.tokens // s.sequences
     size = s.sequences * heads * each * each * s.element
     keys, values = (g.op((x,), q.num_bytes) for x in (k, v))
+    # Where there is dropout, kernels of Megatron's time are planned, which made the mask anew.
+    unseen = g.variable(0 if s.dropout else each * each * (s.sequences if s.documents else 1))
     raw = g.op((q, keys), size, saves=(q, keys))
     scaled = g.op((raw,), size)
     g.done(raw)
-    # Where there is dropout, kernels of Megatron's time are planned, which made the mask anew.
-    masks = each * each * (s.sequences if s.documents else 1)
-    masked = g.op((scaled,), size, extra=0 if s.dropout else masks)
+    masked = g.op((scaled,), size, saves=(unseen,))
     g.done(scaled)
     soft = g.op((masked,), size, saves_output=True)
     g.done(masked)
@@ -176,5 +176,5 @@ def _scores(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads:
         g.done(soft)
         soft = dropped
     out = g.op((soft, values), q.num_bytes, saves=(soft, values))
-    g.done(soft, keys, values)
+    g.done(soft, keys, values, unseen)
     return out

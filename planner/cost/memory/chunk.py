@@ -90,6 +90,7 @@ class _Parts(NamedTuple):
 
 def _parts(chunk: Chunk, turn: Turn) -> _Parts:
     shape, waits, layers, sums = chunk.shape, chunk.waits, _compressed(chunk.runs), _sums(chunk, turn)
+    experts = _unsharded_sums(chunk, turn) if chunk.moe.alone else sums
     end = len(layers) - 1
     # The first layer's input and the last one's gradient may be messages, which their bearer keeps.
     pieces = [
@@ -98,6 +99,7 @@ def _parts(chunk: Chunk, turn: Turn) -> _Parts:
             sums,
             moe=moe,
             waits=waits,
+            experts=experts,
             input_held=place == 0 and not chunk.first,
             gradient_held=place == end and not chunk.last,
         )
@@ -114,7 +116,14 @@ def _sums(chunk: Chunk, turn: Turn) -> Sums:
         return "add" if turn.fresh else "keep"
     if z.stage >= 2 or (z.stage == 1 and z.compute != z.reduced and not chunk.waits):
         return "keep"
-    if chunk.master and not z.stage:
+    if not z.stage:
+        return _unsharded_sums(chunk, turn)
+    return "keep" if turn.first else "add"
+
+
+def _unsharded_sums(chunk: Chunk, turn: Turn) -> Sums:
+    """Of what FSDP2 has no part in: experts that no other rank holds as well."""
+    if chunk.master:
         return "first master" if turn.first else "master"
     return "keep" if turn.first else "add"
 
@@ -139,13 +148,12 @@ def _forward(parts: _Parts) -> Iterator[Stretch]:
     if parts.embedding:
         yield parts.embedding.forward
     for piece, unit, count in parts.each:
-        each = piece.forward
-        if gathers:
-            each = z.gather(unit, before).then(each)
-            before = unit
-        if frees:
-            each = each.then(z.free(unit))
-        yield each.times(count)
+        each = []
+        for own in unit.met if gathers else ():
+            each.append(z.gather(own, before))
+            before = own
+        each += [piece.forward, *([z.free(unit)] if frees else [])]
+        yield joined(each).times(count)
     if parts.head:
         yield parts.head.forward
     if gathers:
@@ -169,14 +177,13 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
     if parts.head:
         yield parts.head.loss_backward
     if gathers and chunk.root.numel:
-        end = several[-1][1]
+        ahead = several[-1][1].met[0]
         if not parts.head:  # the last layer's output is the root's too, and the layer's hook comes first
             gathered = True
-            yield z.gather_ahead(end).then(z.copy_out(end))
-            end = several[-2][1] if len(several) > 1 else NO_UNIT
-            yield z.gather_ahead(end)
+            yield z.gather_ahead(ahead).then(z.copy_out(ahead))
+            ahead = _following(parts, len(several) - 1, 0)
+            yield z.gather_ahead(ahead)
         yield z.gather_ahead(chunk.root).then(z.copy_out(chunk.root))
-        ahead = end
         if parts.head:
             yield z.gather_ahead(ahead)
     if parts.head:
@@ -185,9 +192,12 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
     for index in reversed(range(len(several))):
         piece, unit, count = several[index]
         each = []
-        if gathers and not (gathered and index == len(several) - 1):
-            each += [z.copy_out(unit)] if ahead.numel else [z.gather_ahead(unit), z.copy_out(unit)]
-            ahead = several[index - 1][1] if index else NO_UNIT
+        for place, own in enumerate(unit.met if gathers else ()):
+            if gathered:
+                gathered = False
+                continue
+            each += [z.copy_out(own)] if ahead.numel else [z.gather_ahead(own), z.copy_out(own)]
+            ahead = _following(parts, index, place)
             each.append(z.gather_ahead(ahead))
         for own, own_backward in _by_unit(piece, unit):
             each += [own_backward, *([z.free(own)] if frees else []), *reducer.after(own)]
@@ -203,6 +213,14 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
         yield from reducer.after(chunk.root)
     yield from reducer.end()
     yield buckets.rest(embedded)
+
+
+def _following(parts: _Parts, index: int, place: int) -> Unit:
+    """What backward comes to after what it meets in a layer at `place`."""
+    several = [unit.met for _, unit, _ in parts.each]
+    if place + 1 < len(several[index]):
+        return several[index][place + 1]
+    return several[index - 1][0] if index else NO_UNIT
 
 
 def _by_unit(piece: Piece, unit: Unit) -> list[tuple[Unit, Stretch]]:
@@ -228,9 +246,6 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
         # Once all are made the units are reduced as they stand in the module, the root first.
         reducer = _Reducer(chunk._replace(waits=False), found, last=chunk.unit(chunk.runs[-1][0]).each[0])
         reducer.element = chunk.sharding.reduced if turn.wide else chunk.sharding.compute
-        # What no other rank holds joins its masters' gradients before any unit is reduced.
-        yield from (joined(reducer.alone(unit)).times(count) for _, unit, count in parts.each)
-        reducer.adds_alone = False
         frees = turn.frees and chunk.sharding.stage < 3
         for unit, count in [(chunk.root, 1), *((unit, count) for _, unit, count in parts.each)]:
             each = []
@@ -276,7 +291,6 @@ class _Reducer:
     def __init__(self, chunk: Chunk, turn: Turn, last: Unit | None = None) -> None:
         self._chunk, self._turn, self._z = chunk, turn, chunk.sharding
         z = self._z
-        self.adds_alone = not chunk.waits and _sums(chunk, turn) == "keep"
         self._reduces = not chunk.waits and (z.stage >= 2 or (z.stage == 1 and turn.last))
         self._widens = not chunk.waits and z.stage == 1 and z.compute != z.reduced
         # One of several micro-batches, whose gradients have been added up.
@@ -289,13 +303,8 @@ class _Reducer:
         chunk = self._chunk
         return chunk.root if chunk.root.numel else chunk.unit(chunk.runs[0][0]).each[-1]
 
-    def alone(self, unit: Unit) -> list[Stretch]:
-        if not (unit.alone and self.adds_alone):
-            return []
-        return [self._z.add_alone(unit, first=self._turn.first, master=self._chunk.master)]
-
     def after(self, unit: Unit) -> list[Stretch]:
-        z, found = self._z, self.alone(unit)
+        z, found = self._z, list[Stretch]()
         if self._chunk.widens_late and self._turn.fresh:
             found.append(z.widen(unit, first=not self._turn.wide))
         if self._widens and not (self._turn.first and self._turn.last):

@@ -51,18 +51,21 @@ class Segment(NamedTuple):
 
 
 Kept = Buffer | Remake
-Waiting = list[tuple[list[Kept], int]]
+Waiting = list[tuple[list[Kept], int, bool]]  # what makes so many elements, or none as it is made; whether grouped
 
 
 class Graph:
     """Records forwards on a tape and runs their backwards.
 
-    `sums` says what becomes of a parameter's gradient. With `waits`, weight gradients are left for `weights`. Without
-    `saving` nothing is kept, as the first forward of a recomputed layer runs.
+    `sums` says what becomes of a parameter's gradient, `grouped_sums` of grouped experts' ones. With `waits`, weight
+    gradients are left for `weights`. Without `saving` nothing is kept, as the first forward of a recomputed layer runs.
     """
 
-    def __init__(self, tape: Tape, element: int, *, sums: Sums, waits: bool = False) -> None:
-        self.tape, self.element, self.sums, self.waits = tape, element, sums, waits
+    def __init__(
+        self, tape: Tape, element: int, *, sums: Sums, grouped_sums: Sums | None = None, waits: bool = False
+    ) -> None:
+        self.tape, self.element, self.waits = tape, element, waits
+        self._sums = {False: sums, True: grouped_sums or sums}
         self.saving = True
         self.tied: Buffer | None = None
         self._saves = 0
@@ -70,7 +73,7 @@ class Graph:
         self._needing = 0
         self._nodes: list[Callable[[], None]] = []
         self._waiting: Waiting = []
-        self._made: list[tuple[Buffer, int]] = []
+        self._made: list[tuple[Buffer, int, bool]] = []
         self.segments: list[Segment] = []
 
     def variable(self, num_bytes: int, part: int = ACTIVATIONS) -> Variable:
@@ -205,7 +208,7 @@ class Graph:
             self.unpack(kept)
             if self.waits and not grouped:
                 made = tape.take(x.num_bytes, WORKING)
-                self._waiting.append(([grad, *kept], weight))
+                self._waiting.append(([grad, *kept], weight, False))
                 self.give(x, made)
                 return
             weight_grad = tape.take(weight * self.element, GRADIENTS)
@@ -214,7 +217,7 @@ class Graph:
             self.release(kept)
             self.give(x, made)
             if self.waits:
-                self._waiting.append(([weight_grad], 0))
+                self._waiting.append(([weight_grad], 0, grouped))
                 return
             self.accumulate(weight_grad, weight, grouped=grouped)
 
@@ -229,7 +232,7 @@ class Graph:
             made = self.tape.take(weight * self.element, GRADIENTS)
             self.tape.drop(grad)
             if self.waits:
-                self._waiting.append(([made], 0))
+                self._waiting.append(([made], 0, False))
                 return
             if self.tied is not None and weight * self.element == self.tied.num_bytes:
                 other, made = made, self.tape.take(made.num_bytes, GRADIENTS)
@@ -306,9 +309,10 @@ class Graph:
 
     def accumulate(self, grad: Buffer, weight: int, *, grouped: bool = False) -> None:
         """A parameter's new gradient joins what is there."""
-        if self.sums == "first master":
+        sums = self._sums[grouped]
+        if sums == "first master":
             self.tape.take(weight * 4, GRADIENTS)
-        if self.sums != "keep":
+        if sums != "keep":
             self.tape.drop(grad)
         if not self.waits:
             self.segments.append(Segment(self.tape.cut(), weight, grouped))
@@ -324,17 +328,17 @@ class Graph:
 
     def make_weights(self) -> None:
         """The weight gradients that wait, each letting go of what it was made from."""
-        for kept, weight in self._waiting:
-            if not weight:
-                self._made += [(b, b.num_bytes // self.element) for b in kept if isinstance(b, Buffer)]
-                continue
-            made = self.tape.take(weight * self.element, GRADIENTS)
-            self.release(kept)
-            if self.sums == "add":
-                self.tape.drop(made)
+        for kept, weight, grouped in self._waiting:
+            if weight:
+                made = [self.tape.take(weight * self.element, GRADIENTS)]
+                self.release(kept)
             else:
-                self._made.append((made, weight))
+                made = [grad for grad in kept if isinstance(grad, Buffer)]
+            if self._sums[grouped] == "add":
+                self.tape.drop(*made)
+            else:
+                self._made += [(grad, grad.num_bytes // self.element, grouped) for grad in made]
 
     def add_weights(self) -> None:
-        for grad, weight in self._made:
-            self.accumulate(grad, weight)
+        for grad, weight, grouped in self._made:
+            self.accumulate(grad, weight, grouped=grouped)

@@ -50,17 +50,20 @@ def _answered(g: Graph, s: Shape, x: Variable, moe: MoeSpec) -> tuple[Variable, 
     arrived = _exchanged(g, s, sent)
     if not drops:
         g.done(sent)
-    rows = _exchanged(g, s, arrived)  # by expert, where they came by rank
+    # By expert, where they came by rank: buffers of one size for a single expert lie so already.
+    turned = s.ep > 1 and (not drops or moe.num_experts > s.ep)
+    rows = _copied_if(g, arrived, turned)
     gate, up = (g.linear(rows, taken * inner * s.element, weight, grouped=True) for _ in range(2))
     made = activated(g, s, gate, up, dropped=False)
     g.done(gate, up)
     outputs = g.linear(made, taken * row, weight, grouped=True)
     g.done(made, rows)
-    ordered = _exchanged(g, s, outputs)
+    ordered = _copied_if(g, outputs, turned)
     back = _exchanged(g, s, ordered)
     if drops:
         filled = g.copied(back)  # and a row of zeros, which dropped tokens take
-        return g.op((filled,), routed * row), (*named, sent, arrived, outputs, ordered, back, filled)
+        g.done(back)
+        return g.op((filled,), routed * row), (*named, sent, arrived, outputs, ordered, filled)
     g.done(outputs)
     answers = g.op((back,), routed * row)
     g.done(back)
@@ -82,7 +85,11 @@ def _sent(
 
 
 def _exchanged(g: Graph, s: Shape, rows: Variable) -> Variable:
-    return g.op((rows,), rows.num_bytes) if s.ep > 1 else g.passes(rows)
+    return _copied_if(g, rows, s.ep > 1)
+
+
+def _copied_if(g: Graph, rows: Variable, another: bool) -> Variable:
+    return g.op((rows,), rows.num_bytes) if another else g.passes(rows)
 
 
 def mlp(g: Graph, s: Shape, x: Entered, inner: int) -> Variable:

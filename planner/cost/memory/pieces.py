@@ -31,11 +31,19 @@ class Piece(NamedTuple):
 
 @cache
 def layer_piece(
-    s: Shape, sums: Sums, *, moe: bool, waits: bool, input_held: bool = False, gradient_held: bool = False
+    s: Shape,
+    sums: Sums,
+    *,
+    moe: bool,
+    waits: bool,
+    experts: Sums | None = None,
+    input_held: bool = False,
+    gradient_held: bool = False,
 ) -> Piece:
-    """`input_held`, `gradient_held`: who passed them in keeps them, whatever happens here."""
+    """`experts`: what becomes of their gradients if not `sums`. `input_held`, `gradient_held`: who passed them in keeps
+    them, whatever happens here."""
     tape = Tape()
-    g = Graph(tape, s.element, sums=sums, waits=waits)
+    g = Graph(tape, s.element, sums=sums, grouped_sums=experts, waits=waits)
     x = g.variable(s.part_bytes)
     tape.cut()
     out = layer(g, s, x, moe=moe)

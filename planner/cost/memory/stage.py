@@ -156,7 +156,11 @@ def _unit(unit: Tensors, degree: int) -> Unit:
     numel = sum(p.numel for p in unit.parameters)
     shard = sum(shard_numel(p, degree) for p in unit.parameters)
     turned = [p.numel for p in unit.parameters if (found := zero_shard(p.shape, degree)) and found.dim]
-    return Unit(numel, shard * degree, shard, unit.parameters[-1].numel, turned=turned[-1] if turned else 0)
+    last, before, widest = unit.parameters[-1].numel, 0, 0
+    for parameter in unit.parameters:  # each is let go when its copy is there
+        before += parameter.numel
+        widest = max(widest, before + parameter.numel)
+    return Unit(numel, shard * degree, shard, last, turned=turned[-1] if turned else 0, widest=widest)
 
 
 def _runs(kinds: list[bool]) -> tuple[tuple[bool, int], ...]:

@@ -14,7 +14,8 @@ from planner.cost.memory.tape import BUFFERS, GATHERED, GRADIENTS, NOTHING, Stre
 
 class Unit(NamedTuple):
     """Elements of what is sharded together: whole, filled up to equal shards, one shard, and the last tensor's.
-    `turned`: of the last tensor that is cut along another than its first dimension.
+    `turned`: of the last tensor that is cut along another than its first dimension. `widest`: how many more there are
+    at most while its tensors, one after the other, are copied into a type of twice the bytes.
     `alone`: of experts that no other rank holds, which lie whole beside it. `apart`: of a layer whose experts are
     sharded by themselves, the units it is the sum of, in the order that a backward is through with them."""
 
@@ -25,15 +26,22 @@ class Unit(NamedTuple):
     alone: int = 0
     apart: tuple[Unit, ...] = ()
     turned: int = 0
+    widest: int = 0
 
     def joined(self, experts: Unit) -> Unit:
         numel, padded = self.numel + experts.numel, self.padded + experts.padded
-        return Unit(numel, padded, self.shard + experts.shard, experts.last, apart=(experts, self))
+        widest = max(experts.widest, experts.numel + self.widest)
+        return Unit(numel, padded, self.shard + experts.shard, experts.last, apart=(experts, self), widest=widest)
 
     @property
     def each(self) -> tuple[Unit, ...]:
-        """Those that are reduced one by one."""
+        """Those that are gathered and reduced one by one."""
         return self.apart or (self,)
+
+    @property
+    def met(self) -> tuple[Unit, ...]:
+        """The same in the order in which a forward comes to them, and a backward: a layer, then its experts."""
+        return self.each[::-1]
 
 
 NO_UNIT = Unit(0, 0, 0, 0)
@@ -94,16 +102,8 @@ class Sharding(NamedTuple):
         narrow, wide = unit.numel * self.compute, unit.numel * self.reduced
         if not first:
             return changes((GRADIENTS, -narrow))
-        last = unit.last
-        return changes((GRADIENTS, wide - narrow + last * self.compute), (GRADIENTS, -last * self.compute))
-
-    def add_alone(self, unit: Unit, *, first: bool, master: bool) -> Stretch:
-        """Gradients of what no other rank holds: kept, in fp32 where there is a `master`, and others added to them."""
-        made = unit.alone * self.compute
-        if not first:
-            return changes((GRADIENTS, -made))
-        wide = unit.alone * self.reduced
-        return changes((GRADIENTS, wide), (GRADIENTS, -made)) if master else changes()
+        most = unit.widest * self.compute
+        return changes((GRADIENTS, most), (GRADIENTS, wide - narrow - most))
 
     def reduce(self, unit: Unit, before: Unit, *, first: bool, element: int) -> Stretch:
         """`element` bytes of each whole gradient; the first leaves a shard, others are added to it. FSDP2's loop over

@@ -110,10 +110,12 @@ def scores_and_all(
     """Attention with every score in memory, as before FlashAttention. (batch, heads, seq, head size) each."""
     served = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(served, 1), v.repeat_interleave(served, 1)
-    scores: torch.Tensor = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
     if documents is None:
-        unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        unseen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
     else:
         places = Places(documents, torch.arange(q.shape[2], device=q.device))
         unseen = hidden(places, places)
-    return scores.masked_fill(unseen, float("-inf")).softmax(-1) @ v
+    # What lies between has no name: with one there are three of the scores' size at once.
+    scale = q.shape[-1] ** -0.5
+    heads: torch.Tensor = ((q @ k.transpose(-1, -2)) * scale).masked_fill(unseen, -math.inf).softmax(-1) @ v
+    return heads

@@ -70,11 +70,15 @@ def units_of(root: FSDPModule) -> list[FSDPModule]:
 
 def _say_what_backward_gathers_next(root: FSDPModule, stage: int) -> None:
     """FSDP2 guesses the next unit of backward from the forwards it saw, those of a validation too, and may gather one
-    that is done. Stages 1 and 2 need nothing gathered ahead, 3 the layer before."""
-    inside = units_of(root)
-    units = [*inside[1:], inside[0]]  # the root comes first among its modules, and last in forward
-    for before, unit in zip([units[0], *units], units, strict=False):
-        unit.set_modules_to_backward_prefetch([before if stage == 3 else unit])
+    that is done. Stages 1 and 2 need nothing gathered ahead, 3 what backward comes to next: a layer, its experts where
+    they are a unit, the layer before."""
+    layers: list[list[FSDPModule]] = []
+    for unit in units_of(root)[1:]:
+        if not (layers and unit in layers[-1]):
+            layers.append(units_of(unit))
+    units = [root, *(unit for layer in reversed(layers) for unit in layer)]
+    for unit, following in zip(units, [*units[1:], units[-1]], strict=True):
+        unit.set_modules_to_backward_prefetch([following if stage == 3 else unit])
 
 
 def shard(
