@@ -30,8 +30,7 @@ def tell(changes: Sequence[StateChange]) -> None:
     """A delivery to everybody who wants to be told of one of these."""
     ids = {change.job_id for change in changes}
     concerned = Job.objects.filter(id__in=ids).order_by()
-    loaded = [change.job for change in changes if StateChange.job.is_cached(change)]
-    projects = {job.project for job in loaded} if len(loaded) == len(changes) else concerned.values("project")
+    projects = concerned.values("project")
     hooks = list(Webhook.objects.filter(active=True, project__in=projects).select_related("owner"))
     of_these = Q(project="", user__in=concerned.values("owner")) | Q(project__in=projects)
     wishes = list(MailWish.objects.filter(of_these).select_related("user")) if settings.EMAIL_HOST else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -225,6 +226,24 @@ def test_steps_that_nobody_takes_are_bounded():
         recorder.begin_step(step)
         recorder.end_step(step)
     assert [log.step for log in recorder.take_steps()] == list(range(91, 99))
+
+
+def test_records_keep_their_order_though_the_thread_stands_still_between_two_clocks(monkeypatch):
+    clock, stands = [100.0], iter([0.0, 0.5] * 9)
+
+    def unix() -> float:
+        told = 5000.0 + clock[0]
+        clock[0] += next(stands)
+        return told
+
+    recorder = Recorder(0)
+    for _ in range(3):
+        recorder.issue("all_reduce", "g", 2, 1)()
+    began = [pending.started_s for pending, _ in recorder._records]
+    monkeypatch.setattr("workers.meter.recorder.time", SimpleNamespace(time=unix, perf_counter=lambda: clock[0]))
+    starts = [record.start for record in recorder.drain()[0]]
+    assert starts == pytest.approx([5000.0 + seconds for seconds in began], abs=1e-6)
+    assert recorder.unix(100.0) == pytest.approx(5100.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
