@@ -14,7 +14,7 @@ from tests.support.postgres import as_default_database, postgres_server
 from tests.support.processes import RedisServer, redis_server
 
 # The same cases each time, and as long as each takes: a busy machine fails no test.
-hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, max_examples=40)
 hypothesis.settings.load_profile("suite")
 
 # A suite that a shell began in its background ignores Ctrl-C, and so would all that its tests start.

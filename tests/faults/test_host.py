@@ -113,7 +113,7 @@ def test_killing_a_rank_names_the_rank_the_signal_and_its_last_lines(machine: Ho
 
 @pytest.mark.parametrize(
     "module",
-    ["workers.host.start.launch", pytest.param("workers.host.guardian", marks=pytest.mark.slow)],
+    [pytest.param("workers.host.start.launch", marks=pytest.mark.slow), "workers.host.guardian"],
 )
 def test_killing_torchrun_or_its_guardian_ends_every_rank_and_says_so(machine: Host, module: str) -> None:
     with machine.worker():
@@ -127,6 +127,7 @@ def test_killing_torchrun_or_its_guardian_ends_every_rank_and_says_so(machine: H
         assert report["reason"].startswith("torchrun was killed by SIGKILL after step ")
 
 
+@pytest.mark.slow
 def test_stopping_the_host_ends_its_attempts_with_a_report(machine: Host) -> None:
     with machine.worker():
         machine.order("stopped")

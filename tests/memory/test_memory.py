@@ -33,13 +33,19 @@ MODEL = {
 }
 
 
+def slow(layout: dict[str, Any]) -> Any:
+    return pytest.param(layout, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "layout",
     [
         {"schedule": "zbv", "virtual_stages": 2, "zero": 1},
-        {"schedule": "zbv", "virtual_stages": 2, "zero": 1, "recompute": "selective", "regather": True},
-        {"schedule": "interleaved_1f1b", "virtual_stages": 2, "zero": 1, "recompute": "selective", "regather": True},
-        {"schedule": "interleaved_zero_bubble", "zero": 2},
+        slow({"schedule": "zbv", "virtual_stages": 2, "zero": 1, "recompute": "selective", "regather": True}),
+        slow(
+            {"schedule": "interleaved_1f1b", "virtual_stages": 2, "zero": 1, "recompute": "selective", "regather": True}
+        ),
+        slow({"schedule": "interleaved_zero_bubble", "zero": 2}),
         {"schedule": "looped_bfs", "virtual_stages": 2, "zero": 3, "keep_gathered": True},
     ],
 )

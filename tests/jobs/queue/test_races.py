@@ -21,7 +21,7 @@ from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, run_together, say
 from tests.planner.wrong_specs import GOOD
 
-ROUNDS = 12
+ROUNDS = 6
 pytestmark = pytest.mark.usefixtures("each_database")
 
 

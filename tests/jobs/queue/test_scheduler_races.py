@@ -20,7 +20,8 @@ from tests.jobs.queue.test_scheduler import busy, queued
 from tests.support.patience import patient
 from tests.support.postgres import as_default_database, postgres_server
 
-CANCELS = 72
+ROUNDS = 8
+STATEMENTS = 24  # at most of a pass that starts one job
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def make_host(name: str, slots: int) -> Host:
 def test_two_schedulers_at_once_start_each_job_once(owner: User, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(4):
         make_host(f"host-{number}", 4)
-    for _ in range(25):
+    for _ in range(ROUNDS):
         jobs = queued(owner, 2, count=5) + queued(owner, 4, count=2)  # the last does not fit any more
         run_together([schedule, schedule])
         schedule()
@@ -63,11 +64,11 @@ def test_a_job_cancelled_while_it_is_placed_never_gets_slots(owner: User) -> Non
     """The cancel starts as the scheduler sends its first statement, its second, ..., and after its last."""
     make_host("host-a", 4)
     ends = {"cancelled": 0, "cancelling": 0}
-    for number in range(CANCELS):
+    for at in range(STATEMENTS):
         job = queued(owner, 4)[0]
         go = threading.Event()
 
-        def scheduling(at: int = number % 24, go: threading.Event = go) -> None:
+        def scheduling(at: int = at, go: threading.Event = go) -> None:
             sent = 0
 
             def count(execute: Any, *statement: Any) -> Any:

@@ -42,6 +42,7 @@ def test_a_truncated_file_is_named_and_the_checkpoint_before_is_loaded(root: Pat
     assert sorted(ran.losses) == [5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_a_changed_byte_is_seen(root: Path) -> None:
     file = sorted(newest(root).glob("*.distcp"))[-1]
     with file.open("r+b") as opened:

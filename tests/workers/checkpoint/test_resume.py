@@ -40,7 +40,7 @@ def test_the_steps_asked_for_are_saved_and_said(first: Ran, root: Path) -> None:
     "layout",
     [
         {"pp": 2, "virtual_stages": 2, "schedule": "zbv", "dp": 2, "zero": 1},
-        {"tp": 2, "pp": 2},
+        pytest.param({"tp": 2, "pp": 2}, marks=pytest.mark.slow),
     ],
     ids=["pp2 zbv x zero1 dp2", "tp2 x pp2"],
 )

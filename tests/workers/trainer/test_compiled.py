@@ -24,7 +24,9 @@ def losses(folder: Path, *, arch: str, recompute: str, compiled: bool) -> list[f
     return [trainer.step(index).loss for index in range(3)]
 
 
-@pytest.mark.parametrize(("arch", "recompute"), [("gpt", "none"), ("llama", "full")])
+@pytest.mark.parametrize(
+    ("arch", "recompute"), [("gpt", "none"), pytest.param("llama", "full", marks=pytest.mark.slow)]
+)
 def test_all_layers_share_one_graph_and_lose_as_much(
     arch: str, recompute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
