@@ -8,6 +8,7 @@ from typing import Any
 from django.apps import apps
 from django.contrib import admin, messages
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import Field, QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -17,6 +18,7 @@ from unfold.decorators import display
 
 from jobs.kinds import layout_words
 from jobs.models import Attempt, DeadLetter, Host, Job, Member, Pool, Project, Reservation, StateChange, Status
+from jobs.naming import PERSON_NAMES, unfit
 from jobs.queue import actions
 from jobs.queue.audit import record
 from jobs.queue.heard import deadletters
@@ -289,6 +291,14 @@ class Others(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no paramet
     By its key where it is no account: the name of a token or session may be what one gets in with.
     """
 
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **given: Any) -> Any:
+        """People's names are held to the rule of all names; what stands under an older one is edited all the same."""
+        form = super().get_form(request, obj, change=change, **given)
+        if self.model is User:
+            for name in form.base_fields.keys() & set(PERSON_NAMES):
+                form.base_fields[name].validators.append(_fit_unless(getattr(obj, name, None)))
+        return form
+
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
         with transaction.atomic():  # what is done to several is done with what is written of it
             return super().changelist_view(request, extra_context)
@@ -309,6 +319,14 @@ class Others(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no paramet
     def _record(self, request: HttpRequest, what: str, obj: Any, message: Any) -> None:
         name = obj.get_username() if isinstance(obj, User) else obj.pk
         record(request.user.get_username(), what, self.model._meta.model_name, name, after=message)
+
+
+def _fit_unless(older: str | None) -> Callable[[str], None]:
+    def check(name: str) -> None:
+        if name != older and (words := unfit(name)):
+            raise ValidationError(f"The name {words}.")
+
+    return check
 
 
 def _write_down_others() -> None:

@@ -15,6 +15,7 @@ from planner.facts.spec import Problem
 
 TURNING: Final = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C}
 BLANK: Final = {0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0}  # letters and signs that show nothing
+PERSON_NAMES: Final = ("username", "first_name", "last_name")  # fields of an account
 SHOWN: Final = "LNPS"  # letters, numbers, punctuation, symbols
 
 

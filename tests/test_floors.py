@@ -59,6 +59,7 @@ ROOMS = {
     # The trainer saves through checkpoint, whose export builds the trainer's model: one room with two doors.
     "workers": [
         "timeouts",
+        "full",
         "device",
         "shield",
         "drafts",

@@ -44,11 +44,11 @@ def make_token(request: HttpRequest) -> HttpResponse:
         return _shown_once(request)
     try:
         asked = checked(tokens.TokenWish, _wish(request.POST))
-        token, text = tokens.make(_user(request), asked)
+        made = tokens.make(_user(request), asked)
     except SpecError as error:
         messages.error(request, refusal(error))
         return redirect("account")
-    request.session[SHOWN_ONCE] = board(SHOWN_ONCE).encrypt(f"{token.token_key} {text}".encode()).decode()
+    request.session[SHOWN_ONCE] = board(SHOWN_ONCE).encrypt(f"{made.token.token_key} {made.text}".encode()).decode()
     return redirect("account-token-new")
 
 

@@ -14,8 +14,10 @@ from django.contrib.auth.signals import user_logged_in
 from django.db.models.signals import post_delete, post_save
 from django.http import HttpRequest
 
+from jobs.naming import PERSON_NAMES, unfit
 from jobs.people.sealing import board
 from jobs.queue.audit import record, who_asks
+from jobs.text import storable
 
 PURPOSE = "second factor"
 
@@ -36,6 +38,15 @@ class SignOn(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth has 
     def is_open_for_signup(self, _request: HttpRequest, _sociallogin: Any) -> bool:
         """Whether somebody whom the board does not know yet gets an account, in no project."""
         return bool(settings.OIDC_NEW_PEOPLE)
+
+    def populate_user(self, request: HttpRequest, sociallogin: Any, data: dict[str, Any]) -> Any:
+        """A name that may not be given is left out: django-allauth makes one of what else it is told."""
+        user = super().populate_user(request, sociallogin, data)
+        for field in PERSON_NAMES:
+            name = getattr(user, field) or ""
+            if not storable(name) or unfit(name):
+                setattr(user, field, "")
+        return user
 
     def save_user(self, request: HttpRequest, sociallogin: Any, form: Any = None) -> Any:
         user = super().save_user(request, sociallogin, form)

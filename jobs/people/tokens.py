@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -51,31 +51,42 @@ class ApiToken(TypedDict):
 
 
 class NewApiToken(ApiToken):
-    """With the token itself, which nobody is told again."""
+    """With the token itself, which nobody is told again. `shortened`: it ends sooner than the days asked for, as this
+    board, or the token that asked, lets it last no longer."""
 
     token: str
+    shortened: bool
 
 
-def make(user: User, asked: TokenWish, *, by: AuthToken | None = None) -> tuple[AuthToken, str]:
-    """A new token, and its text, which nobody sees again. `by`: the token that asks for it, which gives away no more
-    than it has.
+class Made(NamedTuple):
+    """A new token, and its text, which nobody sees again. `shortened`: as `NewApiToken` has it."""
+
+    token: AuthToken
+    text: str
+    shortened: bool
+
+
+def make(user: User, asked: TokenWish, *, by: AuthToken | None = None) -> Made:
+    """`by`: the token that asks for it, which gives away no more than it has.
 
     Raises:
         SpecError: it would do more than `by`, or is one too many.
     """
     wished = dict.fromkeys(asked.scopes)
-    lifetime = timedelta(days=min(asked.days or settings.TOKEN_DAYS, settings.TOKEN_DAYS))
+    days = min(asked.days or settings.TOKEN_DAYS, settings.TOKEN_DAYS)
+    shortened = days < (asked.days or days)
     if problems := _problems(user, asked, by):
         raise SpecError(problems)
     with transaction.atomic():
-        token, text = AuthToken.objects.create(user, expiry=lifetime)
+        token, text = AuthToken.objects.create(user, expiry=timedelta(days=days))
         if by is not None and by.expiry is not None and token.expiry > by.expiry:
             AuthToken.objects.filter(pk=token.pk).update(expiry=by.expiry)
             token.expiry = by.expiry
+            shortened = asked.days is not None
         TokenGrant.objects.create(token=token, name=asked.name, scopes=list(wished))
         after = {"name": asked.name, "scopes": list(wished), "expires": token.expiry.isoformat()}
         record(user.get_username(), "make", "token", token.token_key, after=after)
-    return token, text
+    return Made(token, text, shortened)
 
 
 def _problems(user: User, asked: TokenWish, by: AuthToken | None) -> list[Problem]:

@@ -105,6 +105,7 @@ def own_cluster(spec: JobSpec, there: Sequence[There]) -> Cluster:
     `there`: as `hosts_there` has them.
     """
     wanted, asked = spec.resources.host, demand(spec)
+    there = [host for host in there if host.device == spec.resources.device]
     host = next((host for host in there if host.known and wanted in (None, host.name)), None)
     if host and host.slots >= asked.num_slots:
         return _of_hosts([host], spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
@@ -11,20 +11,21 @@ from jobs.access import role_in, visible_jobs
 from jobs.models import DEFAULT_PROJECT, Pool, Project, Role
 from jobs.naming import name_problems
 from jobs.planning.calibration import calibration_problems
-from jobs.planning.room import room_problems
+from jobs.planning.room import host_problems, room_problems
 from jobs.planning.there import There
 from planner.facts.kinds import num_slots, product_words
 from planner.facts.spec import JobSpec, Problem
 
 
-def refusals(owner: Any, spec: JobSpec, there: Iterable[There]) -> list[Problem]:
+def refusals(owner: Any, spec: JobSpec, there: Sequence[There]) -> list[Problem]:
     """All of them but the checkpoint's (`jobs.planning.resumed`), which a plan tells apart. `there`: `hosts_there`."""
     return [
         *room_problems(spec, there),
+        *host_problems(spec, there),
         *_engine_missing(spec),
         *name_problems("name", spec.name),
         *_queue_problems(owner, spec),
-        *calibration_problems(owner, spec),
+        *calibration_problems(owner, spec, there),
     ]
 
 

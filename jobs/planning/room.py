@@ -1,13 +1,16 @@
-"""Whether the hosts that are connected could hold a job, were they empty."""
+"""Whether the hosts that are connected could hold a job, were they empty, and whether there is the one it names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from jobs.kinds import KINDS
 from jobs.planning.there import There
 from planner.facts.gang import Demand, demand
 from planner.facts.kinds import product_words
 from planner.facts.spec import JobSpec, Problem
+
+MOST_NAMED = 5
 
 
 def room_problems(spec: JobSpec, there: Iterable[There], *, now: bool = False) -> list[Problem]:
@@ -19,11 +22,37 @@ def room_problems(spec: JobSpec, there: Iterable[There], *, now: bool = False) -
     device, asked = spec.resources.device, demand(spec)
     models: dict[str, list[int]] = {}
     for host in there:
-        if host.live and not (now and host.drained):
+        if host.device == device and host.live and not (now and host.drained):
             models.setdefault(host.device_name, []).append(host.slots)
     if not models or any(asked.unit_on(sizes) is not None for sizes in models.values()):
         return []
     return [Problem("layout", f"{product_words(spec.layout)}, but {_there(asked, device, models)}")]
+
+
+def host_problems(spec: JobSpec, there: Sequence[There]) -> list[Problem]:
+    """Why a job waits for ever for the host that it names; nothing while no host of its device is known, but of a job
+    that is nothing without one.
+
+    `there`: as `hosts_there` has them.
+    """
+    wanted, device = spec.resources.host, spec.resources.device
+    if wanted is None or spec.resources.engine != "hosts":
+        return []
+    others = [host.name for host in there if host.device == device]
+    if wanted in others:
+        return []
+    if found := next((host for host in there if host.name == wanted), None):
+        return [Problem("resources.host", f"{wanted} has {found.device} slots, and the job asks for {device}")]
+    if not others and KINDS[spec.kind].brings != "profile":
+        return []
+    return [Problem("resources.host", f"there is no host {wanted!r} with {device} slots{_others(others)}")]
+
+
+def _others(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names[:MOST_NAMED])}{more}"
 
 
 def _there(asked: Demand, device: str, models: dict[str, list[int]]) -> str:

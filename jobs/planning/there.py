@@ -22,6 +22,7 @@ class There(NamedTuple):
     drained: bool
     live: bool
     known: bool
+    device: str
 
 
 def was_measured() -> Q | Combinable:
@@ -31,16 +32,18 @@ def was_measured() -> Q | Combinable:
 
 
 def hosts_there(spec: JobSpec) -> list[There]:
-    """Hosts of the job's device, the largest first; none where another engine places it."""
+    """Hosts of the job's device, and the one that it names whatever its device, the largest first; none where another
+    engine places it."""
     if spec.resources.engine != "hosts":
         return []
     known = ExpressionWrapper(was_measured(), BooleanField())
-    hosts = Host.objects.present().filter(device=spec.resources.device).annotate(known=known)
+    asked = Q(device=spec.resources.device) | Q(name=spec.resources.host)
+    hosts = Host.objects.present().filter(asked).annotate(known=known)
     rows = hosts.order_by("-slots", "name").values_list(
-        "pk", "name", "slots", "device_name", "drained", "last_seen", "known"
+        "pk", "name", "slots", "device_name", "drained", "last_seen", "known", "device"
     )
     since = timezone.now() - HOST_SILENT_AFTER
     return [
-        There(pk, name, slots, device_name, drained, last_seen >= since, known)
-        for pk, name, slots, device_name, drained, last_seen, known in rows
+        There(pk, name, slots, device_name, drained, last_seen >= since, known, device)
+        for pk, name, slots, device_name, drained, last_seen, known, device in rows
     ]

@@ -10,13 +10,17 @@ from planner.hardware.cluster import Basis, Cluster
 
 
 class Links(TypedDict):
-    """Bytes/s that a rank sends at most, to ranks of its node and to others; `per_node` ranks share one as planned."""
+    """Bytes/s that a rank sends at most, to ranks of its node and to others; `per_node` ranks share one as planned.
+
+    `link_runs`: runs whose calls told `node_bytes_per_s`; 0 where it is of `basis`.
+    """
 
     name: str
     basis: Basis
     per_node: int
     node_bytes_per_s: float
     network_bytes_per_s: float
+    link_runs: int
 
 
 def links(job: Job) -> Links | None:
@@ -33,4 +37,5 @@ def links(job: Job) -> Links | None:
         "per_node": cluster.per_node,
         "node_bytes_per_s": cluster.node.bytes_per_s,
         "network_bytes_per_s": cluster.network.bytes_per_s,
+        "link_runs": cluster.link_runs,
     }

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from typing_extensions import TypedDict
 
-from planner.facts.spec import JobSpec, StackName
+from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.runs import Run
 from planner.hardware.stacks import STACKS, within
@@ -72,20 +72,29 @@ def corrected_by(spec: JobSpec, runs: Sequence[Run], predicted_s: Callable[[JobS
     return correction_of([run.step_s / predicted_s(run.spec) for run in comparable(spec, runs)])
 
 
-def interval(cluster: Cluster, stack: StackName, found: Correction | None) -> Interval:
-    """Of a step's time: from the host's runs, from a calibration, or from the published rows of the stack."""
+def interval(cluster: Cluster, spec: JobSpec, found: Correction | None) -> Interval:
+    """Of a step's time: from the host's runs, from a calibration, or from the published rows of the spec's stack."""
+    stack = spec.resources.stack
     basis = cluster.basis
     if found is None and basis == "calibrated":
         return Interval(share=CALIBRATED, basis=basis, runs=0, words=f"{basis}, ±{CALIBRATED:.0%}")
     if found is None and cluster.device == "cpu":
-        words = f"a CPU that nobody measured, up to {1 + ANY_CPU:.0f} times off"
+        words = f"a CPU that nobody measured{_links(cluster, spec)}, up to {1 + ANY_CPU:.0f} times off"
         return Interval(share=ANY_CPU, basis=basis, runs=0, words=words)
     if found is None:
         share = within(stack, cluster.accelerator.name)
-        words = f"{basis}, {STACKS[stack].title}, ±{share:.0%}"
+        words = f"{basis}{_links(cluster, spec)}, {STACKS[stack].title}, ±{share:.0%}"
         return Interval(share=share, basis=basis, runs=0, words=words)
     words = f"from {found.runs} runs here, ±{max(found.share, 0.01):.0%}"
     return Interval(share=found.share, basis="runs", runs=found.runs, words=words)
+
+
+def _links(cluster: Cluster, spec: JobSpec) -> str:
+    """Of runs too few to correct a step: that the links between its ranks are theirs already."""
+    if not cluster.link_runs or spec.layout.world_size == 1:
+        return ""
+    inside = " inside a host" if spec.layout.world_size > cluster.per_node else ""
+    return f", links{inside} from {cluster.link_runs} run{'s' if cluster.link_runs > 1 else ''} here"
 
 
 def _alike(one: JobSpec, other: JobSpec) -> bool:

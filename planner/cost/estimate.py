@@ -263,7 +263,7 @@ def _time(spec: JobSpec, cluster: Cluster) -> TimeEstimate:
         hfu=timing.hfu,
         tokens_per_s=timing.tokens_per_s,
         basis=cluster.basis,
-        interval=interval(cluster, spec.resources.stack, timer.correction(spec)),
+        interval=interval(cluster, spec, timer.correction(spec)),
     )
 
 

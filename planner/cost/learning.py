@@ -12,7 +12,7 @@ from planner.cost.memory import memory
 from planner.facts.collectives import bus_factor
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster, Link
-from planner.hardware.runs import Run
+from planner.hardware.runs import LinkPoint, Run
 
 LEAST_TENSORS = 2**28  # bytes of a rank: below, what a process takes anyway hides what the allocator adds
 LARGE_CALL = 2**16  # bytes on the wire: below, a call shows its latency and not the link
@@ -34,7 +34,8 @@ def learned(cluster: Cluster, runs: Sequence[Run]) -> Cluster:
         share = min(max(shares.ratio - 1, NARROWEST), WIDEST)
         update["accelerator"] = cluster.accelerator.model_copy(update={"fragmentation": share})
     if cluster.profile is None and (link := link_of(runs)):
-        update |= {"node": link, "base_s": link.latency_s}
+        told = sum(any(tells_link(point) for point in run.links) for run in runs)
+        update |= {"node": link, "base_s": link.latency_s, "link_runs": told}
     return cluster.model_copy(update=update)
 
 
@@ -62,16 +63,21 @@ def link_of(runs: Sequence[Run]) -> Link | None:
     seen: dict[tuple[Op, int, int], list[float]] = defaultdict(list)
     for run in runs:
         for point in run.links:
-            seen[point.op, point.group_size, point.payload_bytes].append(point.seconds)
+            if tells_link(point):
+                seen[point.op, point.group_size, point.payload_bytes].append(point.seconds)
     calls = [
         (_latencies(op, size), bus_factor(op, size) * payload, median(took))
         for (op, size, payload), took in seen.items()
-        if op != "recv"  # which waits for its sender
     ]
     if max((moved for _, moved, _ in calls), default=0.0) < LARGE_CALL:
         return None
     latency_s, byte_s = _nearest([(latencies / seconds, moved / seconds) for latencies, moved, seconds in calls])
     return Link(bytes_per_s=1 / max(byte_s, LEAST_BYTE_S), efficiency=1.0, latency_s=max(latency_s, LEAST_LATENCY_S))
+
+
+def tells_link(point: LinkPoint) -> bool:
+    """Whether a call's time is its link's: a recv waits for its sender."""
+    return point.op != "recv"
 
 
 def _latencies(op: Op, group_size: int) -> int:

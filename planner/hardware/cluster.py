@@ -80,6 +80,7 @@ class Cluster(Strict):
     base_s: Positive = Field(default=8.4e-6, description="start of a collective: nccl src/graph/tuning.cc")
     basis: Basis = "data sheet"
     profile: HostProfile | None = Field(default=None, description="what a calibration measured")
+    link_runs: int = Field(default=0, ge=0, description="runs whose calls told how fast `node` is; 0: none did")
     runs: tuple[Run, ...] = Field(default=(), description="what ended here and is comparable, the newest first")
 
 

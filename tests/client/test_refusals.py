@@ -265,6 +265,29 @@ def test_one_that_is_refused_keeps_no_other_from_it(meshboard: Meshboard, server
     assert (told[0]["job"], told[0]["errors"][0]["message"], told[1]["id"]) == ("a", "no such thing", "j")
 
 
+def test_a_baseline_tries_every_job(meshboard: Meshboard, server: Saying) -> None:
+    refused = {"errors": [{"field": "job", "message": "a job that is failed has no figures to hold to"}]}
+    kept = {"project": "default", "branch": "main", "runs": [{"job": "j"}]}
+    server.says((409, refused), (200, kept), (403, {"errors": [{"field": "request", "message": "not yours"}]}))
+    ran = meshboard("baseline", "set", "main", "a", "j", "b", at=server)
+    assert (ran.code, ran.out, len(server.asked)) == (3, "", 3)
+    assert ran.err.splitlines() == [
+        "meshboard: a: job: a job that is failed has no figures to hold to",
+        "meshboard: b: request: not yours",
+        "main: 1 runs",
+    ]
+    server.says((409, refused), (200, kept))
+    ran = meshboard("baseline", "set", "main", "a", "j", "--json", at=server)
+    told = json.loads(ran.out)
+    assert (ran.code, told["runs"], [one["job"] for one in told["refused"]]) == (2, kept["runs"], ["a"])
+    server.says((409, refused))
+    ran = meshboard("baseline", "set", "main", "a", "b", "--json", at=server)
+    assert (ran.code, "runs" in json.loads(ran.out), "runs" in ran.err) == (2, False, False)
+    server.says((200, kept))
+    ran = meshboard("baseline", "set", "main", "j", "k", "--json", at=server)
+    assert (ran.code, json.loads(ran.out)) == (0, kept)
+
+
 def test_whatever_breaks_is_one_line(meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch) -> None:
     server.says((200, {"id": "j"}))
     ran = meshboard("status", "j", at=server)

@@ -14,11 +14,12 @@ from planner.cost.learning import learned, tensor_bytes
 from planner.cost.timing import Timer
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec
-from planner.hardware.cluster import Span, collective_seconds
+from planner.hardware.cluster import Cluster, Span, collective_seconds
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.runs import LinkPoint, Run, stripped
+from planner.report import estimate_text
 
-CPU = CLUSTERS["cpu"]
+CPU, H100 = CLUSTERS["cpu"], CLUSTERS["h100"]
 
 
 def spec_of(preset: str = "gpt-tiny", precision: str = "fp32", **layout: Any) -> JobSpec:
@@ -114,3 +115,35 @@ def test_a_run_s_own_calls_are_told_again_by_the_links_that_it_leaves(calls: lis
 
 def test_links_that_show_only_latency_leave_the_data_sheet_s() -> None:
     assert learned(CPU, [linked(("all_reduce", 2, 64, 0.01))]).node == CPU.node
+
+
+CALL = ("all_reduce", 2, 2**20, 0.01)
+SHEET = "FSDP2, eager (what runs here), ±45%"
+
+
+def words(cluster: Cluster, spec: JobSpec) -> str:
+    return estimate(spec, cluster)["time"]["interval"]["words"]
+
+
+def test_words_tell_of_links_that_one_or_two_runs_left() -> None:
+    two, unlike = spec_of(dp=2), spec_of(dp=4)
+    one = learned(CPU, [linked(CALL)])
+    assert words(one, two) == "a CPU that nobody measured, links from 1 run here, up to 10 times off"
+    assert words(learned(CPU, [linked(CALL)] * 2), two).split(", ")[1] == "links from 2 runs here"
+    assert words(learned(H100, [linked(CALL)]), two) == f"data sheet, links from 1 run here, {SHEET}"
+    assert "links from 1 run here" in estimate_text(two, estimate(two, one), [])
+    # Three correct runs of as many ranks; to all others they leave their links alone.
+    enough = learned(CPU, [linked(CALL)] * 3)
+    assert words(enough, unlike).startswith("from 3 runs here, ±")
+    assert ", links from 3 runs here, " in words(enough, two)
+
+
+def test_words_tell_of_no_links_that_are_not_in_the_figure() -> None:
+    one = learned(CPU, [linked(CALL)])
+    assert "links" not in words(one, spec_of()), "one rank has none"
+    small = learned(CPU, [linked(("all_reduce", 2, 64, 0.01)), linked(("recv", 2, 2**20, 9.0))])
+    assert "links" not in words(small, spec_of(dp=2)), "latency alone, and what waited for a sender"
+    mixed = learned(CPU, [linked(CALL), linked(("recv", 2, 2**20, 9.0))])
+    assert "links from 1 run here" in words(mixed, spec_of(dp=2))
+    wide = one.model_copy(update={"per_node": 2})
+    assert "links inside a host from 1 run here" in words(wide, spec_of(dp=4))

@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 from workers.checkpoint import folder
 from workers.checkpoint.agree import on_every_rank, on_first_rank
+from workers.checkpoint.room import free_words
+from workers.full import FULL
 from workers.trainer.errors import UserError
 
 CHUNK_BYTES = 16 * 2**20
@@ -102,7 +104,7 @@ def _receive_all(path: Path, sizes: Sizes, source: int, group: dist.ProcessGroup
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
     except OSError as error:
-        trouble = _words(error)
+        trouble = _words(error, draft)
     for name, size in sizes.items():
         trouble = _receive(draft / name, size, source, group) or trouble
     if trouble:
@@ -112,7 +114,7 @@ def _receive_all(path: Path, sizes: Sizes, source: int, group: dist.ProcessGroup
     try:
         draft.rename(path)
     except OSError as error:
-        return _words(error)
+        return _words(error, draft)
     return ""
 
 
@@ -140,7 +142,7 @@ def _receive(path: Path, size: int, source: int, group: dist.ProcessGroup) -> st
             if not isinstance(file, str):
                 file.write(_bytes(part))
         except OSError as error:
-            trouble = _words(error)
+            trouble = _words(error, path)
     if isinstance(file, str):
         return file
     try:
@@ -148,7 +150,7 @@ def _receive(path: Path, size: int, source: int, group: dist.ProcessGroup) -> st
         os.fsync(file.fileno())
         file.close()
     except OSError as error:
-        trouble = trouble or _words(error)
+        trouble = trouble or _words(error, path)
     return trouble
 
 
@@ -156,7 +158,7 @@ def _open(path: Path) -> BinaryIO | str:
     try:
         return path.open("wb")
     except OSError as error:
-        return _words(error)
+        return _words(error, path)
 
 
 def _chunks(size: int) -> Iterator[int]:
@@ -175,5 +177,5 @@ def _must_be_well(trouble: str) -> None:
         raise UserError(f"the checkpoint cannot be brought to this host: {trouble}")
 
 
-def _words(error: OSError) -> str:
-    return f"{error.strerror or error}: {error.filename or 'checkpoint'}"
+def _words(error: OSError, path: Path) -> str:
+    return f"{error.strerror or error}: {error.filename or path}{free_words(path) if error.errno in FULL else ''}"

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar, cast
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from workers.checkpoint.room import NoRoomError
 from workers.trainer.errors import UserError
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def words_of(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
         rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
         return f"rank {rank}: {words_of(cause)}"
-    if isinstance(error, UserError):
+    if isinstance(error, (UserError, NoRoomError)):
         return str(error)[:MAX_WORDS]
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"

@@ -13,7 +13,7 @@ class Place(NamedTuple):
     """Where a job's checkpoints lie: ROOT/job/attempt/step-n.
 
     `expected`: the newest that an earlier attempt told of, and on which host it was written. `loan`: where rank 0 hears
-    how that host lends it, where none of this attempt has it.
+    how that host lends it, where none of this attempt has it. `host`: what this one is called.
     """
 
     root: Path
@@ -22,6 +22,7 @@ class Place(NamedTuple):
     expected: str = ""
     expected_on: str = ""
     loan: Path | None = None
+    host: str = ""
 
 
 def place_of(
@@ -32,6 +33,7 @@ def place_of(
     expected: str = "",
     expected_on: str = "",
     loan: Path | None = None,
+    host: str = "",
 ) -> Place | None:
     """Where a job's checkpoints lie, None when it neither saves nor resumes.
 
@@ -43,4 +45,4 @@ def place_of(
     if root is None:
         field = "checkpoint_every" if spec.train.checkpoint_every else "resume"
         raise UserError(f"train.{field}: needs --checkpoint-root, the directory that checkpoints lie below")
-    return Place(root, job, attempt, expected, expected_on, loan)
+    return Place(root, job, attempt, expected, expected_on, loan, host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,6 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from planner.facts.layout import Coordinates
@@ -20,6 +20,7 @@ from planner.facts.spec import JobSpec
 from workers.checkpoint import across, folder
 from workers.checkpoint.agree import on_every_rank, on_first_rank, words_of
 from workers.checkpoint.boxes import Boxed, BoxSavePlanner, State
+from workers.checkpoint.room import Writer, told_of
 from workers.checkpoint.state import model_state, optimizer_state
 from workers.trainer.parallel.parallelize import Part
 
@@ -48,9 +49,10 @@ class Saver:
         attempt: Path,
         group: dist.ProcessGroup | None,
         told: Callable[[Saved], None],
+        host: str = "",
     ) -> None:
         self._spec, self._place, self._rank, self._attempt, self._group = spec, place, rank, attempt, group
-        self._told = told
+        self._told, self._host = told, host or socket.gethostname()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._running: Future[None] | None = None
         self._copies: State = {}
@@ -99,10 +101,10 @@ class Saver:
         self._told(Saved(step, path, num_bytes, stall_s, time.perf_counter() - started, problem))
 
     def _write_all(self, step: int, rng: list[int], draft: Path) -> int:
-        on_first_rank(lambda: _empty(draft), self._group)
+        on_first_rank(lambda: self._empty(draft), self._group)
         planner, alone = BoxSavePlanner(), self._group is None
         # Its own collectives carry what fails in it to all ranks.
-        writer = FileSystemWriter(draft, sync_files=False)
+        writer = Writer(draft, self._rank, self._host)
         dcp_save(self._copies, storage_writer=writer, planner=planner, process_group=self._group, no_dist=alone)
         described = on_every_rank(lambda: self._own_files(draft), self._group)
         files = {name: entry for part in described for name, entry in part.items()}
@@ -111,12 +113,18 @@ class Saver:
         across.discard_elsewhere(draft)
         return sum(size for size, _ in files.values())
 
+    def _empty(self, draft: Path) -> None:
+        with told_of(self._host, draft):
+            _empty(draft)
+
     def _own_files(self, draft: Path) -> Files:
         own = [path.name for path in draft.glob(f"__{self._rank}_*")]
-        return folder.describe(draft, own + [".metadata"] * (self._rank == 0))
+        with told_of(self._host, draft):
+            return folder.describe(draft, own + [".metadata"] * (self._rank == 0))
 
     def _publish(self, draft: Path, step: int, files: Files, rng: list[int]) -> None:
-        folder.publish(draft, self._spec, step, files, rng)
+        with told_of(self._host, draft):
+            folder.publish(draft, self._spec, step, files, rng)
         folder.retain(self._attempt, self._spec.train.keep_checkpoints)
         folder.discard_drafts(self._attempt)
 

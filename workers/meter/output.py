@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -10,7 +9,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+from workers.full import FULL
 
 
 class Sturdy(io.RawIOBase):

@@ -14,6 +14,7 @@ import typer
 from meshboard import files, gate
 from meshboard.api import Client
 from meshboard.commands.app import AsJson, JobIds, app, board, print_json
+from meshboard.commands.refusals import each
 from meshboard.errors import RefusedError
 from meshboard.exits import Exit
 from meshboard.gate import Run, report
@@ -128,14 +129,20 @@ def _write(file: Path, text: str, *, append: bool = False) -> None:
 
 @baselines.command("set")
 def set_baseline(branch: Branch, job_ids: JobIds, project: Project = "default", as_json: AsJson = False) -> None:
-    """Hold builds to these runs too: the board keeps what they measured. The newest 20 of a branch tell its noise."""
-    told: dict[str, Any] = {}
+    """Hold builds to these runs too: the board keeps what they measured. The newest 20 of a branch tell its noise.
+
+    One that is refused keeps no other from it.
+    """
     with board() as client:
-        for job_id in job_ids:
-            told = client.set_baseline(project, branch, job_id)
-    print(f"{branch}: {len(told['runs'])} runs", file=sys.stderr)
+        found, worst = each(job_ids, lambda job_id: client.set_baseline(project, branch, job_id))
+    refused = [one for one in found if "errors" in one]
+    told = next((one for one in reversed(found) if "errors" not in one), None)
+    if told is not None:
+        print(f"{clean(branch)}: {len(told['runs'])} runs", file=sys.stderr)
     if as_json:
-        print_json(told)
+        print_json({**(told or {"project": project, "branch": branch}), **({"refused": refused} if refused else {})})
+    if worst:
+        raise typer.Exit(worst)
 
 
 @baselines.command()

@@ -36,11 +36,11 @@ class Tokens(APIView):
     )
     def post(self, request: Request) -> Response:
         """A new REST token, shown this once. One that is asked for with a token may no more than that one, and ends no
-        later."""
+        later; `shortened` says where that, or the board, cut the days asked for."""
         asked = checked(tokens.TokenWish, request.data)
         by = request.auth if isinstance(request.auth, AuthToken) else None
-        token, text = tokens.make(user_of(request), asked, by=by)
-        made: tokens.NewApiToken = {**tokens.told(token), "token": text}
+        token, text, shortened = tokens.make(user_of(request), asked, by=by)
+        made: tokens.NewApiToken = {**tokens.told(token), "token": text, "shortened": shortened}
         return Response(made, status=201, headers={"Cache-Control": "no-store"})
 
 

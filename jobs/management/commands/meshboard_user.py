@@ -40,7 +40,7 @@ class Command(BaseCommand):
             user.save()
         if not token or not _renewed(user, token):
             AuthToken.objects.filter(user=user).delete()
-            _, token = make(user, TokenWish(name="make up", scopes=["read", "submit", "operate"]))
+            token = make(user, TokenWish(name="make up", scopes=["read", "submit", "operate"])).text
         once = reverse("login-once") + get_query_string(user)
         answer = {"username": USERNAME, "password": password, "api_token": token, "one_time_url_path": once}
         self.stdout.write(json.dumps(answer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import Any
 
@@ -282,3 +283,15 @@ def test_a_cell_that_is_something_is_seen_however_many_there_are(modules: Page) 
         width, seen = page.evaluate(body, [1024, at])
     assert width < 1024, "the box is narrower than there are cells"
     assert seen == len({(row * width // 1024, column * width // 1024) for row, column in at})
+
+
+def test_a_link_s_speed_says_what_told_it(modules: Page) -> None:
+    links = {"name": "h", "basis": "data sheet", "per_node": 2, "node_bytes_per_s": 8, "network_bytes_per_s": 1}
+    body = "return x.map(([ranks, runs]) => m.linkOf(ranks, {...LINKS, link_runs: runs}, []).words);"
+    asked = [([0, 1], 0), ([0, 1], 1), ([0, 1], 2), ([0, 2], 2)]
+    assert call(modules, "timeline/tables.js", body.replace("LINKS", json.dumps(links)), asked) == [
+        "inside a host, data sheet of h",
+        "inside a host, from 1 run of h",
+        "inside a host, from 2 runs of h",
+        "between hosts, data sheet of h",
+    ]

@@ -162,3 +162,33 @@ def test_a_priority_set_here_is_written_down(admin: Any, job: Job) -> None:
     assert Job.objects.get(id=job.id).priority == 7
     entry = AuditEntry.objects.get(what="priority")
     assert (entry.kind, entry.name, entry.before, entry.after) == ("job", job.id, 0, 7)
+
+
+@pytest.mark.parametrize("name", ["\u3164", "\u115f\u1160"])
+def test_a_person_s_name_can_be_read(admin: Any, name: str) -> None:
+    page = "/admin/auth/user/add/"
+    new = {"username": name, "password1": "quite-another-1", "password2": "quite-another-1", "usable_password": "true"}
+    assert "The name has nothing that can be seen." in admin.post(page, new).content.decode()
+    assert User.objects.count() == 1
+    assert admin.post(page, {**new, "username": "名前"}).status_code == 302
+    assert User.objects.filter(username="名前").exists()
+
+
+def test_what_stands_under_an_older_name_is_edited_all_the_same(admin: Any) -> None:
+    made = User.objects.create_user("ann", last_name="a\u202eb")
+    page = f"/admin/auth/user/{made.pk}/change/"
+    joined = {"date_joined_0": "2026-11-01", "date_joined_1": "08:00:00"}
+    form = {"username": "ann", "first_name": "", "last_name": "a\u202eb", "email": "", "is_active": "on", **joined}
+    turned = admin.post(page, {**form, "first_name": "b\u2066"}).content.decode()
+    assert turned.count("turns the direction of text.") == 1
+    assert "The name has U+2066, which turns the direction of text." in turned
+    assert admin.post(page, {**form, "first_name": "Läufer"}).status_code == 302
+    made.refresh_from_db()
+    assert (made.first_name, made.last_name) == ("Läufer", "a\u202eb")
+
+
+def test_a_project_s_name_is_a_word(admin: Any) -> None:
+    for name in ("a\u202eb", "\u3164", "n\u0430me"):
+        told = admin.post("/admin/jobs/project/add/", {"name": name, "weight": "1"}).content.decode()
+        assert "letters, digits and . _ = -, a letter or digit first" in told
+    assert not Project.objects.filter(name__in=("a\u202eb", "\u3164", "n\u0430me")).exists()

@@ -135,6 +135,24 @@ def test_people_sign_on_with_the_provider(db: None, provider: str, client: Clien
     assert User.objects.count() == 1
 
 
+@pytest.mark.parametrize(
+    ("told", "made"),
+    [
+        ({"preferred_username": "\u3164", "given_name": "Ann"}, ("ann", "Ann", "")),
+        ({"preferred_username": "\u115f\u1160", "given_name": "a\u202eb", "family_name": "\u2800"}, ("user", "", "")),
+        ({"preferred_username": "ann", "given_name": "a\u2028b", "family_name": "Läufer"}, ("ann", "", "Läufer")),
+    ],
+)
+def test_a_name_that_nobody_can_read_is_not_taken_over(
+    told: dict[str, str], made: tuple[str, ...], db: None, provider: str, client: Client
+) -> None:
+    httpx.put(f"{provider}/users/42", json=told)
+    signed_on(client, provider, "42")
+    user = User.objects.get()
+    assert (user.username, user.first_name, user.last_name) == made
+    assert logged_in(client)
+
+
 def test_a_name_or_address_that_is_taken_is_nobody_else_s(owner: User, provider: str, client: Client) -> None:
     """Whom the provider calls by the name of an account here gets not that one."""
     User.objects.filter(pk=owner.pk).update(email="owner@acme.example")

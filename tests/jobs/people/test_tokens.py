@@ -29,7 +29,7 @@ OWN_DOOR = ("/api/v1/hosts/join", "/api/v1/runs/{run}/{attempt}/members")  # com
 
 
 def with_scopes(user: User, *scopes: str) -> APIClient:
-    _, text = tokens.make(user, TokenWish.model_validate({"name": "t", "scopes": [*scopes]}))
+    text = tokens.make(user, TokenWish.model_validate({"name": "t", "scopes": [*scopes]})).text
     return APIClient(headers={"Authorization": f"Token {text}"})
 
 
@@ -103,6 +103,19 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(owner: User, api: Api) -> None
     assert timedelta(days=6.9) < expires - timezone.now() <= timedelta(days=7)
 
 
+@pytest.mark.parametrize(
+    ("days", "lasts", "shortened"), [(91, 90, True), (90, 90, False), (1, 1, False), (None, 90, False)]
+)
+def test_an_answer_tells_of_days_that_were_cut(
+    days: int | None, lasts: int, shortened: bool, owner: User, client: Client
+) -> None:
+    client.force_login(owner)
+    wish = {"name": "ci", "scopes": ["read"], "days": days}
+    made = client.post("/api/v1/tokens", wish, content_type="application/json").json()
+    left = datetime.fromisoformat(made["expires"]) - timezone.now()
+    assert (made["shortened"], timedelta(days=lasts - 0.1) < left <= timedelta(days=lasts)) == (shortened, True)
+
+
 def test_nothing_that_is_shown_once_can_be_read_in_the_database(staff: User, team: Project, api: Api) -> None:
     rest = api(staff)
     shown = {}
@@ -137,12 +150,12 @@ def test_a_senseless_wish_names_its_field(wish: dict[str, Any], field: str, owne
 
 
 def test_a_token_makes_none_that_may_more_or_lasts_longer(owner: User) -> None:
-    _, text = tokens.make(owner, TokenWish(name="short", scopes=["read", "operate"], days=1))
+    text = tokens.make(owner, TokenWish(name="short", scopes=["read", "operate"], days=1)).text
     rest = APIClient(headers={"Authorization": f"Token {text}"})
     more = rest.post("/api/v1/tokens", {"name": "more", "scopes": ["submit"]}, format="json")
     assert (more.status_code, more.json()["errors"][0]["field"]) == (422, "scopes")
     same = rest.post("/api/v1/tokens", {"name": "same", "scopes": ["read"], "days": 90}, format="json")
-    assert same.status_code == 201
+    assert (same.status_code, same.json()["shortened"]) == (201, True)
     assert len(set(AuthToken.objects.values_list("expiry", flat=True))) == 1
 
 

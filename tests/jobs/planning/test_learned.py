@@ -11,6 +11,7 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 from django.core.cache import cache
+from django.test import Client
 from django.utils import timezone
 from rest_framework.test import APIClient
 
@@ -20,6 +21,7 @@ from jobs.queue import actions
 from jobs.queue.heard.events import drain
 from jobs.queue.heard.hearing import hear
 from jobs.queue.scheduling.scheduler import schedule
+from jobs.traces.links import links
 from planner.cost.timing import step_time
 from planner.facts.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS
@@ -89,6 +91,7 @@ def test_three_runs_correct_the_next_plan_on_their_host_and_say_how_surely(owner
     few = planned(client)
     assert few["cluster"]["name"] == host.name
     assert (few["time"]["interval"]["basis"], few["time"]["interval"]["runs"]) == ("data sheet", 0)
+    assert few["time"]["interval"]["words"] == "a CPU that nobody measured, links from 2 runs here, up to 10 times off"
     ended(owner, summary(2.05))
     made = planned(client)
     assert made["time"]["step_s"] == pytest.approx(2.05)
@@ -103,6 +106,17 @@ def test_three_runs_correct_the_next_plan_on_their_host_and_say_how_surely(owner
     assert other["time"]["interval"]["runs"] == 3
     alone = planned(client, layout={"dp": 1})
     assert alone["time"]["interval"]["basis"] == "data sheet"
+
+
+def test_a_job_s_page_tells_of_links_from_a_run(owner: User, host: Host, client: Client) -> None:
+    ended(owner, summary(2.0))
+    job, _ = actions.submit(owner, GOOD)
+    told = links(job)
+    assert told is not None
+    assert (told["basis"], told["link_runs"]) == ("data sheet", 1)
+    client.force_login(owner)
+    page = client.get(f"/jobs/{job.id}/").content.decode()
+    assert "(a CPU that nobody measured, links from 1 run here, up to 10 times off); measured is" in page
 
 
 def test_links_are_those_of_the_rank_that_waited_least(owner: User, host: Host, api: Api) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.cache import cache
+from django.utils import timezone
 from rest_framework.test import APIClient
 
-from jobs.models import Job, Membership, Project, Role
+from jobs.models import Host, Job, Membership, Project, Role
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
@@ -19,6 +21,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "after": {"after": ["zzz"]},
     "resources.pool": {"resources": {"device": "cpu", "pool": "none"}},
     "resources.engine": {"resources": {"device": "cpu", "engine": "slurm"}},
+    "resources.host": {"resources": {"device": "cpu", "host": "host-z"}},
     "name": {"name": "a\u202eb"},
     "kind": {
         "kind": "calibrate",
@@ -61,3 +64,33 @@ def test_the_form_s_plan_tells_it_too_and_a_plan_is_for_who_asks(
     own, foreign = (api(who).post("/api/v1/plan", draft, format="json").json()["problems"] for who in (owner, stranger))
     assert own == []
     assert "there is no project 'ours', or you are no member of it" in foreign[0]["message"]
+
+
+def host_errors(client: APIClient, host: str, device: str = "cpu") -> list[str]:
+    answer = client.post("/api/v1/jobs", {**GOOD, "resources": {"device": device, "host": host}}, format="json")
+    assert answer.status_code in (201, 422)
+    errors = answer.json().get("errors", [])
+    assert {error["field"] for error in errors} <= {"resources.host"}
+    return [error["message"] for error in errors]
+
+
+def test_a_host_that_nobody_knows_is_waited_for_only_while_none_of_its_device_is_there(owner: User, api: Api) -> None:
+    client = api(owner)
+    assert host_errors(client, "host-z") == [], "a board that is just starting"
+    Host.objects.create(**host_row("gpu"), device="cuda")
+    assert host_errors(client, "host-z") == []
+    assert host_errors(client, "gpu") == ["gpu has cuda slots, and the job asks for cpu"]
+    Host.objects.create(**host_row("silent"), device="cpu")
+    assert host_errors(client, "silent") == []
+    assert host_errors(client, "host-z") == ["there is no host 'host-z' with cpu slots; there is silent"]
+    for number in range(6):
+        Host.objects.create(**host_row(f"host-{number}"), device="cpu")
+    Host.objects.filter(name="host-5").update(removed=timezone.now())
+    told = "there is no host 'host-5' with cpu slots; there are host-0, host-1, host-2, host-3, host-4 and 1 more"
+    assert host_errors(client, "host-5") == [told]
+
+
+def host_row(name: str) -> dict[str, Any]:
+    """Of a host that was not heard of for long: a job may wait for it."""
+    seen = timezone.now() - timedelta(days=1)
+    return {"name": name, "slots": 4, "device_name": "one", "memory_bytes": 2**30, "boot_id": "b", "last_seen": seen}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,13 @@ def test_training_goes_on_and_each_problem_names_its_rank(saved: Ran, root: Path
     told = {item["step"]: (item["name"], item["problem"]) for item in saved.of_kind("checkpoint")}
     assert sorted(told) == sorted(saved.losses)
     for at, (stage, rank) in enumerate(STAGES.items()):
-        assert told[2 + at] == (None, f"rank {rank}: No space left on device: /{stage}")
+        name, problem = told[2 + at]
+        on_disk = "" if stage == "plan" else f"no room on {socket.gethostname()}: "  # a plan is made without one
+        assert (name, problem.split(", ")[0].partition(" needs ")[0]) == (
+            None,
+            f"rank {rank}: {on_disk}No space left on device: /{stage}",
+        )
+        assert problem.endswith(" bytes are free") == bool(on_disk)
     assert [told[step][1] for step in (1, LAST)] == ["", ""]
     assert [checkpoint.step for checkpoint in complete_below(root)] == [1, LAST]
     assert list(root.glob("**/.step-*.draft")) == [], "nothing half written stays"

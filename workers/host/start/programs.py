@@ -50,6 +50,7 @@ def _roots(settings: HostSettings, spec: Path) -> dict[str, str]:
         "spec": str(spec),
         "data-root": str(settings.data_root),
         "checkpoint-root": str(settings.checkpoint_root),
+        "host": settings.name,
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import subprocess
@@ -10,6 +9,7 @@ import sys
 import threading
 
 from contracts.control import LaunchOrder
+from workers.full import FULL
 from workers.host.apart.isolation import as_environment
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.ends import Ends
@@ -17,8 +17,6 @@ from workers.host.settings import HostSettings
 from workers.host.start.claims import claim
 
 log = logging.getLogger(__name__)
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Starter:

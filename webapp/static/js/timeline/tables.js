@@ -24,7 +24,9 @@ export function linkOf(ranks, links, members) {
   const hostOf = (rank) =>
     members?.length > 0 ? members.findIndex((one) => rank >= one.first_rank && rank < one.first_rank + one.num_ranks) : Math.floor(rank / links.per_node);
   const crosses = new Set(ranks.map(hostOf)).size > 1;
-  return { speed: crosses ? links.network_bytes_per_s : links.node_bytes_per_s, words: `${crosses ? "between hosts" : "inside a host"}, ${links.basis} of ${links.name}` };
+  if (crosses) return { speed: links.network_bytes_per_s, words: `between hosts, ${links.basis} of ${links.name}` };
+  const basis = links.link_runs ? `from ${links.link_runs} run${links.link_runs === 1 ? "" : "s"} of` : `${links.basis} of`;
+  return { speed: links.node_bytes_per_s, words: `inside a host, ${basis} ${links.name}` };
 }
 
 export function showCollectiveTimes(body, steps) {
