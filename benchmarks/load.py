@@ -145,12 +145,14 @@ async def measure(board: Site, asked: argparse.Namespace, watched_job: str) -> i
         async def listed(_: int) -> httpx.Response:
             return await client.get("/api/v1/jobs?limit=50")
 
+        loops_s = [loop_s()]
         first = await paced(asked.rate, WARM_S, submit, 201)
         before = busy_s()
         submits, lists = await asyncio.gather(
             paced(asked.rate, asked.seconds, submit, 201), paced(LISTS_PER_S, asked.seconds, listed, 200)
         )
         busy = {role: seconds - before[role] for role, seconds in busy_s().items()}
+    loops_s.append(loop_s())
     fed.cancel()
     cut = watched.cut
     for socket in sockets:
@@ -165,6 +167,7 @@ async def measure(board: Site, asked: argparse.Namespace, watched_job: str) -> i
     told("submit", submits, SUBMIT_P95_S)
     told("list", lists, LIST_P95_S)
     print(f"sockets   {watched.open} opened, {cut} cut off, {watched.frames:,} frames")
+    print(f"machine   a loop of 10,000,000 additions in {loops_s[0]:.2f} s of CPU before, {loops_s[1]:.2f} s after")
     print(f"cpu       {', '.join(f'{role} {seconds:.1f} s' for role, seconds in busy.items())}")
     print(f"errors    {len(errors)}{': ' + errors[0] if errors else ''}")
     print(f"lost      {len(ids) - there} of {len(ids):,} acknowledged")
@@ -186,6 +189,14 @@ async def paced(rate: float, seconds: float, ask: Callable[[int], Awaitable[http
         return Timed(time.monotonic() - due, answer.json() if not wrong else None, wrong)
 
     return await asyncio.gather(*(one(number) for number in range(max(2, round(rate * seconds)))))
+
+
+def loop_s() -> float:
+    """What a fixed piece of work takes: a virtual machine is not equally fast at all hours."""
+    began, total = time.process_time(), 0
+    for number in range(10_000_000):
+        total += number
+    return time.process_time() - began
 
 
 def busy_s() -> Counter[str]:
