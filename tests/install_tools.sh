@@ -4,7 +4,7 @@
 # the web, systemd-analyze, and Prometheus.
 set -eu
 missing=""
-command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
+command -v chromium-headless-shell >/dev/null 2>&1 || missing="$missing chromium-headless-shell"
 command -v docker-compose >/dev/null 2>&1 || missing="$missing docker-compose"
 ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$missing postgresql"
 command -v ss >/dev/null 2>&1 || missing="$missing iproute2"

@@ -80,6 +80,7 @@ async def unread(_message: dict[str, Any]) -> None:
 
 
 def test_a_thread_is_kept_for_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REQUESTS_AT_ONCE", 2)
     handler: Any = OneThreadHandler()
     used: list[threading.Thread] = []
 
@@ -90,11 +91,12 @@ def test_a_thread_is_kept_for_the_next_request(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(handler, "get_response", answer)
 
     async def one_after_another() -> None:
-        for _ in range(3):
+        for _ in range(20):
             await handler(SCOPE, asked, unread)
 
     asyncio.run(one_after_another())
-    assert [thread is used[0] for thread in used] == [True] * 3
+    assert len(used) == 20
+    assert len(set(used)) <= 2, "one that has answered may not be free at once, and there are two"
 
 
 def test_more_requests_than_threads_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:

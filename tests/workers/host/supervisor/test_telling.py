@@ -51,6 +51,7 @@ def test_a_run_tells_its_start_its_steps_and_where_it_stands(machine: Host) -> N
             )
         finally:
             os.kill(stopped, signal.SIGCONT)
+        wait_until(lambda: last("standing", 0)["still"] == 0, "that it moves again is told")
         machine.server.client().set(f"meshboard:cancel:{JOB}:1", 1)
         machine.exit_of(JOB)
         stood = [item for item in machine.items(JOB, "process") if item["rank"] == 1 and item["state"] == "stopped"]
@@ -61,7 +62,6 @@ def test_a_run_tells_its_start_its_steps_and_where_it_stands(machine: Host) -> N
         assert waits["issued"] == waits["ended"] + 1
         assert waits["group"]["ranks"] == [0, 1]
         assert any(line.endswith("in train") for line in seen["stack"])
-        wait_until(lambda: last("standing", 0)["still"] == 0, "that it moves again is told")
 
         stages = [
             (item["rank"], item["stage"]) for item in sorted(machine.items(JOB, "start"), key=lambda i: i["time"])
