@@ -30,11 +30,12 @@ class Stack(NamedTuple):
     `launch_s`: the host's time for a kernel of `planner.hardware.kernels`, autograd and Python included.
     `expert_s`: the host's time for each expert of a product of several: operands are cast and products launched one by
     one. `syncs_experts`: it waits for the router's counts before it launches experts, so that the device waits for all
-    of its time in forward. `experts_apart`: each expert runs by itself; `experts_biased`: and adds a bias, in fp32.
+    of its time in forward. `experts_apart`: each expert runs by itself; `experts_biased`: and adds a bias, in fp32;
+    `experts_clamped`: and clamps its gate and up in 16 bits.
     `links`: of a link's efficiency, that collectives reach beside compute.
     `divides_dispatch`: each tensor rank sends its part of the tokens; `gathers_experts`: and gathers the others' where
     tensor ranks divide an expert. `shares_dispatch`: a token goes once to each node, inside one to each rank, that has
-    an expert for it.
+    an expert for it. `sorts_dispatch`: tokens come by sender, and are put in the order of a rank's experts, and back.
     `hidden`: share of each axis' waiting that runs beside products; of dp, of the room that compute leaves to it.
     `narrow_gathers`: tensor ranks gather what products in fp8 take after it was cast.
     `sums_late`: gradients that ZeRO shards wait whole for the last micro-batch, and are summed once, in fp32.
@@ -68,9 +69,11 @@ class Stack(NamedTuple):
     syncs_experts: bool = False
     experts_apart: bool = False
     experts_biased: bool = False
+    experts_clamped: bool = False
     links: float = 1.0
     divides_dispatch: bool = False
     shares_dispatch: bool = False
+    sorts_dispatch: bool = False
     gathers_experts: bool = False
     hidden: dict[Axis, float] = {}
     narrow_gathers: bool = False
@@ -215,6 +218,8 @@ def within(name: StackName, accelerator: str) -> float:
 EAGER_NORMS = 15.0  # RMSNorm as a dozen kernels in fp32
 EAGER_SCORES = 5.8  # scale, mask and softmax in fp32, each a kernel
 OVERLAPPED_EXPERTS: dict[Axis, float] = {"ep": 0.8}  # Megatron's 1F1B of experts' tokens beside other products
+# Megatron's all-to-all in place of DeepEP and HybridEP (token_dispatcher.py, `MoEAlltoAllTokenDispatcher`).
+ALL_TO_ALL = {"shares_dispatch": False, "sorts_dispatch": True}
 # Of a layer's host time, what is left where the named modules are one CUDA graph: its kernels outside it, of 17.
 GRAPHED_ATTENTION, GRAPHED_ROUTER = 0.35, 0.75
 WHOLE_GRAPH: dict[str, float] = {"launch_s": 0.0, "expert_s": 0.0}

@@ -186,6 +186,39 @@ def test_what_a_recipe_switches_on_goes_by_its_release(
     assert (kernels.launch_s, kernels.expert_s) == (host * usual.launch_s, usual.expert_s if host else 0.0)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "model", "release", "ep", "shared"),
+    [
+        ("B300", "qwen3-235b-a22b", "26.04", "8", False),
+        ("B300", "qwen3-235b-a22b", "26.06", "8", True),
+        ("GB300", "qwen3-235b-a22b", "26.04", "32", True),
+        ("GB200", "gpt-oss-120b", "26.02.01", "64", False),
+        ("GB200", "gpt-oss-120b", "26.04", "64", True),
+        ("B300", "gpt-oss-120b", "26.02", "64", False),
+        ("B300", "gpt-oss-120b", "26.04", "8", True),
+    ],
+)
+def test_a_recipe_without_a_dispatcher_of_its_own_sends_a_token_to_each_expert(
+    tmp_path: Path, gpu: str, model: str, release: str, ep: str, shared: bool
+) -> None:
+    row = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "precision": "BF16", "gpu": gpu, "model": model}
+    (read,) = read_rows(_file(tmp_path / "rows.csv", row | {"ep": ep, "note": f"{release} Pre-Training Performance"}))
+    assert not isinstance(read, SkipError)
+    kernels = STACKS["megatron"]._replace(**switched_on(read))
+    assert (kernels.shares_dispatch, kernels.sorts_dispatch) == (shared, not shared)
+
+
+def test_every_second_layer_of_gpt_oss_looks_back_128_tokens(tmp_path: Path) -> None:
+    """Of 4,096 tokens: all causal pairs, and 128 a token but for the first ones."""
+    row = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "gpu": "GB200", "model": "gpt-oss-120b"}
+    (read,) = read_rows(_file(tmp_path / "r.csv", row | {"seq": "4096", "note": "26.04 Pre-Training Performance"}))
+    assert not isinstance(read, SkipError)
+    changed = switched_on(read)
+    pairs = 4096**2 / 2, 128 * 4096 - 128**2 / 2
+    assert changed["attention"] == pytest.approx(pairs[0] / (sum(pairs) / 2))
+    assert (changed["experts_biased"], changed["experts_clamped"]) == (True, True)
+
+
 def _planned(tmp_path: Path, **row: str) -> Planned:
     (read,) = read_rows(_file(tmp_path / "rows.csv", row))
     assert not isinstance(read, SkipError)

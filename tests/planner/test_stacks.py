@@ -25,7 +25,7 @@ from planner.facts.spec import JobSpec, Layout, MlaSpec, MoeSpec, Resources, Sta
 from planner.hardware.calibration import cluster_of
 from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
 from planner.hardware.clusters import CLUSTERS
-from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
+from planner.hardware.kernels import Gemm, Pass, Work, head_work, layer_work
 from planner.hardware.profile import CollectivePoint, GemmPoint, HostProfile, StreamPoint
 from planner.hardware.runs import Run, stripped
 from planner.hardware.stacks import STACKS, Stack
@@ -304,6 +304,30 @@ def test_joined_products_and_experts_apart_compute_the_same_in_other_calls() -> 
     assert {sum(g.flops for g in products) for products in (usual, joined, apart)} == {sum(g.flops for g in usual)}
     assert {g.batch for g in usual} == {1, 4}
     assert {g.batch for g in apart} == {1}
+
+
+def _passed(**kinds: bool) -> list[int]:
+    """Bytes that passes over memory move forward and backward, beyond those of the usual layer with experts."""
+
+    def moved(work: Work) -> list[int]:
+        return [sum(k.num_bytes for k in part if isinstance(k, Pass)) for part in (work.forward, work.backward_input)]
+
+    usual, changed = layer_work(MIXED, moe=True), layer_work(MIXED, moe=True, **kinds)
+    return [b - a for a, b in zip(moved(usual), moved(changed), strict=True)]
+
+
+def test_an_all_to_all_puts_tokens_in_their_experts_order_and_back() -> None:
+    """Each token's two copies of 4,096 elements of 2 bytes, read and written, twice a half."""
+    tokens = MIXED.micro_batch_size * TRAIN.seq_len
+    assert _passed(sorts=True) == [2 * 2 * 2 * tokens * 4096 * 2] * 2
+    one = MIXED.model_copy(update={"layout": Layout(dp=32, tp=2, ep=16, sequence_parallel=True)})
+    assert layer_work(one, moe=True, sorts=True) == layer_work(one, moe=True), "one expert a rank has one order"
+
+
+def test_a_clamp_before_the_gates_product_reads_and_writes_both_again() -> None:
+    """Of an expert's 2,048 on each tensor rank: gate and up clamped and joined; in backward masked by what came."""
+    inner = MIXED.micro_batch_size * TRAIN.seq_len * 2 * 4096 // 2
+    assert _passed(clamped=True) == [16 * inner, 20 * inner]
 
 
 def _launched(**changed: float) -> float:
