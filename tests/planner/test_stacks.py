@@ -346,6 +346,24 @@ def test_the_device_waits_for_all_the_host_does_after_a_router_and_for_no_cast()
     assert step_time(on("megatron", fp8), H100).launch_s == pytest.approx(_launched())
 
 
+def _tensor_waits(**changed: object) -> float:
+    stacks = {**STACKS, "megatron": STACKS["megatron"]._replace(**changed)}
+    return Timer(H100, stacks).step(on("megatron", MIXED)).exposed_s["tp"]
+
+
+def test_what_tensor_ranks_gather_for_experts_hides_behind_nothing_and_stands_for_their_mlps_sums() -> None:
+    layers, m, tokens = 32, 4, MIXED.micro_batch_size * TRAIN.seq_len
+
+    def each(rows: int) -> float:
+        ops = ("all_gather", "reduce_scatter")
+        return sum(2 * collective_seconds(op, rows * 4096 * 2, Span(2, 1), H100) for op in ops)
+
+    gathered, sums = each(2 * tokens), each(tokens)
+    for hidden, instead in ((1.0, 0.0), (0.0, sums)):
+        more = [_tensor_waits(hidden={"tp": hidden}, gathers_experts=gathers) for gathers in (True, False)]
+        assert more[0] - more[1] == pytest.approx(m * layers * (gathered - instead))
+
+
 def test_a_product_waits_to_add_to_the_gradients_so_far() -> None:
     apart = {**STACKS, "megatron": STACKS["megatron"]._replace(adds_gradients=0.0)}
     waits = [Timer(H100, stacks).step(on("megatron")).backward_weight_s for stacks in (STACKS, apart)]
