@@ -12,10 +12,12 @@ from typing import Any, Literal, NamedTuple
 from benchmarks.published.mixtures import expert_tp, is_gated, mixture_of
 from benchmarks.published.own_tests import (
     EXPERTS_APART,
+    GRAPHED_MODULES,
     IN_8_CHUNKS,
     KEEPS_SCORES,
     LOCAL,
     WITHOUT_DROPOUT,
+    host_of,
     predicts_two,
     tests_of_megatron,
 )
@@ -36,11 +38,13 @@ from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS, GB
 from planner.hardware.stacks import (
     ASYNC_TP,
+    DETERMINISTIC_EXPERT_S,
     DETERMINISTIC_LAUNCH_S,
     EAGER_NORMS,
     EAGER_SCORES,
     FLASH_1,
     FP4_CASTS,
+    GRAPHED_ATTENTION,
     LOCAL_LAUNCH_S,
     STACKS,
     Stack,
@@ -148,7 +152,7 @@ def plan_of(row: PublishedRow) -> Planned:
         spec,
         cluster,
         stack,
-        _kernels(row, text, stack),
+        _kernels(row, text, stack, model, layout),
         scale=global_batch / whole,
         stage=layout.pp - 1 if "(last)" in text or row.kind == "steady" else None,
         meter=_meter(row),
@@ -341,13 +345,13 @@ def _precision(text: str) -> Precision:
     raise SkipError(f"precision {text or 'not given'}")
 
 
-def _kernels(row: PublishedRow, text: str, stack: StackName) -> Stack:
+def _kernels(row: PublishedRow, text: str, stack: StackName, model: ModelSpec, layout: Layout) -> Stack:
     """The stack's constants, with those of the kernels that the row names instead."""
     changed: dict[str, Any] = switched_on(row)
     if "fp4" in row.text("precision").lower():
         changed["casts"] = STACKS[stack].casts * FP4_CASTS
     if tests_of_megatron(row):
-        changed["launch_s"] = LOCAL_LAUNCH_S if re.search(LOCAL, text) else DETERMINISTIC_LAUNCH_S
+        changed |= _host_of_tests(row, text)
         changed["experts_apart"] = re.search(EXPERTS_APART, text) is not None
     if of_kempner(row):
         changed["sums_late"] = True
@@ -362,7 +366,18 @@ def _kernels(row: PublishedRow, text: str, stack: StackName) -> Stack:
             changed["scores"] = EAGER_SCORES
         elif re.match(r"flash_attention(v?1|$)", found[1].strip()):
             changed["attention"] = FLASH_1
-    return STACKS[stack]._replace(**changed)
+    kernels = STACKS[stack]._replace(**changed)
+    if model.moe:  # the host has as many experts a rank as the row's expert ranks leave, not the planned ones'
+        kernels = kernels._replace(expert_s=kernels.expert_s * layout.ep / max(1, row.count("ep", 1)))
+    return kernels
+
+
+def _host_of_tests(row: PublishedRow, text: str) -> dict[str, float]:
+    """What the host takes in Megatron-LM's own tests, on the machine that recorded the row."""
+    launch = LOCAL_LAUNCH_S if re.search(LOCAL, text) else DETERMINISTIC_LAUNCH_S
+    if re.search(GRAPHED_MODULES, text):
+        launch *= GRAPHED_ATTENTION
+    return {"launch_s": launch * host_of(row), "expert_s": DETERMINISTIC_EXPERT_S * host_of(row)}
 
 
 def _attention(text: str, stack: StackName) -> AttentionKernel:

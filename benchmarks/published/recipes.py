@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.published.rows import PublishedRow
 from planner.hardware.stacks import (
+    ALL_TO_ALL,
     EARLY_BLACKWELL_FP8,
     GRAPHED_ATTENTION,
     GRAPHED_ROUTER,
@@ -31,14 +32,29 @@ class _Recipes(NamedTuple):
     since: str = ""
     before: str = "99"
     pp: int | None = None
+    ep: int | None = None
 
 
+WINDOW = 128
 _OVERLAPPED = (
     _Recipes("qwen3-235b", "h100", ""),
     _Recipes("qwen3-235b", "b300", "", before="26.02.01"),
     _Recipes("qwen3-30b", "h100", "", before="26.02.01"),
     _Recipes("gpt-oss-120b", "gb200", "bf16", since="26.04"),
     _Recipes("deepseek-v3", r"\bb200", "mxfp8", pp=8),
+)
+# Without `moe_flex_dispatcher_backend`, or with `moe_token_dispatcher_type` "alltoall" beside it: qwen3_llm_pretrain.py
+# for B200, B300 and H100; gpt_oss_llm_pretrain.py, which reads the first from v0.4.0 on.
+_ALL_TO_ALL = (
+    _Recipes("gpt-oss", "h100", ""),
+    _Recipes("gpt-oss", "gb300", "bf16"),
+    _Recipes("gpt-oss", "gb200", "", before="26.04"),
+    _Recipes("gpt-oss", "gb200", "bf16", since="26.06"),
+    _Recipes("gpt-oss", r"\bb[23]00", "", ep=64),
+    _Recipes("gpt-oss", r"\bb200", "", since="26.06"),
+    _Recipes("qwen3-235b", "h100", ""),
+    _Recipes("qwen3-235b", r"\bb200", ""),
+    _Recipes("qwen3-235b", r"\bb300", "", before="26.06"),
 )
 _WHOLE = (
     _Recipes("deepseek-v3|qwen3|gpt-oss", "gb[23]00", "mxfp8", since="26.06"),
@@ -75,7 +91,10 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
         return early
     megatron, changed = STACKS["megatron"], dict[str, Any]()
     if "gpt-oss" in row.text("model").lower():
-        changed["experts_biased"] = True
+        changed |= {"experts_biased": True, "experts_clamped": True}
+        changed["attention"] = megatron.attention / _looked_back(row.count("seq"))
+    if _any(row, _ALL_TO_ALL):
+        changed |= ALL_TO_ALL
     whole = _any(row, _WHOLE)
     if whole or _any(row, _OVERLAPPED):
         changed["hidden"] = {**megatron.hidden, **OVERLAPPED_EXPERTS}
@@ -88,11 +107,21 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     return changed
 
 
+def _looked_back(seq: int) -> float:
+    """Share of the causal scores that gpt-oss computes: every second layer's queries see 128 tokens (its provider's
+    `window_size`, `window_attn_skip_freq`)."""
+    window = min(1.0, WINDOW / seq)
+    return (1 + window * (2 - window)) / 2
+
+
 def _of_dgxc(row: PublishedRow) -> dict[str, Any]:
     """NeMo's graphs on GB200 (nemotron/launch.sh, grok1/launch.sh: --cuda_graphs true). Grok 1 before: each expert by
-    itself, buffers of a capacity, tokens sent by all-to-all (grok1/grok1_314b.yaml)."""
+    itself, buffers of a capacity, tokens sent by all-to-all (grok1/grok1_314b.yaml). DeepSeek: DeepEP on H100 alone
+    (NeMo, scripts/performance/llm/pretrain_deepseek_v3.py)."""
     model, graphed = row.text("model").lower(), row.text("gpu").lower().startswith("gb200")
     changed: dict[str, Any] = {}
+    if graphed and "deepseek" in model:
+        changed |= ALL_TO_ALL
     if graphed and re.search("nemotron4|grok", model):
         changed |= WHOLE_GRAPH
     if "grok" in model:
@@ -119,4 +148,5 @@ def _is(row: PublishedRow, recipe: _Recipes) -> bool:
         and row.text("precision").lower().startswith(recipe.precision)
         and recipe.since <= row.release < recipe.before
         and recipe.pp in (None, row.count("pp"))
+        and recipe.ep in (None, row.count("ep"))
     )

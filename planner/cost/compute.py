@@ -69,7 +69,15 @@ class Compute:
             stack, moe = self.stacks[spec.resources.stack], Halves(0, 0, 0)
             joined = stack.joins_products
             if spec.model.moe:
-                work = layer_work(spec, moe=True, joined=joined, apart=stack.experts_apart, biased=stack.experts_biased)
+                work = layer_work(
+                    spec,
+                    moe=True,
+                    joined=joined,
+                    apart=stack.experts_apart,
+                    biased=stack.experts_biased,
+                    clamped=stack.experts_clamped,
+                    sorts=stack.sorts_dispatch,
+                )
                 moe = self._layer(spec, work, waits=stack.syncs_experts)
             head = head_work(spec, gathers_logits=stack.gathers_logits)
             ends = (self._halves(spec, embedding_work(spec)), self._halves(spec, head))

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from contracts.telemetry import Axis
+from contracts.telemetry import Axis, Op
 from planner.cost.alike import unlike_stages
 from planner.cost.compute import Compute, Halves
 from planner.cost.correction import Correction, corrected_by
@@ -26,7 +26,7 @@ from planner.facts.layout import V_SCHEDULES, axis_group
 from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec, Layout, StackName
 from planner.facts.tensors.placements import vocab_rows
-from planner.facts.tensors.shards import held, micro_batch_tokens
+from planner.facts.tensors.shards import held, hidden_bytes, micro_batch_tokens
 from planner.hardware.calibration import Calibration, line
 from planner.hardware.cluster import Cluster, collective_seconds, kernel_seconds, span
 from planner.hardware.kernels import Pass
@@ -193,8 +193,10 @@ class Timer:
                 waits[row.axis] += (
                     share * self._row_seconds(spec, self._cast(spec, row), ranks) / spec.train.micro_batches
                 )
+        bare = 0.0  # of tp, what no product hides: experts' dispatcher sends it
         if stack.gathers_experts and layout.tp > 1:
-            waits["tp"] += held(spec, index).num_moe_layers * self._gathered_experts_s(spec, ranks)
+            waits["tp"] -= held(spec, index).num_moe_layers * self._mlp_sums_s(spec, ranks)
+            bare = held(spec, index).num_moe_layers * self._gathered_experts_s(spec, ranks)
         if stack.gathers_logits and layout.tp > 1 and held(spec, index).stage.last:
             waits["tp"] += self._gathered_logits_s(spec, ranks)
         if self._compute.with_collectives(spec, ranks):
@@ -202,7 +204,20 @@ class Timer:
             halves = less(halves, waits["tp"])
         if "cp" in waits and spec.layout.cp_method == "ring":
             waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next part travels meanwhile
-        return halves, {axis: unhidden(seconds, stack.hidden.get(axis, 0.0), halves) for axis, seconds in waits.items()}
+        shown = {axis: unhidden(seconds, stack.hidden.get(axis, 0.0), halves) for axis, seconds in waits.items()}
+        if bare:
+            shown["tp"] += bare
+        return halves, shown
+
+    def _mlp_sums_s(self, spec: JobSpec, ranks: int) -> float:
+        """Of a layer's micro-batch, what its MLP gathers and sums over tp, and experts do not: their tokens are divided
+        until they are sent."""
+        layout, group = spec.layout, axis_group(spec.layout, "tp")
+        counts: dict[Op, int] = {"all_gather": 2 + (layout.regather or layout.recompute == "full"), "reduce_scatter": 2}
+        return sum(
+            self._row_seconds(spec, Collective(op, "tp", group.size, group.stride, n, n * hidden_bytes(spec)), ranks)
+            for op, n in counts.items()
+        )
 
     def _gathered_experts_s(self, spec: JobSpec, ranks: int) -> float:
         """Of a layer's micro-batch, where tensor ranks divide experts: each gathers what came to the others, and their

@@ -79,33 +79,47 @@ LATENT_KERNELS = 4
 # Of an element that an expert gives, where its bias times its probability is added in fp32 by kernels of their own
 # (Megatron's experts.py, `_apply_bias`: product, sum, concatenation, cast; in backward two sums over products).
 BIAS_BYTES = (28, 32)
+# Of an element that an expert's gate gives, where gate and up are clamped before their product (fused_bias_geglu.py,
+# `weighted_bias_quick_geglu_impl`): two clamps and a concatenation; in backward two masks and a concatenation.
+CLAMP_BYTES = ((4, 4, 8), (6, 6, 8))
 ALIGNED = 16  # tokens: what an expert takes is filled up to so many
 
 
 def layer_work(
-    spec: JobSpec, *, moe: bool = False, joined: bool = False, apart: bool = False, biased: bool = False
+    spec: JobSpec,
+    *,
+    moe: bool = False,
+    joined: bool = False,
+    apart: bool = False,
+    biased: bool = False,
+    clamped: bool = False,
+    sorts: bool = False,
 ) -> Work:
     """One transformer layer of one micro-batch on one rank.
 
     `joined`: queries, keys and values are one product, so are gate and up. `apart`: each expert's products are its own.
-    `biased`: each expert adds a bias to what it gives.
+    `biased`: each expert adds a bias to what it gives. `clamped`: its gate and up are, by kernels of their own.
+    `sorts`: what came is put in the experts' order by a pass, and back.
     """
     inner = _expert_products(spec, joined=joined, apart=apart) if moe else _mlp_products(spec, joined=joined)
     products = [*_attention_products(spec, joined=joined), *inner]
     scores = _unfused(spec) if spec.train.attention == "unfused" else _fused(spec)
-    passes_forward, passes_backward = _passes(spec, moe=moe, biased=biased)
+    passes_forward, passes_backward = _passes(spec, moe=moe, biased=biased, sorts=sorts)
+    clamps_forward, clamps_backward = _clamps(spec) if moe and clamped else ((), ())
     casts_forward, casts_backward = _casts(spec, products)
+    light = (*(passes_forward[i] for i in _LIGHT), *clamps_forward)
     return Work(
-        forward=(*products, *scores[0], *passes_forward, *casts_forward),
+        forward=(*products, *scores[0], *passes_forward, *clamps_forward, *casts_forward),
         backward_input=(
             *(g._replace(n=g.k, k=g.n) for g in products),
             *scores[1],
             *passes_backward,
+            *clamps_backward,
             *casts_backward,
         ),
         backward_weight=tuple(g._replace(m=g.n, n=g.k, k=g.m) for g in products),
-        repeated=scores[0] if spec.train.attention == "unfused" else tuple(passes_forward[i] for i in _LIGHT),
-        operations=(*products[1::2], *passes_forward, *casts_forward),
+        repeated=scores[0] if spec.train.attention == "unfused" else light,
+        operations=(*products[1::2], *passes_forward, *clamps_forward, *casts_forward),
         attention=(*scores[0], *scores[1]),
     )
 
@@ -203,7 +217,7 @@ def _fused(spec: JobSpec) -> Halves:
     return (Flash(flops, size), *again), (Flash(flops * 5 // 2, 2 * size), *again)
 
 
-def _passes(spec: JobSpec, *, moe: bool, biased: bool) -> Halves:
+def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool) -> Halves:
     """Norms, residuals with bias and dropout, and the MLP's activation, as bytes read and written."""
     model, layout, train = spec.model, spec.layout, spec.train
     e = mix_of(train.precision).compute
@@ -231,13 +245,22 @@ def _passes(spec: JobSpec, *, moe: bool, biased: bool) -> Halves:
     backward += [Pass(0)] * (small + sharded[1])
     if moe and model.moe:
         permute = Pass(2 * e * tokens * model.hidden_size * model.moe.experts_per_token)
-        forward += [permute, permute, *[Pass(0)] * ROUTER_KERNELS]
-        backward += [permute, permute, *[Pass(0)] * ROUTER_KERNELS]
+        again = 2 if sorts and layout.ep < model.moe.num_experts else 0  # there and back
+        forward += [*[permute] * (2 + again), *[Pass(0)] * ROUTER_KERNELS]
+        backward += [*[permute] * (2 + again), *[Pass(0)] * ROUTER_KERNELS]
         if biased:
             given = tokens * model.hidden_size * model.moe.experts_per_token
             forward.append(Pass(BIAS_BYTES[0] * given))
             backward.append(Pass(BIAS_BYTES[1] * given))
     return tuple(forward), tuple(backward)
+
+
+def _clamps(spec: JobSpec) -> Halves:
+    moe = spec.model.moe
+    assert moe is not None
+    inner = micro_batch_tokens(spec) * moe.experts_per_token * moe.expert_ffn_hidden_size // spec.layout.tp
+    forward, backward = (tuple(Pass(size * inner) for size in sizes) for sizes in CLAMP_BYTES)
+    return forward, backward
 
 
 def embedding_work(spec: JobSpec) -> Work:

@@ -30,11 +30,12 @@ class Stack(NamedTuple):
     `launch_s`: the host's time for a kernel of `planner.hardware.kernels`, autograd and Python included.
     `expert_s`: the host's time for each expert of a product of several: operands are cast and products launched one by
     one. `syncs_experts`: it waits for the router's counts before it launches experts, so that the device waits for all
-    of its time in forward. `experts_apart`: each expert runs by itself; `experts_biased`: and adds a bias, in fp32.
+    of its time in forward. `experts_apart`: each expert runs by itself; `experts_biased`: and adds a bias, in fp32;
+    `experts_clamped`: and clamps its gate and up in 16 bits.
     `links`: of a link's efficiency, that collectives reach beside compute.
     `divides_dispatch`: each tensor rank sends its part of the tokens; `gathers_experts`: and gathers the others' where
     tensor ranks divide an expert. `shares_dispatch`: a token goes once to each node, inside one to each rank, that has
-    an expert for it.
+    an expert for it. `sorts_dispatch`: tokens come by sender, and are put in the order of a rank's experts, and back.
     `hidden`: share of each axis' waiting that runs beside products; of dp, of the room that compute leaves to it.
     `narrow_gathers`: tensor ranks gather what products in fp8 take after it was cast.
     `sums_late`: gradients that ZeRO shards wait whole for the last micro-batch, and are summed once, in fp32.
@@ -68,9 +69,11 @@ class Stack(NamedTuple):
     syncs_experts: bool = False
     experts_apart: bool = False
     experts_biased: bool = False
+    experts_clamped: bool = False
     links: float = 1.0
     divides_dispatch: bool = False
     shares_dispatch: bool = False
+    sorts_dispatch: bool = False
     gathers_experts: bool = False
     hidden: dict[Axis, float] = {}
     narrow_gathers: bool = False
@@ -110,7 +113,7 @@ STACKS: dict[StackName, Stack] = {
     # mixtures without CUDA graphs take beyond those with them.
     "megatron": Stack(
         "Megatron with Transformer Engine",
-        0.27,
+        0.23,
         norms=1.35,
         loss=1.35,
         passes=1.35,
@@ -215,11 +218,15 @@ def within(name: StackName, accelerator: str) -> float:
 EAGER_NORMS = 15.0  # RMSNorm as a dozen kernels in fp32
 EAGER_SCORES = 5.8  # scale, mask and softmax in fp32, each a kernel
 OVERLAPPED_EXPERTS: dict[Axis, float] = {"ep": 0.8}  # Megatron's 1F1B of experts' tokens beside other products
+# Megatron's all-to-all in place of DeepEP and HybridEP (token_dispatcher.py, `MoEAlltoAllTokenDispatcher`).
+ALL_TO_ALL = {"shares_dispatch": False, "sorts_dispatch": True}
 # Of a layer's host time, what is left where the named modules are one CUDA graph: its kernels outside it, of 17.
 GRAPHED_ATTENTION, GRAPHED_ROUTER = 0.35, 0.75
 WHOLE_GRAPH: dict[str, float] = {"launch_s": 0.0, "expert_s": 0.0}
-DETERMINISTIC_LAUNCH_S = 1.6e-4  # Megatron's host with --deterministic-mode: its own tests
-LOCAL_LAUNCH_S = 1.1e-4  # the same without Transformer Engine's modules: both such tests of the fit half
+# Megatron's host with --deterministic-mode: its own tests; without Transformer Engine's modules: both such tests of the
+# fit half; for an expert, whose weights' gradients are added up one by one (--no-gradient-accumulation-fusion): all
+# three of the fit half that compute experts together.
+DETERMINISTIC_LAUNCH_S, LOCAL_LAUNCH_S, DETERMINISTIC_EXPERT_S = 1.5e-4, 1e-4, 1.3e-4
 FP4_CASTS = 1.75  # over fp8's: a pass for the tensor's own scale, and one rotated by Hadamard's matrix (2509.25149)
 EARLY_BLACKWELL_FP8 = 0.8  # of later software's rate, in spring 2025: Nemotron, Grok and MLPerf v5.0 agree
 FLASH_1 = 0.5  # FlashAttention 1, over `scaling`'s 2

@@ -9,12 +9,19 @@ import pytest
 
 from benchmarks.published.__main__ import answers_of, report
 from benchmarks.published.mapping import Planned, plan_of
-from benchmarks.published.own_tests import KEEPS_SCORES
+from benchmarks.published.own_tests import IN_MAY, IN_OCTOBER, KEEPS_SCORES
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
 from planner.facts.tensors.shards import local_units
-from planner.hardware.stacks import ASYNC_TP, GRAPHED_ATTENTION, GRAPHED_ROUTER, STACKS
+from planner.hardware.stacks import (
+    ASYNC_TP,
+    DETERMINISTIC_EXPERT_S,
+    DETERMINISTIC_LAUNCH_S,
+    GRAPHED_ATTENTION,
+    GRAPHED_ROUTER,
+    STACKS,
+)
 
 ROW = {
     "source_repo_path": "Aleph-Alpha/layouts:runs.xlsx",
@@ -179,6 +186,39 @@ def test_what_a_recipe_switches_on_goes_by_its_release(
     assert (kernels.launch_s, kernels.expert_s) == (host * usual.launch_s, usual.expert_s if host else 0.0)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "model", "release", "ep", "shared"),
+    [
+        ("B300", "qwen3-235b-a22b", "26.04", "8", False),
+        ("B300", "qwen3-235b-a22b", "26.06", "8", True),
+        ("GB300", "qwen3-235b-a22b", "26.04", "32", True),
+        ("GB200", "gpt-oss-120b", "26.02.01", "64", False),
+        ("GB200", "gpt-oss-120b", "26.04", "64", True),
+        ("B300", "gpt-oss-120b", "26.02", "64", False),
+        ("B300", "gpt-oss-120b", "26.04", "8", True),
+    ],
+)
+def test_a_recipe_without_a_dispatcher_of_its_own_sends_a_token_to_each_expert(
+    tmp_path: Path, gpu: str, model: str, release: str, ep: str, shared: bool
+) -> None:
+    row = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "precision": "BF16", "gpu": gpu, "model": model}
+    (read,) = read_rows(_file(tmp_path / "rows.csv", row | {"ep": ep, "note": f"{release} Pre-Training Performance"}))
+    assert not isinstance(read, SkipError)
+    kernels = STACKS["megatron"]._replace(**switched_on(read))
+    assert (kernels.shares_dispatch, kernels.sorts_dispatch) == (shared, not shared)
+
+
+def test_every_second_layer_of_gpt_oss_looks_back_128_tokens(tmp_path: Path) -> None:
+    """Of 4,096 tokens: all causal pairs, and 128 a token but for the first ones."""
+    row = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "gpu": "GB200", "model": "gpt-oss-120b"}
+    (read,) = read_rows(_file(tmp_path / "r.csv", row | {"seq": "4096", "note": "26.04 Pre-Training Performance"}))
+    assert not isinstance(read, SkipError)
+    changed = switched_on(read)
+    pairs = 4096**2 / 2, 128 * 4096 - 128**2 / 2
+    assert changed["attention"] == pytest.approx(pairs[0] / (sum(pairs) / 2))
+    assert (changed["experts_biased"], changed["experts_clamped"]) == (True, True)
+
+
 def _planned(tmp_path: Path, **row: str) -> Planned:
     (read,) = read_rows(_file(tmp_path / "rows.csv", row))
     assert not isinstance(read, SkipError)
@@ -286,6 +326,37 @@ def test_tests_without_transformer_engine_launch_faster(tmp_path: Path) -> None:
         for name in ("transformer_engine", "local")
     )
     assert with_it > without
+
+
+@pytest.mark.parametrize(
+    ("file", "host"),
+    [
+        ("gpt/gpt3_mcore_te_tp2_pp2_mla/golden_values_dev_dgx_h100.json", IN_MAY),
+        ("gpt/gpt3_mcore_te_tp2_pp2_mla/golden_values_dev_dgx_h100_2nd.json", 1.0),
+        ("gpt/gpt3_mcore_te_tp1_pp4_vp1/golden_values_dev_dgx_h100.json", 1.0),
+        (f"moe/gpt3_mcore_te_{KEEPS_SCORES}/golden_values_dev_dgx_h100.json", IN_OCTOBER),
+    ],
+)
+def test_the_host_is_the_one_that_recorded_a_test(tmp_path: Path, file: str, host: float) -> None:
+    source = f"NVIDIA/Megatron-LM:tests/functional_tests/test_cases/{file}"
+    kernels = _planned(tmp_path, **{**OWN, "source_repo_path": source, "model": "gpt-test"}).kernels
+    found = kernels.launch_s / DETERMINISTIC_LAUNCH_S, kernels.expert_s / DETERMINISTIC_EXPERT_S
+    assert found == pytest.approx((host, host))
+
+
+def test_what_a_test_computes_as_graphs_is_not_launched(tmp_path: Path) -> None:
+    graphed, usual = (
+        _planned(tmp_path, **OWN, model=f"moe-test te_ep8_resume{name}").kernels.launch_s
+        for name in ("_scoped_cudagraph", "")
+    )
+    assert graphed == pytest.approx(GRAPHED_ATTENTION * usual)
+
+
+def test_the_host_has_as_many_experts_as_a_rank_of_the_row(tmp_path: Path) -> None:
+    """64 expert ranks beside 2 tensor ranks that divide none: planned as 32, with twice as many halves a rank."""
+    row = {**DGXC, "model": "deepseek-v3-671b", "layers": "60", "pp": "4", "ep": "64", "note": "NeMo"}
+    assert _planned(tmp_path, **row).kernels.expert_s == pytest.approx(STACKS["megatron"].expert_s / 2)
+    assert _planned(tmp_path, **row | {"note": "etp 2"}).kernels.expert_s == STACKS["megatron"].expert_s
 
 
 def test_torchtitan_gathers_in_fp8_unless_each_row_has_its_scale(tmp_path: Path) -> None:

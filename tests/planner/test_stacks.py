@@ -25,7 +25,7 @@ from planner.facts.spec import JobSpec, Layout, MlaSpec, MoeSpec, Resources, Sta
 from planner.hardware.calibration import cluster_of
 from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
 from planner.hardware.clusters import CLUSTERS
-from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
+from planner.hardware.kernels import Gemm, Pass, Work, head_work, layer_work
 from planner.hardware.profile import CollectivePoint, GemmPoint, HostProfile, StreamPoint
 from planner.hardware.runs import Run, stripped
 from planner.hardware.stacks import STACKS, Stack
@@ -306,6 +306,30 @@ def test_joined_products_and_experts_apart_compute_the_same_in_other_calls() -> 
     assert {g.batch for g in apart} == {1}
 
 
+def _passed(**kinds: bool) -> list[int]:
+    """Bytes that passes over memory move forward and backward, beyond those of the usual layer with experts."""
+
+    def moved(work: Work) -> list[int]:
+        return [sum(k.num_bytes for k in part if isinstance(k, Pass)) for part in (work.forward, work.backward_input)]
+
+    usual, changed = layer_work(MIXED, moe=True), layer_work(MIXED, moe=True, **kinds)
+    return [b - a for a, b in zip(moved(usual), moved(changed), strict=True)]
+
+
+def test_an_all_to_all_puts_tokens_in_their_experts_order_and_back() -> None:
+    """Each token's two copies of 4,096 elements of 2 bytes, read and written, twice a half."""
+    tokens = MIXED.micro_batch_size * TRAIN.seq_len
+    assert _passed(sorts=True) == [2 * 2 * 2 * tokens * 4096 * 2] * 2
+    one = MIXED.model_copy(update={"layout": Layout(dp=32, tp=2, ep=16, sequence_parallel=True)})
+    assert layer_work(one, moe=True, sorts=True) == layer_work(one, moe=True), "one expert a rank has one order"
+
+
+def test_a_clamp_before_the_gates_product_reads_and_writes_both_again() -> None:
+    """Of an expert's 2,048 on each tensor rank: gate and up clamped and joined; in backward masked by what came."""
+    inner = MIXED.micro_batch_size * TRAIN.seq_len * 2 * 4096 // 2
+    assert _passed(clamped=True) == [16 * inner, 20 * inner]
+
+
 def _launched(**changed: float) -> float:
     stacks = {**STACKS, "megatron": STACKS["megatron"]._replace(**changed)}
     return Timer(H100, stacks).step(on("megatron", MIXED)).launch_s
@@ -320,6 +344,24 @@ def test_the_device_waits_for_all_the_host_does_after_a_router_and_for_no_cast()
     assert _launched() - _launched(expert_s=0.0) == pytest.approx(2 * 4 * STACKS["megatron"].expert_s * layers * m)
     fp8 = MIXED.model_copy(update={"train": TRAIN.model_copy(update={"precision": "fp8"})})
     assert step_time(on("megatron", fp8), H100).launch_s == pytest.approx(_launched())
+
+
+def _tensor_waits(**changed: object) -> float:
+    stacks = {**STACKS, "megatron": STACKS["megatron"]._replace(**changed)}
+    return Timer(H100, stacks).step(on("megatron", MIXED)).exposed_s["tp"]
+
+
+def test_what_tensor_ranks_gather_for_experts_hides_behind_nothing_and_stands_for_their_mlps_sums() -> None:
+    layers, m, tokens = 32, 4, MIXED.micro_batch_size * TRAIN.seq_len
+
+    def each(rows: int) -> float:
+        ops = ("all_gather", "reduce_scatter")
+        return sum(2 * collective_seconds(op, rows * 4096 * 2, Span(2, 1), H100) for op in ops)
+
+    gathered, sums = each(2 * tokens), each(tokens)
+    for hidden, instead in ((1.0, 0.0), (0.0, sums)):
+        more = [_tensor_waits(hidden={"tp": hidden}, gathers_experts=gathers) for gathers in (True, False)]
+        assert more[0] - more[1] == pytest.approx(m * layers * (gathered - instead))
 
 
 def test_a_product_waits_to_add_to_the_gradients_so_far() -> None:
