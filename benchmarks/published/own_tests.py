@@ -51,21 +51,28 @@ IN_MAY, IN_OCTOBER = 1.46, 1.17
 # Files whose times still stand as commit 5fe3f066 of 7 May 2026 recorded them with a new image, by their folders' ends;
 # the next commits that recorded its tests again (4933b24b, a53107c0, 6e091e1b) have the times from before it.
 _OF_MAY = (
-    *("tp1_pp1_dist_optimizer_no_mmap_bin_files", "tp1_pp1_resume_torch_dist_uniform_full_recompute"),
-    *("tp1_pp2_resume_torch_dist_rope_embeddings", "rope_embeddings_interleaved_no_fusion"),
-    *("vp1_dist_optimizer_overlap_grad_reduce_param_gather_overlap_optimizer", "vp1_resume_torch_decoupled_lr"),
-    *("vp1_resume_torch_dist_calculate_per_token_loss", "te_tp2_pp2_mla", "te_tp2_pp2_resume_torch_dist"),
+    "tp1_pp1_dist_optimizer_no_mmap_bin_files",
+    "tp1_pp1_resume_torch_dist_uniform_full_recompute",
+    "tp1_pp2_resume_torch_dist_rope_embeddings",
+    "rope_embeddings_interleaved_no_fusion",
+    "vp1_dist_optimizer_overlap_grad_reduce_param_gather_overlap_optimizer",
+    "vp1_resume_torch_decoupled_lr",
+    "vp1_resume_torch_dist_calculate_per_token_loss",
+    "te_tp2_pp2_mla",
+    "te_tp2_pp2_resume_torch_dist",
     "te_tp2_pp1_resume_torch_dist_te_8experts2parallel_dist_optimizer",
-    *("te_tp4_pp1_dist_optimizer_overlap_grad_reduce_param_gather", "tp4_pp1_resume_torch_dist_qk_layernorm_test_mode"),
-    *("te_ep8_resume_torch_dist_dist_optimizer", "te_ep8_resume_torch_dist_muon"),
+    "te_tp4_pp1_dist_optimizer_overlap_grad_reduce_param_gather",
+    "tp4_pp1_resume_torch_dist_qk_layernorm_test_mode",
+    "te_ep8_resume_torch_dist_dist_optimizer",
+    "te_ep8_resume_torch_dist_muon",
 )
 # And as the first one did, adc69dba of October 2025: the machine that its files were named after until then, eos.
 _OF_OCTOBER = (
-    *(
-        "te_tp1_pp1_frozen_resume_torch_dist_dist_optimizer",
-        "frozen_resume_torch_dist_te_8experts2parallel_dist_optimizer",
-    ),
-    *("frozen_resume_torch_dist_te_8experts2parallel_groupedGEMM", "ep4_etp1_mtp_resume_torch_dist_fp8", KEEPS_SCORES),
+    "te_tp1_pp1_frozen_resume_torch_dist_dist_optimizer",
+    "frozen_resume_torch_dist_te_8experts2parallel_dist_optimizer",
+    "frozen_resume_torch_dist_te_8experts2parallel_groupedGEMM",
+    "ep4_etp1_mtp_resume_torch_dist_fp8",
+    KEEPS_SCORES,
 )
 
 
