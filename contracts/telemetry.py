@@ -35,6 +35,8 @@ VERSION: Final = 1
 MOST_EVENTS: Final = 20_000  # of one step of one rank
 MOST_CHECKPOINTS: Final = 100  # of an attempt that are remembered, the newest
 FIRST_STEPS: Final = 3  # of a run, no measure of the others: buckets regroup, caches fill, kernels are compiled
+TIMED_STEPS: Final = 500  # the last, whose median a run's end tells
+SPEED_STEPS: Final = 20  # the last, whose mean speed it tells
 
 Phase = Literal["setup", "step", "eval", "checkpoint", "proof", "teardown"]
 Op = Literal[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,41 @@ def test_the_reader_of_predictions_sees_a_wrong_import(name: str, source: str) -
     assert predictions_read(name, source)
     assert not predictions_read("workers/trainer/verdict.py", "from planner.cost.traffic import step_traffic")
     assert not predictions_read(name, "from planner.facts.tensors.placements import placement")
+
+
+def modules() -> dict[str, set[str]]:
+    """Of every module of ours, by its dotted name, those of ours that it imports: for its types alone too."""
+    roots = {ROOT: OURS, ROOT / "client": ("meshboard",)}
+    files = {file: root for root, names in roots.items() for name in names for file in (root / name).rglob("*.py")}
+    named = {".".join(file.relative_to(root).with_suffix("").parts): file for file, root in files.items()}
+    named = {name.removesuffix(".__init__"): file for name, file in named.items()}
+    return {name: (modules_imported(file.read_text()) & named.keys()) - {name} for name, file in named.items()}
+
+
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other, from one back to itself; nothing where none do."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Nor for its types alone: what knows of each other so is one module, or the type stands in a third."""
+    found = modules()
+    assert len(found) > 1000
+    assert circle(found) == []
+
+
+def test_the_reader_of_circles_sees_those_of_types() -> None:
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from a.one import One\n"
+    imports = {
+        "a.one": modules_imported("from a.two import Two") & {"a.two"},
+        "a.two": modules_imported(typed) & {"a.one"},
+    }
+    assert set(circle(imports)) == {"a.one", "a.two"}
+    assert circle({"a.one": {"a.two"}, "a.two": set()}) == []
 
 
 @pytest.mark.parametrize("package", ROOMS)

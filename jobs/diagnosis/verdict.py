@@ -37,9 +37,8 @@ def healthy(
             text = f"{steps.ran} steps, of which the first say nothing of the others"
             return Finding("well", 0.0, "Too short to be measured", text, "")
         return Finding("starting", 0.0, NOT_YET[start.reached], "no step has ended yet", "")
-    pace = f"{seconds(measured['step_s'])} a step"
     if planned is None or not planned["step_s"]:
-        return Finding("well", 0.0, f"Runs: {pace}", "there is no plan to compare it with", "")
+        return Finding("well", 0.0, f"Runs: {_pace(measured)}", "there is no plan to compare it with", "")
     sure = 1.0 if run.estimate["time"].get("basis") == "calibrated" else UNCALIBRATED
     return _beside_plan(measured, planned, ending, sure)
 
@@ -62,7 +61,7 @@ def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending, sure: 
         traffic = f"{apart_words(*ending.apart)}, "
     where = _where(measured, planned) if off > LEAST else ""
     facts = (
-        evidence(f"{seconds(measured['step_s'])} a step, {seconds(planned['step_s'])} predicted"),
+        evidence(f"{_pace(measured)}, {seconds(planned['step_s'])} predicted"),
         evidence(f"the prediction may be {_sureness(planned['sure'])} off"),
     )
     if off > planned["sure"]:
@@ -73,11 +72,18 @@ def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending, sure: 
             following += "; calibrate the host: its speed is a data sheet's"
         return Finding("notice", sure * off / (1 + off), sentence, reason, following, facts)
     if planned["sure"] > 1:
-        sentence = f"Runs: {traffic}{seconds(measured['step_s'])} a step{_mostly(measured)}"
+        sentence = f"Runs: {traffic}{_pace(measured)}{_mostly(measured)}"
         reason = f"the prediction may be {_sureness(planned['sure'])} off here, so that it says nothing of the speed"
         return Finding("well", 0.0, sentence, reason, "calibrate the host, or let more runs end on it", facts)
     reason = f"within what the prediction may be off, {percent(planned['sure'])}"
     return Finding("well", 0.0, f"As planned: {traffic}{slower}{where}", reason, "", facts)
+
+
+def _pace(measured: StepParts) -> str:
+    """'0.3 s a step (mean of the last 64)': the page has other means beside it, which say over which steps too."""
+    steps = measured["steps"]
+    over = "of one step" if steps == 1 else f"mean of the last {steps}"
+    return f"{seconds(measured['step_s'])} a step ({over})"
 
 
 def _sureness(share: float) -> str:

@@ -12,7 +12,7 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from contracts.telemetry import FIRST_STEPS
+from contracts.telemetry import FIRST_STEPS, TIMED_STEPS
 from jobs.kinds import command_words
 from planner.cost.learning import LEAST_TENSORS
 from planner.report import duration, size
@@ -42,6 +42,12 @@ def form_key() -> str:
 def first_steps() -> int:
     """Steps of a run that are no measure of the others."""
     return FIRST_STEPS
+
+
+@register.simple_tag
+def timed_steps() -> int:
+    """Steps, the last of a run, whose median its end tells."""
+    return TIMED_STEPS
 
 
 @register.filter

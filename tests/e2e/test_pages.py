@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
+from benchmarks.pages import PAGE_BYTES, visit
 from contracts.names import telemetry_stream
 from jobs.history.kept.folder import MANIFEST
 from tests.support.board import Board
@@ -22,6 +23,29 @@ SPEC: dict[str, Any] = {
     "layout": {"dp": 2},
     "train": {"steps": 80, "global_batch": 4, "seq_len": 64, "warmup_steps": 5, "eval_every": 0},
 }
+
+
+ICONS = """() => [...document.querySelectorAll(".material-symbols-outlined")]
+  .filter((one) => one.checkVisibility() && one.textContent.trim())
+  .map((one) => {
+    const range = document.createRange();
+    range.selectNodeContents(one);
+    return [one.textContent.trim(), range.getBoundingClientRect().width / parseFloat(getComputedStyle(one).fontSize)];
+  })"""
+
+
+def test_the_admin_is_within_a_page_s_budget_and_its_icons_are_no_words(page: Page, running_board: Board) -> None:
+    browser = page.context.browser
+    assert browser
+    for path in ("/admin/", "/admin/jobs/host/", "/admin/auth/user/1/change/"):
+        cost = visit(browser, running_board.url + path, page.context.storage_state())
+        assert cost is not None, path
+        assert cost.num_bytes <= PAGE_BYTES, path
+        page.goto(running_board.url + path)
+        page.evaluate("document.fonts.ready")
+        icons = page.evaluate(ICONS)
+        assert icons, path
+        assert [name for name, width in icons if width > 1.1] == [], path  # a word is wider than it is high
 
 
 def test_a_dropped_socket_comes_back_and_loses_nothing(page: Page, running_board: Board) -> None:

@@ -7,8 +7,12 @@ import hashlib
 import re
 from pathlib import Path
 
+import unfold
+from django.contrib.staticfiles import finders
 from django.core.management import call_command
 from django.test import Client, override_settings
+
+from webapp.admin_theme import unfold as admin_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "webapp" / "static"
@@ -42,3 +46,23 @@ def test_static_files_travel_compressed(tmp_path: Path) -> None:
         answer = Client().get("/static/js/format.js", headers={"accept-encoding": "gzip"})
     assert answer["Content-Encoding"] == "gzip"
     assert gzip.decompress(answer.getvalue()) == (STATIC / "js" / "format.js").read_bytes()
+
+
+def test_the_admin_s_own_few_icons_are_all_that_it_shows() -> None:
+    """Of either version of unfold that is locked, and of our navigation."""
+    here = Path(unfold.__file__).parent
+    pages = "\n".join(file.read_text() for file in here.rglob("*.html"))
+    code = "\n".join(file.read_text() for file in here.rglob("*.py"))
+    style = (here / "static" / "unfold" / "css" / "styles.css").read_text()
+    shown = {*re.findall(r"material-symbols-outlined[^<>]*>\s*([a-z]\w*)\s*<", pages)}
+    shown |= {*re.findall(r"""\bicon=["']([a-z]\w*)["']""", pages + code)}
+    shown |= {*re.findall(r"""content:["']([a-z]\w*)["']""", style)}
+    shown |= {item["icon"] for group in admin_settings()["SIDEBAR"]["navigation"](None) for item in group["items"]}
+    assert len(shown) > 60
+    assert shown - set((VENDOR / "symbols" / "icons.txt").read_text().split()) == set()
+
+
+def test_the_admin_s_icons_are_served_in_the_place_of_unfold_s() -> None:
+    found = Path(str(finders.find("unfold/fonts/material-symbols/styles.css")))
+    [font] = re.findall(r'url\("([^"]+)"\)', found.read_text())
+    assert (found.parent / font).resolve() == VENDOR / "symbols" / "icons.woff2"

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from workers.meter.recorder import Pending
+from workers.meter.groups import Pending
 from workers.torch_private.groups import duration_s
 
 T = TypeVar("T")

@@ -26,7 +26,8 @@ from workers.meter.completion import (
     stand_still,
     timed_event,
 )
-from workers.meter.recorder import AXES, Pending, Recorder
+from workers.meter.groups import Pending
+from workers.meter.recorder import AXES, Recorder
 from workers.torch_private.groups import NATIVE, GroupName, Store, WrappedGroup, native_group, sparse_bytes, together
 
 # method: (op, which positional argument is the payload, multiplied by the group's size).

@@ -1,16 +1,31 @@
-"""A process group as this rank knows it, and by what all its ranks know it."""
+"""A process group as this rank knows it, what is on its way there, and by what all its ranks know it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from contracts.telemetry import GroupRanks, Label, Op
-
-if TYPE_CHECKING:
-    from workers.meter.recorder import Pending
+from contracts.telemetry import GroupRanks, Label, Op, Phase
+from workers.meter.shares import Share
 
 MAX_GROUPS = 4096  # with the same ranks; those made later cannot be told from the last of them
+
+Key = tuple[Phase, Op, Label, int]
+
+
+class Counters:
+    """Running totals of one (phase, op, axis, group size)."""
+
+    __slots__ = ("busy_s", "completed", "count", "payload_bytes", "uneven_bytes", "uneven_sent_bytes")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.completed = 0
+        self.payload_bytes = 0
+        self.uneven_bytes = 0  # of the payload, what ranks share unevenly
+        self.uneven_sent_bytes = 0  # of that, what left this rank
+        self.busy_s = 0.0
 
 
 class Group:
@@ -32,6 +47,69 @@ class Group:
             return self.issued
         passed = self.passed[op, peer] = self.passed.get((op, peer), 0) + 1
         return passed
+
+
+class Counting(Protocol):
+    """What counts the collectives of a rank: its recorder."""
+
+    step: int
+    waits_for: Pending | None
+
+    def complete(self, pending: Pending, duration_s: float) -> None: ...
+
+
+class Pending:
+    """A collective on its way. Calling it (as a future's callback does) says that it is complete.
+
+    Seconds are those of `time.perf_counter`. `blocked_s`: of its time, what the training thread stood still for it.
+    `share`: of the step that it is part of, None outside of one.
+    """
+
+    __slots__ = (
+        "_recorder",
+        "blocked_s",
+        "counters",
+        "ended_s",
+        "group",
+        "key",
+        "number",
+        "payload_bytes",
+        "peer",
+        "recorder",
+        "share",
+        "started_s",
+        "step",
+    )
+
+    def __init__(
+        self, recorder: Counting, key: Key, counters: Counters, group: Group, payload_bytes: int, peer: int
+    ) -> None:
+        self.recorder = recorder
+        self._recorder: Counting | None = recorder  # until it is complete
+        self.key, self.counters, self.group, self.payload_bytes, self.peer = key, counters, group, payload_bytes, peer
+        self.number = group.number(key[1], peer)
+        self.share: Share | None = None
+        self.step = recorder.step
+        self.blocked_s = self.ended_s = 0.0
+        self.started_s = time.perf_counter()
+
+    def __call__(self, _future: object = None) -> None:
+        self.complete(time.perf_counter() - self.started_s)
+
+    def complete(self, duration_s: float) -> None:
+        """Count it once; later calls change nothing (a work may be waited for twice)."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.complete(self, duration_s)
+
+    def stood(self, seconds: float) -> None:
+        """So long the training thread did nothing else."""
+        self.blocked_s += seconds
+        share = self.share
+        if share is not None:
+            share.exposed_s += seconds
+            if self.key[1] != "recv":
+                share.stood_s += seconds
 
 
 class Groups:

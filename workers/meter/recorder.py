@@ -15,8 +15,9 @@ from typing import NamedTuple, get_args
 
 from contracts.telemetry import Axis, Cell, GroupRanks, Label, Op, Phase, StepParts, Work
 from planner.facts.collectives import algorithmic_bytes
-from workers.meter.groups import Group, Groups
-from workers.meter.steps import MOST_CALLS, Doing, Share, Shares, StepLog
+from workers.meter.groups import Counters, Group, Groups, Key, Pending
+from workers.meter.shares import Shares
+from workers.meter.steps import MOST_CALLS, Doing, StepLog
 
 AXES: frozenset[str] = frozenset(get_args(Axis))
 MAX_NAMES = 64  # a script may make thousands of groups
@@ -38,77 +39,6 @@ class Record(NamedTuple):
     phase: Phase
 
 
-class _Counters:
-    """Running totals of one (phase, op, axis, group size)."""
-
-    __slots__ = ("busy_s", "completed", "count", "payload_bytes", "uneven_bytes", "uneven_sent_bytes")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.completed = 0
-        self.payload_bytes = 0
-        self.uneven_bytes = 0  # of the payload, what ranks share unevenly
-        self.uneven_sent_bytes = 0  # of that, what left this rank
-        self.busy_s = 0.0
-
-
-_Key = tuple[Phase, Op, Label, int]
-
-
-class Pending:
-    """A collective on its way. Calling it (as a future's callback does) says that it is complete.
-
-    Seconds are those of `time.perf_counter`. `blocked_s`: of its time, what the training thread stood still for it.
-    `share`: of the step that it is part of, None outside of one.
-    """
-
-    __slots__ = (
-        "_recorder",
-        "blocked_s",
-        "counters",
-        "ended_s",
-        "group",
-        "key",
-        "number",
-        "payload_bytes",
-        "peer",
-        "recorder",
-        "share",
-        "started_s",
-        "step",
-    )
-
-    def __init__(
-        self, recorder: Recorder, key: _Key, counters: _Counters, group: Group, payload_bytes: int, peer: int
-    ) -> None:
-        self.recorder = recorder
-        self._recorder: Recorder | None = recorder  # until it is complete
-        self.key, self.counters, self.group, self.payload_bytes, self.peer = key, counters, group, payload_bytes, peer
-        self.number = group.number(key[1], peer)
-        self.share: Share | None = None
-        self.step = recorder.step
-        self.blocked_s = self.ended_s = 0.0
-        self.started_s = time.perf_counter()
-
-    def __call__(self, _future: object = None) -> None:
-        self.complete(time.perf_counter() - self.started_s)
-
-    def complete(self, duration_s: float) -> None:
-        """Count it once; later calls change nothing (a work may be waited for twice)."""
-        recorder, self._recorder = self._recorder, None
-        if recorder is not None:
-            recorder._complete(self, duration_s)
-
-    def stood(self, seconds: float) -> None:
-        """So long the training thread did nothing else."""
-        self.blocked_s += seconds
-        share = self.share
-        if share is not None:
-            share.exposed_s += seconds
-            if self.key[1] != "recv":
-                share.stood_s += seconds
-
-
 class Recorder:
     """Counters and records of one rank. Thread safe: collectives end on the backend's own threads."""
 
@@ -120,7 +50,7 @@ class Recorder:
         self._phase: Phase = "setup"
         self._axes: dict[str, Label] = {}
         self._phases: dict[str, Phase] = {}
-        self._cells: dict[_Key, _Counters] = {}
+        self._cells: dict[Key, Counters] = {}
         self._records: deque[tuple[Pending, float]] = deque()
         self._capacity = capacity
         self._dropped = 0
@@ -245,7 +175,7 @@ class Recorder:
         with self._lock:
             counters = self._cells.get(key)
             if counters is None:
-                counters = self._cells[key] = _Counters()
+                counters = self._cells[key] = Counters()
             counters.count += 1
             counters.payload_bytes += payload_bytes
             if sent_bytes is not None:
@@ -268,7 +198,8 @@ class Recorder:
         self.moved_s = pending.started_s
         return pending
 
-    def _complete(self, pending: Pending, duration_s: float) -> None:
+    def complete(self, pending: Pending, duration_s: float) -> None:
+        """It is over: `Pending` says so, once."""
         counters, group, share, op = pending.counters, pending.group, pending.share, pending.key[1]
         now_s = time.perf_counter()
         with self._lock:
@@ -334,11 +265,11 @@ def _record(pending: Pending, duration_s: float, ahead_s: float) -> Record:
     return Record(op, axis, pending.group.name, pending.payload_bytes, start, duration_s, pending.step, phase)
 
 
-def _by_key(item: tuple[_Key, _Counters]) -> _Key:
+def _by_key(item: tuple[Key, Counters]) -> Key:
     return item[0]
 
 
-def _cell(key: _Key, counters: _Counters) -> Cell:
+def _cell(key: Key, counters: Counters) -> Cell:
     phase, op, axis, group_size = key
     even_sent_bytes = algorithmic_bytes(op, counters.payload_bytes - counters.uneven_bytes, group_size)
     return {

@@ -16,6 +16,11 @@ LATELY = 64  # steps that a measure is of
 ROWS = 65_536  # of steps times ranks that are kept: fewer steps where there are many ranks
 
 
+def steps_measured(world_size: int) -> int:
+    """How many of a run's last steps a measure is of."""
+    return max(4, min(LATELY, ROWS // max(1, world_size)))
+
+
 class OneStep(NamedTuple):
     """A step as one rank timed it."""
 
@@ -29,7 +34,7 @@ class Steps:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._rows: dict[int, dict[int, OneStep]] = {}
-        self._most = max(4, min(LATELY, ROWS // max(1, run.world_size)))
+        self._most = steps_measured(run.world_size)
         self._paces: deque[float] = deque(maxlen=LATELY)
         self._of_rank: dict[int, int] = {}
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=LATELY)

@@ -9,13 +9,13 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from jobs.history.kept.folder import GoneError
-from jobs.history.kept.query import Tables, ask, short
+from jobs.history.kept.query import Tables, ask
+from jobs.history.told.parts import Parts, parts_together
 from jobs.history.told.shapes import Columns
 from jobs.models import Job
 
 LEAST, MOST = 2, 6
 MOST_POINTS = 1000  # of each curve
-LAST_STEPS = 200  # whose parts are averaged
 
 
 class Difference(TypedDict):
@@ -33,17 +33,6 @@ class RunTraffic(TypedDict):
     calls: int
     payload_bytes: int
     busy_s: float
-
-
-class Parts(TypedDict):
-    """Means over the last steps and all ranks, seconds a step."""
-
-    steps: int
-    step_s: float
-    data_s: float
-    optimizer_s: float
-    exposed: dict[str, float]
-    hidden: dict[str, float]
 
 
 class Compared(TypedDict):
@@ -143,28 +132,5 @@ def _told(tables: Tables, told: Compared) -> Compared:
         "curve": curve,
         "validation": validation,
         "traffic": traffic,
-        "parts": _parts(tables),
-    }
-
-
-def _parts(tables: Tables) -> Parts | None:
-    last = f"SELECT * FROM steps WHERE data_s IS NOT NULL AND step > (SELECT max(step) FROM steps) - {LAST_STEPS}"
-    means = ", ".join(f"sum({name} * over) / sum(over)" for name in ("step_s", "data_s", "optimizer_s"))
-    [(steps, weight, *times)] = tables.rows(f"SELECT count(DISTINCT step), sum(over), {means} FROM ({last})")
-    if not steps:
-        return None
-
-    def by_axis(column: str) -> dict[str, float]:
-        entries = f"SELECT over, unnest(map_entries({column})) AS entry FROM ({last})"
-        sums = tables.rows(f"SELECT entry.key, sum(entry.value * over) FROM ({entries}) GROUP BY ALL ORDER BY ALL")
-        return {axis: short(seconds / weight) for axis, seconds in sums}
-
-    step_s, data_s, optimizer_s = map(short, times)
-    return {
-        "steps": steps,
-        "step_s": step_s,
-        "data_s": data_s,
-        "optimizer_s": optimizer_s,
-        "exposed": by_axis("exposed"),
-        "hidden": by_axis("hidden"),
+        "parts": parts_together(tables),
     }

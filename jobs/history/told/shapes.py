@@ -121,7 +121,11 @@ class Snapshot(TypedDict):
     stride: Annotated[int, Field(description="steps of the curve are multiples of it")]
     curve: Annotated[Columns, Field(description="step, time, step_s, tokens, loss, grad_norm, learning_rate")]
     parts: Annotated[
-        Columns, Field(description="of each rank's last steps: step_s, data_s, optimizer_s, exposed, hidden")
+        Columns,
+        Field(
+            description="of each rank, means over the steps that its diagnosis measures: step_s, data_s, optimizer_s,"
+            " exposed, hidden"
+        ),
     ]
     marks: Annotated[Columns, Field(description="time, kind, rank, step, text, value")]
     ranks: list[RankNow]

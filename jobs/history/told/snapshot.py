@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from contracts.telemetry import Cell
-from jobs.history.kept.query import Tables, ask, short
+from jobs.history.kept.query import Tables, ask
 from jobs.history.kept.state import State, new_state
 from jobs.history.kept.tables import GAUGES
+from jobs.history.told.parts import parts_by_rank
 from jobs.history.told.shapes import BinnedTraffic, Columns, Counters, Followed, Snapshot, Traffic
 
 MOST_POINTS = 4000  # of a curve
@@ -15,7 +16,6 @@ MOST_BINS, FEWEST_BINS = 600, 60  # of traffic
 MOST_SUMS = 100_000  # of all its bins, ranks and keys
 MOST_RECENT = 25_000  # of its last seconds: of very many ranks the bins of the whole run are as fine
 RECENT_S = 61
-LAST_STEPS = 20  # whose parts are averaged
 MOST_MARKS = 2000
 MOST_GAUGES = 6000  # points of all ranks and hosts
 MOST_LINES, MOST_ITEMS = 200, 2000  # log lines of each rank; items of lines in all
@@ -56,7 +56,7 @@ def _snapshot(tables: Tables) -> Snapshot:
         "step_times": state["step_times"],
         "stride": stride,
         "curve": _curve(tables, stride),
-        "parts": _parts(tables),
+        "parts": parts_by_rank(tables),
         "marks": _marks(tables),
         "ranks": [
             {
@@ -99,29 +99,6 @@ def _curve(tables: Tables, stride: int) -> Columns:
         " FROM steps WHERE step % ? = 0 OR over > 1 GROUP BY step ORDER BY step",
         stride,
     )
-
-
-def _parts(tables: Tables) -> Columns:
-    """Means over each rank's last steps."""
-    of = "FROM steps WHERE step > (SELECT max(step) FROM steps) - ? AND data_s IS NOT NULL"
-    means = ", ".join(f"avg({name})" for name in _PARTS)
-    found = tables.rows(f"SELECT rank, count(*), {means} {of} GROUP BY rank ORDER BY rank", LAST_STEPS)
-    counts = {rank: count for rank, count, *_ in found}
-    by_axis: dict[str, dict[int, dict[str, float]]] = {name: {rank: {} for rank in counts} for name in _BY_AXIS}
-    for name in _BY_AXIS:
-        entries = f"SELECT rank, unnest(map_entries({name})) AS entry {of}"
-        sums = f"SELECT rank, entry.key, sum(entry.value) FROM ({entries}) GROUP BY ALL ORDER BY ALL"
-        for rank, axis, seconds in tables.rows(sums, LAST_STEPS):
-            by_axis[name][rank][axis] = short(seconds / counts[rank])
-    return {
-        "rank": list(counts),
-        **{name: [short(row[2 + i]) for row in found] for i, name in enumerate(_PARTS)},
-        **{name: list(by_axis[name].values()) for name in _BY_AXIS},
-    }
-
-
-_PARTS = ("step_s", "data_s", "optimizer_s")
-_BY_AXIS = ("exposed", "hidden")
 
 
 def _marks(tables: Tables) -> Columns:

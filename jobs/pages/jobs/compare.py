@@ -11,6 +11,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
+from contracts.telemetry import SPEED_STEPS, TIMED_STEPS
 from jobs.access import visible_jobs
 from jobs.kinds import kind_of, layout_words
 from jobs.models import Attempt, Job
@@ -38,7 +39,7 @@ def compare(request: HttpRequest) -> HttpResponse:
     found = visible_jobs(request.user).in_bulk([job for job in asked if storable(job)])
     jobs = [found[job] for job in asked if job in found][:MOST]
     baseline = next((job for job in jobs if job.id == request.GET.get("baseline")), jobs[0] if jobs else None)
-    exits = _exits(jobs)
+    exits, diagnoses = _told_of(jobs)
     context: dict[str, Any] = {
         "jobs": [
             {
@@ -67,7 +68,7 @@ def compare(request: HttpRequest) -> HttpResponse:
             "axes": [_told(figure, at) for figure in axis_figures(jobs, exits)],
             "data": {
                 "url": f"{reverse('api-compare')}?jobs={','.join(job.id for job in jobs)}",
-                "jobs": [_data(job, exits.get(job.id, {})) for job in jobs],
+                "jobs": [_data(job, exits.get(job.id, {}), diagnoses.get(job.id, {})) for job in jobs],
             },
         }
     return render(request, "compare/index.html", context)
@@ -79,20 +80,25 @@ def _asked(lists: list[str]) -> list[str]:
     return list(dict.fromkeys(job for job in ids if job))[: 2 * MOST]
 
 
-def _exits(jobs: list[Job]) -> dict[str, Mapping[str, Any]]:
-    """The summary of each job's current attempt, empty where it has none."""
+def _told_of(jobs: list[Job]) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
+    """The summary of each job's current attempt, and what its diagnosis says of a step; empty where it has none."""
     current = {(job.id, job.attempt) for job in jobs}
-    rows = Attempt.objects.filter(job__in=jobs).values_list("job_id", "number", "exit")
-    return {job: (told or {}).get("summary") or {} for job, number, told in rows if (job, number) in current}
+    rows = Attempt.objects.filter(job__in=jobs).values_list("job_id", "number", "exit", "diagnosis")
+    told = {job: (left or {}, said or {}) for job, number, left, said in rows if (job, number) in current}
+    exits: dict[str, Mapping[str, Any]] = {job: left.get("summary") or {} for job, (left, _) in told.items()}
+    steps: dict[str, Mapping[str, Any]] = {
+        job: {side: said.get(side) for side in ("planned", "measured")} for job, (_, said) in told.items()
+    }
+    return exits, steps
 
 
-def _data(job: Job, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """For the curves. That of the loss, as the run's end told it, is drawn where no history is kept."""
+def _data(job: Job, summary: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> dict[str, Any]:
+    """For the curves and the parts of a step. The loss, as the run's end told it, is drawn where no history is kept."""
     points = summary.get("losses") or []
     curve = {name: [point[name] for point in points] for name in ("step", "loss")}
     curve["elapsed_s"] = [point["time"] - points[0]["time"] for point in points]
     told = {"id": job.id, "name": job.name, "attempt": job.attempt, "curve": curve}
-    return {**told, "estimate": {"time": job.estimate.get("time")}}
+    return {**told, "estimate": {"time": job.estimate.get("time")}, "diagnosis": diagnosis}
 
 
 def spec_rows(specs: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -128,13 +134,13 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Fig
         Figure("ranks", "count", nothing, [float(job.world_size) for job in jobs]),
         Figure("steps done", "count", nothing, [summary.get("steps") for summary in summaries]),
         Figure(
-            "a step",
+            f"a step, median of the last {TIMED_STEPS} at most",
             "seconds",
             [(plan.get("time") or {}).get("step_s") for plan in plans],
             [told.get("step_s") for told in measured],
         ),
         Figure(
-            "tokens a second",
+            f"tokens a second, mean of the last {SPEED_STEPS}",
             "count",
             [(plan.get("time") or {}).get("tokens_per_s") for plan in plans],
             [summary.get("tokens_per_s") for summary in summaries],

@@ -8,6 +8,8 @@ import pytest
 from django.template.loader import render_to_string
 from playwright.sync_api import Page
 
+from contracts.telemetry import FIRST_STEPS
+from jobs.diagnosis.course.steps import LATELY
 from tests.support.modules import call, paper
 
 TOLD: dict[str, Any] = {
@@ -113,7 +115,7 @@ def test_what_ranks_tell_of_their_steps_adds_up_to_the_step(modules: Page) -> No
     m.foldBatch(s, '1-0', x);
     return (await import('/js/job/parts.js')).measuredParts(s.ranks);
     """
-    step = {"kind": "step", "time": 1.0, "step": 1, "ran": 1, "steps": 9, "step_s": 0.2, "tokens": 64, "loss": 2.0}
+    step = {"kind": "step", "time": 1.0, "step": 4, "ran": 4, "steps": 9, "step_s": 0.2, "tokens": 64, "loss": 2.0}
     step |= {"grad_norm": 1.0, "learning_rate": 0.1, "cells": []}
     parts = [
         {"data": 0.01, "optimizer": 0.02, "exposed": {"tp": 0.06}, "hidden": {"dp": 0.03}},
@@ -129,6 +131,34 @@ def test_what_ranks_tell_of_their_steps_adds_up_to_the_step(modules: Page) -> No
         }
     )  # fmt: skip
     assert sum(part["seconds"] for part in found["parts"] if part["kind"] != "hidden") == pytest.approx(0.2)
+
+
+def test_the_page_tells_a_step_apart_over_the_steps_that_a_diagnosis_measures(modules: Page) -> None:
+    body = """
+    const s = m.createState();
+    m.foldBatch(s, '1-0', x);
+    return (await import('/js/job/parts.js')).measuredParts(s.ranks);
+    """
+    parts = {"data": 0.0, "optimizer": 0.0, "exposed": {}, "hidden": {}}
+    step = {"kind": "step", "rank": 0, "time": 1.0, "steps": 999, "tokens": 64, "loss": 2.0, "grad_norm": 1.0}
+    step |= {"learning_rate": 0.1, "cells": [], "parts": parts}
+
+    def measured(last: int) -> Any:
+        items = [{**step, "step": at, "ran": at, "step_s": 9 if at <= FIRST_STEPS else at} for at in range(1, last + 1)]
+        return call(modules, "store.js", body, {"v": 1, "job": "j", "attempt": 1, "time": 1.0, "items": items})
+
+    assert measured(FIRST_STEPS) is None
+    assert measured(FIRST_STEPS + 2)["step_s"] == FIRST_STEPS + 1.5
+    long = measured(LATELY + 100)
+    assert (long["steps"], long["step_s"]) == (LATELY, 100 + (LATELY + 1) / 2)
+
+
+def test_every_page_tells_a_job_s_step_as_its_diagnosis_does(modules: Page) -> None:
+    body = "return [m.diagnosedSteps(x), m.diagnosedSteps({ ...x, diagnosis: {} })]"
+    job = {"diagnosis": {"planned": TOLD, "measured": {**TOLD, "step_s": 0.3}}, "estimate": {}}
+    told, untold = call(modules, "job/parts.js", body, job)
+    assert (told["planned"]["step_s"], told["measured"]["step_s"]) == (0.2, 0.3)
+    assert untold == {"planned": None, "measured": None}
 
 
 def test_a_start_is_told_stage_by_stage_with_who_came_last(modules: Page) -> None:

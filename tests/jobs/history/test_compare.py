@@ -9,7 +9,10 @@ import pytest
 from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
+from jobs.history.told.compare import comparison
+from jobs.history.told.snapshot import snapshot
 from jobs.models import Attempt, Job
+from tests.jobs.diagnosis.told import ITEM, diagnosis, look
 from tests.jobs.history.told import batch, cell, keep, step
 
 Api = Callable[[User | None], APIClient]
@@ -69,3 +72,31 @@ def test_runs_are_compared_by_step_time_and_tokens(
     third = Job.objects.create(owner=owner, name="not kept", spec=spec, kind="train", num_slots=2, estimate={})
     told = client.get(f"/api/v1/compare?jobs={one.id},{third.id}").json()
     assert [row["recorded"] for row in told["jobs"]] == [True, False]
+
+
+@pytest.mark.parametrize("steps", [6, 300])
+def test_a_step_s_parts_are_of_the_steps_that_its_diagnosis_measures(
+    attempt: Attempt, root: Path, owner: User, steps: int
+) -> None:
+    """The first steps are slow, and each later one is a little slower than the one before."""
+    other = Job.objects.create(owner=owner, name="other", spec={}, kind="train", num_slots=2, estimate={}, attempt=1)
+    diagnosed, batches = diagnosis({"dp": 2}), []
+    for number in range(1, steps + 1):
+        took = 9.0 if number <= 3 else 0.5 + number / 1000
+        parts = [{"data": 0.1 * took, "optimizer": 0.02, "exposed": {"dp": 0.1 * took}, "hidden": {}}] * 2
+        items = [step(rank, number, float(number), parts=part, step_s=took) for rank, part in enumerate(parts)]
+        batches.append(batch(float(number), *items))
+        for item in items:
+            diagnosed.add(ITEM.validate_python(item), 0)
+    for job in (attempt.job, other):
+        keep(root, batches, job.id)
+    measured = look(diagnosed)["measured"]
+    assert measured is not None
+    step_s, seconds = measured["step_s"], {part["name"]: part["seconds"] for part in measured["parts"]}
+    compared = comparison([attempt.job, other])["jobs"][0]["parts"]
+    assert compared is not None
+    assert (compared["steps"], compared["step_s"]) == (measured["steps"], pytest.approx(step_s))
+    assert (compared["data_s"], compared["exposed"]["dp"]) == pytest.approx((seconds["data"], seconds["dp"]))
+    by_rank = snapshot(attempt.job_id, 1)["parts"]
+    assert by_rank["step_s"] == pytest.approx([step_s] * 2)
+    assert by_rank["exposed"] == [{"dp": pytest.approx(seconds["dp"])}] * 2

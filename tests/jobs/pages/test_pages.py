@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -10,7 +11,7 @@ from django.contrib.auth.models import Permission, User
 from django.contrib.staticfiles import finders
 from django.urls import reverse
 
-from jobs.models import Job
+from jobs.models import Attempt, Job
 from jobs.queue import actions
 from jobs.templatetags.meshboard import instant, moment
 from tests.planner.wrong_specs import GOOD
@@ -52,6 +53,22 @@ def test_what_was_cancelled_before_it_started_comes_without_room_for_charts(job:
     assert "data-nothing" not in page
     actions.cancel(job, owner.get_username())
     assert 'data-nothing="ran"' in client.get(f"/jobs/{job.id}/").content.decode()
+
+
+def test_compare_has_of_a_step_what_the_job_s_page_has(job: Job, client: Any, owner: User) -> None:
+    """One that its end told is the same too, but says over which steps it is."""
+    again, _ = actions.submit(owner, GOOD)
+    told = {"step_s": 0.3, "sure": 0.0, "steps": 64, "parts": []}
+    exit_told = {"summary": {"measured": {"steps": 500, "step_s": 0.4}, "steps": 503, "tokens_per_s": 9.0}}
+    for one in (job, again):
+        Job.objects.filter(pk=one.pk).update(attempt=1)
+        Attempt.objects.create(job=one, number=1, exit=exit_told, diagnosis={"planned": None, "measured": told})
+    client.force_login(owner)
+    page = client.get(f"/compare/?jobs={job.id},{again.id}").content.decode()
+    [data] = re.findall(r'<script id="compared" type="application/json">(.*?)</script>', page)
+    assert [one["diagnosis"]["measured"] for one in json.loads(data)["jobs"]] == [told, told]
+    assert "a step, median of the last 500 at most" in page
+    assert "tokens a second, mean of the last 20" in page
 
 
 def test_the_admin_tells_the_zone_too(job: Job, client: Any, db: None) -> None:

@@ -13,6 +13,8 @@ from contracts.control import LossPoint, Measured, Summary
 from contracts.fields import CHECKPOINT_NAME
 from contracts.telemetry import (
     FIRST_STEPS,
+    SPEED_STEPS,
+    TIMED_STEPS,
     Cell,
     CheckpointItem,
     DryRunItem,
@@ -27,8 +29,6 @@ from contracts.telemetry import (
 MAX_POINTS = 500
 MAX_CHECKPOINTS = 100
 MAX_CELLS = 20_000  # of all ranks: a script names its own groups
-SPEED_STEPS = 20
-TIMED_STEPS = 500
 SUMMARY_BYTES = 3 * 2**19  # as JSON; with the log's tail an exit report stays below contracts.codec.EXIT_BYTES
 
 CellKey = tuple[str, str, str, int]

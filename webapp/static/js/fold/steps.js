@@ -2,8 +2,10 @@
 import { foldCells, rankState } from "./traffic.js";
 
 export const MOST_STEPS = 20_000;
-const LAST = 50; // steps whose times and parts are averaged
-export const SPEEDS = 20; // as many as the summary's own speed is a mean of (workers/host/supervisor/tally.py)
+const LAST = 50; // steps whose times are averaged
+const FIRST_STEPS = 3; // of a run, no measure of the others (contracts/telemetry.py)
+const TOLD_APART = 64; // as many as a diagnosis measures (jobs/diagnosis/course/steps.py)
+export const SPEEDS = 20; // as many as the summary's own speed is a mean of (SPEED_STEPS, contracts/telemetry.py)
 
 /** One more point of the curves. Beyond MOST_STEPS only every second step is kept, then every fourth, and so on. */
 export function keepStep(state, step, point) {
@@ -49,9 +51,9 @@ export function foldStep(state, item, node) {
   rank.exactCells = item.cells;
   foldCells(state, item, node);
   foldPoint(state, item);
-  if (item.parts) {
+  if (item.parts && item.ran > FIRST_STEPS) {
     rank.parts ??= [];
-    keepLast(rank.parts, { step_s: item.step_s, ...item.parts });
+    keepLast(rank.parts, { step_s: item.step_s, ...item.parts }, TOLD_APART);
   }
   if (item.not_finite) mark(state, { kind: "fault", time: item.time, step: item.step, text: item.not_finite });
   if (item.rank === 0) keepLast(state.stepTimes, item.step_s);

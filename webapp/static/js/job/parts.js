@@ -34,12 +34,15 @@ export function plannedParts(estimate) {
   };
 }
 
+/** The same of a job by itself: what its diagnosis says wins, on every page. */
+export function diagnosedSteps({ diagnosis, estimate }) {
+  return { planned: diagnosis?.planned ?? plannedParts(estimate), measured: diagnosis?.measured ?? null };
+}
+
 /** A job's step, {planned, measured}, each null where it is not known: as diagnosed, or else as the page can tell itself. */
 export function stepsOf(job, state) {
-  return {
-    planned: job.diagnosis?.planned ?? plannedParts(job.estimate),
-    measured: job.diagnosis?.measured ?? measuredParts(state.ranks) ?? wholeStep(job, state),
-  };
+  const { planned, measured } = diagnosedSteps(job);
+  return { planned, measured: measured ?? measuredParts(state.ranks) ?? wholeStep(job, state) };
 }
 
 /** Of runs that do not tell their steps apart, the length of one. */
@@ -51,7 +54,7 @@ function wholeStep(job, state) {
 
 const mean = (values) => (values.length > 0 ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
-/** Means over ranks and their last steps. Null before the first. */
+/** Means over ranks and the steps that are a measure (fold/steps.js). Null before the first. */
 export function measuredParts(ranks) {
   const lines = [...ranks.values()].flatMap((rank) => rank.parts ?? []);
   if (lines.length === 0) return null;

@@ -33,7 +33,11 @@ function plannedWords(told) {
 }
 
 function measuredWords(told, finished) {
-  if (!told) return finished ? "no step ended" : "no step yet";
+  return told ? timeAndSteps(told) : finished ? "no step ended" : "no step yet";
+}
+
+/** "81 ms · 64 steps". */
+export function timeAndSteps(told) {
   return `${duration(told.step_s)}${told.steps > 0 ? ` · ${told.steps} ${told.steps === 1 ? "step" : "steps"}` : ""}`;
 }
 

@@ -2,8 +2,9 @@
 import { ALONG, runsChart } from "../charts/runs.js";
 import { el, embedded, stackedBar } from "../dom.js";
 import { count, duration, loss } from "../format.js";
-import { bars, nameOf, partRows, partsOf, plannedParts, tokenOf } from "../job/parts.js";
+import { bars, diagnosedSteps, nameOf, partRows, partsOf, tokenOf } from "../job/parts.js";
 import { slowSteps } from "../job/slowsteps.js";
+import { timeAndSteps } from "../job/stepbar.js";
 
 const { jobs, url } = embedded("compared");
 const CURVES = [
@@ -66,7 +67,10 @@ function tell(place, runs, from, to) {
 }
 
 function drawParts(runs) {
-  const told = runs.map((run, place) => ({ letter: letter(place), planned: plannedParts(jobs[place].estimate), measured: run.parts && partsOf(run.parts) }));
+  const told = runs.map((run, place) => {
+    const { planned, measured } = diagnosedSteps(jobs[place]);
+    return { letter: letter(place), planned, measured: measured ?? (run.parts && partsOf(run.parts, run.parts.steps)) };
+  });
   if (!told.some(({ planned, measured }) => planned || measured)) return;
   const longest = Math.max(...told.flatMap(({ planned, measured }) => [planned?.step_s ?? 0, measured?.step_s ?? 0]));
   const section = document.getElementById("parts");
@@ -86,7 +90,7 @@ function drawParts(runs) {
 }
 
 function line(name, place, side, part, longest) {
-  const words = part ? duration(part.step_s) : side === "planned" ? "no plan" : "no step is told apart";
+  const words = part ? timeAndSteps(part) : side === "planned" ? "no plan" : "no step is told apart";
   const [made] = part ? bars(part, null) : [null];
   const bar = el("div", { className: "of-run" });
   if (made) {
