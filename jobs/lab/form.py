@@ -19,6 +19,11 @@ FIELDS = (
 _WORDS = {"lab.reduce_op": {"max": "maximum"}}
 
 
+def hosts() -> list[Host]:
+    """Hosts that a lab could run on now, those with GPUs first."""
+    return list(Host.objects.taking().order_by("-device", "name"))
+
+
 def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
     """The untrusted spec a form asks for, on the host that it names; without one where there is no such host."""
     spec = {"lab": {}, "layout": {"dp": ""}, **derived.spec_from(FIELDS, form)}

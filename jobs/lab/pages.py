@@ -24,19 +24,21 @@ NEWEST_JOBS = 5
 @login_required
 def lab(request: HttpRequest) -> HttpResponse:
     """The primitives, and the form that runs them; filled in from an earlier lab with `?from=ID`."""
+    hosts = form.hosts()
     if request.method == "GET":
-        spec = find_job(request.user, request.GET["from"]).spec if "from" in request.GET else form.usual(_host())
-        return _form(request, spec, [])
+        usual = form.usual(next(iter(hosts), None))
+        spec = find_job(request.user, request.GET["from"]).spec if "from" in request.GET else usual
+        return _form(request, spec, [], hosts)
     spec = form.spec_from_form(request.POST)
     if spec["resources"]["host"] is None:
-        return _form(request, spec, [Problem("resources.host", "choose a host that is connected")])
+        return _form(request, spec, [Problem("resources.host", "choose a host that is connected")], hosts)
     try:
         return once.submitted(request, spec)
     except SpecError as error:
-        return _form(request, spec, error.problems)
+        return _form(request, spec, error.problems, hosts)
 
 
-def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem]) -> HttpResponse:
+def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem], hosts: list[Host]) -> HttpResponse:
     errors, other_errors = form.errors_by_field(problems)
     values = form.values_from_spec(spec)
     context = {
@@ -46,7 +48,7 @@ def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem]) -
         "limits": form.limits(),
         "errors": errors,
         "other_errors": other_errors,
-        "hosts": _hosts(),
+        "hosts": hosts,
         "runs": listed_jobs(request.user).filter(kind="lab")[:NEWEST_JOBS],
     }
     return render(request, "lab/index.html", context, status=422 if problems else 200)
@@ -61,6 +63,7 @@ def primitive(request: HttpRequest, slug: str) -> HttpResponse:
         raise Http404("no such primitive")
     jobs = visible_jobs(request.user)
     shown = newest_shown(jobs, words.name)
+    host = next(iter(form.hosts()), None)
     context = {
         "words": words,
         "primitives": PRIMITIVES,
@@ -68,8 +71,8 @@ def primitive(request: HttpRequest, slug: str) -> HttpResponse:
         "reducing": words.name in picture.REDUCING,
         "shown": shown,
         "running": None if shown else _running(request.user),
-        "host": _host(),
-        "usual": form.values_from_spec(form.usual(_host())),
+        "host": host,
+        "usual": form.values_from_spec(form.usual(host)),
         **(_drawn(shown) if shown else {}),
     }
     return render(request, "lab/primitive.html", context)
@@ -85,13 +88,3 @@ def _drawn(shown: Shown) -> dict[str, Any]:
 def _running(user: Any) -> Job | None:
     """A lab that has not ended, and will fill the empty page."""
     return visible_jobs(user).filter(kind="lab", status__in=LIVE).first()
-
-
-def _hosts() -> list[Host]:
-    """Hosts that a lab could run on now."""
-    live = [host for device in ("cuda", "cpu") for host in Host.objects.live(device).order_by("name")]
-    return [host for host in live if not host.drained]
-
-
-def _host() -> Host | None:
-    return next(iter(_hosts()), None)

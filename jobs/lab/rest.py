@@ -15,7 +15,7 @@ from jobs.api.document.lab_shapes import LabQuery, PrimitiveTold
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, user_of
-from jobs.lab.form import USUAL_RANKS
+from jobs.lab.form import USUAL_RANKS, hosts
 from jobs.lab.results import newest_shown
 from jobs.lab.words import BY_NAME, PRIMITIVES, Words
 from jobs.models import Host
@@ -86,8 +86,7 @@ def _find(name: str) -> Words:
 
 
 def _host(name: str | None) -> Host | None:
-    live = [host for device in ("cuda", "cpu") for host in Host.objects.live(device).order_by("name")]
-    return next((host for host in live if not host.drained and name in (None, host.name)), None)
+    return next((host for host in hosts() if name in (None, host.name)), None)
 
 
 def _told(words: Words) -> PrimitiveTold:

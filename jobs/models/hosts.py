@@ -17,9 +17,13 @@ class HostQuerySet(models.QuerySet["Host"]):
         """Hosts that staff did not remove."""
         return self.filter(removed__isnull=True)
 
-    def live(self, device: str) -> HostQuerySet:
-        """Hosts of a device that were heard of lately."""
-        return self.present().filter(device=device, last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
+    def heard(self) -> HostQuerySet:
+        """Of these, those that were heard of lately."""
+        return self.present().filter(last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
+
+    def taking(self) -> HostQuerySet:
+        """Hosts that take jobs now; `jobs.planning.there.There.takes` says the same of one that is known already."""
+        return self.heard().filter(drained=False)
 
 
 class Host(models.Model):

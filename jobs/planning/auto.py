@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobs.models import Host, Pool
-from jobs.planning.hardware import by_model, cluster_for, host_cluster, several
+from jobs.planning.hardware import OfModel, by_model, cluster_for, host_cluster, several
 from jobs.planning.planners import ask
+from jobs.planning.room import host_problems
+from jobs.planning.there import hosts_there
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.cluster import Cluster
@@ -52,12 +54,14 @@ def _where(draft: JobSpec, asked: AutoSpec, cluster_name: object) -> tuple[Clust
         text = f"what machines {draft.resources.engine} has is not known here; name a cluster, or a layout"
         raise SpecError([Problem(FIELD, text)])
     device, wanted = draft.resources.device, draft.resources.host
-    hosts = Host.objects.live(device).filter(drained=False).order_by("-slots", "name")
+    hosts = Host.objects.taking().filter(device=device).order_by("-slots", "name")
     if wanted is not None:
         hosts = hosts.filter(name=wanted)
     labels = {*draft.resources.labels, *_labels_of(draft.resources.pool)}
     there = [host for host in hosts if labels <= {*host.labels}]
     if not there:
+        if unknown := host_problems(draft, hosts_there(draft)):
+            raise SpecError(unknown)
         who = f"the host {wanted!r}" if wanted is not None else f"a host with {device} slots"
         who += f" and the labels {', '.join(sorted(labels))}" if labels else ""
         text = f"{who} is not connected, so there is nothing to lay out for; name a cluster, or a layout"
@@ -67,7 +71,7 @@ def _where(draft: JobSpec, asked: AutoSpec, cluster_name: object) -> tuple[Clust
     return several(largest[0], len(largest)) if largest else host_cluster(there[0]), rooms
 
 
-def rooms_of(hosts: Sequence[Host], max_hosts: int | None) -> tuple[Rooms, list[list[Host]]]:
+def rooms_of(hosts: Sequence[OfModel], max_hosts: int | None) -> tuple[Rooms, list[list[OfModel]]]:
     """What ranks may be placed on, and the hosts of each gang."""
     gangs = [gang for model in by_model(hosts) if len(gang := model[:max_hosts]) > 1]
     together = [Gang(tuple(h.slots for h in gang), min(h.memory_bytes for h in gang)) for gang in gangs]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.models import Host, Job, Status
+from jobs.models import Job, Status
 from jobs.planning.auto import rooms_of
-from jobs.planning.hardware import by_model, host_cluster, several
+from jobs.planning.hardware import by_model, gang_cluster
 from jobs.planning.planners import ask
 from jobs.planning.room import room_problems
 from jobs.planning.shapes import Smaller
@@ -43,10 +44,12 @@ def smaller(job: Job) -> Smaller:
         raise NoOfferError("kind", f"a job of kind {job.kind} has no layout that could be another")
     if job.status not in MAY_CHANGE:
         raise NoOfferError("status", f"the job is {job.status}; a layout is changed between attempts")
-    hosts = _left(spec)
+    if spec.resources.engine != "hosts":
+        raise NoOfferError("resources.engine", f"what machines {spec.resources.engine} has left is not known here")
+    there = hosts_there(spec)
+    hosts = _left(spec, there)
     if not hosts:
         raise NoOfferError("layout", f"no {spec.resources.device} host takes jobs now")
-    there = hosts_there(spec)
     problems = room_problems(spec, there, now=True)
     if not problems:
         raise NoOfferError("layout", "its own layout fits the hosts that take jobs now")
@@ -69,19 +72,18 @@ def changed_spec(spec: dict[str, Any], offer: Smaller) -> dict[str, Any]:
     return {**spec, "layout": offer["layout"], "train": {**spec["train"], "micro_batches": offer["micro_batches"]}}
 
 
-def _left(spec: JobSpec) -> list[Host]:
+def _left(spec: JobSpec, there: Sequence[There]) -> list[There]:
     """Hosts of the model that has most slots together; a gang is of one."""
-    there = Host.objects.live(spec.resources.device).filter(drained=False).order_by("-slots", "name")
-    if spec.resources.host is not None:
-        there = there.filter(name=spec.resources.host)
-    return max(by_model(there), key=lambda hosts: sum(host.slots for host in hosts), default=[])
+    wanted, device = spec.resources.host, spec.resources.device
+    left = [host for host in there if host.takes and host.device == device and wanted in (None, host.name)]
+    return max(by_model(left), key=lambda hosts: sum(host.slots for host in hosts), default=[])
 
 
-def _fitting(spec: JobSpec, hosts: list[Host], there: list[There]) -> Any:
+def _fitting(spec: JobSpec, hosts: Sequence[There], there: Sequence[There]) -> Any:
     """With tp inside a host, and on as many ranks as can be placed: one fewer as long as that many cannot."""
     total = sum(host.slots for host in hosts)
     draft = draft_of(spec.model_dump())
-    cluster = several(hosts[0], len(hosts)) if len(hosts) > 1 else host_cluster(hosts[0])
+    cluster = gang_cluster(hosts, spec)
     rooms, _ = rooms_of(hosts, spec.resources.max_hosts)
     where = {"rooms": rooms.alone, "gangs": rooms.gangs, "runnable": True}
     for ranks in range(total, 0, -1):

@@ -108,17 +108,17 @@ def own_cluster(spec: JobSpec, there: Sequence[There]) -> Cluster:
     there = [host for host in there if host.device == spec.resources.device]
     host = next((host for host in there if host.known and wanted in (None, host.name)), None)
     if host and host.slots >= asked.num_slots:
-        return _of_hosts([host], spec)
+        return gang_cluster([host], spec)
     holding = [
         gang
         for gang in by_model(host for host in there if host.live)
         if gang[0].slots < asked.num_slots and asked.unit_on(host.slots for host in gang) is not None
     ]
-    return _of_hosts(max(holding, key=lambda gang: sum(host.slots for host in gang), default=[]), spec)
+    return gang_cluster(max(holding, key=lambda gang: sum(host.slots for host in gang), default=[]), spec)
 
 
-def _of_hosts(gang: Sequence[There], spec: JobSpec) -> Cluster:
-    """Of no hosts, and of one that went meanwhile, the data sheet's."""
+def gang_cluster(gang: Sequence[There], spec: JobSpec) -> Cluster:
+    """So many hosts of one model, the largest first. Of no hosts, and of one that went meanwhile, the data sheet's."""
     largest = Host.objects.filter(pk=gang[0].pk).first() if gang else None
     if largest is None:
         return default_cluster(spec)

@@ -22,7 +22,7 @@ def room_problems(spec: JobSpec, there: Iterable[There], *, now: bool = False) -
     device, asked = spec.resources.device, demand(spec)
     models: dict[str, list[int]] = {}
     for host in there:
-        if host.device == device and host.live and not (now and host.drained):
+        if host.device == device and (host.takes if now else host.live):
             models.setdefault(host.device_name, []).append(host.slots)
     if not models or any(asked.unit_on(sizes) is not None for sizes in models.values()):
         return []

@@ -23,6 +23,12 @@ class There(NamedTuple):
     live: bool
     known: bool
     device: str
+    memory_bytes: int  # of a slot
+
+    @property
+    def takes(self) -> bool:
+        """Whether it takes jobs now."""
+        return self.live and not self.drained
 
 
 def was_measured() -> Q | Combinable:
@@ -40,10 +46,10 @@ def hosts_there(spec: JobSpec) -> list[There]:
     asked = Q(device=spec.resources.device) | Q(name=spec.resources.host)
     hosts = Host.objects.present().filter(asked).annotate(known=known)
     rows = hosts.order_by("-slots", "name").values_list(
-        "pk", "name", "slots", "device_name", "drained", "last_seen", "known", "device"
+        "pk", "name", "slots", "device_name", "drained", "last_seen", "known", "device", "memory_bytes"
     )
     since = timezone.now() - HOST_SILENT_AFTER
     return [
-        There(pk, name, slots, device_name, drained, last_seen >= since, known, device)
-        for pk, name, slots, device_name, drained, last_seen, known, device in rows
+        There(pk, name, slots, device_name, drained, last_seen >= since, known, device, memory_bytes)
+        for pk, name, slots, device_name, drained, last_seen, known, device, memory_bytes in rows
     ]

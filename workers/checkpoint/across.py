@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from workers.checkpoint import folder
 from workers.checkpoint.agree import on_every_rank, on_first_rank
-from workers.checkpoint.room import free_words
-from workers.full import FULL
+from workers.full import FULL, free_words
 from workers.trainer.errors import UserError
 
 CHUNK_BYTES = 16 * 2**20

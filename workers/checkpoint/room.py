@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from workers.full import full_disk
+from workers.full import full_disk, no_room
 
 
 class NoRoomError(Exception):
@@ -33,8 +32,7 @@ def told_of(host: str, draft: Path, needed: int = 0, own: str = "") -> Iterator[
         full = full_disk(error)
         if full is None:
             raise
-        where = f"no room on {host}: {full.strerror}: {full.filename or draft}"
-        raise NoRoomError(f"{where}{_needs(draft, needed, own)}{free_words(draft)}") from error
+        raise NoRoomError(no_room(host, full, draft, _needs(draft, needed, own))) from error
 
 
 class Writer(FileSystemWriter):
@@ -67,15 +65,3 @@ def _needs(draft: Path, needed: int, own: str) -> str:
     with suppress(OSError):
         there = sum(path.stat().st_size for path in draft.glob(f"{own}*"))
     return f" needs at least {needed:,} bytes and has {there:,}"
-
-
-def free_words(draft: Path) -> str:
-    try:
-        return f", {shutil.disk_usage(_standing(draft)).free:,} bytes are free"
-    except OSError:
-        return ""
-
-
-def _standing(path: Path) -> Path:
-    """The nearest folder that there is: of a draft that could not be made, the one it lies in."""
-    return next(one for one in (path, *path.parents) if one.exists())

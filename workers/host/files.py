@@ -11,6 +11,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from workers.full import FULL, FullError
+
 MOST_BYTES = 2 * 2**20  # of a file that is read: as contracts.codec.EXIT_BYTES
 
 
@@ -19,13 +21,27 @@ class BadFileError(ValueError):
 
 
 def write_json(path: Path, value: object) -> None:
-    """By rename, so that a reader sees all of it or nothing."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w") as out:
-        json.dump(value, out)
-        out.flush()
-        os.fsync(out.fileno())
-    draft.replace(path)
+    """By rename, so that a reader sees all of it or nothing.
+
+    Raises:
+        FullError: the disk does not take all of it; nothing is left of it.
+        OSError: as the disk has it.
+    """
+    draft, body = path.with_name(f".{path.name}.{os.getpid()}"), json.dumps(value).encode()
+    try:
+        with draft.open("wb") as out:
+            out.write(body)
+            out.flush()
+            os.fsync(out.fileno())
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()  # what was taken of it leaves its room to others
+        if error.errno not in FULL:
+            raise
+        full = FullError(error.errno, error.strerror, str(path))
+        full.needed = len(body)
+        raise full from error
 
 
 def read_json(path: Path) -> Any:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from django.utils import timezone
-
 from contracts.control import VERSION, KeptCheckpoint
 from contracts.names import TASK_LEND, host_queue
-from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Job, Loan, Outbox, Status
+from jobs.models import Attempt, Host, Job, Loan, Outbox, Status
 
 
 def kept_checkpoint(job: Job) -> KeptCheckpoint | None:
@@ -37,8 +35,7 @@ def lend(placed: Iterable[tuple[Attempt, Collection[str]]]) -> list[Outbox]:
             wanted[attempt] = kept["host"]
     if not wanted:
         return []
-    heard = Host.objects.present().filter(last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
-    lenders = {host.name: host for host in heard.filter(name__in=wanted.values())}
+    lenders = {host.name: host for host in Host.objects.heard().filter(name__in=wanted.values())}
     loans = [Loan(attempt=one, host=lenders[name]) for one, name in wanted.items() if name in lenders]
     return [order(loan) for loan in Loan.objects.bulk_create(loans)]
 

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.core.cache import cache
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.lab import picture
@@ -141,6 +144,23 @@ def test_a_wrong_element_fails_the_job_whatever_the_host_says_of_its_end(
     assert job.status == Status.FAILED
     assert job.history.get(status=Status.FAILED).reason == "3 elements are wrong"
     assert Attempt.objects.get(pk=running.pk).exit["summary"]["lab"]["points"][0]["wrong"] == 3
+
+
+def test_the_lab_asks_for_its_hosts_once(owner: User, client: Any, make_host: Any) -> None:
+    make_host("b")
+    make_host("a")
+    Host.objects.create(
+        name="gpu", slots=2, device="cuda", device_name="g", memory_bytes=1, boot_id="g", last_seen=timezone.now()
+    )
+    make_host("drained")
+    Host.objects.filter(name="drained").update(drained=True)
+    client.force_login(owner)
+    for path in ("/lab/", "/lab/all-reduce/"):
+        with CaptureQueriesContext(connection) as asked:
+            page = client.get(path)
+        assert len([one for one in asked if 'FROM "jobs_host"' in one["sql"]]) == 1, path
+    assert page.context["host"].name == "gpu"
+    assert [host.name for host in client.get("/lab/").context["hosts"]] == ["gpu", "a", "b"]
 
 
 def test_every_primitive_has_a_page_and_none_is_drawn_without_a_run(owner: User, client: Any) -> None:

@@ -78,7 +78,7 @@ def test_the_same_key_gives_the_same_layout_whatever_is_there_by_then(
     [
         ({}, {"last_seen": timezone.now() - timedelta(minutes=5)}, "layout.auto", "is not connected"),
         ({}, {"drained": True}, "layout.auto", "is not connected"),
-        ({"resources": {"host": "host-z"}}, {}, "layout.auto", "the host 'host-z' is not connected"),
+        ({"resources": {"host": "host-z"}}, {}, "resources.host", "there is no host 'host-z' with cpu slots"),
         ({"model": {"preset": "llama3-8b"}}, {}, "layout.auto", "GiB of 1.00"),
         ({"layout": {"auto": {"ranks": 8}}}, {}, "layout.auto.ranks", "8 ranks; the largest host has 4 slots"),
         ({"layout": {"auto": {"cluster": "nowhere"}}}, {}, "cluster", "there is no cluster 'nowhere'"),

@@ -90,6 +90,31 @@ def test_a_host_that_nobody_knows_is_waited_for_only_while_none_of_its_device_is
     assert host_errors(client, "host-5") == [told]
 
 
+@pytest.mark.parametrize(
+    ("asked", "fields"),
+    [
+        ({"host": "host-z"}, ["resources.host"]),
+        ({"host": "gpu"}, ["resources.host"]),
+        ({"host": "host-z", "engine": "slurm"}, ["resources.host"]),
+        ({"engine": "slurm"}, ["layout.auto"]),
+        ({"host": "silent"}, ["layout.auto"]),
+    ],
+)
+def test_a_layout_is_chosen_for_a_host_that_is_there_or_the_host_is_what_is_refused(
+    asked: dict[str, str], fields: list[str], owner: User, api: Api, make_host: Any
+) -> None:
+    """Of one that is only silent there is nothing wrong with its name."""
+    make_host("host-a")
+    Host.objects.create(**host_row("silent"), device="cpu")
+    Host.objects.create(**host_row("gpu"), device="cuda")
+    client, draft = api(owner), {**GOOD, "layout": "auto", "resources": {"device": "cpu", **asked}}
+    refused = client.post("/api/v1/jobs", draft, format="json")
+    assert refused.status_code == 422
+    assert [error["field"] for error in refused.json()["errors"]] == fields
+    planned = client.post("/api/v1/plan", draft, format="json").json()["problems"]
+    assert [problem["message"] for problem in planned] == [error["message"] for error in refused.json()["errors"]]
+
+
 def host_row(name: str) -> dict[str, Any]:
     """Of a host that was not heard of for long: a job may wait for it."""
     seen = timezone.now() - timedelta(days=1)

@@ -92,3 +92,11 @@ def test_the_page_and_rest_offer_it_and_only_who_may_change_it_runs_it(stranded:
     stranded.refresh_from_db()
     assert (stranded.status, stranded.attempt) == ("queued", 2)
     assert client.get(f"/api/v1/jobs/{stranded.id}/smaller").status_code == 409
+
+
+def test_what_another_engine_has_left_is_not_known_here(stranded: Job) -> None:
+    Job.objects.update(spec={**stranded.spec, "resources": {**stranded.spec["resources"], "engine": "slurm"}})
+    stranded.refresh_from_db()
+    with pytest.raises(NoOfferError, match="what machines slurm has left") as refused:
+        smaller(stranded)
+    assert refused.value.field == "resources.engine"

@@ -9,7 +9,7 @@ import sys
 import threading
 
 from contracts.control import LaunchOrder
-from workers.full import FULL
+from workers.full import not_started
 from workers.host.apart.isolation import as_environment
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.ends import Ends
@@ -63,12 +63,5 @@ class Starter:
 
     def _fail(self, attempt: AttemptDir, error: Exception) -> None:
         log.error("cannot start %s/%s: %s", attempt.job, attempt.attempt, error)
-        self._ends.conclude(attempt, "failed", self._why(error))
-
-    def _why(self, error: Exception) -> str:
-        name, text = self._settings.name, str(error)
-        if not isinstance(error, OSError):
-            return f"not started on {name}: {text}"
-        if error.filename is None:  # of a write
-            text += f": '{self._settings.run_dir}'"
-        return f"no room on {name}: {text}" if error.errno in FULL else f"not started on {name}: {text}"
+        reason = not_started(self._settings.name, error, self._settings.run_dir)
+        self._ends.conclude(attempt, "failed", reason)

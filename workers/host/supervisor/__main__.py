@@ -22,8 +22,9 @@ from contracts.gangs import node_of, ranks_here
 from contracts.names import SAVE_FILE
 from contracts.telemetry import GaugeItem, Item, StartItem
 from contracts.variables import SealError
+from workers.full import not_started
 from workers.host.apart.identity import user_of
-from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir
+from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir, report_of_host
 from workers.host.files import write_json
 from workers.host.processes import process_id
 from workers.host.settings import HostSettings, host_settings
@@ -114,7 +115,12 @@ class Supervisor:
             server.close()
             self._end("failed", f"not started: its project's variables cannot be opened: {error}")
             return 1
-        await self.training.start()
+        try:
+            await self.training.start()
+        except OSError as error:
+            server.close()
+            self._end("failed", not_started(self.settings.name, error, self.attempt.given))
+            return 1
         self._started = True
         if self.ended_by is not None:
             self._stop()
@@ -277,11 +283,32 @@ def main() -> int:
     assert identity is not None
     # Short: a unix socket's path has at most 107 bytes. Named before it is there, so that whoever buries us finds it.
     folder = Path(tempfile.gettempdir()) / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
-    write_json(attempt.supervisor, {**identity._asdict(), "folder": str(folder)})
+    try:
+        write_json(attempt.supervisor, {**identity._asdict(), "folder": str(folder)})
+    except OSError as error:
+        asyncio.run(_tell_of(attempt, host_settings(), error))
+        return 1
     if attempt.exit.exists():  # so late that the host worker has reported this attempt lost: it must not run after all
         return 1
     asyncio.run(_supervise(attempt, host_settings(), folder))
     return 0
+
+
+async def _tell_of(attempt: AttemptDir, settings: HostSettings, error: OSError) -> None:
+    """An attempt that cannot begin, from memory: the host worker would only find that its supervisor is not there."""
+    order = attempt.read_order()
+    exit_told = report_of_host(attempt, "failed", not_started(settings.name, error, attempt.own))
+    line = RedisLine(attempt, settings, node_of(order))
+    report = AttemptReport(
+        job=attempt.job, attempt=attempt.attempt, state="exited", slots=order["slots"], exit=exit_told
+    )
+    deadline = time.monotonic() + FAREWELL_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(LineError):
+            await line.report(report)
+            break
+        await asyncio.sleep(POLL_S)
+    await line.close()
 
 
 async def _supervise(attempt: AttemptDir, settings: HostSettings, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from workers.host.reporter import Reporter
 from workers.host.start.claims import claim
 from workers.host.start.starting import Starter
 
+PAGE = 4096
 ONE_RANK = {"model": {"preset": "gpt-tiny"}}
 
 
@@ -45,7 +47,7 @@ def full(tmp_path: Path) -> Iterator[Path]:
 def fill(disk: Path) -> None:
     with (disk / "filling").open("wb", buffering=0) as filling, contextlib.suppress(OSError):
         while True:
-            filling.write(b"\0" * 4096)
+            filling.write(b"\0" * PAGE)
     assert os.statvfs(disk).f_bavail == 0
 
 
@@ -64,7 +66,8 @@ def test_a_job_on_a_full_disk_fails_with_the_reason(redis_service: RedisServer, 
         machine.order("crowded", spec=ONE_RANK, times=3)
         report = machine.exit_of("crowded", 10)
         assert report["outcome"] == "failed"
-        assert report["reason"].startswith(f"no room on {NAME}: [Errno 28] No space left on device: '{folder}")
+        assert report["reason"].startswith(f"no room on {NAME}: No space left on device: {folder}")
+        assert report["reason"].endswith(", 0 bytes are free")
         machine._sender.send_task(TASK_ACKNOWLEDGE, args=["crowded", 1], queue=host_queue(NAME))
         wait_until(lambda: machine.events("host")[-1]["attempts"] == [], "it is not told any more")
         (full / "filling").unlink()
@@ -72,6 +75,26 @@ def test_a_job_on_a_full_disk_fails_with_the_reason(redis_service: RedisServer, 
         machine.order("roomy", spec={**ONE_RANK, "train": {"steps": 1, "warmup_steps": 1}})
         assert machine.exit_of("roomy")["outcome"] == "succeeded"
         assert {report["state"] for report in machine.reports("crowded")} == {"exited"}
+
+
+def test_a_disk_that_takes_the_claim_and_not_the_supervisor_s_own_file_is_told_in_its_words(
+    redis_service: RedisServer, full: Path, tmp_path: Path
+) -> None:
+    """It was lost after a while, and nobody knew why."""
+    folder = full / "runs"
+    (full / "filling").unlink()
+    with host(redis_service, tmp_path / "host", MESHBOARD_RUN_DIR=str(folder)) as machine, machine.worker():
+        fill(full)
+        with (full / "filling").open("r+b") as filling:  # a page for the spec, and one for the order
+            filling.truncate(filling.seek(0, os.SEEK_END) - 2 * PAGE)
+        machine.order("crowded", spec=ONE_RANK)
+        report = machine.exit_of("crowded", 10)
+        claimed = attempt_dir(folder, "crowded", 1)
+        assert claimed.order.exists()
+        assert report["outcome"] == "failed"
+        told = re.escape(f"no room on {NAME}: No space left on device: {claimed.supervisor} needs ")
+        assert re.fullmatch(rf"{told}\d+ bytes, 0 bytes are free", report["reason"])
+        assert [path.name for path in claimed.own.glob(".*")] == [], "no draft of it is left"
 
 
 def test_nothing_is_left_of_what_could_not_be_claimed(full: Path, started: list[AttemptDir]) -> None:
