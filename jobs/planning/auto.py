@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.models import Host, Pool
+from jobs.models import Host
 from jobs.planning.hardware import OfModel, by_model, cluster_for, host_cluster, several
 from jobs.planning.planners import ask
 from jobs.planning.room import host_problems
-from jobs.planning.there import hosts_there
+from jobs.planning.there import hosts_there, labels_asked
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.cluster import Cluster
@@ -57,7 +57,7 @@ def _where(draft: JobSpec, asked: AutoSpec, cluster_name: object) -> tuple[Clust
     hosts = Host.objects.taking().filter(device=device).order_by("-slots", "name")
     if wanted is not None:
         hosts = hosts.filter(name=wanted)
-    labels = {*draft.resources.labels, *_labels_of(draft.resources.pool)}
+    labels = labels_asked(draft.resources)
     there = [host for host in hosts if labels <= {*host.labels}]
     if not there:
         if unknown := host_problems(draft, hosts_there(draft)):
@@ -76,9 +76,3 @@ def rooms_of(hosts: Sequence[OfModel], max_hosts: int | None) -> tuple[Rooms, li
     gangs = [gang for model in by_model(hosts) if len(gang := model[:max_hosts]) > 1]
     together = [Gang(tuple(h.slots for h in gang), min(h.memory_bytes for h in gang)) for gang in gangs]
     return Rooms([Room(host.slots, host.memory_bytes) for host in hosts], together), gangs
-
-
-def _labels_of(pool: str | None) -> list[str]:
-    """What hosts of a pool have; of one that is not there nothing: it is refused by its own name."""
-    found: list[str] | None = Pool.objects.filter(name=pool).values_list("labels", flat=True).first()
-    return found or []

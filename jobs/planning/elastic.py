@@ -13,7 +13,7 @@ from jobs.planning.hardware import by_model, gang_cluster
 from jobs.planning.planners import ask
 from jobs.planning.room import room_problems
 from jobs.planning.shapes import Smaller
-from jobs.planning.there import There, hosts_there
+from jobs.planning.there import There, hosts_there, labels_asked
 from planner.facts.kinds import kind_of
 from planner.facts.spec import JobSpec, SpecError
 from planner.search.auto import draft_of
@@ -46,10 +46,12 @@ def smaller(job: Job) -> Smaller:
         raise NoOfferError("status", f"the job is {job.status}; a layout is changed between attempts")
     if spec.resources.engine != "hosts":
         raise NoOfferError("resources.engine", f"what machines {spec.resources.engine} has left is not known here")
-    there = hosts_there(spec)
+    labels = labels_asked(spec.resources)
+    there = [host for host in hosts_there(spec) if labels <= host.labels]
     hosts = _left(spec, there)
     if not hosts:
-        raise NoOfferError("layout", f"no {spec.resources.device} host takes jobs now")
+        having = f" with {', '.join(sorted(labels))}" if labels else ""
+        raise NoOfferError("layout", f"no {spec.resources.device} host{having} takes jobs now")
     problems = room_problems(spec, there, now=True)
     if not problems:
         raise NoOfferError("layout", "its own layout fits the hosts that take jobs now")

@@ -8,8 +8,8 @@ from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, 
 from django.db.models.expressions import Combinable
 from django.utils import timezone
 
-from jobs.models import HOST_SILENT_AFTER, Host, HostRun
-from planner.facts.spec import JobSpec
+from jobs.models import HOST_SILENT_AFTER, Host, HostRun, Pool
+from planner.facts.spec import JobSpec, Resources
 
 
 class There(NamedTuple):
@@ -24,6 +24,7 @@ class There(NamedTuple):
     known: bool
     device: str
     memory_bytes: int  # of a slot
+    labels: frozenset[str]
 
     @property
     def takes(self) -> bool:
@@ -46,10 +47,19 @@ def hosts_there(spec: JobSpec) -> list[There]:
     asked = Q(device=spec.resources.device) | Q(name=spec.resources.host)
     hosts = Host.objects.present().filter(asked).annotate(known=known)
     rows = hosts.order_by("-slots", "name").values_list(
-        "pk", "name", "slots", "device_name", "drained", "last_seen", "known", "device", "memory_bytes"
+        "pk", "name", "slots", "device_name", "drained", "last_seen", "known", "device", "memory_bytes", "labels"
     )
     since = timezone.now() - HOST_SILENT_AFTER
     return [
-        There(pk, name, slots, device_name, drained, last_seen >= since, known, device, memory_bytes)
-        for pk, name, slots, device_name, drained, last_seen, known, device, memory_bytes in rows
+        There(pk, name, slots, device_name, drained, last_seen >= since, known, device, memory_bytes, frozenset(labels))
+        for pk, name, slots, device_name, drained, last_seen, known, device, memory_bytes, labels in rows
     ]
+
+
+def labels_asked(resources: Resources) -> frozenset[str]:
+    """What a host must have that takes the job: its own, and its pool's; of a pool that is not there nothing, which is
+    refused by its own name."""
+    of_pool: list[str] | None = None
+    if resources.pool:
+        of_pool = Pool.objects.filter(name=resources.pool).values_list("labels", flat=True).first()
+    return frozenset({*resources.labels, *(of_pool or ())})

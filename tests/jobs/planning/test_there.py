@@ -44,7 +44,9 @@ def test_a_submit_asks_for_each_thing_once(
 
 def test_a_host_that_goes_while_a_job_is_submitted_leaves_the_data_sheet(db: None) -> None:
     spec = parse_spec(GOOD)
-    gone = There(7, "gone", 8, "cpu", drained=False, live=True, known=True, device="cpu", memory_bytes=1)
+    gone = There(
+        7, "gone", 8, "cpu", drained=False, live=True, known=True, device="cpu", memory_bytes=1, labels=frozenset()
+    )
     assert own_cluster(spec, [gone]) == default_cluster(spec)
 
 

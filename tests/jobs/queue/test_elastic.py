@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from jobs.models import Attempt, Host, Job, Status
+from jobs.models import Attempt, Host, Job, Pool, Status
 from jobs.planning.elastic import NoOfferError, smaller
 from jobs.queue import actions, lifecycle
 from tests.planner.wrong_specs import GOOD
@@ -100,3 +101,18 @@ def test_what_another_engine_has_left_is_not_known_here(stranded: Job) -> None:
     with pytest.raises(NoOfferError, match="what machines slurm has left") as refused:
         smaller(stranded)
     assert refused.value.field == "resources.engine"
+
+
+@pytest.mark.parametrize("asked", [{"labels": ["fast"]}, {"pool": "fast-ones"}])
+def test_what_is_left_has_the_labels_that_the_job_asks_for(
+    stranded: Job, make_host: Callable[..., Host], asked: dict[str, Any]
+) -> None:
+    """Hosts that the scheduler would never take were offered, or said to hold the job's own layout."""
+    Pool.objects.create(name="fast-ones", labels=["fast"])
+    stranded.spec = {**stranded.spec, "resources": asked}
+    stranded.save()
+    make_host("host-c", slots=8)
+    with pytest.raises(NoOfferError, match="no cpu host with fast takes jobs now"):
+        smaller(stranded)
+    Host.objects.filter(name="host-a").update(labels=["fast"])
+    assert smaller(stranded)["ranks"] <= 4
