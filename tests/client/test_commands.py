@@ -136,6 +136,22 @@ def test_a_look_tells_the_newest_step_and_what_each_axis_sends(server: Saying, b
     assert look(board, board.job("j")).rates == {}, "nothing is kept of a job that has just begun"
 
 
+def test_a_script_is_not_told_as_of_the_steps_that_its_spec_names_for_a_trainer(server: Saying, board: Client) -> None:
+    running(server)
+    spec = {"kind": "script", "train": {"steps": 50}}
+    server.tells("jobs/j", {**JOB, "status": "running", "finished": False, "spec": spec})
+    assert board.job("j").steps is None
+    assert live.plain(look(board, board.job("j"))).startswith("running  step 12  loss")
+
+
+def test_nothing_is_printed_as_the_plan_of_a_script(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text('{"kind": "script"}')
+    server.tells("plan", {"estimate": None, "problems": [], "not_runnable": [], "choices": {}})
+    ran = meshboard("plan", str(tmp_path / "spec.json"), at=server)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == "nothing is predicted of a job that trains nothing of Meshboard's\n"
+
+
 def test_watch_goes_on_until_the_job_has_ended(meshboard: Meshboard, server: Saying) -> None:
     running(server)
     server.tells("jobs/j", {**ENDED, "status": "failed", "history": [{"reason": "rank 1 was killed"}]})
