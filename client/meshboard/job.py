@@ -56,8 +56,10 @@ class Job:
 
     @property
     def verdict(self) -> str:
-        """What the diagnosis says of it, and what to do; "" until it says something."""
+        """What the diagnosis says of it, and what to do; "" until it says something, of what has ended its last word."""
         told = self.told.get("diagnosis") or {}
+        if self.finished and not told.get("over"):
+            return ""
         return "; ".join(part for part in (told.get("sentence"), told.get("reason"), told.get("next")) if part)
 
     @property

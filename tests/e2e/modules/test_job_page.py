@@ -218,6 +218,13 @@ def test_where_there_is_no_verdict_the_page_says_so_and_why(modules: Page) -> No
     jobs = [job(), job(status="queued"), job(finished=True, status="succeeded"), job(diagnosis=told)]
     words = call(modules, "job/health.js", "return x.map((job) => m.verdictOf(job).sentence)", jobs)
     assert words == ["No verdict yet.", "Not started yet.", "No verdict was made of this attempt.", "As planned."]
+    stale = job(finished=True, status="failed", diagnosis={**told, "over": False})
+    ended = job(finished=True, status="cancelled", diagnosis={**told, "over": True})
+    body = "return x.map((job) => { const told = m.verdictOf(job); return [told.state, told.sentence]; })"
+    assert call(modules, "job/health.js", body, [stale, ended]) == [
+        ["", "It has ended; the last word on it is on its way."],
+        ["cancelled", "As planned."],
+    ]
 
 
 def test_a_run_that_ended_as_it_started_is_neither_starting_nor_healthy(modules: Page) -> None:
