@@ -56,7 +56,7 @@ class Job:
 
     @property
     def verdict(self) -> str:
-        """What the diagnosis says of it, and what to do; "" until it says something, of what has ended its last word."""
+        """What the diagnosis says of it, and what to do; of what has ended its last word. "" until it says that."""
         told = self.told.get("diagnosis") or {}
         if self.finished and not told.get("over"):
             return ""

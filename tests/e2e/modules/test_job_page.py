@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.template.loader import render_to_string
+from django.utils import timezone
 from playwright.sync_api import Page
 
 from contracts.telemetry import FIRST_STEPS
@@ -490,3 +491,54 @@ def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
 def test_ticks_of_an_axis_differ_as_far_as_there_is_room(modules: Page, ticks: list[float], words: list[str]) -> None:
     body = "return m.tickWords((value) => value.toPrecision(3))(null, x)"
     assert call(modules, "charts/ticks.js", body, ticks) == words
+
+
+SHEETS = ("css/tokens.css", "css/base.css", "css/components.css", "css/tables.css", "css/pages.css")
+
+
+def test_on_a_narrow_page_each_figure_of_the_queue_has_its_words(modules: Page) -> None:
+    row = {"id": "a", "name": "run", "project": "default", "points": 1.0, "priority": 0, "place": 1, "num_slots": 2}
+    told = {"rows": [{**row, "parts": {"waited": 0, "share": 0}, "layout": "dp2", "reason": "the queue is paused"}]}
+    words = """
+    return [...document.querySelectorAll('td')].map((cell) => getComputedStyle(cell, '::before').content);
+    """
+    with paper(modules, render_to_string("queue/rows.html", told), *SHEETS, "css/queue.css") as page:
+        page.set_viewport_size({"width": 390, "height": 800})
+        narrow = call(page, "format.js", words)
+        page.set_viewport_size({"width": 1440, "height": 800})
+        wide = call(page, "format.js", words)
+    names = ("Place", "Project", "Points", "Why it waits", "Should start")
+    assert narrow == [f'"{name} "' for name in names]
+    assert wide == ["none"] * len(names)
+
+
+def test_why_a_job_waits_has_room_in_the_list_of_a_wide_page(modules: Page) -> None:
+    reason = "it needs 4 slots of one host with cpu slots, and the largest that is free has 2 of its 8"
+    row = {"id": "a", "name": "a run", "kind": "training run", "subject": "gpt-tiny", "owner": "owner"}
+    row |= {"layout": "pp2 x dp2 x tp2 · zero-1 · sp · 1F1B", "steps": 50, "step": 50, "speed": 6919.0}
+    row |= {"created": timezone.now(), "ended": timezone.now(), "status": "succeeded"}
+    long = {**row, "subject": "train.py " + "--option value " * 8}
+    waits = {**row, "status": "queued", "wait_reason": reason, "step": None, "ended": None, "speed": None}
+    told = {"rows": [long, waits], "columns": ["owner", "layout", "status", "steps", "created", "ended", "speed"]}
+    count = """
+    const why = document.querySelector('.why');
+    return Math.round(why.clientHeight / parseFloat(getComputedStyle(why).lineHeight));
+    """
+    with paper(modules, render_to_string("jobs/rows.html", told), *SHEETS, "css/list.css") as page:
+        page.set_viewport_size({"width": 1440, "height": 800})
+        assert call(page, "format.js", count) <= 2
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1440
+
+
+def test_a_long_reason_is_cut_above_the_verdict_and_a_cancelled_job_names_no_exit_code(modules: Page) -> None:
+    body = "".join(f'<div id="{name}"></div>' for name in ("states", "status", "cancel-form", "requeue-form", "notice"))
+    words = "return x.map((job) => { m.showHeader(job); return document.getElementById('notice').innerText; })"
+    exit = {"outcome": "failed", "reason": "boom " * 100, "rank": 1, "exit_code": 1, "log_tail": []}
+    told = {"history": [{"status": "failed", "attempt": 1, "reason": "", "at": "2026-01-01T00:00:00Z"}]}
+    failed = job(finished=True, status="failed", exit=exit, **told)
+    cancelled = job(finished=True, status="cancelled", exit={**exit, "reason": "cancelled by anna"}, **told)
+    with paper(modules, body) as page:
+        long, short = call(page, "job/header.js", words, [failed, cancelled])
+    assert len(long) < 220
+    assert "… (whole in the log) (rank 1, exit code 1)" in long
+    assert short == "Cancelled: cancelled by anna"

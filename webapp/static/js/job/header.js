@@ -81,7 +81,7 @@ export function showHeader(job) {
   badge.dataset.status = job.status;
   show("cancel-form", !job.finished && job.status !== "cancelling");
   show("requeue-form", AGAIN.has(job.status));
-  if ($("smaller")) $("smaller").hidden = !AGAIN.has(job.status) && job.status !== "queued";
+  if ($("smaller")) $("smaller").hidden = !BAD.has(job.status) && !(job.status === "queued" && $("smaller").dataset.stranded !== undefined);
   if (job.engine === "elsewhere") {
     $("where").textContent = job.host;
     const silent = job.status === "unreachable" || (job.status === "cancelling" && job.wait_reason);
