@@ -33,6 +33,7 @@ from contracts.loans import Secret
 from contracts.telemetry import Cell, CheckpointItem, DryRunItem, ProofItem, VerdictRow
 
 VERSION: Final = 1
+STOPPED: Final = "the host was stopped"  # why an attempt failed that nothing ailed
 
 Outcome = Literal["succeeded", "failed", "cancelled", "lost"]
 Slots = Annotated[list[Slot], Field(max_length=65536)]

@@ -71,6 +71,10 @@ class Reported(TypedDict):
     tags: list[str]
 
 
+class Unforetold(TypedDict):
+    """Empty: nothing is predicted of a job that trains nothing, such as a script."""
+
+
 class JobDetail(JobBrief):
     """A job in full. Bytes are payload bytes."""
 
@@ -85,7 +89,7 @@ class JobDetail(JobBrief):
     note: Annotated[str, Field(description="what its host wants known of it, such as a stopped rank")]
     history: list[StateChange]
     spec: SpecDict
-    estimate: Annotated[Estimate | Older, Field(description="as told at submit")]
+    estimate: Annotated[Estimate | Unforetold | Older, Field(description="as told at submit")]
     chosen: Annotated[Chosen | Older | None, Field(description='where the layout was "auto"; null elsewhere')]
     reported: Annotated[Reported | None, Field(description="of a run from elsewhere; null of others")]
 

@@ -16,6 +16,7 @@ TRIES = 5  # of a request that the board could not take just now
 BUSY_S = 1.0  # between two of them where the board names no time
 LONGEST_PAUSE_S = 60.0
 LONGEST_QUOTE = 100  # of a page that is not the API's
+NO_BOARD = ", and nothing that a board says: is there one at this address? MESHBOARD_URL is it without a path behind"
 SILENCE_S = 45.0  # of a stream, in which the board says something each 15 s, before it counts as broken
 
 
@@ -130,7 +131,7 @@ def checked(response: httpx.Response) -> httpx.Response:
     problems = problems_of(told)
     if not problems and response.status_code not in (401, 403, 404):
         raise AwayError(f"{response.url} answered {response.status_code} and nothing that a board says")
-    fallback = [("request", f"HTTP {response.status_code}")]
+    fallback = [("request", f"HTTP {response.status_code}{NO_BOARD if response.status_code == 404 else ''}")]
     raise RefusedError(response.status_code, problems or fallback, told if problems else None)
 
 

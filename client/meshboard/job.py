@@ -45,9 +45,10 @@ class Job:
 
     @property
     def steps(self) -> int | None:
-        """How many it is to train; None where its spec names none."""
-        steps = ((self.told.get("spec") or {}).get("train") or {}).get("steps")
-        return steps if isinstance(steps, int) else None
+        """How many it is to train; None where its spec names none, or those of a trainer that it does not start."""
+        spec = self.told.get("spec") or {}
+        steps = (spec.get("train") or {}).get("steps")
+        return steps if isinstance(steps, int) and spec.get("kind", "train") == "train" else None
 
     @property
     def world_size(self) -> int:
@@ -55,8 +56,10 @@ class Job:
 
     @property
     def verdict(self) -> str:
-        """What the diagnosis says of it, and what to do; "" until it says something."""
+        """What the diagnosis says of it, and what to do; of what has ended its last word. "" until it says that."""
         told = self.told.get("diagnosis") or {}
+        if self.finished and not told.get("over"):
+            return ""
         return "; ".join(part for part in (told.get("sentence"), told.get("reason"), told.get("next")) if part)
 
     @property

@@ -54,6 +54,7 @@ class Diagnosis:
                 self._start.add(item)
             case "checkpoint":
                 self._steps.saved(item)
+                self._ending.saved(item)
                 self._training.checkpoint(item)
             case "proof":
                 self._training.proof(item)

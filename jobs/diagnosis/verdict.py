@@ -101,7 +101,7 @@ def _mostly(measured: StepParts) -> str:
 
 
 def _where(measured: StepParts, planned: StepParts) -> str:
-    """', all of it exposed dp': the part that grew most beside the plan, and what of the difference it is."""
+    """', all of the excess exposed dp': the part that grew most beside the plan, and what of the difference it is."""
     had = {part["name"]: part["seconds"] for part in planned["parts"] if part["kind"] != "hidden"}
     took = {part["name"]: part["seconds"] for part in measured["parts"] if part["kind"] != "hidden"}
     if len(took) < 2:
@@ -112,5 +112,5 @@ def _where(measured: StepParts, planned: StepParts) -> str:
     exposed = any(part["name"] == name and part["kind"] == "exposed" for part in measured["parts"])
     what = f"exposed {name}" if exposed else name
     if share >= 1 - 1e-9:
-        return f", all of it {what}"
-    return f", {percent(share)} of it {what}" if share > 0 else ""
+        return f", all of the excess {what}"
+    return f", {percent(share)} of the excess {what}" if share > 0 else ""

@@ -63,7 +63,9 @@ def member_of(attempt: Attempt, rank: int) -> Member:
     member = next((member for member in members if _has(member, rank)), None)
     if member is None:
         last = max(member.first_rank + member.num_ranks for member in members) - 1
-        raise NoLogError(404, f"rank {rank}: this attempt has ranks 0 to {last}, and launchers -1 to {-len(members)}")
+        ranks = "rank 0 alone" if last == 0 else f"ranks 0 to {last}"
+        launchers = "the launcher, -1" if len(members) == 1 else f"launchers -1 to {-len(members)}"
+        raise NoLogError(404, f"rank {rank}: this attempt has {ranks}, and {launchers}")
     return member
 
 

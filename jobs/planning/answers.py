@@ -25,7 +25,7 @@ from planner.teaching.templates import TEMPLATES
 
 
 def plan(data: object, cluster_name: object = None, *, user: Any) -> Plan:
-    """Everything about a draft that the page shows; `estimate` is null while the draft has problems.
+    """Everything about a draft that the page shows; `estimate` is null while the draft has problems, or trains nothing.
 
     `chosen` is what took the place of a layout "auto", with its reasons; null where the draft names a layout.
     `user`: who asks, and so whose checkpoints, projects and jobs there are.

@@ -69,6 +69,16 @@ def smaller(job: Job) -> Smaller:
     )
 
 
+def is_stranded(job: Job) -> bool:
+    """Whether it waits for hosts that are not there: none that take jobs now could hold it, were they empty."""
+    try:
+        spec = JobSpec.model_validate(job.spec)
+    except ValidationError:
+        return False
+    there = hosts_there(spec)
+    return not any(host.live and not host.drained for host in there) or bool(room_problems(spec, there, now=True))
+
+
 def changed_spec(spec: dict[str, Any], offer: Smaller) -> dict[str, Any]:
     """The job's spec in the layout that was offered."""
     return {**spec, "layout": offer["layout"], "train": {**spec["train"], "micro_batches": offer["micro_batches"]}}

@@ -49,7 +49,7 @@ class Timeline(TypedDict):
 
 
 class Plan(TypedDict):
-    """What a spec would cost; `estimate` is null while it has problems."""
+    """What a spec would cost; `estimate` is null while it has problems, or where it trains nothing."""
 
     estimate: Estimate | None
     problems: list[Error]

@@ -16,6 +16,7 @@ from planner.cost.estimate import estimate
 from planner.cost.matrix import traffic_matrix
 from planner.cost.oversize import oversize
 from planner.cost.pipes import simulate
+from planner.facts.kinds import KINDS
 from planner.facts.layout import problems
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
@@ -35,7 +36,7 @@ NICENESS = 5  # pages before plans, where both want the processor
 
 
 def plan(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> Plan:
-    """Everything about a draft that the page shows; `estimate` is null while it has problems."""
+    """Everything about a draft that the page shows; `estimate` is null while it has problems, or trains nothing."""
     found = problems(spec)
     # More ranks than any host has slots can be costed all the same: that is what planning is for.
     costly = [p for p in found if p.field != "layout"] or oversize(spec)
@@ -45,7 +46,7 @@ def plan(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> Plan:
         "not_runnable": told(not_runnable(spec)),
         "choices": choices(spec),
     }
-    if costly:
+    if costly or not KINDS[spec.kind].trains:
         return answer
     return {
         **answer,
@@ -92,7 +93,7 @@ def explained(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> list[Ex
     Raises:
         SpecError: the draft cannot be planned, or has no such stage.
     """
-    found = problems(spec) or oversize(spec)
+    found = _of_no_training(spec) or problems(spec) or oversize(spec)
     if found:
         raise SpecError(found)
     if asked["stage"] >= spec.layout.pp:
@@ -104,8 +105,10 @@ def searched(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> SearchRe
     """Every layout on so many ranks, ranked; why the neighbours of the first were not taken.
 
     Raises:
-        SpecError: a fixed field that cannot be.
+        SpecError: a fixed field that cannot be, or a spec that trains nothing.
     """
+    if found := _of_no_training(spec):
+        raise SpecError(found)
     limit = asked.pop("limit")
     result = search(spec, cluster, Constraints(**asked, max_seconds=SEARCH_SECONDS), limit=limit)
     return {
@@ -119,6 +122,14 @@ def searched(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> SearchRe
         "complete": result.complete,
         "cluster": {"name": cluster.name, "memory_bytes": cluster.accelerator.memory_bytes, "basis": cluster.basis},
     }
+
+
+def _of_no_training(spec: JobSpec) -> list[Problem]:
+    if KINDS[spec.kind].trains:
+        return []
+    return [
+        Problem("kind", f"nothing is predicted of a job of kind {spec.kind}: it trains no model that is known here")
+    ]
 
 
 def chosen(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, Any]:

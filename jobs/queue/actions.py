@@ -25,6 +25,7 @@ from jobs.models import (
 )
 from jobs.planning.auto import resolved
 from jobs.planning.elastic import changed_spec, smaller
+from jobs.planning.foretold import foretold
 from jobs.planning.hardware import own_cluster
 from jobs.planning.refusals import refusals
 from jobs.planning.resumed import checkpoint_problems
@@ -32,7 +33,6 @@ from jobs.planning.there import There, hosts_there
 from jobs.queue import ending, lifecycle
 from jobs.queue.audit import record
 from jobs.telling.outbox import write
-from planner.cost.estimate import estimate
 from planner.cost.oversize import parse_plannable
 from planner.facts.gang import demand
 from planner.facts.runnable import not_runnable
@@ -142,7 +142,7 @@ def _of_spec(asked: Asked) -> dict[str, Any]:
         "wide_unit": needed.units[0],
         "unit": needed.units[-1],
         "max_hosts": needed.max_hosts,
-        "estimate": estimate(spec, cluster),
+        "estimate": foretold(spec, cluster),
         "hardware": cluster.model_dump(mode="json", exclude={"runs"}),
     }
 

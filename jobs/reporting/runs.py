@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from contracts.control import AttemptReport, ExitReport
 from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, JobTag, Member, ReportedRun, RunToken, StateChange, Status
+from jobs.planning.foretold import foretold
 from jobs.planning.hardware import cluster_for
 from jobs.queue import ending, lifecycle
 from jobs.queue.audit import record
@@ -21,7 +22,6 @@ from jobs.queue.heard.hearing import hear_checkpoint
 from jobs.reporting.requests import NodeRequest, RunRequest
 from jobs.reporting.tokens import digest, issue
 from jobs.telling.outbox import write
-from planner.cost.estimate import estimate
 from planner.cost.oversize import parse_plannable
 from planner.facts.kinds import KINDS
 from planner.facts.presets import PRESETS
@@ -134,7 +134,7 @@ def _make(owner: User, asked: RunRequest, spec: JobSpec) -> Attempt:
         device=asked.device,
         num_slots=asked.world_size,
         engine=ELSEWHERE,
-        estimate=estimate(spec, cluster),
+        estimate=foretold(spec, cluster),
         hardware=cluster.model_dump(mode="json", exclude={"runs"}),
         status=Status.STARTING,
     )

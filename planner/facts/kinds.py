@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from planner.facts.lab import lab_problems
 from planner.facts.spec import JobKind, JobSpec, Layout, Problem, ScriptSpec
 
 DEFAULT: JobKind = "train"
+OF_TRAINING = ("model", "train", "dry_ranks")  # of a spec: what a kind that is plain does not read
 
 
 class Kind(NamedTuple):
@@ -103,6 +104,14 @@ KINDS: dict[JobKind, Kind] = {
 def kind_of(spec: Mapping[str, object]) -> Kind:
     """The kind of a stored spec; the oldest do not name theirs."""
     return KINDS[spec.get("kind", DEFAULT)]  # type: ignore[index]  # it was checked before it was stored
+
+
+def fields_read(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored spec without what its kind never reads: each names a model and steps, also where nothing trains."""
+    if not kind_of(spec).plain:
+        return dict(spec)
+    kept = {name: value for name, value in spec.items() if name not in OF_TRAINING}
+    return {**kept, "layout": {"dp": spec["layout"]["dp"]}}
 
 
 def kind_problems(spec: JobSpec) -> list[Problem]:

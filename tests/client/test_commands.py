@@ -130,10 +130,51 @@ def test_a_look_tells_the_newest_step_and_what_each_axis_sends(server: Saying, b
     assert (seen.step, seen.loss, seen.step_s) == (12, 2.5, 0.5), "step time is rank 0's, loss of whoever knows it"
     assert seen.rates == {"dp": 0.0, "tp": 1024.0}, "bytes of the last ten seconds"
     assert seen.curves["tp"][-5:] == [1000, 0, 0, 0, 9240]
-    assert live.plain(seen) == "running  step 12/40  loss 2.5  500 ms a step  dp 0 B/s  tp 1 KiB/s"
+    assert live.plain(seen) == "running  step 12/40  loss 2.5  500 ms the last step  dp 0 B/s  tp 1 KiB/s"
     assert seen.as_json()["bytes_per_s"] == {"dp": 0.0, "tp": 1024.0}
     server.tells("jobs/j/history", {"errors": []}, 404)
     assert look(board, board.job("j")).rates == {}, "nothing is kept of a job that has just begun"
+
+
+def test_a_script_is_not_told_as_of_the_steps_that_its_spec_names_for_a_trainer(server: Saying, board: Client) -> None:
+    running(server)
+    spec = {"kind": "script", "train": {"steps": 50}}
+    server.tells("jobs/j", {**JOB, "status": "running", "finished": False, "spec": spec})
+    assert board.job("j").steps is None
+    assert live.plain(look(board, board.job("j"))).startswith("running  step 12  loss")
+
+
+def test_nothing_is_printed_as_the_plan_of_a_script(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text('{"kind": "script"}')
+    server.tells("plan", {"estimate": None, "problems": [], "not_runnable": [], "choices": {}})
+    ran = meshboard("plan", str(tmp_path / "spec.json"), at=server)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == "nothing is predicted of a job that trains nothing of Meshboard's\n"
+
+
+def test_what_is_said_of_an_ended_run_is_its_last_word(meshboard: Meshboard, server: Saying) -> None:
+    told = {"sentence": "Runs: 102 ms a step", "reason": "", "next": "", "over": False}
+    failed = {**ENDED, "status": "failed", "history": [{"reason": "rank 1 was killed"}]}
+    server.tells("jobs/j", {**failed, "diagnosis": told})
+    assert meshboard("status", "j", at=server).out == "j  failed       n  (rank 1 was killed)\n"
+    server.tells("jobs/j", {**failed, "diagnosis": {**told, "sentence": "Rank 1 failed first", "over": True}})
+    assert meshboard("status", "j", at=server).out.endswith("\nRank 1 failed first\n")
+
+
+@pytest.mark.parametrize("named", [("j",), ("j", "j"), ("a", "b", "c", "d", "e", "f", "g")])
+def test_too_few_or_too_many_are_not_compared_and_the_words_are_those_of_a_command(
+    meshboard: Meshboard, server: Saying, named: tuple[str, ...]
+) -> None:
+    ran = meshboard("compare", *named, at=server)
+    assert (ran.code, server.asked) == (exits.Exit.WRONG, [])
+    assert "2 to 6 different jobs are compared, with spaces between; got " in ran.err
+
+
+def test_an_address_where_no_board_is_says_so(meshboard: Meshboard, server: Saying) -> None:
+    server.answers = [answer(404, b"<html>not here</html>")]
+    ran = meshboard("status", "j", at=server)
+    assert ran.code == exits.Exit.WRONG
+    assert "is there one at this address?" in ran.err
 
 
 def test_watch_goes_on_until_the_job_has_ended(meshboard: Meshboard, server: Saying) -> None:

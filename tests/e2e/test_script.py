@@ -32,6 +32,40 @@ def test_a_script_runs_unchanged_and_its_groups_are_counted(page: Page, running_
     rows = page.locator("#collectives tr")
     expect(rows.filter(has_text="ranks 0,2")).to_contain_text("all-reduce")
     expect(rows.filter(has_text="all-to-all")).to_contain_text("128 B")
+    page.locator("#heat-pairs").scroll_into_view_if_needed()
+    expect(page.locator("#pairs-predicted")).to_be_hidden()
+    expect(page.locator("#gauges")).not_to_contain_text("plan")
+
+
+WAITING = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+raise SystemExit("nothing was joined" + "!" * 600)
+"""
+
+
+def test_a_script_that_failed_before_a_collective_shows_what_was_measured_and_no_empty_panel(
+    page: Page, running_board: Board
+) -> None:
+    go = running_board.state / "scripts" / "go"
+    (running_board.state / "scripts" / "waiting.py").write_text(WAITING)
+    script = {"path": "waiting.py", "args": [str(go)]}
+    job = running_board.submit({"kind": "script", "layout": {"dp": 2}, "script": script})
+    page.goto(f"{running_board.url}/jobs/{job}/")
+    page.locator("#gauges").scroll_into_view_if_needed()
+    page.wait_for_selector("#memory-chart[data-points]")
+    go.touch()
+    page.wait_for_selector("#status[data-status=failed]")
+    page.reload()
+    expect(page.locator("#nothing")).to_contain_text("what its ranks held, and its log, are what there is to see")
+    for panel in ("traffic", "timeline-panel", "heat-pairs", "heat-time", "collectives-panel"):
+        expect(page.locator(f"#{panel}")).to_be_hidden()
+    page.locator("#gauges").scroll_into_view_if_needed()
+    page.wait_for_selector("#memory-chart[data-window]")
+    first, last = map(float, str(page.locator("#memory-chart").get_attribute("data-window")).split())
+    assert first > 1.6e9, "dated by what was measured"
+    assert last > first
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from meshboard import files, following
 from meshboard.api import Client, sendable_key
 from meshboard.commands.app import AsJson, JobId, JobIds, Sets, Spec, Timeout, app, board, print_json
 from meshboard.commands.refusals import each
-from meshboard.errors import AwayError, RefusedError
+from meshboard.errors import AwayError, RefusedError, WrongError
 from meshboard.exits import Exit
 from meshboard.job import Job
 from meshboard.look import look
@@ -24,6 +24,7 @@ from meshboard.show import jobs as shown
 from meshboard.show.live import Waiting
 from meshboard.show.words import clean
 
+LEAST_COMPARED, MOST_COMPARED = 2, 6  # as the board has it
 LAST_WORDS_S = 10.0  # for the end of a log, once its job has ended
 
 
@@ -157,6 +158,9 @@ def _act(job_ids: list[str], act: Callable[[str], Job], as_json: bool) -> None:
 @app.command()
 def compare(job_ids: JobIds, as_json: AsJson = False) -> None:
     """Two to six runs side by side: where their specs differ, and what each measured."""
+    if not LEAST_COMPARED <= len(set(job_ids)) <= MOST_COMPARED or len(set(job_ids)) < len(job_ids):
+        words = f"{LEAST_COMPARED} to {MOST_COMPARED} different jobs are compared, with spaces between"
+        raise WrongError(f"{words}; got {' '.join(job_ids)}", "jobs")
     with board() as client:
         told = client.compare(job_ids)
     print_json(told) if as_json else print(shown.compared(told))

@@ -28,6 +28,8 @@ def plan(
         print_json(told)
     elif told["estimate"] is not None:
         print(plans.plan(told))
+    elif not told["problems"]:
+        print("nothing is predicted of a job that trains nothing of Meshboard's")
     for problem in told["problems"]:
         print(clean(f"{problem['field']}: {problem['message']}"), file=sys.stderr)
     if told["problems"]:

@@ -128,4 +128,4 @@ def _loss(seen: Look) -> str:
 
 
 def _step_s(seen: Look) -> str:
-    return "" if seen.step_s is None else f"{seconds(seen.step_s)} a step"
+    return "" if seen.step_s is None else f"{seconds(seen.step_s)} the last step"

@@ -10,6 +10,7 @@ from jobs.history.exports.scalars import scalars
 from jobs.history.kept.query import ask
 from jobs.history.recording.ended import ended
 from jobs.models import Attempt, Job
+from planner.facts.kinds import fields_read
 
 BATCH = 1000  # metrics that a server takes at once: https://mlflow.org/docs/latest/rest-api.html#log-batch
 MOST_PARAMS = 100  # that it takes at once
@@ -47,7 +48,7 @@ def export(job: Job, attempt: int, to: str, experiment: str) -> str:
     began = int(1000 * min((point.time for point in points), default=job.created.timestamp()))
     tags = {JOB: job.id, ATTEMPT: str(attempt), "meshboard.project": job.project, "mlflow.user": job.owner.username}
     run: str = client.create_run(where, start_time=began, tags=tags, run_name=job.name).info.run_id
-    params = [Param(name, value[:LONGEST_VALUE]) for name, value in flat(job.spec)]
+    params = [Param(name, value[:LONGEST_VALUE]) for name, value in flat(fields_read(job.spec))]
     for first in range(0, len(params), MOST_PARAMS):
         client.log_batch(run, params=params[first : first + MOST_PARAMS])
     told = (Metric(point.curve, point.value, int(1000 * point.time), point.step) for point in points)

@@ -13,6 +13,7 @@ from jobs.history.kept.query import Tables, ask
 from jobs.history.told.parts import Parts, parts_together
 from jobs.history.told.shapes import Columns
 from jobs.models import Job
+from planner.facts.kinds import fields_read
 
 LEAST, MOST = 2, 6
 MOST_POINTS = 1000  # of each curve
@@ -52,7 +53,7 @@ class Compared(TypedDict):
     validation: Annotated[Columns, Field(description="step, elapsed_s, loss")]
     traffic: list[RunTraffic]
     parts: Parts | None
-    plan: Annotated[dict[str, Any], Field(description="its estimate: time, memory")]
+    plan: Annotated[dict[str, Any], Field(description="its estimate: time, memory; empty where nothing was predicted")]
 
 
 class Comparison(TypedDict):
@@ -68,8 +69,8 @@ def comparison(jobs: list[Job]) -> Comparison:
 
 
 def differences(specs: list[Mapping[str, Any]]) -> list[Difference]:
-    """Fields in dotted words, but for the name, which says nothing."""
-    flat = [dict(_leaves(spec)) for spec in specs]
+    """Fields in dotted words, but for the name, which says nothing, and for what a job's kind does not read."""
+    flat = [dict(_leaves(fields_read(spec))) for spec in specs]
     fields = dict.fromkeys(field for one in flat for field in one if field != "name")
     found: list[Difference] = [{"field": field, "values": [one.get(field) for one in flat]} for field in fields]
     return [one for one in found if any(value != one["values"][0] for value in one["values"])]

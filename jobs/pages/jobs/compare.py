@@ -17,6 +17,7 @@ from jobs.kinds import kind_of, layout_words
 from jobs.models import Attempt, Job
 from jobs.text import storable
 from planner.cost.learning import LEAST_TENSORS
+from planner.facts.kinds import fields_read
 
 LEAST, MOST = 2, 6
 SAME_FOR_ALL = ("name",)  # of a spec: each has its own, which says nothing
@@ -53,6 +54,7 @@ def compare(request: HttpRequest) -> HttpResponse:
             for place, job in enumerate(jobs)
         ],
         "enough": len(jobs) >= LEAST,
+        "planned": any(job.estimate for job in jobs),
         "missing": [job for job in asked if job not in found],
         "cut": len([job for job in asked if job in found]) > MOST,
         "least": LEAST,
@@ -103,7 +105,7 @@ def _data(job: Job, summary: Mapping[str, Any], diagnosis: Mapping[str, Any]) ->
 
 def spec_rows(specs: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Fields on which the specs differ, and those on which they do not, each with its dotted name and the values."""
-    flat = [dict(_flat(spec)) for spec in specs]
+    flat = [dict(_flat(fields_read(spec))) for spec in specs]
     names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in SAME_FOR_ALL]
     differ: list[dict[str, Any]] = []
     same: list[dict[str, Any]] = []

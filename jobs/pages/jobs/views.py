@@ -19,7 +19,7 @@ from jobs.kinds import elsewhere_panels, kind_of, layout_words
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status
 from jobs.pages.forms import once, spec_form
 from jobs.planning import answers
-from jobs.planning.elastic import NoOfferError
+from jobs.planning.elastic import NoOfferError, is_stranded
 from jobs.planning.hardware import hardware
 from jobs.planning.planners import BusyError
 from jobs.planning.work import told
@@ -207,6 +207,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "started": job.history.filter(attempt=job.attempt, status=Status.STARTING).exists(),
         "elsewhere": elsewhere,
         "again": job.status in AGAIN and not elsewhere,
+        "stranded": job.status == Status.QUEUED and is_stranded(job),
         "may_change": may_change(request.user, job),
         "may_run": may_change(request.user, job) and may_submit_to(request.user, job.project),
     }

@@ -149,7 +149,7 @@ def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) 
             "reason": "its lease",
         },
     ]
-    job = {"members": gang, "status": "running", "estimate": {}, "spec": {"layout": {"dp": 2, "tp": 2}}}
+    job = {"members": gang, "status": "running", "estimate": {"stages": [{}]}, "spec": {"layout": {"dp": 2, "tp": 2}}}
     lines = [{"rank": rank, "predicted": 500, "measured": 500} for rank in range(4)]
     told = [gang, {**job}, [{"axis": axis, "level": "", "ranks": lines} for axis in ("dp", "tp")], panel]
     body = """
@@ -160,6 +160,8 @@ def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) 
     const cells = (row) => [...row.children].map((one) => one.textContent);
     const rows = (id) => [...panel.querySelectorAll(`#${id} tr`)].map(cells);
     const shown = [panel.hidden, rows("host-rows"), rows("crossing-rows")];
+    m.showHosts(panel, { ...x[1], estimate: {} }, state, () => x[2]);
+    shown.push([panel.hidden, panel.querySelector("[data-crossing]")?.hidden, rows("crossing-rows")]);
     m.showHosts(panel, { ...x[1], members: x[0].slice(1) }, state, () => []);
     return [...shown, panel.hidden];
     """
@@ -167,9 +169,10 @@ def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) 
     assert browser is not None
     page = context_of(browser).new_page()
     page.goto(modules.url.replace("/icon.svg", "/js/"))  # a list of files: an HTML page
-    hidden, hosts, crossing, alone = call(page, "job/hosts.js", body, told)
+    hidden, hosts, crossing, unforeseen, alone = call(page, "job/hosts.js", body, told)
     page.close()
     assert (hidden, alone) == (False, True), "a run on one host has no such panel"
+    assert unforeseen == [False, True, []], "where nothing was predicted no 0 B is told as a prediction"
     assert hosts == [
         ["anna", "0\u20131", "running", "\u2212300.00 s ± 1.00 ms"],
         ["bert", "2\u20133", "lost: its lease", "not measured"],

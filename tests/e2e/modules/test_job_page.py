@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.template.loader import render_to_string
+from django.utils import timezone
 from playwright.sync_api import Page
 
 from contracts.telemetry import FIRST_STEPS
@@ -218,6 +219,13 @@ def test_where_there_is_no_verdict_the_page_says_so_and_why(modules: Page) -> No
     jobs = [job(), job(status="queued"), job(finished=True, status="succeeded"), job(diagnosis=told)]
     words = call(modules, "job/health.js", "return x.map((job) => m.verdictOf(job).sentence)", jobs)
     assert words == ["No verdict yet.", "Not started yet.", "No verdict was made of this attempt.", "As planned."]
+    stale = job(finished=True, status="failed", diagnosis={**told, "over": False})
+    ended = job(finished=True, status="cancelled", diagnosis={**told, "over": True})
+    body = "return x.map((job) => { const told = m.verdictOf(job); return [told.state, told.sentence]; })"
+    assert call(modules, "job/health.js", body, [stale, ended]) == [
+        ["", "It has ended; the last word on it is on its way."],
+        ["cancelled", "As planned."],
+    ]
 
 
 def test_a_run_that_ended_as_it_started_is_neither_starting_nor_healthy(modules: Page) -> None:
@@ -259,8 +267,9 @@ RANK_GAUGE = {"kind": "gauge", "rank": 0, "time": 1.0, "resident_bytes": 5}
         ("failed", changes("queued", "starting", "running", "failed"), [LINE, HOST_GAUGE], True, "measured"),
         ("failed", PLACED, [], None, ""),  # what was kept is not known: nothing is claimed
         ("failed", PLACED, [TRAFFIC], True, ""),
-        ("failed", PLACED, [RANK_GAUGE], True, ""),
+        ("failed", PLACED, [RANK_GAUGE], True, "sent"),
         ("succeeded", PLACED, [], False, ""),
+        ("succeeded", PLACED, [RANK_GAUGE], True, "sent"),  # a script that makes no collective
         ("running", changes("queued", "starting", "running"), [], False, ""),
     ],
 )
@@ -280,24 +289,85 @@ def test_what_ended_before_it_had_anything_to_draw_is_known_as_that(
 
 def test_a_page_without_anything_to_draw_is_short_and_says_why(modules: Page) -> None:
     body = """<main id="main"><p id="nothing" hidden></p><section id="health"></section>
-    <section id="log" data-needs="ran"></section><section id="loss" data-needs="measured"></section></main>"""
+    <section id="log" data-needs="ran"></section><section id="gauges" data-needs="measured"></section>
+    <section id="loss" data-needs="sent"></section></main>"""
     show = """
     const state = (await import('/js/store.js')).createState();
     const show = m.nothingView(document.getElementById('main'), document.getElementById('nothing'));
     const starting = [{status: 'starting', attempt: 1}];
-    return [[[], null], [starting, null], [starting, {}]].map(([history, progress]) => {
-      show({finished: true, status: 'cancelled', attempt: 1, history}, {...state, progress}, false);
+    const gauges = new Map([[0, {}]]);
+    const cases = [[[]], [starting], [starting, {gauges}], [starting, {progress: {}}]];
+    return cases.map(([history, told]) => {
+      show({finished: true, status: 'cancelled', attempt: 1, history}, {...state, ...told}, false);
       const seen = [...document.querySelectorAll('section')].filter((one) => one.checkVisibility());
       return [seen.map((one) => one.id), document.getElementById('nothing').innerText];
     });
     """
     with paper(modules, body, "css/base.css", "css/job/first.css") as page:
-        ran, measured, drawn = call(page, "job/nothing.js", show)
+        ran, measured, sent, drawn = call(page, "job/nothing.js", show)
     assert ran[0] == ["health"]
     assert ran[1] == "Cancelled before it started: nothing ran, so there is no step, no traffic and no log to show."
     assert measured[0] == ["health", "log"]
     assert measured[1].startswith("Cancelled before any rank came to a collective or a step")
-    assert drawn == [["health", "log", "loss"], ""]
+    assert sent[0] == ["health", "log", "gauges"]
+    assert sent[1].endswith(
+        "before any rank came to a collective or a step: what its ranks held is what there is to see."
+    )
+    assert drawn == [["health", "log", "gauges", "loss"], ""]
+
+
+def test_a_script_that_succeeds_without_a_collective_says_so_and_a_calibration_needs_none(modules: Page) -> None:
+    show = """
+    const state = (await import('/js/store.js')).createState();
+    state.gauges.set(0, {});
+    const line = document.getElementById('nothing');
+    const told = {finished: true, status: 'succeeded', attempt: 1, history: [{status: 'starting', attempt: 1}]};
+    return ['<section id="traffic" data-needs="sent"></section>', ''].map((panel) => {
+      document.getElementById('panels').innerHTML = panel;
+      m.nothingView(document.getElementById('main'), line)(told, state, true);
+      return line.innerText;
+    });
+    """
+    body = '<main id="main"><p id="nothing"></p><div id="panels"></div></main>'
+    with paper(modules, body, "css/base.css", "css/job/first.css") as page:
+        script, calibration = call(page, "job/nothing.js", show)
+    assert script == "Succeeded; no rank made a collective or a step: what its ranks held is what there is to see."
+    assert calibration == ""
+
+
+def test_charts_of_gauges_alone_are_dated_by_them(modules: Page) -> None:
+    body = """
+    const store = await import('/js/store.js');
+    return x.map((items) => {
+      const s = store.createState();
+      const batch = (item) => ({v: 1, job: 'j', attempt: 1, time: item.time, items: [item]});
+      for (const item of items) store.foldBatch(s, `${item.time}-0`, batch(item));
+      s.whole = { length: 0 }; // as a history without traffic leaves it
+      const now = m.extentOf(s);
+      s.time = null;
+      return [now, m.extentOf(s)];
+    });
+    """
+    at = 1.7e9
+    gauges = [{**RANK_GAUGE, "time": at}, {**HOST_GAUGE, "time": at + 4}]
+    step = {"kind": "step", "rank": 0, "step": 1, "steps": 9, "time": at + 2, "step_s": 1.0, "tokens": 8, "cells": []}
+    none, alone, stepped = call(modules, "charts/extent.js", body, [[], gauges, [gauges[0], step, gauges[1]]])
+    assert none == [None, None]
+    assert alone == [[at, at + 4]] * 2
+    assert stepped == [[at + 2, at + 4]] * 2, "where steps are known they say where it begins"
+
+
+def test_an_ended_run_is_not_told_of_as_if_collectives_could_come(modules: Page) -> None:
+    body = """
+    const rows = document.createElement('tbody');
+    return [[null, false], [null, true], [['step'], true]].map(([phases, finished]) => {
+      m.showCollectives(rows, {ranks: new Map()}, phases, finished);
+      return rows.textContent;
+    });
+    """
+    with paper(modules, "") as page:
+        told = call(page, "job/tables.js", body)
+    assert told == ["No collective so far.", "No collective was made.", "No collective was made in this phase."]
 
 
 def test_a_stack_of_axes_ends_at_their_sum_and_tells_each_axis_own(modules: Page) -> None:
@@ -421,3 +491,54 @@ def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
 def test_ticks_of_an_axis_differ_as_far_as_there_is_room(modules: Page, ticks: list[float], words: list[str]) -> None:
     body = "return m.tickWords((value) => value.toPrecision(3))(null, x)"
     assert call(modules, "charts/ticks.js", body, ticks) == words
+
+
+SHEETS = ("css/tokens.css", "css/base.css", "css/components.css", "css/tables.css", "css/pages.css")
+
+
+def test_on_a_narrow_page_each_figure_of_the_queue_has_its_words(modules: Page) -> None:
+    row = {"id": "a", "name": "run", "project": "default", "points": 1.0, "priority": 0, "place": 1, "num_slots": 2}
+    told = {"rows": [{**row, "parts": {"waited": 0, "share": 0}, "layout": "dp2", "reason": "the queue is paused"}]}
+    words = """
+    return [...document.querySelectorAll('td')].map((cell) => getComputedStyle(cell, '::before').content);
+    """
+    with paper(modules, render_to_string("queue/rows.html", told), *SHEETS, "css/queue.css") as page:
+        page.set_viewport_size({"width": 390, "height": 800})
+        narrow = call(page, "format.js", words)
+        page.set_viewport_size({"width": 1440, "height": 800})
+        wide = call(page, "format.js", words)
+    names = ("Place", "Project", "Points", "Why it waits", "Should start")
+    assert narrow == [f'"{name} "' for name in names]
+    assert wide == ["none"] * len(names)
+
+
+def test_why_a_job_waits_has_room_in_the_list_of_a_wide_page(modules: Page) -> None:
+    reason = "it needs 4 slots of one host with cpu slots, and the largest that is free has 2 of its 8"
+    row = {"id": "a", "name": "a run", "kind": "training run", "subject": "gpt-tiny", "owner": "owner"}
+    row |= {"layout": "pp2 x dp2 x tp2 · zero-1 · sp · 1F1B", "steps": 50, "step": 50, "speed": 6919.0}
+    row |= {"created": timezone.now(), "ended": timezone.now(), "status": "succeeded"}
+    long = {**row, "subject": "train.py " + "--option value " * 8}
+    waits = {**row, "status": "queued", "wait_reason": reason, "step": None, "ended": None, "speed": None}
+    told = {"rows": [long, waits], "columns": ["owner", "layout", "status", "steps", "created", "ended", "speed"]}
+    count = """
+    const why = document.querySelector('.why');
+    return Math.round(why.clientHeight / parseFloat(getComputedStyle(why).lineHeight));
+    """
+    with paper(modules, render_to_string("jobs/rows.html", told), *SHEETS, "css/list.css") as page:
+        page.set_viewport_size({"width": 1440, "height": 800})
+        assert call(page, "format.js", count) <= 2
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1440
+
+
+def test_a_long_reason_is_cut_above_the_verdict_and_a_cancelled_job_names_no_exit_code(modules: Page) -> None:
+    body = "".join(f'<div id="{name}"></div>' for name in ("states", "status", "cancel-form", "requeue-form", "notice"))
+    words = "return x.map((job) => { m.showHeader(job); return document.getElementById('notice').innerText; })"
+    exit = {"outcome": "failed", "reason": "boom " * 100, "rank": 1, "exit_code": 1, "log_tail": []}
+    told = {"history": [{"status": "failed", "attempt": 1, "reason": "", "at": "2026-01-01T00:00:00Z"}]}
+    failed = job(finished=True, status="failed", exit=exit, **told)
+    cancelled = job(finished=True, status="cancelled", exit={**exit, "reason": "cancelled by anna"}, **told)
+    with paper(modules, body) as page:
+        long, short = call(page, "job/header.js", words, [failed, cancelled])
+    assert len(long) < 220
+    assert "… (whole in the log) (rank 1, exit code 1)" in long
+    assert short == "Cancelled: cancelled by anna"

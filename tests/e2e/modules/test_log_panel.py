@@ -356,6 +356,19 @@ def test_after_a_failure_the_root_cause_stands_on_top(
     expect(page.locator("#log [data-marked] .log-text")).to_have_text(TRACE[0])
 
 
+def test_after_a_failure_the_log_opens_on_the_rank_that_failed_until_another_is_chosen(
+    panel: Callable[..., Page],
+) -> None:
+    page = panel(members=GANG, finished=True, status="failed", exit={**EXIT, "log_tail": ["boom"]})
+    say(page, log(0, 1, 0, "on rank 0"))
+    say(page, log(2, 1, 0, "boom"))
+    chosen = page.locator("[name=log-rank]")
+    expect(chosen).to_have_value("2")
+    chosen.select_option("0")
+    say(page, log(3, 1, 0, "on rank 3"))
+    expect(chosen).to_have_value("0")
+
+
 def test_a_good_end_has_no_cause_and_a_stored_failure_has_its_last_lines(panel: Callable[..., Page]) -> None:
     well = panel(finished=True, status="succeeded", exit={**EXIT, "outcome": "succeeded", "rank": None, "log_tail": []})
     say(well, log(0, 1, 0, "fine"))

@@ -46,7 +46,7 @@ def test_parts_of_a_step_add_up_to_it_and_the_verdict_names_what_grew() -> None:
     assert sum(part["seconds"] for part in measured["parts"] if part["kind"] != "hidden") == pytest.approx(took)
     assert told["state"] == "notice"
     assert "3.0 times as long as predicted" in told["sentence"]
-    assert "exposed dp" in told["sentence"]
+    assert ", all of the excess exposed dp" in told["sentence"]
 
 
 def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
@@ -102,13 +102,41 @@ def test_a_failed_run_tells_its_root_cause() -> None:
     assert [fact["text"] for fact in told["evidence"]] == ["Traceback", "boom"]
 
 
+def test_evidence_of_a_failure_is_lines_that_say_something_and_no_control_characters() -> None:
+    found = diagnosis({"dp": 2})
+    tail = ["\x1b[31mTraceback\x1b[0m", "    boom()", "    ~~~~^^", "  ^^^^^^^", "\x1b]0;title\x07Error: \x08no"]
+    reason = "rank 1 ended with exit code 1: \x1b[1mno\x1b[0m"
+    found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 1, "log_tail": tail})
+    told = look(found)
+    assert [fact["text"] for fact in told["evidence"]] == ["Traceback", "    boom()", "Error: no"]
+    assert told["reason"] == "rank 1 ended with exit code 1: no"
+
+
+def test_a_long_reason_is_shortened_and_stands_whole_in_the_evidence() -> None:
+    found, reason = diagnosis({"dp": 2}), "rank 1 ended with exit code 1: " + "long " * 80
+    found.ended("failed", {"outcome": "failed", "reason": reason.strip(), "rank": 1, "log_tail": ["boom"]})
+    told = look(found)
+    assert len(told["reason"]) == 200
+    assert told["reason"].endswith("…")
+    assert [fact["text"] for fact in told["evidence"]] == [reason.strip(), "boom"]
+
+
+def test_what_was_ended_with_its_host_is_to_be_tried_again_from_its_checkpoint() -> None:
+    found = diagnosis({"dp": 2})
+    found.ended("failed", {"outcome": "failed", "reason": "the host was stopped", "exit_code": -15, "log_tail": ["x"]})
+    assert look(found)["next"] == "try it again (meshboard retry) once its host is back: nothing of its own failed"
+    saved = {"kind": "checkpoint", "rank": 0, "time": NOW, "step": 40, "name": "job/1/step-00000040", "num_bytes": 1}
+    found.add(ITEM.validate_python({**saved, "stall_s": 0.1, "save_s": 0.1, "problem": ""}), 0)
+    assert look(found)["next"].endswith("it goes on from its checkpoint after step 40")
+
+
 @pytest.mark.parametrize(
     ("reason", "sentence", "why"),
     [
         (
             "the supervisor died without an exit report; its ranks were ended with it",
             "Lost: the supervisor died without an exit report",
-            "the supervisor died without an exit report; its ranks were ended with it",
+            "its ranks were ended with it",
         ),
         ("host small was rebooted", "Lost: host small was rebooted", ""),
         ("", "Lost: nobody told why", ""),

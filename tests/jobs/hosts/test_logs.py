@@ -112,7 +112,7 @@ def test_an_order_that_nobody_waits_for_is_not_answered(
         ({"removed": True}, "0", 409, "host-a, which has the log, was removed from the board"),
         ({"silent": True}, "0", 503, "host-a has the log, and was not heard of for 90 s"),
         ({"queued": True}, "0", 409, "it has not started: nothing has logged yet"),
-        ({}, "4", 404, "rank 4: this attempt has ranks 0 to 3, and launchers -1 to -1"),
+        ({}, "4", 404, "rank 4: this attempt has ranks 0 to 3, and the launcher, -1"),
         ({}, "-2", 404, "rank -2: this attempt has ranks 0 to 3"),
         ({}, "..%2f..%2fetc%2fpasswd", 404, ""),
         ({}, "stdout.log", 404, "this job has no rank 'stdout.log'"),

@@ -57,6 +57,25 @@ def test_one_request_queues_a_new_attempt_in_it(stranded: Job) -> None:
         smaller(stranded)
 
 
+def test_a_page_offers_it_where_the_layout_is_what_the_job_waits_for(
+    stranded: Job, owner: User, client: Client
+) -> None:
+    client.force_login(owner)
+
+    def is_offered() -> bool:
+        panel = client.get(f"/jobs/{stranded.id}/").content.decode().partition('id="smaller"')[2].partition(">")[0]
+        return "hidden" not in panel
+
+    assert is_offered(), "it was lost"
+    assert actions.requeue(stranded, "owner")
+    assert is_offered(), "half of its hosts are gone"
+    Host.objects.update(last_seen=timezone.now())
+    assert not is_offered(), "there is room: it waits for its turn"
+    stranded.refresh_from_db()
+    actions.cancel(stranded, "owner")
+    assert not is_offered()
+
+
 def test_nothing_is_offered_while_it_fits_or_runs(stranded: Job) -> None:
     Host.objects.update(last_seen=timezone.now())
     with pytest.raises(NoOfferError, match="its own layout fits the hosts that take jobs now"):

@@ -70,7 +70,7 @@ def test_the_page_shows_everything_to_staff_and_ones_own_to_others(
     assert "mine" in page
     assert theirs.id not in page
     assert "theirs" not in page
-    assert '<td class="place">2</td>' in page, "its place in the whole queue"
+    assert '<td class="place" data-label="Place">2</td>' in page, "its place in the whole queue"
     client.force_login(staff)
     page = client.get("/queue/").content.decode()
     assert page.index(theirs.id) < page.index(mine.id)

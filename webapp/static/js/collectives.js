@@ -90,8 +90,10 @@ export function sum(rows) {
   return total;
 }
 
-/** The planner's bytes and calls of one step by axis; ranks of a stage are alike but for those in `rank_bytes`. */
+/** The planner's bytes and calls of one step by axis; ranks of a stage are alike but for those in `rank_bytes`. None of
+ * a job of which nothing was predicted. */
 export function predictionOf(estimate) {
+  if (!estimate.stages) return () => ({});
   const perStage = estimate.axes.dp * (estimate.axes.cp ?? 1) * estimate.axes.tp; // cp: not in the oldest jobs
   return (rank, levelOf = whole) => {
     const stage = estimate.stages[Math.floor(rank / perStage)];

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from contracts.codec import BadMessageError, checked_item
-from contracts.control import AttemptReport, ExitReport, Outcome
+from contracts.control import STOPPED, AttemptReport, ExitReport, Outcome
 from contracts.gangs import node_of, ranks_here
 from contracts.names import SAVE_FILE
 from contracts.telemetry import GaugeItem, Item, StartItem
@@ -171,7 +171,7 @@ class Supervisor:
             await self.clock.measure(self.line.now)
 
     def _shut_down(self) -> None:
-        self._end("failed", "the host was stopped")
+        self._end("failed", STOPPED)
 
     def _ask_to_save(self) -> None:
         """Its ranks look for the file between steps; whoever saves nothing is ended when the board's patience is."""

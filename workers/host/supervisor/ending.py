@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from contracts.codec import EXIT_BYTES, BadMessageError, checked_exit
 from contracts.control import VERSION, ExitReport, LaunchOrder, Outcome
+from contracts.plain import ESCAPES, plain_line
 from workers.host.attempts import AttemptDir
 from workers.host.files import BadFileError, read_json
 from workers.host.start.programs import program_of
@@ -53,8 +54,9 @@ def read_failure(attempt: AttemptDir, ranks: range) -> Failure | None:
 
 
 def plain(text: str) -> str:
-    """One line that any reader can hold: no NUL, no half characters, at most 500 long."""
-    return " ".join(text.replace("\0", "\ufffd").encode("utf-8", "replace").decode().split())[:500]
+    """One line that any reader can hold: no colours, no NUL, no half characters, at most 500 long."""
+    whole = " ".join(ESCAPES.sub("", text).replace("\0", "\ufffd").encode("utf-8", "replace").decode().split())
+    return plain_line(whole)[:500]
 
 
 class Ended(NamedTuple):

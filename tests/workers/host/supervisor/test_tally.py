@@ -215,7 +215,7 @@ def test_a_launchers_word_that_makes_no_sense_is_ignored(tmp_path: Path, text: s
 def test_a_launchers_message_is_made_plain(tmp_path: Path) -> None:
     attempt = AttemptDir(tmp_path, "job", 1)
     attempt.logs.mkdir(parents=True)
-    said = {"rank": 0, "exit_code": 1, "signal": None, "message": "a\0b\ud800\n\nc" + "d" * 9999}
+    said = {"rank": 0, "exit_code": 1, "signal": None, "message": "\x1b[31ma\x1b[0m\x08\0b\ud800\n\nc" + "d" * 9999}
     attempt.failure.write_text(json.dumps(said))
     found = read_failure(attempt, range(1))
     assert found is not None

@@ -6,6 +6,7 @@ import { plain } from "../logs/ansi.js";
 const $ = (id) => document.getElementById(id);
 const AGAIN = new Set(["failed", "lost", "cancelled"]);
 const BAD = new Set(["failed", "lost"]);
+const LONG = 160; // characters of a reason; the verdict below begins with the same words
 
 function time(text) {
   const date = new Date(text);
@@ -23,16 +24,21 @@ function showTimeline(history) {
   $("states").scrollLeft = $("states").scrollWidth; // of many attempts the last is in sight
 }
 
+const capital = (word) => word[0].toUpperCase() + word.slice(1);
+const lastReason = (job) => job.history.at(-1)?.reason || "the run ended without a report";
+
 function ending(job) {
   const { exit } = job;
   const facts = [];
+  if (!BAD.has(job.status)) return [el("p", {}, el("strong", {}, `${capital(job.status)}: `), exit?.reason || lastReason(job))];
   if (exit?.rank !== null && exit?.rank !== undefined) facts.push(`rank ${exit.rank}`);
   if (exit?.signal) facts.push(exit.signal);
   else if (exit?.exit_code) facts.push(`exit code ${exit.exit_code}`);
-  const head = el("p", {}, el("strong", {}, `${job.status[0].toUpperCase()}${job.status.slice(1)}: `));
-  head.append(exit?.reason || job.history.at(-1)?.reason || "the run ended without a report");
+  const reason = exit?.reason || lastReason(job);
+  const head = el("p", { title: reason.length > LONG ? reason : "" }, el("strong", {}, `${capital(job.status)}: `));
+  head.append(reason.length > LONG ? `${reason.slice(0, LONG - 1)}… (whole in the log)` : reason);
   if (facts.length > 0) head.append(` (${facts.join(", ")})`);
-  const tail = BAD.has(job.status) ? (exit?.log_tail ?? []) : [];
+  const tail = exit?.log_tail ?? [];
   if (tail.length === 0) return [head];
   const last = tail.map(plain).findLast((line) => line.trim() !== "") ?? "";
   return [head, el("details", {}, el("summary", {}, "Last lines: ", el("code", {}, last.trim())), el("pre", { tabIndex: 0 }, tail.map(plain).join("\n")))];
@@ -75,7 +81,7 @@ export function showHeader(job) {
   badge.dataset.status = job.status;
   show("cancel-form", !job.finished && job.status !== "cancelling");
   show("requeue-form", AGAIN.has(job.status));
-  if ($("smaller")) $("smaller").hidden = !AGAIN.has(job.status) && job.status !== "queued";
+  if ($("smaller")) $("smaller").hidden = !BAD.has(job.status) && !(job.status === "queued" && $("smaller").dataset.stranded !== undefined);
   if (job.engine === "elsewhere") {
     $("where").textContent = job.host;
     const silent = job.status === "unreachable" || (job.status === "cancelling" && job.wait_reason);

@@ -10,14 +10,18 @@ const NAMES = {
   hung: "hung",
   failed: "failed",
   unmeasured: "not measured",
+  cancelled: "cancelled",
 };
 
 /** {state, sentence, reason, next, evidence}: the diagnosis, or what is honest where there is none. Pure.
- *  "unmeasured": it ended as it was starting. */
+ *  "unmeasured": it ended as it was starting. "cancelled": nothing ailed it, and it did not come to its end either. */
 export function verdictOf(job) {
   const told = job.diagnosis;
-  if (told?.sentence) return told.over && told.state === "starting" ? { ...told, state: "unmeasured" } : told;
   const none = { state: "", reason: "", next: "", evidence: [] };
+  if (told?.sentence && job.finished && !told.over) return { ...none, sentence: "It has ended; the last word on it is on its way." };
+  if (told?.sentence && told.over && told.state === "starting") return { ...told, state: "unmeasured" };
+  if (told?.sentence && told.state === "well" && job.status === "cancelled") return { ...told, state: "cancelled" };
+  if (told?.sentence) return told;
   if (job.status === "queued") return { ...none, sentence: "Not started yet." };
   if (job.finished) return { ...none, sentence: "No verdict was made of this attempt." };
   return { ...none, sentence: "No verdict yet.", reason: "It is made from the first steps that ended." };

@@ -122,7 +122,8 @@ export function showHosts(panel, job, state, comparedBy) {
     ),
   );
   const { layout } = job.spec;
-  const rows = job.estimate ? crossingRows(layout, job.members, comparedBy(levelIn(layout))) : [];
+  panel.querySelector("[data-crossing]").hidden = !job.estimate.stages; // what nobody predicted is not compared
+  const rows = job.estimate.stages ? crossingRows(layout, job.members, comparedBy(levelIn(layout))) : [];
   panel.querySelector("#crossing-rows").replaceChildren(
     ...rows.map((row) => {
       const line = el(

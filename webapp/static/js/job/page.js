@@ -1,4 +1,5 @@
 // The job page: ties history and socket to the store, and the store to the widgets.
+import { extentOf } from "../charts/extent.js";
 import { createView } from "../charts/view.js";
 import { compareAxes, predictionOf } from "../collectives.js";
 import { eachFrame, embedded, notMoreOftenThan } from "../dom.js";
@@ -81,7 +82,7 @@ function draw() {
   }
   showLab(job.exit?.summary?.lab ?? null);
   if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
-  if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null);
+  if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null, job.finished);
   showLogs(state, job);
   showTraces(job, state, shownRange());
   if ($("verdict-panel")) drawVerdicts();
@@ -97,19 +98,12 @@ function draw() {
 
 function drawCharts() {
   page.marks = [...state.marks.values()];
-  const first = firstTime();
-  if (first !== null) view.extend(first, state.time ?? Math.max(first, ...[...state.steps.values()].map((point) => point.time)));
+  const extent = extentOf(state);
+  if (extent) view.extend(...extent);
   drawCurves(job, state);
   drawTraffic(job, state);
   showRange();
   $("main").toggleAttribute("data-over", job.finished && replayed); // a chart without a line will have none
-}
-
-/** When the first thing was told that a chart shows. */
-function firstTime() {
-  const [step] = state.steps.values();
-  const times = [state.whole.length > 0 ? state.whole.times()[0] : null, step?.time ?? null].filter((time) => time !== null);
-  return times.length > 0 ? Math.min(...times) : null;
 }
 
 /** A stretch of steps in all charts, from the end of the step before the first. */

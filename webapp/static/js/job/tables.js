@@ -11,10 +11,10 @@ function axisCell(axis) {
 }
 
 /** op, axis, group size, calls, payload bytes, mean time, algorithmic and bus bandwidth. */
-export function showCollectives(body, state, phases) {
+export function showCollectives(body, state, phases, finished) {
   const rows = collectiveRows([...state.ranks.values()].map((rank) => [...rank.cells.values()]), phases);
   if (rows.length === 0) {
-    body.replaceChildren(emptyRow(8, "No collective so far."));
+    body.replaceChildren(emptyRow(8, `No collective ${finished ? "was made" : "so far"}${phases ? " in this phase" : ""}.`));
     return;
   }
   body.replaceChildren(

@@ -27,6 +27,7 @@ export function logView(root) {
   let job = null;
   let view = null;
   let wanted = ADDRESS.exec(location.hash);
+  let picked = false; // whose lines: by the reader
   let unseen = 0;
   let fetching = null;
   const list = new LineList(root.querySelector("#log"), {
@@ -101,6 +102,7 @@ export function logView(root) {
     setFollow(false);
     let index = find();
     if (index < 0) {
+      picked = true;
       ranks.value = String(rank);
       level.value = "info";
       reopen();
@@ -162,12 +164,14 @@ export function logView(root) {
     const options = keys.map((key, i) => el("option", { value: String(key) }, names[i]));
     if (keys.length > 1) options.unshift(el("option", { value: ALL }, "all ranks, by time"));
     ranks.replaceChildren(...options);
-    const usual = keys.includes(0) ? "0" : String(keys[0] ?? "");
-    ranks.value = options.some((option) => option.value === before) && before ? before : usual;
+    const failed = causeOf(job, state)?.rank ?? 0;
+    const usual = keys.includes(failed) ? String(failed) : String(keys.includes(0) ? 0 : (keys[0] ?? ""));
+    ranks.value = picked && options.some((option) => option.value === before) ? before : usual;
     if (ranks.value !== before || view === null) reopen();
   }
 
   ranks.addEventListener("change", () => {
+    picked = true;
     list.marked = null;
     reopen();
   });
@@ -220,7 +224,7 @@ export function logView(root) {
       else tell("its lines are not kept here any more: fetch the whole log", true);
     });
     if (other) ranks.dataset.names = "";
-    if (other) view = null;
+    if (other) [view, picked] = [null, false];
     showRanks();
     if (view === null) {
       view = new View(null);

@@ -1,0 +1,87 @@
+"""Nothing is predicted of what trains nothing, wherever a prediction is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.contrib.auth.models import User
+from django.db.migrations.loader import MigrationLoader
+from django.test import Client
+from rest_framework.test import APIClient
+
+from jobs.history.exports.mlflow import flat
+from jobs.history.told.compare import comparison
+from jobs.models import Attempt, Host, Job
+from jobs.queue import actions
+from planner.facts.kinds import fields_read
+from tests.planner.wrong_specs import GOOD
+
+pytestmark = pytest.mark.django_db
+Api = Callable[[User | None], APIClient]
+SCRIPT: dict[str, Any] = {"kind": "script", "script": {"path": "a.py"}, "layout": {"dp": 2}}
+SUMMARY = {"steps": 7, "tokens_per_s": 100.0, "measured": {"steps": 7, "step_s": 0.5}, "peak_bytes": {"0": 2**30}}
+
+
+def lab(host: Host) -> dict[str, Any]:
+    return {"kind": "lab", "layout": {"dp": 2}, "lab": {}, "resources": {"device": "cpu", "host": host.name}}
+
+
+def test_what_trains_nothing_has_no_estimate(
+    owner: User, staff: User, api: Api, make_host: Callable[..., Host], live_redis: object
+) -> None:
+    client, host = api(staff), make_host()
+    made = [client.post("/api/v1/jobs", spec, format="json").json()["id"] for spec in (SCRIPT, lab(host))]
+    made += [actions.calibrate(staff, host).id]
+    made += [client.post("/api/v1/runs", {"world_size": 2, "command": ["a.py"]}, format="json").json()["run"]]
+    for job in made:
+        assert client.get(f"/api/v1/jobs/{job}").json()["estimate"] == {}, job
+    trains = client.post("/api/v1/jobs", GOOD, format="json").json()["id"]
+    assert client.get(f"/api/v1/jobs/{trains}").json()["estimate"]["stages"]
+
+
+def test_the_planner_says_nothing_of_a_script(owner: User, api: Api) -> None:
+    client = api(owner)
+    told = client.post("/api/v1/plan", SCRIPT, format="json").json()
+    assert (told["estimate"], told["problems"]) == (None, [])
+    assert "matrix" not in told
+    for path, asked in (("explain", {"spec": SCRIPT}), ("search", {"spec": SCRIPT, "ranks": 2})):
+        answer = client.post(f"/api/v1/plan/{path}", asked, format="json")
+        assert answer.status_code == 422, path
+        assert answer.json()["errors"][0]["field"] == "kind"
+
+
+def test_compared_scripts_show_neither_a_plan_nor_what_they_never_read(client: Client, owner: User) -> None:
+    first, _ = actions.submit(owner, SCRIPT)
+    second, _ = actions.submit(owner, {**SCRIPT, "layout": {"dp": 4}})
+    for job in (first, second):
+        Attempt.objects.create(job=job, number=1, exit={"summary": SUMMARY})
+    client.force_login(owner)
+    page = client.get(f"/compare/?jobs={first.id},{second.id}").content.decode().partition('id="compared"')[0]
+    assert "planned" not in page
+    assert "of which nothing was predicted" in page
+    assert "train." not in page
+    assert "gpt-tiny" not in page
+    assert "layout.dp" in page
+    told = comparison([first, second])
+    assert [one["plan"] for one in told["jobs"]] == [{}, {}]
+    assert [one["field"] for one in told["differences"]] == ["layout.dp"]
+    names = {name for name, _ in flat(fields_read(first.spec))}
+    assert "script.path" in names
+    assert not {name for name in names if name.startswith(("train.", "model."))}
+
+
+def test_jobs_of_before_forget_what_was_invented_for_them(owner: User) -> None:
+    trains, _ = actions.submit(owner, GOOD)
+    script, _ = actions.submit(owner, SCRIPT)
+    Job.objects.filter(id=script.id).update(estimate=trains.estimate)
+    loader = MigrationLoader(None)
+    name = next(name for app, name in loader.disk_migrations if app == "jobs" and name.endswith("nothing_foretold"))
+    [forget] = loader.disk_migrations["jobs", name].operations
+    forget.code(apps, None)  # type: ignore[union-attr]
+    script.refresh_from_db()
+    trains.refresh_from_db()
+    assert script.estimate == {}
+    assert trains.estimate["stages"]

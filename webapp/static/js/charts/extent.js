@@ -1,0 +1,15 @@
+// From when to when there is something to draw. Pure.
+
+/**
+ * [first, newest] of all charts in unix seconds, null before anything was told. Traffic and steps say where it begins;
+ * gauges, which are there while ranks still import, where there is neither.
+ */
+export function extentOf(state) {
+  const steps = [...state.steps.values()].map(({ time }) => time);
+  const sent = state.whole.length > 0 ? [state.whole.times()[0]] : [];
+  const ends = [...state.gauges.values()].flatMap(({ time }) => (time.length > 0 ? [time[0], time.at(-1)] : []));
+  const begins = sent.length + steps.length > 0 ? [...sent, ...steps.slice(0, 1)] : ends;
+  if (begins.length === 0) return null;
+  const first = Math.min(...begins);
+  return [first, state.time ?? [...steps, ...ends].reduce((most, time) => Math.max(most, time), first)];
+}
