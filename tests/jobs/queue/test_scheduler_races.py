@@ -119,7 +119,7 @@ def test_a_job_cancelled_while_it_is_placed_never_gets_slots(owner: User) -> Non
 
 ENDS: dict[str, Callable[[User, Project], Any]] = {
     "disabled": lambda user, _team: User.objects.filter(pk=user.pk).update(is_active=False),
-    "removed": lambda user, team: projects.remove_member(team, user.username, "boss"),
+    "removed": lambda user, team: projects.remove_member(team, user.username, user),
     "viewer": lambda user, team: projects.set_role(team, user.username, Role.VIEWER, user),
 }
 
@@ -150,7 +150,8 @@ def test_who_may_submit_no_more_while_a_job_is_placed_has_nothing_start_after(en
 def _raced(at: int, job: Job, change: Callable[[], Any]) -> str:
     """What the job is once a change is written that begins as a pass sends its statement of this number."""
     go, over = threading.Event(), threading.Event()
-    sent, seen = [], []
+    sent: list[Any] = []
+    seen: list[str] = []
 
     def count(execute: Any, *statement: Any) -> Any:
         if len(sent) == at:
@@ -173,7 +174,7 @@ def _raced(at: int, job: Job, change: Callable[[], Any]) -> str:
         seen.append(Job.objects.values_list("status", flat=True).get(id=job.id))
 
     run_together([scheduling, changing])
-    return str(seen[0])
+    return seen[0]
 
 
 def test_a_slot_taken_at_the_last_moment_leaves_nothing_half_written(owner: User) -> None:
