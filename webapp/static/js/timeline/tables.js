@@ -58,6 +58,13 @@ function slowest(rows) {
   );
 }
 
+/** A link does at least what a run shows: above what was told of it there is no share of it to tell. */
+export function ofLink(busbw, link) {
+  if (!link) return number("–");
+  if (busbw <= link.speed) return number(percent(busbw / link.speed));
+  return number("more than told", `${byteRate(link.speed)} ${link.words}: the link does more than that`);
+}
+
 export function showGroups(body, steps, links, members) {
   const rows = groupBandwidths(steps);
   const shown = slowest(rows);
@@ -73,7 +80,7 @@ export function showGroups(body, steps, links, members) {
         number(byteRate(row.busbw)),
         number(byteRate(row.best)),
         number(link ? byteRate(link.speed) : "not known", link?.words),
-        number(link ? percent(row.busbw / link.speed) : "–"),
+        ofLink(row.busbw, link),
       );
     }),
   );
