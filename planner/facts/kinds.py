@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from planner.facts.lab import lab_problems
+from planner.facts.paths import file_problems, path_problems
 from planner.facts.spec import JobKind, JobSpec, Layout, Problem, ScriptSpec
 
 DEFAULT: JobKind = "train"
@@ -57,10 +58,8 @@ def _lies_below_its_root(spec: JobSpec) -> list[Problem]:
         found.append(Problem("script", f"takes a path or a module below the script root; got {given}"))
     if script.module is not None and not all(part.isidentifier() for part in script.module.split(".")):
         found.append(Problem("script.module", f"{script.module!r} is no module's name, such as package.train"))
-    for field, value in (("path", script.path), ("cwd", script.cwd)):
-        if value is not None and (value.startswith("/") or ".." in value.split("/")):
-            text = f"{value!r} leaves the script root; give a path below it, without '..'"
-            found.append(Problem(f"script.{field}", text))
+    found += file_problems("script.path", script.path, "script root")
+    found += path_problems("script.cwd", script.cwd, "script root")
     if not found and (text := why_not_its_folder(script)):
         found.append(Problem("script.cwd", text))
     return found

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from planner.facts.engines import engine_problems
 from planner.facts.kinds import KINDS, kind_problems, num_slots, product_words
+from planner.facts.paths import file_problems, path_problems
 from planner.facts.proof import too_large
 from planner.facts.spec import ROPE_BASE, JobSpec, Layout, Problem
 
@@ -297,19 +298,9 @@ def _training(spec: JobSpec) -> list[Problem]:
     if train.warmup_steps > train.steps:
         text = f"warmup_steps {train.warmup_steps} > steps {train.steps}: the warm-up would never end"
         found.append(Problem("train.warmup_steps", text))
-    if train.resume is not None and (train.resume.startswith("/") or ".." in train.resume.split("/")):
-        text = f"{train.resume!r} leaves the checkpoint root; give job, job/attempt or job/attempt/step"
-        found.append(Problem("train.resume", text))
-    if "\x00" in (train.tokenizer or ""):
-        found.append(Problem("train.tokenizer", "holds a NUL character"))
-    elif train.tokenizer is not None and (train.tokenizer.startswith("/") or ".." in train.tokenizer.split("/")):
-        text = f"{train.tokenizer!r} leaves the data root; give a path below it, without '..'"
-        found.append(Problem("train.tokenizer", text))
-    if "\x00" in train.data:
-        found.append(Problem("train.data", "holds a NUL character"))
-    elif train.data.startswith("/") or ".." in train.data.split("/"):
-        text = f"{train.data!r} leaves the data root; give a path below it, without '..'"
-        found.append(Problem("train.data", text))
+    found += path_problems("train.resume", train.resume, "checkpoint root", "job, job/attempt or job/attempt/step")
+    found += file_problems("train.tokenizer", train.tokenizer, "data root")
+    found += path_problems("train.data", train.data, "data root")
     if train.verify == "on" and train.resume is not None:
         found.append(Problem("train.verify", "is on, and a resumed run cannot be compared with one process"))
     if text := too_large(spec):
