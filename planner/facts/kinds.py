@@ -13,6 +13,7 @@ from typing import NamedTuple
 from planner.facts.lab import lab_problems
 from planner.facts.paths import file_problems, path_problems
 from planner.facts.spec import JobKind, JobSpec, Layout, Problem, ScriptSpec
+from planner.facts.words import counted
 
 DEFAULT: JobKind = "train"
 
@@ -133,4 +134,4 @@ def saves(spec: JobSpec) -> bool:
 def product_words(layout: Layout) -> str:
     """'dp 2 x pp 1 x tp 2 = 4 ranks'."""
     cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
-    return f"dp {layout.dp} x pp {layout.pp}{cp} x tp {layout.tp} = {layout.world_size} ranks"
+    return f"dp {layout.dp} x pp {layout.pp}{cp} x tp {layout.tp} = {counted(layout.world_size, 'rank')}"

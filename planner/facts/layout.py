@@ -9,6 +9,7 @@ from planner.facts.kinds import KINDS, kind_problems, num_slots, product_words
 from planner.facts.paths import file_problems, path_problems
 from planner.facts.proof import too_large
 from planner.facts.spec import ROPE_BASE, JobSpec, Layout, Problem
+from planner.facts.words import counted
 
 MeshAxis = Literal["pp", "dp", "cp", "tp"]
 MESH_AXES: tuple[MeshAxis, ...] = ("pp", "dp", "cp", "tp")  # outermost first: tp ranks are neighbours
@@ -194,8 +195,8 @@ def pipeline_problems(spec: JobSpec) -> list[Problem]:
     least = {"1f1b": pp, "interleaved_1f1b": pp, "interleaved_zero_bubble": pp, "dualpipev": 2 * pp}
     needed = least.get(layout.schedule, 1)
     if m < needed:
-        label = SCHEDULE_NAMES[layout.schedule]
-        text = f"{label} needs {needed} micro-batches or more on pp {pp}: {m} micro-batches < {needed}"
+        label, given = SCHEDULE_NAMES[layout.schedule], counted(m, "micro-batch", "micro-batches")
+        text = f"{label} needs {needed} micro-batches or more on pp {pp}: {given} < {needed}"
         found.append(Problem("train.micro_batches", text))
     elif layout.schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and v > 1:
         found += _indivisible("train.micro_batches", "micro_batches", m, "pp", pp)
@@ -315,4 +316,4 @@ def _world(spec: JobSpec, slots: int | None) -> list[Problem]:
         return [Problem(f"layout.{largest}", f"{product}, more than the {MAX_RANKS} that can be planned")]
     if slots is None or spec.resources.engine != "hosts" or num_slots(spec) <= slots:
         return []
-    return [Problem("layout", f"{product}, but the largest {spec.resources.device} host has {slots} slots")]
+    return [Problem("layout", f"{product}, but the largest {spec.resources.device} host has {counted(slots, 'slot')}")]

@@ -274,7 +274,7 @@ def test_a_baseline_tries_every_job(meshboard: Meshboard, server: Saying) -> Non
     assert ran.err.splitlines() == [
         "meshboard: a: job: a job that is failed has no figures to hold to",
         "meshboard: b: request: not yours",
-        "main: 1 runs",
+        "main: 1 run",
     ]
     server.says((409, refused), (200, kept))
     ran = meshboard("baseline", "set", "main", "a", "j", "--json", at=server)

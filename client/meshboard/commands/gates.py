@@ -138,7 +138,7 @@ def set_baseline(branch: Branch, job_ids: JobIds, project: Project = "default", 
     refused = [one for one in found if "errors" in one]
     told = next((one for one in reversed(found) if "errors" not in one), None)
     if told is not None:
-        print(f"{clean(branch)}: {len(told['runs'])} runs", file=sys.stderr)
+        print(f"{clean(branch)}: {len(told['runs'])} {'run' if len(told['runs']) == 1 else 'runs'}", file=sys.stderr)
     if as_json:
         print_json({**(told or {"project": project, "branch": branch}), **({"refused": refused} if refused else {})})
     if worst:
