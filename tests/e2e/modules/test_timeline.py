@@ -285,6 +285,17 @@ def test_a_cell_that_is_something_is_seen_however_many_there_are(modules: Page) 
     assert seen == len({(row * width // 1024, column * width // 1024) for row, column in at})
 
 
+def test_one_is_told_as_one(modules: Page) -> None:
+    told = call(modules, "format.js", "return x.map((n) => m.counted(n, 'rank'));", [0, 1, 2, 1200])
+    assert told == ["0 ranks", "1 rank", "2 ranks", "1,200 ranks"]
+    timeline = {"cells": [], "stages": 1, "micro_batches": 1, "step_s": 1, "bubble": 0, "whole": False, "in_flight": []}
+    body = """const parts = m.drawSchedule(x);
+    return [parts[0].querySelector("svg").getAttribute("aria-label"), parts[2].textContent];"""
+    label, words = call(modules, "pictures/schedule.js", body, timeline)
+    assert label == "Pipeline schedule of 1 stage and 1 micro-batch, 0.0 % idle"
+    assert words.startswith("Drawn for the first 1 stage and 1 micro-batch. ")
+
+
 def test_a_link_that_did_more_than_was_told_has_no_share(modules: Page) -> None:
     body = """const cell = m.ofLink(x, x === null ? null : { speed: 8e6, words: "inside a host, from 1 run of h" });
     return [cell.textContent, cell.title];"""

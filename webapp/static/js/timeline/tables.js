@@ -85,7 +85,7 @@ export function showGroups(body, steps, links, members) {
     }),
   );
   if (rows.length > shown.length) {
-    body.append(el("tr", {}, el("td", { className: "note", colSpan: 7 }, `Of each axis the slowest ${MOST_OF_AXIS}; ${integer(rows.length - shown.length)} groups are faster.`)));
+    body.append(el("tr", {}, el("td", { className: "note", colSpan: 7 }, `Of each axis the slowest ${MOST_OF_AXIS}; ${rows.length - shown.length === 1 ? "1 group is" : `${integer(rows.length - shown.length)} groups are`} faster.`)));
   }
 }
 
