@@ -30,7 +30,7 @@ from jobs.models import (
 )
 from jobs.queue.leases import held_back
 from jobs.queue.scheduling.checkpoints import holders
-from jobs.queue.scheduling.owners import STANDS, Owners, Stands, owner_bars
+from jobs.queue.scheduling.owners import STANDS, Owners, owner_bars
 from jobs.queue.scheduling.policy.share import Use, factors
 from jobs.queue.scheduling.policy.standing import Rates, Standing, standing
 from jobs.queue.scheduling.states import Booking, HostState, Occupant, Quota, Waiting
@@ -81,7 +81,7 @@ def queue_now(now: datetime) -> list[Queued]:
     for (
         id, name, owner, device, num_slots, wanted, priority, created,
         unit, wide, most, project, pool, labels, limit_s,
-        active, of_staff, submits, attempt, reason, held, moved, placed_before,
+        active, of_staff, attempt, reason, held, moved, placed_before,
     ) in rows:  # fmt: skip
         stands = standing(priority, (now - created).total_seconds(), share.get(project, 1.0), moved, rates)
         waiting = Waiting(
@@ -90,7 +90,7 @@ def queue_now(now: datetime) -> list[Queued]:
             has.get(id, ""),
         )  # fmt: skip
         bar = alive.get(id, "")
-        if owner_bar := owners.bar(owner, project, Stands(active, of_staff, submits)):
+        if owner_bar := owners.bar(owner, project, active=active, staff=of_staff):
             bar = owner_bar
         elif held:
             bar = HELD
