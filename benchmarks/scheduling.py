@@ -29,7 +29,17 @@ from django.contrib.auth.models import User  # noqa: E402
 from django.db import connection  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
-from jobs.models import Attempt, Host, Job, Member, SlotAllocation, Status  # noqa: E402
+from jobs.models import (  # noqa: E402
+    Attempt,
+    Host,
+    Job,
+    Member,
+    Membership,
+    Project,
+    Role,
+    SlotAllocation,
+    Status,
+)
 from jobs.queue import actions, lifecycle  # noqa: E402
 from jobs.queue.scheduling.scheduler import schedule  # noqa: E402
 from planner.facts.parse import parse_spec  # noqa: E402
@@ -40,6 +50,7 @@ from tests.support.processes import redis_server  # noqa: E402
 SLOTS = 8
 SPEC = parse_spec(GOOD, slots=SLOTS).model_dump()
 CANCELS = 200
+PROJECTS = 5
 
 
 class Queries:
@@ -55,9 +66,11 @@ class Queries:
 
 def fill(hosts: int, jobs: int, owner: User) -> None:
     """Empty hosts, and a queue."""
-    for model in (Job, Host):
+    for model in (Job, Host, Project):
         model.objects.all().delete()
     now = timezone.now()
+    projects = Project.objects.bulk_create(Project(name=f"project-{n}") for n in range(PROJECTS))
+    Membership.objects.bulk_create(Membership(project=each, user=owner, role=Role.SUBMITTER) for each in projects)
     Host.objects.bulk_create(
         Host(
             name=f"host-{n:04}",
@@ -80,7 +93,7 @@ def fill(hosts: int, jobs: int, owner: User) -> None:
             device="cpu",
             num_slots=chance.choice((1, 2, 4, 8, 16, 32)),
             max_hosts=1 if n % 10 == 0 else 0,
-            project=f"project-{n % 5}",
+            project=f"project-{n % PROJECTS}",
             wanted_host=f"host-{chance.randrange(hosts):04}" if n % 10 == 0 else "",
             priority=chance.choice((0, 0, 0, 5)),
             estimate={},

@@ -101,6 +101,11 @@ def may_submit_to(user: Any, project: str) -> bool:
     return role is not None and role >= Role.SUBMITTER
 
 
+def administers_all(user: Any) -> bool:
+    """Whether the user counts as admin of every project: staff with the right to change projects."""
+    return bool(user.is_authenticated and user.is_active) and _staff_role(user) == Role.ADMIN
+
+
 def may_administer(user: Any, project: str) -> bool:
     """Whether the user may say who belongs to the project, and what its jobs are handed."""
     return _has(user, Scope.OPERATE) and role_in(user, project) == Role.ADMIN

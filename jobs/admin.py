@@ -23,6 +23,7 @@ from jobs.queue import actions
 from jobs.queue.audit import record
 from jobs.queue.heard import deadletters
 from jobs.queue.hosts import drain
+from planner.facts.words import counted
 
 BADGES = {
     Status.QUEUED: "info",
@@ -221,7 +222,8 @@ class HostAdmin(OwnColumn):
             except actions.HostConnectedError as error:
                 self.message_user(request, str(error), messages.ERROR)
             else:
-                self.message_user(request, f"{host.name} is given up, {lost} attempts are lost", messages.SUCCESS)
+                told = f"{host.name} is given up, and {counted(lost, 'attempt')} with it"
+                self.message_user(request, told, messages.SUCCESS)
         return None
 
     def _asked(self, request: HttpRequest, hosts: QuerySet[Host]) -> HttpResponse:

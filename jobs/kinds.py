@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from planner.facts import kinds as asked
 from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.spec import JobKind, LabSpec
+from planner.facts.words import counted
 
 Spec = Mapping[str, Any]
 # Panels that no word of our trainer fills.
@@ -51,7 +52,7 @@ def model_words(spec: Spec) -> str:
     model = spec["model"]
     if model["preset"]:
         return str(model["preset"])
-    return f"{model['arch']}, {model['num_layers']} layers of {model['hidden_size']}"
+    return f"{model['arch']}, {counted(model['num_layers'], 'layer')} of {model['hidden_size']}"
 
 
 def command_words(script: Spec) -> str:
@@ -74,7 +75,7 @@ def layout_words(spec: Spec) -> str:
     """'pp2 x dp2 x tp2 · zero-1 · sp · 1F1B'; '2 ranks' where the kind has no axis to name, or none is used."""
     layout = spec["layout"]
     if asked.kind_of(spec).plain:
-        return "1 rank" if layout["dp"] == 1 else f"{layout['dp']} ranks"
+        return counted(layout["dp"], "rank")
     axes = [f"{axis}{layout[axis]}" for axis in ("pp", "dp", "cp", "ep", "tp") if layout.get(axis, 1) > 1]
     words = [" x ".join(axes) or "1 rank"]
     if layout["zero"]:

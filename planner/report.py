@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.cost.estimate import Estimate
 from planner.facts.spec import JobSpec
+from planner.facts.words import counted
 from planner.hardware.cluster import Cluster
 from planner.search.advice import Neighbour
 from planner.search.layouts import SearchResult
@@ -35,10 +36,11 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
     """What one layout costs."""
     where, timed = made["cluster"], made["time"]
     axes = " x ".join(f"{axis} {degree}" for axis, degree in made["axes"].items() if axis != "ep")
+    ranks = "1 rank" if made["world_size"] == 1 else f"{made['world_size']:,} ranks"
     lines = [
         f"{spec.model.preset or 'custom model'}: {made['model_parameters']:,} parameters{_padded(made)}",
-        f"{made['world_size']:,} ranks ({axes}) on {where['nodes']:,} x {where['per_node']} {where['accelerator']}",
-        f"micro-batch {made['micro_batch_size']} sequences x {made['micro_batches']},"
+        f"{ranks} ({axes}) on {where['nodes']:,} x {where['per_node']} {where['accelerator']}",
+        f"micro-batch {counted(made['micro_batch_size'], 'sequence')} x {made['micro_batches']},"
         f" {made['tokens_per_step']:,} tokens a step",
         "",
         f"memory  {size(made['peak_memory_bytes'])} of {size(where['memory_bytes'])} on the fullest rank (estimate)"

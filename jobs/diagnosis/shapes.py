@@ -90,7 +90,8 @@ class Wait(TypedDict):
 class GroupSpeed(TypedDict):
     """How fast a group's collectives of one op moved data once all its ranks were there.
 
-    `bus_bytes_s`: median, by nccl-tests' convention; `link_bytes_s`: what its slowest link does by `basis`.
+    `bus_bytes_s`: median, by nccl-tests' convention; `link_bytes_s`: what its slowest link does by `basis`, where
+    "runs" are earlier ones on the host: a link does at least what a run shows, so that `bus_bytes_s` may be above them.
     """
 
     axis: str
@@ -102,7 +103,7 @@ class GroupSpeed(TypedDict):
     transfer_s: float
     bus_bytes_s: float | None
     link_bytes_s: float | None
-    basis: Literal["calibrated", "data sheet", ""]
+    basis: Literal["calibrated", "data sheet", "runs", ""]
     between_hosts: bool
 
 

@@ -8,6 +8,7 @@ from jobs.diagnosis.course.steps import Steps
 from jobs.diagnosis.findings import Finding, apart_words, evidence, percent, seconds
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import StepParts
+from planner.facts.words import counted
 
 LEAST = 0.01  # of the step: parts that differ by less from the plan are not named
 LARGE = 0.1  # of a step: a part that is worth a word by itself
@@ -31,10 +32,10 @@ def healthy(
     if ending.outcome is not None and not steps.ran:
         return _unobserved(ending)
     if ending.outcome == "cancelled":
-        return Finding("well", 0.0, f"Cancelled after {steps.last} steps", ending.reason or SOMEBODY, "")
+        return Finding("well", 0.0, f"Cancelled after {counted(steps.last, 'step')}", ending.reason or SOMEBODY, "")
     if measured is None:
         if ending.outcome is not None or steps.ran:
-            text = f"{steps.ran} steps, of which the first say nothing of the others"
+            text = f"{counted(steps.ran, 'step')}, of which the first say nothing of the others"
             return Finding("well", 0.0, "Too short to be measured", text, "")
         return Finding("starting", 0.0, NOT_YET[start.reached], "no step has ended yet", "")
     if planned is None or not planned["step_s"]:

@@ -20,6 +20,7 @@ from jobs.hosts.access import NoRightsError, probe
 from jobs.hosts.state import state_of
 from jobs.hosts.versions import ours, versions_of
 from jobs.models import Host, JoinToken, Lease
+from planner.facts.words import counted
 
 PATIENCE_S = 3.0
 LATE_S = 30.0
@@ -146,7 +147,7 @@ def _hosts() -> Iterator[Finding]:
             advice = "look at its log there: python -m workers.host.doctor; or give it up, or remove it"
             yield Finding("warn", "host", f"{host.name}: {state} since {host.last_seen:%Y-%m-%d %H:%M:%S} UTC", advice)
         else:
-            yield Finding("ok", "host", f"{host.name}: {state}, {host.slots} slots, {host.device_name}")
+            yield Finding("ok", "host", f"{host.name}: {state}, {counted(host.slots, 'slot')}, {host.device_name}")
         if host.generation == 0:
             advice = "start it there by python -m workers.host.join with a token"
             yield Finding("fail", "host", f"{host.name} has not joined: what it says is refused", advice)

@@ -94,7 +94,7 @@ def set_role(request: HttpRequest, found: Project) -> None:
 @_changing
 def remove_member(request: HttpRequest, found: Project) -> None:
     user = request.POST.get("user", "")
-    if storable(user) and projects.remove_member(found, user, _by(request).get_username()):
+    if storable(user) and projects.remove_member(found, user, _by(request)):
         messages.success(request, f"{user} belongs to {found.name} no more.")
 
 

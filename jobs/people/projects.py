@@ -9,7 +9,7 @@ from django.db import transaction
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.access import role_in
+from jobs.access import administers_all, role_in
 from jobs.models import DEFAULT_PROJECT, Membership, Project, Role
 from jobs.queue.audit import record
 from planner.facts.spec import Problem, SpecError, Strict
@@ -113,10 +113,12 @@ def set_role(project: Project, username: str, role: Role, by: User) -> None:
     """Change a member's role; staff make anybody a member, others only whom they invited.
 
     Raises:
-        SpecError: no such member, or the project has none.
+        SpecError: no such member, or the project has none, or would have no admin left.
     """
     check_members(project)
     with transaction.atomic():
+        if role != Role.ADMIN:
+            _check_admins(project, username, by, "role")
         found = project.memberships.select_for_update().filter(user__username=username).first()
         before = found.get_role_display() if found else None
         if found is not None:
@@ -131,13 +133,33 @@ def set_role(project: Project, username: str, role: Role, by: User) -> None:
             record(by.get_username(), "member", "project", project.name, before and {"role": before}, after)
 
 
-def remove_member(project: Project, username: str, by: str) -> bool:
-    """True when this call did it. What jobs they have there stay; they see and end those, and start none."""
+def remove_member(project: Project, username: str, by: User) -> bool:
+    """True when this call did it. What jobs they have there stay; they see and end those, and start none.
+
+    Raises:
+        SpecError: the project would have no admin left.
+    """
     with transaction.atomic():
+        _check_admins(project, username, by, "user")
         removed, _ = project.memberships.filter(user__username=username).delete()
         if removed:
-            record(by, "remove member", "project", project.name, before={"user": username})
+            record(by.get_username(), "remove member", "project", project.name, before={"user": username})
     return bool(removed)
+
+
+def _check_admins(project: Project, without: str, by: User, field: str) -> None:
+    """That somebody who can log in is admin without them, until the transaction ends. Staff may leave it to staff.
+
+    Raises:
+        SpecError: nobody would be.
+    """
+    if administers_all(by):
+        return
+    # All of them, in one order: of two who remove each other at once, the second finds the first gone.
+    admins = project.memberships.select_for_update(of=("self",)).filter(role=Role.ADMIN).select_related("user")
+    if [one.user.get_username() for one in admins.order_by("pk") if one.user.is_active] == [without]:
+        words = f"{without} is the only admin of {project.name}: make somebody else an admin first"
+        raise SpecError([Problem(field, words)])
 
 
 def check_members(project: Project) -> None:

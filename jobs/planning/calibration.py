@@ -11,6 +11,7 @@ from jobs.models import LIVE, Job
 from jobs.planning.there import There
 from planner.facts.kinds import num_slots, product_words
 from planner.facts.spec import JobSpec, Problem
+from planner.facts.words import counted
 
 
 def calibration_problems(owner: Any, spec: JobSpec, there: Iterable[There]) -> list[Problem]:
@@ -32,6 +33,7 @@ def calibration_problems(owner: Any, spec: JobSpec, there: Iterable[There]) -> l
     if Job.objects.filter(kind=spec.kind, wanted_host=host.name, status__in=LIVE).exists():
         found.append(Problem("resources.host", f"a calibration of {host.name} is queued or running already"))
     if num_slots(spec) != host.slots:
-        text = f"{product_words(spec.layout)}, and a calibration of {host.name} takes all its {host.slots} slots"
+        slots = counted(host.slots, "slot")
+        text = f"{product_words(spec.layout)}, and a calibration of {host.name} takes all its {slots}"
         found.append(Problem("layout", text))
     return found

@@ -16,6 +16,7 @@ from jobs.planning.shapes import Smaller
 from jobs.planning.there import There, hosts_there, labels_asked
 from planner.facts.kinds import kind_of
 from planner.facts.spec import JobSpec, SpecError
+from planner.facts.words import counted
 from planner.search.auto import draft_of
 
 MAY_CHANGE = (Status.FAILED, Status.LOST, Status.CANCELLED, Status.QUEUED)
@@ -106,4 +107,4 @@ def _fitting(spec: JobSpec, hosts: Sequence[There], there: Sequence[There]) -> A
         layout = JobSpec.model_validate({**spec.model_dump(), "layout": found["layout"]})
         if not room_problems(layout, there, now=True):
             return found
-    raise NoOfferError("layout", f"no layout fits {total} slots on {len(hosts)} hosts")
+    raise NoOfferError("layout", f"no layout fits {counted(total, 'slot')} on {counted(len(hosts), 'host')}")

@@ -16,6 +16,7 @@ from jobs.planning.shapes import Advice
 from planner.cost.estimate import default_cluster
 from planner.facts.kinds import kind_of
 from planner.facts.spec import JobSpec
+from planner.facts.words import counted
 from planner.hardware.cluster import Cluster
 from planner.search.hindsight import Hindsight
 
@@ -45,7 +46,8 @@ def advice(job: Job) -> Advice:
     measured = (summary or {}).get("measured")
     steps = measured["steps"] if measured else 0
     if attempt is None or summary is None or measured is None or steps < FEWEST_STEPS or measured["step_s"] <= 0:
-        text = f"{steps} steps were timed after the first {FIRST_STEPS}; advice needs {FEWEST_STEPS}"
+        timed = f"{counted(steps, 'step')} {'was' if steps == 1 else 'were'} timed"
+        text = f"{timed} after the first {FIRST_STEPS}; advice needs {FEWEST_STEPS}"
         raise NoAdviceError("train.steps", text)
     try:
         spec = JobSpec.model_validate(job.spec)

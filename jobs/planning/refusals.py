@@ -15,6 +15,7 @@ from jobs.planning.room import host_problems, room_problems
 from jobs.planning.there import There
 from planner.facts.kinds import num_slots, product_words
 from planner.facts.spec import JobSpec, Problem
+from planner.facts.words import counted
 
 
 def refusals(owner: Any, spec: JobSpec, there: Sequence[There]) -> list[Problem]:
@@ -50,7 +51,9 @@ def _queue_problems(owner: Any, spec: JobSpec) -> list[Problem]:
             Problem("resources.engine", f"project {project.name} hands its jobs variables, and Slurm gets none")
         )
     elif project is not None and project.most_slots is not None and num_slots(spec) > project.most_slots:
-        text = f"{product_words(spec.layout)}, and project {project.name} may hold {project.most_slots} slots"
+        text = (
+            f"{product_words(spec.layout)}, and project {project.name} may hold {counted(project.most_slots, 'slot')}"
+        )
         found.append(Problem("layout", text))
     pool = spec.resources.pool
     if pool is not None and not Pool.objects.filter(name=pool).exists():

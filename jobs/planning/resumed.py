@@ -10,6 +10,7 @@ from jobs.access import visible_job
 from jobs.models import ELSEWHERE, TERMINAL, Job
 from jobs.planning.saves import Saves, most_kept, saves_of
 from planner.facts.spec import JobSpec, Problem
+from planner.facts.words import counted
 
 NAME = re.compile(r"[^/]+(?:/(?P<attempt>[1-9][0-9]{0,9})(?:/step-(?P<step>[0-9]{8,18}))?)?")
 
@@ -44,7 +45,7 @@ def why_missing(job: Job, name: str) -> str:
     if train.get("checkpoint_every") == 0 and not any(one.items or one.newest for one in saves):
         return f"job {job.id} saves none: its train.checkpoint_every is 0"
     if step is not None and "steps" in train and int(step) > train["steps"]:
-        return f"job {job.id} has {train['steps']} steps"
+        return f"job {job.id} has {counted(train['steps'], 'step')}"
     if step is not None:
         return _why_no_step(saves[0], int(step), most_kept(job))
     none = all(one.final and one.complete_after(-1) == 0 for one in saves)

@@ -9,6 +9,7 @@ from jobs.planning.there import There
 from planner.facts.gang import Demand, demand
 from planner.facts.kinds import product_words
 from planner.facts.spec import JobSpec, Problem
+from planner.facts.words import counted
 
 MOST_NAMED = 5
 
@@ -60,10 +61,11 @@ def _there(asked: Demand, device: str, models: dict[str, list[int]]) -> str:
     unit = min(asked.units)
     most = max(asked.most(sizes, unit) for sizes in models.values())
     several = max(len(sizes) for sizes in models.values()) > 1 and asked.max_hosts != 1
+    whole = f"the largest {device} host has {counted(largest, 'slot')}"
     if not several:
-        return f"the largest {device} host has {largest} slots"
+        return whole
     if unit > largest:
-        return f"a tensor-parallel group of {unit} stays on one host, and the largest {device} host has {largest} slots"
-    hosts = f"at most {asked.max_hosts} {device} hosts" if asked.max_hosts else f"the {device} hosts"
+        return f"a tensor-parallel group of {unit} stays on one host, and {whole}"
+    hosts = f"at most {counted(asked.max_hosts, f'{device} host')}" if asked.max_hosts else f"the {device} hosts"
     parts = f" in multiples of {unit}" if unit > 1 else ""
-    return f"{hosts} of one model have {most} slots together{parts}"
+    return f"{hosts} of one model have {counted(most, 'slot')} together{parts}"

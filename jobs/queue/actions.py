@@ -37,6 +37,7 @@ from planner.cost.oversize import parse_plannable
 from planner.facts.gang import demand
 from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.facts.words import counted
 from planner.search.auto import Chosen
 
 
@@ -209,7 +210,7 @@ def run_smaller(job: Job, by: str) -> bool:
     """
     offer = smaller(job)
     fields = _of_spec(asked_of(job.owner, changed_spec(job.spec, offer)))
-    reason = f"queued again by {by} as {offer['words']} on {offer['ranks']} ranks: {offer['why']}"
+    reason = f"queued again by {by} as {offer['words']} on {counted(offer['ranks'], 'rank')}: {offer['why']}"
     with transaction.atomic():
         lifecycle.lock(job.id)
         if not Job.objects.filter(id=job.id, attempt=job.attempt, status=job.status).update(**fields):

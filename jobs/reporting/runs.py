@@ -26,6 +26,7 @@ from planner.cost.oversize import parse_plannable
 from planner.facts.kinds import KINDS
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.facts.words import counted
 
 STAND_IN = "gpt-tiny"  # a spec names a model, also where nobody knows what is trained
 
@@ -59,7 +60,7 @@ def open_run(owner: User, asked: RunRequest) -> Opened:
     if asked.world_size % asked.nodes:
         left = asked.world_size % asked.nodes
         each = asked.world_size // asked.nodes
-        text = f"{asked.world_size} ranks on {asked.nodes} nodes: {each} on each and {left} left over"
+        text = f"{counted(asked.world_size, 'rank')} on {asked.nodes} nodes: {each} on each and {left} left over"
         raise SpecError([Problem("nodes", text)])
     if asked.key is not None and (found := _of_key(owner, asked)):
         return Opened(found, issue(found), False)
@@ -88,7 +89,8 @@ def _of_key(owner: User, asked: RunRequest) -> Attempt | None:
         return None
     size = (found.attempt.job.num_slots, found.attempt.members.count())
     if size != (asked.world_size, asked.nodes):
-        text = f"its run has {size[0]} ranks on {size[1]} nodes, and not {asked.world_size} on {asked.nodes}"
+        ranks, nodes = counted(size[0], "rank"), counted(size[1], "node")
+        text = f"its run has {ranks} on {nodes}, and not {asked.world_size} on {asked.nodes}"
         raise SpecError([Problem("key", text)])
     return found.attempt
 
@@ -102,7 +104,7 @@ def _spec(asked: RunRequest) -> JobSpec:
     if not kind.trains or kind.one_slot:
         found.append(Problem("spec.kind", f"must be train: nothing is predicted of a run of {spec.kind}"))
     if spec.layout.world_size != asked.world_size:
-        text = f"its layout has {spec.layout.world_size} ranks, and the run {asked.world_size}"
+        text = f"its layout has {counted(spec.layout.world_size, 'rank')}, and the run {asked.world_size}"
         found.append(Problem("spec.layout", text))
     if found:
         raise SpecError(found)
@@ -165,7 +167,7 @@ def join(run: RunToken, asked: NodeRequest) -> Member:
         lifecycle.lock(run.attempt.job_id)
         member = run.attempt.members.filter(node=asked.node).first()
         if member is None:
-            raise SpecError([Problem("node", f"this run has {run.attempt.members.count()} nodes, from 0")])
+            raise SpecError([Problem("node", f"this run has {counted(run.attempt.members.count(), 'node')}, from 0")])
         claim = digest(asked.claim)
         if member.claim not in ("", claim):
             raise TakenError(f"another process speaks for node {asked.node} of this run")

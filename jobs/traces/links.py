@@ -1,4 +1,4 @@
-"""How fast the link of a group may be: a host's calibration, or its accelerator's data sheet."""
+"""How fast the link of a group may be: a host's calibration, its runs, or its accelerator's data sheet."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def links(job: Job) -> Links | None:
         "per_node": cluster.per_node,
         "node_bytes_per_s": cluster.node.bytes_per_s,
         "network_bytes_per_s": cluster.network.bytes_per_s,
-        "link_runs": cluster.link_runs,
+        "link_runs": cluster.rate_runs,
     }

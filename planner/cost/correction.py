@@ -94,7 +94,8 @@ def _links(cluster: Cluster, spec: JobSpec) -> str:
     if not cluster.link_runs or spec.layout.world_size == 1:
         return ""
     inside = " inside a host" if spec.layout.world_size > cluster.per_node else ""
-    return f", links{inside} from {cluster.link_runs} run{'s' if cluster.link_runs > 1 else ''} here"
+    what = "links" if cluster.rate_runs else "latency of links"
+    return f", {what}{inside} from {cluster.link_runs} run{'s' if cluster.link_runs > 1 else ''} here"
 
 
 def _alike(one: JobSpec, other: JobSpec) -> bool:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
+from typing import NamedTuple
 
 from contracts.telemetry import Op
 from planner.cost.correction import Correction, correction_of
 from planner.cost.memory import memory
 from planner.facts.collectives import bus_factor
 from planner.facts.spec import JobSpec
-from planner.hardware.cluster import Cluster, Link
+from planner.hardware.cluster import Cluster, Link, Span, collective_seconds
 from planner.hardware.runs import LinkPoint, Run
 
 LEAST_TENSORS = 2**28  # bytes of a rank: below, what a process takes anyway hides what the allocator adds
 LARGE_CALL = 2**16  # bytes on the wire: below, a call shows its latency and not the link
-LEAST_LATENCY_S, LEAST_BYTE_S = 1e-7, 1e-12
-SINGULAR = 1e-9  # of a determinant: all calls are alike, and do not tell latency and rate apart
+LEAST_LATENCY_S = 1e-7
+# Of a determinant over its greatest: below, sizes lie less than some 40% apart, and noise alone tells the two apart.
+ALIKE = 0.02
+LEAST_OF_BYTES = 0.5  # of the time of the fastest call: with less, a rate is what noise makes of latency
 NARROWEST, WIDEST = 0.001, 1.0  # of an allocator's share
 
 
@@ -33,9 +36,10 @@ def learned(cluster: Cluster, runs: Sequence[Run]) -> Cluster:
     if shares := memory_correction(runs):
         share = min(max(shares.ratio - 1, NARROWEST), WIDEST)
         update["accelerator"] = cluster.accelerator.model_copy(update={"fragmentation": share})
-    if cluster.profile is None and (link := link_of(runs)):
+    if cluster.profile is None and (found := link_of(runs, cluster)):
         told = sum(any(tells_link(point) for point in run.links) for run in runs)
-        update |= {"node": link, "base_s": link.latency_s, "link_runs": told}
+        update |= {"node": found.link, "base_s": found.base_s, "link_runs": told}
+        update["latency_alone"] = not found.tells_rate
     return cluster.model_copy(update=update)
 
 
@@ -54,25 +58,67 @@ def tensor_bytes(spec: JobSpec) -> int:
     return max(sum(memory(spec, stage).values()) for stage in range(spec.layout.pp))
 
 
-def link_of(runs: Sequence[Run]) -> Link | None:
+class LearnedLink(NamedTuple):
+    """A link as calls showed it, seconds before a call, and whether they told its rate: else it is the data sheet's."""
+
+    link: Link
+    base_s: float
+    tells_rate: bool
+
+
+def link_of(runs: Sequence[Run], cluster: Cluster) -> LearnedLink | None:
     """The link between ranks that comes nearest to their calls as `planner.hardware.cluster.collective_seconds` tells
     them; None without a large one, for then nothing tells its rate.
 
-    Of the same call in several runs the median counts.
+    Of the same call in several runs the median counts. Latency takes no less than nothing, so a link's rate is at least
+    bytes over seconds of the fastest call; how far it is above that, only calls of unlike sizes tell, of which bytes
+    take a good part. Where calls are alike, `cluster`'s link is as many times slower in all as they were. Where they
+    differ and the larger take hardly longer, latency is all they tell: the rate stays the data sheet's, or what the
+    fastest call showed where that is more. A fit alone would put any rate there, up to none at all.
     """
     seen: dict[tuple[Op, int, int], list[float]] = defaultdict(list)
     for run in runs:
         for point in run.links:
             if tells_link(point):
                 seen[point.op, point.group_size, point.payload_bytes].append(point.seconds)
-    calls = [
-        (_latencies(op, size), bus_factor(op, size) * payload, median(took))
-        for (op, size, payload), took in seen.items()
-    ]
-    if max((moved for _, moved, _ in calls), default=0.0) < LARGE_CALL:
+    took = {call: median(seconds) for call, seconds in seen.items()}
+    if max((bus_factor(op, size) * payload for op, size, payload in took), default=0.0) < LARGE_CALL:
         return None
-    latency_s, byte_s = _nearest([(latencies / seconds, moved / seconds) for latencies, moved, seconds in calls])
-    return Link(bytes_per_s=1 / max(byte_s, LEAST_BYTE_S), efficiency=1.0, latency_s=max(latency_s, LEAST_LATENCY_S))
+    calls = [
+        (_latencies(op, size) / seconds, bus_factor(op, size) * payload / seconds)
+        for (op, size, payload), seconds in took.items()
+    ]
+    fit = _nearest(calls)
+    if fit is None:
+        return _slower(cluster, median(took[call] / _seconds(call, cluster) for call in took))
+    latency_s, byte_s = fit
+    shown = max(rate for _, rate in calls)
+    if byte_s * shown >= LEAST_OF_BYTES:
+        return _link(1 / byte_s, 1.0, latency_s, tells_rate=True)
+    sheet = cluster.node
+    if sheet.bytes_per_s * sheet.efficiency < shown:
+        return _link(shown, 1.0, _latency(calls, shown), tells_rate=True)
+    latency_s = _latency(calls, sheet.bytes_per_s * sheet.efficiency)
+    return _link(sheet.bytes_per_s, sheet.efficiency, latency_s, tells_rate=False)
+
+
+def _link(bytes_per_s: float, efficiency: float, latency_s: float, *, tells_rate: bool) -> LearnedLink:
+    latency_s = max(latency_s, LEAST_LATENCY_S)
+    link = Link(bytes_per_s=bytes_per_s, efficiency=efficiency, latency_s=latency_s)
+    return LearnedLink(link, latency_s, tells_rate)
+
+
+def _slower(cluster: Cluster, times: float) -> LearnedLink:
+    """The cluster's link, so many times slower."""
+    sheet = cluster.node
+    rate = sheet.bytes_per_s * sheet.efficiency / times
+    link = Link(bytes_per_s=rate, efficiency=1.0, latency_s=sheet.latency_s * times)
+    return LearnedLink(link, cluster.base_s * times, True)
+
+
+def _seconds(call: tuple[Op, int, int], cluster: Cluster) -> float:
+    op, size, payload = call
+    return collective_seconds(op, payload, Span(size, 1), cluster)
 
 
 def tells_link(point: LinkPoint) -> bool:
@@ -87,15 +133,17 @@ def _latencies(op: Op, group_size: int) -> int:
     return 1 + (2 if op == "all_reduce" else 1) * (group_size - 1)
 
 
-def _nearest(calls: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(x, y) from 0 on with a x + b y nearest to 1 for all (a, b), by least squares."""
+def _nearest(calls: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """(x, y) with a x + b y nearest to 1 for all (a, b), by least squares, x from 0 on; None where they are alike."""
     aa, bb, ab = sum(a * a for a, _ in calls), sum(b * b for _, b in calls), sum(a * b for a, b in calls)
     a1, b1 = sum(a for a, _ in calls), sum(b for _, b in calls)
     det = aa * bb - ab * ab
-    if det > SINGULAR * aa * bb:
-        x, y = (a1 * bb - b1 * ab) / det, (b1 * aa - a1 * ab) / det
-        if y <= 0:
-            return a1 / aa, 0.0
-        if x > 0:
-            return x, y
-    return 0.0, b1 / bb
+    if det <= ALIKE * aa * bb:
+        return None
+    x = (a1 * bb - b1 * ab) / det
+    return (x, (b1 * aa - a1 * ab) / det) if x > 0 else (0.0, b1 / bb)
+
+
+def _latency(calls: Sequence[tuple[float, float]], bytes_per_s: float) -> float:
+    """The x nearest to that where the rate is known."""
+    return sum(a * (1 - b / bytes_per_s) for a, b in calls) / sum(a * a for a, _ in calls)

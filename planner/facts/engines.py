@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.facts.kinds import KINDS, num_slots
 from planner.facts.spec import JobSpec, Problem, SlurmSpec
+from planner.facts.words import counted
 
 
 def engine_problems(spec: JobSpec) -> list[Problem]:
@@ -20,7 +21,7 @@ def engine_problems(spec: JobSpec) -> list[Problem]:
     nodes, slots = slurm_of(spec).nodes, num_slots(spec)
     if slots % nodes:
         rest = f"{slots} = {slots // nodes} x {nodes} + {slots % nodes}"
-        text = f"{slots} slots are not divisible by {nodes} nodes: {rest}"
+        text = f"{counted(slots, 'slot')} {'is' if slots == 1 else 'are'} not divisible by {nodes} nodes: {rest}"
         found.append(Problem("resources.slurm.nodes", text))
     return found
 

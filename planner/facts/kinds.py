@@ -11,7 +11,9 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from planner.facts.lab import lab_problems
+from planner.facts.paths import file_problems, path_problems
 from planner.facts.spec import JobKind, JobSpec, Layout, Problem, ScriptSpec
+from planner.facts.words import counted
 
 DEFAULT: JobKind = "train"
 OF_TRAINING = ("model", "train", "dry_ranks")  # of a spec: what a kind that is plain does not read
@@ -58,10 +60,8 @@ def _lies_below_its_root(spec: JobSpec) -> list[Problem]:
         found.append(Problem("script", f"takes a path or a module below the script root; got {given}"))
     if script.module is not None and not all(part.isidentifier() for part in script.module.split(".")):
         found.append(Problem("script.module", f"{script.module!r} is no module's name, such as package.train"))
-    for field, value in (("path", script.path), ("cwd", script.cwd)):
-        if value is not None and (value.startswith("/") or ".." in value.split("/")):
-            text = f"{value!r} leaves the script root; give a path below it, without '..'"
-            found.append(Problem(f"script.{field}", text))
+    found += file_problems("script.path", script.path, "script root")
+    found += path_problems("script.cwd", script.cwd, "script root")
     if not found and (text := why_not_its_folder(script)):
         found.append(Problem("script.cwd", text))
     return found
@@ -143,4 +143,4 @@ def saves(spec: JobSpec) -> bool:
 def product_words(layout: Layout) -> str:
     """'dp 2 x pp 1 x tp 2 = 4 ranks'."""
     cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
-    return f"dp {layout.dp} x pp {layout.pp}{cp} x tp {layout.tp} = {layout.world_size} ranks"
+    return f"dp {layout.dp} x pp {layout.pp}{cp} x tp {layout.tp} = {counted(layout.world_size, 'rank')}"

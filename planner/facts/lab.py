@@ -9,6 +9,7 @@ from pydantic import Field
 from contracts.telemetry import Op
 from planner.facts.collectives import bus_factor
 from planner.facts.spec import LAB_PRIMITIVES, Device, JobSpec, LabDtype, LabPrimitive, LabSpec, Problem, Strict
+from planner.facts.words import counted
 
 LAB_VERSION: Literal[1] = 1
 MAX_SIZES = 32  # as many as the spec's own bounds allow
@@ -144,7 +145,8 @@ def _group(spec: JobSpec, lab: LabSpec) -> list[Problem]:
     if repeated := _repeated(ranks):
         found.append(Problem("lab.ranks", f"rank {repeated} stands there more than once"))
     if beyond := [rank for rank in ranks if rank >= world]:
-        text = f"dp {world} = {world} ranks, from 0: there is no rank {', '.join(map(str, dict.fromkeys(beyond)))}"
+        missing = ", ".join(map(str, dict.fromkeys(beyond)))
+        text = f"dp {world} = {counted(world, 'rank')}, from 0: there is no rank {missing}"
         found.append(Problem("lab.ranks", text))
     if lab.root is not None and lab.root not in ranks:
         found.append(Problem("lab.root", f"rank {lab.root} is not in the group of ranks {_words(ranks)}"))

@@ -6,8 +6,10 @@ from typing import Literal, NamedTuple
 
 from planner.facts.engines import engine_problems
 from planner.facts.kinds import KINDS, kind_problems, num_slots, product_words
+from planner.facts.paths import file_problems, path_problems
 from planner.facts.proof import too_large
 from planner.facts.spec import ROPE_BASE, JobSpec, Layout, Problem
+from planner.facts.words import counted
 
 MeshAxis = Literal["pp", "dp", "cp", "tp"]
 MESH_AXES: tuple[MeshAxis, ...] = ("pp", "dp", "cp", "tp")  # outermost first: tp ranks are neighbours
@@ -193,8 +195,8 @@ def pipeline_problems(spec: JobSpec) -> list[Problem]:
     least = {"1f1b": pp, "interleaved_1f1b": pp, "interleaved_zero_bubble": pp, "dualpipev": 2 * pp}
     needed = least.get(layout.schedule, 1)
     if m < needed:
-        label = SCHEDULE_NAMES[layout.schedule]
-        text = f"{label} needs {needed} micro-batches or more on pp {pp}: {m} micro-batches < {needed}"
+        label, given = SCHEDULE_NAMES[layout.schedule], counted(m, "micro-batch", "micro-batches")
+        text = f"{label} needs {needed} micro-batches or more on pp {pp}: {given} < {needed}"
         found.append(Problem("train.micro_batches", text))
     elif layout.schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and v > 1:
         found += _indivisible("train.micro_batches", "micro_batches", m, "pp", pp)
@@ -297,19 +299,9 @@ def _training(spec: JobSpec) -> list[Problem]:
     if train.warmup_steps > train.steps:
         text = f"warmup_steps {train.warmup_steps} > steps {train.steps}: the warm-up would never end"
         found.append(Problem("train.warmup_steps", text))
-    if train.resume is not None and (train.resume.startswith("/") or ".." in train.resume.split("/")):
-        text = f"{train.resume!r} leaves the checkpoint root; give job, job/attempt or job/attempt/step"
-        found.append(Problem("train.resume", text))
-    if "\x00" in (train.tokenizer or ""):
-        found.append(Problem("train.tokenizer", "holds a NUL character"))
-    elif train.tokenizer is not None and (train.tokenizer.startswith("/") or ".." in train.tokenizer.split("/")):
-        text = f"{train.tokenizer!r} leaves the data root; give a path below it, without '..'"
-        found.append(Problem("train.tokenizer", text))
-    if "\x00" in train.data:
-        found.append(Problem("train.data", "holds a NUL character"))
-    elif train.data.startswith("/") or ".." in train.data.split("/"):
-        text = f"{train.data!r} leaves the data root; give a path below it, without '..'"
-        found.append(Problem("train.data", text))
+    found += path_problems("train.resume", train.resume, "checkpoint root", "job, job/attempt or job/attempt/step")
+    found += file_problems("train.tokenizer", train.tokenizer, "data root")
+    found += path_problems("train.data", train.data, "data root")
     if train.verify == "on" and train.resume is not None:
         found.append(Problem("train.verify", "is on, and a resumed run cannot be compared with one process"))
     if text := too_large(spec):
@@ -324,4 +316,4 @@ def _world(spec: JobSpec, slots: int | None) -> list[Problem]:
         return [Problem(f"layout.{largest}", f"{product}, more than the {MAX_RANKS} that can be planned")]
     if slots is None or spec.resources.engine != "hosts" or num_slots(spec) <= slots:
         return []
-    return [Problem("layout", f"{product}, but the largest {spec.resources.device} host has {slots} slots")]
+    return [Problem("layout", f"{product}, but the largest {spec.resources.device} host has {counted(slots, 'slot')}")]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from planner.facts.flops import model_flops
 from planner.facts.models import parameter_count
 from planner.facts.spec import JobSpec, Layout
+from planner.facts.words import counted
 
 STEPS = 3  # the first ones of a run
 BYTES_A_PARAMETER = 24  # in one process: fp32 weight, gradient, two moments, and the two tensors that are compared
@@ -104,6 +105,6 @@ def _beyond(spec: JobSpec, most: int, longest_s: float, when: str) -> str:
         return f"one process would hold {need}; more than {most:,} parameters are not compared {when}"
     if seconds > longest_s:
         steps = min(STEPS, spec.train.steps)
-        took = f"one process would take about {seconds:,.0f} s for {steps} steps"
+        took = f"one process would take about {seconds:,.0f} s for {counted(steps, 'step')}"
         return f"{took}; more than {longest_s:.0f} s are not taken {when}"
     return ""

@@ -81,7 +81,13 @@ class Cluster(Strict):
     basis: Basis = "data sheet"
     profile: HostProfile | None = Field(default=None, description="what a calibration measured")
     link_runs: int = Field(default=0, ge=0, description="runs whose calls told how fast `node` is; 0: none did")
+    latency_alone: bool = Field(default=False, description="they told the latency of `node`: its rate is of `basis`")
     runs: tuple[Run, ...] = Field(default=(), description="what ended here and is comparable, the newest first")
+
+    @property
+    def rate_runs(self) -> int:
+        """Runs that told the rate of `node`; 0 where it is of `basis`."""
+        return 0 if self.latency_alone else self.link_runs
 
 
 class Span(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from planner.facts.gang import whole
+from planner.facts.words import counted
 
 
 class Room(NamedTuple):
@@ -58,7 +59,7 @@ class Rooms(NamedTuple):
 
     def words(self) -> str:
         """How many slots there are."""
-        text = f"the largest host has {max(room.slots for room in self.alone)} slots"
+        text = f"the largest host has {counted(max(room.slots for room in self.alone), 'slot')}"
         if not self.gangs:
             return text
         sizes = max((gang.sizes for gang in self.gangs), key=sum)

@@ -20,6 +20,7 @@ from planner.facts.runnable import not_runnable
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.placements import vocab_rows
 from planner.facts.tensors.shards import held, micro_batch_tokens
+from planner.facts.words import counted
 from planner.hardware.cluster import Cluster
 
 
@@ -187,11 +188,11 @@ def _step(spec: JobSpec, cluster: Cluster, timing: Timing, kind: str) -> Explana
         formula = "base + hops x latency + bytes / bandwidth, less what compute hides"
         source = "alpha-beta model; nccl src/graph/tuning.cc"
         terms.append(_term(f"{axis} exposed", formula, crossing, seconds, "s", source))
-    layout = spec.layout
-    pipe = f"{layout.schedule}, pp {layout.pp}, {layout.virtual_stages} chunks a stage, {m} micro-batches"
+    layout, batches = spec.layout, counted(m, "micro-batch", "micro-batches")
+    pipe = f"{layout.schedule}, pp {layout.pp}, {counted(layout.virtual_stages, 'chunk')} a stage, {batches}"
     if timing.launch_s:
         words = "micro-batches x (kernels x launch - device time), where the host is slower"
-        numbers = f"{m} micro-batches, {a.launch_s * 1e6:g} us a launch"
+        numbers = f"{batches}, {a.launch_s * 1e6:g} us a launch"
         terms.append(_term("launch", words, numbers, timing.launch_s, "s", "the device waits for its host"))
     bubble_source = "2104.04473 section 2.2: (p - 1) / (v m); zero bubble 2401.10241"
     terms.append(_term("bubble", "fill and drain of the pipe", pipe, timing.bubble_s, "s", bubble_source))

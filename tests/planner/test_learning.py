@@ -117,6 +117,53 @@ def test_links_that_show_only_latency_leave_the_data_sheet_s() -> None:
     assert learned(CPU, [linked(("all_reduce", 2, 64, 0.01))]).node == CPU.node
 
 
+# Mean calls of four small runs on two cores: the larger ones took no longer, as it happened.
+SMALL = [
+    [("all_reduce", 2, 2**15, 0.0011), ("all_reduce", 4, 2**14, 0.0031), ("all_gather", 2, 2**17, 0.0009)],
+    [("all_reduce", 2, 2**15, 0.0013), ("reduce_scatter", 2, 2**17, 0.0007), ("all_reduce", 4, 4, 0.0036)],
+    [("all_reduce", 2, 2**16, 0.0009), ("all_gather", 4, 2**15, 0.0018)],
+    [("all_reduce", 4, 2**16, 0.0033), ("all_gather", 2, 2**17, 0.0008)],
+]
+
+
+def test_a_rate_that_small_calls_do_not_tell_stays_the_data_sheet_s() -> None:
+    cluster = learned(CPU, [linked(*calls) for calls in SMALL])
+    assert cluster.node.bytes_per_s == CPU.node.bytes_per_s
+    assert cluster.node.latency_s > 4 * CPU.node.latency_s, "which they do tell"
+    assert (cluster.link_runs, cluster.rate_runs) == (4, 0)
+    assert collective_seconds("all_reduce", 2**30, Span(4, 1), cluster) > 1, "1.5 GiB over 1 GB/s"
+
+
+def test_nor_is_it_less_than_what_the_fastest_call_showed() -> None:
+    cluster = learned(CPU, [linked(("all_gather", 2, 2**19, 5.1e-4), ("all_gather", 2, 2**21, 5.0e-4))])
+    assert cluster.node.bytes_per_s == 2**20 / 5.0e-4 > CPU.node.bytes_per_s
+    assert cluster.rate_runs == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_calls_tell_well_is_found_and_never_far_above_what_one_showed(seed: int) -> None:
+    random = Random(seed)
+
+    def run_of(sizes: list[int], latency_s: float) -> Run:
+        calls = [("all_reduce", 2, size, (3 * latency_s + size / 2e8) * random.uniform(0.9, 1.1)) for size in sizes]
+        return linked(*calls)
+
+    told = learned(CPU, [run_of([2**14, 2**18, 2**22, 2**24], 1e-3) for _ in range(3)])
+    assert told.node.bytes_per_s * told.node.efficiency == pytest.approx(2e8, rel=0.2)
+    assert told.node.latency_s == pytest.approx(1e-3, rel=0.3)
+    assert told.rate_runs == 3
+    small = learned(CPU, [run_of([2**14, 2**15, 2**16], 1e-3)])
+    assert small.node.bytes_per_s <= CPU.node.bytes_per_s, "3 ms before each, and 0.3 for the bytes of the largest"
+
+
+def test_calls_that_are_all_alike_tell_how_many_times_slower_than_the_data_sheet() -> None:
+    cluster = learned(CPU, [linked(("all_reduce", 2, 2**17, 0.01), ("all_reduce", 2, 2**17 + 2**13, 0.0101))])
+    times = CPU.node.bytes_per_s * CPU.node.efficiency / cluster.node.bytes_per_s
+    assert cluster.node.latency_s == pytest.approx(times * CPU.node.latency_s)
+    assert collective_seconds("all_reduce", 2**17, Span(2, 1), cluster) == pytest.approx(0.01, rel=0.05)
+    assert cluster.node.bytes_per_s > 2**17 / 0.01, "latency takes a part of it"
+
+
 CALL = ("all_reduce", 2, 2**20, 0.01)
 SHEET = "FSDP2, eager (what runs here), ±45%"
 
@@ -145,5 +192,7 @@ def test_words_tell_of_no_links_that_are_not_in_the_figure() -> None:
     assert "links" not in words(small, spec_of(dp=2)), "latency alone, and what waited for a sender"
     mixed = learned(CPU, [linked(CALL), linked(("recv", 2, 2**20, 9.0))])
     assert "links from 1 run here" in words(mixed, spec_of(dp=2))
+    few = learned(CPU, [linked(*calls) for calls in SMALL])
+    assert "latency of links from 4 runs here" in words(few, spec_of(dp=2)), "the rate is not theirs"
     wide = one.model_copy(update={"per_node": 2})
     assert "links inside a host from 1 run here" in words(wide, spec_of(dp=4))

@@ -101,13 +101,13 @@ class MemberView(APIView):
 
     @extend_schema(operation_id="removeMember", request=None, responses={204: GONE, **refusals(403, 404, 415, 422)})
     def delete(self, request: Request, project: str, user: str) -> Response:
-        """A member belongs to it no more. Its admins, and anybody themselves."""
-        name = user_of(request).get_username()
+        """A member belongs to it no more. Its admins, and anybody themselves. 422: nobody would be its admin."""
+        by = user_of(request)
         found = find_project(request.user, project)
-        if user != name:
+        if user != by.get_username():
             find_project_to_administer(request.user, project)
         refuse_body(request)
-        if not storable(user) or not projects.remove_member(found, user, name):
+        if not storable(user) or not projects.remove_member(found, user, by):
             raise Http404("no such member")
         return Response(status=204)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from contracts.telemetry import Op
 from jobs.diagnosis.events.meetings import Meeting
@@ -58,11 +58,17 @@ def moved(found: Iterable[Meeting]) -> dict[Way, Moved]:
     }
 
 
-def link_speed(run: Run, ranks: Iterable[int]) -> float | None:
-    """What the slowest link between ranks does, bytes/s of bus bandwidth: every rank has its own way out of its host.
-    None where no hardware is known."""
+class Speed(NamedTuple):
+    """Of a link, bytes/s of bus bandwidth, and what told it; None and nothing where no hardware is known."""
+
+    bytes_s: float | None
+    basis: Literal["calibrated", "data sheet", "runs", ""]
+
+
+def link_speed(run: Run, ranks: Iterable[int]) -> Speed:
+    """What the slowest link between ranks does: every rank has its own way out of its host."""
     if run.cluster is None:
-        return None
+        return Speed(None, "")
     hosts: dict[int, int] = {}
     for rank in ranks:
         node = run.member_of(rank) if run.members else rank // run.cluster.per_node
@@ -70,9 +76,10 @@ def link_speed(run: Run, ranks: Iterable[int]) -> float | None:
     return _slowest(run.cluster, hosts)
 
 
-def _slowest(cluster: Cluster, hosts: dict[int, int]) -> float:
-    inside = cluster.node.bytes_per_s
-    return inside if len(hosts) == 1 else min(inside, min(hosts.values()) * cluster.network.bytes_per_s)
+def _slowest(cluster: Cluster, hosts: dict[int, int]) -> Speed:
+    inside = Speed(cluster.node.bytes_per_s, "runs" if cluster.rate_runs else cluster.basis)
+    out = min(hosts.values()) * cluster.network.bytes_per_s
+    return inside if len(hosts) == 1 or cluster.node.bytes_per_s <= out else Speed(out, cluster.basis)
 
 
 def between_hosts(run: Run, ranks: Iterable[int]) -> bool:
@@ -102,7 +109,7 @@ def _told(run: Run, way: Way, all_of: list[Moved]) -> GroupSpeed:
         "payload_bytes": sum(one.payload_bytes for one in all_of) / calls,
         "transfer_s": sum(one.transfer_s for one in all_of) / len(all_of),
         "bus_bytes_s": median(fast) if fast else None,
-        "link_bytes_s": link,
-        "basis": run.cluster.basis if run.cluster is not None else "",
+        "link_bytes_s": link.bytes_s,
+        "basis": link.basis,
         "between_hosts": between_hosts(run, way.ranks),
     }

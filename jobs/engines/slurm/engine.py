@@ -60,14 +60,9 @@ class SlurmEngine:
         waiting = list(queued.order_by("-priority", "created").only("id", "status", "held", "wait_reason"))
         if not waiting:
             return
-        barred = bars(waiting)
-        for job in waiting:
-            if job.id in barred:
-                _wait(job, barred[job.id], Status.QUEUED)
-        free = [job.id for job in waiting if job.id not in barred]
-        for job_id in free[:MOST_PLACED]:
+        for job in _free(waiting)[:MOST_PLACED]:
             with transaction.atomic():
-                for locked in lifecycle.lock_queued([job_id], "spec"):
+                for locked in lifecycle.lock_queued([job.id], "spec"):
                     attempts.begin(locked)
 
     def observe(self) -> None:
@@ -89,7 +84,9 @@ class SlurmEngine:
         if self._rounds.busy or not self._absent:
             return
         followed = list(self._followed())
-        new = [attempt for attempt in followed if self._to_submit(attempt)][:MOST_SUBMITTED]
+        new = [attempt for attempt in followed if self._to_submit(attempt)]
+        free = {job.id for job in _free([attempt.job for attempt in new])} if new else set()
+        new = [attempt for attempt in new if attempt.job_id in free][:MOST_SUBMITTED]
         if not new:
             return
         try:
@@ -173,6 +170,15 @@ class SlurmEngine:
         if trouble:
             for job in Job.objects.filter(engine=self.name, status__in=(Status.QUEUED, Status.CANCELLING)):
                 _wait(job, f"Slurm cannot be asked: {trouble}", job.status)
+
+
+def _free(jobs: list[Job]) -> list[Job]:
+    """Those that nothing bars; of the others, why they wait is written down."""
+    barred = bars(jobs)
+    for job in jobs:
+        if job.id in barred:
+            _wait(job, barred[job.id], Status.QUEUED)
+    return [job for job in jobs if job.id not in barred]
 
 
 def _wait(job: Job, reason: str, status: str) -> None:

@@ -7,6 +7,7 @@ from jobs.history.kept.query import Tables, ask
 from jobs.models import ELSEWHERE, Job
 from jobs.traces.shapes import Trace, of_tables
 from planner.facts.kinds import kind_of
+from planner.facts.words import counted
 
 MOST_STEPS = 1000  # told of, the newest
 HELD_BY_HOSTS = 64  # the last ones, to be told when somebody asks; fewer where they are large
@@ -48,7 +49,7 @@ def step_kept(job: str, attempt: int, step: int) -> Trace | None:
 def why_never(job: Job, step: int) -> str:
     """Why no rank of the current attempt will tell a step; empty where one may. Raises BusyError."""
     if kind_of(job.spec).trains and job.engine != ELSEWHERE and step > (steps := job.spec["train"]["steps"]):
-        return f"the run has {steps} steps (train.steps), so there is no step {step}"
+        return f"the run has {counted(steps, 'step')} (train.steps), so there is no step {step}"
     try:
         progress = ask(job.id, job.attempt, lambda tables: tables.state["progress"])
     except GoneError:

@@ -25,9 +25,10 @@ from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Loan, Member, Outb
 from jobs.queue import lifecycle
 from jobs.queue.control import stops
 from jobs.queue.scheduling import checkpoints
+from jobs.queue.scheduling.owners import let_start
 from jobs.queue.scheduling.placement import decide, in_words
 from jobs.queue.scheduling.reasons import explain
-from jobs.queue.scheduling.snapshot import PAUSED, hosts_now, queue_now, queue_paused, quotas_now
+from jobs.queue.scheduling.snapshot import PAUSED, Queued, hosts_now, queue_now, queue_paused, quotas_now
 from jobs.queue.scheduling.states import Placement, Share
 
 log = logging.getLogger(__name__)
@@ -94,21 +95,20 @@ def schedule(trouble: str = "") -> int:
         return 0
     found = decide([queued.job for queued in queue if not queued.bar], hosts.values(), trouble, quotas_now())
     keys = {host.name: key for key, host in hosts.items()}
-    attempts = {queued.job.id: queued.attempt for queued in queue}
+    by_id = {queued.job.id: queued for queued in queue}
     placed = 0
     try:
         _keep(found.kept, {queued.job.id: queued.job.kept for queued in queue if queued.job.kept}, keys, turn)
         for begin in range(0, len(found.placements), CHUNK):
-            placed += _start(found.placements[begin : begin + CHUNK], attempts, keys, turn)
+            placed += _start(found.placements[begin : begin + CHUNK], by_id, keys, turn)
     except (IntegrityError, StaleError) as error:
         log.warning("this pass ended early, the next one goes on: %s", error)
         return placed
     if placed >= MANY:
         return placed
     plan = in_words(found)
-    names = {queued.job.id: queued.job.name for queued in queue}
     for each in plan.preempted:
-        stops.preempt(each.victim, each.for_job, names[each.for_job])
+        stops.preempt(each.victim, each.for_job, by_id[each.for_job].job.name)
     explain(queue, plan.reasons)
     return placed
 
@@ -135,8 +135,8 @@ def _keep(now: KeptHosts, before: KeptHosts, keys: dict[str, int], turn: Turn) -
         )
 
 
-def _start(placements: list[Placement], attempts: dict[str, int], keys: dict[str, int], turn: Turn) -> int:
-    """Start what is still queued, all of it or nothing; returns how many jobs started.
+def _start(placements: list[Placement], queue: dict[str, Queued], keys: dict[str, int], turn: Turn) -> int:
+    """Start what is still queued and whose owner still may, all of it or nothing; returns how many jobs started.
 
     Raises:
         StaleError: another scheduler wrote meanwhile.
@@ -145,8 +145,9 @@ def _start(placements: list[Placement], attempts: dict[str, int], keys: dict[str
     now = timezone.now()
     with transaction.atomic():
         turn.take()
-        where = {p.job: ", ".join(share.host for share in p.shares) for p in placements}
-        started = lifecycle.start({job: (attempts[job], f"placed on {hosts}") for job, hosts in where.items()})
+        allowed = let_start({p.job: (queue[p.job].job.owner, queue[p.job].job.project) for p in placements})
+        where = {p.job: ", ".join(share.host for share in p.shares) for p in placements if p.job in allowed}
+        started = lifecycle.start({job: (queue[job].attempt, f"placed on {hosts}") for job, hosts in where.items()})
         pairs = [(started[p.job], p) for p in placements if p.job in started]
         created = Attempt.objects.bulk_create(Attempt(job=job, number=job.attempt) for job, _ in pairs)
         drafts = [

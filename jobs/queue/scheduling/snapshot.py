@@ -30,6 +30,7 @@ from jobs.models import (
 )
 from jobs.queue.leases import held_back
 from jobs.queue.scheduling.checkpoints import holders
+from jobs.queue.scheduling.owners import STANDS, Owners, owner_bars
 from jobs.queue.scheduling.policy.share import Use, factors
 from jobs.queue.scheduling.policy.standing import Rates, Standing, standing
 from jobs.queue.scheduling.states import Booking, HostState, Occupant, Quota, Waiting
@@ -66,7 +67,7 @@ def queue_now(now: datetime) -> list[Queued]:
     rows = Job.objects.filter(status=Status.QUEUED, engine="hosts").values_list(
         "id", "name", "owner", "device", "num_slots", "wanted_host", "priority", "created",
         "unit", "wide_unit", "max_hosts", "project", "pool", Cast("labels", TextField()), "time_limit_s",
-        "attempt", "wait_reason", "held", "moved", Exists(attempts),
+        *STANDS, "attempt", "wait_reason", "held", "moved", Exists(attempts),
     )  # fmt: skip
     kept: dict[str, list[str]] = {}
     for job, host in KeptHost.objects.values_list("job_id", "host__name"):
@@ -76,10 +77,11 @@ def queue_now(now: datetime) -> list[Queued]:
     has = holders() if again else {}
     share = factors({p.name: Use(p.used, p.weight) for p in Project.objects.all()})
     rates = Rates(settings.AGEING_PER_HOUR, settings.SHARE_POINTS)
-    found = []
+    owners, found = Owners(), []
     for (
         id, name, owner, device, num_slots, wanted, priority, created,
-        unit, wide, most, project, pool, labels, limit_s, attempt, reason, held, moved, placed_before,
+        unit, wide, most, project, pool, labels, limit_s,
+        active, of_staff, attempt, reason, held, moved, placed_before,
     ) in rows:  # fmt: skip
         stands = standing(priority, (now - created).total_seconds(), share.get(project, 1.0), moved, rates)
         waiting = Waiting(
@@ -88,7 +90,9 @@ def queue_now(now: datetime) -> list[Queued]:
             has.get(id, ""),
         )  # fmt: skip
         bar = alive.get(id, "")
-        if held:
+        if owner_bar := owners.bar(owner, project, active=active, staff=of_staff):
+            bar = owner_bar
+        elif held:
             bar = HELD
         elif id in waits and waits[id].unended:
             bar = _after_words(waits[id].unended)
@@ -121,11 +125,13 @@ def after() -> dict[str, Ahead]:
 
 def bars(jobs: Iterable[Job]) -> dict[str, str]:
     """Of queued jobs of any engine, by id: why each does not start whatever there is room for."""
-    paused, waits = queue_paused(), after()
-    found = {}
+    jobs = list(jobs)
+    paused, waits, found = queue_paused(), after(), owner_bars(job.id for job in jobs)
     for job in jobs:
         if paused:
             found[job.id] = PAUSED
+        elif job.id in found:
+            continue
         elif job.held:
             found[job.id] = HELD
         elif job.id in waits and waits[job.id].unended:

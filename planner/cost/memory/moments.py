@@ -14,6 +14,7 @@ from typing import NamedTuple
 from planner.facts.layout import chunk_indices, num_chunks
 from planner.facts.schedules import Action, actions, splits
 from planner.facts.spec import Layout, Schedule
+from planner.facts.words import counted
 
 
 class Species(NamedTuple):
@@ -47,7 +48,7 @@ class Moment(NamedTuple):
         name = {"F": "a forward", "B": "a backward", "W": "a backward of weights"}[self.species.kind]
         which = "the step's first" if self.species.first else "the step's last" if self.species.last else "a later one"
         waiting = f", {sum(self.waiting)} with weight gradients to come" if any(self.waiting) else ""
-        return f"in {name} ({which}) with {sum(self.flight)} chunks in flight{waiting}"
+        return f"in {name} ({which}) with {counted(sum(self.flight), 'chunk')} in flight{waiting}"
 
 
 class Pipe(NamedTuple):

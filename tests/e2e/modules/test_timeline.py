@@ -285,6 +285,25 @@ def test_a_cell_that_is_something_is_seen_however_many_there_are(modules: Page) 
     assert seen == len({(row * width // 1024, column * width // 1024) for row, column in at})
 
 
+def test_one_is_told_as_one(modules: Page) -> None:
+    told = call(modules, "format.js", "return x.map((n) => m.counted(n, 'rank'));", [0, 1, 2, 1200])
+    assert told == ["0 ranks", "1 rank", "2 ranks", "1,200 ranks"]
+    timeline = {"cells": [], "stages": 1, "micro_batches": 1, "step_s": 1, "bubble": 0, "whole": False, "in_flight": []}
+    body = """const parts = m.drawSchedule(x);
+    return [parts[0].querySelector("svg").getAttribute("aria-label"), parts[2].textContent];"""
+    label, words = call(modules, "pictures/schedule.js", body, timeline)
+    assert label == "Pipeline schedule of 1 stage and 1 micro-batch, 0.0 % idle"
+    assert words.startswith("Drawn for the first 1 stage and 1 micro-batch. ")
+
+
+def test_a_link_that_did_more_than_was_told_has_no_share(modules: Page) -> None:
+    body = """const cell = m.ofLink(x, x === null ? null : { speed: 8e6, words: "inside a host, from 1 run of h" });
+    return [cell.textContent, cell.title];"""
+    told = [call(modules, "timeline/tables.js", body, busbw) for busbw in (4e6, 8e6, 14.8e6)]
+    assert told[:2] == [["50 %", ""], ["100 %", ""]]
+    assert told[2] == ["more than told", "8.00 MB/s inside a host, from 1 run of h: the link does more than that"]
+
+
 def test_a_link_s_speed_says_what_told_it(modules: Page) -> None:
     links = {"name": "h", "basis": "data sheet", "per_node": 2, "node_bytes_per_s": 8, "network_bytes_per_s": 1}
     body = "return x.map(([ranks, runs]) => m.linkOf(ranks, {...LINKS, link_runs: runs}, []).words);"

@@ -94,7 +94,7 @@ def test_a_host_is_given_up_only_when_it_is_silent_and_after_a_second_thought(
     confirmed = {"action": "give_up", "_selected_action": [host.pk], "confirmed": "yes"}
     assert "was heard of at" in admin.post(HOSTS, confirmed, follow=True).content.decode()
     Host.objects.update(last_seen=timezone.now() - timedelta(minutes=1))
-    assert "1 attempts are lost" in admin.post(HOSTS, confirmed, follow=True).content.decode()
+    assert "given up, and 1 attempt with it" in admin.post(HOSTS, confirmed, follow=True).content.decode()
     job.refresh_from_db()
     assert job.status == Status.LOST
 

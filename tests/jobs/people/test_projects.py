@@ -119,6 +119,35 @@ def test_anybody_leaves(members: Members, api: Api) -> None:
     assert api(members["viewer"]).get("/api/v1/projects/team").status_code == 404
 
 
+def test_the_only_admin_stays_one_until_somebody_else_is(members: Members, staff: User, api: Api) -> None:
+    admin = api(members["admin"])
+    address = "/api/v1/projects/team/members/admin"
+    words = "admin is the only admin of team: make somebody else an admin first"
+    for answer, field in (
+        (admin.delete(address), "user"),
+        (admin.put(address, {"role": "operator"}, format="json"), "role"),
+    ):
+        told = [(error["field"], error["message"]) for error in answer.json()["errors"]]
+        assert (answer.status_code, told) == (422, [(field, words)])
+    assert access.role_in(members["admin"], "team") == Role.ADMIN
+    assert admin.put(address, {"role": "admin"}, format="json").status_code == 200
+    second = address.replace("admin", "viewer")
+    assert admin.put(second, {"role": "admin"}, format="json").status_code == 200
+    User.objects.filter(username="viewer").update(is_active=False)
+    assert admin.delete(address).status_code == 422, "who cannot log in runs nothing"
+    User.objects.filter(username="viewer").update(is_active=True)
+    assert admin.delete(address).status_code == 204
+    assert api(staff).delete(second).status_code == 204, "staff run it themselves"
+
+
+def test_nor_does_the_page_leave_a_project_without_an_admin(members: Members, client: Client) -> None:
+    client.force_login(members["admin"])
+    for path, body in (("members/remove", {}), ("members", {"role": "viewer"})):
+        shown = client.post(f"/projects/team/{path}/", {"user": "admin", **body}, follow=True).content.decode()
+        assert "admin is the only admin of team: make somebody else an admin first" in shown
+    assert access.role_in(members["admin"], "team") == Role.ADMIN
+
+
 def test_default_has_no_members(staff: User, owner: User, api: Api) -> None:
     for path, body in (("members/owner", {"role": "admin"}), ("invitations", {"role": "admin"})):
         method = "put" if body and path.startswith("members") else "post"

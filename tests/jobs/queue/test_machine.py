@@ -35,8 +35,10 @@ from jobs.models import (
     Host,
     Job,
     Member,
+    Membership,
     Outbox,
     Project,
+    Role,
     SlotAllocation,
     StateChange,
     Status,
@@ -71,7 +73,8 @@ class QueueMachine(RuleBasedStateMachine):
         for model in (Outbox, Job, Host, Project):
             model.objects.all().delete()  # type: ignore[attr-defined]
         self.owner, _ = User.objects.get_or_create(username="player")
-        Project.objects.create(name="small", slots=QUOTA)
+        small = Project.objects.create(name="small", slots=QUOTA)
+        Membership.objects.create(project=small, user=self.owner, role=Role.SUBMITTER)
         self.sequence = itertools.count(1)
         self.alive: dict[tuple[str, str, int], list[int]] = {}  # by host, job, attempt: the slots of its ranks
         for name in HOSTS:

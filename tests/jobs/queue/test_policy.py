@@ -15,7 +15,19 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.models import AuditEntry, Dependency, Host, Job, Pool, Project, Reservation, StateChange, Status
+from jobs.models import (
+    AuditEntry,
+    Dependency,
+    Host,
+    Job,
+    Membership,
+    Pool,
+    Project,
+    Reservation,
+    Role,
+    StateChange,
+    Status,
+)
 from jobs.queue import actions, lifecycle, staff
 from jobs.queue.control import stops
 from jobs.queue.control.rules import apply_rules
@@ -168,6 +180,7 @@ def test_a_paused_queue_starts_nothing_and_a_paused_pool_nothing_on_its_hosts(ow
 def test_a_reservation_keeps_others_away(owner: User, make_host: MakeHost) -> None:
     host, now = make_host(), timezone.now()
     project = Project.objects.create(name="theirs")
+    Membership.objects.create(project=project, user=owner, role=Role.SUBMITTER)
     starts, ends = now + timedelta(hours=1), now + timedelta(hours=2)
     Reservation.objects.create(project=project, host=host, starts=starts, ends=ends)
     short, long, theirs = (
@@ -333,7 +346,7 @@ def test_an_entry_is_written_with_the_change_or_not_at_all_and_stays(owner: User
 
 
 def test_use_is_counted_once_a_minute(owner: User, make_host: MakeHost) -> None:
-    Project.objects.get_or_create(name="default")
+    Project.objects.update_or_create(name="default", defaults={"counted": timezone.now()})
     busy(make_host(), owner, 0, 1)
     apply_rules()
     assert Project.objects.get(name="default").used == 0

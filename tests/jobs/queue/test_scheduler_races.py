@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,20 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.utils import timezone
 
-from jobs.models import Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
+from jobs.models import (
+    Attempt,
+    Host,
+    Job,
+    Member,
+    Membership,
+    Outbox,
+    Project,
+    Role,
+    SlotAllocation,
+    StateChange,
+    Status,
+)
+from jobs.people import projects
 from jobs.queue import actions, lifecycle
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.queue.test_lifecycle import run_together
@@ -37,6 +51,7 @@ def owner(postgres: None) -> Iterator[User]:
     Outbox.objects.all().delete()
     user.delete()
     Host.objects.all().delete()
+    Project.objects.filter(name="team").delete()
 
 
 def make_host(name: str, slots: int) -> Host:
@@ -100,6 +115,66 @@ def test_a_job_cancelled_while_it_is_placed_never_gets_slots(owner: User) -> Non
         Outbox.objects.all().delete()
         Job.objects.all().delete()
     assert min(ends.values()) > 0, f"only one side ever won: {ends}"
+
+
+ENDS: dict[str, Callable[[User, Project], Any]] = {
+    "disabled": lambda user, _team: User.objects.filter(pk=user.pk).update(is_active=False),
+    "removed": lambda user, team: projects.remove_member(team, user.username, user),
+    "viewer": lambda user, team: projects.set_role(team, user.username, Role.VIEWER, user),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_who_may_submit_no_more_while_a_job_is_placed_has_nothing_start_after(end: str, owner: User) -> None:
+    """They may not any more as the scheduler sends its first statement, its second, ..., and after its last: once
+    that is written, what is queued stays queued."""
+    make_host("host-a", 4)
+    ends = {"queued": 0, "starting": 0}
+    for at in range(STATEMENTS):
+        User.objects.filter(pk=owner.pk).update(is_active=True)
+        team = Project.objects.create(name="team")
+        Membership.objects.create(project=team, user=owner, role=Role.SUBMITTER)
+        job = queued(owner, 4, project="team")[0]
+        seen = _raced(at, job, partial(ENDS[end], owner, team))
+        schedule()
+        job.refresh_from_db()
+        assert seen == job.status, "it started after all"
+        assert Attempt.objects.filter(job=job).count() == (job.status == "starting")
+        ends[job.status] += 1
+        Outbox.objects.all().delete()
+        Job.objects.all().delete()
+        team.delete()
+    assert min(ends.values()) > 0, f"only one side ever won: {ends}"
+
+
+def _raced(at: int, job: Job, change: Callable[[], Any]) -> str:
+    """What the job is once a change is written that begins as a pass sends its statement of this number."""
+    go, over = threading.Event(), threading.Event()
+    sent: list[Any] = []
+    seen: list[str] = []
+
+    def count(execute: Any, *statement: Any) -> Any:
+        if len(sent) == at:
+            go.set()
+            over.wait(0.05)  # not for longer: it may have to wait for this pass
+        sent.append(statement)
+        return execute(*statement)
+
+    def scheduling() -> None:
+        try:
+            with connection.execute_wrapper(count):
+                schedule()
+        finally:
+            go.set()
+
+    def changing() -> None:
+        go.wait()
+        change()
+        over.set()
+        seen.append(Job.objects.values_list("status", flat=True).get(id=job.id))
+
+    run_together([scheduling, changing])
+    return seen[0]
 
 
 def test_a_slot_taken_at_the_last_moment_leaves_nothing_half_written(owner: User) -> None:

@@ -11,9 +11,11 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from jobs.engines.slurm.engine import SlurmEngine
+from jobs.engines.slurm.rows import name_of
 from jobs.engines.slurm.site import Site
 from jobs.models import Attempt, Host, Job, Member, QueueState, Status
 from jobs.queue import actions
+from jobs.queue.scheduling.owners import DISABLED
 from planner.facts.spec import SpecError
 from tests.support.processes import wait_until
 
@@ -81,13 +83,16 @@ def test_while_slurm_is_not_there_jobs_wait_and_say_so(
     assert Attempt.objects.get().engine_ended is None
 
 
-def test_what_the_queue_bars_is_no_attempt_of_slurm_s(owner: User, site: Site) -> None:
+def test_what_the_queue_bars_is_no_attempt_of_slurm_s(owner: User, stranger: User, site: Site) -> None:
     held, first = actions.submit(owner, SPEC)[0], actions.submit(owner, SPEC)[0]
     after = actions.submit(owner, {**SPEC, "after": [first.id]})[0]
+    theirs, _ = actions.submit(stranger, SPEC)
+    User.objects.filter(pk=stranger.pk).update(is_active=False)
     Job.objects.filter(id=held.id).update(held=True)
     SlurmEngine(site).place()
     assert list(Attempt.objects.values_list("job", flat=True)) == [first.id]
     reasons = dict(Job.objects.values_list("id", "wait_reason"))
+    assert reasons[theirs.id] == DISABLED
     assert reasons[held.id] == "held by staff until it is released"
     assert reasons[after.id] == f"comes after job {first.id}, which has not ended"
     QueueState.objects.update_or_create(defaults={"paused": True})
@@ -95,6 +100,23 @@ def test_what_the_queue_bars_is_no_attempt_of_slurm_s(owner: User, site: Site) -
     SlurmEngine(site).place()
     assert Attempt.objects.count() == 1
     assert Job.objects.get(id=held.id).wait_reason == "the queue is paused: nothing is started"
+
+
+def test_what_the_queue_bars_by_now_is_not_submitted_to_slurm(owner: User, site: Site) -> None:
+    """An attempt that a look did not find yet: its owner's account is disabled before it is sent."""
+    job, _ = actions.submit(owner, SPEC)
+    engine, sent = SlurmEngine(site), []
+    engine._begin = lambda _followed, start=(): sent.append(start)  # type: ignore[method-assign]
+    engine.place()
+    engine._absent = {name_of(job.id, 1)}
+    User.objects.filter(pk=owner.pk).update(is_active=False)
+    engine.start()
+    assert sent == []
+    job.refresh_from_db()
+    assert job.wait_reason == DISABLED
+    User.objects.filter(pk=owner.pk).update(is_active=True)
+    engine.start()
+    assert len(sent) == 1
 
 
 def test_more_ranks_than_any_host_has_slots_are_slurm_s_to_place(

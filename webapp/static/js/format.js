@@ -38,6 +38,11 @@ export function exactBytes(value) {
   return known(value) ? `${group.format(value)} B` : MISSING;
 }
 
+/** "1 rank", "1,200 ranks". */
+export function counted(value, one, many = `${one}s`) {
+  return `${integer(value)} ${value === 1 ? one : many}`;
+}
+
 /** Signed exact bytes: "+12 B", "0 B", "−3 B". */
 export function difference(value) {
   if (!known(value)) return MISSING;

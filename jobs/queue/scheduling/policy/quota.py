@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jobs.queue.scheduling.states import Quota, Waiting
+from planner.facts.words import counted
 
 
 class Quotas:
@@ -20,7 +21,7 @@ class Quotas:
         quota = self._quotas.get(job.project)
         if quota is None or quota.slots is None:
             return ""
-        needs = f"needs {'1 slot' if job.num_slots == 1 else f'{job.num_slots} slots'}; project {job.project}"
+        needs = f"needs {counted(job.num_slots, 'slot')}; project {job.project}"
         if job.num_slots > quota.slots:
             return f"{needs} may hold {quota.slots}"
         if job.project in self._full:

@@ -1,7 +1,7 @@
 // The job page's tables: collectives, predicted against measured, and the ranks' own verdicts.
 import { busFactor, collectiveRows, compareAxes, sum } from "../collectives.js";
 import { el, swatch } from "../dom.js";
-import { byteRate, bytes, difference, exactBytes, integer, milliseconds, opName, ratio } from "../format.js";
+import { byteRate, bytes, counted, difference, exactBytes, integer, milliseconds, opName, ratio } from "../format.js";
 
 const number = (text, extra = "") => el("td", { className: `number ${extra}`.trim() }, text);
 const emptyRow = (columns, text) => el("tr", {}, el("td", { colSpan: columns, className: "note" }, text));
@@ -113,7 +113,7 @@ function stepsWords(state) {
   const steps = [...state.ranks.values()].map((rank) => rank.exactStep).filter(Boolean);
   const [fewest, most] = [Math.min(...steps), Math.max(...steps)];
   const range = fewest === most ? integer(most) : `${integer(fewest)} to ${integer(most)}`;
-  return `${range} steps on each of ${integer(steps.length)} ranks; payload bytes of the optimiser steps, summed over ranks.`;
+  return `${range} ${most === 1 ? "step" : "steps"} on ${steps.length === 1 ? "its one rank" : `each of ${integer(steps.length)} ranks`}; payload bytes of the optimiser steps, summed over ranks.`;
 }
 
 /** Every phase, every collective, as each rank compared them itself at its end; ranks that are off come first. */
@@ -146,7 +146,7 @@ export function showVerdicts(body, summary, state) {
   body.replaceChildren(...linesOff, ...lines);
   summary.textContent =
     wrong === 0
-      ? `All ${integer(ranks.length)} ranks: predicted and measured agree to the byte and to the call.`
-      : `${integer(wrong)} of ${integer(ranks.length)} ranks measured something other than predicted.`;
+      ? `${ranks.length === 1 ? "Its one rank" : `All ${integer(ranks.length)} ranks`}: predicted and measured agree to the byte and to the call.`
+      : `${integer(wrong)} of ${counted(ranks.length, "rank")} measured something other than predicted.`;
   summary.dataset.tone = wrong === 0 ? "good" : "bad";
 }

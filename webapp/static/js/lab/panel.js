@@ -1,7 +1,7 @@
 // The job page of a lab: its points as a table, a graph and CSV.
 import { collectivesChart } from "../charts/collectives.js";
 import { copyText, el } from "../dom.js";
-import { byteRate, bytes, duration, exactBytes, integer, opName } from "../format.js";
+import { byteRate, bytes, counted, duration, exactBytes, integer, opName } from "../format.js";
 
 const COLUMNS = ["primitive", "num_bytes", "seconds", "algbw", "busbw", "wrong", "checked", "payload_bytes", "algorithmic_bytes"];
 const SAID_MS = 2000;
@@ -55,8 +55,8 @@ export function labView(section) {
     const badge = find("lab-wrong");
     badge.hidden = false;
     badge.dataset.tone = wrong > 0 ? "bad" : "good";
-    badge.textContent = wrong > 0 ? `${integer(wrong)} elements are wrong` : "every element is right";
-    const group = result.ranks.length === result.world_size ? `all ${result.world_size} ranks` : `ranks ${result.ranks.join(", ")} of ${result.world_size}`;
+    badge.textContent = wrong > 0 ? `${counted(wrong, "element")} ${wrong === 1 ? "is" : "are"} wrong` : "every element is right";
+    const group = result.ranks.length === result.world_size ? (result.world_size === 1 ? "its one rank" : `all ${result.world_size} ranks`) : `ranks ${result.ranks.join(", ")} of ${result.world_size}`;
     const how = `${result.dtype}, ${result.reduce_op}, root ${result.root}, median of ${integer(result.iterations)} calls`;
     delete find("lab-note").dataset.ended;
     find("lab-note").textContent = `${group} · ${how} · ${result.backend} on ${result.device_name} · torch ${result.torch_version}`;

@@ -51,7 +51,7 @@ function squares(estimate) {
 
 function note(estimate) {
   const hidden = estimate.world_size - MOST_SQUARES;
-  const rest = hidden > 0 ? ` The other ${integer(hidden)} ranks repeat the pattern.` : "";
+  const rest = hidden > 0 ? ` ${hidden === 1 ? "The last rank repeats" : `The other ${integer(hidden)} ranks repeat`} the pattern.` : "";
   const stages = estimate.axes.pp > 1 ? "One colour a pipeline stage; " : "";
   return el("p", { className: "note", ariaLive: "polite" }, `${stages}squares side by side are one tp group.${rest}`);
 }

@@ -1,6 +1,6 @@
 // The pipeline schedule as it would run: a row a stage, a box an action, and the bubble between them.
 import { el } from "../dom.js";
-import { duration } from "../format.js";
+import { counted, duration } from "../format.js";
 import { cell, rowHead, scrolling, th } from "./table.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -20,7 +20,7 @@ function svg(name, attributes, ...children) {
 export function drawSchedule(timeline) {
   const { cells, stages, step_s: step } = timeline;
   const height = stages * (ROW + GAP);
-  const label = `Pipeline schedule of ${stages} stages and ${timeline.micro_batches} micro-batches, ${(100 * timeline.bubble).toFixed(1)} % idle`;
+  const label = `Pipeline schedule of ${counted(stages, "stage")} and ${counted(timeline.micro_batches, "micro-batch", "micro-batches")}, ${(100 * timeline.bubble).toFixed(1)} % idle`;
   const picture = svg("svg", { class: "schedule", viewBox: `0 0 ${WIDTH} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label });
   for (let stage = 0; stage < stages; stage += 1) {
     picture.append(svg("rect", { class: "idle", x: 0, y: stage * (ROW + GAP), width: WIDTH, height: ROW }));
@@ -42,7 +42,7 @@ export function drawSchedule(timeline) {
     swatchOf("--part-bubble"),
     "idle",
   );
-  const part = timeline.whole ? "" : `Drawn for the first ${stages} stages and ${timeline.micro_batches} micro-batches. `;
+  const part = timeline.whole ? "" : `Drawn for the first ${counted(stages, "stage")} and ${counted(timeline.micro_batches, "micro-batch", "micro-batches")}. `;
   const words = `${part}Idle: ${(100 * timeline.bubble).toFixed(1)} % of all ranks' time.`;
   const rows = timeline.in_flight.slice(0, READABLE).map((most, stage) => el("tr", {}, rowHead(null, String(stage)), cell(String(most))));
   const table = el("details", {}, el("summary", {}, "Activations kept by stage"), scrolling([th("stage"), th("chunks in flight at most", true)], rows));

@@ -1,6 +1,6 @@
 // Asks what would have been faster than a run that has ended, and shows the answer below the button.
 import { el } from "../dom.js";
-import { bytes, duration } from "../format.js";
+import { bytes, counted, duration } from "../format.js";
 import { cell, rowHead, scrolling, th } from "../pictures/table.js";
 
 const panel = document.getElementById("advice");
@@ -32,7 +32,7 @@ function shown(told) {
       cell(duration(part.apportioned_s)),
     ),
   );
-  const note = `On ${told.host}, ${told.steps} steps timed: ${duration(told.step_s)} each, ${duration(told.predicted_s)} predicted as it was submitted.`;
+  const note = `On ${told.host}, ${counted(told.steps, "step")} timed: ${duration(told.step_s)} each, ${duration(told.predicted_s)} predicted as it was submitted.`;
   const columns = [th("part of a step"), th("predicted as submitted", true), th("measured", true), th("apportioned", true)];
   return [
     el("p", {}, told.text),

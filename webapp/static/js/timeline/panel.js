@@ -1,6 +1,6 @@
 // The panel (or page) of a step's timeline: which step, its picture, its tables, its downloads.
 import { el } from "../dom.js";
-import { integer } from "../format.js";
+import { counted, integer } from "../format.js";
 import { MOST_STEPS, stepsAtHand } from "./fold.js";
 import { stepOfItems, stepOfTables } from "./step.js";
 import { bubbleWords, showCollectiveTimes, showGroups, showOverlap } from "./tables.js";
@@ -99,8 +99,8 @@ export function timelinePanel(panel, links) {
   }
 
   function notes(step) {
-    const said = [`Step ${integer(step.step)}, ${integer(step.ranks.size)} of ${integer(job.estimate?.world_size ?? step.ranks.size)} ranks.`];
-    if (step.leftOut > 0) said.push(`${integer(step.leftOut)} events did not fit and are left out.`);
+    const said = [`Step ${integer(step.step)}, ${integer(step.ranks.size)} of ${counted(job.estimate?.world_size ?? step.ranks.size, "rank")}.`];
+    if (step.leftOut > 0) said.push(`${counted(step.leftOut, "event")} did not fit and ${step.leftOut === 1 ? "is" : "are"} left out.`);
     const clocks = [...state.members.values()].map((member) => member.clock).filter(Boolean);
     if (clocks.length > 1) said.push(`Clocks of hosts agree within ${(1000 * Math.max(...clocks.map((clock) => clock.within_s))).toFixed(2)} ms.`);
     return said;

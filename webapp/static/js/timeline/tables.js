@@ -58,6 +58,13 @@ function slowest(rows) {
   );
 }
 
+/** A link does at least what a run shows: above what was told of it there is no share of it to tell. */
+export function ofLink(busbw, link) {
+  if (!link) return number("–");
+  if (busbw <= link.speed) return number(percent(busbw / link.speed));
+  return number("more than told", `${byteRate(link.speed)} ${link.words}: the link does more than that`);
+}
+
 export function showGroups(body, steps, links, members) {
   const rows = groupBandwidths(steps);
   const shown = slowest(rows);
@@ -73,12 +80,12 @@ export function showGroups(body, steps, links, members) {
         number(byteRate(row.busbw)),
         number(byteRate(row.best)),
         number(link ? byteRate(link.speed) : "not known", link?.words),
-        number(link ? percent(row.busbw / link.speed) : "–"),
+        ofLink(row.busbw, link),
       );
     }),
   );
   if (rows.length > shown.length) {
-    body.append(el("tr", {}, el("td", { className: "note", colSpan: 7 }, `Of each axis the slowest ${MOST_OF_AXIS}; ${integer(rows.length - shown.length)} groups are faster.`)));
+    body.append(el("tr", {}, el("td", { className: "note", colSpan: 7 }, `Of each axis the slowest ${MOST_OF_AXIS}; ${rows.length - shown.length === 1 ? "1 group is" : `${integer(rows.length - shown.length)} groups are`} faster.`)));
   }
 }
 

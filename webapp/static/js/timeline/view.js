@@ -1,6 +1,6 @@
 // A step's timeline that can be zoomed, moved and pointed at, by mouse, touch and keys.
 import { eachFrame, el } from "../dom.js";
-import { integer } from "../format.js";
+import { counted } from "../format.js";
 import { axisToken, palette, workToken } from "./colors.js";
 import { COMPUTE, eventAt, rowsOf } from "./lanes.js";
 import { AXIS_HEIGHT, contentHeight, paint, placesInSight } from "./paint.js";
@@ -212,7 +212,7 @@ export function timelineView(container) {
       else if (chosen) chosen = null;
       container.hidden = !next;
       if (!next) return;
-      canvas.ariaLabel = `Timeline of step ${next.step}: ${integer(next.ranks.size)} ranks, ${integer(rows.reduce((sum, row) => sum + row.events.length, 0))} events. ${HELP}`;
+      canvas.ariaLabel = `Timeline of step ${next.step}: ${counted(next.ranks.size, "rank")}, ${counted(rows.reduce((sum, row) => sum + row.events.length, 0), "event")}. ${HELP}`;
       showLegend();
       draw();
     },

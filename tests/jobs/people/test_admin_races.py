@@ -1,0 +1,71 @@
+"""The last admins of a project, who leave or remove each other at once, on a real PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from jobs.models import Membership, Project, Role
+from jobs.people import projects
+from planner.facts.spec import SpecError
+from tests.jobs.conftest import run_together
+from tests.support.postgres import as_default_database, postgres_server
+
+ROUNDS = 12
+
+
+@pytest.fixture(scope="module")
+def postgres(django_db_blocker: Any) -> Iterator[None]:
+    with django_db_blocker.unblock(), postgres_server() as url, as_default_database(url):
+        yield
+
+
+@pytest.fixture
+def admins(postgres: None) -> Iterator[list[User]]:
+    made = [User.objects.create_user(name) for name in ("ann", "bob")]
+    yield made
+    Project.objects.filter(name="team").delete()
+    for user in made:
+        user.delete()
+
+
+# Overrides the conftest's, which asks for the other database.
+@pytest.fixture(autouse=True)
+def _default() -> None:
+    pass
+
+
+def sinks(project: Project, whom: User, by: User) -> None:
+    projects.set_role(project, whom.username, Role.VIEWER, by)
+
+
+def leaves(project: Project, whom: User, by: User) -> None:
+    projects.remove_member(project, whom.username, by)
+
+
+@pytest.mark.parametrize("way", [sinks, leaves])
+@pytest.mark.parametrize("each_other", [True, False])
+def test_of_two_last_admins_who_go_at_once_one_stays(
+    each_other: bool, way: Callable[[Project, User, User], None], admins: list[User]
+) -> None:
+    def goes(project: Project, whom: User, by: User) -> None:
+        try:
+            way(project, whom, by)
+        except SpecError:
+            refused.append(whom)
+
+    for _ in range(ROUNDS):
+        project = Project.objects.create(name="team")
+        Membership.objects.bulk_create(Membership(project=project, user=user, role=Role.ADMIN) for user in admins)
+        refused: list[User] = []
+        ann, bob = admins
+        pairs = [(ann, bob), (bob, ann)] if each_other else [(ann, ann), (bob, bob)]
+        run_together([partial(goes, project, *pair) for pair in pairs])
+        left = list(Membership.objects.filter(project=project, role=Role.ADMIN).values_list("user", flat=True))
+        assert left == [user.pk for user in refused]
+        assert len(left) == 1
+        project.delete()

@@ -1,0 +1,147 @@
+"""Nothing starts of who may not submit it now: accounts that are disabled, and who is no submitter of a project."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+
+from jobs.models import Dependency, Host, Job, Membership, Project, Role, Status
+from jobs.queue import actions, lifecycle, staff
+from jobs.queue.control import stops
+from jobs.queue.control.rules import apply_rules
+from jobs.queue.scheduling.owners import DISABLED, NO_SUBMITTER
+from jobs.queue.scheduling.scheduler import schedule
+from tests.jobs.queue.test_policy import status
+from tests.jobs.queue.test_scheduler import busy, queued, reason, statements
+from tests.planner.wrong_specs import GOOD
+
+MakeHost = Callable[..., Host]
+GONE = NO_SUBMITTER.format("team")
+
+
+def enabled(user: User, enabled: bool) -> None:
+    User.objects.filter(pk=user.pk).update(is_active=enabled)
+
+
+def test_nothing_of_a_disabled_account_starts_until_it_is_enabled(
+    owner: User, stranger: User, make_host: MakeHost
+) -> None:
+    make_host()
+    theirs, other = queued(owner, 4)[0], queued(stranger, 4)[0]
+    staff.pause_queue(True, "boss")
+    schedule()
+    enabled(owner, False)
+    staff.pause_queue(False, "boss")
+    assert schedule() == 1
+    assert (status(theirs), status(other)) == (Status.QUEUED, Status.STARTING), "it holds up nobody"
+    assert reason(theirs) == DISABLED
+    busy_one = Job.objects.get(id=other.id).attempts.get().members.get()
+    lifecycle.release(busy_one)
+    assert schedule() == 0
+    enabled(owner, True)
+    assert schedule() == 1
+    assert status(theirs) == Status.STARTING
+
+
+def test_nor_again_nor_after_another(owner: User, stranger: User, make_host: MakeHost) -> None:
+    """What the board queues by itself: a retry, one that gave way, one that came after another."""
+    host = make_host()
+    retried, gave_way = (busy(host, owner, slot).job for slot in range(2))
+    for job in (retried, gave_way):
+        Job.objects.filter(id=job.id).update(preemptible=True)
+    lifecycle.change(retried.id, 1, Status.FAILED, "it failed")
+    for job in (retried, gave_way):
+        for member in job.attempts.get().members.all():
+            lifecycle.release(member)
+    assert stops.preempt(gave_way.id, "other", "other")
+    lifecycle.change(gave_way.id, 1, Status.CANCELLED, "it gave way")
+    enabled(owner, False)
+    for job in (retried, gave_way):
+        assert lifecycle.requeue(job.id, "again")
+    first, later = queued(stranger, 1, status=Status.SUCCEEDED)[0], queued(owner, 1)[0]
+    Dependency.objects.create(job=later, needs=first.id)
+    apply_rules()
+    assert schedule() == 0
+    assert {reason(job) for job in (retried, gave_way, later)} == {DISABLED}
+    enabled(owner, True)
+    assert schedule() == 3
+
+
+def test_an_urgent_job_of_a_disabled_account_makes_nobody_give_way(
+    owner: User, stranger: User, make_host: MakeHost
+) -> None:
+    running = busy(make_host(), stranger, 0, 1, 2, 3).job
+    Job.objects.filter(id=running.id).update(preemptible=True)
+    urgent = queued(owner, 4, priority=9)[0]
+    enabled(owner, False)
+    schedule()
+    assert status(running) == Status.RUNNING
+    enabled(owner, True)
+    schedule()
+    assert status(running) == Status.CANCELLING, reason(urgent)
+
+
+@pytest.mark.parametrize("end", ["removed", "viewer"])
+def test_who_is_no_submitter_of_a_project_any_more_has_nothing_start_there(
+    end: str, owner: User, make_host: MakeHost
+) -> None:
+    make_host()
+    team = Project.objects.create(name="team")
+    membership = Membership.objects.create(project=team, user=owner, role=Role.SUBMITTER)
+    there, elsewhere = queued(owner, 1, project="team")[0], queued(owner, 1)[0]
+    if end == "removed":
+        membership.delete()
+    else:
+        Membership.objects.filter(pk=membership.pk).update(role=Role.VIEWER)
+    assert schedule() == 1
+    assert (status(there), status(elsewhere)) == (Status.QUEUED, Status.STARTING)
+    assert reason(there) == GONE
+    Membership.objects.update_or_create(project=team, user=owner, defaults={"role": Role.SUBMITTER})
+    assert schedule() == 1
+
+
+@pytest.mark.parametrize(
+    ("rights", "starts"), [((), 0), (("view_job",), 0), (("change_job",), 1), (("change_project",), 1)]
+)
+def test_staff_s_jobs_start_where_staff_may_submit(
+    rights: tuple[str, ...], starts: int, owner: User, make_host: MakeHost
+) -> None:
+    make_host()
+    Project.objects.create(name="team")
+    job = queued(owner, 1, project="team")[0]
+    User.objects.filter(pk=owner.pk).update(is_staff=True)
+    owner.user_permissions.set(Permission.objects.filter(codename__in=rights))
+    assert schedule() == starts
+    assert reason(job) == ("" if starts else GONE)
+
+
+def test_owners_cost_a_pass_one_statement_where_there_are_projects(
+    owner: User, stranger: User, make_host: MakeHost
+) -> None:
+    def passed() -> int:
+        schedule()
+        with statements() as sent:
+            schedule()
+        return len(sent)
+
+    team = Project.objects.create(name="team")
+    Membership.objects.create(project=team, user=owner, role=Role.SUBMITTER)
+    busy(make_host(), owner, 0, 1, 2, 3)
+    queued(owner, 1, count=3)
+    few = passed()
+    queued(stranger, 1, count=3)
+    enabled(stranger, False)
+    assert passed() == few
+    queued(owner, 1, count=3, project="team")
+    queued(stranger, 1, count=3, project="team")
+    assert passed() == few + 1
+
+
+def test_a_queued_job_s_line_says_so(owner: User, staff: User, api: Any) -> None:
+    job, _ = actions.submit(owner, GOOD)
+    enabled(owner, False)
+    told = {row["id"]: row["reason"] for row in api(staff).get("/api/v1/queue").json()["jobs"]}
+    assert told[job.id] == DISABLED

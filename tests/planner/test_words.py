@@ -1,0 +1,42 @@
+"""One is told as one."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.cost.estimate import estimate
+from planner.facts.kinds import product_words
+from planner.facts.parse import parse_spec
+from planner.facts.spec import Layout, SpecError
+from planner.facts.words import counted
+from planner.hardware.clusters import CLUSTERS
+from planner.report import estimate_text
+from planner.teaching.explain import explain
+from tests.planner.wrong_specs import GOOD
+
+ONE = {**GOOD, "layout": {"dp": 1}, "train": {"global_batch": 1, "micro_batches": 1, "seq_len": 128, "steps": 20}}
+
+
+def test_one_is_told_as_one() -> None:
+    assert [counted(n, "slot") for n in (0, 1, 2)] == ["0 slots", "1 slot", "2 slots"]
+    assert counted(1, "micro-batch", "micro-batches") == "1 micro-batch"
+    assert counted(3, "micro-batch", "micro-batches") == "3 micro-batches"
+
+
+def test_so_it_is_in_refusals() -> None:
+    assert product_words(Layout()) == "dp 1 x pp 1 x tp 1 = 1 rank"
+    with pytest.raises(SpecError, match="1F1B needs 2 micro-batches or more on pp 2: 1 micro-batch < 2"):
+        parse_spec({**ONE, "layout": {"pp": 2}})
+    with pytest.raises(SpecError, match=r"= 2 ranks, but the largest cpu host has 1 slot$"):
+        parse_spec({**ONE, "layout": {"tp": 2}}, slots=1)
+    slurm = {"engine": "slurm", "slurm": {"nodes": 2}}
+    with pytest.raises(SpecError, match="1 slot is not divisible by 2 nodes"):
+        parse_spec({**ONE, "resources": slurm})
+
+
+def test_so_it_is_in_what_a_plan_says() -> None:
+    spec, cpu = parse_spec(ONE), CLUSTERS["cpu"]
+    text = estimate_text(spec, estimate(spec, cpu), [])
+    assert "1 rank (" in text
+    assert "micro-batch 1 sequence x 1" in text
+    assert "1 micro-batches" not in str(explain(spec, cpu))
