@@ -168,7 +168,7 @@ def test_a_run_is_looked_at_from_a_shell(meshboard: Meshboard, folder: Path, bas
         line for line in whole.splitlines() if "loss" in line
     ]
     compared = meshboard("compare", baseline, baseline)
-    assert (compared.returncode, "different ids" in compared.stderr) == (2, True)
+    assert (compared.returncode, "different jobs" in compared.stderr) == (2, True)
     wrong = meshboard("submit", str(folder / "spec.yaml"), "--set", "layout.tp=3")
     assert (wrong.returncode, "layout.tp: num_heads 4 is not divisible by tp 3" in wrong.stderr) == (2, True)
 

@@ -29,11 +29,14 @@ def _fresh() -> Iterator[None]:
 def test_a_token_that_asks_too_often_is_told_when_to_come_back(owner: User, api: Api, settings: Any) -> None:
     settings.REQUESTS_PER_MINUTE = 5
     client, other = api(owner), api(owner)
-    codes = [client.get("/api/v1/presets").status_code for _ in range(6)]
-    if 429 not in codes:  # the minute was over meanwhile
+
+    def asked_often() -> Any:
         codes = [client.get("/api/v1/presets").status_code for _ in range(6)]
-    assert codes[-1] == 429
-    refused = client.get("/api/v1/jobs")
+        refused = client.get("/api/v1/jobs")
+        return refused if (codes[-1], refused.status_code) == (429, 429) else None
+
+    refused = asked_often() or asked_often()  # the minute may be over meanwhile, and not twice
+    assert refused
     assert (refused.status_code, refused["Content-Type"]) == (429, "application/problem+json")
     assert 1 <= int(refused["Retry-After"]) <= 60
     assert other.get("/api/v1/presets").status_code == 200, "another token of the same user is counted apart"

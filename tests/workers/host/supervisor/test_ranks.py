@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from contracts.telemetry import ProcessItem
 from tests.workers.host.test_facts import FakeNvml
 from workers.host.facts.gpus import Gpus
+from workers.host.supervisor import ranks as ranks_module
 from workers.host.supervisor.gauges import HostGauge, slots_of
 from workers.host.supervisor.ranks import MOST_FRAMES, CannotReadError, Ranks, Taken, main_stack, rates, throttled_s
 
@@ -51,6 +53,12 @@ def test_nothing_waits_for_longer_than_all_of_the_time() -> None:
     assert rates(Taken(5.0, 1.0, 2.0, 3.0), Taken(7.0, 0.0, 0.0, 0.0)) == (0.0, 0.0, 0.0), "it is gone"
 
 
+@pytest.fixture
+def uncrowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a busy machine makes of a process is told too, and is not what is looked for."""
+    monkeypatch.setattr(ranks_module, "CROWDED", math.inf)
+
+
 def looks(ranks: Ranks, pid: int) -> None:
     """At rank 3, whose meter speaks all the while."""
 
@@ -62,6 +70,7 @@ def looks(ranks: Ranks, pid: int) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.usefixtures("uncrowded")
 def test_a_process_that_is_stopped_between_two_words_is_told() -> None:
     """Its rank speaks and moves: whoever stops it lets it go again before it is silent for long."""
     told: list[ProcessItem] = []
@@ -78,6 +87,7 @@ def test_a_process_that_is_stopped_between_two_words_is_told() -> None:
             process.kill()
 
 
+@pytest.mark.usefixtures("uncrowded")
 def test_a_process_that_is_stopped_and_let_go_between_two_looks_is_told_once() -> None:
     told: list[ProcessItem] = []
     with subprocess.Popen(["sleep", "60"]) as process:
