@@ -1,0 +1,77 @@
+"""What the widths of a page leave room for: figures of a million steps, the queue's cards, the list's reasons."""
+
+from __future__ import annotations
+
+from django.template.loader import render_to_string
+from django.utils import timezone
+from playwright.sync_api import Page
+
+from tests.support.modules import call, paper
+
+OF_A_JOB = (
+    *("css/tokens.css", "css/base.css", "css/components.css", "css/fields.css", "css/pages.css"),
+    *("css/job/first.css", "css/job/charts.css"),
+)
+CUT = """() => [...document.querySelectorAll('.figures dt, .figures dd, .figures small, .note')]
+  .filter((one) => one.scrollWidth > one.clientWidth && !(one.title && one.matches('small, .note') && innerWidth > 704))
+  .map((one) => `${one.textContent}: ${one.scrollWidth} of ${one.clientWidth} px at ${innerWidth}`)"""
+
+
+def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
+    panels = [render_to_string(f"jobs/panels/first/{name}.html", {"job": {}}) for name in ("progress", "traffic")]
+    body = """async () => {
+      const { showOff, showProgress } = await import('/js/job/figures.js');
+      const state = (await import('/js/store.js')).createState();
+      state.lastLoss = { step: 999_999, loss: -3.4e38 };
+      state.evals.set(1_000_000, { time: 1, loss: 2.4e38 });
+      ['setup', 'checkpoint', 'eval', 'teardown'].forEach((phase, rank) => state.ranks.set(rank, { phase }));
+      state.speeds = Array(20).fill(1);
+      state.progress = { step: 999_999, steps: 1_000_000, rate: 999_499, tokens: 59_940_000 };
+      showProgress({ finished: false, spec: { train: {} } }, state);
+      document.getElementById('figure-left').textContent = '2777 h 46 min';
+      showOff({ bytesOff: 9_999_999, callsOff: 1_000_000 }, true);
+      const note = document.getElementById('traffic-note');
+      note.textContent = note.title = 'Ranks 0-15 of 1,024; all count in the tables. 1,000,000 timing records dropped.';
+    }"""
+    with paper(modules, f'<main><div class="first">{"".join(panels)}</div></main>', *OF_A_JOB) as page:
+        page.evaluate(body)
+        for width in (390, 720, 1024, 1440):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate(CUT) == []
+
+
+OF_LISTS = ("css/tokens.css", "css/base.css", "css/components.css", "css/tables.css", "css/pages.css")
+
+
+def test_on_a_narrow_page_each_figure_of_the_queue_has_its_words(modules: Page) -> None:
+    row = {"id": "a", "name": "run", "project": "default", "points": 1.0, "priority": 0, "place": 1, "num_slots": 2}
+    told = {"rows": [{**row, "parts": {"waited": 0, "share": 0}, "layout": "dp2", "reason": "the queue is paused"}]}
+    words = """
+    return [...document.querySelectorAll('td')].map((cell) => getComputedStyle(cell, '::before').content);
+    """
+    with paper(modules, render_to_string("queue/rows.html", told), *OF_LISTS, "css/queue.css") as page:
+        page.set_viewport_size({"width": 390, "height": 800})
+        narrow = call(page, "format.js", words)
+        page.set_viewport_size({"width": 1440, "height": 800})
+        wide = call(page, "format.js", words)
+    names = ("Place", "Project", "Points", "Why it waits", "Should start")
+    assert narrow == [f'"{name} "' for name in names]
+    assert wide == ["none"] * len(names)
+
+
+def test_why_a_job_waits_has_room_in_the_list_of_a_wide_page(modules: Page) -> None:
+    reason = "it needs 4 slots of one host with cpu slots, and the largest that is free has 2 of its 8"
+    row = {"id": "a", "name": "a run", "kind": "training run", "subject": "gpt-tiny", "owner": "owner"}
+    row |= {"layout": "pp2 x dp2 x tp2 · zero-1 · sp · 1F1B", "steps": 50, "step": 50, "speed": 6919.0}
+    row |= {"created": timezone.now(), "ended": timezone.now(), "status": "succeeded"}
+    long = {**row, "subject": "train.py " + "--option value " * 8}
+    waits = {**row, "status": "queued", "wait_reason": reason, "step": None, "ended": None, "speed": None}
+    told = {"rows": [long, waits], "columns": ["owner", "layout", "status", "steps", "created", "ended", "speed"]}
+    count = """
+    const why = document.querySelector('.why');
+    return Math.round(why.clientHeight / parseFloat(getComputedStyle(why).lineHeight));
+    """
+    with paper(modules, render_to_string("jobs/rows.html", told), *OF_LISTS, "css/list.css") as page:
+        page.set_viewport_size({"width": 1440, "height": 800})
+        assert call(page, "format.js", count) <= 2
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1440
