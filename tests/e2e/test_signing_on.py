@@ -16,7 +16,6 @@ from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value, yield_
 from axe_playwright_python.sync_playwright import Axe
 from django.core.management import call_command
 from django.test import override_settings
-from oidc_provider_mock import run_server_in_thread
 from playwright.sync_api import Browser, ConsoleMessage, Page
 
 from tests.screens.look import faults, grave
@@ -43,6 +42,8 @@ Shoot = Callable[[str], None]
 
 @pytest.fixture(scope="module")
 def provider() -> Iterator[str]:
+    from oidc_provider_mock import run_server_in_thread  # a second, which all that collect would take
+
     with run_server_in_thread() as server:
         yield f"http://localhost:{server.server_port}"
 

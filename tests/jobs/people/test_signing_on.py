@@ -15,7 +15,6 @@ from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value
 from allauth.socialaccount.models import SocialAccount
 from django.contrib.auth.models import User
 from django.test import Client
-from oidc_provider_mock import run_server_in_thread
 
 from tests.jobs.people.plaintext import tables_that_tell
 
@@ -103,6 +102,8 @@ def test_a_new_password_ends_the_other_sessions(owner: User, client: Client) -> 
 
 @pytest.fixture
 def provider(settings: Any) -> Iterator[str]:
+    from oidc_provider_mock import run_server_in_thread  # a second, which all that collect would take
+
     with run_server_in_thread() as server:
         url = f"http://localhost:{server.server_port}"
         app = {"provider_id": "board", "name": "Acme", "client_id": "meshboard", "secret": "s"}

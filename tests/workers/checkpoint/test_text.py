@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.support.processes import ROOT
 from tests.workers.checkpoint.runs import make_spec
@@ -92,6 +91,9 @@ def test_transformers_loads_the_tokenizer_beside_the_model(
     assert "tokenizer.json" in capsys.readouterr().out
     ours = Tokenizer.from_file(str(root / "bpe.json"))
     text = LINE.format(i=7) + "<|endoftext|>"
+    # seconds, which all that collect would take
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
     for theirs in (PreTrainedTokenizerFast.from_pretrained(out), AutoTokenizer.from_pretrained(out)):
         assert theirs(text)["input_ids"] == ours.encode(text).ids
         assert theirs.decode(theirs(text)["input_ids"]) == text

@@ -12,7 +12,6 @@ from unittest import mock
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from tests.support.processes import ROOT
 from tests.workers.checkpoint.runs import Ran, make_spec, run
@@ -48,6 +47,8 @@ def test_transformers_loads_the_export_and_computes_the_same(
     whole = load_whole(root / arch, print)
     folder = export(whole, tmp_path / "exported")
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    from transformers import AutoModelForCausalLM  # seconds, which all that collect would take
+
     theirs, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from planner.facts.layout import Coordinates
 from planner.facts.models import Unit, parameter_count, stage_units
@@ -151,6 +149,9 @@ def test_parts_of_any_layout_start_from_the_whole_models_values(arch: str) -> No
 @pytest.mark.parametrize("preset", ["llama2-7b", "llama3-8b", "llama3-1b", "llama3-405b", "mixtral-8x7b"])
 def test_heads_turn_as_the_published_model_s(preset: str) -> None:
     model = PRESETS[preset].model
+    from transformers import LlamaConfig  # seconds, which all that collect would take
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
     config = LlamaConfig(
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_heads,
