@@ -36,18 +36,18 @@ def test_the_speed_of_a_run_is_the_mean_that_its_summary_will_have(modules: Page
     rate = sum(TOKENS / seconds for seconds in last) / len(last)
     told = call(modules, "job/figures.js", BODY, {"items": items(TIMES), "summary": None})
     assert told["rate"] == f"{rate:.0f} tokens/s"
-    assert told["note"] == f"{1000 * TOKENS / rate:.0f} ms a step, mean of the last {SPEED_STEPS}"
+    assert told["note"] == f"{1000 * TOKENS / rate:.0f} ms a step, mean of {SPEED_STEPS}"
     told = call(modules, "job/figures.js", BODY, {"items": items([0.5]), "summary": None})
     assert told == {"rate": "128 tokens/s", "note": "500 ms a step, of one step"}
 
 
 def test_an_ended_run_s_speed_is_its_summary_s(modules: Page) -> None:
     summary = {"steps": 26, "tokens_per_s": 3588.1, "losses": [], "eval_losses": [], "cells": {}, "verdict": {}}
-    expected = {"rate": "3.59k tokens/s", "note": f"17.8 ms a step, mean of the last {SPEED_STEPS}"}
+    expected = {"rate": "3.59k tokens/s", "note": f"17.8 ms a step, mean of {SPEED_STEPS}"}
     for seen in (items(TIMES), []):
         assert call(modules, "job/figures.js", BODY, {"items": seen, "summary": summary}) == expected
     short = {**summary, "steps": 26, "ran_steps": 3}
-    assert call(modules, "job/figures.js", BODY, {"items": [], "summary": short})["note"].endswith("of the last 3")
+    assert call(modules, "job/figures.js", BODY, {"items": [], "summary": short})["note"].endswith("mean of 3")
     unknown = {**summary, "tokens_per_s": None}
     told = call(modules, "job/figures.js", BODY, {"items": [], "summary": unknown})
     assert told == {"rate": "\u2013", "note": ""}

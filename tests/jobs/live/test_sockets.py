@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from http.cookies import SimpleCookie
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -27,7 +26,7 @@ from tests.planner.wrong_specs import GOOD
 from tests.support.frames import messages
 from tests.support.patience import patient
 from tests.support.postgres import own_database
-from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
+from tests.support.processes import ROOT, RedisServer, base_environment, redis_server, running, wait_until
 from webapp.runner import free_port, is_free
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,19 +46,28 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
 
-@pytest.fixture
-def server(redis_service: RedisServer, tmp_path: Path) -> Iterator[Server]:
-    port = free_port()
+@pytest.fixture(scope="module")
+def redis_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def server(
+    django_db_setup: None, redis_service: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """One for all tests of this file: whoever asks starts from a database and a job of their own."""
+    port, folder = free_port(), tmp_path_factory.mktemp("web")
     environment = {
         **base_environment(),
         "MESHBOARD_SECRET_KEY": settings.SECRET_KEY,
         "MESHBOARD_REDIS_URL": redis_service.url,
-        "MESHBOARD_STATE_DIR": str(tmp_path),
+        "MESHBOARD_STATE_DIR": str(folder),
         "MESHBOARD_DATABASE_URL": own_database(),
         "MESHBOARD_HTTPS": "0",
     }
     uvicorn = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--port", str(port)]
-    with running([*uvicorn, "--timeout-graceful-shutdown", "1"], environment, tmp_path / "web.log", ROOT):
+    with running([*uvicorn, "--timeout-graceful-shutdown", "1"], environment, folder / "web.log", ROOT):
         wait_until(lambda: not is_free(port), "the web server listens")
         yield Server(port)
 

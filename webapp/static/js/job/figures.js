@@ -24,7 +24,7 @@ export function speedOf(job, state) {
   const steps = summary?.tokens_per_s ? Math.min(SPEEDS, summary.ran_steps ?? summary.steps) : Math.max(1, state.speeds.length);
   const tokens = state.progress.tokens ?? job.estimate?.tokens_per_step;
   const each = tokens ? `${duration(tokens / rate)} a step, ` : "";
-  return { rate: tokenRate(rate), note: `${each}${steps === 1 ? "of one step" : `mean of the last ${steps}`}` };
+  return { rate: tokenRate(rate), note: `${each}${steps === 1 ? "of one step" : `mean of ${steps}`}` };
 }
 
 export function showProgress(job, state) {
