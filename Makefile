@@ -26,6 +26,10 @@ $(VENV)/.dev: $(VENV)/.run client/pyproject.toml
 	$(INSTALL) -e '.[web,worker,local,docs,dev]' -e ./client
 	@touch $@
 
+$(VENV)/.mlflow: $(VENV)/.dev
+	$(INSTALL) -e '.[mlflow]'
+	@touch $@
+
 # A board without them says so: what is wrong in a page keeps nobody from starting one.
 docs/site/index.html: $(VENV)/.run $(shell find docs manual client/meshboard jobs planner webapp -name site -prune -o -name '*.md' -print -o -name '*.py' -print)
 	-@$(BIN)/python -m manual
@@ -97,7 +101,7 @@ cluster: $(VENV)/.dev tools ## gangs over hosts in network namespaces, and their
 diagnose: $(VENV)/.dev ## faults put into real runs, and what the diagnosis says of them; prints the table; DIAGNOSE="--seconds 360"
 	$(BIN)/python -m tests.diagnosis $(DIAGNOSE)
 
-slow: $(VENV)/.dev tools ## tests that wait for real deadlines, not part of the default suite
+slow: $(VENV)/.mlflow tools ## tests that wait for real deadlines, not part of the default suite
 	MESHBOARD_PATIENCE=1 $(BIN)/python -m pytest tests -m slow --ignore tests/cluster --ignore tests/slurm
 
 postgres: $(VENV)/.dev tools ## the board's tests on PostgreSQL, which the default suite has on SQLite

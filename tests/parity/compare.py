@@ -1,4 +1,4 @@
-"""Runs cases under torchrun and holds them against one process, the prediction, and the theoretical minimum."""
+"""Runs cases on ranks and holds them against one process, the prediction, and the theoretical minimum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planner.facts.stages import stage_of
 from planner.facts.tensors.placements import placement
 from planner.facts.tensors.shards import held_units
 from tests.parity.cases import Case, reference_spec, write_data
-from tests.support.ranks import run_to_end, torchrun
+from tests.support.ranks import forked, run_to_end
 from workers.trainer.model.initial import full_name
 
 FP32_BYTES = 4
@@ -60,7 +60,7 @@ class Run(NamedTuple):
 
 
 def run_all(cases: list[Case], work: Path) -> list[Result]:
-    """Run every case, one torchrun a world size, and compare."""
+    """Run every case, those of one world size in the same processes, and compare."""
     specs = {f"reference {case.reference}": reference_spec(*case.reference) for case in cases}
     specs |= {case.label: case.spec for case in cases}
     runs = run_specs(specs, work)
@@ -88,11 +88,11 @@ def run_specs(specs: dict[str, JobSpec], work: Path) -> dict[str, Run]:
 def launch(world: int, out: Path, data_root: Path) -> None:
     data_root.mkdir(exist_ok=True)
     write_data(data_root)
-    argv = torchrun(world, "-m", "tests.parity.rank", str(out), str(data_root))
+    argv = forked(world, "tests.parity.rank", str(out), str(data_root))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     done = run_to_end(argv, environment, limit_s=3600)
     if done.returncode:
-        raise RuntimeError(f"torchrun with {world} ranks ended with {done.returncode}:\n{done.stderr[-6000:]}")
+        raise RuntimeError(f"{world} ranks ended with {done.returncode}:\n{done.stderr[-6000:]}")
 
 
 def load(spec: JobSpec, folder: Path) -> Run:

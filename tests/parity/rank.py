@@ -83,7 +83,3 @@ def main() -> None:
     for entry in json.loads((out / "cases.json").read_text()):
         folder = out / entry["folder"]
         run_case(parse_spec(entry["spec"]), int(os.environ["RANK"]), data_root, folder)
-
-
-if __name__ == "__main__":
-    main()

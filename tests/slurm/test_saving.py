@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import urllib.error
 from typing import Any
 
 import pytest
@@ -27,7 +29,14 @@ def stopped_after(reason: str) -> int:
 
 
 def steps_before(board: Board, job: str) -> int:
-    """After how many steps the attempt that runs now had begun; it is cancelled."""
+    """After how many steps the attempt that runs now had begun; it is cancelled once it has made one itself."""
+
+    def trains() -> bool:
+        with contextlib.suppress(urllib.error.HTTPError):  # nothing of it is kept yet
+            return bool(board.call("GET", f"jobs/{job}/history/steps")["columns"]["step"])
+        return False
+
+    wait_until(trains, "it trains on", 90)
     board.call("POST", f"jobs/{job}/cancel")
     told = ended(board, job)
     assert told["status"] == "cancelled"

@@ -89,8 +89,3 @@ def main() -> None:
     store = dist.FileStore(str(out / "store"), int(os.environ["WORLD_SIZE"]))
     said = {name: fly(spec, out, dist.PrefixStore(name, store)) for name, spec in flown.items()}
     (out / f"flight-{os.environ['RANK']}.json").write_text(json.dumps(said))
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.parity.cases import Case, write_data
-from tests.support.ranks import run_to_end, torchrun
+from tests.support.ranks import forked, run_to_end
 
 RANKS = 4
 FLOWN: dict[str, Any] = {
@@ -23,7 +23,7 @@ FLOWN: dict[str, Any] = {
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By rank and work; one set of processes flies them all."""
     folder = tmp_path_factory.mktemp("flight")
-    argv = torchrun(RANKS, "-m", "tests.witness.flight", str(folder), json.dumps(FLOWN))
+    argv = forked(RANKS, "tests.witness.flight", str(folder), json.dumps(FLOWN))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_FR_BUFFER_SIZE": "5000"}
     write_data(folder)
     done = run_to_end(argv, environment)

@@ -57,7 +57,3 @@ def main() -> None:
     said = {"left": left, "damage": damage, "problem": problem, "have": have}
     (base / f"said-{rank}.json").write_text(json.dumps(said))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

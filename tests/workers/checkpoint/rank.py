@@ -40,9 +40,3 @@ def main() -> int:
     content = {"items": said.items, "problem": problem, "cells": recorder.cells()}
     (folder / f"said-{rank}.json").write_text(json.dumps(content))
     return 0
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)

@@ -1,18 +1,16 @@
-"""Real torchrun jobs with checkpoints."""
+"""Real jobs with checkpoints."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES, VARIANTS
-from tests.support.ranks import run_to_end, torchrun
-from webapp.runner import free_port
+from tests.support.ranks import forked, run_to_end
 
 
 class Ran(NamedTuple):
@@ -40,19 +38,13 @@ def run(
     module: str = "tests.workers.checkpoint.rank",
     **variables: str,
 ) -> Ran:
-    """Run a job under torchrun with checkpoints below `root`. `variables` are set in its environment."""
+    """Run a job with checkpoints below `root`. `variables` are set in its environment."""
     (root.parent / "data").mkdir(exist_ok=True)
     folder = root.parent / f"run-{job}-{attempt}-{len(list(root.parent.glob('run-*')))}"
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text(spec.model_dump_json())
-    world = spec.layout.world_size
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **variables}
-    program = ["-m", module, str(folder), str(root), job, str(attempt)]
-    if world == 1:  # needs nobody to gather the ranks
-        environment |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        argv = [sys.executable, *program]
-    else:
-        argv = torchrun(world, *program)
+    argv = forked(spec.layout.world_size, module, str(folder), str(root), job, str(attempt))
     done = run_to_end(argv, environment, limit_s=200)
     assert done.returncode == 0, done.stderr[-6000:]
     said = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
