@@ -81,7 +81,10 @@ class JobDetail(JobBrief):
     finished: bool
     engine: Annotated[str, Field(description="who launched it: hosts, slurm, or elsewhere where it reports itself")]
     engine_id: Annotated[str, Field(description="what the engine calls the current attempt: Slurm's job id")]
-    engine_told: Annotated[dict[str, str], Field(description="what it said of it last: state, partition, nodes")]
+    engine_told: Annotated[
+        dict[str, str],
+        Field(description="what it said of it last: state, partition, nodes; `held` by the board"),
+    ]
     host: Annotated[str | None, Field(description="hosts of the current attempt in the order of their ranks")]
     members: Annotated[list[MemberBrief], Field(description="of the current attempt, in rank order")]
     exit: Annotated[ExitReport | Older | None, Field(description="how the current attempt ended")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from jobs.engines.slurm.engine import SlurmEngine
 from jobs.engines.slurm.rows import SlurmJob, name_of
 from jobs.engines.slurm.site import Site
 from jobs.models import Attempt, Job, RunToken, Status
-from jobs.queue import actions
+from jobs.queue import actions, staff
 from tests.slurm.cluster import Cluster
 from tests.slurm.login import Login
 from tests.support.processes import wait_until
@@ -166,3 +167,64 @@ def test_a_job_that_slurm_forgot_is_lost(site: Site, job: Job) -> None:
     assert last_word(job) == (
         "Slurm no longer knows its job 999999, and keeps no accounts (sacct) that would say how it ended"
     )
+
+
+@pytest.fixture
+def waiting(slurm: Cluster, site: Site, job: Job) -> Iterator[SlurmEngine]:
+    """The engine, whose job waits in Slurm's queue: its nodes are taken until `blocker` is cancelled."""
+    slurm.batch("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5", "--job-name=blocker")
+    engine = SlurmEngine(site)
+
+    def told() -> bool:
+        work(engine)
+        return [found.state for found in in_slurm(job)] == ["PENDING"] and Attempt.objects.get().engine_told != {}
+
+    wait_until(told, "it waits there", 30)
+    yield engine
+    slurm.command("scancel", "--name=blocker")
+
+
+BARS: dict[str, tuple[Callable[[str], object], Callable[[str], object]]] = {
+    "the queue is paused": (lambda _: staff.pause_queue(True, "staff"), lambda _: staff.pause_queue(False, "staff")),
+    "held": (lambda job: staff.hold([job], "staff"), lambda job: staff.release([job], "staff")),
+    "disabled": (lambda _: User.objects.update(is_active=False), lambda _: User.objects.update(is_active=True)),
+}
+
+
+@pytest.mark.parametrize("reason", BARS)
+def test_what_waits_there_begins_only_when_nothing_bars_it_here(
+    slurm: Cluster, waiting: SlurmEngine, job: Job, reason: str
+) -> None:
+    def stands(held: bool, words: str) -> bool:
+        work(waiting)
+        (found,) = in_slurm(job)
+        job.refresh_from_db()
+        there, here = found.reason == "JobHeldUser", "held" in Attempt.objects.get().engine_told
+        return (there, here, words in job.wait_reason) == (held, held, True)
+
+    bar, lift = BARS[reason]
+    bar(job.id)
+    wait_until(lambda: stands(True, reason), "it is held", 30)
+    lift(job.id)
+    wait_until(lambda: stands(False, "Slurm: "), "it is free", 30)
+    bar(job.id)
+    wait_until(lambda: stands(True, reason), "it is held again", 30)
+    slurm.command("scancel", "--name=blocker")
+    free = slurm.batch("#!/bin/sh\ntrue\n", "--nodes=2", "--exclusive")
+    wait_until(lambda: slurm.state_of(free) == "COMPLETED", "another begins and ends on all nodes", 60)
+    assert stands(True, reason)
+    lift(job.id)
+    until(waiting, job, Status.STARTING)
+
+
+def test_what_its_user_holds_there_is_not_released(slurm: Cluster, waiting: SlurmEngine, job: Job) -> None:
+    slurm.command("scontrol", "uhold", Attempt.objects.get().engine_id)
+
+    def told() -> bool:
+        work(waiting)
+        job.refresh_from_db()
+        return "it is held by its user" in job.wait_reason
+
+    wait_until(told, "it is told", 30)
+    assert "held" not in Attempt.objects.get().engine_told
+    assert in_slurm(job)[0].reason == "JobHeldUser"

@@ -74,6 +74,14 @@ class Slurm(NamedTuple):
             if said.code and NOT_NOW.search(said.complaint):
                 raise AwayError(f"scancel: {said.complaint}")
 
+    def hold(self, jobs: Collection[str]) -> None:
+        """Have none of them begin until it is released; one that has begun goes on. Raises AwayError."""
+        self._control("uhold", jobs)
+
+    def release(self, jobs: Collection[str]) -> None:
+        """Let what was held begin. Raises AwayError."""
+        self._control("release", jobs)
+
     def make(self, folder: str) -> None:
         """Have the folder there; without it Slurm starts nothing that logs to it. Raises AwayError."""
         said = self.door.run(["mkdir", "-p", "--", folder], deadline_s=ASK_S)
@@ -84,6 +92,13 @@ class Slurm(NamedTuple):
         """The end of a file on the cluster, empty where it cannot be read. Raises AwayError."""
         said = self.door.run(["tail", "-c", str(TAIL_BYTES), "--", path], deadline_s=ASK_S)
         return said.out if said.code == 0 else ""
+
+    def _control(self, action: str, jobs: Collection[str]) -> None:
+        ids = sorted(jobs)
+        for begin in range(0, len(ids), AT_ONCE):
+            said = self.door.run(["scontrol", action, ",".join(ids[begin : begin + AT_ONCE])], deadline_s=ASK_S)
+            if said.code and NOT_NOW.search(said.complaint):
+                raise AwayError(f"scontrol: {said.complaint}")
 
     def _asked(self, argv: list[str]) -> str:
         said = self.door.run(argv, deadline_s=ASK_S)

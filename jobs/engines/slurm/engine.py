@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 
@@ -20,7 +21,7 @@ from jobs.engines.slurm import attempts, ends
 from jobs.engines.slurm.commands import Slurm
 from jobs.engines.slurm.door import Door
 from jobs.engines.slurm.rounds import Rounds
-from jobs.engines.slurm.rows import SlurmJob, name_of
+from jobs.engines.slurm.rows import HELD_BY_USER, SlurmJob, name_of
 from jobs.engines.slurm.script import Submission, log_of
 from jobs.engines.slurm.site import Site
 from jobs.engines.slurm.talk import MOST_SUBMITTED, News, Wants, talk
@@ -35,6 +36,7 @@ LOOK_EVERY_S = 3.0  # at the soonest, where nothing is new: slurmctld answers ev
 PATIENCE_S = 0.25  # that a pass waits for a round with something new in it: most are done by then
 MOST_PLACED = 100  # in one pass
 FORGOTTEN_IN_A_ROW = 3  # looks that do not find what Slurm once took, and it is gone
+HELD_HERE = {"held": "by the board"}  # beside what Slurm told of an attempt: the board releases what it holds alone
 LINGERS = timedelta(minutes=1)  # for Slurm's job to end after the attempt has, by its own word
 
 
@@ -115,11 +117,17 @@ class SlurmEngine:
 
     def _begin(self, followed: list[Attempt], start: tuple[Submission, ...] = ()) -> None:
         """A round, in its thread."""
-        joined = attempts.joined(followed)
+        joined, barred = attempts.joined(followed), _barred(followed)
+        waiting = [attempt for attempt in followed if attempt.engine_id and attempt.job.status == Status.QUEUED]
+        hold = [attempt for attempt in waiting if attempt.job_id in barred]
+        for attempt in hold:  # noted before it is done: whoever comes next knows what to release
+            attempts.tell(attempt, {**attempt.engine_told, **HELD_HERE})
         wants = Wants(
             known={_name(attempt): attempt.engine_id for attempt in followed},
             start=start,
             end=frozenset(_name(attempt) for attempt in followed if _to_end(attempt)),
+            hold=frozenset(map(_name, hold)),
+            free=frozenset(_name(attempt) for attempt in waiting if attempt not in hold and _is_held_here(attempt)),
             logs={_name(a): log_of(_name(a), self._site.folder) for a in followed if a.pk not in joined},
             folder=self._site.folder,
         )
@@ -133,6 +141,7 @@ class SlurmEngine:
         self._hear_of_trouble(news.trouble)
         self._absent = set() if news.trouble else set(news.absent - self._sending)
         followed = {_name(attempt): attempt for attempt in self._followed()}
+        barred = _barred(followed.values())
         for name, attempt in followed.items():
             if job := news.submitted.get(name):
                 attempts.note(attempt, job)
@@ -140,16 +149,17 @@ class SlurmEngine:
                 ends.refuse(attempt, news.refused[name])
             elif name in news.jobs:
                 self._missed.pop(name, None)
-                self._follow(attempt, news.jobs[name], news.logs.get(name, ""))
+                self._follow(attempt, news.jobs[name], news.logs.get(name, ""), barred.get(attempt.job_id, ""))
             elif attempt.engine_id and name in news.absent:
                 self._miss(attempt, accounts=news.accounts)
         self._missed = {name: times for name, times in self._missed.items() if name in followed}
 
-    def _follow(self, attempt: Attempt, job: SlurmJob, printed: str) -> None:
+    def _follow(self, attempt: Attempt, job: SlurmJob, printed: str, bar: str) -> None:
         attempts.note(attempt, job.id)
-        attempts.tell(attempt, told(job))
+        held = _is_held_here(attempt) and (bar or job.reason == HELD_BY_USER)
+        attempts.tell(attempt, {**told(job), **(HELD_HERE if held else {})})
         if job.state in WAITING:
-            _wait(attempt.job, waits(job), Status.QUEUED)
+            _wait(attempt.job, bar or waits(job), Status.QUEUED)
         elif ended(job):
             ends.finish(attempt, job, printed)
         else:
@@ -170,6 +180,16 @@ class SlurmEngine:
         if trouble:
             for job in Job.objects.filter(engine=self.name, status__in=(Status.QUEUED, Status.CANCELLING)):
                 _wait(job, f"Slurm cannot be asked: {trouble}", job.status)
+
+
+def _is_held_here(attempt: Attempt) -> bool:
+    return bool(HELD_HERE.items() <= attempt.engine_told.items())
+
+
+def _barred(attempts: Iterable[Attempt]) -> dict[str, str]:
+    """Of those whose jobs wait, by job: why it is not to begin."""
+    waiting = [attempt.job for attempt in attempts if attempt.job.status == Status.QUEUED]
+    return bars(waiting) if waiting else {}
 
 
 def _free(jobs: list[Job]) -> list[Job]:

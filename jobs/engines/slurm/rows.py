@@ -14,6 +14,8 @@ SQUEUE_FORMAT = SEPARATOR.join(("%A", "%T", "%P", "%N", "%S", "%j", "%r"))
 SACCT_FORMAT = "JobIDRaw,State,Partition,NodeList,Start,JobName,ExitCode,ElapsedRaw,Reason"
 _NAME = re.compile(rf"{PREFIX}-([a-z0-9-]{{1,64}})-([0-9]{{1,9}})")
 _EXIT = re.compile(r"[0-9]{1,3}:[0-9]{1,3}")
+HELD = "JobHeld"  # what the reasons of those begin with that somebody holds
+HELD_BY_USER = "JobHeldUser"
 _PLAIN = {"None", "(null)", "N/A", "Unknown", "None assigned"}
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jobs.engines.slurm.commands import RefusedError, Slurm
 from jobs.engines.slurm.door import AwayError
-from jobs.engines.slurm.rows import SlurmJob
+from jobs.engines.slurm.rows import HELD, HELD_BY_USER, SlurmJob
 from jobs.engines.slurm.script import Submission, logs
 from jobs.engines.slurm.words import ended
 
@@ -17,12 +17,15 @@ MOST_SUBMITTED = 20  # in one round: each is a call of its own, and all else wai
 
 class Wants(NamedTuple):
     """What the database asks for, by the names of attempts in Slurm. `known`: those to follow, with the id that was
-    noted or "". `start`: those to submit. `end`: those to cancel. `logs`: the files to read the end of, of those that
-    may fail before a supervisor speaks."""
+    noted or "". `start`: those to submit. `end`: those to cancel. `hold` and `free`: those that are not to begin, and
+    those that were held and may. `logs`: the files to read the end of, of those that may fail before a supervisor
+    speaks."""
 
     known: Mapping[str, str]
     start: tuple[Submission, ...] = ()
     end: frozenset[str] = frozenset()
+    hold: frozenset[str] = frozenset()
+    free: frozenset[str] = frozenset()
     logs: Mapping[str, str] = {}
     folder: str = ""
 
@@ -70,9 +73,17 @@ def _look(slurm: Slurm, wants: Wants, news: News) -> None:
     alive = {job.id for job in (*strangers, *news.jobs.values()) if not ended(job)}
     if unwanted := alive & (ending | {job.id for job in strangers}):
         slurm.cancel(unwanted)
+    _hold(slurm, wants, [job for job in news.jobs.values() if job.state == "PENDING"])
     for name, job in news.jobs.items():
         if name in wants.logs and job.state == "FAILED":
             news.logs[name] = slurm.tail(wants.logs[name])
+
+
+def _hold(slurm: Slurm, wants: Wants, pending: list[SlurmJob]) -> None:
+    if barred := {job.id for job in pending if job.name in wants.hold and not job.reason.startswith(HELD)}:
+        slurm.hold(barred)
+    if free := {job.id for job in pending if job.name in wants.free and job.reason == HELD_BY_USER}:
+        slurm.release(free)
 
 
 def _remembered(slurm: Slurm, wants: Wants, unseen: list[str], news: News) -> list[SlurmJob]:
