@@ -71,7 +71,7 @@ class Ending:
             following = "look at that rank's log"
         if signal == "SIGKILL":
             following = "look at the host's memory: the kernel or somebody killed it"
-        if STOPPED in reason:
+        if rank is None and STOPPED in reason:  # a rank may print the same words
             following = self._again()
         if len(reason) > LONG:
             facts, reason = (evidence(reason), *facts), f"{reason[: LONG - 1]}…"

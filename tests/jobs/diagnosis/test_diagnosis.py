@@ -130,6 +130,12 @@ def test_what_was_ended_with_its_host_is_to_be_tried_again_from_its_checkpoint()
     assert look(found)["next"].endswith("it goes on from its checkpoint after step 40")
 
 
+def test_a_rank_that_says_so_itself_was_not_ended_with_its_host() -> None:
+    found, reason = diagnosis({"dp": 2}), "rank 1 ended with exit code 1: RuntimeError: the host was stopped"
+    found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 1, "exit_code": 1, "log_tail": ["x"]})
+    assert look(found)["next"] == "look at that rank's log"
+
+
 @pytest.mark.parametrize(
     ("reason", "sentence", "why"),
     [
