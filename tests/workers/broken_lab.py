@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from workers.lab.__main__ import main
+from workers.lab.__main__ import main as main
 
 whole = dist.all_reduce
 
@@ -22,6 +21,3 @@ def spoiled(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 dist.all_reduce = spoiled
-code = main()
-sys.stdout.flush()
-os._exit(code)

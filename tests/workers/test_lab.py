@@ -13,7 +13,7 @@ import torch
 from planner.facts.collectives import algorithmic_bytes
 from planner.facts.lab import LabResult, LabStep, bandwidths, metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabDtype, LabPrimitive
-from tests.support.ranks import run_to_end, torchrun
+from tests.support.ranks import forked, run_to_end
 from workers.lab.values import Setting, count_wrong, expected, given, pattern, readable
 
 QUICK = {"min_bytes": 256, "max_bytes": 4096, "factor": 16, "iterations": 3, "warmup": 1}
@@ -23,7 +23,7 @@ def measured(folder: Path, world: int, lab: dict[str, Any], module: str) -> tupl
     spec, out = folder / "spec.json", folder / "result.json"
     spec.write_text(json.dumps({"kind": "lab", "layout": {"dp": world}, "lab": {**QUICK, **lab}}))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return out, run_to_end(torchrun(world, "-m", module, "--spec", str(spec), "--out", str(out)), environment)
+    return out, run_to_end(forked(world, module, "--spec", str(spec), "--out", str(out)), environment)
 
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -36,7 +36,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.fixture(scope="module", params=CASES)
 def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LabResult:
     world, lab = CASES[request.param]
-    out, done = measured(tmp_path_factory.mktemp("lab"), world, lab, "workers.lab")
+    out, done = measured(tmp_path_factory.mktemp("lab"), world, lab, "workers.lab.__main__")
     assert done.returncode == 0, done.stderr
     found = LabResult.model_validate_json(out.read_text())
     assert (found.world_size, found.ranks) == (world, tuple(lab.get("ranks", range(world))))

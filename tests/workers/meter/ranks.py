@@ -1,11 +1,9 @@
-"""Run by four real gloo ranks: what each check did, and what the meter counted meanwhile, as JSON.
-
-python -m tests.workers.meter.ranks RANK WORLD_SIZE PORT OUTPUT
-"""
+"""Run by four real gloo ranks: what each check did, and what the meter counted meanwhile, as JSON in a folder."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -363,17 +361,13 @@ def tensor_parallel(recorder: Recorder, rank: int, world: int) -> dict[str, Any]
 
 
 def main() -> None:
-    rank, world, port, output = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    rank, world, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1])
     torch.set_num_threads(1)
     recorder = Recorder(rank)
     backend = metered_backend(recorder, "cpu")
-    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    dist.init_process_group(backend)
     said = {run.__name__: run(recorder, rank, world) for run in CHECKS}
     said["records"] = [record._asdict() for record in recorder.drain()[0]]
     dist.barrier()
     dist.destroy_process_group()
-    output.write_text(json.dumps(said))
-
-
-if __name__ == "__main__":
-    main()
+    (folder / f"{rank}.json").write_text(json.dumps(said))

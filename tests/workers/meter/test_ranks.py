@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
+import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.patience import patient
+from tests.support.ranks import forked, run_to_end
 from tests.workers.meter.ranks import SLOW_S
 
 WORLD = 4
-ROOT = Path(__file__).parents[3]
 Said = list[dict[str, Any]]
 
 
@@ -24,33 +20,9 @@ Said = list[dict[str, Any]]
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Said:
     """What each rank said after all its checks."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-W", "ignore", "-m", "tests.workers.meter.ranks"]
-    logs = [(folder / f"{rank}.log").open("w+") for rank in range(WORLD)]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(WORLD), str(port), str(folder / f"{rank}.json")],
-            cwd=ROOT,
-            stdout=logs[rank],
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        deadline = time.monotonic() + patient(120)
-        while any(process.poll() is None for process in processes) and not any(p.poll() for p in processes):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    outputs = [(folder / f"{rank}.json") for rank in range(WORLD)]
-    assert all(output.exists() for output in outputs), "\n".join(Path(log.name).read_text() for log in logs)
-    return [json.loads(output.read_text()) for output in outputs]
+    done = run_to_end(forked(WORLD, "tests.workers.meter.ranks", str(folder)), os.environ)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 
 def exact(counted: dict[str, list[Any]]) -> dict[str, list[int]]:
