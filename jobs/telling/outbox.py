@@ -31,7 +31,8 @@ def tell(changes: Sequence[StateChange]) -> None:
     ids = {change.job_id for change in changes}
     concerned = Job.objects.filter(id__in=ids).order_by()
     projects = concerned.values("project")
-    hooks = list(Webhook.objects.filter(active=True, project__in=projects).select_related("owner"))
+    active = Webhook.objects.filter(active=True, project__in=projects)
+    hooks = list(active.select_related("owner")) if active.exists() else []  # most boards have none
     of_these = Q(project="", user__in=concerned.values("owner")) | Q(project__in=projects)
     wishes = list(MailWish.objects.filter(of_these).select_related("user")) if settings.EMAIL_HOST else []
     if not hooks and not wishes:

@@ -17,8 +17,8 @@ from planner.facts.parse import parse_spec
 from tests.planner.wrong_specs import GOOD
 
 # The token with its owner and grant, hosts, project, a savepoint and its end, the job, its state, who wants to be told,
-# the audit's entry; then the host planned for, and its runs.
-ALONE, WITH_HOSTS = 9, 11
+# the audit's entry; then on which hosts something ran, the host planned for, and its runs.
+ALONE, WITH_HOSTS = 9, 12
 
 
 @pytest.mark.parametrize(("hosts", "most"), [(0, ALONE), (40, WITH_HOSTS)])
