@@ -26,6 +26,13 @@ _PREDICTS_TWO = (
     (KEEPS_SCORES, 16, 2),  # Et*3|(tt|)*6tmL
     (r"ep4_etp1_mtp", 18, 1),  # even chunks, and it in the last
 )
+# Those with --normalization RMSNorm, and with rotary positions in place of a table.
+WITHOUT_NORM_BIAS = r"etp1|deepseek_proxy|scoped_cudagraph"
+ROTARY = r"position-embedding-type=rope|rope_embeddings|etp1|deepseek_proxy|scoped_cudagraph"
+# --disable-bias-linear.
+WITHOUT_BIAS = r"disable-bias-linear"
+# --overlap-moe-expert-parallel-comm.
+OVERLAPS_EXPERTS = rf"{KEEPS_SCORES}|fine_grained_offloading"
 # --recompute-modules: layernorm mla_up_proj mlp moe_act.
 MAKES_AGAIN = r"selective_recompute_experimental|fine_grained_offloading"
 # --cross-entropy-loss-fusion by torch's compiler, which writes no exponential in place of its logit.

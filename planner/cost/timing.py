@@ -194,9 +194,10 @@ class Timer:
                     share * self._row_seconds(spec, self._cast(spec, row), ranks) / spec.train.micro_batches
                 )
         bare = 0.0  # of tp, what no product hides: experts' dispatcher sends it
-        if stack.gathers_experts and layout.tp > 1:
+        if stack.divides_dispatch and layout.tp > 1 and layout.sequence_parallel:
             waits["tp"] -= held(spec, index).num_moe_layers * self._mlp_sums_s(spec, ranks)
-            bare = held(spec, index).num_moe_layers * self._gathered_experts_s(spec, ranks)
+            if not stack.experts_whole:
+                bare = held(spec, index).num_moe_layers * self._gathered_experts_s(spec, ranks)
         if stack.gathers_logits and layout.tp > 1 and held(spec, index).stage.last:
             waits["tp"] += self._gathered_logits_s(spec, ranks)
         if self._compute.with_collectives(spec, ranks):
@@ -222,6 +223,8 @@ class Timer:
     def _gathered_experts_s(self, spec: JobSpec, ranks: int) -> float:
         """Of a layer's micro-batch, where tensor ranks divide experts: each gathers what came to the others, and their
         results are summed; in backward the other way."""
+        if spec.model.moe is None:
+            return 0.0
         group, size = axis_group(spec.layout, "tp"), dispatched_rows(spec) * row_bytes(spec)
         return sum(
             self._row_seconds(spec, Collective(op, "tp", group.size, group.stride, 2, 2 * size), ranks)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from contracts.telemetry import Axis
 from planner.facts.spec import StackName
 from planner.hardware.cluster import LAUNCH_S
-from planner.hardware.kernels import PassKind
+from planner.hardware.kernels import Module, PassKind
 
 
 class Stack(NamedTuple):
@@ -33,9 +33,10 @@ class Stack(NamedTuple):
     of its time in forward. `experts_apart`: each expert runs by itself; `experts_biased`: and adds a bias, in fp32;
     `experts_clamped`: and clamps its gate and up in 16 bits.
     `links`: of a link's efficiency, that collectives reach beside compute.
-    `divides_dispatch`: each tensor rank sends its part of the tokens; `gathers_experts`: and gathers the others' where
-    tensor ranks divide an expert. `shares_dispatch`: a token goes once to each node, inside one to each rank, that has
-    an expert for it. `sorts_dispatch`: tokens come by sender, and are put in the order of a rank's experts, and back.
+    `divides_dispatch`: each tensor rank sends its part of the tokens, and gathers what came to the others, but where
+    tensor ranks divide no expert (`experts_whole`). `shares_dispatch`: a token goes once to each node, inside one to
+    each rank, that has an expert for it. `sorts_dispatch`: tokens come by sender, and are put in the order of a rank's
+    experts, and back.
     `hidden`: share of each axis' waiting that runs beside products; of dp, of the room that compute leaves to it.
     `narrow_gathers`: tensor ranks gather what products in fp8 take after it was cast.
     `sums_late`: gradients that ZeRO shards wait whole for the last micro-batch, and are summed once, in fp32.
@@ -44,6 +45,10 @@ class Stack(NamedTuple):
     the slowest adds with every doubling of the nodes.
     `gathers_logits`: every tensor rank gathers the logits of the whole vocabulary and computes its loss on all of them.
     `fused_loss`: one kernel reads the logits and writes their gradient; `compiles_loss`: where a job compiles at all.
+    `repeats`: what selective recompute repeats of a layer; `repeats_layers`: share of all layers that full recompute
+    repeats. `narrow_head`: the head's product runs in fp8 where a layer's do. `heads`: so often a micro-batch meets it,
+    twice where a second token is predicted.
+    `offloads`: share of layers whose activations go to the host and come back; nothing hides it.
     `repeats_operations`: selective recompute keeps every second product's output and attention's, and repeats the rest.
     `repeats_whole`: what is recomputed is, before any of its backward, and to its end.
     `keeps_both_gradients`: where they are added up in fp32, those of the compute type stay allocated.
@@ -74,7 +79,7 @@ class Stack(NamedTuple):
     divides_dispatch: bool = False
     shares_dispatch: bool = False
     sorts_dispatch: bool = False
-    gathers_experts: bool = False
+    experts_whole: bool = False
     hidden: dict[Axis, float] = {}
     narrow_gathers: bool = False
     sums_late: bool = False
@@ -84,6 +89,11 @@ class Stack(NamedTuple):
     gathers_logits: bool = False
     fused_loss: bool = False
     compiles_loss: bool = False
+    repeats: tuple[Module, ...] = ("norms", "activation")
+    repeats_layers: float = 1.0
+    narrow_head: bool = False
+    heads: int = 1
+    offloads: float = 0.0
     repeats_operations: bool = False
     repeats_whole: bool = False
     keeps_both_gradients: bool = False

@@ -360,8 +360,10 @@ def test_what_tensor_ranks_gather_for_experts_hides_behind_nothing_and_stands_fo
 
     gathered, sums = each(2 * tokens), each(tokens)
     for hidden, instead in ((1.0, 0.0), (0.0, sums)):
-        more = [_tensor_waits(hidden={"tp": hidden}, gathers_experts=gathers) for gathers in (True, False)]
-        assert more[0] - more[1] == pytest.approx(m * layers * (gathered - instead))
+        kinds: tuple[dict[str, object], ...] = ({}, {"experts_whole": True}, {"divides_dispatch": False})
+        divided, whole, usual = (_tensor_waits(hidden={"tp": hidden}, **kind) for kind in kinds)
+        assert divided - whole == pytest.approx(m * layers * gathered)
+        assert usual - whole == pytest.approx(m * layers * instead), "of whole experts no sums either"
 
 
 def test_a_product_waits_to_add_to_the_gradients_so_far() -> None:
