@@ -1,9 +1,10 @@
 """What NVIDIA's recipes for mixtures switch on by release, as their repository's tags have it.
 
-Megatron-Bridge, scripts/performance/configs/*/*_workload_base_configs.py: v0.3.0 is release 26.02, v0.4.0 26.04, v0.5.0
-26.06. `moe_a2a_overlap` sends one micro-batch's tokens beside the products of another; `cutedsl_fused_grouped_mlp`
-computes an expert's MLP in one kernel, with the whole iteration in a CUDA graph; `cuda_graph_scope` names the modules
-that are one otherwise. dgxc-benchmarking: its launch scripts by tag.
+Megatron-Bridge, scripts/performance/configs/*/*_workload_base_configs.py: v0.1.0 is release 25.09, v0.2.0 25.11, v0.3.0
+26.02, v0.3.1 26.02.01, v0.4.0 26.04, v0.5.0 26.06, v0.5.1 26.06.01. `moe_a2a_overlap` sends one micro-batch's tokens
+beside the products of another; `cutedsl_fused_grouped_mlp` computes an expert's MLP in one kernel, with the whole
+iteration in a CUDA graph; `cuda_graph_scope` names the modules that are one otherwise. dgxc-benchmarking: its launch
+scripts by tag.
 """
 
 from __future__ import annotations
@@ -37,43 +38,66 @@ class Recipes(NamedTuple):
 
 WINDOW = 128
 _OVERLAPPED = (
-    Recipes("qwen3-235b", "h100", ""),
+    Recipes("qwen3-235b", "h100", "", since="25.11"),
+    Recipes("qwen3-235b", r"\bb200", "", since="25.11", before="26.02"),
     Recipes("qwen3-235b", "b300", "", before="26.02.01"),
-    Recipes("qwen3-30b", "h100", "", before="26.02.01"),
+    Recipes("qwen3-30b", "h100", "", since="25.11", before="26.02.01"),
     Recipes("gpt-oss-120b", "gb200", "bf16", since="26.04"),
+    Recipes("gpt-oss-120b", "gb200", "mxfp8", since="26.04"),
     Recipes("deepseek-v3", r"\bb200", "mxfp8", pp=8),
+    Recipes("deepseek-v3", "h100", "", before="26.02"),
 )
 # Without `moe_flex_dispatcher_backend`, or with `moe_token_dispatcher_type` "alltoall" beside it: qwen3_llm_pretrain.py
 # for B200, B300 and H100; gpt_oss_llm_pretrain.py, which reads the first from v0.4.0 on.
 _ALL_TO_ALL = (
     Recipes("gpt-oss", "h100", ""),
     Recipes("gpt-oss", "gb300", "bf16"),
+    Recipes("gpt-oss", "gb300", "", before="26.06"),
     Recipes("gpt-oss", "gb200", "", before="26.04"),
     Recipes("gpt-oss", "gb200", "bf16", since="26.06"),
     Recipes("gpt-oss", r"\bb[23]00", "", ep=64),
     Recipes("gpt-oss", r"\bb200", "", since="26.06"),
     Recipes("qwen3-235b", "h100", ""),
-    Recipes("qwen3-235b", r"\bb200", ""),
+    Recipes("qwen3-235b", r"\bb200", "", before="26.06.01"),
     Recipes("qwen3-235b", r"\bb300", "", before="26.06"),
+    Recipes("qwen3-30b", r"\bb200", "", before="26.02.01"),
+    Recipes("qwen3-30b", "h100", "", before="26.02"),
+    Recipes("deepseek-v3", r"\bb200", "", before="26.02"),
+)
+# Tokens beyond a capacity are dropped, and sent by all-to-all: v0.1.0's run_script.py (`apply_moe_token_drop`).
+_DROPPING = (
+    Recipes("qwen3", "", "", before="25.11"),
+    Recipes("deepseek-v3", "b200", "", before="25.11"),
 )
 _WHOLE = (
     Recipes("deepseek-v3|qwen3|gpt-oss", "gb[23]00", "mxfp8", since="26.06"),
     Recipes("qwen3-30b", "b300", "mxfp8", since="26.06"),
+    Recipes("qwen3", r"\bb[23]00", "mxfp8", since="26.06.01"),
+    Recipes("deepseek-v3", r"\bb300", "mxfp8", since="26.06.01"),
+)
+# v0.1.0's `cuda_graphs`: of whole layers, which drop tokens.
+_LAYERS_WHOLE = (
+    Recipes("qwen3", "gb200", "", before="25.11"),
+    Recipes("qwen3-30b", r"\bb200", "", before="25.11"),
 )
 _ATTENTION = (
-    Recipes("deepseek-v3|qwen3-235b", "gb200", ""),
+    Recipes("deepseek-v3", "gb200", "", since="26.02"),
+    Recipes("qwen3-235b", "gb200", ""),
     Recipes("deepseek-v3", "gb300", "bf16"),
+    Recipes("deepseek-v3", "gb300", "", before="26.02"),
     Recipes("deepseek-v3", r"\bb300", "", since="26.06"),
     Recipes("deepseek-v3", r"\bb200", "mxfp8", pp=8),
     Recipes("gpt-oss-120b", "b300", ""),
     Recipes("qwen3-235b", "gb300", "", pp=4),
-    Recipes("qwen3-30b", "gb200", ""),
-    Recipes("qwen3-30b", r"\bb200", "", since="26.04"),
+    Recipes("qwen3-30b", "gb200", "bf16"),
+    Recipes("qwen3-30b", "gb200", "fp8"),
+    Recipes("qwen3-30b", r"\bb200", "", since="26.02.01"),
 )
 _ROUTER = (
     Recipes("qwen3", "gb300", ""),
     Recipes("qwen3-30b", "b[23]00", ""),
     Recipes("qwen3-30b", "h100", "bf16"),
+    Recipes("deepseek-v3", "gb200", "", since="25.11"),
     Recipes("kimi-k2", "gb200", ""),
 )
 _DENSE_WHOLE = (
@@ -134,12 +158,14 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
         changed["narrow_head"] = True
     if any_of(row, _ALL_TO_ALL):
         changed |= ALL_TO_ALL
+    if any_of(row, _DROPPING):
+        changed |= ALL_TO_ALL | {"syncs_experts": False}
     whole = any_of(row, _WHOLE)
     hidden = {} if row.text("precision").lower() == "nvfp4" else megatron.hidden
     if whole or any_of(row, _OVERLAPPED):
         hidden = {**hidden, **OVERLAPPED_EXPERTS}
     changed["hidden"] = hidden
-    if whole or any_of(row, _DENSE_WHOLE):
+    if whole or any_of(row, _LAYERS_WHOLE + _DENSE_WHOLE):
         return changed | WHOLE_GRAPH
     if any_of(row, _ATTENTION):
         changed["launch_s"] = megatron.launch_s * GRAPHED_ATTENTION

@@ -45,6 +45,8 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         changed |= _host_of_tests(row, text)
         changed["experts_apart"] = re.search(EXPERTS_APART, text) is not None
         changed["heads"] = 2 if predicts_two(row, text) else 1
+    if re.search("qwen3|qk_layernorm", text):
+        changed["norms_heads"] = True
     if of_kempner(row):
         changed["sums_late"] = True
     if row.source == "pytorch/torchtitan" and "rowwise" not in row.text("precision"):  # float8_tensor_parallel.py
@@ -60,8 +62,12 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
             changed["attention"] = FLASH_1
     kernels = STACKS[stack]._replace(**changed)
     if model.moe:  # the host has as many experts a rank as the row's expert ranks leave, not the planned ones'
-        kernels = kernels._replace(expert_s=kernels.expert_s * layout.ep / max(1, row.count("ep", 1)))
-        kernels = kernels._replace(experts_whole=expert_tp(row, text, layout.tp) == 1)
+        share = layout.ep / max(1, row.count("ep", 1))
+        kernels = kernels._replace(
+            expert_s=kernels.expert_s * share,
+            expert_cast_s=kernels.expert_cast_s * share,
+            experts_whole=expert_tp(row, text, layout.tp) == 1,
+        )
     return kernels
 
 

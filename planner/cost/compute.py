@@ -88,12 +88,17 @@ class Compute:
                     biased=stack.experts_biased,
                     clamped=stack.experts_clamped,
                     sorts=stack.sorts_dispatch,
+                    norms_heads=stack.norms_heads,
                     repeats=repeats,
                 )
                 moe = self._layer(spec, work, waits=stack.syncs_experts)
             head = head_work(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
             ends = (self._halves(spec, embedding_work(spec)), self._halves(spec, head))
-            pieces = (self._layer(spec, layer_work(spec, joined=joined, repeats=repeats)), moe, *ends)
+            pieces = (
+                self._layer(spec, layer_work(spec, joined=joined, norms_heads=stack.norms_heads, repeats=repeats)),
+                moe,
+                *ends,
+            )
             self._pieces[key] = self._measured(spec, pieces, ranks)
         return self._pieces[key]
 
@@ -162,7 +167,9 @@ class Compute:
             kernel.batch for kernel in kernels if isinstance(kernel, Gemm) and not kernel.wide and kernel.batch > 1
         )
         stack = self.stacks[spec.resources.stack]
-        host_s = calls * self._accelerators[spec.resources.stack].launch_s + experts * stack.expert_s
+        narrow = mix_of(spec.train.precision).gemm == "fp8"
+        expert_s = stack.expert_s + (stack.expert_cast_s if narrow else 0.0)
+        host_s = calls * self._accelerators[spec.resources.stack].launch_s + experts * expert_s
         return max(0.0, host_s - device_s)
 
 

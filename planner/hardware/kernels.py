@@ -99,20 +99,21 @@ def layer_work(
     biased: bool = False,
     clamped: bool = False,
     sorts: bool = False,
+    norms_heads: bool = False,
     repeats: Sequence[Module] = ("norms", "activation"),
 ) -> Work:
     """One transformer layer of one micro-batch on one rank.
 
     `joined`: queries, keys and values are one product, so are gate and up. `apart`: each expert's products are its own.
     `biased`: each expert adds a bias to what it gives. `clamped`: its gate and up are, by kernels of their own.
-    `sorts`: what came is put in the experts' order by a pass, and back. `repeats`: what selective recompute repeats
-    where attention is fused.
+    `sorts`: what came is put in the experts' order by a pass, and back. `norms_heads`: queries and keys are normed.
+    `repeats`: what selective recompute repeats where attention is fused.
     """
     inner = [*(_expert_products(spec, joined=joined, apart=apart) if moe else _mlp_products(spec, joined=joined))]
     products = [*_attention_products(spec, joined=joined), *inner]
     unfused = spec.train.attention == "unfused"
     scores = _unfused(spec) if unfused else _fused(spec)
-    passes_forward, passes_backward = _passes(spec, moe=moe, biased=biased, sorts=sorts)
+    passes_forward, passes_backward = _passes(spec, moe=moe, biased=biased, sorts=sorts, norms_heads=norms_heads)
     clamps_forward, clamps_backward = _clamps(spec) if moe and clamped else ((), ())
     casts_forward, casts_backward = _casts(spec, products)
     latents = products[1:4:2] if spec.model.mla else []
@@ -230,7 +231,7 @@ def _fused(spec: JobSpec) -> Halves:
     return (Flash(flops, size), *again), (Flash(flops * 5 // 2, 2 * size), *again)
 
 
-def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool) -> Halves:
+def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool, norms_heads: bool) -> Halves:
     """Norms, residuals with bias and dropout, and the MLP's activation, as bytes read and written."""
     model, layout, train = spec.model, spec.layout, spec.train
     e = mix_of(train.precision).compute
@@ -252,6 +253,11 @@ def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool) -> Halves:
         rope = Pass(2 * e * tokens * (model.num_heads + model.num_kv_heads) // layout.tp * model.head_dim)
         forward.append(rope)
         backward.append(rope)
+    if norms_heads:  # each copied out of one tensor, normed; in backward its gradient and its weight's
+        for heads in (model.num_heads, model.num_kv_heads):
+            size = e * tokens * heads // layout.tp * model.head_dim
+            forward += [Pass(2 * size), Pass(2 * size, "norm")]
+            backward += [Pass(3 * size, "norm"), Pass(0)]
     small = LATENT_KERNELS if model.mla else 0
     sharded = SHARD_KERNELS if layout.zero == 3 else (0, 0)
     forward += [Pass(0)] * (small + sharded[0])

@@ -17,7 +17,7 @@ from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, MlaSpec, Recompute, Resources, TrainSpec
 from planner.facts.stages import stage_of
 from planner.hardware.clusters import CLUSTERS
-from planner.hardware.kernels import Gemm, head_work, layer_work
+from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
 from planner.hardware.stacks import STACKS
 from tests.planner.test_benchmark_published import DGXC, OWN, ROW, _file
 
@@ -90,6 +90,19 @@ def test_only_the_modules_that_a_recipe_names_are_repeated() -> None:
     assert _timed("full", repeats_layers=0.25).recompute_s == pytest.approx(_timed("full").recompute_s / 4)
 
 
+def test_normed_heads_are_copied_out_and_normed() -> None:
+    """32 of queries and 8 of keys, 128 wide, 2 bytes; in backward three of them are read or written."""
+    usual, normed = (layer_work(SPEC, norms_heads=norms) for norms in (False, True))
+    size = SPEC.micro_batch_size * TRAIN.seq_len * (32 + 8) * 128 * 2
+    for half, times in (("forward", 4), ("backward_input", 3)):
+        more = [
+            sum(k.num_bytes for k in getattr(work, half) if isinstance(k, Pass) and k.kind != "casts")
+            for work in (usual, normed)
+        ]
+        assert more[1] - more[0] == times * size
+        assert len(getattr(normed, half)) - len(getattr(usual, half)) == 4
+
+
 def test_what_goes_to_the_host_takes_its_links_time_there_and_back() -> None:
     moved = 4 * 2 * 8 * megatron.layer_bytes(SPEC, moe=False)  # micro-batches, ways, a quarter of 32 layers
     longer = _timed("none", offloads=0.25).step_s - _timed("none").step_s
@@ -111,6 +124,13 @@ def test_deepseek_predicts_a_second_token_and_its_last_chunk_is_short(tmp_path: 
     assert [len(stage_of(model, layout, i).layers) for i in range(16)] == [4] * 15 + [2]
     assert planned.kernels.heads == 2
     assert not predicts_second(_of_bridge(tmp_path, "25.11", "GB200", "deepseek-v3-671b (w/o MTP)", "BF16"))
+
+
+def test_the_first_release_drops_tokens_and_waits_for_no_router(tmp_path: Path) -> None:
+    qwen = ("GB200", "qwen3-30b-a3b", "BF16")
+    early, late = (plan_of(_of_bridge(tmp_path, release, *qwen)).kernels for release in ("25.09", "26.02"))
+    assert (early.shares_dispatch, early.syncs_experts, early.launch_s) == (False, False, 0.0)
+    assert (late.shares_dispatch, late.syncs_experts, late.norms_heads) == (True, True, True)
 
 
 def test_no_tensor_collective_of_fp4_hides(tmp_path: Path) -> None:
