@@ -14,6 +14,7 @@ from benchmarks.published.own_tests import (
     IN_8_CHUNKS,
     KEEPS_SCORES,
     WITHOUT_DROPOUT,
+    after_step_s,
     predicts_two,
     tests_of_megatron,
 )
@@ -137,11 +138,14 @@ def plan_of(row: PublishedRow) -> Planned:
     )
     spec = JobSpec(model=model, layout=layout, train=train, resources=Resources(device=cluster.device, stack=stack))
     told = row.text("recompute").lower() not in ("see recipe", "unknown", "")
+    kernels = kernels_of(row, text, stack, model, layout)
+    if tests_of_megatron(row):
+        kernels = kernels._replace(step_s=kernels.step_s + after_step_s(text, spec))
     return Planned(
         spec,
         cluster,
         stack,
-        kernels_of(row, text, stack, model, layout),
+        kernels,
         scale=global_batch / whole,
         stage=layout.pp - 1 if "(last)" in text or row.kind == "steady" else None,
         meter=_meter(row),

@@ -9,6 +9,11 @@ from __future__ import annotations
 import re
 
 from benchmarks.published.rows import PublishedRow
+from planner.cost.memory import held_parameters
+from planner.facts.precision import FP32_BYTES
+from planner.facts.spec import JobSpec
+from planner.facts.tensors.shards import held
+from planner.hardware.cluster import LAUNCH_S
 
 # Its recompute-modules hold norms and products, not the attention core, whose unfused scores are what it keeps.
 KEEPS_SCORES = "tp2_pp2_ep4_etp1_selective_recompute_experimental"
@@ -46,6 +51,13 @@ TURN = 5
 # --transformer-impl local: none of Transformer Engine's kernels. --optimizer muon: one moment of matrices.
 LOCAL = r"transformer-impl=local"
 MUON = r"muon"
+# --check-weight-hash-across-dp-replicas-interval 1: the host takes SHA-1 of every weight in fp32 after each step
+# (utils.py, `check_param_hashes_across_dp_replicas`). Bytes a second: `openssl speed sha1` on one core here.
+HASHES_WEIGHTS = r"torch_dist_muon"
+SHA1_BYTES_PER_S = 1.6e9
+# Of a matrix, what Muon launches one by one: its norm, 5 iterations of three products, casts, momentum and update
+# (emerging_optimizers, `newton_schulz`); queries, keys and values are a matrix each.
+MUON_KERNELS = 27
 # --moe-router-dtype fp32, and --tp-comm-overlap.
 FP32_ROUTER = r"te_ep8|ep4_etp1|scoped_cudagraph|deepseek_proxy"
 OVERLAPS_TENSORS = r"tp_overlap"
@@ -81,6 +93,19 @@ _OF_OCTOBER = (
     "ep4_etp1_mtp_resume_torch_dist_fp8",
     KEEPS_SCORES,
 )
+
+
+def after_step_s(text: str, spec: JobSpec) -> float:
+    """Seconds a step that the host of a test takes for its optimiser and its checks, beyond Adam's one kernel."""
+    last, seconds = spec.layout.pp - 1, 0.0
+    if re.search(HASHES_WEIGHTS, text):
+        seconds += FP32_BYTES * held_parameters(spec, last) / SHA1_BYTES_PER_S
+    if re.search(MUON, text):
+        own, moe = held(spec, last), spec.model.moe
+        experts = own.num_moe_layers * (1 + 2 * moe.num_experts // spec.layout.ep) if moe else 0
+        matrices = own.num_layers * 4 + experts + 2 * (own.num_layers - own.num_moe_layers)
+        seconds += matrices * MUON_KERNELS * LAUNCH_S
+    return seconds
 
 
 def tests_of_megatron(row: PublishedRow) -> bool:

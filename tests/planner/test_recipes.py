@@ -8,14 +8,16 @@ import pytest
 
 from benchmarks.published.beside import own_bytes
 from benchmarks.published.mapping import Planned, plan_of
+from benchmarks.published.own_tests import MUON_KERNELS, SHA1_BYTES_PER_S
 from benchmarks.published.recipes import lacks_fused_attention, predicts_second
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
-from planner.cost.memory import megatron
+from planner.cost.memory import held_parameters, megatron
 from planner.cost.timing import Timer, Timing
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, MlaSpec, Recompute, Resources, TrainSpec
 from planner.facts.stages import stage_of
+from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
 from planner.hardware.stacks import STACKS
@@ -173,3 +175,16 @@ def test_an_mlp_beside_latent_attention_is_gated_only_where_its_model_is(tmp_pat
     """Two matrices of 2,048 are three of 1,365, which are 1,368 where 8 divide them."""
     planned, _ = _steady(tmp_path, "gpt-test mla", "multi-latent-attention=True")
     assert planned.spec.model.ffn_hidden_size == 1368
+
+
+def test_muon_launches_each_matrix_alone_and_one_test_hashes_its_weights(tmp_path: Path) -> None:
+    """12 layers with one of 8 experts a rank: queries, keys, values, what attention gives, the router, two products."""
+    row = {**ROW, **OWN, "ep": "8", "note": "num-experts=8"}
+    plain, muon, hashed = (
+        plan_of(_row(tmp_path, **row | {"model": f"moe-test te_ep8_resume{name}"}))
+        for name in ("", "_torch_dist_dist_muon", "_torch_dist_muon")
+    )
+    matrices = 12 * (4 + 1 + 2)
+    assert muon.kernels.step_s - plain.kernels.step_s == pytest.approx(matrices * MUON_KERNELS * LAUNCH_S)
+    weights = 4 * held_parameters(hashed.spec, 0)
+    assert hashed.kernels.step_s - muon.kernels.step_s == pytest.approx(weights / SHA1_BYTES_PER_S)
