@@ -18,7 +18,7 @@ from benchmarks.published.own_tests import (
     predicts_two,
     tests_of_megatron,
 )
-from benchmarks.published.recipes import divides_by_cost, lacks_fused_attention, predicts_second
+from benchmarks.published.recipes import counts_ends, divides_by_cost, lacks_fused_attention, predicts_second
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError, of_kempner
 from benchmarks.published.software import kernels_of
@@ -245,6 +245,8 @@ def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
     if moe and (two := predicts_two(row, text)):
         layers, moe = two[0], moe.model_copy(update={"dense_layers": two[1]})
     layers += predicts_second(row)
+    if counts_ends(row) and layers + 2 == row.count("pp") * row.count("vpp", 1):
+        layers += 2  # in chunks of one layer each the slowest rank holds none of the ends
     head_dim = next((size for pattern, size in _HEAD_DIMS if re.search(pattern, text)), hidden // heads)
     return _WideHeads(
         head_size=head_dim,

@@ -40,11 +40,12 @@ WINDOW = 128
 _OVERLAPPED = (
     Recipes("qwen3-235b", "h100", "", since="25.11"),
     Recipes("qwen3-235b", r"\bb200", "", since="25.11", before="26.02"),
-    Recipes("qwen3-235b", "b300", "", before="26.02.01"),
+    Recipes("qwen3-235b", r"\bb300", "", before="26.02.01"),
     Recipes("qwen3-30b", "h100", "", since="25.11", before="26.02.01"),
     Recipes("gpt-oss-120b", "gb200", "bf16", since="26.04"),
     Recipes("gpt-oss-120b", "gb200", "mxfp8", since="26.04"),
     Recipes("deepseek-v3", r"\bb200", "mxfp8", pp=8),
+    Recipes("deepseek-v3", r"\bb200", "nvfp4", pp=8),
     Recipes("deepseek-v3", "h100", "", before="26.02"),
 )
 # Without `moe_flex_dispatcher_backend`, or with `moe_token_dispatcher_type` "alltoall" beside it: qwen3_llm_pretrain.py
@@ -135,6 +136,12 @@ def predicts_second(row: PublishedRow) -> bool:
     return bridge or of_nemo_deepseek(row)
 
 
+def counts_ends(row: PublishedRow) -> bool:
+    """Whether embedding and loss stand for a layer each where a pipe is divided: NVIDIA's recipes for Llama 3.1 405B
+    and Qwen3-235B (`account_for_embedding_in_pipeline_split`)."""
+    return row.source.startswith("NVIDIA") and re.search("405b|235b", row.text("model").lower()) is not None
+
+
 def divides_by_cost(row: PublishedRow) -> bool:
     """Whether the last of a pipe's chunks has fewer layers, for the head's sake: DeepSeek's and Kimi's recipes
     (`pipeline_model_parallel_layout`: 4 layers in each of 16 chunks but the last)."""
@@ -152,6 +159,8 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     if "gpt-oss" in row.text("model").lower():
         changed |= {"experts_biased": True, "experts_clamped": True}
         changed["attention"] = megatron.attention / _looked_back(row.count("seq"))
+    if row.text("precision").lower() in ("fp8", "fp8-cs"):  # `fp8_param_gather`: mixed_precision.py
+        changed["narrow_parameters"] = True
     if predicts_second(row):
         changed["heads"] = 2
     if any_of(row, _NARROW_HEAD):

@@ -40,7 +40,10 @@ _LATENTS_AND_MLP = (
     Recipes("deepseek-v3|kimi-k2", "h100", ""),
     Recipes("deepseek-v3", r"\bb200", "", pp=8),
 )
-_ALL = (Recipes("deepseek-v3", r"\bb300", "bf16", before="26.02.01"),)
+_ALL = (
+    Recipes("deepseek-v3", r"\bb300", "bf16", before="26.02.01"),
+    Recipes("deepseek-v3", r"\bb200", "nvfp4", pp=8),
+)
 # DeepSeek's script asks for selective recompute; where no module is named Megatron repeats attention
 # (transformer_config.py, `recompute_modules`).
 _ATTENTION = (Recipes("deepseek-v3", "gb300", "mxfp8", since="26.06"),)
@@ -78,8 +81,8 @@ def repeated_by(row: PublishedRow) -> Repeated | None:
         (_GPT_OSS, ("norms", "activation")),
         (_ACTIVATION, ("activation",)),
         (_MLP, ("mlp",)),
-        (_LATENTS_AND_MLP, ("latents", "mlp")),
         (_ALL, ("latents", "activation", "norms")),
+        (_LATENTS_AND_MLP, ("latents", "mlp")),
         (_ATTENTION, ("attention",)),
         (_LATENTS, ("latents",)),
     )

@@ -270,7 +270,7 @@ class Timer:
         if self._sums_late(spec):
             late = FP32_BYTES / mix_of(spec.train.precision).gradients / spec.train.micro_batches
         for row in step_end_traffic(spec, index):
-            seconds = self._row_seconds(spec, row, self._ranks_at_work(spec))
+            seconds = self._row_seconds(spec, self._cast(spec, row), self._ranks_at_work(spec))
             if row.axis != "dp":
                 others[row.axis] += seconds
             elif row.op == "all_gather":
@@ -281,9 +281,9 @@ class Timer:
 
     def _cast(self, spec: JobSpec, row: Collective) -> Collective:
         """As the stack sends it."""
-        mix = mix_of(spec.train.precision)
-        narrow = self.stacks[spec.resources.stack].narrow_gathers and mix.gemm == "fp8"
-        if not narrow or (row.axis, row.op) != ("tp", "all_gather"):
+        mix, stack = mix_of(spec.train.precision), self.stacks[spec.resources.stack]
+        narrow = {"tp": stack.narrow_gathers, "dp": stack.narrow_parameters}.get(row.axis, False)
+        if not narrow or mix.gemm != "fp8" or row.op != "all_gather":
             return row
         return row._replace(payload_bytes=row.payload_bytes * FP8_BYTES // mix.compute)
 

@@ -40,6 +40,7 @@ class Stack(NamedTuple):
     experts, and back.
     `hidden`: share of each axis' waiting that runs beside products; of dp, of the room that compute leaves to it.
     `narrow_gathers`: tensor ranks gather what products in fp8 take after it was cast.
+    `narrow_parameters`: ZeRO gathers in fp8 what products in fp8 take.
     `sums_late`: gradients that ZeRO shards wait whole for the last micro-batch, and are summed once, in fp32.
     `contention`: share of hidden gathers' and sums' time that compute loses to them.
     `step_s`: once a step, for the optimiser's launches, data and logging. `jitter`: share of a step that waiting for
@@ -85,6 +86,7 @@ class Stack(NamedTuple):
     experts_whole: bool = False
     hidden: dict[Axis, float] = {}
     narrow_gathers: bool = False
+    narrow_parameters: bool = False
     sums_late: bool = False
     contention: float = 0.0
     step_s: float = 0.0

@@ -128,6 +128,29 @@ def test_deepseek_predicts_a_second_token_and_its_last_chunk_is_short(tmp_path: 
     assert not predicts_second(_of_bridge(tmp_path, "25.11", "GB200", "deepseek-v3-671b (w/o MTP)", "BF16"))
 
 
+def test_a_chunk_of_one_layer_is_the_slowest_where_both_ends_stand_for_one(tmp_path: Path) -> None:
+    pipe = {"layers": "126", "pp": "16", "vpp": "8", "gpus": "256", "tp": "4", "dp": "4", "heads": "128"}
+    sizes = {"hidden": "16384", "kv_heads": "8", "ffn": "53248"}
+    planned = plan_of(_of_bridge(tmp_path, "26.06", "GB200", "llama3.1-405b", "MXFP8", **pipe, **sizes))
+    model, layout = planned.spec.model, planned.spec.layout
+    assert {len(stage_of(model, layout, i).layers) for i in range(16)} == {8}
+
+
+def test_weights_are_gathered_as_products_in_fp8_take_them() -> None:
+    """ZeRO-3 over a network too slow to hide it: half of the gathers is not sent."""
+    network = GB200.network.model_copy(update={"bytes_per_s": 1e8})
+    slow = GB200.model_copy(update={"network": network, "per_node": 8})
+    spec = SPEC.model_copy(update={"layout": Layout(dp=64, zero=3)})
+    wide, narrow = (
+        Timer(slow, {"megatron": STACKS["megatron"]._replace(narrow_parameters=narrow, contention=0.0, jitter=0.0)})
+        for narrow in (False, True)
+    )
+    waits = [timer.step(spec).exposed_s["dp"] for timer in (wide, narrow)]
+    gathers = [timer._parameters(spec)[1] for timer in (wide, narrow)]
+    assert gathers[1] == pytest.approx(gathers[0] / 2, rel=1e-3)
+    assert waits[0] - waits[1] == pytest.approx(gathers[0] / 2, rel=1e-2)
+
+
 def test_the_first_release_drops_tokens_and_waits_for_no_router(tmp_path: Path) -> None:
     qwen = ("GB200", "qwen3-30b-a3b", "BF16")
     early, late = (plan_of(_of_bridge(tmp_path, release, *qwen)).kernels for release in ("25.09", "26.02"))
