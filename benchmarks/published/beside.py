@@ -80,12 +80,14 @@ def _has(planned: Planned, pattern: str) -> bool:
 
 def _workspaces(planned: Planned) -> int:
     """What stays allocated for products: 32 MiB each of cuBLAS (CUBLAS_WORKSPACE_CONFIG=:4096:8) in forward's thread
-    and in backward's, and of Transformer Engine (`get_cublas_workspace_size_bytes`); of each of the 4 streams on which
+    and in backward's, and of Transformer Engine (`get_cublas_workspace_size_bytes`), by which a router's product always
+    runs (moe_utils.py, `router_gating_linear`); of each of the 4 streams on which
     it computes experts together, of a router in fp32 (Megatron-LM's `te_general_gemm` brings one), and twice more
     where it sends beside products (`initialize_ub`: one for each of 3 streams). Where one micro-batch's tokens are sent
     beside another's products, on streams of their own, a test of the fit half has four more."""
-    grouped = planned.spec.model.moe is not None and not planned.kernels.experts_apart
-    number = 2 + (not _has(planned, own_tests.LOCAL)) + (4 if grouped else 0) + _has(planned, own_tests.FP32_ROUTER)
+    mixed = planned.spec.model.moe is not None
+    number = 2 + (mixed or not _has(planned, own_tests.LOCAL)) + _has(planned, own_tests.FP32_ROUTER)
+    number += 4 if mixed and not planned.kernels.experts_apart else 0
     number += 2 if _has(planned, own_tests.OVERLAPS_TENSORS) else 0
     number += 4 if _has(planned, own_tests.OVERLAPS_EXPERTS) else 0
     return number * WORKSPACE_BYTES

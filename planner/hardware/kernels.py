@@ -253,11 +253,11 @@ def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool, norms_heads:
         rope = Pass(2 * e * tokens * (model.num_heads + model.num_kv_heads) // layout.tp * model.head_dim)
         forward.append(rope)
         backward.append(rope)
-    if norms_heads:  # each copied out of one tensor, normed; in backward its gradient and its weight's
+    if norms_heads:
         for heads in (model.num_heads, model.num_kv_heads):
             size = e * tokens * heads // layout.tp * model.head_dim
-            forward += [Pass(2 * size), Pass(2 * size, "norm")]
-            backward += [Pass(3 * size, "norm"), Pass(0)]
+            forward.append(Pass(2 * size, "norm"))
+            backward.append(Pass(3 * size, "norm"))
     small = LATENT_KERNELS if model.mla else 0
     sharded = SHARD_KERNELS if layout.zero == 3 else (0, 0)
     forward += [Pass(0)] * (small + sharded[0])

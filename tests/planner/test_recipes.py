@@ -92,17 +92,15 @@ def test_only_the_modules_that_a_recipe_names_are_repeated() -> None:
     assert _timed("full", repeats_layers=0.25).recompute_s == pytest.approx(_timed("full").recompute_s / 4)
 
 
-def test_normed_heads_are_copied_out_and_normed() -> None:
-    """32 of queries and 8 of keys, 128 wide, 2 bytes; in backward three of them are read or written."""
+def test_queries_and_keys_are_normed_by_a_kernel_each() -> None:
+    """32 heads and 8 of 128, 2 bytes: read and written; in backward the gradient is read too."""
     usual, normed = (layer_work(SPEC, norms_heads=norms) for norms in (False, True))
     size = SPEC.micro_batch_size * TRAIN.seq_len * (32 + 8) * 128 * 2
-    for half, times in (("forward", 4), ("backward_input", 3)):
-        more = [
-            sum(k.num_bytes for k in getattr(work, half) if isinstance(k, Pass) and k.kind != "casts")
-            for work in (usual, normed)
-        ]
-        assert more[1] - more[0] == times * size
-        assert len(getattr(normed, half)) - len(getattr(usual, half)) == 4
+    for half, times in (("forward", 2), ("backward_input", 3)):
+        works = [getattr(work, half) for work in (usual, normed)]
+        moved = [sum(k.num_bytes for k in part if isinstance(k, Pass) and k.kind == "norm") for part in works]
+        assert moved[1] - moved[0] == times * size
+        assert len(works[1]) - len(works[0]) == 2
 
 
 def test_what_goes_to_the_host_takes_its_links_time_there_and_back() -> None:
