@@ -65,7 +65,11 @@ def own_bytes(planned: Planned) -> Own:
     if not planned.own_tests:
         return Own(0, 0)
     return Own(
-        _workspaces(planned) + _scores_bytes(planned) + _second_head_bytes(planned) + _optimizer_bytes(planned),
+        _workspaces(planned)
+        + _scores_bytes(planned)
+        + _second_head_bytes(planned)
+        + _optimizer_bytes(planned)
+        + _state_bytes(planned, _unlike_elements(planned)),
         _weighed_bytes(planned) + _loss_bytes(planned) + _turn_bytes(planned) - _made_again_bytes(planned),
     )
 
@@ -76,12 +80,17 @@ def _has(planned: Planned, pattern: str) -> bool:
 
 def _workspaces(planned: Planned) -> int:
     """What stays allocated for products: 32 MiB each of cuBLAS (CUBLAS_WORKSPACE_CONFIG=:4096:8) in forward's thread
-    and in backward's, and of Transformer Engine (`get_cublas_workspace_size_bytes`); of each of the 4 streams on which
+    and in backward's, and of Transformer Engine (`get_cublas_workspace_size_bytes`), by which a router's product always
+    runs (moe_utils.py, `router_gating_linear`); of each of the 4 streams on which
     it computes experts together, of a router in fp32 (Megatron-LM's `te_general_gemm` brings one), and twice more
-    where it sends beside products (`initialize_ub`: one for each of 3 streams)."""
-    grouped = planned.spec.model.moe is not None and not planned.kernels.experts_apart
-    number = 2 + (not _has(planned, own_tests.LOCAL)) + (4 if grouped else 0) + _has(planned, own_tests.FP32_ROUTER)
-    return (number + (2 if _has(planned, own_tests.OVERLAPS_TENSORS) else 0)) * WORKSPACE_BYTES
+    where it sends beside products (`initialize_ub`: one for each of 3 streams). Where one micro-batch's tokens are sent
+    beside another's products, on streams of their own, a test of the fit half has four more."""
+    mixed = planned.spec.model.moe is not None
+    number = 2 + (mixed or not _has(planned, own_tests.LOCAL)) + _has(planned, own_tests.FP32_ROUTER)
+    number += 4 if mixed and not planned.kernels.experts_apart else 0
+    number += 2 if _has(planned, own_tests.OVERLAPS_TENSORS) else 0
+    number += 4 if _has(planned, own_tests.OVERLAPS_EXPERTS) else 0
+    return number * WORKSPACE_BYTES
 
 
 def _scores_bytes(planned: Planned) -> int:
@@ -109,6 +118,33 @@ def _optimizer_bytes(planned: Planned) -> int:
         root = sum(chunk.root.shard if spec.layout.zero else chunk.root.numel for chunk in rank.chunks)
         return -(shard - root) * FP32_BYTES
     return 0
+
+
+def _unlike_elements(planned: Planned) -> int:
+    """Parameters of the last rank that the planned architecture lacks, less those that the row's lacks. Models with
+    gates or experts are planned as Llama's, without biases and positions, which Megatron's have unless told not to."""
+    spec, without = planned.spec, _has(planned, own_tests.WITHOUT_BIAS)
+    model, layout = spec.model, spec.layout
+    h, tp = model.hidden_size, layout.tp
+    layers = sum(count for chunk in rank_of_stage(spec, layout.pp - 1).chunks for _, count in chunk.runs)
+    wide = model.ffn_hidden_size * (2 if planned.gated else 1)
+    biases = layers * ((3 * h + wide) // tp + 2 * h) if model.moe is None and model.mla is None else 0
+    if model.arch == "gpt":
+        return -biases if without else 0
+    found = 0 if without else biases
+    if not _has(planned, own_tests.WITHOUT_NORM_BIAS):
+        found += (2 * layers + 1) * h
+    if layout.pp == 1 and not _has(planned, own_tests.ROTARY):
+        found += model.max_seq_len * h
+    return found
+
+
+def _state_bytes(planned: Planned, elements: int) -> int:
+    """Of so many parameters more that no expert has: weights, gradients, moments, divided as the rest."""
+    layout, mix = planned.spec.layout, mix_of(planned.spec.train.precision)
+    shards = layout.shard_ranks if layout.zero else 1
+    whole = (mix.compute if layout.zero < 3 else 0) + (mix.gradients if layout.zero < 2 else 0)
+    return elements * whole + elements * (mix.state - whole) // shards
 
 
 def _second_head_bytes(planned: Planned) -> int:

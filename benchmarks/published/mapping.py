@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from benchmarks.published.mixtures import expert_tp, is_gated, mixture_of
 from benchmarks.published.own_tests import (
-    EXPERTS_APART,
-    GRAPHED_MODULES,
     IN_8_CHUNKS,
     KEEPS_SCORES,
-    LOCAL,
     WITHOUT_DROPOUT,
-    host_of,
+    after_step_s,
     predicts_two,
     tests_of_megatron,
 )
-from benchmarks.published.recipes import switched_on
-from benchmarks.published.rows import PublishedRow, SkipError
+from benchmarks.published.recipes import counts_ends, divides_by_cost, lacks_fused_attention, predicts_second
+from benchmarks.published.repeated import Repeated, repeated_by
+from benchmarks.published.rows import PublishedRow, SkipError, of_kempner
+from benchmarks.published.software import kernels_of
 from planner.facts.spec import (
     AttentionKernel,
     JobSpec,
@@ -37,16 +36,6 @@ from planner.facts.spec import (
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS, GB
 from planner.hardware.stacks import (
-    ASYNC_TP,
-    DETERMINISTIC_EXPERT_S,
-    DETERMINISTIC_LAUNCH_S,
-    EAGER_NORMS,
-    EAGER_SCORES,
-    FLASH_1,
-    FP4_CASTS,
-    GRAPHED_ATTENTION,
-    LOCAL_LAUNCH_S,
-    STACKS,
     Stack,
 )
 
@@ -70,6 +59,7 @@ class Planned(NamedTuple):
     stage: int | None
     meter: Meter
     any_recompute: bool
+    usual_recompute: bool
     own_tests: bool
     text: str
     predicts_two: bool
@@ -142,17 +132,20 @@ def plan_of(row: PublishedRow) -> Planned:
         micro_batches=m,
         seq_len=seq,
         precision=precision,
-        attention=_attention(text, stack),
+        attention="unfused" if lacks_fused_attention(row) else _attention(text, stack),
         compile=stack == "fsdp2" and not _computes_loss_apart(row),
         dropout=tests_of_megatron(row) and layout.cp == 1 and not re.search(WITHOUT_DROPOUT, text),
     )
     spec = JobSpec(model=model, layout=layout, train=train, resources=Resources(device=cluster.device, stack=stack))
-    recompute = row.text("recompute").lower()
+    told = row.text("recompute").lower() not in ("see recipe", "unknown", "")
+    kernels = kernels_of(row, text, stack, model, layout)
+    if tests_of_megatron(row):
+        kernels = kernels._replace(step_s=kernels.step_s + after_step_s(text, spec))
     return Planned(
         spec,
         cluster,
         stack,
-        _kernels(row, text, stack, model, layout),
+        kernels,
         scale=global_batch / whole,
         stage=layout.pp - 1 if "(last)" in text or row.kind == "steady" else None,
         meter=_meter(row),
@@ -162,15 +155,9 @@ def plan_of(row: PublishedRow) -> Planned:
         half=row.text("precision").lower() == "fp16",
         gated=is_gated(row, text),
         kempner=of_kempner(row),
-        any_recompute=recompute in ("see recipe", "unknown", ""),
+        any_recompute=not told,
+        usual_recompute=not told and repeated_by(row) is None,
     )
-
-
-def of_kempner(row: PublishedRow) -> bool:
-    """Whether the row is of KempnerForge: nodes of 4 GPUs, model and optimiser in bf16 throughout, gradients summed
-    after the last micro-batch, losses of bf16 logits by torch's own kernels (benchmarks/mfu_scaling/mfu_bench.sh,
-    kempnerforge/distributed/parallel.py, training/{grad,loss}.py)."""
-    return row.source == "KempnerInstitute/KempnerForge"
 
 
 def _meter(row: PublishedRow) -> Meter:
@@ -250,13 +237,16 @@ def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
     ffn = dense_ffn or row.count("ffn", 4 * hidden)
     if heads % kv_heads or (kv_heads > tp and kv_heads % tp) or heads % tp:
         raise SkipError("heads cannot be divided so")
-    gated = moe is not None or mla is not None or is_gated(row, text)
-    like_gpt = not gated and kv_heads == heads and "nemotron" not in text
+    gated = moe is not None or is_gated(row, text)
+    like_gpt = not gated and mla is None and kv_heads == heads and "nemotron" not in text
     if not gated and not like_gpt:
-        ffn = round(ffn * 2 / 3 / (8 * tp)) * 8 * tp  # squared ReLU without biases: as many weights in a gated MLP
+        ffn = round(ffn * 2 / 3 / (8 * tp)) * 8 * tp  # without gate and biases: as many weights in a gated MLP
     layers, vocab = row.count("layers"), row.count("vocab", 128256)
     if moe and (two := predicts_two(row, text)):
         layers, moe = two[0], moe.model_copy(update={"dense_layers": two[1]})
+    layers += predicts_second(row)
+    if counts_ends(row) and layers + 2 == row.count("pp") * row.count("vpp", 1):
+        layers += 2  # in chunks of one layer each the slowest rank holds none of the ends
     head_dim = next((size for pattern, size in _HEAD_DIMS if re.search(pattern, text)), hidden // heads)
     return _WideHeads(
         head_size=head_dim,
@@ -298,6 +288,8 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
     elif "multi_dist_optimizer_instances" in text:
         replicas = 2  # its --num-distributed-optimizer-instances
     sequence, recompute = _sequence_parallel(text, stack, tp), _recompute(row.text("recompute").lower())
+    if repeated := repeated_by(row):
+        recompute = _policy(repeated)
     if KEEPS_SCORES in text:
         recompute = "none"
     return Layout(
@@ -315,6 +307,7 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
         schedule="interleaved_1f1b" if chunks > 1 else "1f1b",
         virtual_stages=max(1, chunks),
         cp_method="ring",
+        balance="cost" if divides_by_cost(row) else "layers",
         recompute=recompute,
     )
 
@@ -325,6 +318,12 @@ def _sequence_parallel(text: str, stack: StackName, tp: int) -> bool:
     if "sequence parallel on" in text or "sequence-parallel=true" in text:
         return True
     return stack in ("megatron", "fsdp2", "ours") and "-test " not in text
+
+
+def _policy(repeated: Repeated) -> Recompute:
+    if repeated.layers:
+        return "full"
+    return "selective" if repeated.modules else "none"
 
 
 def _recompute(text: str) -> Recompute:
@@ -343,41 +342,6 @@ def _precision(text: str) -> Precision:
     if "32" in text:
         return "fp32"
     raise SkipError(f"precision {text or 'not given'}")
-
-
-def _kernels(row: PublishedRow, text: str, stack: StackName, model: ModelSpec, layout: Layout) -> Stack:
-    """The stack's constants, with those of the kernels that the row names instead."""
-    changed: dict[str, Any] = switched_on(row)
-    if "fp4" in row.text("precision").lower():
-        changed["casts"] = STACKS[stack].casts * FP4_CASTS
-    if tests_of_megatron(row):
-        changed |= _host_of_tests(row, text)
-        changed["experts_apart"] = re.search(EXPERTS_APART, text) is not None
-    if of_kempner(row):
-        changed["sums_late"] = True
-    if row.source == "pytorch/torchtitan" and "rowwise" not in row.text("precision"):  # float8_tensor_parallel.py
-        changed["narrow_gathers"] = True
-    if re.search(r"async ?tp", text):
-        changed["hidden"] = ASYNC_TP
-    if found := re.search(r"attention kernel ([^;]*)", text):
-        if "rms kernel" not in found[1]:
-            changed["norms"] = EAGER_NORMS
-        if found[1].startswith("torch"):
-            changed["scores"] = EAGER_SCORES
-        elif re.match(r"flash_attention(v?1|$)", found[1].strip()):
-            changed["attention"] = FLASH_1
-    kernels = STACKS[stack]._replace(**changed)
-    if model.moe:  # the host has as many experts a rank as the row's expert ranks leave, not the planned ones'
-        kernels = kernels._replace(expert_s=kernels.expert_s * layout.ep / max(1, row.count("ep", 1)))
-    return kernels
-
-
-def _host_of_tests(row: PublishedRow, text: str) -> dict[str, float]:
-    """What the host takes in Megatron-LM's own tests, on the machine that recorded the row."""
-    launch = LOCAL_LAUNCH_S if re.search(LOCAL, text) else DETERMINISTIC_LAUNCH_S
-    if re.search(GRAPHED_MODULES, text):
-        launch *= GRAPHED_ATTENTION
-    return {"launch_s": launch * host_of(row), "expert_s": DETERMINISTIC_EXPERT_S * host_of(row)}
 
 
 def _attention(text: str, stack: StackName) -> AttentionKernel:

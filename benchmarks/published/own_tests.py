@@ -9,6 +9,11 @@ from __future__ import annotations
 import re
 
 from benchmarks.published.rows import PublishedRow
+from planner.cost.memory import held_parameters
+from planner.facts.precision import FP32_BYTES
+from planner.facts.spec import JobSpec
+from planner.facts.tensors.shards import held
+from planner.hardware.cluster import LAUNCH_S
 
 # Its recompute-modules hold norms and products, not the attention core, whose unfused scores are what it keeps.
 KEEPS_SCORES = "tp2_pp2_ep4_etp1_selective_recompute_experimental"
@@ -26,6 +31,13 @@ _PREDICTS_TWO = (
     (KEEPS_SCORES, 16, 2),  # Et*3|(tt|)*6tmL
     (r"ep4_etp1_mtp", 18, 1),  # even chunks, and it in the last
 )
+# Those with --normalization RMSNorm, and with rotary positions in place of a table.
+WITHOUT_NORM_BIAS = r"etp1|deepseek_proxy|scoped_cudagraph"
+ROTARY = r"position-embedding-type=rope|rope_embeddings|etp1|deepseek_proxy|scoped_cudagraph"
+# --disable-bias-linear.
+WITHOUT_BIAS = r"disable-bias-linear"
+# --overlap-moe-expert-parallel-comm.
+OVERLAPS_EXPERTS = rf"{KEEPS_SCORES}|fine_grained_offloading"
 # --recompute-modules: layernorm mla_up_proj mlp moe_act.
 MAKES_AGAIN = r"selective_recompute_experimental|fine_grained_offloading"
 # --cross-entropy-loss-fusion by torch's compiler, which writes no exponential in place of its logit.
@@ -39,6 +51,13 @@ TURN = 5
 # --transformer-impl local: none of Transformer Engine's kernels. --optimizer muon: one moment of matrices.
 LOCAL = r"transformer-impl=local"
 MUON = r"muon"
+# --check-weight-hash-across-dp-replicas-interval 1: the host takes SHA-1 of every weight in fp32 after each step
+# (utils.py, `check_param_hashes_across_dp_replicas`). Bytes a second: `openssl speed sha1` on one core here.
+HASHES_WEIGHTS = r"torch_dist_muon"
+SHA1_BYTES_PER_S = 1.6e9
+# Of a matrix, what Muon launches one by one: its norm, 5 iterations of three products, casts, momentum and update
+# (emerging_optimizers, `newton_schulz`); queries, keys and values are a matrix each.
+MUON_KERNELS = 27
 # --moe-router-dtype fp32, and --tp-comm-overlap.
 FP32_ROUTER = r"te_ep8|ep4_etp1|scoped_cudagraph|deepseek_proxy"
 OVERLAPS_TENSORS = r"tp_overlap"
@@ -74,6 +93,19 @@ _OF_OCTOBER = (
     "ep4_etp1_mtp_resume_torch_dist_fp8",
     KEEPS_SCORES,
 )
+
+
+def after_step_s(text: str, spec: JobSpec) -> float:
+    """Seconds a step that the host of a test takes for its optimiser and its checks, beyond Adam's one kernel."""
+    last, seconds = spec.layout.pp - 1, 0.0
+    if re.search(HASHES_WEIGHTS, text):
+        seconds += FP32_BYTES * held_parameters(spec, last) / SHA1_BYTES_PER_S
+    if re.search(MUON, text):
+        own, moe = held(spec, last), spec.model.moe
+        experts = own.num_moe_layers * (1 + 2 * moe.num_experts // spec.layout.ep) if moe else 0
+        matrices = own.num_layers * 4 + experts + 2 * (own.num_layers - own.num_moe_layers)
+        seconds += matrices * MUON_KERNELS * LAUNCH_S
+    return seconds
 
 
 def tests_of_megatron(row: PublishedRow) -> bool:

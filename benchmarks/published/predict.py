@@ -43,7 +43,7 @@ class Predictor:
         """
         planned = plan_of(row)
         spec = planned.spec
-        if planned.any_recompute:
+        if planned.usual_recompute:
             spec = self._usual_recompute(planned)
             planned = planned._replace(spec=spec)
         needed = self._needed(planned, spec)

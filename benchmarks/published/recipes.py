@@ -1,9 +1,10 @@
 """What NVIDIA's recipes for mixtures switch on by release, as their repository's tags have it.
 
-Megatron-Bridge, scripts/performance/configs/*/*_workload_base_configs.py: v0.3.0 is release 26.02, v0.4.0 26.04, v0.5.0
-26.06. `moe_a2a_overlap` sends one micro-batch's tokens beside the products of another; `cutedsl_fused_grouped_mlp`
-computes an expert's MLP in one kernel, with the whole iteration in a CUDA graph; `cuda_graph_scope` names the modules
-that are one otherwise. dgxc-benchmarking: its launch scripts by tag.
+Megatron-Bridge, scripts/performance/configs/*/*_workload_base_configs.py: v0.1.0 is release 25.09, v0.2.0 25.11, v0.3.0
+26.02, v0.3.1 26.02.01, v0.4.0 26.04, v0.5.0 26.06, v0.5.1 26.06.01. `moe_a2a_overlap` sends one micro-batch's tokens
+beside the products of another; `cutedsl_fused_grouped_mlp` computes an expert's MLP in one kernel, with the whole
+iteration in a CUDA graph; `cuda_graph_scope` names the modules that are one otherwise. dgxc-benchmarking: its launch
+scripts by tag.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from planner.hardware.stacks import (
 )
 
 
-class _Recipes(NamedTuple):
+class Recipes(NamedTuple):
     """Patterns of a model and of an accelerator, a precision as it begins, releases `since` and `before`."""
 
     model: str
@@ -37,49 +38,114 @@ class _Recipes(NamedTuple):
 
 WINDOW = 128
 _OVERLAPPED = (
-    _Recipes("qwen3-235b", "h100", ""),
-    _Recipes("qwen3-235b", "b300", "", before="26.02.01"),
-    _Recipes("qwen3-30b", "h100", "", before="26.02.01"),
-    _Recipes("gpt-oss-120b", "gb200", "bf16", since="26.04"),
-    _Recipes("deepseek-v3", r"\bb200", "mxfp8", pp=8),
+    Recipes("qwen3-235b", "h100", "", since="25.11"),
+    Recipes("qwen3-235b", r"\bb200", "", since="25.11", before="26.02"),
+    Recipes("qwen3-235b", r"\bb300", "", before="26.02.01"),
+    Recipes("qwen3-30b", "h100", "", since="25.11", before="26.02.01"),
+    Recipes("gpt-oss-120b", "gb200", "bf16", since="26.04"),
+    Recipes("gpt-oss-120b", "gb200", "mxfp8", since="26.04"),
+    Recipes("deepseek-v3", r"\bb200", "mxfp8", pp=8),
+    Recipes("deepseek-v3", r"\bb200", "nvfp4", pp=8),
+    Recipes("deepseek-v3", "h100", "", before="26.02"),
 )
 # Without `moe_flex_dispatcher_backend`, or with `moe_token_dispatcher_type` "alltoall" beside it: qwen3_llm_pretrain.py
 # for B200, B300 and H100; gpt_oss_llm_pretrain.py, which reads the first from v0.4.0 on.
 _ALL_TO_ALL = (
-    _Recipes("gpt-oss", "h100", ""),
-    _Recipes("gpt-oss", "gb300", "bf16"),
-    _Recipes("gpt-oss", "gb200", "", before="26.04"),
-    _Recipes("gpt-oss", "gb200", "bf16", since="26.06"),
-    _Recipes("gpt-oss", r"\bb[23]00", "", ep=64),
-    _Recipes("gpt-oss", r"\bb200", "", since="26.06"),
-    _Recipes("qwen3-235b", "h100", ""),
-    _Recipes("qwen3-235b", r"\bb200", ""),
-    _Recipes("qwen3-235b", r"\bb300", "", before="26.06"),
+    Recipes("gpt-oss", "h100", ""),
+    Recipes("gpt-oss", "gb300", "bf16"),
+    Recipes("gpt-oss", "gb300", "", before="26.06"),
+    Recipes("gpt-oss", "gb200", "", before="26.04"),
+    Recipes("gpt-oss", "gb200", "bf16", since="26.06"),
+    Recipes("gpt-oss", r"\bb[23]00", "", ep=64),
+    Recipes("gpt-oss", r"\bb200", "", since="26.06"),
+    Recipes("qwen3-235b", "h100", ""),
+    Recipes("qwen3-235b", r"\bb200", "", before="26.06.01"),
+    Recipes("qwen3-235b", r"\bb300", "", before="26.06"),
+    Recipes("qwen3-30b", r"\bb200", "", before="26.02.01"),
+    Recipes("qwen3-30b", "h100", "", before="26.02"),
+    Recipes("deepseek-v3", r"\bb200", "", before="26.02"),
+)
+# Tokens beyond a capacity are dropped, and sent by all-to-all: v0.1.0's run_script.py (`apply_moe_token_drop`).
+_DROPPING = (
+    Recipes("qwen3", "", "", before="25.11"),
+    Recipes("deepseek-v3", "b200", "", before="25.11"),
 )
 _WHOLE = (
-    _Recipes("deepseek-v3|qwen3|gpt-oss", "gb[23]00", "mxfp8", since="26.06"),
-    _Recipes("qwen3-30b", "b300", "mxfp8", since="26.06"),
+    Recipes("deepseek-v3|qwen3|gpt-oss", "gb[23]00", "mxfp8", since="26.06"),
+    Recipes("qwen3-30b", "b300", "mxfp8", since="26.06"),
+    Recipes("qwen3", r"\bb[23]00", "mxfp8", since="26.06.01"),
+    Recipes("deepseek-v3", r"\bb300", "mxfp8", since="26.06.01"),
+)
+# v0.1.0's `cuda_graphs`: of whole layers, which drop tokens.
+_LAYERS_WHOLE = (
+    Recipes("qwen3", "gb200", "", before="25.11"),
+    Recipes("qwen3-30b", r"\bb200", "", before="25.11"),
 )
 _ATTENTION = (
-    _Recipes("deepseek-v3|qwen3-235b", "gb200", ""),
-    _Recipes("deepseek-v3", "gb300", "bf16"),
-    _Recipes("deepseek-v3", r"\bb300", "", since="26.06"),
-    _Recipes("deepseek-v3", r"\bb200", "mxfp8", pp=8),
-    _Recipes("gpt-oss-120b", "b300", ""),
-    _Recipes("qwen3-235b", "gb300", "", pp=4),
-    _Recipes("qwen3-30b", "gb200", ""),
-    _Recipes("qwen3-30b", r"\bb200", "", since="26.04"),
+    Recipes("deepseek-v3", "gb200", "", since="26.02"),
+    Recipes("qwen3-235b", "gb200", ""),
+    Recipes("deepseek-v3", "gb300", "bf16"),
+    Recipes("deepseek-v3", "gb300", "", before="26.02"),
+    Recipes("deepseek-v3", r"\bb300", "", since="26.06"),
+    Recipes("deepseek-v3", r"\bb200", "mxfp8", pp=8),
+    Recipes("gpt-oss-120b", "b300", ""),
+    Recipes("qwen3-235b", "gb300", "", pp=4),
+    Recipes("qwen3-30b", "gb200", "bf16"),
+    Recipes("qwen3-30b", "gb200", "fp8"),
+    Recipes("qwen3-30b", r"\bb200", "", since="26.02.01"),
 )
 _ROUTER = (
-    _Recipes("qwen3", "gb300", ""),
-    _Recipes("qwen3-30b", "b[23]00", ""),
-    _Recipes("qwen3-30b", "h100", "bf16"),
-    _Recipes("kimi-k2", "gb200", ""),
+    Recipes("qwen3", "gb300", ""),
+    Recipes("qwen3-30b", "b[23]00", ""),
+    Recipes("qwen3-30b", "h100", "bf16"),
+    Recipes("deepseek-v3", "gb200", "", since="25.11"),
+    Recipes("kimi-k2", "gb200", ""),
 )
 _DENSE_WHOLE = (
-    _Recipes("llama3.*-8b", "b[23]00", ""),
-    _Recipes("llama3.*-70b", r"\bb200", "bf16"),
+    Recipes("llama3.*-8b", "b[23]00", ""),
+    Recipes("llama3.*-70b", r"\bb200", "bf16"),
 )
+# `fp8_output_proj`: deepseek_llm_pretrain.py, gpt_oss_llm_pretrain.py.
+_NARROW_HEAD = (
+    Recipes("deepseek-v3", "gb[23]00", "mxfp8", since="26.06"),
+    Recipes("gpt-oss", "gb[23]00", "mxfp8", since="26.06"),
+)
+
+
+def of_bridge(row: PublishedRow) -> bool:
+    """Whether the row is of a release of Megatron-Bridge."""
+    return row.source == "NVIDIA-NeMo/Megatron-Bridge" and bool(row.release)
+
+
+def of_nemo_deepseek(row: PublishedRow) -> bool:
+    """Whether a row is of dgxc-benchmarking's DeepSeek-V3 while NeMo 2.3 trained it (its setup.sh, v25.05 to v25.07):
+    scripts/performance/llm/pretrain_deepseek_v3.py drops tokens beyond a capacity, sends them by all-to-all, and
+    overlaps no tensor collective."""
+    return "deepseek-v3" in row.text("model").lower() and "dgxc-benchmarking@v25.0" in row.text("source_repo_path")
+
+
+def lacks_fused_attention(row: PublishedRow) -> bool:
+    """Whether keys are wider than values on a Blackwell before cuDNN 9.11, where Transformer Engine has no fused kernel
+    that trains (fused_attn.cpp, `nvte_get_fused_attn_backend`); NeMo 25.04's image is older."""
+    return of_nemo_deepseek(row) and "h100" not in row.text("gpu").lower()
+
+
+def predicts_second(row: PublishedRow) -> bool:
+    """Whether the model predicts a second token: DeepSeek-V3's recipes, `mtp_num_layers` 1 and NeMo's `use_mtp`."""
+    bridge = of_bridge(row) and re.search(r"deepseek-v3(?!.*w/o mtp)", row.text("model").lower()) is not None
+    return bridge or of_nemo_deepseek(row)
+
+
+def counts_ends(row: PublishedRow) -> bool:
+    """Whether embedding and loss stand for a layer each where a pipe is divided: NVIDIA's recipes for Llama 3.1 405B
+    and Qwen3-235B (`account_for_embedding_in_pipeline_split`)."""
+    return row.source.startswith("NVIDIA") and re.search("405b|235b", row.text("model").lower()) is not None
+
+
+def divides_by_cost(row: PublishedRow) -> bool:
+    """Whether the last of a pipe's chunks has fewer layers, for the head's sake: DeepSeek's and Kimi's recipes
+    (`pipeline_model_parallel_layout`: 4 layers in each of 16 chunks but the last)."""
+    return of_bridge(row) and re.search("deepseek-v3|kimi", row.text("model").lower()) is not None
 
 
 def switched_on(row: PublishedRow) -> dict[str, Any]:
@@ -87,22 +153,32 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     early = {"gemm_fp8": EARLY_BLACKWELL_FP8} if _is_early_blackwell(row) else dict[str, Any]()
     if row.source == "NVIDIA/dgxc-benchmarking":
         return early | _of_dgxc(row)
-    if row.source != "NVIDIA-NeMo/Megatron-Bridge" or not row.release:
+    if not of_bridge(row):
         return early
     megatron, changed = STACKS["megatron"], dict[str, Any]()
     if "gpt-oss" in row.text("model").lower():
         changed |= {"experts_biased": True, "experts_clamped": True}
         changed["attention"] = megatron.attention / _looked_back(row.count("seq"))
-    if _any(row, _ALL_TO_ALL):
+    if row.text("precision").lower() in ("fp8", "fp8-cs"):  # `fp8_param_gather`: mixed_precision.py
+        changed["narrow_parameters"] = True
+    if predicts_second(row):
+        changed["heads"] = 2
+    if any_of(row, _NARROW_HEAD):
+        changed["narrow_head"] = True
+    if any_of(row, _ALL_TO_ALL):
         changed |= ALL_TO_ALL
-    whole = _any(row, _WHOLE)
-    if whole or _any(row, _OVERLAPPED):
-        changed["hidden"] = {**megatron.hidden, **OVERLAPPED_EXPERTS}
-    if whole or _any(row, _DENSE_WHOLE):
+    if any_of(row, _DROPPING):
+        changed |= ALL_TO_ALL | {"syncs_experts": False}
+    whole = any_of(row, _WHOLE)
+    hidden = {} if row.text("precision").lower() == "nvfp4" else megatron.hidden
+    if whole or any_of(row, _OVERLAPPED):
+        hidden = {**hidden, **OVERLAPPED_EXPERTS}
+    changed["hidden"] = hidden
+    if whole or any_of(row, _LAYERS_WHOLE + _DENSE_WHOLE):
         return changed | WHOLE_GRAPH
-    if _any(row, _ATTENTION):
+    if any_of(row, _ATTENTION):
         changed["launch_s"] = megatron.launch_s * GRAPHED_ATTENTION
-    elif _any(row, _ROUTER):
+    elif any_of(row, _ROUTER):
         changed["launch_s"] = megatron.launch_s * GRAPHED_ROUTER
     return changed
 
@@ -116,16 +192,15 @@ def _looked_back(seq: int) -> float:
 
 def _of_dgxc(row: PublishedRow) -> dict[str, Any]:
     """NeMo's graphs on GB200 (nemotron/launch.sh, grok1/launch.sh: --cuda_graphs true). Grok 1 before: each expert by
-    itself, buffers of a capacity, tokens sent by all-to-all (grok1/grok1_314b.yaml). DeepSeek: DeepEP on H100 alone
-    (NeMo, scripts/performance/llm/pretrain_deepseek_v3.py)."""
+    itself, buffers of a capacity, tokens sent by all-to-all (grok1/grok1_314b.yaml)."""
     model, graphed = row.text("model").lower(), row.text("gpu").lower().startswith("gb200")
     changed: dict[str, Any] = {}
-    if graphed and "deepseek" in model:
-        changed |= ALL_TO_ALL
+    if of_nemo_deepseek(row):
+        changed |= ALL_TO_ALL | {"syncs_experts": False, "hidden": {}, "heads": 2}
     if graphed and re.search("nemotron4|grok", model):
         changed |= WHOLE_GRAPH
     if "grok" in model:
-        changed |= {"shares_dispatch": False, "gathers_experts": True, "syncs_experts": False}
+        changed |= {"shares_dispatch": False, "syncs_experts": False}
         if not graphed:
             changed["experts_apart"] = True
     return changed
@@ -137,11 +212,11 @@ def _is_early_blackwell(row: PublishedRow) -> bool:
     return of_spring is not None and re.search(r"b200", row.text("gpu").lower()) is not None
 
 
-def _any(row: PublishedRow, recipes: tuple[_Recipes, ...]) -> bool:
+def any_of(row: PublishedRow, recipes: tuple[Recipes, ...]) -> bool:
     return any(_is(row, recipe) for recipe in recipes)
 
 
-def _is(row: PublishedRow, recipe: _Recipes) -> bool:
+def _is(row: PublishedRow, recipe: Recipes) -> bool:
     return (
         re.search(recipe.model, row.text("model").lower()) is not None
         and re.search(recipe.gpu, row.text("gpu").lower()) is not None

@@ -112,6 +112,13 @@ def read_rows(path: Path) -> list[PublishedRow | SkipError]:
         return [_row(fields) for fields in csv.DictReader(file)]
 
 
+def of_kempner(row: PublishedRow) -> bool:
+    """Whether the row is of KempnerForge: nodes of 4 GPUs, model and optimiser in bf16 throughout, gradients summed
+    after the last micro-batch, losses of bf16 logits by torch's own kernels (benchmarks/mfu_scaling/mfu_bench.sh,
+    kempnerforge/distributed/parallel.py, training/{grad,loss}.py)."""
+    return row.source == "KempnerInstitute/KempnerForge"
+
+
 def _row(raw: dict[str, str | None]) -> PublishedRow | SkipError:
     fields = {name: (value or "").strip() for name, value in raw.items() if isinstance(name, str)}
     kind, value = KINDS.get(fields.get("measure_name", "")), _number(fields.get("measure_value", ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from planner.cost.memory import megatron
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec, StackName
 from planner.facts.tensors.shards import Held
@@ -46,8 +47,18 @@ class Compute:
     def of_stage(self, spec: JobSpec, own: Held, ranks: int) -> Halves:
         layer, moe, embedding, head = self._piece(spec, ranks)
         dense = own.num_layers - own.num_moe_layers
-        parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, own.stage.last)]
-        return Halves(*(sum(part[i] * number for part, number in parts) for i in range(6)))
+        heads = own.stage.last * self.stacks[spec.resources.stack].heads
+        parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, heads)]
+        found = Halves(*(sum(part[i] * number for part, number in parts) for i in range(6)))
+        return found._replace(launch_s=found.launch_s + self._offloaded_s(spec, own.num_layers))
+
+    def _offloaded_s(self, spec: JobSpec, layers: int) -> float:
+        """What the device waits for its host to take activations and give them back."""
+        name = spec.resources.stack
+        if not self.stacks[name].offloads:
+            return 0.0
+        moved = 2 * self.stacks[name].offloads * layers * megatron.layer_bytes(spec, moe=False)
+        return moved / self._accelerators[name].host_bytes_per_s
 
     def _piece(self, spec: JobSpec, ranks: int) -> tuple[Halves, ...]:
         """Layer, layer with experts, embedding and head: of one micro-batch on one rank."""
@@ -67,7 +78,7 @@ class Compute:
         )
         if key not in self._pieces:
             stack, moe = self.stacks[spec.resources.stack], Halves(0, 0, 0)
-            joined = stack.joins_products
+            joined, repeats = stack.joins_products, stack.repeats
             if spec.model.moe:
                 work = layer_work(
                     spec,
@@ -77,11 +88,17 @@ class Compute:
                     biased=stack.experts_biased,
                     clamped=stack.experts_clamped,
                     sorts=stack.sorts_dispatch,
+                    norms_heads=stack.norms_heads,
+                    repeats=repeats,
                 )
                 moe = self._layer(spec, work, waits=stack.syncs_experts)
-            head = head_work(spec, gathers_logits=stack.gathers_logits)
+            head = head_work(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
             ends = (self._halves(spec, embedding_work(spec)), self._halves(spec, head))
-            pieces = (self._layer(spec, layer_work(spec, joined=joined)), moe, *ends)
+            pieces = (
+                self._layer(spec, layer_work(spec, joined=joined, norms_heads=stack.norms_heads, repeats=repeats)),
+                moe,
+                *ends,
+            )
             self._pieces[key] = self._measured(spec, pieces, ranks)
         return self._pieces[key]
 
@@ -108,10 +125,12 @@ class Compute:
         halves = self._halves(spec, work, waits=waits)._replace(attention_s=self._seconds(spec, work.attention))
         if spec.layout.recompute == "none":
             return halves
-        selected = work.operations if self.stacks[spec.resources.stack].repeats_operations else work.repeated
-        again = work.forward if spec.layout.recompute == "full" else selected
+        stack, whole = self.stacks[spec.resources.stack], spec.layout.recompute == "full"
+        selected = work.operations if stack.repeats_operations else work.repeated
+        again, share = (work.forward, stack.repeats_layers) if whole else (selected, 1.0)
         repeated = self._seconds(spec, again)
-        return halves._replace(recompute_s=repeated, launch_s=halves.launch_s + self._launch(spec, again, repeated))
+        launch = share * self._launch(spec, again, repeated)
+        return halves._replace(recompute_s=share * repeated, launch_s=halves.launch_s + launch)
 
     def _halves(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Halves:
         """`waits`: the host knows only after the router what to launch, so that none of its time hides."""
@@ -148,7 +167,9 @@ class Compute:
             kernel.batch for kernel in kernels if isinstance(kernel, Gemm) and not kernel.wide and kernel.batch > 1
         )
         stack = self.stacks[spec.resources.stack]
-        host_s = calls * self._accelerators[spec.resources.stack].launch_s + experts * stack.expert_s
+        narrow = mix_of(spec.train.precision).gemm == "fp8"
+        expert_s = stack.expert_s + (stack.expert_cast_s if narrow else 0.0)
+        host_s = calls * self._accelerators[spec.resources.stack].launch_s + experts * expert_s
         return max(0.0, host_s - device_s)
 
 

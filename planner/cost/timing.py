@@ -194,9 +194,10 @@ class Timer:
                     share * self._row_seconds(spec, self._cast(spec, row), ranks) / spec.train.micro_batches
                 )
         bare = 0.0  # of tp, what no product hides: experts' dispatcher sends it
-        if stack.gathers_experts and layout.tp > 1:
+        if stack.divides_dispatch and layout.tp > 1 and layout.sequence_parallel:
             waits["tp"] -= held(spec, index).num_moe_layers * self._mlp_sums_s(spec, ranks)
-            bare = held(spec, index).num_moe_layers * self._gathered_experts_s(spec, ranks)
+            if not stack.experts_whole:
+                bare = held(spec, index).num_moe_layers * self._gathered_experts_s(spec, ranks)
         if stack.gathers_logits and layout.tp > 1 and held(spec, index).stage.last:
             waits["tp"] += self._gathered_logits_s(spec, ranks)
         if self._compute.with_collectives(spec, ranks):
@@ -222,6 +223,8 @@ class Timer:
     def _gathered_experts_s(self, spec: JobSpec, ranks: int) -> float:
         """Of a layer's micro-batch, where tensor ranks divide experts: each gathers what came to the others, and their
         results are summed; in backward the other way."""
+        if spec.model.moe is None:
+            return 0.0
         group, size = axis_group(spec.layout, "tp"), dispatched_rows(spec) * row_bytes(spec)
         return sum(
             self._row_seconds(spec, Collective(op, "tp", group.size, group.stride, 2, 2 * size), ranks)
@@ -267,7 +270,7 @@ class Timer:
         if self._sums_late(spec):
             late = FP32_BYTES / mix_of(spec.train.precision).gradients / spec.train.micro_batches
         for row in step_end_traffic(spec, index):
-            seconds = self._row_seconds(spec, row, self._ranks_at_work(spec))
+            seconds = self._row_seconds(spec, self._cast(spec, row), self._ranks_at_work(spec))
             if row.axis != "dp":
                 others[row.axis] += seconds
             elif row.op == "all_gather":
@@ -278,9 +281,9 @@ class Timer:
 
     def _cast(self, spec: JobSpec, row: Collective) -> Collective:
         """As the stack sends it."""
-        mix = mix_of(spec.train.precision)
-        narrow = self.stacks[spec.resources.stack].narrow_gathers and mix.gemm == "fp8"
-        if not narrow or (row.axis, row.op) != ("tp", "all_gather"):
+        mix, stack = mix_of(spec.train.precision), self.stacks[spec.resources.stack]
+        narrow = {"tp": stack.narrow_gathers, "dp": stack.narrow_parameters}.get(row.axis, False)
+        if not narrow or mix.gemm != "fp8" or row.op != "all_gather":
             return row
         return row._replace(payload_bytes=row.payload_bytes * FP8_BYTES // mix.compute)
 

@@ -39,6 +39,7 @@ class Accelerator(Strict):
     fp8_flops: Positive | None = Field(default=None, description="dense peak of fp8 products; none without support")
     fp4_flops: Positive | None = Field(default=None, description="dense peak of fp4 products; none without support")
     bytes_per_s: Positive = Field(description="peak memory bandwidth")
+    host_bytes_per_s: Positive = Field(default=64e9, description="peak to its host's memory, one direction")
     num_sms: int = Field(ge=1, description="multiprocessors: tiles of a product run in waves of so many")
     gemm_efficiency: Share = Field(default=0.78, description="of peak, that a large product reaches")
     fp8_efficiency: Share = Field(default=0.7, description="of peak, that a large product in fp8 reaches")

@@ -104,6 +104,7 @@ ACCELERATORS = {
             fp8_flops=5000 * TERA,
             fp4_flops=10000 * TERA,
             bytes_per_s=8 * TERA,
+            host_bytes_per_s=450 * GB,
             num_sms=152,
             gemm_efficiency=_BLACKWELL,
             fp8_efficiency=0.67,
@@ -118,6 +119,7 @@ ACCELERATORS = {
             fp8_flops=5000 * TERA,
             fp4_flops=15000 * TERA,
             bytes_per_s=8 * TERA,
+            host_bytes_per_s=450 * GB,
             num_sms=152,
             gemm_efficiency=_BLACKWELL,
             fp8_efficiency=0.67,
@@ -196,15 +198,20 @@ ACCELERATORS = {
 
 
 _NODE_S, _NETWORK_S = 3.4e-6, 14e-6  # a hop over NVLink, over the network: nccl src/graph/tuning.cc, protocol Simple
+# gpt-oss on 64 B300 takes what it takes on 64 B200 of half the network: 4 rows of NVIDIA's on the fit half.
+_B300_REACHES = 0.4
 
 
-def _cluster(name: str, accelerator: str, node_gb_s: float, network_gb_s: float, *, per_node: int = 8) -> Cluster:
+def _cluster(
+    name: str, accelerator: str, node_gb_s: float, network_gb_s: float, *, per_node: int = 8, reaches: float = 0.8
+) -> Cluster:
+    """`reaches`: share of the network's rate that a large collective reaches."""
     return Cluster(
         name=name,
         accelerator=ACCELERATORS[accelerator],
         per_node=per_node,
         node=Link(bytes_per_s=node_gb_s * GB, latency_s=_NODE_S),
-        network=Link(bytes_per_s=network_gb_s * GB, latency_s=_NETWORK_S),
+        network=Link(bytes_per_s=network_gb_s * GB, latency_s=_NETWORK_S, efficiency=reaches),
     )
 
 
@@ -214,7 +221,7 @@ CLUSTERS = {
     "h100": _cluster("H100 x 8, NVLink 4, 8 x 400 Gb/s", "H100 SXM", 450, 50),
     "h200": _cluster("H200 x 8, NVLink 4, 8 x 400 Gb/s", "H200 SXM", 450, 50),
     "b200": _cluster("B200 x 8, NVLink 5, 8 x 400 Gb/s", "B200 SXM", 900, 50),
-    "b300": _cluster("B300 x 8, NVLink 5, 8 x 800 Gb/s", "B300 SXM", 900, 100),
+    "b300": _cluster("B300 x 8, NVLink 5, 8 x 800 Gb/s", "B300 SXM", 900, 100, reaches=_B300_REACHES),
     "gb200": _cluster("GB200 NVL72: 72 a NVLink domain, 400 Gb/s each", "GB200", 900, 50, per_node=72),
     "gb300": _cluster("GB300 NVL72: 72 a NVLink domain, 800 Gb/s each", "GB300", 900, 100, per_node=72),
     "h100-500w": _cluster("H100 96GB at 500 W x 8, NVLink 4, 8 x 400 Gb/s", "H100 96GB, 500 W", 450, 50),

@@ -52,6 +52,11 @@ Kernel = Gemm | Pass | Flash
 Halves = tuple[tuple[Kernel, ...], tuple[Kernel, ...]]  # of forward, of backward
 
 
+# What of a layer selective recompute can repeat: norms, an MLP's activation, latent attention's second products, fused
+# attention itself, a whole MLP that has no experts (Megatron's --recompute-modules).
+Module = Literal["norms", "activation", "latents", "attention", "mlp"]
+
+
 class Work(NamedTuple):
     """Kernels of a layer's forward, of the backward of its inputs, and of the backward of its weights.
 
@@ -94,20 +99,32 @@ def layer_work(
     biased: bool = False,
     clamped: bool = False,
     sorts: bool = False,
+    norms_heads: bool = False,
+    repeats: Sequence[Module] = ("norms", "activation"),
 ) -> Work:
     """One transformer layer of one micro-batch on one rank.
 
     `joined`: queries, keys and values are one product, so are gate and up. `apart`: each expert's products are its own.
     `biased`: each expert adds a bias to what it gives. `clamped`: its gate and up are, by kernels of their own.
-    `sorts`: what came is put in the experts' order by a pass, and back.
+    `sorts`: what came is put in the experts' order by a pass, and back. `norms_heads`: queries and keys are normed.
+    `repeats`: what selective recompute repeats where attention is fused.
     """
-    inner = _expert_products(spec, joined=joined, apart=apart) if moe else _mlp_products(spec, joined=joined)
+    inner = [*(_expert_products(spec, joined=joined, apart=apart) if moe else _mlp_products(spec, joined=joined))]
     products = [*_attention_products(spec, joined=joined), *inner]
-    scores = _unfused(spec) if spec.train.attention == "unfused" else _fused(spec)
-    passes_forward, passes_backward = _passes(spec, moe=moe, biased=biased, sorts=sorts)
+    unfused = spec.train.attention == "unfused"
+    scores = _unfused(spec) if unfused else _fused(spec)
+    passes_forward, passes_backward = _passes(spec, moe=moe, biased=biased, sorts=sorts, norms_heads=norms_heads)
     clamps_forward, clamps_backward = _clamps(spec) if moe and clamped else ((), ())
     casts_forward, casts_backward = _casts(spec, products)
-    light = (*(passes_forward[i] for i in _LIGHT), *clamps_forward)
+    latents = products[1:4:2] if spec.model.mla else []
+    dense = [] if moe else inner
+    modules: dict[Module, Sequence[Kernel]] = {
+        "norms": passes_forward[0:3:2],
+        "activation": (passes_forward[4], *clamps_forward),
+        "latents": (*latents, *_casts(spec, latents)[0]),
+        "attention": scores[0],
+        "mlp": (*dense, *_casts(spec, dense)[0]),
+    }
     return Work(
         forward=(*products, *scores[0], *passes_forward, *clamps_forward, *casts_forward),
         backward_input=(
@@ -118,7 +135,7 @@ def layer_work(
             *casts_backward,
         ),
         backward_weight=tuple(g._replace(m=g.n, n=g.k, k=g.m) for g in products),
-        repeated=scores[0] if spec.train.attention == "unfused" else light,
+        repeated=scores[0] if unfused else tuple(kernel for name in repeats for kernel in modules[name]),
         operations=(*products[1::2], *passes_forward, *clamps_forward, *casts_forward),
         attention=(*scores[0], *scores[1]),
     )
@@ -185,9 +202,6 @@ def _casts(spec: JobSpec, products: Sequence[Gemm]) -> Halves:
     return forward, tuple(Pass(4 * g.m * g.n * g.batch, "casts") for g in narrow)
 
 
-_LIGHT = (0, 2, 4)  # of the passes of `_passes`: both norms and the MLP's activation
-
-
 def _unfused(spec: JobSpec) -> Halves:
     """Scores, softmax, dropout and weighted values as kernels of their own; the mask saves no work."""
     model, train = spec.model, spec.train
@@ -217,7 +231,7 @@ def _fused(spec: JobSpec) -> Halves:
     return (Flash(flops, size), *again), (Flash(flops * 5 // 2, 2 * size), *again)
 
 
-def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool) -> Halves:
+def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool, norms_heads: bool) -> Halves:
     """Norms, residuals with bias and dropout, and the MLP's activation, as bytes read and written."""
     model, layout, train = spec.model, spec.layout, spec.train
     e = mix_of(train.precision).compute
@@ -239,6 +253,11 @@ def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool) -> Halves:
         rope = Pass(2 * e * tokens * (model.num_heads + model.num_kv_heads) // layout.tp * model.head_dim)
         forward.append(rope)
         backward.append(rope)
+    if norms_heads:
+        for heads in (model.num_heads, model.num_kv_heads):
+            size = e * tokens * heads // layout.tp * model.head_dim
+            forward.append(Pass(2 * size, "norm"))
+            backward.append(Pass(3 * size, "norm"))
     small = LATENT_KERNELS if model.mla else 0
     sharded = SHARD_KERNELS if layout.zero == 3 else (0, 0)
     forward += [Pass(0)] * (small + sharded[0])
@@ -269,22 +288,22 @@ def embedding_work(spec: JobSpec) -> Work:
     return Work((Pass(3 * size),), (), (Pass(3 * size),))
 
 
-def head_work(spec: JobSpec, *, gathers_logits: bool = False) -> Work:
+def head_work(spec: JobSpec, *, gathers_logits: bool = False, narrow: bool = False) -> Work:
     """Final norm, the product with the vocabulary, and the loss: fp32 logits are read and written several times, those
-    of the whole vocabulary where each tensor rank gathers them."""
+    of the whole vocabulary where each tensor rank gathers them. `narrow`: the product runs in fp8 where others do."""
     model, tokens = spec.model, micro_batch_tokens(spec)
     e = mix_of(spec.train.precision).compute
     h, vocab = model.hidden_size, vocab_rows(spec)
     logits = tokens * vocab * (spec.layout.tp if gathers_logits else 1)
-    product = Gemm(tokens, vocab, h, wide=True)
+    product = Gemm(tokens, vocab, h, wide=not narrow)
     cast, softmax = Pass((e + FP32_BYTES) * logits, "loss"), Pass(3 * FP32_BYTES * logits, "loss")
     return Work(
         forward=(Pass(2 * e * tokens * h), product, cast, softmax),
         backward_input=(
             Pass(2 * FP32_BYTES * logits, "loss"),
             cast,
-            Gemm(tokens, h, vocab, wide=True),
+            product._replace(n=h, k=vocab),
             Pass(3 * e * tokens * h),
         ),
-        backward_weight=(Gemm(vocab, h, tokens, wide=True),),
+        backward_weight=(product._replace(m=vocab, n=h, k=tokens),),
     )

@@ -1,0 +1,79 @@
+"""The constants of the stack that a row was measured with, and of the kernels that it names instead."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from benchmarks.published.mixtures import expert_tp
+from benchmarks.published.own_tests import (
+    EXPERTS_APART,
+    GRAPHED_MODULES,
+    LOCAL,
+    host_of,
+    predicts_two,
+    tests_of_megatron,
+)
+from benchmarks.published.recipes import switched_on
+from benchmarks.published.repeated import repeated_by
+from benchmarks.published.rows import PublishedRow, of_kempner
+from planner.facts.spec import Layout, ModelSpec, StackName
+from planner.hardware.stacks import (
+    ASYNC_TP,
+    DETERMINISTIC_EXPERT_S,
+    DETERMINISTIC_LAUNCH_S,
+    EAGER_NORMS,
+    EAGER_SCORES,
+    FLASH_1,
+    FP4_CASTS,
+    GRAPHED_ATTENTION,
+    LOCAL_LAUNCH_S,
+    STACKS,
+    Stack,
+)
+
+
+def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec, layout: Layout) -> Stack:
+    """The stack's constants, with those of the kernels that the row names instead."""
+    changed: dict[str, Any] = switched_on(row)
+    if "fp4" in row.text("precision").lower():
+        changed["casts"] = STACKS[stack].casts * FP4_CASTS
+    if repeated := repeated_by(row):
+        changed |= {"repeats": repeated.modules, "repeats_layers": repeated.layers}
+        changed["offloads"] = repeated.offloaded
+    if tests_of_megatron(row):
+        changed |= _host_of_tests(row, text)
+        changed["experts_apart"] = re.search(EXPERTS_APART, text) is not None
+        changed["heads"] = 2 if predicts_two(row, text) else 1
+    if re.search("qwen3|qk_layernorm", text):
+        changed["norms_heads"] = True
+    if of_kempner(row):
+        changed["sums_late"] = True
+    if row.source == "pytorch/torchtitan" and "rowwise" not in row.text("precision"):  # float8_tensor_parallel.py
+        changed["narrow_gathers"] = True
+    if re.search(r"async ?tp", text):
+        changed["hidden"] = ASYNC_TP
+    if found := re.search(r"attention kernel ([^;]*)", text):
+        if "rms kernel" not in found[1]:
+            changed["norms"] = EAGER_NORMS
+        if found[1].startswith("torch"):
+            changed["scores"] = EAGER_SCORES
+        elif re.match(r"flash_attention(v?1|$)", found[1].strip()):
+            changed["attention"] = FLASH_1
+    kernels = STACKS[stack]._replace(**changed)
+    if model.moe:  # the host has as many experts a rank as the row's expert ranks leave, not the planned ones'
+        share = layout.ep / max(1, row.count("ep", 1))
+        kernels = kernels._replace(
+            expert_s=kernels.expert_s * share,
+            expert_cast_s=kernels.expert_cast_s * share,
+            experts_whole=expert_tp(row, text, layout.tp) == 1,
+        )
+    return kernels
+
+
+def _host_of_tests(row: PublishedRow, text: str) -> dict[str, float]:
+    """What the host takes in Megatron-LM's own tests, on the machine that recorded the row."""
+    launch = LOCAL_LAUNCH_S if re.search(LOCAL, text) else DETERMINISTIC_LAUNCH_S
+    if re.search(GRAPHED_MODULES, text):
+        launch *= GRAPHED_ATTENTION
+    return {"launch_s": launch * host_of(row), "expert_s": DETERMINISTIC_EXPERT_S * host_of(row)}

@@ -1,0 +1,211 @@
+"""What NVIDIA's recipes repeat, send to the host and predict besides, and what that costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published.beside import own_bytes
+from benchmarks.published.mapping import Planned, plan_of
+from benchmarks.published.own_tests import MUON_KERNELS, SHA1_BYTES_PER_S
+from benchmarks.published.recipes import lacks_fused_attention, predicts_second
+from benchmarks.published.repeated import Repeated, repeated_by
+from benchmarks.published.rows import PublishedRow, SkipError, read_rows
+from planner.cost.memory import held_parameters, megatron
+from planner.cost.timing import Timer, Timing
+from planner.facts.presets import PRESETS
+from planner.facts.spec import JobSpec, Layout, MlaSpec, Recompute, Resources, TrainSpec
+from planner.facts.stages import stage_of
+from planner.hardware.cluster import LAUNCH_S
+from planner.hardware.clusters import CLUSTERS
+from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
+from planner.hardware.stacks import STACKS
+from tests.planner.test_benchmark_published import DGXC, OWN, ROW, _file
+
+BRIDGE = {**ROW, "source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "recompute": "see recipe"}
+TRAIN = TrainSpec(global_batch=256, micro_batches=4, seq_len=4096, precision="fp8")
+SPEC = JobSpec(
+    model=PRESETS["llama3-8b"].model,
+    layout=Layout(dp=64, zero=1),
+    train=TRAIN,
+    resources=Resources(device="cuda", stack="megatron"),
+)
+GB200 = CLUSTERS["gb200"]
+
+
+def _row(tmp_path: Path, **row: str) -> PublishedRow:
+    (read,) = read_rows(_file(tmp_path / "rows.csv", row))
+    assert not isinstance(read, SkipError)
+    return read
+
+
+def _of_bridge(tmp_path: Path, release: str, gpu: str, model: str, precision: str, **more: str) -> PublishedRow:
+    kind = {"gpu": gpu, "model": model, "precision": precision, "note": f"{release} Pre-Training Performance"}
+    return _row(tmp_path, **BRIDGE | kind | more)
+
+
+@pytest.mark.parametrize(
+    ("row", "repeated"),
+    [
+        (("26.04", "GB300", "llama3.1-405b", "MXFP8"), Repeated()),
+        (("26.04", "GB300", "qwen3-30b-a3b", "MXFP8"), Repeated()),
+        (("26.02", "GB200", "gpt-oss-120b", "BF16"), Repeated(("norms", "activation"))),
+        (("26.02", "GB300", "gpt-oss-120b", "BF16"), Repeated()),
+        (("25.11", "GB300", "deepseek-v3-671b", "MXFP8"), Repeated(("activation",))),
+        (("26.02", "GB300", "deepseek-v3-671b", "MXFP8"), Repeated(("latents",))),
+        (("26.06", "GB300", "deepseek-v3-671b", "MXFP8"), Repeated(("attention",))),
+        (("26.04", "GB200", "deepseek-v3-671b", "MXFP8"), Repeated(("mlp",))),
+        (("25.11", "H100-SXM5-80GB", "deepseek-v3-671b", "FP8-CS"), Repeated(("latents", "mlp"))),
+        (("25.11", "H100-SXM5-80GB", "llama3.1-8b", "FP8-CS"), Repeated(layers=5 / 32)),
+        (("26.02", "GB200", "llama3.1-405b", "NVFP4"), Repeated(layers=1.0)),
+    ],
+)
+def test_what_a_recipe_repeats_is_its_tags(tmp_path: Path, row: tuple[str, str, str, str], repeated: Repeated) -> None:
+    assert repeated_by(_of_bridge(tmp_path, *row)) == repeated
+
+
+def test_sharded_llamas_send_layers_to_the_host_and_repeat_none(tmp_path: Path) -> None:
+    row = _of_bridge(tmp_path, "26.02", "GB200", "llama3.1-70b", "FP8", zero="3", layers="80", tp="1", dp="64")
+    assert repeated_by(row) == Repeated(offloaded=0.5)
+    planned = plan_of(row)
+    assert (planned.spec.layout.recompute, planned.kernels.offloads) == ("none", 0.5)
+    assert (planned.any_recompute, planned.usual_recompute) == (True, False)
+    assert repeated_by(_row(tmp_path, **ROW)) is None
+
+
+def _timed(recompute: Recompute = "selective", spec: JobSpec = SPEC, **changed: object) -> Timing:
+    spec = spec.model_copy(update={"layout": spec.layout.model_copy(update={"recompute": recompute})})
+    return Timer(GB200, {"megatron": STACKS["megatron"]._replace(**changed)}).step(spec)
+
+
+def test_only_the_modules_that_a_recipe_names_are_repeated() -> None:
+    latent = MlaSpec(q_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
+    spec = SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"mla": latent})})
+    up = [k for k in layer_work(spec, joined=True, repeats=("latents",)).repeated if isinstance(k, Gemm)]
+    assert [(g.n, g.k) for g in up] == [(32 * 192, 1536), (32 * 256, 512)]
+    assert layer_work(spec, joined=True, repeats=()).repeated == ()
+    mlp = [k for k in layer_work(SPEC, joined=True, repeats=("mlp",)).repeated if isinstance(k, Gemm)]
+    assert [(g.n, g.k) for g in mlp] == [(2 * 14336, 4096), (4096, 14336)]
+    apart = [_timed(repeats=(name,)).recompute_s for name in ("norms", "activation")]
+    assert sum(apart) == pytest.approx(_timed().recompute_s)
+    assert _timed("full", repeats_layers=0.25).recompute_s == pytest.approx(_timed("full").recompute_s / 4)
+
+
+def test_queries_and_keys_are_normed_by_a_kernel_each() -> None:
+    """32 heads and 8 of 128, 2 bytes: read and written; in backward the gradient is read too."""
+    usual, normed = (layer_work(SPEC, norms_heads=norms) for norms in (False, True))
+    size = SPEC.micro_batch_size * TRAIN.seq_len * (32 + 8) * 128 * 2
+    for half, times in (("forward", 2), ("backward_input", 3)):
+        works = [getattr(work, half) for work in (usual, normed)]
+        moved = [sum(k.num_bytes for k in part if isinstance(k, Pass) and k.kind == "norm") for part in works]
+        assert moved[1] - moved[0] == times * size
+        assert len(works[1]) - len(works[0]) == 2
+
+
+def test_what_goes_to_the_host_takes_its_links_time_there_and_back() -> None:
+    moved = 4 * 2 * 8 * megatron.layer_bytes(SPEC, moe=False)  # micro-batches, ways, a quarter of 32 layers
+    longer = _timed("none", offloads=0.25).step_s - _timed("none").step_s
+    assert longer == pytest.approx(moved / 450e9)
+
+
+def test_a_second_token_meets_the_head_again_and_a_narrow_one_runs_in_fp8() -> None:
+    wide, narrow = (head_work(SPEC, narrow=narrow).forward for narrow in (False, True))
+    assert [k.wide for k in (*wide, *narrow) if isinstance(k, Gemm)] == [True, False]
+    assert _timed("none", narrow_head=True).step_s < _timed("none").step_s < _timed("none", heads=2).step_s
+
+
+def test_deepseek_predicts_a_second_token_and_its_last_chunk_is_short(tmp_path: Path) -> None:
+    """61 layers and one more in 16 chunks of 4, but 2 in the last."""
+    sizes = {"layers": "61", "hidden": "7168", "heads": "128", "kv_heads": "128", "ffn": "2048", "vocab": "129280"}
+    pipe = {"tp": "1", "pp": "16", "dp": "16", "ep": "8", "gpus": "256", "recompute": "see recipe"}
+    planned = plan_of(_of_bridge(tmp_path, "26.02", "B200", "deepseek-v3-671b", "MXFP8", **sizes, **pipe))
+    model, layout = planned.spec.model, planned.spec.layout
+    assert [len(stage_of(model, layout, i).layers) for i in range(16)] == [4] * 15 + [2]
+    assert planned.kernels.heads == 2
+    assert not predicts_second(_of_bridge(tmp_path, "25.11", "GB200", "deepseek-v3-671b (w/o MTP)", "BF16"))
+
+
+def test_a_chunk_of_one_layer_is_the_slowest_where_both_ends_stand_for_one(tmp_path: Path) -> None:
+    pipe = {"layers": "126", "pp": "16", "vpp": "8", "gpus": "256", "tp": "4", "dp": "4", "heads": "128"}
+    sizes = {"hidden": "16384", "kv_heads": "8", "ffn": "53248"}
+    planned = plan_of(_of_bridge(tmp_path, "26.06", "GB200", "llama3.1-405b", "MXFP8", **pipe, **sizes))
+    model, layout = planned.spec.model, planned.spec.layout
+    assert {len(stage_of(model, layout, i).layers) for i in range(16)} == {8}
+
+
+def test_weights_are_gathered_as_products_in_fp8_take_them() -> None:
+    """ZeRO-3 over a network too slow to hide it: half of the gathers is not sent."""
+    network = GB200.network.model_copy(update={"bytes_per_s": 1e8})
+    slow = GB200.model_copy(update={"network": network, "per_node": 8})
+    spec = SPEC.model_copy(update={"layout": Layout(dp=64, zero=3)})
+    wide, narrow = (
+        Timer(slow, {"megatron": STACKS["megatron"]._replace(narrow_parameters=narrow, contention=0.0, jitter=0.0)})
+        for narrow in (False, True)
+    )
+    waits = [timer.step(spec).exposed_s["dp"] for timer in (wide, narrow)]
+    gathers = [timer._parameters(spec)[1] for timer in (wide, narrow)]
+    assert gathers[1] == pytest.approx(gathers[0] / 2, rel=1e-3)
+    assert waits[0] - waits[1] == pytest.approx(gathers[0] / 2, rel=1e-2)
+
+
+def test_the_first_release_drops_tokens_and_waits_for_no_router(tmp_path: Path) -> None:
+    qwen = ("GB200", "qwen3-30b-a3b", "BF16")
+    early, late = (plan_of(_of_bridge(tmp_path, release, *qwen)).kernels for release in ("25.09", "26.02"))
+    assert (early.shares_dispatch, early.syncs_experts, early.launch_s) == (False, False, 0.0)
+    assert (late.shares_dispatch, late.syncs_experts, late.norms_heads) == (True, True, True)
+
+
+def test_no_tensor_collective_of_fp4_hides(tmp_path: Path) -> None:
+    narrow, usual = (
+        plan_of(_of_bridge(tmp_path, "26.04", "GB300", "llama3.1-405b", precision)).kernels.hidden
+        for precision in ("NVFP4", "MXFP8")
+    )
+    assert (narrow, usual) == ({}, STACKS["megatron"].hidden)
+
+
+def test_latent_attention_has_no_fused_kernel_on_the_first_blackwells(tmp_path: Path) -> None:
+    row = {**ROW, **DGXC, "model": "deepseek-v3-671b", "layers": "60", "pp": "4", "ep": "64", "note": "NeMo"}
+    for gpu, lacks in (("GB200", True), ("H100-SXM5-80GB", False)):
+        read = _row(tmp_path, **row | {"gpu": gpu})
+        assert lacks_fused_attention(read) == lacks
+        planned = plan_of(read)
+        assert (planned.spec.train.attention == "unfused") == lacks
+        assert (planned.kernels.shares_dispatch, planned.kernels.experts_whole) == (False, True)
+
+
+def _steady(tmp_path: Path, model: str, note: str) -> tuple[Planned, int]:
+    planned = plan_of(_row(tmp_path, **{**ROW, **OWN, "model": model, "note": note, "measure_value": "1e9"}))
+    return planned, own_bytes(planned).steady
+
+
+def test_biases_and_positions_that_a_model_lacks_or_has_are_counted(tmp_path: Path) -> None:
+    """Of 12 layers of 512, 2 bytes and 4 of each gradient on 8 ranks, which divide 12 of moments and master."""
+    each = 6 + 12 / 8
+    (_, usual), (_, bare) = (_steady(tmp_path, "gpt-test x", note) for note in ("", "disable-bias-linear=True"))
+    assert usual - bare == 12 * (3 * 512 + 2048 + 2 * 512) * each
+    note = "num-experts=8; swiglu; disable-bias-linear=True"
+    (_, learned), (_, rotary) = (
+        _steady(tmp_path, "moe-test y", note + more) for more in ("", "; position-embedding-type=rope")
+    )
+    assert learned - rotary == 1024 * 512 * each
+    assert rotary - 7 * 32 * 2**20 == (2 * 12 + 1) * 512 * each
+
+
+def test_an_mlp_beside_latent_attention_is_gated_only_where_its_model_is(tmp_path: Path) -> None:
+    """Two matrices of 2,048 are three of 1,365, which are 1,368 where 8 divide them."""
+    planned, _ = _steady(tmp_path, "gpt-test mla", "multi-latent-attention=True")
+    assert planned.spec.model.ffn_hidden_size == 1368
+
+
+def test_muon_launches_each_matrix_alone_and_one_test_hashes_its_weights(tmp_path: Path) -> None:
+    """12 layers with one of 8 experts a rank: queries, keys, values, what attention gives, the router, two products."""
+    row = {**ROW, **OWN, "ep": "8", "note": "num-experts=8"}
+    plain, muon, hashed = (
+        plan_of(_row(tmp_path, **row | {"model": f"moe-test te_ep8_resume{name}"}))
+        for name in ("", "_torch_dist_dist_muon", "_torch_dist_muon")
+    )
+    matrices = 12 * (4 + 1 + 2)
+    assert muon.kernels.step_s - plain.kernels.step_s == pytest.approx(matrices * MUON_KERNELS * LAUNCH_S)
+    weights = 4 * held_parameters(hashed.spec, 0)
+    assert hashed.kernels.step_s - muon.kernels.step_s == pytest.approx(weights / SHA1_BYTES_PER_S)
