@@ -14,6 +14,7 @@ SEND = """async ([selector, times]) => {
   addEventListener('submit', stay);
   for (let n = 0; n < times; n += 1) document.querySelector(selector).requestSubmit();
   removeEventListener('submit', stay);
+  await new Promise((done) => setTimeout(done));
   return [sent, document.querySelector(selector + ' button').disabled];
 }"""
 BACK = "() => dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))"
@@ -25,6 +26,17 @@ def test_two_clicks_send_a_form_once_and_back_from_there_it_can_be_sent_again(mo
         page.evaluate(BACK)
         assert page.locator("[data-once] button").is_enabled()
         assert page.evaluate(SEND, ["[data-once]", 2]) == [1, True]
+
+
+def test_what_the_button_says_is_sent_with_it(modules: Page) -> None:
+    """A dry run was sent as the run itself: a button that rests already sends no value."""
+    form = (
+        '<form data-once action="paper.html"><button type="submit" name="kind" value="dry_run">Dry run</button></form>'
+    )
+    with paper(modules, form) as page:
+        page.evaluate("() => import('/js/shell/once.js')")
+        page.get_by_role("button").click()
+        page.wait_for_url("**/paper.html?kind=dry_run")
 
 
 def test_other_forms_are_left_alone(modules: Page) -> None:

@@ -10,16 +10,18 @@ function free(form) {
   }
 }
 
+function rest(button) {
+  button.disabled = true;
+  button.dataset.rests = "";
+}
+
 document.addEventListener("submit", (event) => {
   const form = event.target;
   if (!form.matches(FORMS) || event.defaultPrevented) return;
   if (form.dataset.sent !== undefined) return event.preventDefault();
   form.dataset.sent = "";
   const button = event.submitter ?? form.querySelector("button[type=submit]");
-  if (button) {
-    button.disabled = true;
-    button.dataset.rests = "";
-  }
+  if (button) setTimeout(() => rest(button)); // once it is sent: what is disabled sends no value of its own
   setTimeout(() => free(form), GIVES_UP_MS);
 });
 
