@@ -8,32 +8,21 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.processes import ROOT, RedisServer, wait_until
+from tests.upgrade.older import files_before
 from tests.upgrade.services import Services
 from tests.upgrade.test_restored import SHORT, SPEC, database, steps_of
 from workers.host.processes import processes_of
 
-BEFORE = "7c4c94f93bf123e6bff5abcdf1308ac2b65e28b3"  # the last of what 0.1.0 became
-
 
 @pytest.fixture
-def older(tmp_path: Path) -> Iterator[Path]:
-    """Its files."""
-    git = ["git", "-C", str(ROOT)]
-    if subprocess.run([*git, "cat-file", "-e", BEFORE], capture_output=True, check=False).returncode:
-        pytest.skip(f"this checkout's history does not reach back to {BEFORE[:7]}")
-    folder = tmp_path / "older"
-    subprocess.run([*git, "worktree", "add", "--detach", "--quiet", str(folder), BEFORE], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run([*git, "worktree", "remove", "--force", str(folder)], check=True)
+def older(tmp_path: Path) -> Path:
+    return files_before(tmp_path / "older")
 
 
 def code_of(pid: int) -> set[str]:

@@ -12,6 +12,7 @@ from jobs.engines.slurm.script import Submission, submission
 from jobs.engines.slurm.site import Site
 from jobs.models import Attempt, Job, Member, RunToken
 from jobs.queue.scheduling.checkpoints import kept_checkpoint
+from jobs.queue.sent import spec_for_hosts
 from jobs.reporting.tokens import issue
 from planner.facts.engines import slurm_of
 from planner.facts.kinds import num_slots
@@ -45,7 +46,7 @@ def submit(attempt: Attempt, site: Site, certificates: str) -> Submission:
         v=VERSION,
         job=attempt.job_id,
         attempt=attempt.number,
-        spec=attempt.job.spec,
+        spec=spec_for_hosts(attempt.job.spec),
         nodes=nodes,
         slots=num_slots(spec) // nodes,
         board=site.board,

@@ -12,7 +12,6 @@ import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
@@ -30,14 +29,13 @@ from jobs.queue.scheduling.placement import decide, in_words
 from jobs.queue.scheduling.reasons import explain
 from jobs.queue.scheduling.snapshot import PAUSED, Queued, hosts_now, queue_now, queue_paused, quotas_now
 from jobs.queue.scheduling.states import Placement, Share
+from jobs.queue.sent import spec_for_hosts
 
 log = logging.getLogger(__name__)
 
 LOCK = "scheduler"  # its position is another one after each write of a pass
 CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
 MANY = 200  # jobs started in one pass: who gives way, and why others wait, is left to the next
-ONLY_THE_BOARDS = ("project", "run", "retry", "after", "after_failed")  # of a spec: no host reads them
-OF_RESOURCES = ("max_hosts", "pool", "labels")
 
 KeptHosts = dict[str, tuple[str, ...]]  # by job: names of hosts
 
@@ -197,7 +195,7 @@ def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Out
         v=VERSION,
         job=job.id,
         attempt=job.attempt,
-        spec=_for_hosts(job.spec),
+        spec=spec_for_hosts(job.spec),
         slots=slots,
         expires=0.0,  # set as it is sent
         owner=job.owner_id,
@@ -209,11 +207,3 @@ def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Out
     # An expression, so that Django sends rows: of columns as arrays, psycopg quotes a JSON letter by letter.
     arguments = Value([order], JSONField())
     return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=arguments)
-
-
-def _for_hosts(spec: dict[str, Any]) -> dict[str, Any]:
-    """Without what only the board reads: a host of the version before knows no such fields."""
-    told = {name: value for name, value in spec.items() if name not in ONLY_THE_BOARDS}
-    if "resources" in told:
-        told["resources"] = {name: value for name, value in spec["resources"].items() if name not in OF_RESOURCES}
-    return told
