@@ -24,6 +24,7 @@ from contracts.codec import (
     salvage_frame,
 )
 from contracts.control import Event
+from tests.support.timelines import item as timeline
 
 CELL = {
     "phase": "step",
@@ -246,3 +247,26 @@ def test_any_bytes_are_refused_never_worse(body: bytes) -> None:
     for decode in (decode_event, decode_frame, decode_batch):
         with pytest.raises(BadMessageError):
             decode(body)
+
+
+SENT: tuple[Any, ...] = (0, "all_reduce", 1, 0, 0, 10, 4000, -1)
+
+
+@pytest.mark.parametrize(
+    ("nonsense", "words"),
+    [
+        (timeline(0, calls=[(1, *SENT[1:])]), "no such group"),
+        (timeline(0, calls=[(*SENT[:5], 2**62, *SENT[6:])]), "further from its step"),
+        (timeline(0, spans=[("forward", 0, 0, -(2**62), 0)]), "further from its step"),
+        (timeline(0, began=1e300), "no time"),
+        (timeline(0, began=-1.0), "no time"),
+        ({**timeline(0, calls=[SENT]), "spans": {**timeline(0)["spans"], "chunk": [0]}}, "differ in length"),
+    ],
+)
+def test_a_step_that_cannot_be_told_is_left_out_by_itself(nonsense: Any, words: str) -> None:
+    """As a file for Perfetto or Chrome it was a 500, and a run's diagnosis ended with it."""
+    frame = {"v": 1, "job": "abc", "attempt": 1, "rank": 0, "items": [nonsense, timeline(0, calls=[SENT])]}
+    found, problems = salvage_frame(msgpack.packb(frame))
+    assert [item["kind"] for item in found["items"]] == ["timeline"]
+    assert len(problems) == 1
+    assert words in problems[0]
