@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import transaction
 from django.utils import timezone
 
 from jobs.models import ImportedTrace
@@ -83,9 +85,11 @@ def begin(owner: Any, name: str, files: list[tuple[str, int]]) -> ImportedTrace:
         TooManyError: MOST_IMPORTS are there.
     """
     forget_old()
-    if ImportedTrace.objects.filter(owner=owner).count() >= MOST_IMPORTS:
-        raise TooManyError(f"you have {MOST_IMPORTS} imports: delete one first")
-    made = ImportedTrace.objects.create(owner=owner, name=name, files=files, size=sum(size for _, size in files))
+    with transaction.atomic():
+        User.objects.select_for_update(no_key=True).get(pk=owner.pk)  # of several at once each counts the one before
+        if ImportedTrace.objects.filter(owner=owner).count() >= MOST_IMPORTS:
+            raise TooManyError(f"you have {MOST_IMPORTS} imports: delete one first")
+        made = ImportedTrace.objects.create(owner=owner, name=name, files=files, size=sum(size for _, size in files))
     (folder(made) / "sent").mkdir(parents=True, mode=0o700)
     return made
 
