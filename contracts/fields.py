@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, AllowInfNan, Field, StringConstraints
 
 LARGEST = 2**63 - 1  # what msgpack, a database and JavaScript's BigInt all hold
+LARGEST_NUMBER = 1e100  # far beyond what 32 bits hold, and a sum of any many is still one that JSON has
 DEEPEST = 32
 CHECKPOINT_NAME = r"^[a-z0-9-]{1,64}/[0-9]{1,10}/step-[0-9]{8,18}$"
 HOST_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"  # stands in addresses, queue names and keys
@@ -54,8 +55,8 @@ CheckpointName = Annotated[str, StringConstraints(pattern=CHECKPOINT_NAME)]
 Word = Annotated[str, StringConstraints(max_length=200), AfterValidator(_without_nul)]
 Sentence = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_without_nul)]
 LogLine = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_without_nul)]
-Number = Annotated[float, AllowInfNan(False)]
-Seconds = Annotated[float, AllowInfNan(False), Field(ge=0)]
+Number = Annotated[float, AllowInfNan(False), Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
+Seconds = Annotated[float, AllowInfNan(False), Field(ge=0, le=LARGEST_NUMBER)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 AttemptNumber = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Rank = Annotated[int, Field(ge=0, le=65535)]

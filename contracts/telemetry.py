@@ -10,9 +10,9 @@ Units: bytes, seconds, unix seconds for `time`. Version 1; a reader refuses anot
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, NotRequired
+from typing import Annotated, Final, Literal, NotRequired, cast
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from contracts.fields import (
@@ -33,6 +33,8 @@ from contracts.fields import (
 
 VERSION: Final = 1
 MOST_EVENTS: Final = 20_000  # of one step of one rank
+LATEST: Final = float(2**40)  # unix seconds; beyond it nothing is a time
+LONGEST_STEP_US: Final = 10**13  # 115 days
 MOST_CHECKPOINTS: Final = 100  # of an attempt that are remembered, the newest
 FIRST_STEPS: Final = 3  # of a run, no measure of the others: buckets regroup, caches fill, kernels are compiled
 TIMED_STEPS: Final = 500  # the last, whose median a run's end tells
@@ -326,6 +328,25 @@ class TimelineItem(TypedDict):
     left_out: Count  # events that did not fit
 
 
+def sensible(item: TimelineItem) -> TimelineItem:
+    """Columns of one length, groups that there are, and times that can be told. Raises ValueError."""
+    for columns in cast(list[dict[str, list[object]]], [item["calls"], item["spans"]]):
+        if len({len(column) for column in columns.values()}) != 1:
+            raise ValueError("columns differ in length")
+    calls, spans = item["calls"], item["spans"]
+    if any(place >= len(item["groups"]) for place in calls["group"]):
+        raise ValueError("calls.group: there is no such group")
+    if not 0 <= item["began"] < LATEST:
+        raise ValueError("began: is no time")
+    times = (calls["issued_us"], calls["blocked_us"], calls["ended_us"], spans["from_us"], spans["to_us"])
+    if any(abs(time) > LONGEST_STEP_US for column in times for time in column):
+        raise ValueError("a time is further from its step than any step takes")
+    return item
+
+
+Timeline = Annotated[TimelineItem, AfterValidator(sensible)]
+
+
 class Standing(TypedDict):
     """Where a rank is in one group. `issued` and `ended` count its collectives there, without sends and receives, which
     are not the same on all; they differ while one is on its way. The oldest of all began `since` (unix seconds by the
@@ -418,7 +439,7 @@ Item = Annotated[
     | DryRunItem
     | CheckpointItem
     | ProofItem
-    | TimelineItem
+    | Timeline
     | StandingItem
     | ProcessItem
     | GaugeItem

@@ -158,7 +158,7 @@ TRUSTED_PROXIES = _given.trusted_proxies or []
 
 CACHES = {
     "default": {
-        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "BACKEND": "webapp.cached.JsonCache",
         "LOCATION": REDIS_URL,
         # Whoever submits waits for this; without the count the job is queued all the same.
         "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1},

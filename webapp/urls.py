@@ -98,7 +98,7 @@ urlpatterns = [
     path("account/", people.account, name="account"),
     path("account/tokens/", people.make_token, name="account-token-new"),
     path("account/tokens/<str:key>/revoke/", people.revoke_token, name="account-token-revoke"),
-    path("account/password/", people.change_password, name="account-password"),
+    path("account/password/", limited(people.change_password), name="account-password"),
     path("projects/", project_pages.index, name="projects"),
     path("projects/<str:name>/", project_pages.project, name="project"),
     path("projects/<str:name>/quota/", project_pages.keep_to, name="project-keep-to"),
@@ -129,6 +129,8 @@ urlpatterns = [
     path("api/v1/lab/primitives/<str:name>", rest.Primitive.as_view(), name="api-primitive"),
     path("api/v1/", include("jobs.api.urls")),
     path("admin/login/", limited(AdminLogin.as_view())),
+    # One place where a password is changed: it is counted there, written down, and its session stays in the list.
+    path("admin/password_change/", RedirectView.as_view(pattern_name="account")),
     path("admin/", admin.site.urls),
     path("favicon.ico", icon),
 ]

@@ -18,7 +18,7 @@ from jobs.api.http.problems import CONTENT_TYPE, KINDS, WHOLE, Where, details
 from jobs.api.http.views import APIView
 from planner.facts.spec import Problem, SpecError
 
-ANYWHERE = (400, 401, 406, 408, 413, 429, 500, 503)
+ANYWHERE = (400, 401, 403, 406, 408, 413, 429, 500, 503)
 
 
 def refusals(*codes: int) -> dict[tuple[int, str], OpenApiResponse]:

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from jobs.access import find_project, role_in, visible_job
 from jobs.baselines.facts import Facts, NoFactsError, facts
-from jobs.models import DEFAULT_PROJECT, BaselineRun, Role, Status
+from jobs.models import DEFAULT_PROJECT, BaselineRun, Project, Role, Status
 from jobs.present import Moment
 from jobs.queue.audit import record
 from planner.facts.spec import JobId, Problem, SpecError, Strict
@@ -112,6 +112,7 @@ def add(user: User, project: str, branch: str, job_id: str) -> Baseline:
         raise NotSetError(str(error)) from None
     mine = _mine(user, project)
     with transaction.atomic():
+        list(Project.objects.select_for_update(no_key=True).filter(name=project))  # each counts those before it
         others = mine.exclude(branch=branch).values("branch").distinct().count()
         if others >= MOST_BRANCHES:
             raise SpecError([Problem("branch", f"there are {others} already, and at most {MOST_BRANCHES}: forget one")])

@@ -11,9 +11,10 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.api.http.errors import refused_page
+from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.api.http.problems import details
 from jobs.models import ImportedTrace
+from jobs.planning.planners import BusyError
 from jobs.planning.queries import checked
 from jobs.text import parse_json, storable, whole_number
 from jobs.traces import chrome, perfetto
@@ -92,6 +93,8 @@ def part(request: HttpRequest, key: str, place: int) -> HttpResponse:
         return JsonResponse({"size": kept.add(made, place, offset, request.body)})
     except ImportProblemError as error:
         return _refused(409, error.field, f"{error.file}: {error.message}")
+    except kept.TakenError as error:
+        return _refused(409, "import", str(error))
 
 
 @require_POST
@@ -105,6 +108,10 @@ def finish(request: HttpRequest, key: str) -> HttpResponse:
         kept.finish(made)
     except ImportProblemError as error:
         return _refused(422, error.field, f"{error.file}: {error.message}")
+    except kept.TakenError as error:
+        return _refused(409, "import", str(error))
+    except BusyError as error:
+        return refused_page(of_request(503, str(error)), LATER)
     return JsonResponse({"url": reverse("import", args=[made.id])})
 
 
@@ -137,7 +144,10 @@ def data(request: HttpRequest, key: str) -> HttpResponse:
     step = whole_number(request.GET.get("step", "0"), 0, LARGEST_STEP)
     if step is None or step not in made.steps:
         return _refused(404, "step", "the import has no such step")
-    trace = kept.trace_of(made, step)
+    try:
+        trace = kept.trace_of(made, step)
+    except kept.TakenError:
+        raise Http404("no such import") from None
     chosen = request.GET.get("format")
     if chosen is None:
         return JsonResponse(tables(trace))

@@ -130,10 +130,11 @@ def invite(project: Project, asked: InvitationWish, by: str) -> tuple[Invitation
         SpecError: one too many, or the project has no members.
     """
     check_members(project)
-    if still_open(project).count() >= MOST_INVITATIONS:
-        raise SpecError([Problem("role", f"{MOST_INVITATIONS} invitations are open, the most: revoke one")])
     text = PREFIX + secrets.token_urlsafe(32)
     with transaction.atomic():
+        Project.objects.select_for_update(no_key=True).get(pk=project.pk)  # of several at once each counts those before
+        if still_open(project).count() >= MOST_INVITATIONS:
+            raise SpecError([Problem("role", f"{MOST_INVITATIONS} invitations are open, the most: revoke one")])
         made = Invitation.objects.create(
             project=project,
             role=Role[asked.role.upper()],

@@ -75,9 +75,10 @@ def make(user: User, asked: TokenWish, *, by: AuthToken | None = None) -> Made:
     wished = dict.fromkeys(asked.scopes)
     days = min(asked.days or settings.TOKEN_DAYS, settings.TOKEN_DAYS)
     shortened = days < (asked.days or days)
-    if problems := _problems(user, asked, by):
-        raise SpecError(problems)
     with transaction.atomic():
+        User.objects.select_for_update(no_key=True).get(pk=user.pk)  # of several at once each counts those before
+        if problems := _problems(user, asked, by):
+            raise SpecError(problems)
         token, text = AuthToken.objects.create(user, expiry=timedelta(days=days))
         if by is not None and by.expiry is not None and token.expiry > by.expiry:
             AuthToken.objects.filter(pk=token.pk).update(expiry=by.expiry)

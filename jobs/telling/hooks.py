@@ -16,7 +16,7 @@ from pydantic import Field
 
 from jobs import access
 from jobs.access import may_administer, may_submit_to
-from jobs.models import Delivery, Outcome, Status, Webhook
+from jobs.models import Delivery, Outcome, Project, Status, Webhook
 from jobs.naming import Named
 from jobs.queue.audit import record
 from jobs.telling.addresses import RefusedAddressError, checked, is_inside, literal
@@ -83,6 +83,9 @@ def make(user: User, project: str, asked: WebhookQuery) -> Webhook:
     if problems := [*_url_problems(asked.url), *_everybody(user, project, asked.everybody)]:
         raise SpecError(problems)
     with transaction.atomic():
+        # Of several at once each counts those of the one before.
+        list(Project.objects.select_for_update(no_key=True).filter(name=project))
+        User.objects.select_for_update(no_key=True).get(pk=user.pk)
         theirs = Webhook.objects.filter(project=project)
         for there, most, words in (
             (theirs.count(), MOST_IN_PROJECT, f"project {project} has"),
@@ -129,10 +132,11 @@ def delete(user: User, hook: Webhook) -> None:
 
 def send_ping(user: User, hook: Webhook) -> Delivery | None:
     """A delivery that tells of nothing; None while an earlier one is on its way."""
-    waiting = Delivery.objects.filter(webhook=hook, event=PING, due__isnull=False)
-    if waiting.exists():
-        return None
     with transaction.atomic():
+        there = list(Webhook.objects.select_for_update(no_key=True).filter(pk=hook.pk).values_list("pk"))
+        waiting = Delivery.objects.filter(webhook=hook, event=PING, due__isnull=False)
+        if not there or waiting.exists():
+            return None
         delivery = ping(hook)
         record(user.get_username(), "ping", "webhook", hook.id, after={"delivery": delivery.key})
     return delivery

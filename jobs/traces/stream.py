@@ -6,14 +6,14 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import repeat
-from typing import Any, cast
+from typing import Any
 
 import msgpack
 from pydantic import TypeAdapter
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
-from contracts.telemetry import TimelineItem
+from contracts.telemetry import LATEST, TimelineItem, sensible
 from jobs.connection import connect
 from jobs.models import Job
 from jobs.traces.shapes import Call, Span, Trace
@@ -123,12 +123,14 @@ def _items_in(packed: bytes) -> Iterator[tuple[TimelineItem, float]]:
         log.warning("an entry of telemetry makes no sense: %s", error)
         return
     for item in found:
-        if _is_whole(item):
+        if _can_be_told(item, offset_s):
             yield item, offset_s
 
 
-def _is_whole(item: TimelineItem) -> bool:
-    """Whether columns are of one length and name groups that are there."""
-    calls = {len(column) for column in cast(dict[str, list[object]], item["calls"]).values()}
-    spans = {len(column) for column in cast(dict[str, list[object]], item["spans"]).values()}
-    return len(calls) == len(spans) == 1 and max(item["calls"]["group"], default=-1) < len(item["groups"])
+def _can_be_told(item: TimelineItem, offset_s: float) -> bool:
+    try:
+        sensible(item)
+    except ValueError as error:
+        log.warning("a step of telemetry makes no sense: %s", error)
+        return False
+    return 0 <= item["began"] + offset_s < LATEST

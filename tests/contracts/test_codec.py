@@ -24,6 +24,7 @@ from contracts.codec import (
     salvage_frame,
 )
 from contracts.control import Event
+from tests.support.timelines import item as timeline
 
 CELL = {
     "phase": "step",
@@ -246,3 +247,43 @@ def test_any_bytes_are_refused_never_worse(body: bytes) -> None:
     for decode in (decode_event, decode_frame, decode_batch):
         with pytest.raises(BadMessageError):
             decode(body)
+
+
+SENT: tuple[Any, ...] = (0, "all_reduce", 1, 0, 0, 10, 4000, -1)
+
+
+@pytest.mark.parametrize(
+    ("nonsense", "words"),
+    [
+        (timeline(0, calls=[(1, *SENT[1:])]), "no such group"),
+        (timeline(0, calls=[(*SENT[:5], 2**62, *SENT[6:])]), "further from its step"),
+        (timeline(0, spans=[("forward", 0, 0, -(2**62), 0)]), "further from its step"),
+        (timeline(0, began=1e50), "no time"),
+        (timeline(0, began=-1.0), "no time"),
+        ({**timeline(0, calls=[SENT]), "spans": {**timeline(0)["spans"], "chunk": [0]}}, "differ in length"),
+    ],
+)
+def test_a_step_that_cannot_be_told_is_left_out_by_itself(nonsense: Any, words: str) -> None:
+    """As a file for Perfetto or Chrome it was a 500, and a run's diagnosis ended with it."""
+    frame = {"v": 1, "job": "abc", "attempt": 1, "rank": 0, "items": [nonsense, timeline(0, calls=[SENT])]}
+    found, problems = salvage_frame(msgpack.packb(frame))
+    assert [item["kind"] for item in found["items"]] == ["timeline"]
+    assert len(problems) == 1
+    assert words in problems[0]
+
+
+@pytest.mark.parametrize("number", [1e101, -1e101, 1e308])
+def test_a_number_whose_sums_are_none_is_refused(number: float) -> None:
+    """Each is finite, and their sum was not: pages and REST of the run were a 500, its diagnosis none."""
+    told = {"kind": "eval", "rank": 0, "time": 1.0, "step": 1, "loss": number}
+    frame = {"v": 1, "job": "abc", "attempt": 1, "rank": 0, "items": [told, {**told, "loss": 3.4e38}]}
+    found, problems = salvage_frame(msgpack.packb(frame))
+    assert [item["loss"] for item in found["items"]] == [3.4e38]
+    assert len(problems) == 1
+
+
+def test_seconds_whose_sums_are_none_are_refused() -> None:
+    told = {"kind": "traffic", "rank": 0, "time": 1.0, "cells": [{**CELL, "busy_s": 1e308}], "dropped": 0}
+    frame = {"v": 1, "job": "abc", "attempt": 1, "rank": 0, "items": [told]}
+    found, problems = salvage_frame(msgpack.packb(frame))
+    assert (found["items"], len(problems)) == ([], 1)

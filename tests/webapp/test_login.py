@@ -76,6 +76,28 @@ def test_one_address_tries_few_names_a_minute(people: None, client: Any, path: s
     assert client.get(path).status_code == 200
 
 
+def test_who_found_a_browser_logged_in_tries_few_passwords_a_minute(people: None, client: Any, settings: Any) -> None:
+    """The old password of its owner, on the page that changes it: nothing counted these."""
+    settings.LOGINS_PER_MINUTE = 5
+    client.force_login(User.objects.get(username="ann"), backend="django.contrib.auth.backends.ModelBackend")
+    new = {"new_password1": "another-one-9", "new_password2": "another-one-9"}
+    codes = [client.post("/account/password/", {"old_password": f"x{i}", **new}).status_code for i in range(16)]
+    assert codes[:5] == [422] * 5
+    assert 429 in codes
+
+
+def test_the_admin_has_no_other_page_that_changes_one_s_password(people: None, client: Any) -> None:
+    """It wrote nothing down, counted no tries, and its session was missing in the list of them."""
+    ann = User.objects.get(username="ann")
+    User.objects.filter(pk=ann.pk).update(is_staff=True)
+    client.force_login(ann, backend="django.contrib.auth.backends.ModelBackend")
+    new = {"new_password1": "another-one-9", "new_password2": "another-one-9"}
+    answer = client.post("/admin/password_change/", {"old_password": "ann-password", **new})
+    assert (answer.status_code, answer["Location"]) == (302, "/account/")
+    ann.refresh_from_db()
+    assert ann.check_password("ann-password")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -130,6 +130,8 @@ class Part(APIView):
             return Response({"size": kept.add(made, number, offset, part)})
         except ImportProblemError as error:
             return refuse(409, error.field, f"{error.file}: {error.message}")
+        except kept.TakenError as error:
+            return refuse(409, "import", str(error))
 
 
 class Read(APIView):
@@ -150,6 +152,8 @@ class Read(APIView):
             kept.finish(made)
         except ImportProblemError as error:
             return refuse(422, error.field, f"{error.file}: {error.message}")
+        except kept.TakenError as error:
+            return refuse(409, "import", str(error))
         made.refresh_from_db()
         return Response(import_told(made))
 
@@ -179,7 +183,10 @@ class Trace(APIView):
         made = _find(request, key)
         if step not in made.steps:
             return refuse(404, STEP.name, "the import has no such step", "query")
-        trace = kept.trace_of(made, step)
+        try:
+            trace = kept.trace_of(made, step)
+        except kept.TakenError:
+            raise Http404("no such import") from None
         if chosen == COLUMNS:
             return Response({"step": step, **tables(trace)})
         writer = FORMATS[chosen]

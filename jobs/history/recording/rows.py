@@ -111,7 +111,15 @@ class Rows:
         self, kind: str, time: float, *, rank: int | None = None, step: int | None = None, text: str, value: Any = None
     ) -> None:
         """An annotation over all charts."""
-        self._row("marks", time=time, kind=kind, rank=rank, step=step, text=text, value=value)
+        self._row(
+            "marks",
+            time=time,
+            kind=kind,
+            rank=rank,
+            step=step,
+            text=text,
+            value=None if value is None else float(value),
+        )
 
     def take(self) -> dict[str, pa.Table]:
         """All rows since the last time, by table."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,9 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import transaction
 from django.utils import timezone
 
 from jobs.models import ImportedTrace
+from jobs.planning.planners import BusyError
 from jobs.traces.imports.parts import ImportProblemError, Source
 from jobs.traces.imports.reading import Read, read, source
 from jobs.traces.shapes import Call, Span, Trace, of_tables, tables
@@ -30,6 +35,8 @@ MOST_FILES = 64
 MOST_IMPORTS = 20  # of a user
 LASTS = timedelta(days=30)
 UNFINISHED_LASTS = timedelta(hours=1)
+READ_AT_ONCE = 2  # imports, in a web process: a file of some KB unpacks to what takes ten seconds
+PATIENCE_S = 5.0  # for one's turn
 CALLS = pa.schema(
     [
         *(pa.field(name, pa.int64()) for name in ("step", "rank")),
@@ -51,8 +58,18 @@ SPANS = pa.schema(
 )
 
 
+_room = threading.BoundedSemaphore(READ_AT_ONCE)
+
+
 class TooManyError(RuntimeError):
     """The user has as many imports as one may."""
+
+
+class TakenError(RuntimeError):
+    """It is being read, or deleted, by another request just now."""
+
+    def __init__(self) -> None:
+        super().__init__("it is being read, or was deleted, just now")
 
 
 def folder(made: ImportedTrace) -> Path:
@@ -68,9 +85,11 @@ def begin(owner: Any, name: str, files: list[tuple[str, int]]) -> ImportedTrace:
         TooManyError: MOST_IMPORTS are there.
     """
     forget_old()
-    if ImportedTrace.objects.filter(owner=owner).count() >= MOST_IMPORTS:
-        raise TooManyError(f"you have {MOST_IMPORTS} imports: delete one first")
-    made = ImportedTrace.objects.create(owner=owner, name=name, files=files, size=sum(size for _, size in files))
+    with transaction.atomic():
+        User.objects.select_for_update(no_key=True).get(pk=owner.pk)  # of several at once each counts the one before
+        if ImportedTrace.objects.filter(owner=owner).count() >= MOST_IMPORTS:
+            raise TooManyError(f"you have {MOST_IMPORTS} imports: delete one first")
+        made = ImportedTrace.objects.create(owner=owner, name=name, files=files, size=sum(size for _, size in files))
     (folder(made) / "sent").mkdir(parents=True, mode=0o700)
     return made
 
@@ -80,10 +99,15 @@ def add(made: ImportedTrace, place: int, offset: int, part: bytes) -> int:
 
     Raises:
         ImportProblemError: it does not go on where the file ends, or beyond the size that was told.
+        TakenError: nothing is taken any more.
     """
     name, size = made.files[place]
     path = folder(made) / "sent" / str(place)
-    with path.open("ab") as file:
+    try:
+        opened = path.open("ab")
+    except FileNotFoundError:
+        raise TakenError from None
+    with opened as file:
         if file.tell() != offset:
             raise ImportProblemError(name, "offset", f"{offset} is not where the file ends: {file.tell()}")
         if offset + len(part) > size:
@@ -97,18 +121,40 @@ def finish(made: ImportedTrace) -> None:
 
     Raises:
         ImportProblemError: naming file and field.
+        TakenError: another request does.
+        BusyError: too many are read at once; nothing was changed.
     """
+    if not _room.acquire(timeout=PATIENCE_S):
+        raise BusyError(f"{READ_AT_ONCE} imports are being read already")
     try:
-        _write(made, read([_sent(made, place) for place in range(len(made.files))]))
-    except ImportProblemError:
-        delete(made)
-        raise
-    shutil.rmtree(folder(made) / "sent", ignore_errors=True)
+        sent = folder(made) / "reading"
+        try:
+            (folder(made) / "sent").rename(sent)  # of several requests, in whatever process, one has it
+        except OSError:
+            raise TakenError from None
+        try:
+            _write(made, read([_sent(made, sent, place) for place in range(len(made.files))]))
+        except ImportProblemError:
+            delete(made)
+            raise
+        except FileNotFoundError:  # it was deleted under us
+            if sent.exists():
+                raise
+            raise TakenError from None
+        except TakenError:
+            raise
+        except BaseException:
+            with contextlib.suppress(OSError):
+                sent.rename(folder(made) / "sent")
+            raise
+        shutil.rmtree(sent, ignore_errors=True)
+    finally:
+        _room.release()
 
 
-def _sent(made: ImportedTrace, place: int) -> Source:
+def _sent(made: ImportedTrace, sent: Path, place: int) -> Source:
     name, size = made.files[place]
-    path = folder(made) / "sent" / str(place)
+    path = sent / str(place)
     there = path.stat().st_size if path.exists() else 0
     if there != size:
         raise ImportProblemError(name, "size", f"{there} of {size} bytes arrived")
@@ -119,16 +165,29 @@ def _write(made: ImportedTrace, found: Read) -> None:
     told = tables(found.trace)
     for name, schema, columns in (("calls", CALLS, told["calls"]), ("spans", SPANS, told["spans"])):
         pq.write_table(pa.table(columns["columns"], schema=schema), folder(made) / f"{name}.parquet")
-    made.format, made.notes = found.format, found.notes
-    made.ranks = len(found.trace.ranks())
-    made.events = len(found.trace.calls) + len(found.trace.spans)
-    made.steps = sorted({call.step for call in found.trace.calls} | {span.step for span in found.trace.spans})[:10_000]
-    made.save(update_fields=["format", "notes", "ranks", "events", "steps"])
+    steps = sorted({call.step for call in found.trace.calls} | {span.step for span in found.trace.spans})[:10_000]
+    kept = ImportedTrace.objects.filter(pk=made.pk).update(
+        format=found.format,
+        notes=found.notes,
+        ranks=len(found.trace.ranks()),
+        events=len(found.trace.calls) + len(found.trace.spans),
+        steps=steps,
+    )
+    if not kept:
+        raise TakenError
+    made.refresh_from_db()
 
 
 def trace_of(made: ImportedTrace, step: int) -> Trace:
-    """The events of one of its steps."""
-    calls, spans = (_columns(folder(made) / f"{name}.parquet", step) for name in ("calls", "spans"))
+    """The events of one of its steps.
+
+    Raises:
+        TakenError: it was deleted meanwhile.
+    """
+    try:
+        calls, spans = (_columns(folder(made) / f"{name}.parquet", step) for name in ("calls", "spans"))
+    except FileNotFoundError:
+        raise TakenError from None
     return of_tables(calls, spans)
 
 

@@ -245,7 +245,7 @@ def test_too_many_submits_are_told_when_to_come_back(owner: User, api: Api, monk
 
 
 def test_a_submit_is_queued_while_redis_is_away(owner: User, api: Api, settings: Any) -> None:
-    redis_cache = {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    redis_cache = {"BACKEND": "webapp.cached.JsonCache", "LOCATION": "redis://127.0.0.1:1/0"}
     settings.CACHES = {"default": redis_cache}
     answer = submit(api(owner))
     assert answer.status_code == 201

@@ -317,6 +317,18 @@ def test_what_makes_no_sense_is_left_out_and_counted(
     assert folder.state(folder.manifest())["refused"] == 4
 
 
+def test_a_number_that_no_float_has_is_kept_all_the_same(
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
+) -> None:
+    """One checkpoint of so many bytes, and nothing of its run was ever written; its stream was read again each time."""
+    saved = {"kind": "checkpoint", "rank": 0, "time": BEGAN, "step": 1, "name": "a/1/step-00000001"}
+    saved |= {"num_bytes": 2**63 - 1, "stall_s": 0.0, "save_s": 0.0, "problem": ""}
+    Sender(live_redis, attempt.job_id).send(batch(1, saved, step(0, 1, 1)))
+    recorder.turn()
+    assert [row["step"] for row in rows(root, attempt.job_id, "steps")] == [1]
+    assert [row["value"] for row in rows(root, attempt.job_id, "marks")] == [float(2**63)]
+
+
 def test_the_history_of_a_deleted_job_goes(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
 ) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -296,6 +297,79 @@ def test_an_import_is_sent_in_parts_kept_and_drawn_for_who_may_see_it(
     people["owner"].post(f"{url}delete/")
     assert not ImportedTrace.objects.exists()
     assert not kept.folder(made).exists()
+
+
+def _sent_whole(client: Client, data: bytes) -> str:
+    """An import that is sent and not read: its address."""
+    files = [{"name": "k0.json", "size": len(data)}]
+    url: str = client.post("/import/begin/", {"files": files}, content_type="application/json").json()["url"]
+    assert client.post(f"{url}files/0/?offset=0", data, content_type="application/octet-stream").status_code == 200
+    return url
+
+
+TRACED = json.dumps(
+    {
+        "traceEvents": [
+            {"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "pid": 1, "tid": 2, "ts": 1.0, "dur": 5.0}
+        ]
+    }
+).encode()
+
+
+def test_what_is_read_is_read_by_one_request_and_not_by_another(
+    people: dict[str, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two at once one found its files gone: a 500, or a 422 that deleted what the other had just read."""
+    url = _sent_whole(people["owner"], TRACED)
+    answers: list[Any] = []
+
+    def meanwhile(sources: Any) -> Read:
+        monkeypatch.setattr(kept, "read", read)
+        answers.append(people["owner"].post(f"{url}read/"))
+        answers.append(people["owner"].post(f"{url}files/0/?offset=0", b"x", content_type="application/octet-stream"))
+        return read(sources)
+
+    monkeypatch.setattr(kept, "read", meanwhile)
+    first = people["owner"].post(f"{url}read/")
+    assert [first.status_code, *(one.status_code for one in answers)] == [200, 409, 409]
+    assert ImportedTrace.objects.get().format == "Kineto"
+    assert people["owner"].get(f"{url}data/").status_code == 200
+
+
+def test_what_is_deleted_while_it_is_read_or_drawn_is_gone(
+    people: dict[str, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = _sent_whole(people["owner"], TRACED)
+
+    def deleted(sources: Any) -> Read:
+        people["owner"].post(f"{url}delete/")
+        return read(sources)
+
+    monkeypatch.setattr(kept, "read", deleted)
+    assert people["owner"].post(f"{url}read/").status_code == 409
+    monkeypatch.setattr(kept, "read", read)
+    url = _sent_whole(people["owner"], TRACED)
+    assert people["owner"].post(f"{url}read/").status_code == 200
+    (kept.folder(ImportedTrace.objects.get()) / "calls.parquet").unlink()
+    assert people["owner"].get(f"{url}data/").status_code == 404
+
+
+def test_few_are_read_at_once(people: dict[str, Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 KB that unpack to 30 MB, read by 66 requests at once, kept everybody's pages waiting for 9 s."""
+    monkeypatch.setattr(kept, "_room", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(kept, "PATIENCE_S", 0.01)
+    first, second = (_sent_whole(people["owner"], TRACED) for _ in range(2))
+    answers: list[Any] = []
+
+    def meanwhile(sources: Any) -> Read:
+        answers.append(people["owner"].post(f"{second}read/"))
+        return read(sources)
+
+    monkeypatch.setattr(kept, "read", meanwhile)
+    assert people["owner"].post(f"{first}read/").status_code == 200
+    assert (answers[0].status_code, "Retry-After" in answers[0]) == (503, True)
+    monkeypatch.setattr(kept, "read", read)
+    assert people["owner"].post(f"{second}read/").status_code == 200, "it is as it was"
 
 
 def test_what_cannot_be_read_leaves_nothing_behind(people: dict[str, Client], tmp_path: Path, settings: Any) -> None:

@@ -1,0 +1,99 @@
+"""Bounds on how many there may be, when several are made at once, on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from jobs.models import Delivery, ImportedTrace, Invitation, Project, Webhook
+from jobs.people import invitations, tokens
+from jobs.telling import hooks
+from jobs.traces.imports import kept
+from planner.facts.spec import SpecError
+from tests.jobs.conftest import run_together
+from tests.support.postgres import as_default_database, postgres_server
+
+AT_ONCE = 8
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def postgres(django_db_blocker: Any) -> Iterator[None]:
+    with django_db_blocker.unblock(), postgres_server() as url, as_default_database(url):
+        yield
+
+
+@pytest.fixture
+def ann(postgres: None) -> Iterator[User]:
+    made = User.objects.create_user("ann")
+    yield made
+    Webhook.objects.all().delete()
+    ImportedTrace.objects.all().delete()
+    made.delete()
+
+
+# Overrides the conftest's, which asks for the other database.
+@pytest.fixture(autouse=True)
+def _default() -> None:
+    pass
+
+
+def together(make: Callable[[int], Any]) -> None:
+    def tried(number: int) -> None:
+        with contextlib.suppress(SpecError, kept.TooManyError):
+            make(number)
+
+    run_together([partial(tried, number) for number in range(AT_ONCE)])
+
+
+def hook(user: User, number: int) -> Webhook:
+    return hooks.make(user, "default", hooks.WebhookQuery(name=f"n{number}", url="https://example.com/"))
+
+
+def test_webhooks_are_no_more_than_their_bound(ann: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 24 at once 6 became webhooks where there was room for one."""
+    monkeypatch.setattr(hooks, "MOST_OF_OWNER", 2)
+    for _ in range(ROUNDS):
+        together(partial(hook, ann))
+        assert Webhook.objects.filter(owner=ann).count() == 2
+        Webhook.objects.filter(owner=ann).delete()
+
+
+def test_one_ping_is_on_its_way(ann: User) -> None:
+    for number in range(ROUNDS):
+        made = hook(ann, number)
+        together(lambda _, made=made: hooks.send_ping(ann, made))  # type: ignore[misc]
+        assert Delivery.objects.filter(webhook=made).count() == 1
+
+
+def test_imports_are_no_more_than_their_bound(
+    ann: User, monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(kept, "MOST_IMPORTS", 1)
+    settings.STATE_DIR = tmp_path
+    for _ in range(ROUNDS):
+        together(lambda number: kept.begin(ann, f"n{number}", [("a", 1)]))
+        assert ImportedTrace.objects.filter(owner=ann).count() == 1
+        ImportedTrace.objects.all().delete()
+
+
+def test_tokens_and_invitations_are_no_more_than_their_bound(ann: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "MOST", 1)
+    monkeypatch.setattr(invitations, "MOST_INVITATIONS", 1)
+    project = Project.objects.create(name="team")
+    try:
+        for _ in range(ROUNDS):
+            together(lambda number: tokens.make(ann, tokens.TokenWish(name=f"n{number}", scopes=["read"])))
+            assert tokens.known(ann).count() == 1
+            tokens.known(ann).delete()
+            together(lambda _: invitations.invite(project, invitations.InvitationWish(role="viewer"), "ann"))
+            assert Invitation.objects.filter(project=project).count() == 1
+            Invitation.objects.all().delete()
+    finally:
+        project.delete()
