@@ -17,7 +17,19 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 
 from jobs.kinds import layout_words
-from jobs.models import Attempt, DeadLetter, Host, Job, Member, Pool, Project, Reservation, StateChange, Status
+from jobs.models import (
+    DEFAULT_PROJECT,
+    Attempt,
+    DeadLetter,
+    Host,
+    Job,
+    Member,
+    Pool,
+    Project,
+    Reservation,
+    StateChange,
+    Status,
+)
 from jobs.naming import PERSON_NAMES, unfit
 from jobs.queue import actions
 from jobs.queue.audit import record
@@ -267,6 +279,11 @@ class ProjectAdmin(Audited):
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         return ["name"] if obj else []
 
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Not the one that jobs are of which name none."""
+        is_default = obj is not None and obj.name == DEFAULT_PROJECT
+        return not is_default and bool(super().has_delete_permission(request, obj))
+
 
 @admin.register(Pool)
 class PoolAdmin(Audited):
@@ -285,6 +302,10 @@ class ReservationAdmin(Audited):
 
     fields = ["project", "pool", "host", "starts", "ends"]
     list_display = ["project", "pool", "host", "starts", "ends"]
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        """Nothing from the address: Django puts words where it then reads a time."""
+        return {}
 
 
 class Others(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no parameter at run time

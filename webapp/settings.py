@@ -92,6 +92,7 @@ MIDDLEWARE = [
     "jobs.queue.audit.AddressMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "axes.middleware.AxesMiddleware",
+    "webapp.unreadable.UnreadableMiddleware",
 ]
 
 ROOT_URLCONF = "webapp.urls"

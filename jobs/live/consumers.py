@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import parse_qs
@@ -28,7 +29,13 @@ MOST_ATTEMPTS = 2**31 - 1
 LOOK_S = 5.0
 TRY_AGAIN = 1013
 FORBIDDEN = 4403
+# Open at once in a process; more are closed, to try again: of its connections (webapp/limits.py) pages have the rest.
+MOST_SOCKETS = 1500
+MOST_OF_SESSION = 300
 BAD_REQUEST = 4400
+
+
+_open: Counter[str] = Counter()  # sockets of this process, by session
 
 
 async def no_such_socket(_scope: Any, _receive: Any, send: Any) -> None:
@@ -52,12 +59,19 @@ class JobConsumer(AsyncWebsocketConsumer):
         self._viewer: Viewer | None = None
         self._following: asyncio.Task[None] | None = None
         self._look_now, self._changed_s = asyncio.Event(), 0.0
+        self._session: str | None = None  # under which it counts
+        session = self.scope["session"].session_key or ""
         query = parse_qs(self.scope["query_string"].decode("latin-1"))
         after = positions(query.get("after", [START])[0])
         await self.accept()
         if after is None:
             await self.close(BAD_REQUEST)
             return
+        if _open.total() >= MOST_SOCKETS or _open[session] >= MOST_OF_SESSION:
+            await self.close(TRY_AGAIN)
+            return
+        self._session = session
+        _open[session] += 1
         attempt = whole_number(query.get("attempt", [""])[0], 1, MOST_ATTEMPTS)
         self._watching = asyncio.create_task(self._or_close(self._watch_job(after, attempt)))
 
@@ -65,6 +79,10 @@ class JobConsumer(AsyncWebsocketConsumer):
         if self._watching is not None:
             self._watching.cancel()
         self._unfollow()
+        if self._session is not None:
+            _open[self._session] -= 1
+            if not _open[self._session]:
+                del _open[self._session]
         with contextlib.suppress(Exception):
             await self.channel_layer.group_discard(group_name(self.job_id), self.channel_name)
 

@@ -6,7 +6,8 @@ the stream stays below its bound.
 
 from __future__ import annotations
 
-from functools import cache
+import time
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import redis
@@ -16,6 +17,10 @@ from contracts.names import telemetry_stream
 from jobs.connection import connect
 
 STREAM_BYTES = 32 * 2**20  # of a member's telemetry, as MESHBOARD_STREAM_BYTES of a host by default
+RUN_BYTES = 256 * 2**20  # of all members together, who have equal shares of it
+FEWEST_BYTES = 512 * 2**10  # of a member all the same: two of the largest batches
+FULL = 0.7  # of what Redis may hold: beyond it the rest is for hosts, jobs and pages
+FULL_WAIT_S, ASK_EVERY_S = 10.0, 1.0
 STREAM_KEPT_S = 24 * 3600  # after the last batch
 BYTES_PER_S, BURST_BYTES = 2**20, 16 * 2**20  # of one member
 BATCH_COST = 8 * 2**10  # what a batch counts beside its bytes: 128 small ones a second
@@ -55,6 +60,10 @@ class Place(NamedTuple):
     attempt: int
     node: int
 
+    def most_bytes(self, nodes: int) -> int:
+        """That it may have, of a run of so many."""
+        return min(STREAM_BYTES, max(FEWEST_BYTES, RUN_BYTES // nodes))
+
 
 class TooFastError(Exception):
     """More than a member may send: to be said again after `wait_s`."""
@@ -64,16 +73,18 @@ class TooFastError(Exception):
         self.wait_s = wait_s
 
 
-def put(place: Place, number: int, batch: bytes) -> None:
-    """Batch `number` of a member, msgpack. One that was taken before changes nothing.
+def put(place: Place, number: int, batch: bytes, nodes: int = 1) -> None:
+    """Batch `number` of a member of a run of `nodes`, msgpack. One that was taken before changes nothing.
 
     Raises:
         TooFastError: not taken.
         RedisError: not taken, or it is not known.
     """
+    if _is_full(int(time.monotonic() / ASK_EVERY_S), settings.REDIS_URL):
+        raise TooFastError(FULL_WAIT_S)
     keys = [telemetry_stream(*place), "meshboard:reported:{}:{}:{}".format(*place)]
     cost = len(batch) + BATCH_COST
-    bounds = [cost, BYTES_PER_S, BURST_BYTES, STREAM_BYTES, STREAM_KEPT_S]
+    bounds = [cost, BYTES_PER_S, BURST_BYTES, place.most_bytes(nodes), STREAM_KEPT_S]
     told: Any = client().eval(TAKE, len(keys), *keys, batch, number, *bounds)
     if int(told) > 0:
         raise TooFastError(int(told) / 1000)
@@ -82,6 +93,13 @@ def put(place: Place, number: int, batch: bytes) -> None:
 def client() -> redis.Redis:
     """The web's own connection for what runs say."""
     return _client(settings.REDIS_URL)
+
+
+@lru_cache(maxsize=1)
+def _is_full(_when: int, _url: str) -> bool:
+    """Whether Redis has little room left, by what it may hold; never where nobody set a bound."""
+    told: Any = client().info("memory")
+    return bool(0 < FULL * told["maxmemory"] < told["used_memory"])
 
 
 @cache

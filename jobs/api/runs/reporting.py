@@ -178,7 +178,7 @@ class Batches(OfRun):
             return refuse(413, "message", f"{len(raw):,} bytes; a batch has at most {BATCH_BYTES:,}")
         if problem := foreign(decode_batch(raw), member):
             return refuse(403, "message", problem)
-        put(Place(run, attempt, node), number, raw)
+        put(Place(run, attempt, node), number, raw, member.attempt.members.count())
         return _heard(member)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Iterator
 from http.cookies import SimpleCookie
@@ -19,7 +20,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from contracts.names import telemetry_stream
-from jobs.live.consumers import positions
+from jobs.live.consumers import MOST_OF_SESSION, TRY_AGAIN, positions
 from jobs.models import Attempt, Job, Member, Status
 from jobs.queue import actions, lifecycle
 from tests.planner.wrong_specs import GOOD
@@ -285,6 +286,29 @@ def test_who_may_not_see_is_cut_off(server: Server, job: Job, who: str | None, q
         asyncio.run(watch())
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == code
+
+
+def test_of_more_sockets_than_a_login_may_have_the_last_are_to_try_again(server: Server, job: Job) -> None:
+    headers = cookie_of("owner")
+
+    async def opened(stack: contextlib.AsyncExitStack) -> Any:
+        return await stack.enter_async_context(
+            connect(server.url(job.id), origin=server.origin, additional_headers=headers)  # type: ignore[arg-type]
+        )
+
+    async def watch() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            allowed = [await opened(stack) for _ in range(MOST_OF_SESSION)]
+            one_more = await opened(stack)
+            with pytest.raises(ConnectionClosed) as closed:
+                await asyncio.wait_for(one_more.recv(), patient(10))
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == TRY_AGAIN
+            await allowed[0].close()
+            again = await opened(stack)
+            assert "job" in msgpack.unpackb(await asyncio.wait_for(again.recv(), patient(10)))
+
+    asyncio.run(watch())
 
 
 def test_logging_out_closes_the_open_socket(server: Server, job: Job) -> None:

@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from jobs.models import AuditEntry, DeadLetter, Host, Job, Pool, Project, Reservation, Status
+from jobs.models import DEFAULT_PROJECT, AuditEntry, DeadLetter, Host, Job, Pool, Project, Reservation, Status
 from jobs.queue import actions
 from jobs.queue.heard import deadletters
 from jobs.queue.scheduling.scheduler import schedule
@@ -55,6 +55,38 @@ def test_priority_is_edited_and_status_is_not(admin: Any, job: Job) -> None:
     assert admin.post(page, form).status_code == 302
     job.refresh_from_db()
     assert (job.priority, job.status, job.name) == (7, Status.QUEUED, "good")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "search/?s=job&page=x",
+        "search/?s=job&page=99",
+        "axes/accesslog/?attempt_time__year=99999999999&attempt_time__month=99",
+        "auth/user/?date_joined__year=99999",
+        "jobs/reservation/add/?starts=x&pool=%ff",
+    ],
+)
+def test_an_address_that_makes_no_sense_is_the_askers_mistake(admin: Any, job: Job, address: str) -> None:
+    admin.raise_request_exception = False
+    answer = admin.get(f"/admin/{address}", follow=True)
+    assert answer.status_code in (200, 400, 404), address
+
+
+def test_a_form_that_nests_without_end_is_the_askers_mistake(admin: Any) -> None:
+    admin.raise_request_exception = False
+    answer = admin.post("/admin/jobs/pool/add/", {"name": "deep", "labels": "[" * 3000})
+    assert answer.status_code in (200, 400)
+    assert not Pool.objects.exists()
+
+
+def test_the_project_of_jobs_that_name_none_cannot_be_deleted(admin: Any, db: None) -> None:
+    default, other = Project.objects.get_or_create(name=DEFAULT_PROJECT)[0], Project.objects.create(name="other")
+    assert admin.post(f"/admin/jobs/project/{default.pk}/delete/", {"post": "yes"}).status_code == 403
+    act(admin, "/admin/jobs/project/", "delete_selected", default.pk)
+    admin.post("/admin/jobs/project/", {"action": "delete_selected", "_selected_action": [default.pk], "post": "yes"})
+    assert Project.objects.filter(pk=default.pk).exists()
+    assert admin.post(f"/admin/jobs/project/{other.pk}/delete/", {"post": "yes"}).status_code == 302
 
 
 def test_a_job_that_holds_slots_cannot_be_deleted(admin: Any, job: Job, make_host: Callable[..., Host]) -> None:

@@ -70,6 +70,27 @@ def test_a_stream_keeps_its_newest_bytes(node: Node, live_redis: redis.Redis, mo
     assert entries[0][1][b"n"] != b"0", "so that a page shows the gap"
 
 
+def test_members_of_a_run_share_what_it_may_keep() -> None:
+    place = inflow.Place("a", 1, 0)
+    assert place.most_bytes(1) == place.most_bytes(8) == inflow.STREAM_BYTES
+    assert place.most_bytes(64) == inflow.RUN_BYTES // 64
+    assert place.most_bytes(4096) == inflow.FEWEST_BYTES >= 2 * BATCH_BYTES
+
+
+def test_while_redis_is_nearly_full_a_batch_waits_and_comes_later(node: Node, live_redis: redis.Redis) -> None:
+    """What runs elsewhere tell would push out what hosts, jobs and pages need."""
+    used = live_redis.info("memory")["used_memory"]
+    try:
+        live_redis.config_set("maxmemory", int(used / inflow.FULL) - 2**16)
+        inflow._is_full.cache_clear()
+        refused = node.batch(0)
+        assert (refused.status_code, int(refused["Retry-After"])) == (429, inflow.FULL_WAIT_S)
+    finally:
+        live_redis.config_set("maxmemory", 0)
+        inflow._is_full.cache_clear()
+    assert node.batch(0).status_code == 200
+
+
 def test_who_sends_too_fast_waits_and_loses_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflow, "BURST_BYTES", 2 * inflow.BATCH_COST + 1000)
     monkeypatch.setattr(inflow, "BYTES_PER_S", 100)
