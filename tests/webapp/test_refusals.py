@@ -35,3 +35,12 @@ def test_a_failure_of_ours_keeps_its_traceback(settings: Any, caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "django.request"):
         assert Client(raise_request_exception=False).get("/fail/").status_code == 500
     assert any(record.exc_info for record in caplog.records if record.name == "django.request")
+
+
+def test_a_form_without_its_token_is_told_so_on_a_page_of_ours(db: None) -> None:
+    asker = Client(enforce_csrf_checks=True)
+    answer = asker.post("/login/", {"username": "a", "password": "b"})
+    assert answer.status_code == 403
+    text = answer.content.decode()
+    assert "Nothing was changed" in text
+    assert "DEBUG" not in text
