@@ -40,8 +40,8 @@ up: $(VENV)/.run docs/site/index.html ## start everything on this machine; Ctrl-
 tools: # what the tests drive from outside Python
 	@sh tests/install_tools.sh
 
-test: $(VENV)/.dev tools ## the default test suite, in three processes
-	$(BIN)/python -m pytest tests -n 3 --dist loadscope --no-loadscope-reorder
+test: $(VENV)/.dev tools ## the default test suite, in four processes
+	$(BIN)/python -m pytest tests -n 4 --dist loadscope --no-loadscope-reorder
 
 lint: $(VENV)/.dev ## lint, format and types
 	$(BIN)/ruff check .
