@@ -49,6 +49,7 @@ def test_redis_keeps_its_port_and_says_so_when_it_cannot(tmp_path: Path, capsys:
     assert redis_port(tmp_path) == port
     assert capsys.readouterr().out == ""
     with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of another's may be left there
         stranger.bind(("127.0.0.1", port))
         stranger.listen()
         moved = redis_port(tmp_path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from contracts.fields import LARGEST_NUMBER
 from contracts.telemetry import (
     MOST_CHECKPOINTS,
     Batch,
@@ -201,7 +202,7 @@ class Rows:
             "time": item["time"],
             "learning_rate": item["learning_rate"],
             "grad_norm": item["grad_norm"],
-            "rate": rate if rate is not None and math.isfinite(rate) else None,
+            "rate": rate if rate is not None and rate <= LARGEST_NUMBER else None,
         }
 
     def _add_eval(self, item: EvalItem) -> None:

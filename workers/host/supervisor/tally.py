@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from contracts.control import LossPoint, Measured, Summary
-from contracts.fields import CHECKPOINT_NAME
+from contracts.fields import CHECKPOINT_NAME, LARGEST_NUMBER
 from contracts.telemetry import (
     FIRST_STEPS,
     SPEED_STEPS,
@@ -133,7 +133,7 @@ class Tally:
             self._step_s.append(item["step_s"])
         self.steps, self._ran = item["step"], item["ran"]
         speed = item["tokens"] / item["step_s"] if item["step_s"] > 0 else math.inf
-        if math.isfinite(speed):
+        if speed <= LARGEST_NUMBER:
             self._speeds.append(speed)
         if item["loss"] is not None:
             self._losses.add(item["step"], item["loss"], item["time"])

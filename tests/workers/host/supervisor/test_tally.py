@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.codec import EXIT_BYTES, checked_exit
+from contracts.fields import LARGEST, LARGEST_NUMBER
 from contracts.telemetry import (
     Cell,
     EvalItem,
@@ -76,9 +77,9 @@ def test_first_steps_are_left_out_of_what_a_run_measured(tmp_path: Path) -> None
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.floats(min_value=0, allow_infinity=False, allow_nan=False),
-    st.integers(0, 2**63 - 1),
-    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(0, LARGEST_NUMBER),
+    st.integers(0, LARGEST),
+    st.floats(-LARGEST_NUMBER, LARGEST_NUMBER),
 )
 def test_no_step_makes_a_report_that_cannot_be_told(
     tmp_path_factory: pytest.TempPathFactory, step_s: float, tokens: int, loss: float
