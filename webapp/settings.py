@@ -9,7 +9,7 @@ from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
 from webapp import places
-from webapp.admin_theme import unfold
+from webapp.admin.theme import unfold
 from webapp.environment import SettingError, WebSettings, read
 from webapp.logs import logging_settings
 from webapp.safety import unsafe
@@ -92,7 +92,7 @@ MIDDLEWARE = [
     "jobs.queue.audit.AddressMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "axes.middleware.AxesMiddleware",
-    "webapp.unreadable.UnreadableMiddleware",
+    "webapp.admin.unreadable.UnreadableMiddleware",
 ]
 
 ROOT_URLCONF = "webapp.urls"

@@ -22,7 +22,7 @@ from jobs.people import invitation_page, project_pages
 from jobs.people import pages as people
 from jobs.traces import pages as traces
 from webapp import documentation
-from webapp.admin_theme import MARK
+from webapp.admin.theme import MARK
 from webapp.login import AdminLogin, Login, limited, no_account
 
 

@@ -12,7 +12,7 @@ from django.contrib.staticfiles import finders
 from django.core.management import call_command
 from django.test import Client, override_settings
 
-from webapp.admin_theme import unfold as admin_settings
+from webapp.admin.theme import unfold as admin_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "webapp" / "static"

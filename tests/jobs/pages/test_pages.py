@@ -15,7 +15,7 @@ from jobs.models import Attempt, Job
 from jobs.queue import actions
 from jobs.templatetags.meshboard import instant, moment
 from tests.planner.wrong_specs import GOOD
-from webapp.admin_theme import colors, tokens
+from webapp.admin.theme import colors, tokens
 
 FULL_TIME = re.compile(r"\d{1,2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}(:\d{2})? UTC")
 

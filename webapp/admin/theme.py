@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.templatetags.static import static
 from django.urls import reverse_lazy
 
-TOKENS = Path(__file__).resolve().parent / "static" / "css" / "tokens.css"
+TOKENS = Path(__file__).resolve().parents[1] / "static" / "css" / "tokens.css"
 MARK = "img/mark.svg"
 
 
