@@ -38,6 +38,7 @@ urlpatterns = [
     path("overview/", overview.overview, name="overview"),
     path("compare/", compare.compare, name="compare"),
     path("find/", find.find, name="find"),
+    path("jobs/", RedirectView.as_view(pattern_name="job-list", query_string=True)),
     path("jobs/act/", listing.jobs_act, name="jobs-act"),
     path("jobs/new/", jobs.job_new, name="job-new"),
     path("jobs/script/", script.script_new, name="script-new"),

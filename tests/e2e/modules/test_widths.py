@@ -40,6 +40,18 @@ def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
             assert page.evaluate(CUT) == []
 
 
+def test_how_long_a_step_takes_is_whole_on_a_wide_page(modules: Page) -> None:
+    panel = render_to_string("jobs/panels/first/progress.html", {"job": {}})
+    body = """
+    document.getElementById('figure-step-time').textContent = '1.23 min a step, mean of 20';
+    return [...document.querySelectorAll('.figures small')].map((one) => one.scrollWidth - one.clientWidth);
+    """
+    # The panel's own place on a page of 1440 px.
+    with paper(modules, f'<main style="width: 72rem"><div class="first">{panel}</div></main>', *OF_A_JOB) as page:
+        page.set_viewport_size({"width": 1440, "height": 900})
+        assert max(call(page, "job/figures.js", body)) <= 0
+
+
 OF_LISTS = ("css/tokens.css", "css/base.css", "css/components.css", "css/tables.css", "css/pages.css")
 
 
