@@ -37,7 +37,7 @@ UNWRITTEN = {
     **dict.fromkeys(("plan/", "plan/search/", "plan/explain/"), "computes, and changes nothing"),
     **dict.fromkeys(("login/", "login/again/", "logout/", "account/two-factor/authenticate/"), LOGINS),
     "account/two-factor/reauthenticate/": LOGINS,
-    **dict.fromkeys(("favicon.ico", "login/new/", "account/two-factor/"), SHOWS),
+    **dict.fromkeys(("favicon.ico", "jobs/", "login/new/", "account/two-factor/"), SHOWS),
     "account/two-factor/recovery-codes/download/": SHOWS,
     **dict.fromkeys(("import/begin/", "import/<str:key>/read/", "import/<str:key>/delete/"), IMPORTS),
     "import/<str:key>/files/<int:place>/": IMPORTS,
