@@ -43,11 +43,11 @@ tools: # what the tests drive from outside Python
 test: $(VENV)/.dev tools ## the default test suite, in four processes
 	$(BIN)/python -m pytest tests -n 4 --dist loadscope --no-loadscope-reorder
 
-lint: $(VENV)/.dev ## lint, format and types
+lint: $(VENV)/.dev ## lint, format, types, and who imports whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_floors.py
+	$(BIN)/python -m pytest -q tests/test_floors.py tests/test_imports.py
 
 docs: $(VENV)/.dev ## the documentation as a site in docs/site, which a board serves under /docs; a warning fails
 	@$(BIN)/python -m manual

@@ -14,11 +14,11 @@ from playwright.sync_api import Browser, Page, expect
 from contracts.names import wanted_key
 from tests.jobs.traces.hostile import HOSTILE
 from tests.jobs.traces.test_imports import gpu_trace
-from tests.jobs.traces.test_imports import recorded as recorded
 from tests.support.browser import context_of
 from tests.support.drawn import run_of
 from tests.support.inspected import collective, log
 from tests.support.processes import ROOT, redis_server
+from tests.support.recorded import recorded as recorded
 from tests.support.web import Site, site
 
 
