@@ -10,6 +10,7 @@ from typing import Any
 
 from playwright.sync_api import Page
 
+from tests.support.browser import chromium
 from tests.support.modules import static_files
 
 DRAWS = 60
@@ -92,7 +93,7 @@ async ([ranks, events, draws]) => {
 
 
 def main() -> None:
-    with static_files() as (browser, address):
+    with static_files() as address, chromium() as browser:
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(f"{address}/js/")
         measure(page)

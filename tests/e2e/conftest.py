@@ -1,4 +1,4 @@
-"""One installation for all browser tests of a process, one browser for those of a module."""
+"""One installation and one browser for all browser tests of a process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def listed(board: Board) -> tuple[list[dict[str, Any]]] | tuple[()]:
     return ()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     # Playwright's own loop would make Django refuse its synchronous ORM in this thread.
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
@@ -51,13 +51,21 @@ def browser() -> Iterator[Browser]:
     del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
 
 
+@pytest.fixture(scope="package")
+def served() -> Iterator[str]:
+    """The address of the static files."""
+    with static_files() as address:
+        yield address
+
+
 @pytest.fixture(scope="module")
-def modules() -> Iterator[Page]:
+def modules(browser: Browser, served: str) -> Iterator[Page]:
     """A page from which `import("/js/NAME.js")` works."""
-    with static_files() as (browser, address):
-        page = context_of(browser).new_page()
-        page.goto(f"{address}/icon.svg")
-        yield page
+    context = context_of(browser)
+    page = context.new_page()
+    page.goto(f"{served}/icon.svg")
+    yield page
+    context.close()
 
 
 @pytest.fixture

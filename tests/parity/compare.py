@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from planner.facts.stages import stage_of
 from planner.facts.tensors.placements import placement
 from planner.facts.tensors.shards import held_units
 from tests.parity.cases import Case, reference_spec, write_data
-from tests.support.ranks import forked, run_to_end
+from tests.support.ranks import forked
 from workers.trainer.model.initial import full_name
 
 FP32_BYTES = 4
@@ -88,9 +87,7 @@ def run_specs(specs: dict[str, JobSpec], work: Path) -> dict[str, Run]:
 def launch(world: int, out: Path, data_root: Path) -> None:
     data_root.mkdir(exist_ok=True)
     write_data(data_root)
-    argv = forked(world, "tests.parity.rank", str(out), str(data_root))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    done = run_to_end(argv, environment, limit_s=3600)
+    done = forked(world, "tests.parity.rank", str(out), str(data_root), limit_s=3600)
     if done.returncode:
         raise RuntimeError(f"{world} ranks ended with {done.returncode}:\n{done.stderr[-6000:]}")
 

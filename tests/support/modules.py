@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
-from tests.support.browser import chromium, context_of
+from tests.support.browser import context_of
 
 STATIC = Path(__file__).parents[2] / "webapp" / "static"
 
@@ -27,14 +27,14 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def static_files() -> Iterator[tuple[Browser, str]]:
-    """A browser, and the address that the static files have."""
+def static_files() -> Iterator[str]:
+    """The address that the static files have meanwhile."""
     handler = functools.partial(_Quiet, directory=str(STATIC))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, chromium() as browser:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=[POLL_S])
         thread.start()
         try:
-            yield browser, f"http://127.0.0.1:{server.server_address[1]}"
+            yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()

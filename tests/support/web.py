@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -40,6 +42,11 @@ for name in ("owner", "stranger", "viewer", "staff"):
     told[name] = {"token": AuthToken.objects.create(user)[1], "session": client.cookies["sessionid"].value}
 print(json.dumps(told))
 """
+SETTINGS = {
+    "DJANGO_SETTINGS_MODULE": "webapp.settings",
+    "MESHBOARD_SECRET_KEY": "only-for-this-test-0123456789-0123456789-0123456789-0123",
+}
+NO_REDIS = {"MESHBOARD_REDIS_URL": "redis://127.0.0.1:1"}  # there is nothing to tell yet
 
 
 class Answer(NamedTuple):
@@ -118,6 +125,38 @@ class Site:
         return got
 
 
+def _filled(database_url: str) -> dict[str, dict[str, str]]:
+    """Migrate the database and make the people, whose tokens and sessions it tells. One SQLite is as another, so that
+    a process fills one and copies it."""
+    scheme, _, path = database_url.partition(":///")
+    if scheme != "sqlite":
+        return _made(database_url)
+    template, people = _template()
+    Path(path).write_bytes(template)
+    return people
+
+
+@functools.cache
+def _template() -> tuple[bytes, dict[str, dict[str, str]]]:
+    with tempfile.TemporaryDirectory() as folder:
+        people = _made(f"sqlite:///{folder}/db.sqlite3")
+        return Path(folder, "db.sqlite3").read_bytes(), people
+
+
+def _made(database_url: str) -> dict[str, dict[str, str]]:
+    made = subprocess.run(
+        [sys.executable, "-c", PEOPLE],
+        env={**base_environment(), **SETTINGS, **NO_REDIS, "MESHBOARD_DATABASE_URL": database_url},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    people: dict[str, dict[str, str]] = json.loads(made.stdout.splitlines()[-1])
+    return people
+
+
 @contextlib.contextmanager
 def site(
     database_url: str, redis: RedisServer, folder: Path, *, listen: str = "127.0.0.1", **settings: str
@@ -126,8 +165,7 @@ def site(
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
         **base_environment(),
-        "DJANGO_SETTINGS_MODULE": "webapp.settings",
-        "MESHBOARD_SECRET_KEY": "only-for-this-test-0123456789-0123456789-0123456789-0123",
+        **SETTINGS,
         "MESHBOARD_REDIS_URL": redis.url,
         "MESHBOARD_STATE_DIR": str(folder),
         "MESHBOARD_DATABASE_URL": database_url,
@@ -136,11 +174,7 @@ def site(
         "MESHBOARD_REQUESTS_PER_MINUTE": "1000000",
         **settings,
     }
-    made = subprocess.run(
-        [sys.executable, "-c", PEOPLE], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert made.returncode == 0, made.stderr
-    people = json.loads(made.stdout.splitlines()[-1])
+    people = _filled(database_url)
     port, log = free_port(), folder / "web.log"
     serve = [sys.executable, "-m", "webapp.serve", "--host", listen, "--port", str(port)]
     with running(serve, environment, log, ROOT) as process:

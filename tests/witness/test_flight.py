@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import pytest
 
 from tests.parity.cases import Case, write_data
-from tests.support.ranks import forked, run_to_end
+from tests.support.ranks import forked
 
 RANKS = 4
 FLOWN: dict[str, Any] = {
@@ -23,10 +22,8 @@ FLOWN: dict[str, Any] = {
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By rank and work; one set of processes flies them all."""
     folder = tmp_path_factory.mktemp("flight")
-    argv = forked(RANKS, "tests.witness.flight", str(folder), json.dumps(FLOWN))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_FR_BUFFER_SIZE": "5000"}
     write_data(folder)
-    done = run_to_end(argv, environment)
+    done = forked(RANKS, "tests.witness.flight", str(folder), json.dumps(FLOWN), TORCH_FR_BUFFER_SIZE="5000")
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"flight-{rank}.json").read_text()) for rank in range(RANKS)]
 

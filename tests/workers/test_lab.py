@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from planner.facts.collectives import algorithmic_bytes
 from planner.facts.lab import LabResult, LabStep, bandwidths, metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabDtype, LabPrimitive
-from tests.support.ranks import forked, run_to_end
+from tests.support.ranks import forked
 from workers.lab.values import Setting, count_wrong, expected, given, pattern, readable
 
 QUICK = {"min_bytes": 256, "max_bytes": 4096, "factor": 16, "iterations": 3, "warmup": 1}
@@ -22,8 +21,7 @@ QUICK = {"min_bytes": 256, "max_bytes": 4096, "factor": 16, "iterations": 3, "wa
 def measured(folder: Path, world: int, lab: dict[str, Any], module: str) -> tuple[Path, Any]:
     spec, out = folder / "spec.json", folder / "result.json"
     spec.write_text(json.dumps({"kind": "lab", "layout": {"dp": world}, "lab": {**QUICK, **lab}}))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return out, run_to_end(forked(world, module, "--spec", str(spec), "--out", str(out)), environment)
+    return out, forked(world, module, "--spec", str(spec), "--out", str(out), GLOO_SOCKET_IFNAME="lo")
 
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {

@@ -13,7 +13,7 @@ from planner.facts.lab import LabHolding, LabStep
 from planner.facts.spec import LabPrimitive
 from tests.jobs.lab.test_lab_stages import captured, result
 from tests.support.browser import context_of
-from tests.support.modules import STATIC, call, static_files
+from tests.support.modules import STATIC, call
 
 FILM = (STATIC.parents[1] / "templates" / "lab" / "film.html").read_text()
 START = """
@@ -25,16 +25,9 @@ m.playFilm(document.getElementById("film"), x.film);
 """
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Browser, str]]:
-    with static_files() as found:
-        yield found
-
-
 @pytest.fixture
-def cinema(served: tuple[Browser, str]) -> Iterator[Callable[..., Page]]:
+def cinema(browser: Browser, served: str) -> Iterator[Callable[..., Page]]:
     """Opens a page with nothing but the film of a primitive over 4 ranks."""
-    browser, address = served
     contexts = []
 
     def opened(primitive: LabPrimitive = "all_reduce", still: bool = True, width: int = 1280) -> Page:
@@ -42,7 +35,7 @@ def cinema(served: tuple[Browser, str]) -> Iterator[Callable[..., Page]]:
         context = context_of(browser, viewport={"width": width, "height": 800}, reduced_motion=motion)
         contexts.append(context)
         page = context.new_page()
-        page.goto(f"{address}/js/")
+        page.goto(f"{served}/js/")
         step = captured(primitive, 4, 0, "sum", 1) if primitive != "barrier" else barrier()
         film = picture.film(result(4, 0, "sum"), step)
         assert film is not None

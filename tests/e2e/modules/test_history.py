@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from playwright.sync_api import Page
+
 from jobs.history.told.snapshot import snapshot
 from tests.jobs.history import told
-from tests.support.browser import context_of
-from tests.support.modules import call, static_files
+from tests.support.modules import call
 
 
-def test_a_state_made_of_history_goes_on_as_one_that_was_there_all_along(tmp_path: Path, settings: Any) -> None:
+def test_a_state_made_of_history_goes_on_as_one_that_was_there_all_along(
+    modules: Page, tmp_path: Path, settings: Any
+) -> None:
     settings.HISTORY_DIR = tmp_path
     gauge = {"kind": "gauge", "rank": -1, "time": told.BEGAN + 3, "cpu": 2.5}
     lines = {"kind": "log", "rank": 1, "time": told.BEGAN + 3, "first": 0, "lines": ["one", "two"]}
@@ -53,10 +56,7 @@ def test_a_state_made_of_history_goes_on_as_one_that_was_there_all_along(tmp_pat
       resumed.ranks.get(0).parts[0].exposed];
     """
     given = {"batches": batches, "answer": snapshot("job", 1)}
-    with static_files() as (browser, address):
-        page = context_of(browser).new_page()
-        page.goto(f"{address}/icon.svg")
-        begins, live, resumed, *told_of = call(page, "store.js", body, given)
+    begins, live, resumed, *told_of = call(modules, "store.js", body, given)
     assert begins == "0:8-0"
     assert resumed == live
     assert told_of == [4.5, [2.5], {"dp": 0.1}]

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.support.browser import context_of, copied
-from tests.support.modules import STATIC, call, static_files
+from tests.support.modules import STATIC, call
 
 PANEL = (STATIC.parents[1] / "templates" / "jobs" / "panels" / "log.html").read_text()
 SHEETS = ("tokens", "base", "components", "fields", "tables", "pages", "job/logs")
@@ -39,16 +39,9 @@ def log(rank: int, time_s: float, first: int, *lines: str, **more: Any) -> dict[
     return {"kind": "log", "rank": rank, "time": time_s, "first": first, "lines": list(lines), **more}
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Browser, str]]:
-    with static_files() as found:
-        yield found
-
-
 @pytest.fixture
-def panel(served: tuple[Browser, str]) -> Iterator[Callable[..., Page]]:
+def panel(browser: Browser, served: str) -> Iterator[Callable[..., Page]]:
     """Opens a page with nothing but the panel; its console must stay silent."""
-    browser, address = served
     context = context_of(browser, viewport={"width": 1280, "height": 900})
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     complaints: list[str] = []
@@ -59,7 +52,7 @@ def panel(served: tuple[Browser, str]) -> Iterator[Callable[..., Page]]:
         page.route("**/favicon.ico", lambda route: route.fulfill(status=204))
         page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(f"{address}/js/{fragment}")
+        page.goto(f"{served}/js/{fragment}")
         call(page, "logs/panel.js", START, {"panel": PANEL, "sheets": SHEETS, "job": job})
         return page
 

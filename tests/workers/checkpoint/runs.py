@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from planner.facts.parse import parse_spec
 from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES, VARIANTS
-from tests.support.ranks import forked, run_to_end
+from tests.support.ranks import forked
 
 
 class Ran(NamedTuple):
@@ -43,9 +42,7 @@ def run(
     folder = root.parent / f"run-{job}-{attempt}-{len(list(root.parent.glob('run-*')))}"
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text(spec.model_dump_json())
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **variables}
-    argv = forked(spec.layout.world_size, module, str(folder), str(root), job, str(attempt))
-    done = run_to_end(argv, environment, limit_s=200)
+    done = forked(spec.layout.world_size, module, str(folder), str(root), job, str(attempt), limit_s=200, **variables)
     assert done.returncode == 0, done.stderr[-6000:]
     said = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
     losses = {item["step"]: item["loss"] for item in said[0]["items"] if item["kind"] == "step"}

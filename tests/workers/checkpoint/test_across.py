@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner.facts.parse import parse_spec
-from tests.support.ranks import forked, run_to_end
+from tests.support.ranks import forked
 from workers.checkpoint import folder
 from workers.trainer.errors import UserError
 
@@ -18,8 +17,7 @@ from workers.trainer.errors import UserError
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     base = tmp_path_factory.mktemp("apart")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = run_to_end(forked(2, "tests.workers.checkpoint.apart", str(base)), environment, limit_s=120)
+    done = forked(2, "tests.workers.checkpoint.apart", str(base))
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((base / f"said-{rank}.json").read_text()) for rank in (0, 1)]
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import Any
 
 import pytest
 
-from tests.support.ranks import forked, run_to_end
+from tests.support.ranks import forked
 from tests.workers.meter.ranks import SLOW_S
 
 WORLD = 4
@@ -20,7 +19,7 @@ Said = list[dict[str, Any]]
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Said:
     """What each rank said after all its checks."""
     folder = tmp_path_factory.mktemp("ranks")
-    done = run_to_end(forked(WORLD, "tests.workers.meter.ranks", str(folder)), os.environ)
+    done = forked(WORLD, "tests.workers.meter.ranks", str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
