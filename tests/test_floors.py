@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -105,10 +106,16 @@ STARTS_TORCHRUN = {"launch.py", "rendezvous.py"}
 WITHOUT_TORCH = sorted(path for path in (ROOT / "workers/host").rglob("*.py") if path.name not in STARTS_TORCHRUN)
 
 
+@cache
+def imports(source: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """The imports of a file, wherever in it they stand."""
+    return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imported(source: str) -> set[str]:
-    """Top-level modules that a file imports, wherever in it the import stands."""
+    """Top-level modules that a file imports."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in imports(source):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -119,7 +126,7 @@ def imported(source: str) -> set[str]:
 def modules_imported(source: str) -> set[str]:
     """Every module that a file names in an import, whole; of `from a import b` both a and a.b, as b may be a module."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in imports(source):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -142,7 +149,7 @@ def _is_in(module: str, rooms: tuple[str, ...]) -> bool:
 def rooms_used(file: Path, package: str) -> set[str]:
     """Rooms of its own package, a dotted name, that a file imports from."""
     found, depth = set(), package.count(".") + 1
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in imports(file.read_text()):
         if not isinstance(node, ast.ImportFrom) or node.module is None or node.level:
             continue
         parts = node.module.split(".")

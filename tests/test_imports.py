@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from tests.test_floors import OURS, ROOT
+from tests.test_floors import OURS, ROOT, imports
 
 FILES = sorted(file for floor in ("tests", "benchmarks") for file in (ROOT / floor).rglob("*.py"))
 
@@ -44,7 +44,7 @@ def bound(body: list[ast.stmt]) -> set[str]:
 def missing(source: str) -> list[str]:
     """Imports of ours that would fail."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in imports(source):
         if not isinstance(node, ast.ImportFrom) or not node.module or node.module.split(".")[0] not in OURS:
             continue
         names = names_of(node.module)
