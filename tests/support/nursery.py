@@ -9,6 +9,7 @@ there is no thread that a rank would miss.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -83,6 +84,7 @@ def _be(run: Callable[[], int | None]) -> None:
     code = 1
     try:
         code = run() or 0
+        atexit._run_exitfuncs()
     except BaseException:
         traceback.print_exc()
     finally:

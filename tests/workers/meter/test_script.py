@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from contracts.codec import decode_frame
 from tests.support.processes import ROOT
-from tests.support.ranks import run_to_end, torchrun
+from tests.support.ranks import forked, run_to_end, torchrun
 from workers.host.supervisor.tally import Tally
 from workers.meter.__main__ import StepsTold, count_steps
 from workers.meter.exporter import Exporter
@@ -57,7 +57,7 @@ def test_a_ddp_script_sends_its_gradients_every_step() -> None:
 
 
 def test_an_fsdp2_script_is_counted_by_the_axes_of_its_mesh() -> None:
-    ran = launch(4, str(HERE / "scripts/fsdp.py"))
+    ran = forked(4, "workers.meter.__main__", str(HERE / "scripts/fsdp.py"))
     assert ran.returncode == 0, ran.stderr
     told = counted(ran.stderr)
     layer = 16 * 16 * 4
@@ -150,14 +150,17 @@ def test_a_step_is_counted_once_however_many_optimisers_take_it() -> None:
         hook.remove()
 
 
-def test_groups_go_by_their_ranks_and_exit_codes_stay_the_scripts_own() -> None:
-    ran = launch(4, str(HERE / "scripts/groups.py"))
+def test_groups_go_by_their_ranks() -> None:
+    ran = forked(4, "workers.meter.__main__", str(HERE / "scripts/groups.py"))
     assert ran.returncode == 0, ran.stderr
     assert counted(ran.stderr) == {
         ("setup", "ranks 0,2", "all_reduce"): (1, 32),
         ("setup", "world", "all_to_all"): (1, 32),
         ("setup", "world", "barrier"): (1, 0),
     }
+
+
+def test_an_exit_code_amid_a_collective_stays_the_script_s_own() -> None:
     failed = launch(4, str(HERE / "scripts/groups.py"), "7")
     assert failed.returncode != 0
     assert "exitcode  : 7" in failed.stderr
