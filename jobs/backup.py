@@ -19,16 +19,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from django.apps import apps
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core import serializers
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import connection, models, transaction
+from django.db import DatabaseError, connection, models, transaction
 from django.db.migrations.loader import MigrationLoader
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from jobs.history.kept.folder import MANIFEST, Folder, GoneError, histories
@@ -39,6 +40,8 @@ from jobs.queue.control.lease import unhealthy
 VERSION = 1
 META, ROWS, HISTORY, IMPORTS = "meta.json", "database.jsonl.gz", "history", "imports"
 MADE_BY_MIGRATE = {"contenttypes.ContentType", "auth.Permission"}  # rows name them by words, not by number
+# What Django and gzip say of a file that somebody changed.
+UNREADABLE = (serializers.base.DeserializationError, CommandError, DatabaseError, OSError, EOFError, UnicodeDecodeError)
 TRIES = 20  # for a history whose recorder replaces files under us
 SALT = b"meshboard backup: which secret key"
 
@@ -57,6 +60,13 @@ class Meta(TypedDict):
     rows: dict[str, int]
     histories: int
     key: str  # fingerprint of the secret key
+
+
+class _Versioned(TypedDict):
+    v: int
+
+
+WHOLE, VERSIONED = TypeAdapter(Meta), TypeAdapter(_Versioned)
 
 
 def backup(target: Path) -> Meta:
@@ -111,16 +121,13 @@ def restore(source: Path, *, replace: bool = False) -> tuple[Meta, list[str]]:
         call_command("migrate", verbosity=0)
         _refuse_to_overwrite(replace)
         tar.extractall(scratch, filter="data")
-        with transaction.atomic():
-            call_command("flush", interactive=False, verbosity=0)
-            call_command("loaddata", str(Path(scratch) / ROWS), verbosity=0)
+        made = Path(scratch)
+        with ExitStack() as put, transaction.atomic():
+            _load(made / ROWS)
             if (found := _counts()) != told["rows"]:
                 raise BackupError(f"rows went missing on the way: {_apart(_lines(told['rows']), _lines(found))}")
-        notes = [
-            note
-            for name, folder in ((HISTORY, Path(settings.HISTORY_DIR)), (IMPORTS, settings.STATE_DIR / IMPORTS))
-            for note in _put(Path(scratch) / name, folder)
-        ]
+            notes = put.enter_context(_put(made / HISTORY, Path(settings.HISTORY_DIR)))
+            notes += put.enter_context(_put(made / IMPORTS, settings.STATE_DIR / IMPORTS))
     if told["key"] != fingerprint(settings.SECRET_KEY):
         notes.append(
             "the secret key is another than that of the board that was saved: everybody logs in again, hosts have to "
@@ -170,6 +177,15 @@ def _dump(target: Path) -> dict[str, int]:
             rows = model._base_manager.order_by("pk").iterator(chunk_size=1000)
             serializers.serialize("jsonl", rows, stream=out, use_natural_foreign_keys=True, cls=_Exact)
     return counts
+
+
+def _load(rows: Path) -> None:
+    """In place of all rows there are."""
+    call_command("flush", interactive=False, verbosity=0)
+    try:
+        call_command("loaddata", str(rows), verbosity=0)
+    except UNREADABLE as error:
+        raise BackupError(f"its rows cannot be read: {error}") from None
 
 
 def _counts() -> dict[str, int]:
@@ -237,12 +253,16 @@ def _opened(source: Path) -> Iterator[tarfile.TarFile]:
 def _meta(tar: tarfile.TarFile, source: Path) -> Meta:
     try:
         member = tar.extractfile(META)
-        told = json.load(member) if member is not None else {}
-    except (KeyError, ValueError) as error:
+        content = member.read() if member is not None else b""
+        version = VERSIONED.validate_json(content)["v"]
+        if version != VERSION:
+            raise BackupError(f"{source} is a backup of version {version}; {VERSION} is read")
+        return WHOLE.validate_json(content)
+    except KeyError as error:
         raise BackupError(f"{source} is no backup, or was cut off: {error}") from None
-    if told.get("v") != VERSION:
-        raise BackupError(f"{source} is a backup of version {told.get('v')}; {VERSION} is read")
-    return cast(Meta, told)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))} {one['msg']}" for one in error.errors())
+        raise BackupError(f"{source} is no backup, or was cut off: in {META} {wrong}") from None
 
 
 def _refuse_to_overwrite(replace: bool) -> None:
@@ -255,14 +275,22 @@ def _refuse_to_overwrite(replace: bool) -> None:
         raise BackupError(f"this board is not empty ({told}); with --replace they go")
 
 
-def _put(made: Path, folder: Path) -> Iterator[str]:
-    """In place of what was there, which is moved aside; says so."""
-    if folder.exists() and any(folder.iterdir()):
-        aside = folder.with_name(f"{folder.name}-before-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+@contextmanager
+def _put(made: Path, folder: Path) -> Iterator[list[str]]:
+    """In place of what was there, which is moved aside; says so. It comes back if what is done meanwhile fails."""
+    aside = folder.with_name(f"{folder.name}-before-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+    moved = folder.exists() and any(folder.iterdir())
+    if moved:
         folder.rename(aside)
-        yield f"what was in {folder} is in {aside}"
-    if made.exists():
-        shutil.copytree(made, folder, dirs_exist_ok=True)
+    try:
+        if made.exists():
+            shutil.copytree(made, folder, dirs_exist_ok=True)
+        yield [f"what was in {folder} is in {aside}"] if moved else []
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if moved:
+            aside.rename(folder)
+        raise
 
 
 def _lines(counts: dict[str, int]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -248,6 +249,44 @@ def test_what_is_no_whole_backup_changes_nothing(saved: Path, tmp_path: Path) ->
         with pytest.raises(CommandError, match=words):
             call_command("restore", str(path), replace=True)
     assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    ("member", "content", "words"),
+    [
+        (backup.META, b"[]", "is no backup, or was cut off"),
+        (backup.META, b'{"v": 1}', "is no backup, or was cut off: .*migrations"),
+        (backup.META, b'{"v": 1, "rows": 1e999}', "is no backup, or was cut off"),
+        (backup.ROWS, b"not packed", "its rows cannot be read: .*gzip"),
+        (backup.ROWS, gzip.compress(b"rows")[:-9], "its rows cannot be read"),
+        (backup.ROWS, gzip.compress(b"{nonsense"), "its rows cannot be read"),
+        (backup.ROWS, gzip.compress(b"\xff\xfe"), "its rows cannot be read"),
+        (backup.ROWS, gzip.compress(b'{"model": "jobs.nowhere", "pk": 1, "fields": {}}'), "its rows .*jobs.nowhere"),
+        (backup.ROWS, gzip.compress(b'{"model": "jobs.attempt", "pk": 1, "fields": {"job": "gone"}}'), "its rows"),
+        (backup.ROWS, gzip.compress(b'{"model": "jobs.attempt", "pk": "x", "fields": {"number": []}}'), "its rows"),
+    ],
+    ids=[
+        *("no object", "hardly any", "no number", "not packed", "cut off", "no JSON"),
+        *("no text", "no such table", "of no job", "no such values"),
+    ],
+)
+def test_of_a_backup_that_somebody_changed_nothing_comes_and_nothing_goes(
+    saved: Path, tmp_path: Path, member: str, content: bytes, words: str
+) -> None:
+    changed = retold(saved, tmp_path / "changed.tar", lambda told: None, **{member: content})
+    with pytest.raises(CommandError, match=words):
+        call_command("restore", str(changed), replace=True)
+
+
+def test_where_the_disk_is_full_everything_is_as_it_was(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: Path, target: Path, **_: object) -> None:
+        target.mkdir()
+        (target / "half").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.copytree", full)
+    with pytest.raises(CommandError, match="No space left on device"):
+        call_command("restore", str(saved), replace=True)
 
 
 def test_another_secret_key_is_told_and_what_was_there_is_moved_aside(
