@@ -10,7 +10,7 @@ from benchmarks.published.mapping import Planned
 from planner.cost.memory import layer_bytes
 from planner.cost.memory.stage import rank_of_stage
 from planner.cost.pipes import chunks_in_flight
-from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.placements import padded_vocab
 from planner.facts.tensors.shards import local_units
@@ -64,13 +64,15 @@ def own_bytes(planned: Planned) -> Own:
     """Nothing for any other row."""
     if not planned.own_tests:
         return Own(0, 0)
+    ends = _kept_ends_bytes(planned)
     return Own(
         _workspaces(planned)
         + _scores_bytes(planned)
         + _second_head_bytes(planned)
         + _optimizer_bytes(planned)
-        + _state_bytes(planned, _unlike_elements(planned)),
-        _weighed_bytes(planned) + _loss_bytes(planned) + _turn_bytes(planned) - _made_again_bytes(planned),
+        + _state_bytes(planned, _unlike_elements(planned))
+        + ends,
+        _weighed_bytes(planned) + _loss_bytes(planned) + _turn_bytes(planned) - _made_again_bytes(planned) - ends,
     )
 
 
@@ -106,7 +108,7 @@ def _scores_bytes(planned: Planned) -> int:
 def _optimizer_bytes(planned: Planned) -> int:
     """Beside bf16's and Adam's. fp16 sums gradients in 16 bits and the optimiser makes fp32 ones of its share
     (arguments.py: only bf16 accumulates in fp32; optimizer.py, `_copy_model_grads_to_main_grads`). Muon has one moment
-    of a layer's matrices (emerging_optimizers.py)."""
+    of a layer's matrices (emerging_optimizers.py). What was loaded may be there still."""
     spec = planned.spec
     rank = rank_of_stage(spec, spec.layout.pp - 1)
     whole = sum(chunk.elements() for chunk in rank.chunks)
@@ -114,10 +116,21 @@ def _optimizer_bytes(planned: Planned) -> int:
     if planned.half:
         mix = mix_of(spec.train.precision)
         return shard * FP32_BYTES - whole * (mix.gradients - mix.compute)
+    if planned.loaded_twice:
+        return shard * ADAM_MOMENT_BYTES
     if _has(planned, own_tests.MUON):
         root = sum(chunk.root.shard if spec.layout.zero else chunk.root.numel for chunk in rank.chunks)
         return -(shard - root) * FP32_BYTES
     return 0
+
+
+def _kept_ends_bytes(planned: Planned) -> int:
+    """Tables, head and last norm, which stay gathered when a step has ended."""
+    if not _has(planned, own_tests.KEEPS_ENDS):
+        return 0
+    spec = planned.spec
+    chunks = rank_of_stage(spec, spec.layout.pp - 1).chunks
+    return sum(chunk.root.numel for chunk in chunks) * mix_of(spec.train.precision).compute
 
 
 def _unlike_elements(planned: Planned) -> int:

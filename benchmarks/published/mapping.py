@@ -15,6 +15,7 @@ from benchmarks.published.own_tests import (
     KEEPS_SCORES,
     WITHOUT_DROPOUT,
     after_step_s,
+    keeps_loaded,
     predicts_two,
     tests_of_megatron,
 )
@@ -47,8 +48,8 @@ class Planned(NamedTuple):
 
     `stage`: whose memory was measured, None for the fullest. `meter`: the device's own count, what the allocator
     holds of it, or gives of that. `own_tests`: of Megatron-LM's; `text` tells which,
-    `predicts_two`: a second token, `half`: in fp16. `gated`: as the row's own MLPs are. `kempner`: as `of_kempner`
-    says.
+    `predicts_two`: a second token, `half`: in fp16, `loaded_twice`: moments of a run after a stop. `gated`: as the
+    row's own MLPs are. `kempner`: as `of_kempner` says.
     """
 
     spec: JobSpec
@@ -64,6 +65,7 @@ class Planned(NamedTuple):
     text: str
     predicts_two: bool
     half: bool
+    loaded_twice: bool
     gated: bool
     kempner: bool
 
@@ -153,6 +155,7 @@ def plan_of(row: PublishedRow) -> Planned:
         text=text,
         predicts_two=predicts_two(row, text) is not None,
         half=row.text("precision").lower() == "fp16",
+        loaded_twice=keeps_loaded(row),
         gated=is_gated(row, text),
         kempner=of_kempner(row),
         any_recompute=not told,

@@ -209,3 +209,30 @@ def test_muon_launches_each_matrix_alone_and_one_test_hashes_its_weights(tmp_pat
     assert muon.kernels.step_s - plain.kernels.step_s == pytest.approx(matrices * MUON_KERNELS * LAUNCH_S)
     weights = 4 * held_parameters(hashed.spec, 0)
     assert hashed.kernels.step_s - muon.kernels.step_s == pytest.approx(weights / SHA1_BYTES_PER_S)
+
+
+def test_a_run_after_a_stop_may_keep_the_moments_that_it_loaded(tmp_path: Path) -> None:
+    """As January 2026 recorded two tests, and no first run and no other test."""
+    row = {**ROW, **OWN, "tp": "2", "pp": "2", "dp": "2", "zero": "0", "measure_value": "1e9"}
+    folder, file = "NVIDIA/Megatron-LM:tests/gpt/gpt3_mcore_te_tp2_pp2_resume_torch_dist", "golden_values_dev_dgx_h100"
+    first, second, other = (
+        plan_of(_row(tmp_path, **row | {"model": "gpt-test x", "source_repo_path": f"{folder}{end}.json"}))
+        for end in (f"_cp2_nondeterministic/{file}", f"_cp2_nondeterministic/{file}_2nd", f"_mla/{file}_2nd")
+    )
+    held = held_parameters(first.spec, 1)
+    assert [own_bytes(planned).steady - own_bytes(first).steady for planned in (second, other)] == [8 * held, 0]
+    assert own_bytes(second).more == own_bytes(first).more
+
+
+def test_what_is_in_no_layer_stays_gathered_under_megatrons_fsdp(tmp_path: Path) -> None:
+    """Table, head and last norm: through a step, and after it as of May 2026, which is no more at the highest moment.
+    Its router in fp32 has a workspace besides."""
+    row = {**ROW, **OWN, "layers": "2", "zero": "3", "ep": "2", "measure_value": "1e9"}
+    note = "num-experts=8; swiglu; disable-bias-linear=True; untie-embeddings; multi-latent-attention=True"
+    kept, let_go = (
+        plan_of(_row(tmp_path, **row | {"model": f"moe-test {name}", "note": f"{note}{end}"}))
+        for name, end in (("deepseek_proxy", ""), ("te_8experts", "; etp1; position-embedding-type=rope"))
+    )
+    ends = 2 * (2 * 50304 * 512 + 512)
+    own = own_bytes(kept)
+    assert (own.steady - own_bytes(let_go).steady, own.more) == (ends + 32 * 2**20, -ends)
