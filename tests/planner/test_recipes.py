@@ -9,7 +9,7 @@ import pytest
 from benchmarks.published.beside import own_bytes
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.own_tests import MUON_KERNELS, SHA1_BYTES_PER_S
-from benchmarks.published.recipes import lacks_fused_attention, predicts_second
+from benchmarks.published.recipes import lacks_fused_attention, predicts_second, switched_on
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
 from planner.cost.memory import held_parameters, megatron
@@ -20,7 +20,7 @@ from planner.facts.stages import stage_of
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
-from planner.hardware.stacks import STACKS
+from planner.hardware.stacks import CUDNN_TOKENS, FLASH_2, STACKS
 from tests.planner.test_benchmark_published import DGXC, OWN, ROW, _file
 
 BRIDGE = {**ROW, "source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "recompute": "see recipe"}
@@ -236,3 +236,42 @@ def test_what_is_in_no_layer_stays_gathered_under_megatrons_fsdp(tmp_path: Path)
     ends = 2 * (2 * 50304 * 512 + 512)
     own = own_bytes(kept)
     assert (own.steady - own_bytes(let_go).steady, own.more) == (ends + 32 * 2**20, -ends)
+
+
+def test_attention_on_hopper_reaches_less_on_short_sequences() -> None:
+    """What a row's beginning takes more goes by the tokens alone, however long rows are; none is known of Blackwell."""
+    longer = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"seq_len": 8192})})
+    extra = {}
+    for name in ("h100", "gb200"):
+        told = [
+            [
+                Timer(CLUSTERS[name], {"megatron": STACKS["megatron"]._replace(attention_tokens_hopper=tokens)})
+                .step(spec)
+                .compute_s
+                for tokens in (CUDNN_TOKENS, 0)
+            ]
+            for spec in (SPEC, longer)
+        ]
+        extra[name] = [with_it - without for with_it, without in told]
+    assert extra["gb200"] == [0, 0]
+    assert extra["h100"][0] > 0
+    assert extra["h100"][1] == pytest.approx(2 * extra["h100"][0], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("source", "model", "gpu", "older"),
+    [
+        ("NVIDIA/NeMo@4c73f77670:docs/source/performance/performance_summary.md", "llama2-7b", "H100-SXM5-80GB", True),
+        ("NVIDIA/NeMo:docs/source/performance/performance_long_sequence.md", "llama3.1-8b", "B200", False),
+        ("NVIDIA/dgxc-benchmarking@v25.02:grok1/README_314b.md", "grok1-314b", "H100-SXM5-80GB", True),
+        ("NVIDIA/dgxc-benchmarking@v24.11.1:nemo_megatron/README_175b.md", "gpt3-175b", "H100-SXM5-80GB", True),
+        ("NVIDIA/dgxc-benchmarking@v25.02:nemo_megatron/README_175b.md", "gpt3-175b", "H100-SXM5-80GB", False),
+        ("NVIDIA/dgxc-benchmarking@v24.11.1:nemotron/README_15b.md", "nemotron4-15b", "H100-SXM5-80GB", False),
+        ("NVIDIA/dgxc-benchmarking@v25.05.04:grok1/README.md", "grok1-314b", "GB200", False),
+    ],
+)
+def test_recipes_without_cudnns_attention_run_flash_attention_2(
+    tmp_path: Path, source: str, model: str, gpu: str, older: bool
+) -> None:
+    row = _row(tmp_path, **{**ROW, "source_repo_path": source, "model": model, "gpu": gpu, "note": "NeMo"})
+    assert switched_on(row).get("attention", 1.0) == (FLASH_2 if older else 1.0)
