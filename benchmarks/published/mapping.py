@@ -19,7 +19,7 @@ from benchmarks.published.own_tests import (
     predicts_two,
     tests_of_megatron,
 )
-from benchmarks.published.recipes import counts_ends, divides_by_cost, lacks_fused_attention, predicts_second
+from benchmarks.published.recipes import counts_ends, divides_by_cost, drops_out, lacks_fused_attention, predicts_second
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError, of_kempner
 from benchmarks.published.software import kernels_of
@@ -136,7 +136,7 @@ def plan_of(row: PublishedRow) -> Planned:
         precision=precision,
         attention="unfused" if lacks_fused_attention(row) else _attention(text, stack),
         compile=stack == "fsdp2" and not _computes_loss_apart(row),
-        dropout=tests_of_megatron(row) and layout.cp == 1 and not re.search(WITHOUT_DROPOUT, text),
+        dropout=_drops_out(row, text, layout),
     )
     spec = JobSpec(model=model, layout=layout, train=train, resources=Resources(device=cluster.device, stack=stack))
     told = row.text("recompute").lower() not in ("see recipe", "unknown", "")
@@ -161,6 +161,12 @@ def plan_of(row: PublishedRow) -> Planned:
         any_recompute=not told,
         usual_recompute=not told and repeated_by(row) is None,
     )
+
+
+def _drops_out(row: PublishedRow, text: str, layout: Layout) -> bool:
+    if tests_of_megatron(row):
+        return layout.cp == 1 and not re.search(WITHOUT_DROPOUT, text)
+    return drops_out(row)
 
 
 def _meter(row: PublishedRow) -> Meter:

@@ -144,6 +144,12 @@ def runs_flash_2(row: PublishedRow) -> bool:
     return re.search("dgxc-benchmarking@v(24.11|25.02)", path) is not None and re.search(pattern, model) is not None
 
 
+def drops_out(row: PublishedRow) -> bool:
+    """Whether NeMo trained GPT-3, a tenth of whose activations it drops out (dgxc-benchmarking's
+    nemo_megatron/gpt3_175b_hydra.yaml, its launcher's conf/training/gpt3/20b.yaml)."""
+    return row.source in ("NVIDIA/NeMo", "NVIDIA/dgxc-benchmarking") and "gpt3" in row.text("model").lower()
+
+
 def predicts_second(row: PublishedRow) -> bool:
     """Whether the model predicts a second token: DeepSeek-V3's recipes, `mtp_num_layers` 1 and NeMo's `use_mtp`."""
     bridge = of_bridge(row) and re.search(r"deepseek-v3(?!.*w/o mtp)", row.text("model").lower()) is not None

@@ -275,3 +275,11 @@ def test_recipes_without_cudnns_attention_run_flash_attention_2(
 ) -> None:
     row = _row(tmp_path, **{**ROW, "source_repo_path": source, "model": model, "gpu": gpu, "note": "NeMo"})
     assert switched_on(row).get("attention", 1.0) == (FLASH_2 if older else 1.0)
+
+
+def test_nemo_drops_out_of_gpt_3_alone(tmp_path: Path) -> None:
+    source = "NVIDIA/dgxc-benchmarking@v25.02:nemo_megatron/README_175b.md"
+    rows = (
+        _row(tmp_path, **{**ROW, "source_repo_path": source, "model": name}) for name in ("gpt3-175b", "llama3-70b")
+    )
+    assert [plan_of(row).spec.train.dropout for row in rows] == [True, False]
