@@ -36,6 +36,8 @@ WITHOUT_NORM_BIAS = r"etp1|deepseek_proxy|scoped_cudagraph"
 ROTARY = r"position-embedding-type=rope|rope_embeddings|etp1|deepseek_proxy|scoped_cudagraph"
 # --disable-bias-linear.
 WITHOUT_BIAS = r"disable-bias-linear"
+# --no-gradient-accumulation-fusion: a weight's gradient is made, then added.
+ADDS_APART = r"no-gradient-accumulation-fusion"
 # --overlap-moe-expert-parallel-comm.
 OVERLAPS_EXPERTS = rf"{KEEPS_SCORES}|fine_grained_offloading"
 # --recompute-modules: layernorm mla_up_proj mlp moe_act.
