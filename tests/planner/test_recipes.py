@@ -263,8 +263,8 @@ def test_attention_on_hopper_reaches_less_on_short_sequences() -> None:
 @pytest.mark.parametrize(
     ("source", "model", "gpu", "older"),
     [
-        ("NVIDIA/NeMo@4c73f77670:docs/source/performance/performance_summary.md", "llama2-7b", "H100-SXM5-80GB", True),
-        ("NVIDIA/NeMo:docs/source/performance/performance_long_sequence.md", "llama3.1-8b", "B200", False),
+        ("NVIDIA/NeMo@4c73f77670:performance_summary.md", "llama2-7b", "H100-SXM5-80GB", True),
+        ("NVIDIA/NeMo:performance_long_sequence.md", "llama3.1-8b", "B200", False),
         ("NVIDIA/dgxc-benchmarking@v25.02:grok1/README_314b.md", "grok1-314b", "H100-SXM5-80GB", True),
         ("NVIDIA/dgxc-benchmarking@v24.11.1:nemo_megatron/README_175b.md", "gpt3-175b", "H100-SXM5-80GB", True),
         ("NVIDIA/dgxc-benchmarking@v25.02:nemo_megatron/README_175b.md", "gpt3-175b", "H100-SXM5-80GB", False),
