@@ -72,9 +72,9 @@ def predictions(accelerator: Accelerator, *, small: bool) -> dict[str, float]:
         gemm = Gemm(shape.m, shape.n, shape.k)
         told[_product(shape)] = gemm.flops / gemm_seconds(gemm, accelerator, "bf16", ELEMENT_BYTES) / 1e12
     for heads in SMALL_ATTENTION if small else ATTENTION:
-        flash = Flash(_flops(heads), 4 * _elements(heads) * ELEMENT_BYTES)
+        flash = Flash(_flops(heads), 4 * _elements(heads) * ELEMENT_BYTES, heads.seq_len)
         forward = kernel_seconds(flash, accelerator, "bf16", ELEMENT_BYTES)
-        both = Flash(flash.flops * 7 // 2, 3 * flash.num_bytes)  # backward is 5 products to forward's 2
+        both = flash._replace(flops=flash.flops * 7 // 2, num_bytes=3 * flash.num_bytes)  # backward: 5 products to 2
         told[_forward(heads)] = flash.flops / forward / 1e12
         told[_both(heads)] = both.flops / kernel_seconds(both, accelerator, "bf16", ELEMENT_BYTES) / 1e12
     moved = SMALL_PASS_BYTES if small else PASS_BYTES

@@ -10,10 +10,11 @@ from benchmarks.published.mapping import Planned
 from planner.cost.memory import layer_bytes
 from planner.cost.memory.stage import rank_of_stage
 from planner.cost.pipes import chunks_in_flight
-from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.placements import padded_vocab
+from planner.facts.tensors.placements import padded_vocab, vocab_rows
 from planner.facts.tensors.shards import local_units
+from planner.hardware.kernels import Gemm, layer_work
 from planner.hardware.stacks import EAGER_NORMS, EAGER_SCORES
 
 WORKSPACE_BYTES = 32 * 2**20
@@ -64,13 +65,16 @@ def own_bytes(planned: Planned) -> Own:
     """Nothing for any other row."""
     if not planned.own_tests:
         return Own(0, 0)
+    ends = _kept_ends_bytes(planned)
     return Own(
         _workspaces(planned)
         + _scores_bytes(planned)
         + _second_head_bytes(planned)
         + _optimizer_bytes(planned)
-        + _state_bytes(planned, _unlike_elements(planned)),
-        _weighed_bytes(planned) + _loss_bytes(planned) + _turn_bytes(planned) - _made_again_bytes(planned),
+        + _state_bytes(planned, _unlike_elements(planned))
+        + _stand_in_bytes(planned)
+        + ends,
+        _weighed_bytes(planned) + _loss_bytes(planned) + _turn_bytes(planned) - _made_again_bytes(planned) - ends,
     )
 
 
@@ -84,12 +88,12 @@ def _workspaces(planned: Planned) -> int:
     runs (moe_utils.py, `router_gating_linear`); of each of the 4 streams on which
     it computes experts together, of a router in fp32 (Megatron-LM's `te_general_gemm` brings one), and twice more
     where it sends beside products (`initialize_ub`: one for each of 3 streams). Where one micro-batch's tokens are sent
-    beside another's products, on streams of their own, a test of the fit half has four more."""
+    beside another's products, on streams of their own, a test of the fit half has one more."""
     mixed = planned.spec.model.moe is not None
     number = 2 + (mixed or not _has(planned, own_tests.LOCAL)) + _has(planned, own_tests.FP32_ROUTER)
     number += 4 if mixed and not planned.kernels.experts_apart else 0
     number += 2 if _has(planned, own_tests.OVERLAPS_TENSORS) else 0
-    number += 4 if _has(planned, own_tests.OVERLAPS_EXPERTS) else 0
+    number += _has(planned, own_tests.OVERLAPS_EXPERTS)
     return number * WORKSPACE_BYTES
 
 
@@ -106,7 +110,7 @@ def _scores_bytes(planned: Planned) -> int:
 def _optimizer_bytes(planned: Planned) -> int:
     """Beside bf16's and Adam's. fp16 sums gradients in 16 bits and the optimiser makes fp32 ones of its share
     (arguments.py: only bf16 accumulates in fp32; optimizer.py, `_copy_model_grads_to_main_grads`). Muon has one moment
-    of a layer's matrices (emerging_optimizers.py)."""
+    of a layer's matrices (emerging_optimizers.py). What was loaded may be there still."""
     spec = planned.spec
     rank = rank_of_stage(spec, spec.layout.pp - 1)
     whole = sum(chunk.elements() for chunk in rank.chunks)
@@ -114,10 +118,34 @@ def _optimizer_bytes(planned: Planned) -> int:
     if planned.half:
         mix = mix_of(spec.train.precision)
         return shard * FP32_BYTES - whole * (mix.gradients - mix.compute)
+    if planned.loaded_twice:
+        return shard * ADAM_MOMENT_BYTES
     if _has(planned, own_tests.MUON):
         root = sum(chunk.root.shard if spec.layout.zero else chunk.root.numel for chunk in rank.chunks)
         return -(shard - root) * FP32_BYTES
     return 0
+
+
+def _stand_in_bytes(planned: Planned) -> int:
+    """Where products add to the gradients so far, what stands for a weight's own gradient: one of each shape, kept for
+    the next (layers.py and Transformer Engine's base.py, `get_dummy_wgrad`)."""
+    if _has(planned, own_tests.ADDS_APART):
+        return 0
+    spec = planned.spec
+    kinds = {moe for chunk in rank_of_stage(spec, spec.layout.pp - 1).chunks for moe, _ in chunk.runs}
+    kernels = [kernel for moe in kinds for kernel in layer_work(spec, moe=moe, joined=True).forward]
+    shapes = {(kernel.n, kernel.k) for kernel in kernels if isinstance(kernel, Gemm) and not kernel.wide}
+    shapes.add((vocab_rows(spec), spec.model.hidden_size))
+    return sum(n * k for n, k in shapes) * mix_of(spec.train.precision).compute
+
+
+def _kept_ends_bytes(planned: Planned) -> int:
+    """Tables, head and last norm, which stay gathered when a step has ended."""
+    if not _has(planned, own_tests.KEEPS_ENDS):
+        return 0
+    spec = planned.spec
+    chunks = rank_of_stage(spec, spec.layout.pp - 1).chunks
+    return sum(chunk.root.numel for chunk in chunks) * mix_of(spec.train.precision).compute
 
 
 def _unlike_elements(planned: Planned) -> int:

@@ -15,10 +15,11 @@ from benchmarks.published.own_tests import (
     KEEPS_SCORES,
     WITHOUT_DROPOUT,
     after_step_s,
+    keeps_loaded,
     predicts_two,
     tests_of_megatron,
 )
-from benchmarks.published.recipes import counts_ends, divides_by_cost, lacks_fused_attention, predicts_second
+from benchmarks.published.recipes import counts_ends, divides_by_cost, drops_out, lacks_fused_attention, predicts_second
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError, of_kempner
 from benchmarks.published.software import kernels_of
@@ -47,8 +48,8 @@ class Planned(NamedTuple):
 
     `stage`: whose memory was measured, None for the fullest. `meter`: the device's own count, what the allocator
     holds of it, or gives of that. `own_tests`: of Megatron-LM's; `text` tells which,
-    `predicts_two`: a second token, `half`: in fp16. `gated`: as the row's own MLPs are. `kempner`: as `of_kempner`
-    says.
+    `predicts_two`: a second token, `half`: in fp16, `loaded_twice`: moments of a run after a stop. `gated`: as the
+    row's own MLPs are. `kempner`: as `of_kempner` says.
     """
 
     spec: JobSpec
@@ -64,6 +65,7 @@ class Planned(NamedTuple):
     text: str
     predicts_two: bool
     half: bool
+    loaded_twice: bool
     gated: bool
     kempner: bool
 
@@ -134,7 +136,7 @@ def plan_of(row: PublishedRow) -> Planned:
         precision=precision,
         attention="unfused" if lacks_fused_attention(row) else _attention(text, stack),
         compile=stack == "fsdp2" and not _computes_loss_apart(row),
-        dropout=tests_of_megatron(row) and layout.cp == 1 and not re.search(WITHOUT_DROPOUT, text),
+        dropout=_drops_out(row, text, layout),
     )
     spec = JobSpec(model=model, layout=layout, train=train, resources=Resources(device=cluster.device, stack=stack))
     told = row.text("recompute").lower() not in ("see recipe", "unknown", "")
@@ -153,11 +155,18 @@ def plan_of(row: PublishedRow) -> Planned:
         text=text,
         predicts_two=predicts_two(row, text) is not None,
         half=row.text("precision").lower() == "fp16",
+        loaded_twice=keeps_loaded(row),
         gated=is_gated(row, text),
         kempner=of_kempner(row),
         any_recompute=not told,
         usual_recompute=not told and repeated_by(row) is None,
     )
+
+
+def _drops_out(row: PublishedRow, text: str, layout: Layout) -> bool:
+    if tests_of_megatron(row):
+        return layout.cp == 1 and not re.search(WITHOUT_DROPOUT, text)
+    return drops_out(row)
 
 
 def _meter(row: PublishedRow) -> Meter:

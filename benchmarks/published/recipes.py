@@ -16,6 +16,7 @@ from benchmarks.published.rows import PublishedRow
 from planner.hardware.stacks import (
     ALL_TO_ALL,
     EARLY_BLACKWELL_FP8,
+    FLASH_2,
     GRAPHED_ATTENTION,
     GRAPHED_ROUTER,
     OVERLAPPED_EXPERTS,
@@ -130,6 +131,25 @@ def lacks_fused_attention(row: PublishedRow) -> bool:
     return of_nemo_deepseek(row) and "h100" not in row.text("gpu").lower()
 
 
+def runs_flash_2(row: PublishedRow) -> bool:
+    """Whether FlashAttention 2 stands for cuDNN's on an H100 (NVTE_FUSED_ATTN=0): in NeMo's launcher up to 24.07
+    (launcher_scripts/conf/config.yaml), in dgxc-benchmarking until 25.02 for Grok and Nemotron 340B, and for GPT-3 in
+    24.11 (their configure.sh and launch.sh)."""
+    model, path = row.text("model").lower(), row.text("source_repo_path")
+    if "h100" not in row.text("gpu").lower():
+        return False
+    if row.source == "NVIDIA/NeMo":
+        return True
+    pattern = "grok|nemotron4-340b|gpt3" if "@v24.11" in path else "grok|nemotron4-340b"
+    return re.search("dgxc-benchmarking@v(24.11|25.02)", path) is not None and re.search(pattern, model) is not None
+
+
+def drops_out(row: PublishedRow) -> bool:
+    """Whether NeMo trained GPT-3, a tenth of whose activations it drops out (dgxc-benchmarking's
+    nemo_megatron/gpt3_175b_hydra.yaml, its launcher's conf/training/gpt3/20b.yaml)."""
+    return row.source in ("NVIDIA/NeMo", "NVIDIA/dgxc-benchmarking") and "gpt3" in row.text("model").lower()
+
+
 def predicts_second(row: PublishedRow) -> bool:
     """Whether the model predicts a second token: DeepSeek-V3's recipes, `mtp_num_layers` 1 and NeMo's `use_mtp`."""
     bridge = of_bridge(row) and re.search(r"deepseek-v3(?!.*w/o mtp)", row.text("model").lower()) is not None
@@ -151,6 +171,8 @@ def divides_by_cost(row: PublishedRow) -> bool:
 def switched_on(row: PublishedRow) -> dict[str, Any]:
     """Constants of the stack that a row's recipe changes."""
     early = {"gemm_fp8": EARLY_BLACKWELL_FP8} if _is_early_blackwell(row) else dict[str, Any]()
+    if runs_flash_2(row):
+        early["attention"] = STACKS["megatron"].attention * FLASH_2
     if row.source == "NVIDIA/dgxc-benchmarking":
         return early | _of_dgxc(row)
     if not of_bridge(row):

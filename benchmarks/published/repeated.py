@@ -44,9 +44,8 @@ _ALL = (
     Recipes("deepseek-v3", r"\bb300", "bf16", before="26.02.01"),
     Recipes("deepseek-v3", r"\bb200", "nvfp4", pp=8),
 )
-# DeepSeek's script asks for selective recompute; where no module is named Megatron repeats attention
-# (transformer_config.py, `recompute_modules`).
-_ATTENTION = (Recipes("deepseek-v3", "gb300", "mxfp8", since="26.06"),)
+# An empty list of modules, which Megatron takes as such (transformer_config.py puts attention in the place of none).
+_NOTHING = (Recipes("deepseek-v3", "gb300", "mxfp8", since="26.06"),)
 _LATENTS = (Recipes("deepseek-v3|kimi-k2", "", ""),)
 _WHOLE = (Recipes("llama3.*-405b", r"\bg?b200", "nvfp4", before="26.06"),)
 # Layers of the model that go to the host, of 80 and 126, and those of them that are repeated whole; under FSDP.
@@ -83,7 +82,7 @@ def repeated_by(row: PublishedRow) -> Repeated | None:
         (_MLP, ("mlp",)),
         (_ALL, ("latents", "activation", "norms")),
         (_LATENTS_AND_MLP, ("latents", "mlp")),
-        (_ATTENTION, ("attention",)),
+        (_NOTHING, ()),
         (_LATENTS, ("latents",)),
     )
     return Repeated(next((modules for recipes, modules in named if any_of(row, recipes)), ()))

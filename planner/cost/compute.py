@@ -11,8 +11,10 @@ from planner.facts.spec import JobSpec, StackName
 from planner.facts.tensors.shards import Held
 from planner.hardware.calibration import Calibration
 from planner.hardware.cluster import LAUNCH_S, Accelerator, kernel_seconds
-from planner.hardware.kernels import Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work
+from planner.hardware.kernels import Flash, Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work
 from planner.hardware.stacks import Stack
+
+HOPPER = ("H100", "H200")  # of their names
 
 
 class Halves(NamedTuple):
@@ -150,6 +152,8 @@ class Compute:
             one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute)
             if isinstance(kernel, Pass):
                 one *= stack.bytes_of(kernel.kind)
+            if isinstance(kernel, Flash) and _is_hopper(accelerator):
+                one *= 1 + stack.attention_tokens_hopper / kernel.tokens
             seconds += one
         return seconds
 
@@ -173,14 +177,19 @@ class Compute:
         return max(0.0, host_s - device_s)
 
 
+def _is_hopper(accelerator: Accelerator) -> bool:
+    return any(kind in accelerator.name for kind in HOPPER)
+
+
 def _tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
     """The accelerator as the stack uses it."""
     gemm = stack.gemm * (stack.gemm_hopper if accelerator.fp8_flops else 1)
+    attention = stack.attention * (stack.attention_hopper if _is_hopper(accelerator) else 1)
     return accelerator.model_copy(
         update={
             "gemm_efficiency": accelerator.gemm_efficiency * gemm,
             "fp8_efficiency": accelerator.fp8_efficiency * gemm * stack.gemm_fp8,
-            "attention_efficiency": accelerator.attention_efficiency * stack.attention,
+            "attention_efficiency": accelerator.attention_efficiency * attention,
             "launch_s": accelerator.launch_s * stack.launch_s / LAUNCH_S,
         }
     )

@@ -40,10 +40,11 @@ class Pass(NamedTuple):
 
 
 class Flash(NamedTuple):
-    """Fused causal attention: `flops` counts only the scores that the mask leaves."""
+    """Fused causal attention on a sequence of so many tokens: `flops` counts only the scores that the mask leaves."""
 
     flops: int
     num_bytes: int
+    tokens: int
 
 
 Kernel = Gemm | Pass | Flash
@@ -228,7 +229,8 @@ def _fused(spec: JobSpec) -> Halves:
     flops = tokens * train.seq_len * heads * (qk + v)  # 2 FLOP, halved by the mask
     size = 2 * tokens * heads * (qk + v) * e
     again = (Pass(0),) * (RING_KERNELS * (spec.layout.cp - 1))
-    return (Flash(flops, size), *again), (Flash(flops * 5 // 2, 2 * size), *again)
+    forward = Flash(flops, size, train.seq_len // spec.layout.cp)
+    return (forward, *again), (forward._replace(flops=flops * 5 // 2, num_bytes=2 * size), *again)
 
 
 def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool, norms_heads: bool) -> Halves:

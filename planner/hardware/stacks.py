@@ -21,7 +21,8 @@ class Stack(NamedTuple):
     `within`: 9 of 10 step times of the report half lie no further from the estimate; of a stack with few rows, of all.
     `measured_on`: what is in the names of accelerators that `within` holds on; any other has the widest. Empty is all.
     `gemm`, `attention`: of the accelerator's own efficiency; `gemm_hopper` also, where it has fp8: power holds the
-    clock of those down; `gemm_fp8` of products in fp8. `joins_products`: queries, keys and values are one product, so
+    clock of those down; `gemm_fp8` of products in fp8; `attention_hopper` on Hopper besides, of the longest sequences,
+    and half of it on one of `attention_tokens_hopper`. `joins_products`: queries, keys and values are one product, so
     are gate and up. `adds_gradients`: share of the time to read and write a gradient that its product takes longer
     where it adds to it.
     `norms`, `scores` (unfused attention), `casts` (to fp8), `loss` (over logits) and `passes` (all else that is no
@@ -66,6 +67,8 @@ class Stack(NamedTuple):
     joins_products: bool = False
     adds_gradients: float = 0.0
     attention: float = 1.0
+    attention_hopper: float = 1.0
+    attention_tokens_hopper: int = 0
     norms: float = 1.0
     scores: float = 1.0
     casts: float = 1.0
@@ -119,6 +122,11 @@ class Stack(NamedTuple):
 # communicator for each group and pair of stages, and buckets of 5e8 gradients. Scaling's engine has the same of both.
 _PIPELINE_ENGINE = 6 * 10**9
 
+# Of attention on an H100 (Transformer Engine's docs/examples/attention/attention.ipynb, head dimension 128, causal,
+# forward and backward): cuDNN's takes 0.3664 ms for 32 heads of 2,048 tokens and 7.4875 ms for 64 of 8,192, 32 times
+# the work, as if 1,900 tokens more stood in each row; FlashAttention 2 takes 1.6 times as long for either.
+CUDNN_TOKENS, FLASH_2 = 1900, 1 / 1.6
+
 STACKS: dict[StackName, Stack] = {
     # 4 rows of eager FSDP2 (torchtitan, KempnerForge); what they do not tell is fsdp1's. The host: `make bench-eager`.
     "ours": Stack(
@@ -139,6 +147,8 @@ STACKS: dict[StackName, Stack] = {
         syncs_experts=True,
         joins_products=True,
         adds_gradients=0.5,
+        attention_hopper=1.46,  # cuDNN's: 0.49 of peak
+        attention_tokens_hopper=CUDNN_TOKENS,
         divides_dispatch=True,
         shares_dispatch=True,
         hidden={"tp": 0.66},

@@ -255,7 +255,8 @@ def test_what_experts_keep_between_steps_is_shared_among_their_own_replicas(tmp_
     row = {"source_repo_path": "NVIDIA/Megatron-LM:tests/x.json", "model": "moe-test te_8experts2parallel", "ep": "2"}
     sizes = {"layers": "2", "hidden": "512", "heads": "8", "kv_heads": "8", "ffn": "2048", "gpus": "8", "dp": "4"}
     kind = {"measure_name": "steady_memory_bytes", "measure_value": "1e9"}
-    kind["note"] = "num-experts=8; swiglu; disable-bias-linear=True; position-embedding-type=rope"
+    kind["note"] = "num-experts=8; swiglu; disable-bias-linear=True; position-embedding-type=rope; "
+    kind["note"] += "no-gradient-accumulation-fusion=True"
     answers, skipped = answers_of(read_rows(_file(tmp_path / "rows.csv", {**row, **sizes, **kind, "tp": "2"})))
     assert skipped == []
     experts = 2 * 4 * 3 * 512 * 2048 // 2
@@ -276,6 +277,8 @@ OWN = {"gpu": "H100-SXM5-80GB", "gpus": "8", "layers": "12", "hidden": "512", "h
     "measure_name": "steady_memory_bytes",
     "source_repo_path": "NVIDIA/Megatron-LM:tests/x.json",
 }
+LOCAL = "transformer-impl=local; no-gradient-accumulation-fusion=True"
+MUON = "num-experts=8; no-gradient-accumulation-fusion=True"
 SECOND_TOKEN = {"layers": "16", "hidden": "1024", "heads": "32", "kv_heads": "32", "ffn": "4096", "vocab": "51712"} | {
     "seq": "4096",
     "tp": "2",
@@ -291,14 +294,14 @@ SECOND_TOKEN = {"layers": "16", "hidden": "1024", "heads": "32", "kv_heads": "32
 @pytest.mark.parametrize(
     ("name", "row", "published", "share"),
     [
-        ("gpt-test gpt3_mcore_tp1_pp1", {"precision": "fp16"}, 518_880_768, 1e-3),
+        ("gpt-test gpt3_mcore_tp1_pp1", {"precision": "fp16", "note": LOCAL}, 518_880_768, 1e-3),
         (
             "gpt-test gpt3_mcore_tp4_pp1",
-            {"precision": "fp16", "tp": "4", "dp": "2", "vocab": "50688", "zero": "0"},
+            {"precision": "fp16", "tp": "4", "dp": "2", "vocab": "50688", "zero": "0", "note": LOCAL},
             414_416_384,
             2e-3,
         ),
-        ("moe-test te_ep8_resume_muon", {"ep": "8", "zero": "0", "note": "num-experts=8"}, 1_096_738_304, 2e-3),
+        ("moe-test te_ep8_resume_muon", {"ep": "8", "zero": "0", "note": MUON}, 1_096_738_304, 2e-3),
         ("moe-test ep4_etp1_mtp", SECOND_TOKEN, 7_321_333_248, 0.02),
     ],
 )
@@ -307,8 +310,7 @@ def test_what_megatrons_own_tests_hold_is_counted(
 ) -> None:
     """Scores' buffer without Transformer Engine and fp16's gradients; Muon's one moment; a second token's layer, table
     and projection."""
-    text = {"note": "transformer-impl=local"} | row
-    rows = read_rows(_file(tmp_path / "rows.csv", {**OWN, **text, "model": name, "measure_value": str(published)}))
+    rows = read_rows(_file(tmp_path / "rows.csv", {**OWN, **row, "model": name, "measure_value": str(published)}))
     (answer,), skipped = answers_of(rows)
     assert skipped == []
     assert answer.predicted == pytest.approx(published, rel=share)

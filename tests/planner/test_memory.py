@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from planner.cost.memory import memory
 from planner.cost.memory.stage import rank_of_stage
 from planner.facts.parse import parse_fields
 
@@ -16,3 +19,15 @@ def test_a_gradient_is_let_go_when_its_copy_in_the_wider_type_is_there() -> None
     table, whole = 32_000 * 256, 33_024 * 256 + 512
     widened = chunk.sharding.widen(chunk.root, first=True)
     assert (widened.peak_bytes, widened.net_bytes) == (table * 4, whole * 2)
+
+
+@pytest.mark.parametrize(("tied", "tables"), [(True, 1), (False, 2)])
+def test_megatrons_fsdp_gathers_what_is_in_no_layer_for_a_whole_step(tied: bool, tables: int) -> None:
+    def gathered(vocab: int) -> int:
+        model = {"preset": "gpt-tiny", "vocab_size": vocab, "hidden_size": 256, "tied_embeddings": tied}
+        train = {"global_batch": 4, "micro_batches": 2, "seq_len": 128, "precision": "bf16"}
+        resources = {"device": "cuda", "stack": "megatron"}
+        fields = {"model": model, "layout": {"dp": 2, "zero": 3}, "train": train, "resources": resources}
+        return memory(parse_fields(fields), 0)["gathered"]
+
+    assert gathered(64_000) - gathered(32_000) == tables * 32_000 * 256 * 2

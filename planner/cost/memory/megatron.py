@@ -94,8 +94,9 @@ def _state(spec: JobSpec, stage: int) -> list[int]:
     found[BUFFERS] = 2 * rank.message * sum(not chunk.first for chunk in rank.chunks)
     if layout.keep_gathered:
         found[GATHERED] = max(chunk.elements() for chunk in rank.chunks) * mix.compute
-    elif layout.zero == 3:  # a layer in use, and the next
-        found[GATHERED] = 2 * max(unit.numel for c in rank.chunks for unit in (c.dense, c.moe)) * mix.compute
+    elif layout.zero == 3:  # a layer in use, and the next; all else to a step's end (megatron_fsdp.py, `_post_forward`)
+        layers = 2 * max(unit.numel for c in rank.chunks for unit in (c.dense, c.moe))
+        found[GATHERED] = (layers + sum(chunk.root.numel for chunk in rank.chunks)) * mix.compute
     return found
 
 
