@@ -12,6 +12,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from tests.support.patience import patient
 from tests.support.processes import wait_until
 
+WHAT_BUTTONS_SAY = """`focused ${document.hasFocus()}, at ${document.activeElement.outerHTML.slice(0, 200)}: `
+  + [...document.getElementsByTagName("button")].map((one) => one.textContent.trim()).join(" | ")"""
 LONGEST_MS = patient(30) * 1e3
 expect.set_options(timeout=LONGEST_MS)
 
@@ -49,7 +51,11 @@ def copied(page: Page, press: Callable[[], None]) -> str:
         }"""
     )
     press()
-    wait_until(lambda: page.evaluate("window.saidCopied"), "the button says Copied", 30)
+    try:
+        wait_until(lambda: page.evaluate("window.saidCopied"), "the button says Copied", 30)
+    except AssertionError as error:
+        error.add_note(page.evaluate(WHAT_BUTTONS_SAY))
+        raise
     return str(page.evaluate("navigator.clipboard.readText()"))
 
 
