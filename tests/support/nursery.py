@@ -52,7 +52,8 @@ def main() -> None:
 
 
 def _launch(asked: dict[str, Any], outputs: list[int]) -> int:
-    """Fork the ranks and wait for them; the first that fails ends the others, which would wait for it."""
+    """Fork the ranks and wait for them; the first that fails ends the others, which would wait for it, and its code is
+    the launcher's."""
     os.setsid()
     for output, stream in zip(outputs, (1, 2), strict=True):
         os.dup2(output, stream)
@@ -68,15 +69,15 @@ def _launch(asked: dict[str, Any], outputs: list[int]) -> int:
             os.environ.update({**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)})
             _be(run)
         ranks.add(pid)
-    failed = False
+    code = 0
     while ranks:
         pid, status = os.wait()
         ranks.remove(pid)
-        if status and not failed:
-            failed = True
+        if status and not code:
+            code = abs(os.waitstatus_to_exitcode(status))
             for other in ranks:
                 os.kill(other, signal.SIGTERM)
-    return int(failed)
+    return code
 
 
 def _be(run: Callable[[], int | None]) -> None:

@@ -6,14 +6,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.ranks import run_to_end, torchrun
+from tests.support.ranks import forked, run_to_end, torchrun
 
 LEARNS: dict[str, Any] = {
     "model": {"preset": "gpt-tiny", "hidden_size": 64, "ffn_hidden_size": 256},
@@ -31,10 +30,11 @@ LEARNS: dict[str, Any] = {
 
 
 def run(spec: Path, data_root: Path, *, ranks: int = 1) -> subprocess.CompletedProcess[str]:
-    program = ["-m", "workers.trainer", "--spec", str(spec), "--data-root", str(data_root)]
-    argv = torchrun(ranks, *program) if ranks > 1 else [sys.executable, *program]
+    options = ["--spec", str(spec), "--data-root", str(data_root)]
+    if ranks == 1:
+        return forked(1, "workers.trainer.__main__", *options)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return run_to_end(argv, environment, limit_s=240)
+    return run_to_end(torchrun(ranks, "-m", "workers.trainer", *options), environment, limit_s=240)
 
 
 def written(folder: Path, spec: object) -> Path:
