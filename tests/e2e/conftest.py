@@ -1,4 +1,4 @@
-"""One installation and one browser for all browser tests of a process."""
+"""One installation for all browser tests of a process, one browser for those of a module."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def listed(board: Board) -> tuple[list[dict[str, Any]]] | tuple[()]:
     return ()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     # Playwright's own loop would make Django refuse its synchronous ORM in this thread.
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"

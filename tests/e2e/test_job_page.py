@@ -28,6 +28,10 @@ SPEC: dict[str, Any] = {
     "train": {"steps": 5000, "global_batch": 4, "seq_len": 64, "eval_every": 20, "checkpoint_every": 25},
 }
 BLOCKS = ("h1", "#status", "#figures", "#health", "#places", "#parts", "#start", "#traffic", "#loss")
+BOXES = """(names) => names.map((name) => {
+  const { left, top, right, bottom } = document.querySelector(name).getBoundingClientRect();
+  return [left, top, right, bottom];
+})"""
 SECONDS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
 SHIFTS = """() => new Promise((resolve) => {
   let sum = 0;
@@ -50,7 +54,7 @@ def watched(running_board: Board) -> Iterator[str]:
     running_board.wait_for(job, "running")
     for process in running_board.processes(job):
         with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, process, 10)  # it would take the time of all tests that run beside these
+            os.setpriority(os.PRIO_PROCESS, process, 15)  # it would take the time of all tests that run beside these
     yield job
     if not running_board.job(job)["finished"]:
         running_board.call("POST", f"jobs/{job}/cancel")
@@ -80,7 +84,7 @@ def window(page: Page, chart: str) -> list[float]:
 
 
 def test_the_first_screen_holds_all_that_one_asks_first_and_nothing_moves(tab: Page) -> None:
-    boxes = {name: box(tab.locator(name)) for name in BLOCKS}
+    boxes = dict(zip(BLOCKS, tab.evaluate(BOXES, BLOCKS), strict=True))  # all at once: the run goes on
     for name, (left, top, right, bottom) in boxes.items():
         assert left >= 0, name
         assert top >= 0, name
