@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import gc
 import multiprocessing
+import socket
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -100,6 +101,29 @@ class BoundedHeads(HttpToolsProtocol):
             self.transport.close()
 
 
+class Divided(Multiprocess):
+    """Each process listens for itself, and the kernel divides connections among those that do. Of one socket that all
+    listen on, whoever wakes first takes all that wait: one process then had four fifths of the work."""
+
+    def __init__(self, serving: uvicorn.Config) -> None:
+        serving.bind_socket().close()  # or another server of this user on this port would be joined
+        super().__init__(serving, [])
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """For one process more, which alone keeps it: this one lets go of it when that has begun."""
+        family = socket.AF_INET6 if ":" in self.config.host else socket.AF_INET
+        made = socket.socket(family)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.bind((self.config.host, self.config.port))
+        return [made]
+
+    @sockets.setter
+    def sockets(self, _none: list[socket.socket]) -> None:
+        """uvicorn's own would be of all."""
+
+
 def application() -> Any:
     """What each process that serves begins with."""
     if parent := multiprocessing.parent_process():
@@ -152,7 +176,7 @@ def main() -> None:
     if asked.web_processes == 1:
         uvicorn.Server(serving).run()
         return
-    Multiprocess(serving, [serving.bind_socket()]).run()
+    Divided(serving).run()
 
 
 if __name__ == "__main__":

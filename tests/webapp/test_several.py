@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from tests.support.processes import RedisServer, gone, wait_until
-from tests.support.web import site
+from tests.support.web import Site, site
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +35,37 @@ def test_a_process_that_is_killed_is_replaced_and_none_outlives_their_parent(
         board.process.send_signal(signal.SIGKILL)
         for process in left:
             wait_until(lambda pid=process.pid: gone(pid), "it ends with its parent")  # type: ignore[misc]
+
+
+def test_connections_are_divided_among_the_processes(tmp_path: Path, redis_service: RedisServer) -> None:
+    """Of 96 that come at once each process of two has 48, give or take what chance does: less than 24 in 1 of 10^6."""
+    database = f"sqlite:///{tmp_path}/db.sqlite3"
+    with (
+        site(database, redis_service, tmp_path / "web", MESHBOARD_WEB_PROCESSES="2") as board,
+        contextlib.ExitStack() as open_ones,
+    ):
+        processes = wait_until(lambda: both_listen(board), "both listen")
+        for _ in range(96):
+            open_ones.enter_context(socket.create_connection(("127.0.0.1", board.port)))
+        counts = wait_until(lambda: all_taken(processes, board.port, 96), "all are taken")
+        assert min(counts) >= 24, counts
+
+
+def both_listen(board: Site) -> list[psutil.Process]:
+    found = [
+        one for one in serving(board.process.pid) if any(c.status == psutil.CONN_LISTEN for c in lines(one, board.port))
+    ]
+    return found if len(found) == 2 else []
+
+
+def all_taken(processes: list[psutil.Process], port: int, number: int) -> list[int]:
+    counts = [sum(c.status == psutil.CONN_ESTABLISHED for c in lines(one, port)) for one in processes]
+    return counts if sum(counts) >= number else []
+
+
+def lines(process: psutil.Process, port: int) -> list[Any]:
+    """Connections to this port that a process has."""
+    return [one for one in process.net_connections("tcp4") if one.laddr.port == port]
 
 
 def serving(parent: int) -> set[psutil.Process]:
