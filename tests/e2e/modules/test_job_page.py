@@ -323,10 +323,12 @@ def test_letters_of_marks_that_are_close_stand_side_by_side(modules: Page, marks
         ([2.001, 2.002, 2.003], ["2.001", "2.002", "2.003"]),
         ([1.0200, 1.0205, 1.0210], ["1.0200", "1.0205", "1.0210"]),
         ([5_001_000, 5_002_000], ["5.001e+6", "5.002e+6"]),
-        ([1.02000001, 1.02000002], ["1.02", "1.02"]),  # there is no room for as many digits
+        ([1.02000001, 1.02000002, 1.02000004], ["1.02", "+1e-8", "+3e-8"]),  # there is no room for as many digits
+        ([1e9, 1e9 + 1, 1e9 + 2], ["1.00e+9", "+1", "+2"]),
+        ([1.015, None, 1.016, None], ["1.015", "", "1.016", ""]),  # what uPlot leaves out
     ],
 )
-def test_ticks_of_an_axis_differ_as_far_as_there_is_room(modules: Page, ticks: list[float], words: list[str]) -> None:
+def test_ticks_of_an_axis_differ(modules: Page, ticks: list[float | None], words: list[str]) -> None:
     body = "return m.tickWords((value) => value.toPrecision(3))(null, x)"
     assert call(modules, "charts/ticks.js", body, ticks) == words
 

@@ -59,13 +59,27 @@ export function stepTicks(curve, from, to, most) {
 
 const MOST_LETTERS = 8; // that stand beside an axis
 
-/** Words of a value axis' ticks. Where `format` makes two of them alike: plain numbers that tell them apart, if they fit. */
+/**
+ * Words of a value axis' ticks. Where `format` makes two of them alike: plain numbers that tell them apart, if they fit;
+ * else the lowest, and how much more the others are.
+ */
 export const tickWords = (format) => (_, ticks) => {
-  const words = ticks.map((tick) => (tick === null ? "" : format(tick)));
-  if (ticks.length < 2 || new Set(words).size === words.length) return words;
+  const told = ticks.filter((tick) => tick !== null);
+  const words = told.map(format);
+  const chosen = new Set(words).size === words.length ? words : (plainWords(told) ?? aboveLowest(told, format));
+  return ticks.map((tick) => (tick === null ? "" : chosen[told.indexOf(tick)]));
+};
+
+function plainWords(ticks) {
   const [gap, most] = [Math.abs(ticks[1] - ticks[0]), Math.max(...ticks.map(Math.abs))];
   const place = (value) => Math.floor(Math.log10(value) + 1e-9);
   const extreme = most < 1e-3 || most >= 1e6;
   const plain = ticks.map((tick) => (extreme ? tick.toExponential(Math.max(0, place(most) - place(gap))) : tick.toFixed(Math.max(0, -place(gap)))));
-  return plain.every((one) => one.length <= MOST_LETTERS) ? plain : words;
-};
+  return plain.every((one) => one.length <= MOST_LETTERS) ? plain : null;
+}
+
+function aboveLowest(ticks, format) {
+  const lowest = Math.min(...ticks);
+  const more = (value) => (value < 1e-3 ? value.toExponential() : String(value));
+  return ticks.map((tick) => (tick === lowest ? format(tick) : `+${more(Number((tick - lowest).toPrecision(2)))}`));
+}
