@@ -60,6 +60,10 @@ SHA1_BYTES_PER_S = 1.6e9
 # Of a matrix, what Muon launches one by one: its norm, 5 iterations of three products, casts, momentum and update
 # (emerging_optimizers, `newton_schulz`); queries, keys and values are a matrix each.
 MUON_KERNELS = 27
+# --test-mode with --qk-layernorm: each layer's forward compares four weights with those of every data and tensor rank,
+# two kernels each, and gathers them (attention.py, `run_realtime_tests`); each list that is gathered is copied.
+COMPARES_RANKS = r"qk_layernorm_test_mode"
+COMPARED, COMPARE_KERNELS, GATHER_KERNELS = 4, 2, 2
 # --moe-router-dtype fp32, and --tp-comm-overlap.
 FP32_ROUTER = r"te_ep8|ep4_etp1|scoped_cudagraph|deepseek_proxy"
 OVERLAPS_TENSORS = r"tp_overlap"
@@ -113,12 +117,17 @@ _OF_OCTOBER = (
 
 def after_step_s(text: str, spec: JobSpec) -> float:
     """Seconds a step that the host of a test takes for its optimiser and its checks, beyond Adam's one kernel."""
-    last, seconds = spec.layout.pp - 1, 0.0
+    layout, last, seconds = spec.layout, spec.layout.pp - 1, 0.0
+    if re.search(COMPARES_RANKS, text):
+        copies = layout.dp + layout.tp
+        kernels = 1 + 2 * GATHER_KERNELS + copies * (1 + COMPARED * COMPARE_KERNELS)
+        layers = spec.train.micro_batches * held(spec, last).num_layers
+        seconds += layers * kernels * LAUNCH_S
     if re.search(HASHES_WEIGHTS, text):
         seconds += FP32_BYTES * held_parameters(spec, last) / SHA1_BYTES_PER_S
     if re.search(MUON, text):
         own, moe = held(spec, last), spec.model.moe
-        experts = own.num_moe_layers * (1 + 2 * moe.num_experts // spec.layout.ep) if moe else 0
+        experts = own.num_moe_layers * (1 + 2 * moe.num_experts // layout.ep) if moe else 0
         matrices = own.num_layers * 4 + experts + 2 * (own.num_layers - own.num_moe_layers)
         seconds += matrices * MUON_KERNELS * LAUNCH_S
     return seconds

@@ -1,10 +1,10 @@
 """What NVIDIA's recipes for mixtures switch on by release, as their repository's tags have it.
 
 Megatron-Bridge, scripts/performance/configs/*/*_workload_base_configs.py: v0.1.0 is release 25.09, v0.2.0 25.11, v0.3.0
-26.02, v0.3.1 26.02.01, v0.4.0 26.04, v0.5.0 26.06, v0.5.1 26.06.01. `moe_a2a_overlap` sends one micro-batch's tokens
-beside the products of another; `cutedsl_fused_grouped_mlp` computes an expert's MLP in one kernel, with the whole
-iteration in a CUDA graph; `cuda_graph_scope` names the modules that are one otherwise. dgxc-benchmarking: its launch
-scripts by tag.
+26.02, v0.3.1 26.02.01, v0.4.0 26.04, v0.4.2 26.04.01, v0.5.0 26.06, v0.5.1 26.06.01. `moe_a2a_overlap` sends one
+micro-batch's tokens beside the products of another; `cutedsl_fused_grouped_mlp` computes an expert's MLP in one kernel,
+with the whole iteration in a CUDA graph; `cuda_graph_scope` names the modules that are one otherwise.
+dgxc-benchmarking: its launch scripts by tag.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import re
 from typing import Any, NamedTuple
 
 from benchmarks.published.rows import PublishedRow
+from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2
 from planner.hardware.stacks import (
     ALL_TO_ALL,
     EARLY_BLACKWELL_FP8,
-    FLASH_2,
     GRAPHED_ATTENTION,
     GRAPHED_ROUTER,
     OVERLAPPED_EXPERTS,
+    SLOW_BIAS_SUMS,
     STACKS,
     WHOLE_GRAPH,
 )
@@ -37,7 +38,7 @@ class Recipes(NamedTuple):
     ep: int | None = None
 
 
-WINDOW = 128
+WINDOW = 128  # tokens that every second layer of gpt-oss sees (its provider's `window_size`, `window_attn_skip_freq`)
 _OVERLAPPED = (
     Recipes("qwen3-235b", "h100", "", since="25.11"),
     Recipes("qwen3-235b", r"\bb200", "", since="25.11", before="26.02"),
@@ -56,12 +57,12 @@ _ALL_TO_ALL = (
     Recipes("gpt-oss", "gb300", "bf16"),
     Recipes("gpt-oss", "gb300", "", before="26.06"),
     Recipes("gpt-oss", "gb200", "", before="26.04"),
-    Recipes("gpt-oss", "gb200", "bf16", since="26.06"),
+    Recipes("gpt-oss", "gb200", "bf16", since="26.04.01"),
     Recipes("gpt-oss", r"\bb[23]00", "", ep=64),
-    Recipes("gpt-oss", r"\bb200", "", since="26.06"),
+    Recipes("gpt-oss", r"\bb200", "", since="26.04.01"),
     Recipes("qwen3-235b", "h100", ""),
     Recipes("qwen3-235b", r"\bb200", "", before="26.06.01"),
-    Recipes("qwen3-235b", r"\bb300", "", before="26.06"),
+    Recipes("qwen3-235b", r"\bb300", "", before="26.04.01"),
     Recipes("qwen3-30b", r"\bb200", "", before="26.02.01"),
     Recipes("qwen3-30b", "h100", "", before="26.02"),
     Recipes("deepseek-v3", r"\bb200", "", before="26.02"),
@@ -106,6 +107,9 @@ _DENSE_WHOLE = (
     Recipes("llama3.*-8b", "b[23]00", ""),
     Recipes("llama3.*-70b", r"\bb200", "bf16"),
 )
+# `cutedsl_fused_grouped_mlp` of experts that have biases, with the cudnn-frontend that the page of 26.06.01 blames for
+# gpt-oss (issue 256).
+_SLOW_BIAS_SUMS = (Recipes("gpt-oss", r"b[23]00", "mxfp8", since="26.06.01", before="26.08"),)
 # `fp8_output_proj`: deepseek_llm_pretrain.py, gpt_oss_llm_pretrain.py.
 _NARROW_HEAD = (
     Recipes("deepseek-v3", "gb[23]00", "mxfp8", since="26.06"),
@@ -144,6 +148,11 @@ def runs_flash_2(row: PublishedRow) -> bool:
     return re.search("dgxc-benchmarking@v(24.11|25.02)", path) is not None and re.search(pattern, model) is not None
 
 
+def has_early_cudnn(row: PublishedRow) -> bool:
+    """Whether cuDNN is one of 2025's, before 9.17: Megatron-Bridge's releases from 26.02 on have a later one."""
+    return _is_early_blackwell(row) or (of_bridge(row) and row.release < "26.02")
+
+
 def drops_out(row: PublishedRow) -> bool:
     """Whether NeMo trained GPT-3, a tenth of whose activations it drops out (dgxc-benchmarking's
     nemo_megatron/gpt3_175b_hydra.yaml, its launcher's conf/training/gpt3/20b.yaml)."""
@@ -171,20 +180,24 @@ def divides_by_cost(row: PublishedRow) -> bool:
 def switched_on(row: PublishedRow) -> dict[str, Any]:
     """Constants of the stack that a row's recipe changes."""
     early = {"gemm_fp8": EARLY_BLACKWELL_FP8} if _is_early_blackwell(row) else dict[str, Any]()
+    if has_early_cudnn(row):
+        early["attention_blackwell"] = EARLY_CUDNN_BLACKWELL
     if runs_flash_2(row):
         early["attention"] = STACKS["megatron"].attention * FLASH_2
     if row.source == "NVIDIA/dgxc-benchmarking":
         return early | _of_dgxc(row)
     if not of_bridge(row):
         return early
-    megatron, changed = STACKS["megatron"], dict[str, Any]()
+    megatron, changed = STACKS["megatron"], early
     if "gpt-oss" in row.text("model").lower():
         changed |= {"experts_biased": True, "experts_clamped": True}
-        changed["attention"] = megatron.attention / _looked_back(row.count("seq"))
+        changed["window"] = WINDOW
     if row.text("precision").lower() in ("fp8", "fp8-cs"):  # `fp8_param_gather`: mixed_precision.py
         changed["narrow_parameters"] = True
     if predicts_second(row):
         changed["heads"] = 2
+    if any_of(row, _SLOW_BIAS_SUMS):
+        changed["bias_sums"] = SLOW_BIAS_SUMS
     if any_of(row, _NARROW_HEAD):
         changed["narrow_head"] = True
     if any_of(row, _ALL_TO_ALL):
@@ -205,13 +218,6 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     return changed
 
 
-def _looked_back(seq: int) -> float:
-    """Share of the causal scores that gpt-oss computes: every second layer's queries see 128 tokens (its provider's
-    `window_size`, `window_attn_skip_freq`)."""
-    window = min(1.0, WINDOW / seq)
-    return (1 + window * (2 - window)) / 2
-
-
 def _of_dgxc(row: PublishedRow) -> dict[str, Any]:
     """NeMo's graphs on GB200 (nemotron/launch.sh, grok1/launch.sh: --cuda_graphs true). Grok 1 before: each expert by
     itself, buffers of a capacity, tokens sent by all-to-all (grok1/grok1_314b.yaml)."""
@@ -229,8 +235,10 @@ def _of_dgxc(row: PublishedRow) -> dict[str, Any]:
 
 
 def _is_early_blackwell(row: PublishedRow) -> bool:
-    """Whether a row is of the first software for Blackwell, of spring 2025."""
-    of_spring = re.search(r"dgxc-benchmarking@v25\.0|training_results_v5\.0", row.text("source_repo_path"))
+    """Whether a row is of the first software for Blackwell, of spring 2025; NeMo's page of long sequences names the
+    image 25.04.rc2 (19fadb67)."""
+    path = r"dgxc-benchmarking@v25\.0|training_results_v5\.0|NVIDIA/NeMo:.*long_sequence"
+    of_spring = re.search(path, row.text("source_repo_path"))
     return of_spring is not None and re.search(r"b200", row.text("gpu").lower()) is not None
 
 

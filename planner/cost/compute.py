@@ -9,12 +9,14 @@ from planner.cost.memory import megatron
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec, StackName
 from planner.facts.tensors.shards import Held
+from planner.hardware.attention import Attention
 from planner.hardware.calibration import Calibration
 from planner.hardware.cluster import LAUNCH_S, Accelerator, kernel_seconds
 from planner.hardware.kernels import Flash, Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work
 from planner.hardware.stacks import Stack
 
 HOPPER = ("H100", "H200")  # of their names
+BLACKWELL = ("B200", "B300")
 
 
 class Halves(NamedTuple):
@@ -91,13 +93,17 @@ class Compute:
                     clamped=stack.experts_clamped,
                     sorts=stack.sorts_dispatch,
                     norms_heads=stack.norms_heads,
+                    window=stack.window,
                     repeats=repeats,
                 )
                 moe = self._layer(spec, work, waits=stack.syncs_experts)
+                slower = (stack.bias_sums - 1) * self._seconds(spec, work.bias_sums)
+                moe = moe._replace(backward_input_s=moe.backward_input_s + slower)
             head = head_work(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
             ends = (self._halves(spec, embedding_work(spec)), self._halves(spec, head))
+            dense = layer_work(spec, joined=joined, norms_heads=stack.norms_heads, window=stack.window, repeats=repeats)
             pieces = (
-                self._layer(spec, layer_work(spec, joined=joined, norms_heads=stack.norms_heads, repeats=repeats)),
+                self._layer(spec, dense),
                 moe,
                 *ends,
             )
@@ -152,8 +158,8 @@ class Compute:
             one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute)
             if isinstance(kernel, Pass):
                 one *= stack.bytes_of(kernel.kind)
-            if isinstance(kernel, Flash) and _is_hopper(accelerator):
-                one *= 1 + stack.attention_tokens_hopper / kernel.tokens
+            if isinstance(kernel, Flash):
+                one *= _attention(accelerator, stack).times(kernel)
             seconds += one
         return seconds
 
@@ -177,14 +183,16 @@ class Compute:
         return max(0.0, host_s - device_s)
 
 
-def _is_hopper(accelerator: Accelerator) -> bool:
-    return any(kind in accelerator.name for kind in HOPPER)
+def _attention(accelerator: Accelerator, stack: Stack) -> Attention:
+    if any(kind in accelerator.name for kind in HOPPER):
+        return stack.attention_hopper
+    return stack.attention_blackwell if any(kind in accelerator.name for kind in BLACKWELL) else Attention()
 
 
 def _tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
     """The accelerator as the stack uses it."""
     gemm = stack.gemm * (stack.gemm_hopper if accelerator.fp8_flops else 1)
-    attention = stack.attention * (stack.attention_hopper if _is_hopper(accelerator) else 1)
+    attention = stack.attention * _attention(accelerator, stack).share
     return accelerator.model_copy(
         update={
             "gemm_efficiency": accelerator.gemm_efficiency * gemm,

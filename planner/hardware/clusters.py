@@ -20,6 +20,8 @@ _CPU_FRAGMENTATION = 0.13  # glibc's heap keeps what is too small to be given ba
 
 _HOPPER = 0.72  # power keeps a large product at about 720 of 989 TFLOP/s
 _BLACKWELL = 0.54  # as above, about 1,300 of 2,400
+_FUSED = 0.375  # attention on Blackwell; on its Ultra exponentials are twice as fast, and cuDNN's own runs take 0.90
+_ULTRA_FUSED = _FUSED / 0.9  # (planner/hardware/attention.py)
 
 ACCELERATORS = {
     a.name: a
@@ -79,7 +81,7 @@ ACCELERATORS = {
             num_sms=148,
             gemm_efficiency=_BLACKWELL,
             fp8_efficiency=0.67,
-            attention_efficiency=0.375,
+            attention_efficiency=_FUSED,
             reserved_bytes=_CONTEXT,
         ),
         Accelerator(
@@ -93,7 +95,7 @@ ACCELERATORS = {
             num_sms=148,
             gemm_efficiency=_BLACKWELL,
             fp8_efficiency=0.67,
-            attention_efficiency=0.375,
+            attention_efficiency=_ULTRA_FUSED,
             reserved_bytes=_CONTEXT,
         ),
         Accelerator(
@@ -108,7 +110,7 @@ ACCELERATORS = {
             num_sms=152,
             gemm_efficiency=_BLACKWELL,
             fp8_efficiency=0.67,
-            attention_efficiency=0.375,
+            attention_efficiency=_FUSED,
             reserved_bytes=_CONTEXT,
         ),
         Accelerator(
@@ -123,7 +125,7 @@ ACCELERATORS = {
             num_sms=152,
             gemm_efficiency=_BLACKWELL,
             fp8_efficiency=0.67,
-            attention_efficiency=0.375,
+            attention_efficiency=_ULTRA_FUSED,
             reserved_bytes=_CONTEXT,
         ),
         Accelerator(

@@ -40,11 +40,13 @@ class Pass(NamedTuple):
 
 
 class Flash(NamedTuple):
-    """Fused causal attention on a sequence of so many tokens: `flops` counts only the scores that the mask leaves."""
+    """Fused causal attention by heads of `width`: `flops` counts only the scores that the mask leaves, `tokens` is the
+    length of a row that has as many without a window."""
 
     flops: int
     num_bytes: int
-    tokens: int
+    tokens: float
+    width: int = 128
 
 
 Kernel = Gemm | Pass | Flash
@@ -62,7 +64,8 @@ class Work(NamedTuple):
     """Kernels of a layer's forward, of the backward of its inputs, and of the backward of its weights.
 
     `repeated` are those of the forward that selective recompute repeats, `operations` those that it repeats where it
-    keeps outputs of operations, `attention` those that need keys and values.
+    keeps outputs of operations, `attention` those that need keys and values, `bias_sums` those of the backward of
+    inputs that sum a bias' gradient where experts' MLPs are fused: the second product's, with the activation's.
     """
 
     forward: tuple[Kernel, ...]
@@ -71,12 +74,16 @@ class Work(NamedTuple):
     repeated: tuple[Kernel, ...] = ()
     operations: tuple[Kernel, ...] = ()
     attention: tuple[Kernel, ...] = ()
+    bias_sums: tuple[Kernel, ...] = ()
 
 
 # Kernels too small to take the device's time, which the host launches all the same; chosen on Megatron-LM's own
 # tests among the published rows, both halves: of a router, forward and backward, and of each further part of a ring.
 ROUTER_KERNELS = 3
 RING_KERNELS = 4
+# Rows of queries in a further step of a balanced ring: half of them, or all on half of the keys (Transformer Engine's
+# context_parallel.py).
+RING_ROWS = 0.75
 # Of a layer that ZeRO-3 shards, counted in FSDP2 (torch 2.13, _fsdp_collectives.py): shards copied in, gathered, copied
 # out, and two events; in backward as many, and gradients copied in, reduced, divided, added up, with an event.
 SHARD_KERNELS = (5, 10)
@@ -101,6 +108,7 @@ def layer_work(
     clamped: bool = False,
     sorts: bool = False,
     norms_heads: bool = False,
+    window: int = 0,
     repeats: Sequence[Module] = ("norms", "activation"),
 ) -> Work:
     """One transformer layer of one micro-batch on one rank.
@@ -108,12 +116,13 @@ def layer_work(
     `joined`: queries, keys and values are one product, so are gate and up. `apart`: each expert's products are its own.
     `biased`: each expert adds a bias to what it gives. `clamped`: its gate and up are, by kernels of their own.
     `sorts`: what came is put in the experts' order by a pass, and back. `norms_heads`: queries and keys are normed.
+    `window`: tokens that the queries of every second layer see, 0 for all; this layer is the mean of both kinds.
     `repeats`: what selective recompute repeats where attention is fused.
     """
     inner = [*(_expert_products(spec, joined=joined, apart=apart) if moe else _mlp_products(spec, joined=joined))]
     products = [*_attention_products(spec, joined=joined), *inner]
     unfused = spec.train.attention == "unfused"
-    scores = _unfused(spec) if unfused else _fused(spec)
+    scores = _unfused(spec) if unfused else _fused(spec, window)
     passes_forward, passes_backward = _passes(spec, moe=moe, biased=biased, sorts=sorts, norms_heads=norms_heads)
     clamps_forward, clamps_backward = _clamps(spec) if moe and clamped else ((), ())
     casts_forward, casts_backward = _casts(spec, products)
@@ -129,7 +138,7 @@ def layer_work(
     return Work(
         forward=(*products, *scores[0], *passes_forward, *clamps_forward, *casts_forward),
         backward_input=(
-            *(g._replace(n=g.k, k=g.n) for g in products),
+            *(_for_inputs(g) for g in products),
             *scores[1],
             *passes_backward,
             *clamps_backward,
@@ -139,7 +148,13 @@ def layer_work(
         repeated=scores[0] if unfused else tuple(kernel for name in repeats for kernel in modules[name]),
         operations=(*products[1::2], *passes_forward, *clamps_forward, *casts_forward),
         attention=(*scores[0], *scores[1]),
+        bias_sums=(_for_inputs(inner[2 if joined else 3]), passes_backward[4]) if moe and biased else (),
     )
+
+
+def _for_inputs(product: Gemm) -> Gemm:
+    """The product of backward that gives the gradient of its input."""
+    return product._replace(n=product.k, k=product.n)
 
 
 def _attention_products(spec: JobSpec, *, joined: bool) -> Iterator[Gemm]:
@@ -219,18 +234,26 @@ def _unfused(spec: JobSpec) -> Halves:
     return tuple(forward), tuple(backward)
 
 
-def _fused(spec: JobSpec) -> Halves:
+def _fused(spec: JobSpec, window: int) -> Halves:
     """FlashAttention (2205.14135): half the scores under a causal mask; backward does 5 products to forward's 2."""
     model, train, tokens = spec.model, spec.train, micro_batch_tokens(spec)
     heads, e = model.num_heads // spec.layout.tp, mix_of(train.precision).compute
     qk, v = model.head_dim, model.head_dim
     if model.mla:
         qk, v = model.mla.nope_head_dim + model.mla.rope_head_dim, model.mla.value_head_dim
-    flops = tokens * train.seq_len * heads * (qk + v)  # 2 FLOP, halved by the mask
+    seen = _looked_back(window, train.seq_len)
+    flops = round(seen * tokens * train.seq_len * heads * (qk + v))  # 2 FLOP, halved by the mask
     size = 2 * tokens * heads * (qk + v) * e
     again = (Pass(0),) * (RING_KERNELS * (spec.layout.cp - 1))
-    forward = Flash(flops, size, train.seq_len // spec.layout.cp)
+    rows = 1 + RING_ROWS * (spec.layout.cp - 1)
+    forward = Flash(flops, size, seen * train.seq_len / rows, qk)
     return (forward, *again), (forward._replace(flops=flops * 5 // 2, num_bytes=2 * size), *again)
+
+
+def _looked_back(window: int, seq_len: int) -> float:
+    """Share of the causal scores that are computed where the queries of every second layer see only a window."""
+    share = min(1.0, window / seq_len) if window else 1.0
+    return (1 + share * (2 - share)) / 2
 
 
 def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool, norms_heads: bool) -> Halves:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from contracts.telemetry import Axis
 from planner.facts.spec import StackName
+from planner.hardware.attention import CUDNN_BLACKWELL, CUDNN_HOPPER, Attention
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.kernels import Module, PassKind
 
@@ -21,10 +22,10 @@ class Stack(NamedTuple):
     `within`: 9 of 10 step times of the report half lie no further from the estimate; of a stack with few rows, of all.
     `measured_on`: what is in the names of accelerators that `within` holds on; any other has the widest. Empty is all.
     `gemm`, `attention`: of the accelerator's own efficiency; `gemm_hopper` also, where it has fp8: power holds the
-    clock of those down; `gemm_fp8` of products in fp8; `attention_hopper` on Hopper besides, of the longest sequences,
-    and half of it on one of `attention_tokens_hopper`. `joins_products`: queries, keys and values are one product, so
-    are gate and up. `adds_gradients`: share of the time to read and write a gradient that its product takes longer
-    where it adds to it.
+    clock of those down; `gemm_fp8` of products in fp8; `attention_hopper` and `attention_blackwell` there besides.
+    `window`: tokens that the queries of every second layer see, 0 for all. `joins_products`: queries, keys and values
+    are one product, so are gate and up. `adds_gradients`: share of the time to read and write a gradient that its
+    product takes longer where it adds to it.
     `norms`, `scores` (unfused attention), `casts` (to fp8), `loss` (over logits) and `passes` (all else that is no
     product): bytes moved over the fewest that one kernel for each needs; below 1 where a compiler fuses, above where
     eager code cuts.
@@ -33,6 +34,7 @@ class Stack(NamedTuple):
     more where its operands are cast to fp8, one by one too. `syncs_experts`: it waits for the router's counts before it
     launches experts, so that the device waits for all of its time in forward. `experts_apart`: each expert runs by
     itself; `experts_biased`: and adds a bias, in fp32; `experts_clamped`: and clamps its gate and up in 16 bits.
+    `bias_sums`: how many times as long an expert's product takes that sums its bias' gradient.
     `norms_heads`: queries and keys are normed.
     `links`: of a link's efficiency, that collectives reach beside compute.
     `divides_dispatch`: each tensor rank sends its part of the tokens, and gathers what came to the others, but where
@@ -67,8 +69,9 @@ class Stack(NamedTuple):
     joins_products: bool = False
     adds_gradients: float = 0.0
     attention: float = 1.0
-    attention_hopper: float = 1.0
-    attention_tokens_hopper: int = 0
+    attention_hopper: Attention = Attention()
+    attention_blackwell: Attention = Attention()
+    window: int = 0
     norms: float = 1.0
     scores: float = 1.0
     casts: float = 1.0
@@ -81,6 +84,7 @@ class Stack(NamedTuple):
     experts_apart: bool = False
     experts_biased: bool = False
     experts_clamped: bool = False
+    bias_sums: float = 1.0
     norms_heads: bool = False
     links: float = 1.0
     divides_dispatch: bool = False
@@ -122,11 +126,6 @@ class Stack(NamedTuple):
 # communicator for each group and pair of stages, and buckets of 5e8 gradients. Scaling's engine has the same of both.
 _PIPELINE_ENGINE = 6 * 10**9
 
-# Of attention on an H100 (Transformer Engine's docs/examples/attention/attention.ipynb, head dimension 128, causal,
-# forward and backward): cuDNN's takes 0.3664 ms for 32 heads of 2,048 tokens and 7.4875 ms for 64 of 8,192, 32 times
-# the work, as if 1,900 tokens more stood in each row; FlashAttention 2 takes 1.6 times as long for either.
-CUDNN_TOKENS, FLASH_2 = 1900, 1 / 1.6
-
 STACKS: dict[StackName, Stack] = {
     # 4 rows of eager FSDP2 (torchtitan, KempnerForge); what they do not tell is fsdp1's. The host: `make bench-eager`.
     "ours": Stack(
@@ -147,8 +146,8 @@ STACKS: dict[StackName, Stack] = {
         syncs_experts=True,
         joins_products=True,
         adds_gradients=0.5,
-        attention_hopper=1.46,  # cuDNN's: 0.49 of peak
-        attention_tokens_hopper=CUDNN_TOKENS,
+        attention_hopper=CUDNN_HOPPER,
+        attention_blackwell=CUDNN_BLACKWELL,
         divides_dispatch=True,
         shares_dispatch=True,
         hidden={"tp": 0.66},
@@ -254,6 +253,9 @@ WHOLE_GRAPH: dict[str, float] = {"launch_s": 0.0, "expert_s": 0.0, "expert_cast_
 # three of the fit half that compute experts together.
 DETERMINISTIC_LAUNCH_S, LOCAL_LAUNCH_S, DETERMINISTIC_EXPERT_S = 1.5e-4, 1e-4, 1.3e-4
 FP4_CASTS = 1.75  # over fp8's: a pass for the tensor's own scale, and one rotated by Hadamard's matrix (2509.25149)
+# Of cudnn-frontend 1.24 and 1.25, an expert's fused backward with its bias' gradient: 1,362.8 us for 155.6 (its pull
+# request 322).
+SLOW_BIAS_SUMS = 1362.768 / 155.632
 EARLY_BLACKWELL_FP8 = 0.8  # of later software's rate, in spring 2025: Nemotron, Grok and MLPerf v5.0 agree
 FLASH_1 = 0.5  # FlashAttention 1, over `scaling`'s 2
 ASYNC_TP: dict[Axis, float] = {"tp": 0.25}  # torch's asynchronous tensor parallelism, by two pairs of torchtitan's rows

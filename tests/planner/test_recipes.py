@@ -17,10 +17,11 @@ from planner.cost.timing import Timer, Timing
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, MlaSpec, Recompute, Resources, TrainSpec
 from planner.facts.stages import stage_of
+from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
-from planner.hardware.stacks import CUDNN_TOKENS, FLASH_2, STACKS
+from planner.hardware.stacks import SLOW_BIAS_SUMS, STACKS
 from tests.planner.test_benchmark_published import DGXC, OWN, ROW, _file
 
 BRIDGE = {**ROW, "source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "recompute": "see recipe"}
@@ -240,26 +241,6 @@ def test_what_is_in_no_layer_stays_gathered_under_megatrons_fsdp(tmp_path: Path)
     assert (own.steady - own_bytes(let_go).steady, own.more) == (ends + 32 * 2**20, -ends)
 
 
-def test_attention_on_hopper_reaches_less_on_short_sequences() -> None:
-    """What a row's beginning takes more goes by the tokens alone, however long rows are; none is known of Blackwell."""
-    longer = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"seq_len": 8192})})
-    extra = {}
-    for name in ("h100", "gb200"):
-        told = [
-            [
-                Timer(CLUSTERS[name], {"megatron": STACKS["megatron"]._replace(attention_tokens_hopper=tokens)})
-                .step(spec)
-                .compute_s
-                for tokens in (CUDNN_TOKENS, 0)
-            ]
-            for spec in (SPEC, longer)
-        ]
-        extra[name] = [with_it - without for with_it, without in told]
-    assert extra["gb200"] == [0, 0]
-    assert extra["h100"][0] > 0
-    assert extra["h100"][1] == pytest.approx(2 * extra["h100"][0], rel=1e-2)
-
-
 @pytest.mark.parametrize(
     ("source", "model", "gpu", "older"),
     [
@@ -277,6 +258,63 @@ def test_recipes_without_cudnns_attention_run_flash_attention_2(
 ) -> None:
     row = _row(tmp_path, **{**ROW, "source_repo_path": source, "model": model, "gpu": gpu, "note": "NeMo"})
     assert switched_on(row).get("attention", 1.0) == (FLASH_2 if older else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "note", "gpu", "early"),
+    [
+        ("NVIDIA-NeMo/Megatron-Bridge:docs.md", "25.11 Pre-Training Performance", "GB300", True),
+        ("NVIDIA-NeMo/Megatron-Bridge:docs.md", "26.02 Pre-Training Performance", "GB300", False),
+        ("NVIDIA/NeMo:performance_long_sequence.md", "", "B200", True),
+        ("NVIDIA/NeMo:performance_long_sequence.md", "", "H100-SXM5-80GB", False),
+        ("NVIDIA/dgxc-benchmarking@v25.05.04:grok1/README.md", "", "GB200", True),
+    ],
+)
+def test_images_of_2025_have_a_cudnn_that_is_slower_on_blackwell(
+    tmp_path: Path, source: str, note: str, gpu: str, early: bool
+) -> None:
+    changed = switched_on(_row(tmp_path, **{**ROW, "source_repo_path": source, "gpu": gpu, "note": note}))
+    assert (changed.get("attention_blackwell") == EARLY_CUDNN_BLACKWELL) is early
+    assert ("gemm_fp8" in changed) is (early and "Bridge" not in source)
+
+
+def test_gpt_oss_looks_back_in_every_second_layer_and_once_summed_its_biases_slowly(tmp_path: Path) -> None:
+    before, after = (
+        switched_on(_of_bridge(tmp_path, release, "GB200", "gpt-oss-120b", "MXFP8"))
+        for release in ("26.06", "26.06.01")
+    )
+    assert (before["window"], "bias_sums" in before) == (128, False)
+    assert (after["window"], after["bias_sums"]) == (128, SLOW_BIAS_SUMS)
+
+
+@pytest.mark.parametrize(
+    ("release", "gpu", "model", "precision", "sorts"),
+    [
+        ("26.04", "B300", "qwen3-235b-a22b", "MXFP8", True),
+        ("26.04.01", "B300", "qwen3-235b-a22b", "MXFP8", False),
+        ("26.04", "GB200", "gpt-oss-120b", "BF16", False),
+        ("26.04.01", "GB200", "gpt-oss-120b", "BF16", True),
+        ("26.04.01", "B200", "gpt-oss-120b", "BF16", True),
+        ("26.04.01", "B300", "gpt-oss-120b", "BF16", False),
+    ],
+)
+def test_the_patch_of_2604_sends_tokens_as_its_own_tag_says(
+    tmp_path: Path, release: str, gpu: str, model: str, precision: str, sorts: bool
+) -> None:
+    changed = switched_on(_of_bridge(tmp_path, release, gpu, model, precision, ep="8"))
+    assert changed.get("sorts_dispatch", False) is sorts
+
+
+def test_a_test_in_test_mode_compares_the_norms_of_its_heads_with_every_rank(tmp_path: Path) -> None:
+    """12 layers, 4 micro-batches, tp 4 and dp 2: six copies of four weights, a comparison and its sum for each."""
+    row = {**OWN, "tp": "4", "dp": "2", "gpus": "8", "layers": "12"}
+    usual, checked = (
+        plan_of(_row(tmp_path, **{**ROW, **row, "model": f"gpt-test qk_layernorm{more}", "note": APART}))
+        for more in ("", "_test_mode")
+    )
+    kernels = 1 + 2 * 2 + 6 * (1 + 4 * 2)
+    m = usual.spec.train.micro_batches
+    assert checked.kernels.step_s - usual.kernels.step_s == pytest.approx(12 * m * kernels * LAUNCH_S)
 
 
 def test_nemo_drops_out_of_gpt_3_alone(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""How long fused attention takes by its row, its heads and its window, and on which accelerator."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.cost.timing import Timer
+from planner.facts.presets import PRESETS
+from planner.facts.spec import JobSpec, Layout, Resources, TrainSpec
+from planner.hardware.attention import CUDNN_BLACKWELL, CUDNN_HOPPER, NARROW_ROWS, Attention
+from planner.hardware.clusters import ACCELERATORS, CLUSTERS
+from planner.hardware.kernels import Flash, layer_work
+from planner.hardware.stacks import STACKS
+
+TRAIN = TrainSpec(global_batch=256, micro_batches=4, seq_len=4096, precision="fp8")
+SPEC = JobSpec(
+    model=PRESETS["llama3-8b"].model,
+    layout=Layout(dp=64, zero=1),
+    train=TRAIN,
+    resources=Resources(device="cuda", stack="megatron"),
+)
+
+
+def _flash(spec: JobSpec = SPEC, window: int = 0) -> Flash:
+    (found,) = (k for k in layer_work(spec, window=window).forward if isinstance(k, Flash))
+    return found
+
+
+def _compute_s(name: str, seq_len: int, **changed: object) -> float:
+    spec = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"seq_len": seq_len})})
+    return Timer(CLUSTERS[name], {"megatron": STACKS["megatron"]._replace(**changed)}).step(spec).compute_s
+
+
+@pytest.mark.parametrize(
+    ("name", "law"), [("h100", {"attention_hopper": CUDNN_HOPPER}), ("gb200", {"attention_blackwell": CUDNN_BLACKWELL})]
+)
+def test_each_row_takes_more_whatever_its_length(name: str, law: dict[str, Attention]) -> None:
+    """By the tokens alone; the other generation's law changes nothing."""
+    (field, usual), other = *law.items(), {"h100": "gb200", "gb200": "h100"}[name]
+    bare = {field: usual._replace(tokens=0)}
+    extra = [_compute_s(name, seq) - _compute_s(name, seq, **bare) for seq in (4096, 8192)]
+    assert extra[0] > 0
+    assert extra[1] == pytest.approx(2 * extra[0], rel=2e-2)
+    assert _compute_s(other, 4096) == _compute_s(other, 4096, **bare)
+
+
+@pytest.mark.parametrize(
+    ("width", "looks_back", "length", "measured_ms"),
+    [
+        (128, 0, 2048, 0.257),
+        (128, 0, 8192, 2.762),
+        (64, 128, 4096, 0.169),
+        (64, 128, 8192, 0.331),
+        (64, 1024, 2048, 0.167),
+        (64, 1024, 4096, 0.348),
+        (64, 1024, 8192, 0.710),
+    ],
+)
+def test_the_law_of_blackwell_is_what_cudnns_own_runs_on_a_gb200_took(
+    width: int, looks_back: int, length: int, measured_ms: float
+) -> None:
+    """64 heads, forward and backward, of a row of 4,096 by heads of 128 taken as it was measured: 0.7945 ms."""
+
+    def relative(width: int, looks_back: int, length: int) -> float:
+        share = looks_back / length * (2 - looks_back / length) if looks_back else 1.0
+        flash = Flash(0, 0, share * length, width)
+        return share * length**2 * width * CUDNN_BLACKWELL.times(flash)
+
+    told = 0.7945 * relative(width, looks_back, length) / relative(128, 0, 4096)
+    assert told == pytest.approx(measured_ms, rel=0.07)
+
+
+def test_heads_of_64_take_as_long_for_a_score_as_their_exponentials() -> None:
+    law = Attention(tokens=1600, narrow=0.8)
+    assert law.times(Flash(0, 0, 4096, 128)) == pytest.approx(1 + 1600 / 4096)
+    assert law.times(Flash(0, 0, 4096, 64)) == pytest.approx(2 * (0.8 + NARROW_ROWS * 1600 / 4096))
+
+
+def test_a_window_spares_scores_and_no_rows() -> None:
+    """Every second layer's queries see 1,024 of 4,096 tokens: 7/16 of their scores, so that 23/32 are left."""
+    whole, part = _flash(), _flash(window=1024)
+    assert part.flops / whole.flops == pytest.approx(23 / 32)
+    assert (part.tokens, part.num_bytes) == (4096 * 23 / 32, whole.num_bytes)
+    assert _flash(window=8192) == whole
+    lost = [k.flops * (CUDNN_BLACKWELL.times(k) - 1) for k in (whole, part)]
+    assert lost[1] == pytest.approx(lost[0]), "as many rows"
+
+
+@pytest.mark.parametrize(("cp", "rows"), [(1, 1.0), (2, 1.75), (8, 6.25)])
+def test_a_further_step_of_a_ring_takes_part_of_the_rows_again(cp: int, rows: float) -> None:
+    spec = SPEC.model_copy(update={"layout": Layout(dp=64 // cp, cp=cp, zero=1)})
+    assert _flash(spec).tokens == pytest.approx(4096 / rows)
+
+
+def test_an_ultra_takes_nine_tenths_of_a_blackwells_attention() -> None:
+    for one, ultra in (("B200 SXM", "B300 SXM"), ("GB200", "GB300")):
+        told = [ACCELERATORS[name].attention_efficiency for name in (one, ultra)]
+        assert told[0] / told[1] == pytest.approx(0.9)
