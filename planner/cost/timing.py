@@ -95,6 +95,8 @@ class Timer:
         halves = pace.halves
         others, gathers, reduces, optimizer = self._parameters(spec)
         exposed = {axis: m * seconds for axis, seconds in pace.waits.items()}
+        if "pp" in exposed and self.stacks[spec.resources.stack].hides_sends and spec.layout.virtual_stages > 1:
+            exposed["pp"] *= self._filling(spec)
         for axis, seconds in others.items():
             exposed[axis] = exposed.get(axis, 0.0) + seconds
         if gathers or reduces:
@@ -124,6 +126,15 @@ class Timer:
             hfu=hardware / peak,
             tokens_per_s=spec.train.global_batch * spec.train.seq_len / total,
         )
+
+    def _filling(self, spec: JobSpec) -> float:
+        """Share of a rank's chunks whose forward fills the pipe and whose backward drains it, with nothing of the other
+        kind to run beside (Megatron's schedules.py, `get_pp_rank_microbatches`)."""
+        layout = spec.layout
+        chunks = layout.pp - 1
+        if layout.virtual_stages > 1:
+            chunks = 2 * chunks + (layout.virtual_stages - 1) * layout.pp
+        return min(1.0, (chunks + 1) / (spec.train.micro_batches * layout.virtual_stages))
 
     def _ranks_at_work(self, spec: JobSpec) -> int:
         return min(spec.layout.world_size, self.cluster.per_node)
@@ -174,6 +185,7 @@ class Timer:
             ),
             *(layout.dp, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
             *(spec.model, ranks, spec.resources.stack),
+            train.micro_batches if "ep" in self.stacks[spec.resources.stack].hidden else 0,
         )
         if key not in self._paces:
             stages = {index: self._stage(spec, index, ranks) for index in unlike_stages(spec)}
@@ -205,7 +217,10 @@ class Timer:
             halves = less(halves, waits["tp"])
         if "cp" in waits and spec.layout.cp_method == "ring":
             waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next part travels meanwhile
-        shown = {axis: unhidden(seconds, stack.hidden.get(axis, 0.0), halves) for axis, seconds in waits.items()}
+        hidden: dict[Axis, float] = {**stack.hidden}
+        if hides := hidden.get("ep"):
+            hidden["ep"] = hides * (1 - self._filling(spec))
+        shown = {axis: unhidden(seconds, hidden.get(axis, 0.0), halves) for axis, seconds in waits.items()}
         if bare:
             shown["tp"] += bare
         return halves, shown

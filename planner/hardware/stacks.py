@@ -42,6 +42,7 @@ class Stack(NamedTuple):
     each rank, that has an expert for it. `sorts_dispatch`: tokens come by sender, and are put in the order of a rank's
     experts, and back.
     `hidden`: share of each axis' waiting that runs beside products; of dp, of the room that compute leaves to it.
+    `hides_sends`: chunks of an interleaved pipe send beside the next one's products, but while it fills and drains.
     `narrow_gathers`: tensor ranks gather what products in fp8 take after it was cast.
     `narrow_parameters`: ZeRO gathers in fp8 what products in fp8 take.
     `sums_late`: gradients that ZeRO shards wait whole for the last micro-batch, and are summed once, in fp32.
@@ -92,6 +93,7 @@ class Stack(NamedTuple):
     sorts_dispatch: bool = False
     experts_whole: bool = False
     hidden: dict[Axis, float] = {}
+    hides_sends: bool = False
     narrow_gathers: bool = False
     narrow_parameters: bool = False
     sums_late: bool = False
@@ -150,7 +152,8 @@ STACKS: dict[StackName, Stack] = {
         attention_blackwell=CUDNN_BLACKWELL,
         divides_dispatch=True,
         shares_dispatch=True,
-        hidden={"tp": 0.66},
+        hidden={"tp": 0.55},
+        hides_sends=True,  # `overlap_p2p_comm`, without `overlap_p2p_comm_warmup_flush` (model_parallel_config.py)
         contention=0.1,
         step_s=5e-3,
         jitter=0.002,

@@ -1,0 +1,76 @@
+"""What runs beside products in Megatron, and what has none to run beside; and a kernel that was slow once."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.cost.timing import Timer, Timing
+from planner.facts.presets import PRESETS
+from planner.facts.spec import JobSpec, Layout, MoeSpec, Resources, TrainSpec
+from planner.hardware.cluster import kernel_seconds
+from planner.hardware.clusters import CLUSTERS
+from planner.hardware.kernels import Gemm, layer_work
+from planner.hardware.stacks import STACKS
+
+H100, GB200 = CLUSTERS["h100"], CLUSTERS["gb200"]
+MEGATRON = STACKS["megatron"]
+PIPED = JobSpec(
+    model=PRESETS["llama3-8b"].model,
+    layout=Layout(dp=8, pp=4, virtual_stages=2, schedule="interleaved_1f1b", zero=1),
+    train=TrainSpec(global_batch=128, micro_batches=16, seq_len=4096, precision="bf16"),
+    resources=Resources(device="cuda", stack="megatron"),
+)
+MIXED = JobSpec(
+    model=PRESETS["llama3-8b"].model.model_copy(
+        update={"moe": MoeSpec(num_experts=16, experts_per_token=2, expert_ffn_hidden_size=4096)}
+    ),
+    layout=Layout(dp=16, ep=16, zero=1),
+    train=TrainSpec(global_batch=64, micro_batches=4, seq_len=4096, precision="bf16"),
+    resources=Resources(device="cuda", stack="megatron"),
+)
+
+
+def _timed(spec: JobSpec, **changed: object) -> Timing:
+    return Timer(GB200, {"megatron": MEGATRON._replace(**changed)}).step(spec)
+
+
+def _with(spec: JobSpec, batches: int) -> JobSpec:
+    train = spec.train.model_copy(update={"micro_batches": batches, "global_batch": batches * spec.layout.dp})
+    return spec.model_copy(update={"train": train})
+
+
+def test_an_interleaved_pipe_sends_beside_products_but_while_it_fills_and_drains() -> None:
+    """4 stages of 2 chunks: 2 x 3 + 4 chunks before the first backward, and the one that it begins with, of 2 x 16."""
+    bare, hidden = (_timed(PIPED, hides_sends=hides).exposed_s["pp"] for hides in (False, True))
+    assert hidden / bare == pytest.approx((2 * 3 + 4 + 1) / 32)
+    twice = _timed(_with(PIPED, 32)).exposed_s["pp"]
+    assert twice == pytest.approx(hidden), "as many fill it however many come"
+    few = _with(PIPED, 4)
+    assert _timed(few).exposed_s["pp"] == _timed(few, hides_sends=False).exposed_s["pp"]
+
+
+def test_a_pipe_of_one_chunk_a_stage_sends_in_turn_with_its_products() -> None:
+    layout = PIPED.layout.model_copy(update={"virtual_stages": 1, "schedule": "1f1b"})
+    spec = PIPED.model_copy(update={"layout": layout})
+    assert _timed(spec) == _timed(spec, hides_sends=False)
+
+
+def test_the_first_forward_and_the_last_backward_have_nothing_to_send_tokens_beside() -> None:
+    bare = _timed(MIXED).exposed_s["ep"]
+    for batches in (4, 16):
+        spec = _with(MIXED, batches)
+        shown = _timed(spec, hidden={"ep": 0.8}).exposed_s["ep"]
+        assert shown / (bare * batches / 4) == pytest.approx(1 - 0.8 * (1 - 1 / batches))
+
+
+def test_a_slow_sum_of_biases_lengthens_the_product_and_the_activation_it_is_part_of() -> None:
+    work = layer_work(MIXED, moe=True, joined=True, biased=True)
+    product, activation = work.bias_sums
+    assert isinstance(product, Gemm)
+    assert (product.n, product.k, product.batch) == (4096, 4096, 1)
+    assert product in work.backward_input
+    assert layer_work(MIXED, moe=True, joined=True).bias_sums == ()
+    chip = GB200.accelerator
+    once = kernel_seconds(product, chip, "bf16", 2) + MEGATRON.passes * kernel_seconds(activation, chip, "bf16", 2)
+    usual, slow = (_timed(MIXED, experts_biased=True, bias_sums=times).compute_s for times in (1.0, 9.0))
+    assert slow - usual == pytest.approx(8 * once * 32 * 4)
