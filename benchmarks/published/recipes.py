@@ -13,7 +13,7 @@ import re
 from typing import Any, NamedTuple
 
 from benchmarks.published.rows import PublishedRow
-from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2
+from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
 from planner.hardware.stacks import (
     ALL_TO_ALL,
     EARLY_BLACKWELL_FP8,
@@ -109,7 +109,10 @@ _DENSE_WHOLE = (
 )
 # `cutedsl_fused_grouped_mlp` of experts that have biases, with the cudnn-frontend that the page of 26.06.01 blames for
 # gpt-oss (issue 256).
-_SLOW_BIAS_SUMS = (Recipes("gpt-oss", r"b[23]00", "mxfp8", since="26.06.01", before="26.08"),)
+_SLOW_BIAS_SUMS = (Recipes("gpt-oss", "gb[23]00", "mxfp8", since="26.06.01", before="26.08"),)
+# `fp8_dot_product_attention`; Qwen3's, whose heads are of 128, takes as long in 8 bits.
+_FP8_LATENT = (Recipes("deepseek-v3", "gb300", "mxfp8", since="26.06"),)
+_FP8_WINDOWED = (Recipes("gpt-oss", "gb[23]00", "mxfp8", since="26.06"),)
 # `fp8_output_proj`: deepseek_llm_pretrain.py, gpt_oss_llm_pretrain.py.
 _NARROW_HEAD = (
     Recipes("deepseek-v3", "gb[23]00", "mxfp8", since="26.06"),
@@ -196,6 +199,10 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
         changed["narrow_parameters"] = True
     if predicts_second(row):
         changed["heads"] = 2
+    if any_of(row, _FP8_LATENT):
+        changed["attention"] = megatron.attention / FP8_LATENT
+    if any_of(row, _FP8_WINDOWED):
+        changed["attention"] = megatron.attention / FP8_WINDOWED
     if any_of(row, _SLOW_BIAS_SUMS):
         changed["bias_sums"] = SLOW_BIAS_SUMS
     if any_of(row, _NARROW_HEAD):

@@ -20,23 +20,32 @@ from planner.hardware.kernels import Flash
 NARROW, NARROW_ROWS = 64, 0.63
 
 
+# Keys of 192 and values of 128 (DeepSeek's) there: 1.10 and 1.12 times as long for their products at 4,096 and 8,192
+# tokens. In mxfp8 they take 0.73 of bf16's time on a GB300, heads of 128 as long, and heads of 64 that look back 128 of
+# 4,096 tokens 3.4 times as long (2.290 ms for 0.675), for backward computes all scores: 1.5 times both kinds of layer.
+WIDEST = 128
+FP8_LATENT, FP8_WINDOWED = 0.73, 1.5
+
+
 class Attention(NamedTuple):
     """`share`: of the accelerator's own efficiency, that the longest rows reach. `tokens`: that each row seems longer
-    by. `narrow`: a score's time in heads of 64 over that in heads of 128, which have twice its products."""
+    by. `narrow`: a score's time in heads of 64 over that in heads of 128, which have twice its products. `wide`: the
+    time of wider heads' products."""
 
     share: float = 1.0
     tokens: int = 0
     narrow: float = 0.5
+    wide: float = 1.0
 
     def times(self, flash: Flash) -> float:
-        """Over the time of its products at the rate of the longest rows of wide heads."""
+        """Over the time of its products at the rate of the longest rows of heads of 128."""
         if flash.width > NARROW:
-            return 1 + self.tokens / flash.tokens
+            return (self.wide if flash.width > WIDEST else 1) * (1 + self.tokens / flash.tokens)
         return 2 * (self.narrow + NARROW_ROWS * self.tokens / flash.tokens)
 
 
 FLASH_2 = 1 / 1.6  # of cuDNN's rate on Hopper
 # Shares were chosen on the fit half of the published rows: 0.49 of peak on an H100, 0.51 on a GB200.
 CUDNN_HOPPER = Attention(share=1.46, tokens=1900, narrow=0.65)
-CUDNN_BLACKWELL = Attention(share=1.36, tokens=1600, narrow=0.8)
+CUDNN_BLACKWELL = Attention(share=1.36, tokens=1600, narrow=0.8, wide=1.11)
 EARLY_CUDNN_BLACKWELL = CUDNN_BLACKWELL._replace(share=0.9 * CUDNN_BLACKWELL.share, tokens=3100)

@@ -13,7 +13,10 @@ from benchmarks.published.own_tests import IN_MAY, IN_OCTOBER, KEEPS_SCORES
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
+from planner.facts.presets import PRESETS
+from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.facts.tensors.shards import local_units
+from planner.hardware.kernels import Flash, layer_work
 from planner.hardware.stacks import (
     ASYNC_TP,
     DETERMINISTIC_EXPERT_S,
@@ -214,8 +217,12 @@ def test_every_second_layer_of_gpt_oss_looks_back_128_tokens(tmp_path: Path) -> 
     (read,) = read_rows(_file(tmp_path / "r.csv", row | {"seq": "4096", "note": "26.04 Pre-Training Performance"}))
     assert not isinstance(read, SkipError)
     changed = switched_on(read)
+    window = changed["window"]
     pairs = 4096**2 / 2, 128 * 4096 - 128**2 / 2
-    assert changed["attention"] == pytest.approx(pairs[0] / (sum(pairs) / 2))
+    train = TrainSpec(global_batch=8, micro_batches=8, seq_len=4096, precision="bf16")
+    spec = JobSpec(model=PRESETS["llama3-8b"].model, layout=Layout(), train=train)
+    told = [sum(k.flops for k in layer_work(spec, window=w).forward if isinstance(k, Flash)) for w in (0, window)]
+    assert told[0] / told[1] == pytest.approx(pairs[0] / (sum(pairs) / 2))
     assert (changed["experts_biased"], changed["experts_clamped"]) == (True, True)
 
 

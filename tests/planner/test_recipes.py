@@ -17,7 +17,7 @@ from planner.cost.timing import Timer, Timing
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, MlaSpec, Recompute, Resources, TrainSpec
 from planner.facts.stages import stage_of
-from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2
+from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
@@ -276,6 +276,23 @@ def test_images_of_2025_have_a_cudnn_that_is_slower_on_blackwell(
     changed = switched_on(_row(tmp_path, **{**ROW, "source_repo_path": source, "gpu": gpu, "note": note}))
     assert (changed.get("attention_blackwell") == EARLY_CUDNN_BLACKWELL) is early
     assert ("gemm_fp8" in changed) is (early and "Bridge" not in source)
+
+
+@pytest.mark.parametrize(
+    ("release", "gpu", "model", "takes"),
+    [
+        ("26.06", "GB300", "deepseek-v3-671b", FP8_LATENT),
+        ("26.06", "GB200", "gpt-oss-120b", FP8_WINDOWED),
+        ("26.04", "GB300", "deepseek-v3-671b", 1.0),
+        ("26.06", "B300", "gpt-oss-120b", 1.0),
+        ("26.06", "GB300", "qwen3-30b-a3b", 1.0),
+    ],
+)
+def test_attention_in_8_bits_takes_what_cudnns_own_runs_of_these_models_took(
+    tmp_path: Path, release: str, gpu: str, model: str, takes: float
+) -> None:
+    changed = switched_on(_of_bridge(tmp_path, release, gpu, model, "MXFP8"))
+    assert changed.get("attention", 1.0) == pytest.approx(1 / takes)
 
 
 def test_gpt_oss_looks_back_in_every_second_layer_and_once_summed_its_biases_slowly(tmp_path: Path) -> None:
