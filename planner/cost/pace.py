@@ -53,3 +53,13 @@ def bubble(spec: JobSpec, pace: Pace) -> float:
     inputs = halves.backward_input_s + halves.recompute_s
     ratio = bubble_ratio(spec.layout, spec.train.micro_batches, halves.forward_s, inputs, halves.backward_weight_s)
     return (pace.once_s - pace.micro_batch_s) * ratio
+
+
+def filling(spec: JobSpec) -> float:
+    """Share of a rank's chunks whose forward fills the pipe and whose backward drains it, with nothing of the other
+    kind to run beside (Megatron's schedules.py, `get_pp_rank_microbatches`)."""
+    layout = spec.layout
+    chunks = layout.pp - 1
+    if layout.virtual_stages > 1:
+        chunks = 2 * chunks + (layout.virtual_stages - 1) * layout.pp
+    return min(1.0, (chunks + 1) / (spec.train.micro_batches * layout.virtual_stages))

@@ -17,7 +17,7 @@ from planner.cost.alike import unlike_stages
 from planner.cost.compute import Compute, Halves
 from planner.cost.correction import Correction, corrected_by
 from planner.cost.memory import held_parameters
-from planner.cost.pace import Pace, bubble, less, micro_batch_s, scaled, unhidden
+from planner.cost.pace import Pace, bubble, filling, less, micro_batch_s, scaled, unhidden
 from planner.cost.pipes import simulate, stretched
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.cost.traffic.expert import dispatched_rows, row_bytes
@@ -96,7 +96,7 @@ class Timer:
         others, gathers, reduces, optimizer = self._parameters(spec)
         exposed = {axis: m * seconds for axis, seconds in pace.waits.items()}
         if "pp" in exposed and self.stacks[spec.resources.stack].hides_sends and spec.layout.virtual_stages > 1:
-            exposed["pp"] *= self._filling(spec)
+            exposed["pp"] *= filling(spec)
         for axis, seconds in others.items():
             exposed[axis] = exposed.get(axis, 0.0) + seconds
         if gathers or reduces:
@@ -126,15 +126,6 @@ class Timer:
             hfu=hardware / peak,
             tokens_per_s=spec.train.global_batch * spec.train.seq_len / total,
         )
-
-    def _filling(self, spec: JobSpec) -> float:
-        """Share of a rank's chunks whose forward fills the pipe and whose backward drains it, with nothing of the other
-        kind to run beside (Megatron's schedules.py, `get_pp_rank_microbatches`)."""
-        layout = spec.layout
-        chunks = layout.pp - 1
-        if layout.virtual_stages > 1:
-            chunks = 2 * chunks + (layout.virtual_stages - 1) * layout.pp
-        return min(1.0, (chunks + 1) / (spec.train.micro_batches * layout.virtual_stages))
 
     def _ranks_at_work(self, spec: JobSpec) -> int:
         return min(spec.layout.world_size, self.cluster.per_node)
@@ -219,7 +210,7 @@ class Timer:
             waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next part travels meanwhile
         hidden: dict[Axis, float] = {**stack.hidden}
         if hides := hidden.get("ep"):
-            hidden["ep"] = hides * (1 - self._filling(spec))
+            hidden["ep"] = hides * (1 - filling(spec))
         shown = {axis: unhidden(seconds, hidden.get(axis, 0.0), halves) for axis, seconds in waits.items()}
         if bare:
             shown["tp"] += bare
