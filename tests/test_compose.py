@@ -227,6 +227,14 @@ many = ssl.create_default_context(cafile=ca)
 many.set_alpn_protocols(["h2", "http/1.1"])
 with many.wrap_socket(socket.create_connection(("127.0.0.1", 443), 20), server_hostname="127.0.0.1") as tls:
     assert tls.selected_alpn_protocol() == "h2"
+old = ssl.create_default_context(cafile=ca)
+old.maximum_version = ssl.TLSVersion.TLSv1_2
+old.set_ciphers("AES128-SHA:@SECLEVEL=0")
+try:
+    old.wrap_socket(socket.create_connection(("127.0.0.1", 443), 20), server_hostname="127.0.0.1")
+    raise SystemExit("a key that leaks later would open what was recorded")
+except ssl.SSLError:
+    pass
 class Stay(u.HTTPRedirectHandler):
     def redirect_request(self, *_): return None
 try:

@@ -173,7 +173,9 @@ class WebSettings(BaseSettings):
         "hosts", description="`hosts`: each has a Redis user of its own; `shared`: all use the board's own credentials"
     )
     oidc_url: str | None = Field(
-        None, pattern=r"^https?://[^\s?#@]+$", description="an OpenID Connect provider that people sign on with"
+        None,
+        pattern=r"^(https://|http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?(/|$))[^\s?#@]*$",
+        description="an OpenID Connect provider that people sign on with; `https://`, for only that shows who it is",
     )
     oidc_client_id: str | None = Field(None, description="what the provider calls this board")
     oidc_client_secret: SecretStr | None = Field(None, description="what the board shows the provider")

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views import csrf, defaults
+from redis.exceptions import RedisError
 
-from jobs.api.http.errors import failed, failure, of_request, refused_page
+from jobs.api.http.errors import LATER, failed, failure, of_request, refused_page
 from webapp.doors import is_api
+
+log = logging.getLogger(__name__)
+
+AWAY: dict[tuple[type[Exception], ...], str] = {
+    (OperationalError, InterfaceError): "The database",
+    (RedisError,): "Redis",
+}
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
@@ -39,7 +51,14 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """An id to quote; the log has the same one."""
+    """An id to quote; the log has the same one. 503 where it is what the board stands on that does not answer."""
+    error = sys.exception()
+    away = next((name for kinds, name in AWAY.items() if isinstance(error, kinds)), None)
+    if away and not is_api(request.path):
+        log.warning("%s did not answer for %s: %s", away, request.path, error)
+        answer = render(request, "503.html", {"words": f"{away} does not answer."}, status=503)
+        answer["Retry-After"] = LATER["Retry-After"]
+        return answer
     reference = failure(request.path)
     if not is_api(request.path):
         return render(request, "500.html", {"reference": reference}, status=500)

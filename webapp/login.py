@@ -24,18 +24,20 @@ from django.shortcuts import render
 from django.utils.decorators import method_decorator
 from redis.exceptions import RedisError
 
+from jobs.api.http.origin import origin
+
 log = logging.getLogger(__name__)
 
 WINDOW_S = 60
 View = Callable[..., HttpResponseBase]
 
 
-def limited(view: View) -> View:
-    """At most MESHBOARD_LOGINS_PER_MINUTE posts from an address."""
+def limited(view: View, method: str = "POST") -> View:
+    """At most MESHBOARD_LOGINS_PER_MINUTE requests of this method from an address, of all such views together."""
 
     @wraps(view)
     def bounded(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
-        if request.method == "POST" and _tries(request.META["REMOTE_ADDR"]) > settings.LOGINS_PER_MINUTE:
+        if request.method == method and _tries(origin(request)) > settings.LOGINS_PER_MINUTE:
             return _later(request, WINDOW_S)
         return view(request, *arguments, **named)
 
@@ -70,6 +72,16 @@ class AdminLogin(Login):
 def no_account(request: HttpRequest) -> HttpResponse:
     """Where django-allauth would ask who signs on for a name and an address: nobody makes an account by hand."""
     return render(request, "account/signup_closed.html", status=403)
+
+
+def cancelled(request: HttpRequest) -> HttpResponse:
+    """Who tells the provider not to tell us."""
+    return render(request, "socialaccount/login_cancelled.html")
+
+
+def closed(request: HttpRequest) -> HttpResponse:
+    """Who signs on to an account that staff deactivated."""
+    return render(request, "account/closed.html", status=403)
 
 
 def locked_out(request: HttpRequest, _response: HttpResponse, _credentials: dict[str, Any]) -> HttpResponse:

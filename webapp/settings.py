@@ -122,6 +122,7 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
 ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_REAUTHENTICATION_REQUIRED = True  # a sign-on is connected and removed by who knows the password
 ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*"]
 ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if HTTPS else "http"
 MFA_ADAPTER = "jobs.people.signing_on.SecondFactors"
@@ -147,7 +148,7 @@ AXES_RESET_ON_SUCCESS = True
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False  # whoever knocks on must not keep the owner out
 AXES_LOCKOUT_CALLABLE = "webapp.login.locked_out"
 # The address of the connection, which `webapp.serve` takes from a proxy's header only if the proxy is a trusted one.
-AXES_IPWARE_META_PRECEDENCE_ORDER = ["REMOTE_ADDR"]
+AXES_CLIENT_IP_CALLABLE = "jobs.api.http.origin.origin"
 AGEING_PER_HOUR = _given.ageing_per_hour
 SHARE_POINTS = _given.share_points
 SHARE_HALF_LIFE_H = _given.share_half_life_h

@@ -18,12 +18,12 @@ from jobs.lab import rest
 from jobs.pages import find, hosts, imports, learn, metrics, notifications, overview, queue, webhooks
 from jobs.pages.jobs import compare, history, listing, script
 from jobs.pages.jobs import views as jobs
-from jobs.people import invitation_page, project_pages
+from jobs.people import invitation_page, project_pages, provider
 from jobs.people import pages as people
 from jobs.traces import pages as traces
 from webapp import documentation
 from webapp.admin.theme import MARK
-from webapp.login import AdminLogin, Login, limited, no_account
+from webapp.login import AdminLogin, Login, cancelled, closed, limited, no_account
 
 
 def icon(_request: HttpRequest) -> HttpResponse:
@@ -116,7 +116,10 @@ urlpatterns = [
     path("login/", limited(login), name="login"),
     path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),
     path("login/again/", limited(reauthenticate), name="account_reauthenticate"),
-    path("login/", include("allauth.socialaccount.providers.openid_connect.urls")),
+    path("login/oidc/<str:provider_id>/login/", limited(provider.begin, "GET"), name="openid_connect_login"),
+    path("login/oidc/<str:provider_id>/login/callback/", provider.come_back, name="openid_connect_callback"),
+    path("login/cancelled/", login_not_required(cancelled), name="socialaccount_login_cancelled"),
+    path("login/closed/", login_not_required(closed), name="account_inactive"),
     path("login/new/", login_not_required(no_account), name="socialaccount_signup"),
     path("logout/", LogoutView.as_view(), name="logout"),
     # The same by the names that django-allauth knows them by.
@@ -125,6 +128,7 @@ urlpatterns = [
     path("account/", people.account, name="socialaccount_connections"),
     path("account/two-factor/", RedirectView.as_view(pattern_name="account"), name="mfa_index"),
     path("account/two-factor/", include("allauth.mfa.urls")),
+    path("account/sign-on/<int:key>/remove/", people.remove_sign_on, name="account-sign-on-remove"),
     path("account/sessions/<int:key>/end/", people.end_session, name="account-session-end"),
     path("api/v1/lab/primitives", rest.Primitives.as_view(), name="api-primitives"),
     path("api/v1/lab/primitives/<str:name>", rest.Primitive.as_view(), name="api-primitive"),

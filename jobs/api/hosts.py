@@ -17,6 +17,7 @@ from rest_framework.throttling import SimpleRateThrottle
 from contracts.codec import BadMessageError, checked_join
 from jobs.api.document import schema
 from jobs.api.http.errors import LATER
+from jobs.api.http.origin import origin
 from jobs.api.http.views import APIView
 from jobs.api.shared import MayChangeHosts, refusals, refuse, refuse_body, user_of
 from jobs.hosts import joining, tokens
@@ -41,7 +42,7 @@ class JoinThrottle(SimpleRateThrottle):
     rate = "120/min"
 
     def get_cache_key(self, request: Request, view: Any) -> str:
-        return f"join:{request.META['REMOTE_ADDR']}"
+        return f"join:{origin(request)}"
 
     def allow_request(self, request: Request, view: Any) -> bool:
         try:

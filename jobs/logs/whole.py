@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -14,7 +15,9 @@ from jobs.logs.ask import ask
 from jobs.logs.places import Place
 
 AT_ONCE = 8  # parts that a process holds or waits for
-PATIENCE_S = 20.0  # for one of these
+OF_ONE_PERSON = 4  # logs that begin at once, or a silent host's would have all threads that answer anybody
+PATIENCE_S = 20.0  # for a part's turn, of a log that is being told
+BEGIN_PATIENCE_S = 2.0  # of one that begins, while whose thread waits nobody else is answered by it
 
 
 class BusyError(Exception):
@@ -29,15 +32,18 @@ class Begun(NamedTuple):
 
 
 _slots = threading.BoundedSemaphore(AT_ONCE)
+_beginning: Counter[int] = Counter()  # by person
+_counting = threading.Lock()
 
 
-def begin(place: Place, files: tuple[LogFile, ...], offset: int = 0) -> list[Begun]:
+def begin(place: Place, files: tuple[LogFile, ...], person: int, offset: int = 0) -> list[Begun]:
     """The first part of each file, from a byte on: what goes wrong at once can still be refused. It blocks.
 
     Raises:
         NoLogError, BusyError, redis.RedisError, kombu.exceptions.OperationalError.
     """
-    return [Begun(file, _part(place, file, offset)) for file in files]
+    with _turn(person):
+        return [Begun(file, _part(place, file, offset, BEGIN_PATIENCE_S)) for file in files]
 
 
 def num_bytes(begun: list[Begun]) -> int:
@@ -69,14 +75,29 @@ async def parts(place: Place, begun: list[Begun]) -> AsyncIterator[bytes]:
             part = await sync_to_async(_part, thread_sensitive=False)(place, one.file, part["next"])
 
 
-def _part(place: Place, file: LogFile, offset: int) -> LogPart:
-    with _slot():
+def _part(place: Place, file: LogFile, offset: int, patience_s: float = PATIENCE_S) -> LogPart:
+    with _slot(patience_s):
         return ask(place, file, offset)
 
 
 @contextmanager
-def _slot() -> Iterator[None]:
-    if not _slots.acquire(timeout=PATIENCE_S):
+def _turn(person: int) -> Iterator[None]:
+    with _counting:
+        if _beginning[person] >= OF_ONE_PERSON:
+            raise BusyError(f"{OF_ONE_PERSON} logs of yours are asked for at this moment; try again in a moment")
+        _beginning[person] += 1
+    try:
+        yield
+    finally:
+        with _counting:
+            _beginning[person] -= 1
+            if not _beginning[person]:
+                del _beginning[person]
+
+
+@contextmanager
+def _slot(patience_s: float) -> Iterator[None]:
+    if not _slots.acquire(timeout=patience_s):
         raise BusyError(f"{AT_ONCE} logs are fetched at once already; try again in a moment")
     try:
         yield

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from allauth.account.decorators import reauthentication_required
+from allauth.core.ratelimit import consume_or_429
 from allauth.mfa.utils import is_mfa_enabled
 from allauth.socialaccount.models import SocialAccount
 from allauth.usersessions.models import UserSession
@@ -19,6 +21,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from jobs.people import tokens
+from jobs.people.provider import meant
 from jobs.people.sealing import board
 from jobs.people.signing_on import note_session
 from jobs.planning.queries import checked
@@ -75,7 +78,9 @@ def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
 @require_POST
 @login_required
 def change_password(request: HttpRequest) -> HttpResponse:
-    """It ends every token, and every session but this one."""
+    """It ends every token, and every session but this one. Guesses of the old one count as those of `login/again/`."""
+    if refused := consume_or_429(request, action="reauthenticate", user=_user(request)):
+        return cast(HttpResponse, refused)
     form: Any = PasswordChangeForm(_user(request), request.POST)
     if not form.is_valid():
         return _page(request, form)
@@ -84,6 +89,22 @@ def change_password(request: HttpRequest) -> HttpResponse:
     update_session_auth_hash(request, form.user)
     note_session(request)
     messages.success(request, "The password is changed. Your tokens and your other sessions have ended.")
+    return redirect("account")
+
+
+@require_POST
+@login_required
+@reauthentication_required  # type: ignore[untyped-decorator]  # allauth has no types
+def remove_sign_on(request: HttpRequest, key: int) -> HttpResponse:
+    """An identity of the provider's logs in to this account no longer."""
+    found = SocialAccount.objects.filter(user=_user(request), pk=key).first()
+    if found is None:
+        return redirect("account")
+    if not _user(request).has_usable_password():
+        messages.error(request, "It is the only way that you log in by: ask staff for a password first.")
+        return redirect("account")
+    found.delete()
+    messages.success(request, "Nobody logs in to your account by that sign-on any more.")
     return redirect("account")
 
 
@@ -114,9 +135,22 @@ def _page(request: HttpRequest, form: Any = None) -> HttpResponse:
         "sessions": sorted(UserSession.objects.purge_and_list(user), key=lambda one: one.created_at, reverse=True),
         "second_factor": is_mfa_enabled(user),
         "oidc": settings.OIDC_NAME,
-        "connected": SocialAccount.objects.filter(user=user),
+        "signed_on": [_signed_on(one) for one in SocialAccount.objects.filter(user=user).order_by("pk")],
+        "meant": meant(request),
     }
     return render(request, "people/account.html", context, status=422 if form is not None else 200)
+
+
+def _signed_on(identity: SocialAccount) -> dict[str, Any]:
+    """How its provider calls whom, where it does, and since when it is connected."""
+    told = identity.extra_data.get("userinfo", {})
+    names = [told[name] for name in ("preferred_username", "name", "email") if isinstance(told.get(name), str)]
+    return {
+        "key": identity.pk,
+        "subject": identity.uid,
+        "name": names[0] if names else "",
+        "since": identity.date_joined,
+    }
 
 
 def _wish(form: QueryDict) -> dict[str, Any]:

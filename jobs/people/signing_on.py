@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import Any
 
+from allauth.core.exceptions import ImmediateHttpResponse
 from allauth.mfa.adapter import DefaultMFAAdapter
 from allauth.mfa.models import Authenticator
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from allauth.socialaccount.models import SocialAccount
+from allauth.socialaccount.providers.base import AuthProcess
 from allauth.usersessions.models import UserSession
 from django.conf import settings
+from django.contrib import messages
 from django.contrib.auth.signals import user_logged_in
 from django.db.models.signals import post_delete, post_save
 from django.http import HttpRequest
+from django.shortcuts import redirect
 
 from jobs.naming import PERSON_NAMES, unfit
+from jobs.people.provider import Asked
 from jobs.people.sealing import board
 from jobs.queue.audit import record, who_asks
 from jobs.text import storable
 
+log = logging.getLogger(__name__)
+
 PURPOSE = "second factor"
+# As of invitations, and addresses, which many providers call people by.
+SIGNED_ON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*")
 
 
 class SecondFactors(DefaultMFAAdapter):  # type: ignore[misc]  # allauth has no types
@@ -35,6 +46,12 @@ class SecondFactors(DefaultMFAAdapter):  # type: ignore[misc]  # allauth has no 
 class SignOn(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth has no types
     """People of the organisation's own provider."""
 
+    def get_provider(self, request: HttpRequest, provider: Any, client_id: str | None = None) -> Any:
+        """The provider, asked as `jobs.people.provider` has it."""
+        found = super().get_provider(request, provider, client_id)
+        found.oauth2_adapter_class = Asked
+        return found
+
     def is_open_for_signup(self, _request: HttpRequest, _sociallogin: Any) -> bool:
         """Whether somebody whom the board does not know yet gets an account, in no project."""
         return bool(settings.OIDC_NEW_PEOPLE)
@@ -46,7 +63,21 @@ class SignOn(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth has 
             name = getattr(user, field) or ""
             if not storable(name) or unfit(name):
                 setattr(user, field, "")
+        if not SIGNED_ON_NAME.fullmatch(user.username or ""):
+            user.username = ""
         return user
+
+    def pre_social_login(self, request: HttpRequest, sociallogin: Any) -> None:
+        """Of a second identity nobody would see that it logs in to the account as well."""
+        if sociallogin.state.get("process") != AuthProcess.CONNECT:
+            return
+        if SocialAccount.objects.filter(user=request.user).exclude(pk=sociallogin.account.pk).exists():
+            messages.error(request, "Another sign-on is connected to your account: remove it first.")
+            raise ImmediateHttpResponse(redirect("account"))
+
+    def on_authentication_error(self, _request: HttpRequest, provider: Any, **named: Any) -> None:
+        """The page that is answered says that staff find the reason in the log."""
+        log.warning("nobody signs on by %s: %s %s", provider, named["error"], str(named["exception"] or "")[:500])
 
     def save_user(self, request: HttpRequest, sociallogin: Any, form: Any = None) -> Any:
         user = super().save_user(request, sociallogin, form)
@@ -80,9 +111,10 @@ def _write_removed(instance: Any, **_named: Any) -> None:
 def _write_down(what: str, login: Any) -> None:
     owner = login.user.get_username()
     kind = "second factor" if isinstance(login, Authenticator) else "sign-on"
-    told = login.type if isinstance(login, Authenticator) else login.provider
-    record(who_asks(owner), f"{what} {kind}", "user", owner, after={"type": told})
+    told = {"type": login.type} if isinstance(login, Authenticator) else {"type": login.provider, "subject": login.uid}
+    record(who_asks(owner), f"{what} {kind}", "user", owner, after=told)
 
 
 def _note_session(request: HttpRequest, **_named: Any) -> None:
+    request.session.set_expiry(None)  # of one that began as no more than a sign-on
     note_session(request)

@@ -57,7 +57,9 @@ def resolve(host: str, port: int, allowed: Iterable[Network]) -> list[Address]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise RefusedAddressError(f"{host} has no address") from None
+        found = []
+    if not found:
+        raise RefusedAddressError(f"{host} has no address")
     return checked(host, _addresses(found), allowed)
 
 

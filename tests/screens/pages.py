@@ -23,6 +23,7 @@ EXEMPT = {
     ),
     "invitation": "its link is shown once",
     "account-session-end": "ends a session",
+    "account-sign-on-remove": "removes a sign-on",
     **dict.fromkeys(("openid_connect_login", "openid_connect_callback"), "of a provider: none is set up here"),
 }
 PROGRAMS = ("api/", "admin/")  # REST answers programs; the admin's own table has its pages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 from django.test import Client
@@ -13,6 +14,8 @@ from pytest_django import Settings
 
 from jobs.models import Lease
 from tests.support.processes import RedisServer
+
+AWAY = {"BACKEND": "webapp.cached.JsonCache", "LOCATION": "redis://127.0.0.1:1"}
 
 
 @pytest.mark.django_db
@@ -51,6 +54,34 @@ def test_a_database_that_does_not_answer_is_told(
     assert (answer.status_code, answer.json()) == (503, {"database": False, "redis": True})
     monkeypatch.undo()
     connection.close()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_page_says_that_the_database_does_not_answer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is nothing that broke on our side, and passes."""
+    client.raise_request_exception = False
+    user = User.objects.create_user("ann")
+    client.force_login(user)
+    connection.close()
+    monkeypatch.setitem(connection.settings_dict, "NAME", "/nowhere/at/all.sqlite3")
+    answer = client.get("/account/")
+    monkeypatch.undo()
+    connection.close()
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+    assert "The database does not answer." in answer.content.decode()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_page_says_that_redis_does_not_answer(client: Client, settings: Settings) -> None:
+    """Where guesses cannot be counted, none is heard."""
+    client.raise_request_exception = False
+    user = User.objects.create_user("ann", password="ann-password")
+    client.force_login(user)
+    settings.CACHES = {"default": {**settings.CACHES["default"], **AWAY}}
+    answer = client.post("/account/password/", {"old_password": "ann-password"})
+    assert answer.status_code == 503
+    assert "Redis does not answer." in answer.content.decode()
+    assert User.objects.get().check_password("ann-password")
 
 
 @pytest.mark.django_db

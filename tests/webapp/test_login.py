@@ -11,6 +11,7 @@ from django.core.cache import cache
 from django.core.exceptions import ImproperlyConfigured
 
 import webapp.settings
+from jobs.api.http.origin import origin
 from webapp.environment import SettingError, WebSettings, read
 from webapp.safety import unsafe
 
@@ -54,6 +55,36 @@ def test_a_stranger_elsewhere_locks_nobody_out(people: None, client: Any) -> Non
     assert right(client, "ann", REMOTE_ADDR="192.0.2.1").status_code == 429
     assert right(client, "ann", REMOTE_ADDR="192.0.2.2").status_code == 302
     assert right(client, "bob", REMOTE_ADDR="192.0.2.1").status_code == 302
+
+
+def test_addresses_of_one_customer_are_one(people: None, client: Any) -> None:
+    """Who has one IPv6 address has all of its network's, and would have as many tries of a name."""
+    for number in range(10):
+        wrong(client, "ann", REMOTE_ADDR=f"2001:db8:1:2::{number:x}")
+    assert right(client, "ann", REMOTE_ADDR="2001:db8:1:2:ffff::1").status_code == 429
+    assert right(client, "ann", REMOTE_ADDR="2001:db8:1:3::1").status_code == 302
+
+
+@pytest.mark.parametrize(
+    ("address", "counted"),
+    [
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("192.0.2.1", "192.0.2.1"),
+        ("", ""),
+    ],
+)
+def test_whose_tries_are_counted_together(address: str, counted: str, rf: Any) -> None:
+    assert origin(rf.get("/", REMOTE_ADDR=address)) == counted
+
+
+def test_guesses_of_the_old_password_are_few(people: None, client: Any, settings: Any) -> None:
+    settings.LOGINS_PER_MINUTE = 1000
+    client.force_login(User.objects.get(username="ann"))
+    guess = {"old_password": "guess", "new_password1": "a-new-one-of-1", "new_password2": "a-new-one-of-1"}
+    answers = [client.post("/account/password/", guess) for _ in range(21)]
+    assert answers[-1].status_code == 429, [one.status_code for one in answers]
+    assert "Try again in a minute." in answers[-1].content.decode()
 
 
 def test_who_is_no_staff_is_told_so_and_not_sent_to_and_fro(people: None, client: Any) -> None:

@@ -9,8 +9,9 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 from pytest_django import Settings
 
-# Half-way through a login, where one ends whose sign-on has no account here, and where an invitation makes one.
-PUBLIC = {"login/", "login/once/", "login/new/", "account/two-factor/authenticate/", "invitations/"}
+# Half-way through a login, where a sign-on goes and ends, and where an invitation makes an account.
+SIGN_ON = {"login/oidc/x/login/", "login/oidc/x/login/callback/", "login/cancelled/", "login/closed/", "login/new/"}
+PUBLIC = {"login/", "login/once/", "account/two-factor/authenticate/", "invitations/", *SIGN_ON}
 BY_ITS_OWN_TOKEN = {"api/v1/hosts/join"}  # which a machine shows that has no user; it takes no GET
 FOR_PROGRAMS = ("api/", "metrics")
 VALUES = {"str": "x", "slug": "x", "int": "1", "path": "x", "uuid": "00000000-0000-0000-0000-000000000000"}

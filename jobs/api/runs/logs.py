@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+from django.contrib.auth.models import User
 from django.http import Http404, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
@@ -94,7 +95,7 @@ class Log(APIView):
             if asked.follow:
                 node = member_of(attempt, asked.rank).node
                 return followed(request, job, log=OneLog(number, node, max(asked.rank, LAUNCHER)))
-            return _read(place_of(attempt, asked.rank), asked.rank, asked)
+            return _read(place_of(attempt, asked.rank), asked.rank, asked, cast(User, request.user).pk)
         except NoLogError as error:
             return refuse(error.status, "log", str(error), headers=LATER if error.status == 503 else None)
         except whole.BusyError as error:
@@ -122,9 +123,9 @@ def _asked(request: Request, rank: str) -> Asked:
     return asked
 
 
-def _read(place: Place, rank: int, asked: Asked) -> StreamingHttpResponse:
+def _read(place: Place, rank: int, asked: Asked, person: int) -> StreamingHttpResponse:
     """Raises NoLogError, BusyError, RedisError, OperationalError."""
-    begun = whole.begin(place, tuple(one for one in place.files if asked.file in (None, one)), asked.first)
+    begun = whole.begin(place, tuple(one for one in place.files if asked.file in (None, one)), person, asked.first)
     name = f"{place.job}-{place.attempt}-" + (f"rank{rank}" if rank > LAUNCHER else f"launcher{LAUNCHER - rank}")
     told, size = whole.parts(place, begun), max(0, whole.num_bytes(begun) - asked.first)
     if asked.most is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from contracts.signing import sealed
 from jobs.hosts.keys import signing_keys
 from jobs.logs import ask as asking
 from jobs.logs import whole
-from jobs.logs.places import place_of
+from jobs.logs.places import NoLogError, place_of
 from jobs.models import Host, Job, Member
 from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
 from tests.jobs.hosts.test_join import IDENTITIES
@@ -172,16 +174,43 @@ def test_a_log_whose_host_falls_silent_breaks_off_and_says_so(
 
 
 def test_only_so_many_parts_are_held_at_once(owner: User, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(whole, "BEGIN_PATIENCE_S", 0.05)
     place = asking.Place(running_job(owner, "host-a"), 1, Host.objects.get(), 0, ("stdout",))
     for _ in range(whole.AT_ONCE):
         whole._slots.acquire()
     try:
         with pytest.raises(whole.BusyError, match="8 logs are fetched at once"):
-            whole.begin(place, ("stdout",))
+            whole.begin(place, ("stdout",), owner.pk)
     finally:
         for _ in range(whole.AT_ONCE):
             whole._slots.release()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_asks_a_silent_host_for_many_logs_waits_for_few(
+    owner: User, stranger: User, api: Api, guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or every thread that answers anybody would wait for that host."""
+    answered = threading.Event()
+
+    def silent(*_: Any) -> LogPart:
+        assert answered.wait(30)
+        raise NoLogError(503, "it did not answer")
+
+    monkeypatch.setattr(whole, "ask", silent)
+    path = f"/api/v1/jobs/{running_job(owner, 'host-a')}/logs/0"
+    with ThreadPoolExecutor(whole.OF_ONE_PERSON) as threads:
+        waiting = [threads.submit(api(owner).get, path) for _ in range(whole.OF_ONE_PERSON)]
+        try:
+            wait_until(lambda: whole._beginning[owner.pk] == whole.OF_ONE_PERSON, "all of them wait")
+            refused = api(owner).get(path)
+        finally:
+            answered.set()
+        assert [one.result().status_code for one in waiting] == [503] * len(waiting)
+    words = "4 logs of yours are asked for at this moment; try again in a moment"
+    assert (refused.status_code, refused.json()["errors"][0]["message"]) == (503, words)
+    assert int(refused["Retry-After"]) > 0
+    assert not whole._beginning, "nothing is remembered of who was answered"
 
 
 def test_each_rank_of_a_gang_is_asked_of_its_own_host(owner: User, guest: Guest) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -10,6 +11,7 @@ from django.core.cache import cache
 
 from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role
 from planner.cost.oversize import parse_plannable
+from tests.jobs.people.providers import Answers, answering
 from tests.jobs.queue.test_scheduler import queued
 from tests.planner.wrong_specs import GOOD
 
@@ -50,3 +52,29 @@ def make_job() -> Callable[..., Job]:
         return queued(owner, spec=SPEC, name=f"{owner.username}'s", project=project, **fields)[0]
 
     return made
+
+
+@pytest.fixture
+def provider(settings: Any) -> Iterator[str]:
+    """One that asks who it is."""
+    from oidc_provider_mock import run_server_in_thread  # a second, which all that collect would take
+
+    with run_server_in_thread() as server:
+        url = f"http://localhost:{server.server_port}"
+        signing_on_by(url, settings)
+        yield url
+
+
+@pytest.fixture
+def answers(settings: Any) -> Iterator[Answers]:
+    """One that answers whatever a test has it answer."""
+    with answering() as made:
+        signing_on_by(made.url, settings)
+        yield made
+
+
+def signing_on_by(url: str, settings: Any) -> None:
+    app = {"provider_id": "board", "name": "Acme", "client_id": "meshboard", "secret": "s"}
+    apps = [{**app, "settings": {"server_url": url}}]
+    settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"APPS": apps, "OAUTH_PKCE_ENABLED": True}}
+    settings.OIDC_NAME = "Acme"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -17,16 +16,13 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from tests.jobs.people.plaintext import tables_that_tell
+from tests.jobs.people.providers import connect, logged_in, proof, signed_on
 
 PASSWORD = {"username": "owner", "password": "owner-password"}
 
 
 def code_of(secret: str) -> str:
     return format_hotp_value(hotp_value(secret, int(time.time()) // 30))
-
-
-def logged_in(client: Client) -> bool:
-    return client.get("/account/").status_code == 200
 
 
 def with_second_factor(client: Client) -> str:
@@ -100,29 +96,6 @@ def test_a_new_password_ends_the_other_sessions(owner: User, client: Client) -> 
     assert "this one" in client.get("/account/").content.decode()
 
 
-@pytest.fixture
-def provider(settings: Any) -> Iterator[str]:
-    from oidc_provider_mock import run_server_in_thread  # a second, which all that collect would take
-
-    with run_server_in_thread() as server:
-        url = f"http://localhost:{server.server_port}"
-        app = {"provider_id": "board", "name": "Acme", "client_id": "meshboard", "secret": "s"}
-        apps = [{**app, "settings": {"server_url": url}}]
-        settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"APPS": apps, "OAUTH_PKCE_ENABLED": True}}
-        settings.OIDC_NAME = "Acme"
-        yield url
-
-
-def signed_on(client: Client, provider: str, who: str, query: str = "") -> Any:
-    """As a browser goes: to the provider, which asks who it is, and back."""
-    away = client.get(f"/login/oidc/board/login/{query}")
-    assert away.headers["Location"].startswith(provider)
-    back = httpx.post(away.headers["Location"], data={"sub": who}, follow_redirects=False)
-    address = urlsplit(back.headers["Location"])
-    assert address.path == "/login/oidc/board/login/callback/"
-    return client.get(f"{address.path}?{address.query}")
-
-
 def test_people_sign_on_with_the_provider(db: None, provider: str, client: Client) -> None:
     assert "Log in by Acme" in client.get("/login/").content.decode()
     httpx.put(f"{provider}/users/42", json={"preferred_username": "ann", "email": "ann@acme.example"})
@@ -175,10 +148,98 @@ def test_nobody_new_where_the_board_says_so(db: None, provider: str, client: Cli
 
 def test_an_account_is_connected_by_who_is_logged_in_to_it(owner: User, provider: str, client: Client) -> None:
     client.post("/login/", PASSWORD)
-    signed_on(client, provider, "42", "?process=connect")
+    asked = connect(client, provider, "42")
+    assert asked.headers["Location"].startswith("/login/again/"), "the password is asked for again"
+    assert not SocialAccount.objects.exists()
+    client.post("/login/again/", {"password": "owner-password"})
     other = Client()
     signed_on(other, provider, "42")
-    assert "owner" in other.get("/account/").content.decode().split("<h1>")[1][:20]
+    page = other.get("/account/").content.decode()
+    assert "owner" in page.split("<h1>")[1][:20]
+    assert "its subject <code>42</code>" in page
+
+
+def test_a_page_elsewhere_cannot_have_a_sign_on_connected(owner: User, provider: str, client: Client) -> None:
+    client.post("/login/", PASSWORD)
+    other = Client()
+    other.post("/login/", PASSWORD)
+    another_session_s = proof(other)
+    for query in ("", "&proof=", "&proof=x", f"&proof={another_session_s}"):
+        assert client.get(f"/login/oidc/board/login/?process=connect{query}").status_code == 403
+    away = client.get(f"/login/oidc/board/login/?process=connect&proof={proof(client)}")
+    assert away.headers["Location"].startswith(provider)
+
+
+def test_of_two_sign_ons_the_second_is_not_connected(owner: User, provider: str, client: Client) -> None:
+    client.post("/login/", PASSWORD)
+    client.post("/login/again/", {"password": "owner-password"})
+    link = f"&proof={proof(client)}"
+    connect(client, provider, "42", link)
+    connect(client, provider, "43", link)
+    assert [one.uid for one in SocialAccount.objects.all()] == ["42"]
+    assert "remove it first" in client.get("/account/").content.decode()
+
+
+def test_a_sign_on_is_removed_by_who_knows_the_password(owner: User, provider: str, client: Client) -> None:
+    client.post("/login/", PASSWORD)
+    client.post("/login/again/", {"password": "owner-password"})
+    connect(client, provider, "42")
+    remove = f"/account/sign-on/{SocialAccount.objects.get().pk}/remove/"
+    other = Client()
+    signed_on(other, provider, "42")
+    assert other.post(remove).headers["Location"].startswith("/login/again/")
+    Client().post(remove)
+    assert SocialAccount.objects.exists()
+    client.post(remove)
+    assert not SocialAccount.objects.exists()
+
+
+def test_the_only_way_to_log_in_is_not_removed(db: None, provider: str, client: Client) -> None:
+    signed_on(client, provider, "42")
+    client.post(f"/account/sign-on/{SocialAccount.objects.get().pk}/remove/")
+    assert SocialAccount.objects.exists()
+    assert "the only way" in client.get("/account/").content.decode()
+
+
+def test_whose_account_is_closed_is_told_so(db: None, provider: str, client: Client) -> None:
+    signed_on(client, provider, "42")
+    User.objects.update(is_active=False)
+    other = Client()
+    answer = other.get(signed_on(other, provider, "42").headers["Location"])
+    assert (answer.status_code, "This account is closed" in answer.content.decode()) == (403, True)
+    assert not logged_in(other)
+
+
+def test_who_stops_at_the_provider_is_told_so(db: None, provider: str, client: Client) -> None:
+    state = parse_qs(urlsplit(client.get("/login/oidc/board/login/").headers["Location"]).query)["state"][0]
+    answer = client.get(f"/login/oidc/board/login/callback/?state={state}&error=access_denied", follow=True)
+    assert (answer.status_code, "You told the provider not to" in answer.content.decode()) == (200, True)
+
+
+def test_a_sign_on_that_nobody_ends_is_kept_for_minutes(db: None, provider: str, client: Client) -> None:
+    client.get("/login/oidc/board/login/")
+    assert client.session.get_expiry_age() <= 900
+    signed_on(client, provider, "42")
+    assert client.session.get_expiry_age() > 86400
+
+
+def test_sign_ons_that_one_address_begins_are_counted(
+    db: None, provider: str, client: Client, live_redis: Any, settings: Any
+) -> None:
+    settings.LOGINS_PER_MINUTE = 3
+    statuses = [client.get("/login/oidc/board/login/").status_code for _ in range(9)]
+    assert statuses.count(302) <= 6, "a minute may have ended meanwhile"
+    assert statuses[-1] == 429
+
+
+@pytest.mark.parametrize("query", ["scope=all", "auth_params=redirect_uri%3Dhttp%3A%2F%2Fevil.example"])
+def test_what_the_provider_is_asked_is_not_for_a_link_to_say(
+    query: str, db: None, provider: str, client: Client
+) -> None:
+    plain, asked = (client.get(f"/login/oidc/board/login/?{one}").headers["Location"] for one in ("", query))
+    fixed = ("client_id", "redirect_uri", "scope", "response_type")
+    told = [{name: parse_qs(urlsplit(one).query)[name] for name in fixed} for one in (plain, asked)]
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("query", ["?state=forged&code=x", "?error=access_denied", ""])

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import redis
+from allauth.socialaccount.models import SocialAccount
 from allauth.usersessions.models import UserSession
 from django.apps import apps
 from django.contrib import admin
@@ -37,7 +38,9 @@ UNWRITTEN = {
     **dict.fromkeys(("plan/", "plan/search/", "plan/explain/"), "computes, and changes nothing"),
     **dict.fromkeys(("login/", "login/again/", "logout/", "account/two-factor/authenticate/"), LOGINS),
     "account/two-factor/reauthenticate/": LOGINS,
-    **dict.fromkeys(("favicon.ico", "jobs/", "login/new/", "account/two-factor/"), SHOWS),
+    **dict.fromkeys(("favicon.ico", "jobs/", "login/new/", "login/closed/", "login/cancelled/"), SHOWS),
+    "account/two-factor/": SHOWS,
+    "login/oidc/<str:provider_id>/login/callback/": LOGINS,
     "account/two-factor/recovery-codes/download/": SHOWS,
     **dict.fromkeys(("import/begin/", "import/<str:key>/read/", "import/<str:key>/delete/"), IMPORTS),
     "import/<str:key>/files/<int:place>/": IMPORTS,
@@ -96,6 +99,8 @@ def account(client: Client) -> None:
     with_second_factor(client)
     post(client, "/account/two-factor/recovery-codes/generate/")
     post(client, "/account/two-factor/totp/deactivate/")
+    identity = SocialAccount.objects.create(user=User.objects.get(username="owner"), provider="board", uid="42")
+    post(client, f"/account/sign-on/{identity.pk}/remove/")
     Client().post("/login/", {"username": "owner", "password": "owner-password"})
     newest = UserSession.objects.latest("pk")
     post(client, f"/account/sessions/{newest.pk}/end/")
