@@ -141,22 +141,33 @@ def test_people_sign_on(page: Page, provider: str, shoot: Shoot, screen: str) ->
     send(page, "Authorize")
     heading(page, f"ann-{screen}")
     assert page.url.endswith("/account/"), "where they were going"
-    page.get_by_text("You log in by Acme.").wait_for()
+    page.get_by_text(f"You log in by Acme as ann-{screen}, its subject {screen}, since ").wait_for()
     shoot("account-signed-on")
     page.goto("/login/oidc/board/login/callback/?error=access_denied")
     heading(page, "Not signed on")
     shoot("not-signed-on")
+    page.goto("/login/cancelled/")
+    heading(page, "Not signed on")
+    shoot("sign-on-cancelled")
+    page.goto("/login/closed/")
+    heading(page, "This account is closed")
+    shoot("account-closed")
 
 
 def test_an_account_of_the_board_s_own_is_connected(page: Page, provider: str, shoot: Shoot, screen: str) -> None:
     who = {"wide": "stranger", "narrow": "viewer"}[screen]
-    httpx.put(f"{provider}/users/{who}-at-acme", json={"preferred_username": who}).raise_for_status()
+    called = who + "-of-a-very-long-name" * 5
+    httpx.put(f"{provider}/users/{who}-at-acme", json={"preferred_username": called}).raise_for_status()
     log_in(page, who, f"{who}-password")
     page.goto("/account/")
     page.get_by_role("link", name="Connect it").click()
     page.get_by_placeholder("sub").fill(f"{who}-at-acme")
     send(page, "Authorize")
-    page.get_by_text("You log in by Acme.").wait_for()
+    heading(page, "Is it you?")
+    page.fill("#id_password", f"{who}-password")
+    send(page, "Go on")
+    page.get_by_text(f"You log in by Acme as {called}").wait_for()
+    shoot("account-connected")
     log_out(page)
     page.get_by_role("link", name="Log in by Acme").click()
     page.get_by_placeholder("sub").fill(f"{who}-at-acme")
@@ -164,6 +175,13 @@ def test_an_account_of_the_board_s_own_is_connected(page: Page, provider: str, s
     page.wait_for_url("**/")
     page.goto("/account/")
     heading(page, who)
+    send(page, "Remove it")
+    heading(page, "Is it you?")
+    page.fill("#id_password", f"{who}-password")
+    send(page, "Go on")
+    page.get_by_text("Nobody logs in to your account by that sign-on any more.").wait_for()
+    page.get_by_role("link", name="Connect it").wait_for()
+    shoot("account-disconnected")
 
 
 def test_a_second_factor_is_turned_on_and_asked_for(page: Page, shoot: Shoot, screen: str) -> None:
