@@ -152,6 +152,7 @@ def test_an_account_is_connected_by_who_is_logged_in_to_it(owner: User, provider
     assert asked.headers["Location"].startswith("/login/again/"), "the password is asked for again"
     assert not SocialAccount.objects.exists()
     client.post("/login/again/", {"password": "owner-password"})
+    assert "You log in by that sign-on too from now on." in client.get("/account/").content.decode()
     other = Client()
     signed_on(other, provider, "42")
     page = other.get("/account/").content.decode()
@@ -168,6 +169,15 @@ def test_a_page_elsewhere_cannot_have_a_sign_on_connected(owner: User, provider:
         assert client.get(f"/login/oidc/board/login/?process=connect{query}").status_code == 403
     away = client.get(f"/login/oidc/board/login/?process=connect&proof={proof(client)}")
     assert away.headers["Location"].startswith(provider)
+
+
+def test_a_sign_on_that_is_anothers_is_not_connected(owner: User, provider: str, client: Client) -> None:
+    signed_on(Client(), provider, "42")
+    client.post("/login/", PASSWORD)
+    client.post("/login/again/", {"password": "owner-password"})
+    connect(client, provider, "42")
+    assert "That sign-on logs in to another account" in client.get("/account/").content.decode()
+    assert not SocialAccount.objects.filter(user=owner).exists()
 
 
 def test_of_two_sign_ons_the_second_is_not_connected(owner: User, provider: str, client: Client) -> None:
