@@ -81,7 +81,8 @@ def _is_still(host: Host, identity: str) -> bool:
 def _admit(host: Host, told: JoinRequest, address: str) -> None:
     """Raises TokenError, NameTakenError."""
     if "token" not in told:
-        words = f"host {host.name} was removed" if host.removed else f"this machine has not joined as {host.name}"
+        was_it = host.removed is not None and host.identity_hash == _hash(told["identity"])  # nobody else is told
+        words = f"host {host.name} was removed" if was_it else f"this machine has not joined as {host.name}"
         raise tokens.TokenError(f"{words}: it needs a join token")
     token = tokens.spend(told["token"], host.name)
     if host.generation > 0 and host.removed is None:

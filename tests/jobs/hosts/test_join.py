@@ -124,6 +124,8 @@ def test_once_removed_the_name_is_free_and_the_old_machine_is_nobody(
     before = asked(api, request(token=told)).json()
     staff.remove(Host.objects.get(), "staff")
     assert "was removed" in refusal(asked(api, request()))[2]
+    others = (refusal(asked(api, request(name, IDENTITIES[1])))[2] for name in ("gpu-7", "gpu-8"))
+    assert next(others).replace("gpu-7", "") == next(others).replace("gpu-8", ""), "a guess learns of no name"
     with redis.Redis.from_url(before["redis_url"]) as client, pytest.raises(redis.AuthenticationError):
         client.ping()
     after = asked(api, request(token=told, identity=IDENTITIES[1])).json()
