@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from planner.cost.timing import Timer
-from planner.facts.presets import PRESETS
+from planner.facts.models.presets import PRESETS
 from planner.facts.spec import JobSpec, TrainSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import ACCELERATORS, CLUSTERS

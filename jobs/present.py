@@ -16,7 +16,7 @@ from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, JobTag, Member, Statu
 from jobs.models import StateChange as History
 from jobs.models.jobs import num_ranks
 from planner.cost.estimate import Estimate
-from planner.facts.dumped import LayoutDict, SpecDict
+from planner.facts.reading.dumped import LayoutDict, SpecDict
 from planner.search.auto import Chosen
 
 Moment = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]  # ISO 8601 with its zone

@@ -12,8 +12,8 @@ from typing import Any
 
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.oversize import parse_plannable
-from planner.facts.parse import parse_fields
-from planner.facts.presets import PRESETS
+from planner.facts.models.presets import PRESETS
+from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import JobSpec, Layout, Problem, SpecError, TrainSpec
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import STACKS

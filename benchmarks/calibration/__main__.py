@@ -24,7 +24,7 @@ import torch
 
 from planner.cost.memory import memory
 from planner.cost.timing import Timer
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from planner.hardware.calibration import cluster_of
 from planner.hardware.clusters import CLUSTERS

@@ -10,7 +10,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.rates import LAUNCH, predictions
 from benchmarks.gpu.running import Part, torchrun
 from planner.cost.estimate import estimate
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec, SpecError, StackName
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS

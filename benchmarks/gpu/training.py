@@ -17,9 +17,9 @@ import torch.distributed as dist
 from benchmarks.gpu.rank import arguments, begin, meet, nothing_found, tell
 from benchmarks.gpu.results import Found
 from contracts.telemetry import FIRST_STEPS, Item, ProofItem, StepItem, VerdictItem
-from planner.facts.flops import model_flops
-from planner.facts.parse import parse_spec
+from planner.facts.models.flops import model_flops
 from planner.facts.proof import STEPS, limits
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder
 from workers.trainer.allocator import return_large_tensors

@@ -25,7 +25,7 @@ import numpy as np
 import torch.distributed as dist
 
 from benchmarks.rivals.turns import Gang, Step
-from planner.facts.parse import parse_fields
+from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import JobSpec
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from benchmarks.rivals.turns import Turns
 from contracts.telemetry import Item
-from planner.facts.parse import parse_fields
+from planner.facts.reading.parse import parse_fields
 from workers.meter import Recorder, metered_backend
 from workers.trainer.corpus.data import corpus_of
 from workers.trainer.loop import Trainer, train

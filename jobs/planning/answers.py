@@ -14,10 +14,10 @@ from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.shapes import Plan, Preset, SearchResult, Template
 from jobs.planning.there import hosts_there
 from jobs.planning.work import told
-from planner.facts.models import parameter_count
-from planner.facts.parse import parse_fields
+from planner.facts.models.presets import PRESETS
+from planner.facts.models.shapes import parameter_count
 from planner.facts.precision import MIXES
-from planner.facts.presets import PRESETS
+from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import SpecError
 from planner.hardware.clusters import CLUSTERS
 from planner.teaching.explain import Explanation

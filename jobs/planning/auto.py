@@ -10,7 +10,7 @@ from jobs.planning.hardware import OfModel, by_model, cluster_for, host_cluster,
 from jobs.planning.planners import ask
 from jobs.planning.room import host_problems
 from jobs.planning.there import hosts_there, labels_asked
-from planner.facts.runnable import not_runnable
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.cluster import Cluster
 from planner.search.auto import FIELD, AutoSpec, Chosen, asked_of, draft_of

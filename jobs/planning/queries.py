@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from planner.facts.layout import MAX_RANKS
-from planner.facts.parse import problem_of
+from planner.facts.reading.parse import problem_of
 from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
 
 Query = TypeVar("Query", bound=BaseModel)

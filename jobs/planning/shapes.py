@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from planner.cost.estimate import Estimate
-from planner.facts.dumped import LayoutDict, ModelDict
+from planner.facts.reading.dumped import LayoutDict, ModelDict
 from planner.hardware.cluster import Basis
 from planner.search.auto import Chosen
 from planner.search.hindsight import Hindsight

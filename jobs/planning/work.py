@@ -18,7 +18,7 @@ from planner.cost.oversize import oversize
 from planner.cost.pipes import simulate
 from planner.facts.kinds import KINDS
 from planner.facts.layout import problems
-from planner.facts.runnable import not_runnable
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.cluster import Cluster
 from planner.search.advice import Neighbour, neighbours, suggestions

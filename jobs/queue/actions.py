@@ -35,7 +35,7 @@ from jobs.queue.audit import record
 from jobs.telling.outbox import write
 from planner.cost.oversize import parse_plannable
 from planner.facts.gang import demand
-from planner.facts.runnable import not_runnable
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.facts.words import counted
 from planner.search.auto import Chosen

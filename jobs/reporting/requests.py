@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from contracts.fields import HOST_NAME, Address
 from jobs.naming import Named
 from jobs.queue.shelf import MOST_TAGS, NewTag
-from planner.facts.parse import problem_of
+from planner.facts.reading.parse import problem_of
 from planner.facts.spec import NO_NUL, Argument, Device, SpecError, Strict
 
 MOST_NODES = 4096

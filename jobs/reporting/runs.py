@@ -24,7 +24,7 @@ from jobs.reporting.tokens import digest, issue
 from jobs.telling.outbox import write
 from planner.cost.oversize import parse_plannable
 from planner.facts.kinds import KINDS
-from planner.facts.presets import PRESETS
+from planner.facts.models.presets import PRESETS
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.facts.words import counted
 

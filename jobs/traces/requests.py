@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, ValidationError
 from typing_extensions import TypedDict
 
-from planner.facts.parse import problem_of
+from planner.facts.reading.parse import problem_of
 from planner.facts.spec import SpecError, Strict
 
 LARGEST_STEP = 2**53 - 1  # what JavaScript counts exactly

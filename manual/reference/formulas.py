@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from manual.reference.words import code, plain, table
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.teaching.explain import explain
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,8 +16,8 @@ from planner.cost.traffic import Collective, depends_on_router, step_traffic
 from planner.cost.traffic.data import padded_share
 from planner.facts.collectives import algorithmic_bytes
 from planner.facts.layout import Coordinates, axis_group, is_turn, rank_of
-from planner.facts.models import active_parameter_count, parameter_count
-from planner.facts.runnable import not_runnable
+from planner.facts.models.shapes import active_parameter_count, parameter_count
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec
 from planner.facts.stages import stage_of
 from planner.facts.tensors.placements import padded_vocab, zero_shard

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.cost.estimate import stage_estimates
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec, Problem, SpecError
 
 MOST_CHUNKS = 2**21  # whose times a schedule is made of: seconds of work at most, hundreds of times the published ones

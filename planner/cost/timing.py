@@ -21,8 +21,8 @@ from planner.cost.pace import Pace, bubble, filling, less, micro_batch_s, scaled
 from planner.cost.pipes import simulate, stretched
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.cost.traffic.expert import dispatched_rows, row_bytes
-from planner.facts.flops import hardware_flops, model_flops
 from planner.facts.layout import V_SCHEDULES, axis_group
+from planner.facts.models.flops import hardware_flops, model_flops
 from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec, Layout, StackName
 from planner.facts.tensors.placements import vocab_rows

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from planner.facts.lab import lab_problems
-from planner.facts.paths import file_problems, path_problems
+from planner.facts.reading.paths import file_problems, path_problems
 from planner.facts.spec import JobKind, JobSpec, Layout, Problem, ScriptSpec
 from planner.facts.words import counted
 

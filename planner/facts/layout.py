@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 
 from planner.facts.engines import engine_problems
 from planner.facts.kinds import KINDS, kind_problems, num_slots, product_words
-from planner.facts.paths import file_problems, path_problems
 from planner.facts.proof import too_large
+from planner.facts.reading.paths import file_problems, path_problems
 from planner.facts.spec import ROPE_BASE, JobSpec, Layout, Problem
 from planner.facts.words import counted
 
@@ -97,7 +97,8 @@ def chunk_indices(layout: Layout, stage: int) -> tuple[int, ...]:
 def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
     """Every rule across fields that the spec breaks, each with its arithmetic. Empty means it can be planned.
 
-    `slots`: slots of the largest host, when known. What can be planned but not run yet: `planner.facts.runnable`.
+    `slots`: slots of the largest host, when known. What can be planned but not run yet:
+    `planner.facts.reading.runnable`.
     """
     if not KINDS[spec.kind].trains:  # what the batch says does not matter
         return [*kind_problems(spec), *engine_problems(spec), *_model(spec), *_world(spec, slots)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.facts.flops import model_flops
-from planner.facts.models import parameter_count
+from planner.facts.models.flops import model_flops
+from planner.facts.models.shapes import parameter_count
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.words import counted
 

@@ -1,7 +1,7 @@
 """The one job specification: the form, REST, the command line and the trainer all read this.
 
 Types and ranges of single fields are stated here for pydantic; what needs two fields is checked by
-`planner.facts.layout.problems`. `planner.facts.parse` does both and reports every problem at once.
+`planner.facts.layout.problems`. `planner.facts.reading.parse` does both and reports every problem at once.
 """
 
 from __future__ import annotations

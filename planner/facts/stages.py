@@ -6,8 +6,8 @@ from functools import cache
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from planner.facts.flops import layer_weights
 from planner.facts.layout import chunk_indices, num_chunks
+from planner.facts.models.flops import layer_weights
 from planner.facts.spec import Layout, ModelSpec
 
 

@@ -15,10 +15,10 @@ from typing_extensions import TypedDict
 from planner.cost.correction import interval
 from planner.cost.learning import memory_correction
 from planner.cost.timing import Timer
-from planner.facts.dumped import LayoutDict
 from planner.facts.kinds import kind_of
 from planner.facts.layout import MAX_RANKS, SCHEDULE_NAMES, problems
-from planner.facts.parse import parse_fields, problem_of
+from planner.facts.reading.dumped import LayoutDict
+from planner.facts.reading.parse import parse_fields, problem_of
 from planner.facts.spec import NO_NUL, Degree, JobSpec, Problem, Recompute, Schedule, SpecError, Strict
 from planner.hardware.cluster import Cluster
 from planner.search.layouts import FIXABLE, Constraints, Found, search

@@ -10,8 +10,8 @@ from typing_extensions import TypedDict
 
 from planner.cost.correction import Interval
 from planner.cost.timing import Timer, Timing
-from planner.facts.dumped import LayoutDict
-from planner.facts.runnable import not_runnable
+from planner.facts.reading.dumped import LayoutDict
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.stacks import STACKS, within

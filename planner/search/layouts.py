@@ -19,7 +19,7 @@ from planner.cost.beside import allowance
 from planner.cost.memory import least_bytes, most_bytes
 from planner.cost.timing import Timer, Timing
 from planner.facts.layout import pipeline_problems, problems
-from planner.facts.runnable import not_runnable
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, Problem, Recompute, Schedule, SpecError
 from planner.hardware.cluster import Cluster
 

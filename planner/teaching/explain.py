@@ -13,10 +13,10 @@ from planner.cost.memory import fullest, held_parameters, is_taped, layer_bytes
 from planner.cost.timing import Timer, Timing
 from planner.cost.traffic import depends_on_router, step_traffic
 from planner.facts.collectives import bus_factor
-from planner.facts.flops import hardware_flops, model_flops
-from planner.facts.models import embedding_parameters, head_parameters, layer_parameters, parameter_count
+from planner.facts.models.flops import hardware_flops, model_flops
+from planner.facts.models.shapes import embedding_parameters, head_parameters, layer_parameters, parameter_count
 from planner.facts.precision import mix_of
-from planner.facts.runnable import not_runnable
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.placements import vocab_rows
 from planner.facts.tensors.shards import held, micro_batch_tokens

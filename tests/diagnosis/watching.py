@@ -12,7 +12,7 @@ from contracts.names import telemetry_stream
 from contracts.telemetry import Batch
 from jobs.diagnosis import Diagnosis, Member, Run, Told
 from planner.cost.estimate import estimate
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
 
 EVERY_S = 1.0

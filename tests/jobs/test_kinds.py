@@ -20,7 +20,7 @@ from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
 from jobs.queue.outcomes import finish
 from planner.facts.kinds import KINDS
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobKind, SpecError
 from tests.jobs.lab.test_lab import POINT, RESULT
 from tests.jobs.planning.test_calibration import PROFILE

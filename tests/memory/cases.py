@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from planner.facts.parse import parse_spec
-from planner.facts.runnable import not_runnable
+from planner.facts.reading.parse import parse_spec
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, SpecError
 
 VOCABULARIES = (32_000, 50_257, 50_304, 128_256)

@@ -199,7 +199,7 @@ FAULTS: dict[str, Fault] = {
     "values are no key/value heads": Fault(
         (
             Edit(
-                "planner/facts/models.py",
+                "planner/facts/models/shapes.py",
                 '.startswith(("attention.k.", "attention.v."))',
                 '.startswith("attention.k.")',
             ),

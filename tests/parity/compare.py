@@ -11,7 +11,7 @@ import torch
 
 from contracts.telemetry import Cell
 from planner.facts.layout import Coordinates, rank_of
-from planner.facts.models import Parameter, is_key_or_value, is_vocabulary, parameter_count
+from planner.facts.models.shapes import Parameter, is_key_or_value, is_vocabulary, parameter_count
 from planner.facts.spec import JobSpec
 from planner.facts.stages import stage_of
 from planner.facts.tensors.placements import placement

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.cost.traffic import step_traffic
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES
 from tests.parity.compare import Run, gradient_difference, run_specs

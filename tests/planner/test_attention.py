@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.cost.timing import Timer
-from planner.facts.presets import PRESETS
+from planner.facts.models.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, Resources, TrainSpec
 from planner.hardware.attention import CUDNN_BLACKWELL, CUDNN_HOPPER, NARROW_ROWS, Attention
 from planner.hardware.clusters import ACCELERATORS, CLUSTERS

@@ -13,7 +13,7 @@ from benchmarks.published.own_tests import IN_MAY, IN_OCTOBER, KEEPS_SCORES
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
-from planner.facts.presets import PRESETS
+from planner.facts.models.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.facts.tensors.shards import local_units
 from planner.hardware.kernels import Flash, layer_work

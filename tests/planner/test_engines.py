@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import SpecError
 
 BASE: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}}

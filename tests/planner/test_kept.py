@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planner.cost.memory import memory
 from planner.cost.timing import step_time
 from planner.cost.traffic import step_traffic
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.schedules import actions
 from planner.facts.spec import JobSpec, SpecError
 from planner.hardware.clusters import CLUSTERS

@@ -8,7 +8,7 @@ import pytest
 
 from planner.facts.kinds import num_slots
 from planner.facts.lab import LARGEST_EXACT, MAX_SIZES, bandwidths, lab_ranks, lab_sizes
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import LAB_PRIMITIVES, LabPrimitive, LabSpec, SpecError
 
 

@@ -12,7 +12,7 @@ from planner.cost.correction import comparable, correction_of
 from planner.cost.estimate import estimate
 from planner.cost.learning import learned, tensor_bytes
 from planner.cost.timing import Timer
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster, Span, collective_seconds
 from planner.hardware.clusters import CLUSTERS

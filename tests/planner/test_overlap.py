@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.cost.timing import Timer, Timing
-from planner.facts.presets import PRESETS
+from planner.facts.models.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, MoeSpec, Resources, TrainSpec
 from planner.hardware.cluster import kernel_seconds
 from planner.hardware.clusters import CLUSTERS

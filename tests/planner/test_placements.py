@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from planner.facts.layout import coordinates
-from planner.facts.models import Parameter, layer_parameters, stage_units
-from planner.facts.parse import parse_spec
+from planner.facts.models.shapes import Parameter, layer_parameters, stage_units
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.boxes import held_box
 from planner.facts.tensors.placements import (

@@ -15,7 +15,7 @@ from planner.cost.memory.pieces import layer_bytes
 from planner.cost.timing import step_time
 from planner.cost.traffic import step_traffic
 from planner.facts.layout import Group, coordinates, members, problems, rank_of
-from planner.facts.parse import parse_fields, parse_spec
+from planner.facts.reading.parse import parse_fields, parse_spec
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.facts.stages import stage_of
 from planner.hardware.clusters import CLUSTERS

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from planner.cost.pipes import bubble_ratio, chunks_in_flight, simulate, stretched
 from planner.facts.layout import pipeline_problems
-from planner.facts.parse import parse_fields
+from planner.facts.reading.parse import parse_fields
 from planner.facts.schedules import Action, actions
 from planner.facts.spec import Layout, Schedule
 

@@ -13,9 +13,9 @@ from planner.cost.memory import least_bytes, memory
 from planner.cost.oversize import parse_plannable
 from planner.cost.traffic import Collective, gradient_buckets, step_traffic
 from planner.facts.layout import Coordinates, axis_ranks, coordinates, problems, rank_of
-from planner.facts.models import parameter_count
-from planner.facts.parse import parse_fields
-from planner.facts.presets import PRESETS
+from planner.facts.models.presets import PRESETS
+from planner.facts.models.shapes import parameter_count
+from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import JobSpec, Layout, SpecError
 from planner.search.choices import OPTIONS, choices
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS, Wrong

@@ -18,9 +18,9 @@ from planner.cost.memory.tape import LOGITS
 from planner.cost.pace import unhidden
 from planner.cost.timing import Timer, step_time
 from planner.cost.traffic import micro_batch_traffic
+from planner.facts.models.presets import PRESETS
 from planner.facts.precision import MIXES
-from planner.facts.presets import PRESETS
-from planner.facts.runnable import not_runnable
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, MlaSpec, MoeSpec, Resources, StackName, TrainSpec
 from planner.hardware.calibration import cluster_of
 from planner.hardware.cluster import Span, collective_seconds, gemm_seconds

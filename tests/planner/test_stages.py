@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner.cost.estimate import estimate
-from planner.facts.models import layer_parameters
-from planner.facts.parse import parse_fields
+from planner.facts.models.shapes import layer_parameters
+from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import Layout, ModelSpec, Schedule
 from planner.facts.stages import head_layers, stage_of
 from planner.hardware.clusters import CLUSTERS

@@ -6,7 +6,7 @@ import pytest
 
 from planner.cost.estimate import estimate
 from planner.facts.kinds import product_words
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import Layout, SpecError
 from planner.facts.words import counted
 from planner.hardware.clusters import CLUSTERS

@@ -48,7 +48,7 @@ def fill(redis: Any, history: Path) -> World:
     from jobs.models import TERMINAL, Attempt, Host, Job, Member, SlotAllocation, Status
     from planner.cost.estimate import estimate
     from planner.facts.kinds import num_slots
-    from planner.facts.parse import parse_spec
+    from planner.facts.reading.parse import parse_spec
 
     owner, now, pick = User.objects.get(username="owner"), timezone.now(), random.Random(1)
     gpu = {"slots": SLOTS, "device": "cuda", "device_name": "a synthetic GPU", "memory_bytes": 80 * 2**30}

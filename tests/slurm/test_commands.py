@@ -14,7 +14,7 @@ from jobs.engines.slurm.rows import SlurmJob, name_of
 from jobs.engines.slurm.script import logs, submission
 from jobs.engines.slurm.site import Site
 from jobs.engines.slurm.words import ending, waits
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from tests.slurm.cluster import CPUS, Cluster
 from tests.slurm.login import Login

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from jobs.queue.sent import spec_for_hosts
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from tests.upgrade.older import files_before
 
 READ = """
 import json, sys
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 told = json.load(sys.stdin)
 print(json.dumps([parse_spec(spec).model_dump() for spec in told]))
 """

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from planner.cost.memory import memory
-from planner.facts.parse import parse_fields
+from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import JobSpec
 from tests.parity.cases import Case, core_cases
 from tests.parity.compare import run_specs

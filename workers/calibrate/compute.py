@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from planner.facts.models import Parameter, layer_parameters
-from planner.facts.presets import PRESETS
+from planner.facts.models.presets import PRESETS
+from planner.facts.models.shapes import Parameter, layer_parameters
 from planner.facts.spec import ModelSpec, TrainSpec
 from planner.facts.tensors.placements import Placement
 from planner.hardware.profile import EndsPoint, GemmPoint, LayerPoint, MeasuredPrecision, OptimizerPoint, StreamPoint

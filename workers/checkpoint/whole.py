@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from planner.facts.models import stage_units
+from planner.facts.models.shapes import stage_units
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.boxes import Box
 from workers.checkpoint.boxes import Boxed

@@ -11,8 +11,8 @@ from pathlib import Path
 from contracts.telemetry import DryRunItem, PhaseItem, VerdictItem, VerdictRow
 from planner.cost.memory import memory
 from planner.facts.layout import coordinates
-from planner.facts.parse import parse_spec
-from planner.facts.runnable import not_runnable
+from planner.facts.reading.parse import parse_spec
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, SpecError
 from workers.dry_run.rank import DryStep, dry_step
 from workers.meter import Exporter, Recorder

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from contracts.telemetry import LabItem, PhaseItem
 from planner.facts.lab import LabPoint, LabResult, lab_of, lab_ranks
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec, SpecError
 from workers.device import device_name, own_device
 from workers.lab.measure import Team, points, steps

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from contracts.names import SAVE_FILE
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec, SpecError
 from workers import shield
 from workers.checkpoint.place import Place, place_of

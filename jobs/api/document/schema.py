@@ -43,7 +43,7 @@ from jobs.traces.chrome import ChromeTrace
 from jobs.traces.imports.shapes import FileSoFar, ImportQuery, ImportTold
 from jobs.traces.requests import WantedStep, WantedSteps
 from jobs.traces.shapes import StepColumns, TracedSteps
-from planner.facts.presets import PRESETS
+from planner.facts.models.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.profile import HostProfile

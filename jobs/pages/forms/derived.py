@@ -1,7 +1,7 @@
 """HTML forms derived from the spec's pydantic models: their fields, the text of each, and back to a nested spec.
 
-What a field takes is read from the model; what it means is checked by `planner.facts.parse` alone. Names are dotted,
-as in a `Problem`: "train.steps".
+What a field takes is read from the model; what it means is checked by `planner.facts.reading.parse` alone. Names are
+dotted, as in a `Problem`: "train.steps".
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from django.utils.datastructures import MultiValueDict
 from jobs.pages.forms import derived, engines, turn_form
 from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES
-from planner.facts.models import parameter_count
-from planner.facts.presets import PRESETS, expand_preset
+from planner.facts.models.presets import PRESETS, expand_preset
+from planner.facts.models.shapes import parameter_count
 from planner.facts.spec import JobSpec, Layout, ModelSpec, Problem, Resources, SlurmSpec, TrainSpec
 from planner.hardware.stacks import STACKS
 from planner.search.auto import AutoSpec

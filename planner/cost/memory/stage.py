@@ -27,8 +27,8 @@ from planner.cost.memory.tape import (
     times,
 )
 from planner.cost.memory.zero import NO_UNIT, Sharding, Unit
-from planner.facts.models import Unit as Tensors
-from planner.facts.models import is_moe_layer
+from planner.facts.models.shapes import Unit as Tensors
+from planner.facts.models.shapes import is_moe_layer
 from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, Mix, mix_of
 from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec, ModelSpec

@@ -1,8 +1,8 @@
 """The exact collectives one rank issues, from the layout and the parameter shapes alone.
 
 This mirrors `workers/trainer`, module by module; `make parity` holds the two against each other and against
-what the meter counts, to the byte. What the trainer does not run yet (`planner.facts.runnable`) follows the papers
-named in each module. Bytes are payload bytes: what is handed to the library.
+what the meter counts, to the byte. What the trainer does not run yet (`planner.facts.reading.runnable`) follows the
+papers named in each module. Bytes are payload bytes: what is handed to the library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from planner.cost.traffic.pipeline import pipeline
 from planner.cost.traffic.tally import Collective, Tally
 from planner.cost.traffic.tensor import tensor_backward, tensor_forward
 from planner.facts.layout import Coordinates, Group, axis_group, coordinates
-from planner.facts.models import Parameter, is_key_or_value, is_router
+from planner.facts.models.shapes import Parameter, is_key_or_value, is_router
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.tensors.placements import shared_heads

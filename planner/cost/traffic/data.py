@@ -11,7 +11,7 @@ from functools import cache
 
 from planner.cost.traffic.tally import Tally
 from planner.facts.layout import Coordinates, Group
-from planner.facts.models import Parameter, Unit
+from planner.facts.models.shapes import Parameter, Unit
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.placements import gathered_numel, places, shard_group, shard_numel

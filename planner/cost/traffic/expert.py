@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.cost.traffic.tally import Tally
 from planner.facts.layout import axis_group
-from planner.facts.models import expert_capacity
+from planner.facts.models.shapes import expert_capacity
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.shards import Held, held, micro_batch_tokens

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from planner.facts.layout import Coordinates
-from planner.facts.models import Parameter
+from planner.facts.models.shapes import Parameter
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.placements import Placement, placement, places
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import NamedTuple
 
 from planner.facts.layout import Coordinates, Group
-from planner.facts.models import Parameter, is_key_or_value, is_vocabulary
+from planner.facts.models.shapes import Parameter, is_key_or_value, is_vocabulary
 from planner.facts.spec import JobSpec, Layout, ModelSpec
 
 Shape = tuple[int, ...]

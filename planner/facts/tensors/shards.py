@@ -6,7 +6,7 @@ from collections import Counter
 from functools import cache
 from typing import NamedTuple
 
-from planner.facts.models import Parameter, Unit, is_moe_layer, stage_units
+from planner.facts.models.shapes import Parameter, Unit, is_moe_layer, stage_units
 from planner.facts.precision import mix_of
 from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec, Schedule
 from planner.facts.stages import Stage, stage_of

@@ -14,7 +14,7 @@ from jobs.traces.shapes import tables
 from jobs.traces.stream import trace
 from planner.cost.estimate import estimate
 from planner.cost.matrix import traffic_matrix
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from tests.support.batches import batch
 from tests.support.modules import call, paper
 from tests.support.timelines import item, late, pipelined

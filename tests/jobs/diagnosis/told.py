@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from contracts.telemetry import Item, StepItem, StepParts
 from jobs.diagnosis import Diagnosis, Member, Run, Told
 from planner.cost.estimate import estimate
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
 

@@ -12,7 +12,7 @@ from django.test import Client
 from jobs.lab import form as lab_form
 from jobs.pages.forms import derived, spec_form
 from jobs.pages.jobs import script
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import LabSpec, Layout, SpecError, TrainSpec
 from planner.teaching.templates import TEMPLATES
 

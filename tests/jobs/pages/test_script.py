@@ -12,7 +12,7 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from jobs.models import Job
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import SpecError
 
 pytestmark = pytest.mark.django_db

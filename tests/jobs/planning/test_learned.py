@@ -23,7 +23,7 @@ from jobs.queue.heard.hearing import hear
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.traces.links import links
 from planner.cost.timing import step_time
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS
 from tests.jobs.conftest import attempt_event, run_together, say
 from tests.jobs.planning.test_calibration import PROFILE

@@ -11,7 +11,7 @@ from django.core.cache import cache
 from rest_framework.test import APIClient
 
 from jobs.models import Job
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS
 from planner.teaching.templates import TEMPLATES
 from tests.planner.wrong_specs import GOOD

@@ -13,7 +13,7 @@ from jobs.models import Host, Job
 from jobs.planning.hardware import own_cluster
 from jobs.planning.there import There, hosts_there
 from planner.cost.estimate import default_cluster
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from tests.planner.wrong_specs import GOOD
 
 # The token with its owner and grant, hosts, project, a savepoint and its end, the job, its state, who wants to be told,

@@ -6,7 +6,7 @@ import pytest
 
 from planner.cost.correction import Interval, interval
 from planner.cost.estimate import estimate
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import STACKS
 from planner.search.hindsight import Measure, apportioned, hindsight

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from planner.cost.timing import step_time
 from planner.facts.layout import problems
-from planner.facts.parse import parse_fields
-from planner.facts.presets import PRESETS
-from planner.facts.runnable import not_runnable
+from planner.facts.models.presets import PRESETS
+from planner.facts.reading.parse import parse_fields
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, SpecError, TrainSpec
 from planner.hardware.clusters import CLUSTERS
 from planner.search.advice import neighbours, suggestions

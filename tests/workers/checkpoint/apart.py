@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from workers.checkpoint import across, folder
 from workers.trainer.errors import UserError
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES, write_data
 from tests.parity.rank import make_trainer

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from contracts.telemetry import Apart, ProcessProof, ProofItem
-from planner.facts.parse import parse_spec
 from planner.facts.proof import alone, limits_words, why_not_compared
+from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec, Layout, SpecError
 from tests.parity.cases import make_spec, write_data
 from tests.parity.rank import make_trainer

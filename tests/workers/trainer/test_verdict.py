@@ -8,7 +8,7 @@ import pytest
 
 from contracts.telemetry import Phase, VerdictRow
 from planner.cost.traffic import eval_traffic, num_evals, setup_traffic, step_traffic
-from planner.facts.parse import parse_spec
+from planner.facts.reading.parse import parse_spec
 from workers.meter import Recorder
 from workers.trainer.verdict import verdict
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from planner.facts.models import is_moe_layer
+from planner.facts.models.shapes import is_moe_layer
 from planner.facts.spec import ModelSpec
 from planner.facts.tensors.placements import padded_vocab
 from workers.trainer.compiled import compiled

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from planner.facts.models import expert_capacity
+from planner.facts.models.shapes import expert_capacity
 from planner.facts.spec import ModelSpec, MoeSpec
 from workers.trainer.model.grouped import grouped_product
 from workers.trainer.model.layers import Linear, Mlp, Strategy, activate, use

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from planner.facts.layout import Coordinates
-from planner.facts.models import Parameter, Unit
+from planner.facts.models.shapes import Parameter, Unit
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.tensors.boxes import divided_box
 from workers.trainer.model.decoder import Decoder

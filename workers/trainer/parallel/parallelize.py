@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from planner.facts.layout import chunk_indices, num_chunks
-from planner.facts.models import Parameter, Unit, stage_units
+from planner.facts.models.shapes import Parameter, Unit, stage_units
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec

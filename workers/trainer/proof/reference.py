@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from planner.facts.models import stage_units
+from planner.facts.models.shapes import stage_units
 from planner.facts.proof import alone
 from planner.facts.spec import JobSpec
 from workers.meter.recorder import Recorder

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from contracts.telemetry import Apart
 from planner.facts.layout import MESH_AXES, Coordinates, coordinates
-from planner.facts.models import parameter_count
+from planner.facts.models.shapes import parameter_count
 from planner.facts.spec import JobSpec
 from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.proof.checksum import FACTOR, checksum

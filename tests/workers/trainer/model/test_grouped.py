@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.facts.parse import parse_fields
+from planner.facts.reading.parse import parse_fields
 from workers.dry_run.rank import dry_step
 from workers.trainer.model.experts import _by_expert, _inverse, _Take
 from workers.trainer.model.grouped import grouped_product

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from planner.facts.layout import Coordinates
-from planner.facts.models import Unit, parameter_count, stage_units
-from planner.facts.presets import PRESETS
+from planner.facts.models.presets import PRESETS
+from planner.facts.models.shapes import Unit, parameter_count, stage_units
 from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from workers.checkpoint.export import _rope
 from workers.trainer.model import Attention, Block, Decoder, Strategy, initialise, rotate

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planner.facts.parse import parse_fields, parse_spec
-from planner.facts.runnable import not_runnable
+from planner.facts.reading.parse import parse_fields, parse_spec
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import SpecError
 from tests.memory.compare import found
 from tests.parity.cases import SIZES

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from planner.facts.kinds import KINDS
 from planner.facts.layout import problems
-from planner.facts.presets import PRESETS, expand_preset
+from planner.facts.models.presets import PRESETS, expand_preset
 from planner.facts.spec import PATTERN_WORDS, JobSpec, Problem, SpecError
 
 STAND_IN = "gpt-tiny"  # a spec names a model, also where the kind of job needs none

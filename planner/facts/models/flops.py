@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from planner.facts.models import is_moe_layer, layer_parameters
+from planner.facts.models.shapes import is_moe_layer, layer_parameters
 from planner.facts.spec import JobSpec, ModelSpec
 
 
