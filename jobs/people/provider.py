@@ -164,7 +164,7 @@ def begin(request: HttpRequest, provider_id: str) -> HttpResponseBase:
         asked["process"] = AuthProcess.CONNECT
     request.GET = asked  # type: ignore[assignment]  # Django's own are immutable
     answer = _answered(request, provider_id, OAuth2LoginView)
-    if not request.user.is_authenticated:
+    if request.session.session_key and not request.user.is_authenticated:
         request.session.set_expiry(BEGUN_S)
     return answer
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from allauth.socialaccount.models import SocialAccount
 from django.contrib.auth.models import User
+from django.contrib.sessions.models import Session
 from django.test import Client
 
 from jobs.people import provider as provided
@@ -125,7 +126,7 @@ def test_those_who_wait_for_it_leave_room_for_everybody(
     monkeypatch.setattr(provided, "_room", full)
     answer = Client().get("/login/oidc/board/login/")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
-    assert answers.asked == 0
+    assert (answers.asked, Session.objects.count()) == (0, 0)
     full.release()
     assert comes_back(Client()).status_code == 302
     assert full.acquire(blocking=False), "whoever was answered leaves the room"
