@@ -7,10 +7,11 @@ from typing import Any
 
 from django.apps import apps
 from django.contrib import admin, messages
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import Field, QuerySet
+from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from unfold.admin import ModelAdmin, TabularInline
@@ -31,12 +32,14 @@ from jobs.models import (
     Status,
 )
 from jobs.naming import PERSON_NAMES, unfit
+from jobs.people.projects import OF_JOBS, has_jobs
 from jobs.queue import actions
 from jobs.queue.audit import record
 from jobs.queue.heard import deadletters
 from jobs.queue.hosts import drain
 from planner.facts.words import counted
 
+RIGHTS = ("is_staff", "is_superuser", "groups", "user_permissions")  # fields of an account
 BADGES = {
     Status.QUEUED: "info",
     Status.STARTING: "info",
@@ -269,10 +272,21 @@ class DeadLetterAdmin(ModelAdmin):
         return False
 
 
+class ProjectForm(ModelForm):  # type: ignore[type-arg]  # Django's forms take no parameters at run time
+    """Of a name that no job has yet."""
+
+    def clean_name(self) -> str:
+        name: str = self.cleaned_data["name"]
+        if self.instance.pk is None and has_jobs(name):
+            raise ValidationError(OF_JOBS)
+        return name
+
+
 @admin.register(Project)
 class ProjectAdmin(Audited):
-    """Quotas and weights. Jobs know their project by its name, which therefore stays."""
+    """Quotas and weights. Jobs know their project by its name, which therefore stays, and with it the project."""
 
+    form = ProjectForm
     fields = ["name", "slots", "weight"]
     list_display = ["name", "slots", "weight"]
 
@@ -280,9 +294,9 @@ class ProjectAdmin(Audited):
         return ["name"] if obj else []
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Not the one that jobs are of which name none."""
-        is_default = obj is not None and obj.name == DEFAULT_PROJECT
-        return not is_default and bool(super().has_delete_permission(request, obj))
+        """Not the one that jobs are of which name none, nor one that has jobs: who made it anew would see them."""
+        stays = obj is not None and (obj.name == DEFAULT_PROJECT or has_jobs(obj.name))
+        return not stays and bool(super().has_delete_permission(request, obj))
 
 
 @admin.register(Pool)
@@ -312,7 +326,25 @@ class Others(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no paramet
     """Mixed into the admin of what is not ours (accounts, groups, tokens, sign-ons): who changed which, and of it what.
 
     By its key where it is no account: the name of a token or session may be what one gets in with.
+
+    Who is no superuser becomes none by their rights here: they change ordinary people's accounts, and nobody's rights;
+    they make nothing that one logs in with, and remove it from ordinary people only.
     """
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return super().has_add_permission(request) and (_is_root(request) or self.model is User)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        may = _is_root(request) or (self.model is User and not _of_staff(obj))
+        return may and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        may = _is_root(request) or not (_of_staff(obj) or self.model is Group)
+        return may and super().has_delete_permission(request, obj)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        rights = RIGHTS if self.model is User and not _is_root(request) else ()
+        return [*super().get_readonly_fields(request, obj), *rights]
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **given: Any) -> Any:
         """People's names are held to the rule of all names; what stands under an older one is edited all the same."""
@@ -342,6 +374,16 @@ class Others(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no paramet
     def _record(self, request: HttpRequest, what: str, obj: Any, message: Any) -> None:
         name = obj.get_username() if isinstance(obj, User) else obj.pk
         record(request.user.get_username(), what, self.model._meta.model_name, name, after=message)
+
+
+def _is_root(request: HttpRequest) -> bool:
+    return bool(request.user.is_superuser)
+
+
+def _of_staff(obj: Any) -> bool:
+    """Whether an account is staff's, or what logs in to it."""
+    person = obj if isinstance(obj, User) else getattr(obj, "user", None)
+    return person is not None and (person.is_staff or person.is_superuser)
 
 
 def _fit_unless(older: str | None) -> Callable[[str], None]:

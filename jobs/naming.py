@@ -6,12 +6,12 @@ The rule is of what is made from now on: what stands under an older name is read
 from __future__ import annotations
 
 import unicodedata
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from planner.facts.spec import Problem
+from planner.facts.spec import NO_NUL, Problem
 
 TURNING: Final = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C}
 BLANK: Final = {0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0}  # letters and signs that show nothing
@@ -42,6 +42,8 @@ def _unfit(character: str) -> str:
     if code in TURNING:
         return "which turns the direction of text"
     kind = unicodedata.category(character)
+    if kind == "Cs":
+        return "half a character"
     if kind == "Cc":
         return "a control character"
     return "which breaks the line" if kind in ("Zl", "Zp") else ""
@@ -54,3 +56,11 @@ def _named(name: str) -> str:
 
 
 Named = AfterValidator(_named)  # of a field of a model that is read once; `name_problems` is for what is stored whole
+
+
+def _noted(text: str) -> str:
+    return _named(text) if text else text
+
+
+Noted = AfterValidator(_noted)  # of what may be empty
+Note = Annotated[str, Field(max_length=200, pattern=NO_NUL), Noted]  # what stands beside names

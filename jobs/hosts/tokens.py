@@ -12,7 +12,8 @@ from django.utils import timezone
 from pydantic import Field
 
 from jobs.models import JoinToken
-from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+from jobs.naming import Note
+from planner.facts.spec import Problem, SpecError, Strict
 
 PREFIX = "mbj_"
 MOST_USES = 10_000
@@ -34,7 +35,7 @@ class TokenQuery(Strict):
     labels: list[Label] = Field(
         default=[], max_length=MOST_LABELS, description="of hosts that join: pools ask for them"
     )
-    note: str = Field(default="", max_length=200, pattern=NO_NUL, description="what it is for")
+    note: Note = Field(default="", description="what it is for")
 
 
 class TokenError(Exception):

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from jobs.models import Invitation, Membership, Project, Role
+from jobs.naming import Note
 from jobs.people.projects import RoleName, check_members
 from jobs.queue.audit import record
 from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
@@ -48,7 +49,7 @@ class InvitationWish(Strict):
 
     role: RoleName
     days: int = Field(default=7, ge=1, le=90, description="how long it lasts")
-    note: str = Field(default="", max_length=200, pattern=NO_NUL, description="whom it is for")
+    note: Note = Field(default="", description="whom it is for")
     email: MailAddress | None = Field(
         default=None,
         description="only the account with this mail address joins, and a new one has it; null: whoever has the link",

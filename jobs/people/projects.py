@@ -10,12 +10,13 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from jobs.access import administers_all, role_in
-from jobs.models import DEFAULT_PROJECT, Membership, Project, Role
+from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role
 from jobs.queue.audit import record
 from planner.facts.spec import Problem, SpecError, Strict
 
 RoleName = Literal["viewer", "submitter", "operator", "admin"]
 MOST_SLOTS = 2**31 - 1
+OF_JOBS = "jobs of an earlier project of this name are still here, and its members would see them: choose another"
 
 
 class ProjectWish(Strict):
@@ -69,15 +70,22 @@ def told(project: Project, user: Any) -> ProjectTold:
     }
 
 
+def has_jobs(name: str) -> bool:
+    """Whether jobs are of a project of this name, there or not: its members see them."""
+    return Job.objects.filter(project=name).exists()
+
+
 def make(asked: ProjectWish, by: str) -> Project:
     """
     Raises:
-        SpecError: there is one of this name.
+        SpecError: there is one of this name, or there was one whose jobs are still here.
     """
     with transaction.atomic():
         project, is_new = Project.objects.get_or_create(name=asked.name, defaults={"slots": asked.slots})
         if not is_new:
             raise SpecError([Problem("name", f"there is a project {asked.name!r} already")])
+        if has_jobs(asked.name):
+            raise SpecError([Problem("name", OF_JOBS)])
         record(by, "add", "project", project.name, after={"slots": asked.slots})
     return project
 

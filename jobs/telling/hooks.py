@@ -31,6 +31,7 @@ MOST_OF_OWNER = 20
 LONGEST_URL = 2000
 JOB_ID = r"^[a-z2-7]{0,16}$"
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL), Named]
+Url = Annotated[str, Field(min_length=1, max_length=LONGEST_URL, pattern=NO_NUL), Named]
 State = Annotated[Status, Field(strict=False)]
 
 
@@ -38,7 +39,7 @@ class WebhookQuery(Strict):
     """What a webhook may be asked to be."""
 
     name: Name
-    url: str = Field(min_length=1, max_length=LONGEST_URL, pattern=NO_NUL, description="https://, on the internet")
+    url: Url = Field(description="https://, on the internet")
     states: list[State] = Field(default=[], max_length=len(Status), description="told of; none: every one")
     job: str = Field(default="", max_length=16, pattern=JOB_ID, description="the only job told of; empty: any")
     everybody: bool = Field(default=False, description="everybody's jobs in the project: for who administers it")
@@ -48,7 +49,7 @@ class WebhookChange(Strict):
     """What of a webhook changes; what is not given stays."""
 
     name: Name | None = None
-    url: str | None = Field(default=None, min_length=1, max_length=LONGEST_URL, pattern=NO_NUL)
+    url: Url | None = None
     states: list[State] | None = Field(default=None, max_length=len(Status))
     job: str | None = Field(default=None, max_length=16, pattern=JOB_ID)
     everybody: bool | None = None

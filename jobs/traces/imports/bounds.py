@@ -19,7 +19,7 @@ def first_key(source: Source) -> str | None:
         try:
             events = ijson.basic_parse(file, use_float=True)
             return str(next(events)[1]) if next(events)[0] == "start_map" else None
-        except (ijson.JSONError, StopIteration):
+        except (ijson.JSONError, UnicodeDecodeError, StopIteration):
             return None
 
 
@@ -28,7 +28,7 @@ def looked_through(source: Source) -> dict[str, str]:
 
     Raises:
         ImportProblemError: too deep, or too many values.
-        ijson.JSONError: it is no JSON.
+        ijson.JSONError, UnicodeDecodeError: it is no JSON.
     """
     found: dict[str, str] = {}
     key, depth, values, listed = "", 0, 0, 0

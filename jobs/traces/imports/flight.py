@@ -25,6 +25,7 @@ from jobs.traces.imports.parts import (
     rank_in,
     ranks_of,
     whole,
+    word,
 )
 from jobs.traces.shapes import Call
 
@@ -69,16 +70,17 @@ def _read(file: str, entries: Iterable[Any], groups: Any) -> Part:
 
 
 def _calls(file: str, rank: int, entries: Iterable[Any], groups: Any) -> Iterator[Call]:
+    known: dict[int, tuple[int, ...]] = {}  # by the list or text that says so: entries share it
     for place, entry in enumerate(entries):
         field = f"entries[{place}]"
         if not isinstance(entry, dict):
             raise ImportProblemError(file, field, "must be an object")
-        name = str(entry.get("profiling_name", ""))
+        name = word(entry.get("profiling_name"), file, f"{field}.profiling_name")
         op = op_of(name)
         pair = entry.get("process_group")
-        group, description = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (entry.get("pg_id"), "")
-        told = groups.get(str(group))
-        ranks = ranks_of(told.get("ranks", ""), file, f"pg_config.{group}.ranks") if isinstance(told, dict) else ()
+        told = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (entry.get("pg_id"), "")
+        group, description = (word(one, file, f"{field}.process_group") for one in told)
+        ranks = _ranks(groups.get(group), known, file, f"pg_config.{group[:60]}.ranks")
         paired = bool(entry.get("is_p2p"))
         number = whole(entry.get("p2p_seq_id" if paired else "collective_seq_id"), file, f"{field}.collective_seq_id")
         created = whole(entry.get("time_created_ns"), file, f"{field}.time_created_ns")
@@ -98,6 +100,13 @@ def _calls(file: str, rank: int, entries: Iterable[Any], groups: Any) -> Iterato
             payload_bytes=_payload(op, entry),
             peer=_peer(name, ranks),
         )
+
+
+def _ranks(group: Any, known: dict[int, tuple[int, ...]], file: str, field: str) -> tuple[int, ...]:
+    told = group.get("ranks", "") if isinstance(group, dict) else ""
+    if id(told) not in known:
+        known[id(told)] = ranks_of(told, file, field)
+    return known[id(told)]
 
 
 def _moment(entry: dict[str, Any], key: str, file: str, field: str) -> int | None:

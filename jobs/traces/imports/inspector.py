@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeGuard
 
-from jobs.traces.imports.parts import MOST_EVENTS, MOST_RANKS, ImportProblemError, Part, Source, op_of, whole
+from jobs.traces.imports.parts import MOST_EVENTS, MOST_RANKS, ImportProblemError, Part, Source, op_of, whole, word
 from jobs.traces.shapes import Call
 
 KEYS = frozenset({"header", "metadata", "coll_perf", "p2p_perf", "proxy_trace", "dump_stats"})
@@ -69,7 +69,7 @@ def _call(file: str, record: _Record, world: dict[tuple[str, int], int], members
     kind = "p2p" if record.paired else "coll"
     told = record.told
     field = f"line {record.line}: {kind}_perf"
-    op = op_of(str(told.get(kind, "")))
+    op = op_of(word(told.get(kind), file, f"{field}.{kind}"))
     size = whole(told.get(f"{kind}_msg_size_bytes"), file, f"{field}.{kind}_msg_size_bytes")
     took = whole(told.get(f"{kind}_exec_time_us"), file, f"{field}.{kind}_exec_time_us", 10**12)
     began, ended = _kernels(record) or (record.dumped_us - took, record.dumped_us)
@@ -147,11 +147,12 @@ def _record(file: str, number: int, line: dict[str, Any], kind: str) -> _Record:
     assert isinstance(header, dict)
     assert isinstance(metadata, dict)
     where = f"line {number}: "
+    host = word(metadata.get("hostname"), file, f"{where}metadata.hostname")
     return _Record(
         line=number,
-        process=(str(metadata.get("hostname", ""))[:255], whole(metadata.get("pid"), file, f"{where}metadata.pid")),
-        comm=str(header.get("id", ""))[:60],
-        name=str(header.get("comm_name", "unknown"))[:60],
+        process=(host[:255], whole(metadata.get("pid"), file, f"{where}metadata.pid")),
+        comm=word(header.get("id"), file, f"{where}header.id")[:60],
+        name=word(header.get("comm_name", "unknown"), file, f"{where}header.comm_name")[:60],
         rank=whole(header.get("rank"), file, f"{where}header.rank", MOST_RANKS),
         size=whole(header.get("n_ranks"), file, f"{where}header.n_ranks", MOST_RANKS),
         dumped_us=whole(metadata.get("dump_timestamp_us"), file, f"{where}metadata.dump_timestamp_us", 2**62),

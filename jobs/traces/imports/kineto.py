@@ -25,6 +25,7 @@ from jobs.traces.imports.parts import (
     rank_in,
     ranks_of,
     whole,
+    word,
 )
 from jobs.traces.shapes import Call, Span
 
@@ -182,9 +183,10 @@ class _Maker:
             if op in ("wait", "init"):
                 continue
             args, step = event.args, self._step(event.began)
-            group = str(args.get("Process Group Name", ""))
+            fields = ("Process Group Name", "Process Group Description")
+            group, description = (word(args.get(field), self._file, f"args.{field}") for field in fields)
             told = ranks_of(args.get("Process Group Ranks", ""), self._file, "args.Process Group Ranks")
-            axis = axis_of(group, args.get("Process Group Description")) if args else "collectives"
+            axis = axis_of(group, description) if args else "collectives"
             # Threads of a library end in any order: what has no group is counted by what it is.
             counted[step, group, "" if args else op] += 1
             yield Call(

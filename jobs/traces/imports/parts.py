@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from jobs.text import storable
 from jobs.traces.shapes import Call, Span
 
 MOST_EVENTS = 500_000  # of an import
 MOST_RANKS = 65_536
+LONGEST_WORD = 1000
 
 ELEMENT_BYTES = {
     **dict.fromkeys(("double", "long", "longlong", "int64", "uint64", "float64", "complexfloat"), 8),
@@ -59,7 +61,7 @@ class Source(NamedTuple):
 
 def element_bytes(dtype: object) -> int:
     """0 of a type that nobody here knows; "Float8_e4m3fn" and its kin are one byte."""
-    name = str(dtype).lower().removeprefix("c10::").removeprefix("torch.")
+    name = (dtype if isinstance(dtype, str) else "").lower().removeprefix("c10::").removeprefix("torch.")
     return 1 if name.startswith("float8") else ELEMENT_BYTES.get(name, 0)
 
 
@@ -70,16 +72,15 @@ def op_of(text: str) -> str:
     return OPS.get(key, word[:60])
 
 
-def axis_of(name: object, description: object) -> str:
+def axis_of(name: str, description: str) -> str:
     """An axis where the group's description says one, as "mesh_tp" does; else its description, else its name."""
-    words = re.split(r"[^a-z]+", str(description or "").lower())
+    words = re.split(r"[^a-z]+", description.lower())
     for axis in AXES:
         if axis in words:
             return axis
-    told = str(description or "")
-    if told in ("", "undefined"):
+    if description in ("", "undefined"):
         return f"group {name}"[:60]
-    return "world" if told == "default_pg" else told[:60]
+    return "world" if description == "default_pg" else description[:60]
 
 
 def rank_in(name: str) -> int | None:
@@ -93,8 +94,26 @@ def whole(value: object, file: str, field: str, most: int = 2**63 - 1) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise ImportProblemError(file, field, f"must be a whole number from 0 to {most}, got {str(value)[:60]!r}")
+        raise ImportProblemError(file, field, f"must be a whole number from 0 to {most}, got {_shown(value)}")
     return value
+
+
+def word(value: object, file: str, field: str) -> str:
+    """A text, or a number as one, of a field that may be missing."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int) or len(told := str(value)) > LONGEST_WORD:
+        raise ImportProblemError(file, field, f"must be a text of at most {LONGEST_WORD} letters, got {_shown(value)}")
+    if not storable(told):
+        raise ImportProblemError(file, field, f"must be Unicode without NUL, got {told[:60]!r}")
+    return told
+
+
+def _shown(value: object) -> str:
+    """A list is not written out: what it holds may be there a million times."""
+    if isinstance(value, list | tuple | dict):
+        return f"a {type(value).__name__}"
+    return repr(str(value)[:60])
 
 
 def ranks_of(value: object, file: str, field: str) -> tuple[int, ...]:

@@ -94,7 +94,7 @@ def _parts(chosen: Format, sources: list[Source], formats: dict[str, tuple[Forma
         try:
             begins = looked_through(one)
             found.append(kineto.read(one) if chosen == "Kineto" else flight.read_json(one, begins))
-        except ijson.JSONError as error:
+        except (ijson.JSONError, UnicodeDecodeError) as error:  # the second where a text is no Unicode
             raise ImportProblemError(one.name, "JSON", str(error)[:200]) from error
     return found
 

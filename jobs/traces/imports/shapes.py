@@ -8,8 +8,11 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from jobs.models import ImportedTrace
+from jobs.naming import Noted
 from jobs.traces.imports import kept
 from planner.facts.spec import NO_NUL, Strict
+
+Title = Annotated[str, Noted]
 
 
 class FileQuery(Strict):
@@ -22,7 +25,7 @@ class FileQuery(Strict):
 class ImportQuery(Strict):
     """An import to be opened."""
 
-    name: str | None = Field(default=None, description="by default the first file's")
+    name: Title | None = Field(default=None, description="by default the first file's")
     files: list[FileQuery] = Field(min_length=1, max_length=kept.MOST_FILES)
 
 

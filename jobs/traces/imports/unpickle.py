@@ -9,10 +9,15 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any, NoReturn
 
 MOST_BYTES = 32 * 2**20
 MOST_OPS = 4_000_000
+MOST_VALUES = MOST_OPS  # each as often as something points at it: whoever walks through meets it as often
+LETTERS_A_VALUE = 16
+MOST_BITS = 128
 PLAIN = """PROTO STOP FRAME MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4
 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8 BINBYTES
 SHORT_BINBYTES BINBYTES8 EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT
@@ -42,6 +47,12 @@ def load(data: bytes) -> Any:
     if len(data) > MOST_BYTES:
         raise RefusedPickleError(f"{len(data):,} bytes are more than {MOST_BYTES:,}")
     _check(data)
+    found = _obeyed(data)
+    _check_values(found)
+    return found
+
+
+def _obeyed(data: bytes) -> Any:
     try:
         return _Plain(io.BytesIO(data)).load()
     except RefusedPickleError:
@@ -74,3 +85,40 @@ def _check_one(number: int, name: str, argument: Any, position: int | None) -> N
     # The memo is a list as long as its largest number: one that runs ahead asks for memory alone.
     if name in REMEMBERS and int(argument) > number:
         raise RefusedPickleError(f"byte {position} remembers place {argument} after {number} operations")
+
+
+def _check_values(found: Any) -> None:
+    """What is shared is small in a pickle and in memory, and may be more than there is when it is written out."""
+    sizes: dict[int, int] = {}
+    begun: set[int] = set()
+    stack = [found]
+    while stack:
+        one = stack[-1]
+        key = id(one)
+        if key in sizes:
+            stack.pop()
+        elif not isinstance(one, list | tuple | dict):
+            sizes[key] = _size(one)
+        elif key in begun:
+            sizes[key] = size = 1 + sum(sizes[id(inside)] for inside in _inside(one))
+            if size > MOST_VALUES:
+                words = "each counted as often as something points at it"
+                raise RefusedPickleError(f"it holds more than {MOST_VALUES:,} values, {words}")
+            begun.remove(key)
+        else:
+            begun.add(key)
+            more = [inside for inside in _inside(one) if id(inside) not in sizes]
+            if any(id(inside) in begun for inside in more):
+                raise RefusedPickleError("it holds a list or dict that holds itself")
+            stack += more
+
+
+def _inside(one: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterable[Any]:
+    return chain(one, one.values()) if isinstance(one, dict) else one
+
+
+def _size(one: Any) -> int:
+    """Of what holds nothing else."""
+    if isinstance(one, int) and one.bit_length() > MOST_BITS:
+        raise RefusedPickleError(f"it has a number of {one.bit_length():,} bits; {MOST_BITS} are read")
+    return 1 + len(one) // LETTERS_A_VALUE if isinstance(one, str | bytes) else 1

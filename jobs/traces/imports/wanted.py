@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobs.naming import name_problems
 from jobs.traces.imports import kept
 from jobs.traces.imports.shapes import ImportQuery
 from planner.facts.spec import Problem, SpecError
@@ -13,13 +14,16 @@ def wanted(asked: ImportQuery) -> tuple[str, list[tuple[str, int]]]:
     """The import's name, and its files with their bytes.
 
     Raises:
-        SpecError: two files have one name, or all together are too many bytes.
+        SpecError: a name cannot be read, two files have one name, or all together are too many bytes.
     """
     files = [(file.name, file.size) for file in asked.files]
+    problems = [one for place, (name, _) in enumerate(files) for one in name_problems(f"files.{place}.name", name)]
+    if problems:
+        raise SpecError(problems)
     if len({name for name, _ in files}) < len(files):
         raise SpecError([Problem("files", "two have the same name")])
     total = sum(size for _, size in files)
     if total > kept.IMPORT_BYTES:
         raise SpecError([Problem("files", f"{total:,} bytes together are more than {kept.IMPORT_BYTES:,}")])
-    title = (asked.name or "").replace("\x00", "").strip()
+    title = (asked.name or "").strip()
     return (title or files[0][0])[:LONGEST_NAME], files

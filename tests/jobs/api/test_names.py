@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from django.contrib.auth.models import User
 from django.core.cache import cache
 from rest_framework.test import APIClient
 
-from jobs.models import Job, JobTag
+from jobs.models import Job, JobTag, Project
 from jobs.naming import unfit
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
@@ -59,6 +60,28 @@ def test_a_name_that_cannot_be_read_is_refused(owner: User, api: Api, name: str,
         assert words in told[pointer], path
     (problem,) = client.post("/api/v1/plan", {**GOOD, "name": name}, format="json").json()["problems"]
     assert (problem["field"], words in problem["message"]) == ("name", True)
+
+
+@pytest.mark.parametrize("name", ["a\u202eb", "a\r\nb", "a\u2028b", "a\ud800b", "\u200b"])
+def test_so_is_what_stands_beside_names(staff: User, owner: User, api: Api, name: str) -> None:
+    Project.objects.create(name="team")
+    files = [{"name": "r0.json", "size": 1}]
+    for who, path, body, pointer in (
+        (staff, "join-tokens", {"note": name}, "/note"),
+        (staff, "projects/team/invitations", {"role": "viewer", "note": name}, "/note"),
+        (owner, "imports", {"name": name, "files": files}, "/name"),
+        (owner, "imports", {"files": [{"name": name, "size": 1}]}, "/files/0/name"),
+        (owner, "projects/default/webhooks", {"name": "x", "url": f"https://hooks.example/{name}"}, "/url"),
+    ):
+        if pointer == "/url" and name == "\u200b":
+            continue  # what can be seen of it is before
+        answer = api(who).post(f"/api/v1/{path}", json.dumps(body), content_type="application/json")
+        assert answer.status_code == 422, (path, answer.content)
+        assert [error["pointer"] for error in answer.json()["errors"]] == [pointer], path
+
+
+def test_without_a_note_there_is_none(staff: User, api: Api) -> None:
+    assert api(staff).post("/api/v1/join-tokens", {"note": ""}, format="json").status_code == 201
 
 
 def test_other_names_may_be_given() -> None:

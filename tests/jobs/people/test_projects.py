@@ -14,7 +14,7 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs import access
-from jobs.models import AuditEntry, Invitation, Membership, Project, Role
+from jobs.models import AuditEntry, Invitation, Job, Membership, Project, Role
 
 Api = Callable[[User | None], APIClient]
 Members = dict[str, User]
@@ -190,6 +190,34 @@ def test_the_page_does_what_rest_does(members: Members, owner: User, client: Cli
     assert client.post(link[1], follow=True).redirect_chain == [("/projects/team/", 302)]
     assert client.get(link[1]).status_code == 404
     assert "You are submitter" in client.get("/projects/team/").content.decode()
+
+
+def test_a_project_that_has_jobs_stays(
+    members: Members, team: Project, client: Client, make_job: Callable[..., Job]
+) -> None:
+    client.force_login(User.objects.create_superuser("root"))
+    make_job(members["submitter"])
+    assert client.post(f"/admin/jobs/project/{team.pk}/delete/", {"post": "yes"}).status_code == 403
+    client.post("/admin/jobs/project/", {"action": "delete_selected", "_selected_action": [team.pk], "post": "yes"})
+    assert Project.objects.filter(pk=team.pk).exists()
+    Job.objects.all().delete()
+    assert client.post(f"/admin/jobs/project/{team.pk}/delete/", {"post": "yes"}).status_code == 302
+    assert not Project.objects.filter(pk=team.pk).exists()
+
+
+def test_a_name_that_jobs_of_a_deleted_project_bear_is_taken(
+    members: Members, team: Project, staff: User, api: Api, client: Client, make_job: Callable[..., Job]
+) -> None:
+    """A job that was submitted while staff deleted its project; or its new members would see it."""
+    make_job(members["submitter"])
+    Project.objects.filter(pk=team.pk).delete()
+    answer = api(staff).post("/api/v1/projects", {"name": "team"}, format="json")
+    assert answer.status_code == 422
+    assert "an earlier project of this name" in answer.json()["errors"][0]["message"]
+    client.force_login(User.objects.create_superuser("root"))
+    page = client.post("/admin/jobs/project/add/", {"name": "team", "weight": "1"})
+    assert "an earlier project of this name" in page.content.decode()
+    assert not Project.objects.filter(name="team").exists()
 
 
 def test_a_stranger_learns_of_no_project(team: Project, stranger: User, api: Api, client: Client) -> None:

@@ -5,6 +5,21 @@ from __future__ import annotations
 import pickle
 import struct
 
+
+def shared(depth: int) -> tuple[object, ...]:
+    """2 ** depth texts, of which there is one."""
+    one: tuple[object, ...] = ("x",)
+    for _ in range(depth):
+        one = (one, one)
+    return one
+
+
+def circle() -> list[object]:
+    one: list[object] = []
+    one.append(one)
+    return one
+
+
 MEMO = b"\x80\x02}r" + struct.pack("<I", 2**31 - 1) + b"."
 HOSTILE: dict[str, bytes] = {
     "global": b"cos\nsystem\n(S'true'\ntR.",
@@ -23,4 +38,8 @@ HOSTILE: dict[str, bytes] = {
     "empty stack": b"\x80\x02.",
     "unhashable": b"\x80\x02}]]s.",
     "nothing pops": b"\x80\x02a.",
+    "a tuple of 2 ** 60": pickle.dumps(shared(60), 2),
+    "a list of itself": pickle.dumps(circle(), 2),
+    "a text a million times": pickle.dumps([["x" * 10**6] * 1000] * 1000, 2),
+    "a number of 16,610 bits": pickle.dumps(10**5000, 2),
 }

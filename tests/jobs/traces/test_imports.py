@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from jobs.traces.arrivals import meetings
 from jobs.traces.imports import reading
 from jobs.traces.imports.parts import ImportProblemError, axis_of, op_of, rank_in
 from jobs.traces.imports.reading import Read, read, source
-from tests.jobs.traces.hostile import HOSTILE
+from tests.jobs.traces.hostile import HOSTILE, shared
 from tests.support.inspected import collective, header, log, log_of_dumps, metadata
 
 
@@ -132,6 +133,12 @@ def test_a_rank_of_a_small_communicator_is_that_of_the_largest(tmp_path: Path) -
 
 
 FR: dict[str, Any] = {"profiling_name": "gloo:all_reduce", "collective_seq_id": 1, "process_group": ["0", "x"]}
+
+
+def dumped(**changes: Any) -> bytes:
+    return pickle.dumps({"entries": [{**FR, "time_created_ns": 5, **changes}]}, 2)
+
+
 BAD: list[tuple[str, bytes, str, str]] = [
     ("a.json", b"", "file", "is empty"),
     ("a.txt", b"hello", "format", "is no flight recorder dump"),
@@ -141,6 +148,21 @@ BAD: list[tuple[str, bytes, str, str]] = [
     ("r0.json", json.dumps({"entries": [FR]}).encode(), "entries[0].time_created_ns", "whole number"),
     ("r0.json", json.dumps({"entries": [{**FR, "time_created_ns": -5}]}).encode(), "entries[0].time_created_ns", "-5"),
     ("r0.json", b'{"entries": [', "JSON", ""),
+    (
+        "r0.json",
+        json.dumps({"entries": [{**FR, "profiling_name": ["x"]}]}).encode(),
+        "entries[0].profiling_name",
+        "list",
+    ),
+    ("r0", dumped(profiling_name=shared(20)), "entries[0].profiling_name", "got a tuple"),
+    ("r0", dumped(process_group=(shared(20), "x")), "entries[0].process_group", "got a tuple"),
+    ("r0", dumped(process_group=("0", "\ud800x")), "entries[0].process_group", "must be Unicode"),
+    ("r0", dumped(profiling_name="nccl:\ud800"), "entries[0].profiling_name", "must be Unicode"),
+    ("r0", dumped(profiling_name="x" * 1001), "entries[0].profiling_name", "at most 1000 letters"),
+    ("r0", dumped(collective_seq_id=10**5000), "pickle", "a number of 16,610 bits"),
+    ("r0", dumped(collective_seq_id=shared(60)), "pickle", "more than 4,000,000 values"),
+    ("k0.json", b'{"schemaVersion": 1, "traceEvents": [{"name": "\\udfff"}]}', "JSON", ""),
+    ("k0.json", b'{"\\udfff": 1}', "format", "is no flight recorder dump"),
     ("r0", HOSTILE["global"].replace(b"c", b"\x80\x02c", 1), "pickle", "GLOBAL"),
     ("k.json", b'{"traceEvents": []}', "distributedInfo.rank", "is missing"),
     ("k0.json", b'{"traceEvents": []}', "events", "no collective and no compute"),
