@@ -164,9 +164,10 @@ def test_a_run_that_diverges_says_why(page: Page, running_board: Board) -> None:
 def test_a_run_whose_stream_has_expired_is_not_said_to_have_sent_nothing(page: Page, running_board: Board) -> None:
     job = running_board.submit(SPEC)
     running_board.wait_for(job, "succeeded")
-    running_board.redis().delete(telemetry_stream(job, 1))
     kept = running_board.state / "history" / job / "1"
-    wait_until(lambda: json.loads((kept / MANIFEST).read_text())["ended"], "its history is whole")
+    manifest = kept / MANIFEST
+    wait_until(lambda: manifest.exists() and json.loads(manifest.read_text())["ended"], "its history is whole")
+    running_board.redis().delete(telemetry_stream(job, 1))
     wait_until(lambda: shutil.rmtree(kept, ignore_errors=True) or not kept.exists(), "it is gone")
     page.goto(f"{running_board.url}/jobs/{job}/")
     expect(page.locator("#traffic-chart")).to_contain_text("is no longer kept")

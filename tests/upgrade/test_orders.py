@@ -15,7 +15,7 @@ from tests.upgrade.older import files_before
 
 READ = """
 import json, sys
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse import parse_spec
 told = json.load(sys.stdin)
 print(json.dumps([parse_spec(spec).model_dump() for spec in told]))
 """
