@@ -12,6 +12,9 @@ from pydantic import SecretStr
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="meshboard-tests-"))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
+# What a killed child cannot remove goes with the tests' own; a job's user passes through, and reads nothing.
+_FOLDER.chmod(0o711)
+os.environ["TMPDIR"] = str(_FOLDER)
 os.environ.setdefault("MESHBOARD_SECRET_KEY", "only-for-tests-and-type-checks-0123456789-0123456789")
 os.environ.setdefault("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
 os.environ.setdefault("MESHBOARD_STATE_DIR", str(_FOLDER))

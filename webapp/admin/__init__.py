@@ -1,1 +1,1 @@
-"""What of the admin is ours beside its pages (`jobs/admin.py`): its colours, and what it answers to nonsense."""
+"""What of the admin is ours beside its pages (`jobs/admin/`): its colours, and what it answers to nonsense."""

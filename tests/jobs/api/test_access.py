@@ -15,7 +15,7 @@ from django.utils import timezone
 from knox.models import AuthToken
 from rest_framework.test import APIClient
 
-from jobs.admin import JobAdmin
+from jobs.admin.jobs import JobAdmin
 from jobs.models import Host, Job, Status
 from jobs.queue import actions, lifecycle
 from jobs.queue.scheduling.scheduler import schedule

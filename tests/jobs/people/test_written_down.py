@@ -18,7 +18,9 @@ from django.urls import resolve
 from django.utils import timezone
 from knox.models import AuthToken
 
-from jobs.admin import Audited, DeadLetterAdmin, Others, OwnColumn
+from jobs.admin.hosts import DeadLetterAdmin
+from jobs.admin.others import Others
+from jobs.admin.written import Audited, OwnColumn
 from jobs.models import Attempt, AuditEntry, Delivery, Host, Invitation, Job, JoinToken, Project, Status, Webhook
 from jobs.people.invitations import InvitationWish, invite
 from jobs.queue import actions, lifecycle

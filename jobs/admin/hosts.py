@@ -1,0 +1,119 @@
+"""Hosts, what they say that is not understood, and how they are shared out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from unfold.admin import ModelAdmin
+from unfold.decorators import display
+
+from jobs.admin.written import Audited, OwnColumn
+from jobs.models import DeadLetter, Host, Member, Pool, Reservation
+from jobs.queue import actions
+from jobs.queue.heard import deadletters
+from jobs.queue.hosts import drain
+from planner.facts.words import counted
+
+
+@admin.register(Host)
+class HostAdmin(OwnColumn):
+    """Hosts announce themselves; a person may only drain them, or give up one that is silent."""
+
+    column = "drained"
+
+    list_display = ["name", "device_name", "slots", "free", "drained", "last_seen", "dead_letters"]
+    readonly_fields = ["name", "slots", "device", "device_name", "memory_bytes", "boot_id", "note", "last_seen"]
+    actions = ["drain", "undrain", "give_up"]
+
+    def free(self, host: Host) -> int:
+        return host.slots - host.allocations.count()
+
+    @display(description="events not understood")
+    def dead_letters(self, host: Host) -> str:
+        return deadletters.count_of(host.name)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    @admin.action(permissions=["change"], description="Drain: finish what runs, take nothing new")
+    def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
+        self.message_user(request, f"{self._drained(request, hosts, True)} drained", messages.SUCCESS)
+
+    @admin.action(permissions=["change"], description="Take jobs again")
+    def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
+        self.message_user(request, f"{self._drained(request, hosts, False)} take jobs again", messages.SUCCESS)
+
+    def _drained(self, request: HttpRequest, hosts: QuerySet[Host], drained: bool) -> int:
+        """How many it was that this changed."""
+        return sum(drain(host, drained, request.user.get_username()) for host in hosts)
+
+    @admin.action(description="Give up: it will not come back, its jobs are lost", permissions=["change"])
+    def give_up(self, request: HttpRequest, hosts: QuerySet[Host]) -> HttpResponse | None:
+        if "confirmed" not in request.POST:
+            return self._asked(request, hosts)
+        for host in hosts:
+            try:
+                lost = actions.give_up_host(host, request.user.get_username())
+            except actions.HostConnectedError as error:
+                self.message_user(request, str(error), messages.ERROR)
+            else:
+                told = f"{host.name} is given up, and {counted(lost, 'attempt')} with it"
+                self.message_user(request, told, messages.SUCCESS)
+        return None
+
+    def _asked(self, request: HttpRequest, hosts: QuerySet[Host]) -> HttpResponse:
+        members = Member.objects.filter(host__in=hosts, ended__isnull=True).select_related("attempt__job")
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Give up hosts",
+            "hosts": hosts,
+            "members": members,
+            "opts": self.model._meta,
+        }
+        return render(request, "admin/give_up_hosts.html", context)
+
+
+@admin.register(DeadLetter)
+class DeadLetterAdmin(ModelAdmin):
+    """What could not be taken in: from whom, and why."""
+
+    list_display = ["created", "sender", "reason", "num_bytes"]
+    list_filter = ["sender"]
+    search_fields = ["sender", "reason"]
+    readonly_fields = ["created", "entry", "sender", "reason", "num_bytes", "body"]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+@admin.register(Pool)
+class PoolAdmin(Audited):
+    """Hosts by their labels, under a name that jobs ask for."""
+
+    fields = ["name", "labels", "paused"]
+    list_display = ["name", "labels", "paused"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        return ["name"] if obj else []
+
+
+@admin.register(Reservation)
+class ReservationAdmin(Audited):
+    """Hosts that are a project's alone for a while."""
+
+    fields = ["project", "pool", "host", "starts", "ends"]
+    list_display = ["project", "pool", "host", "starts", "ends"]
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        """Nothing from the address: Django puts words where it then reads a time."""
+        return {}

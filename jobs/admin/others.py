@@ -1,0 +1,98 @@
+"""Accounts, groups, tokens, sign-ons: what is not ours, changed by who may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.apps import apps
+from django.contrib import admin
+from django.contrib.auth.models import Group, User
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.http import HttpRequest
+
+from jobs.naming import PERSON_NAMES, unfit
+from jobs.queue.audit import record
+
+RIGHTS = ("is_staff", "is_superuser", "groups", "user_permissions")  # fields of an account
+
+
+class Others(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no parameter at run time
+    """Mixed into the admin of what is not ours (accounts, groups, tokens, sign-ons): who changed which, and of it what.
+
+    By its key where it is no account: the name of a token or session may be what one gets in with.
+
+    Who is no superuser becomes none by their rights here: they change ordinary people's accounts, and nobody's rights;
+    they make nothing that one logs in with, and remove it from ordinary people only.
+    """
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return super().has_add_permission(request) and (_is_root(request) or self.model is User)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        may = _is_root(request) or (self.model is User and not _of_staff(obj))
+        return may and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        may = _is_root(request) or not (_of_staff(obj) or self.model is Group)
+        return may and super().has_delete_permission(request, obj)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        rights = RIGHTS if self.model is User and not _is_root(request) else ()
+        return [*super().get_readonly_fields(request, obj), *rights]
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **given: Any) -> Any:
+        """People's names are held to the rule of all names; what stands under an older one is edited all the same."""
+        form = super().get_form(request, obj, change=change, **given)
+        if self.model is User:
+            for name in form.base_fields.keys() & set(PERSON_NAMES):
+                form.base_fields[name].validators.append(_fit_unless(getattr(obj, name, None)))
+        return form
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
+        with transaction.atomic():  # what is done to several is done with what is written of it
+            return super().changelist_view(request, extra_context)
+
+    def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
+        self._record(request, "add", obj, message)
+        return super().log_addition(request, obj, message)
+
+    def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
+        self._record(request, "edit", obj, message)
+        return super().log_change(request, obj, message)
+
+    def log_deletions(self, request: HttpRequest, queryset: Any) -> Any:
+        for obj in queryset:
+            self._record(request, "delete", obj, None)
+        return super().log_deletions(request, queryset)
+
+    def _record(self, request: HttpRequest, what: str, obj: Any, message: Any) -> None:
+        name = obj.get_username() if isinstance(obj, User) else obj.pk
+        record(request.user.get_username(), what, self.model._meta.model_name, name, after=message)
+
+
+def _is_root(request: HttpRequest) -> bool:
+    return bool(request.user.is_superuser)
+
+
+def _of_staff(obj: Any) -> bool:
+    """Whether an account is staff's, or what logs in to it."""
+    person = obj if isinstance(obj, User) else getattr(obj, "user", None)
+    return person is not None and (person.is_staff or person.is_superuser)
+
+
+def _fit_unless(older: str | None) -> Callable[[str], None]:
+    def check(name: str) -> None:
+        if name != older and (words := unfit(name)):
+            raise ValidationError(f"The name {words}.")
+
+    return check
+
+
+def write_down_others() -> None:
+    for model in apps.get_models():
+        if admin.site.is_registered(model) and model._meta.app_label != "jobs":
+            own = type(admin.site.get_model_admin(model))
+            admin.site.unregister(model)
+            admin.site.register(model, type(own.__name__, (Others, own), {}))
